@@ -1,0 +1,60 @@
+"""Norms of many gradients in few operations, for backends that compile."""
+
+import numpy as np
+from keras import ops
+
+# Gradients up to this many elements are stacked by shape, so that 200 small
+# variables cost a handful of kernels instead of 200. Stacking copies; above
+# 2**16 elements the copy costs more than the kernel launch it saves.
+_LARGEST_STACKED = 2**16
+
+# Squares of finite float32 numbers overflow above 2**64. Numbers up to 2**127
+# times 2**-80 are squared, and 2**30 of them summed, without overflow.
+_DOWN = 2.0**-80
+
+
+def grouped_norms(gradients, sums_of_squares, choose):
+    """Returns the float32 2-norms of `gradients`, dense tensors, in order.
+
+    Args:
+        gradients: List of tensors with static shapes.
+        sums_of_squares: Function from a tensor `(k, ...)` to the `(k,)`
+            float32 sums of squares of its rows.
+        choose: Function `(condition, if_true, if_false)` that evaluates one
+            of two functions, or both.
+    """
+    groups = _group_by_shape(gradients)
+    stacks = [
+        ops.stack([ops.cast(gradients[i], "float32") for i in group])
+        if len(group) > 1
+        else ops.cast(gradients[group[0]], "float32")[None]
+        for group in groups
+    ]
+
+    def norms(factor):
+        sums = [sums_of_squares(stack * factor) for stack in stacks]
+        return ops.sqrt(ops.concatenate(sums)) / factor
+
+    plain = ops.concatenate([sums_of_squares(stack) for stack in stacks])
+    result = choose(
+        ops.all(ops.isfinite(plain)),
+        lambda: ops.sqrt(plain),
+        lambda: norms(_DOWN),
+    )
+    return _restore_order(result, groups)
+
+
+def _group_by_shape(gradients):
+    groups = {}
+    for index, gradient in enumerate(gradients):
+        shape = tuple(gradient.shape)
+        small = np.prod(shape, dtype=np.int64) <= _LARGEST_STACKED
+        groups.setdefault((shape, None if small else index), []).append(index)
+    return list(groups.values())
+
+
+def _restore_order(values, groups):
+    order = np.argsort([index for group in groups for index in group])
+    if np.array_equal(order, np.arange(len(order))):
+        return values
+    return ops.take(values, order)

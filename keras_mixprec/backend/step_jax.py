@@ -1,0 +1,76 @@
+"""A guarded optimizer step on JAX; see `step.py` for what each name does."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from keras_mixprec.backend.grouped_norms import grouped_norms
+
+
+def gradient_norms(gradients):
+    return grouped_norms(
+        gradients,
+        lambda stack: jnp.sum(
+            jnp.square(stack), axis=tuple(range(1, stack.ndim))
+        ),
+        jax.lax.cond,
+    )
+
+
+def gradient_maxima(gradients):
+    return jnp.stack([jnp.max(jnp.abs(g)) for g in gradients]).astype("float32")
+
+
+def is_sparse(gradient):
+    return False
+
+
+def sum_over_replicas(tensor):
+    # JAX arrays are global: a reduction already spans every device.
+    return tensor
+
+
+def to_host_bool(finite):
+    return finite
+
+
+def unscale(gradients, inverse, keep, variables=()):
+    return [
+        g if g is None or k else g.astype("float32") * inverse
+        for g, k in zip(gradients, keep, strict=True)
+    ]
+
+
+def commit(optimizer, finite, gradients, variables, record):
+    inner = optimizer.inner_optimizer
+    touched = [*variables, *inner.variables]
+    before = [v.value for v in touched]
+
+    def update():
+        mapping = list(zip(touched, before, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            inner.apply(gradients, variables)
+        return [
+            scope.get_current_value(v).astype(b.dtype)
+            for v, b in zip(touched, before, strict=True)
+        ]
+
+    after = jax.lax.cond(finite, update, lambda: before)
+    for variable, value in zip(touched, after, strict=True):
+        variable.assign(value)
+    record()
+
+
+def outside_graph():
+    return contextlib.nullcontext()
+
+
+def read(variable):
+    return np.asarray(variable.value)
+
+
+def value(variable):
+    return variable.value

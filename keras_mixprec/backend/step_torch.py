@@ -1,0 +1,71 @@
+"""A guarded optimizer step on torch; see `step.py` for what each name does."""
+
+import contextlib
+
+import torch
+
+# Squares of finite float32 numbers overflow above 2**64; times 2**-80 none do.
+_DOWN = 2.0**-80
+
+
+def gradient_norms(gradients):
+    gradients = [_to_float32(g) for g in gradients]
+    norms = torch.stack(torch._foreach_norm(gradients))
+    if bool(torch.isfinite(norms).all()):
+        return norms
+    lowered = torch._foreach_mul(gradients, _DOWN)
+    return torch.stack(torch._foreach_norm(lowered)) / _DOWN
+
+
+def gradient_maxima(gradients):
+    return torch.stack([g.abs().max().float() for g in gradients])
+
+
+def is_sparse(gradient):
+    return False
+
+
+def sum_over_replicas(tensor):
+    # DistributedDataParallel sums gradients before the optimizer sees them.
+    return tensor
+
+
+def to_host_bool(finite):
+    return bool(finite)
+
+
+def unscale(gradients, inverse, keep, variables=()):
+    own = {id(v.value.grad) for v in variables if v.value.grad is not None}
+    result, in_place, copied = list(gradients), [], []
+    for index, gradient in enumerate(gradients):
+        if gradient is None or keep[index]:
+            continue
+        writable = id(gradient) in own and gradient.dtype == torch.float32
+        (in_place if writable else copied).append(index)
+    if in_place:
+        torch._foreach_mul_([gradients[i] for i in in_place], inverse)
+    for index in copied:
+        result[index] = _to_float32(gradients[index]) * inverse
+    return result
+
+
+def commit(optimizer, finite, gradients, variables, record):
+    if finite:
+        optimizer.inner_optimizer.apply(gradients, variables)
+    record()
+
+
+def outside_graph():
+    return contextlib.nullcontext()
+
+
+def read(variable):
+    return variable.value.detach().cpu().numpy()
+
+
+def value(variable):
+    return variable.value.detach()
+
+
+def _to_float32(gradient):
+    return gradient if gradient.dtype == torch.float32 else gradient.float()

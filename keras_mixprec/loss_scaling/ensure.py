@@ -1,0 +1,66 @@
+"""Loss scaling for models that compute in float16 and have none."""
+
+import keras
+
+from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+
+
+def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Wraps a compiled model's optimizer if it needs loss scaling.
+
+    Keras wraps an optimizer only if the policy of the model itself is called
+    `"mixed_float16"`. A float32 model with float16 layers, a policy map, a
+    pure float16 model, and a mixed_float16 model loaded under another global
+    policy train without. Weights and optimizer state stay as they are.
+
+    Args:
+        model: A compiled `keras.Model`.
+
+    Returns:
+        The optimizer that the model now has: a `LossScaleOptimizer` if a
+        layer computes in float16 and nothing scaled the loss, else the one
+        that it had.
+
+    Raises:
+        TypeError: If `model` is not a Keras model.
+        ValueError: If it is not compiled with an optimizer.
+
+    Example:
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> _ = apply_policy(model, "mixed_float16")
+    >>> model.compile("sgd", loss="mse")
+    >>> ensure_loss_scaling(model).__class__.__name__
+    'LossScaleOptimizer'
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a `keras.Model`. "
+            f"Received: model={model!r} of type {type(model).__name__}"
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        raise ValueError(
+            "`model` has no optimizer yet; call `model.compile(...)` first. "
+            f"Received: model={model.name!r}"
+        )
+    if _scales_loss(optimizer) or not _computes_in_float16(model):
+        return optimizer
+    model.optimizer = LossScaleOptimizer(optimizer)
+    # What `model.save` stores; it would else save the optimizer unwrapped.
+    model._compile_config.config["optimizer"] = model.optimizer
+    if model.train_function is not None:
+        model.make_train_function(force=True)
+    return model.optimizer
+
+
+def _scales_loss(optimizer):
+    return (
+        isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        or optimizer.loss_scale_factor is not None
+    )
+
+
+def _computes_in_float16(model):
+    return any(
+        layer.compute_dtype == "float16" for layer in model._flatten_layers()
+    )

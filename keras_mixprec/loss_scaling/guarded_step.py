@@ -1,0 +1,109 @@
+"""One step: examine all gradients, agree, then apply everywhere or nowhere."""
+
+import numpy as np
+from keras import ops
+
+from keras_mixprec.backend import step as backend_step
+from keras_mixprec.formats import get_format
+
+# Rows of a sparse gradient may name the same index. The sum of 2**24 of them
+# exceeds their norm at most 2**12 times, so below this share of the maximum
+# no sum of repeated rows can overflow.
+_SPARSE_SHARE = 2.0**-12
+
+_FLOAT32_MAX = get_format("float32").maximum
+
+
+class GuardedStep:
+    """The gradients of one optimizer, examined but not applied yet.
+
+    Args:
+        optimizer: A built `LossScaleOptimizer`.
+        gradients: List of scaled gradients, or `None`, one per variable.
+        variables: List of the variables to update.
+        unscaled: Boolean. Whether the gradients were unscaled by hand.
+    """
+
+    def __init__(self, optimizer, gradients, variables, unscaled):
+        self._optimizer = optimizer
+        self._variables = variables
+        self._backend = step = backend_step.current()
+        self.scale = step.value(optimizer.dynamic_scale)
+        self._inverse = 1.0 if unscaled else 1.0 / self.scale
+        self._gradients = [
+            g if g is None or step.is_sparse(g) else ops.convert_to_tensor(g)
+            for g in gradients
+        ]
+        self._examine()
+
+    def _examine(self):
+        present = [i for i, g in enumerate(self._gradients) if g is not None]
+        gradients = [self._gradients[i] for i in present]
+        limits = [
+            self._limit(self._gradients[i], self._variables[i]) for i in present
+        ]
+        norms = self._over_replicas(self._backend.gradient_norms(gradients))
+        magnitudes = norms
+        if min(limits) < _FLOAT32_MAX * _SPARSE_SHARE:
+            # A norm above float16's maximum may be many small numbers.
+            magnitudes = self._over_replicas(
+                self._backend.gradient_maxima(gradients)
+            )
+        # NaN fits nowhere. Not `logical_not` of the comparison: TensorFlow's
+        # graph optimizer turns that into `greater`, which NaN fails as well.
+        fits = ops.less_equal(magnitudes, np.array(limits, "float32"))
+        self.finite = ops.all(fits)
+        self.norms = self._in_build_order(norms, present)
+        self.flags = self._in_build_order(ops.where(fits, 0, 1), present)
+
+    def _over_replicas(self, magnitudes):
+        # Replicas add their gradients up after this: the sum of the norms
+        # bounds the norm of the sum, so what fits here fits there.
+        return self._backend.sum_over_replicas(magnitudes * self._inverse)
+
+    def _limit(self, gradient, variable):
+        maximum = get_format(_dtype_name(variable)).maximum
+        share = _SPARSE_SHARE if self._backend.is_sparse(gradient) else 1.0
+        return min(maximum, _FLOAT32_MAX) * share
+
+    def _in_build_order(self, values, present):
+        order = [
+            self._optimizer._get_variable_index(self._variables[i])
+            for i in present
+        ]
+        count = len(self._optimizer._trainable_variables)
+        if order == list(range(count)):
+            return values
+        return ops.scatter(np.array(order)[:, None], values, (count,))
+
+    def commit(self, finite):
+        """Applies the update if `finite`, and records the step."""
+        optimizer = self._optimizer
+        keep = [
+            optimizer._overwrite_variable_with_gradient(v)
+            for v in self._variables
+        ]
+        gradients = self._backend.unscale(
+            self._gradients, self._inverse, keep, self._variables
+        )
+        self._backend.commit(
+            optimizer,
+            finite,
+            gradients,
+            self._variables,
+            lambda: optimizer._advance(
+                finite, self.flags, self.norms, self.scale
+            ),
+        )
+
+
+def commit_together(steps):
+    """Applies all of `steps` if every gradient of every one is finite."""
+    finite = ops.all(ops.stack([step.finite for step in steps]))
+    finite = backend_step.current().to_host_bool(finite)
+    for step in steps:
+        step.commit(finite)
+
+
+def _dtype_name(variable):
+    return getattr(variable.dtype, "name", variable.dtype)

@@ -1,0 +1,527 @@
+"""The loss scale optimizer."""
+
+import keras
+from keras import ops
+from keras.src.utils.tracking import no_automatic_dependency_tracking
+
+from keras_mixprec.backend import step as backend_step
+from keras_mixprec.loss_scaling.delegation import DelegatesToInner
+from keras_mixprec.loss_scaling.guarded_step import (
+    GuardedStep,
+    commit_together,
+)
+from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
+from keras_mixprec.loss_scaling.rules import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    DynamicLossScale,
+    FixedLossScale,
+    LossScaleState,
+    get_rule,
+    namespace,
+)
+from keras_mixprec.loss_scaling.saving import SavesOnce
+
+
+@keras.saving.register_keras_serializable("keras_mixprec")
+class LossScaleOptimizer(
+    DelegatesToInner, SavesOnce, keras.optimizers.LossScaleOptimizer
+):
+    """Scales the loss so that float16 gradients survive, and skips bad steps.
+
+    A drop-in for `keras.optimizers.LossScaleOptimizer`, and a subclass of it.
+    Each step multiplies the loss by the loss scale, divides the gradients by
+    it in float32, and hands them to `inner_optimizer` only if all of them are
+    finite on every replica, after unscaling. The scale follows an update rule
+    that can neither reach zero nor infinity. The step itself counts what it
+    skipped and why.
+
+    Args:
+        inner_optimizer: `keras.optimizers.Optimizer`, or its name. Its own
+            arguments (`clipnorm`, `use_ema`, `weight_decay`, ...) stay with
+            it and see unscaled gradients.
+        loss_scale: `"dynamic"`, a number for a fixed scale, a
+            `keras.optimizers.schedules.LearningRateSchedule` or a table
+            `{step: scale}` over attempted steps, or a `DynamicLossScale`,
+            `FixedLossScale` or `ScheduledLossScale`. Defaults to `"dynamic"`,
+            which is `DynamicLossScale()`.
+        initial_scale: Float. As in Keras: the first scale of a dynamic loss
+            scale. Defaults to `2.0**15`.
+        dynamic_growth_steps: Int. As in Keras: finite steps in a row before
+            the scale doubles. Defaults to `2000`.
+        name: String. Name of the optimizer.
+        **kwargs: `dynamic=False` fixes the scale at `initial_scale`, as in
+            Keras 2. Other arguments of Keras' optimizers are refused with the
+            advice to set them on `inner_optimizer`.
+
+    Raises:
+        TypeError: If `inner_optimizer` is not an optimizer, or `loss_scale`
+            none of the above.
+        ValueError: If `inner_optimizer` scales the loss already, or an
+            argument is outside its range or contradicts another.
+
+    Example:
+    >>> optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    >>> weight = keras.Variable([1.0, 2.0])
+    >>> optimizer.build([weight])
+    >>> gradient = np.array([np.inf, 1.0], "float32") * 2.0**15
+    >>> optimizer.apply([keras.ops.convert_to_tensor(gradient)])
+    >>> optimizer.skipped_steps, float(optimizer.loss_scale)
+    (1, 16384.0)
+    >>> keras.ops.convert_to_numpy(weight.value).tolist()
+    [1.0, 2.0]
+
+    References:
+        - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
+    """
+
+    def __init__(
+        self,
+        inner_optimizer,
+        loss_scale="dynamic",
+        initial_scale: float | None = None,
+        dynamic_growth_steps: int | None = None,
+        name: str | None = None,
+        **kwargs,
+    ):
+        inner_optimizer = _check_inner(inner_optimizer)
+        rule = _resolve_rule(
+            loss_scale,
+            initial_scale,
+            dynamic_growth_steps,
+            kwargs.pop("dynamic", True),
+        )
+        super().__init__(inner_optimizer, name=name, **kwargs)
+        self.rule = rule
+        self.history = StepHistory()
+        self._unscaled = False
+        self._unread_state = None
+
+    # Building.
+
+    # Without it Keras would count the model's variables as the optimizer's.
+    @no_automatic_dependency_tracking
+    def build(self, var_list):
+        """Creates the variables for a list of trainable variables."""
+        if self.built:
+            return
+        self._trainable_variables = list(var_list)
+        self._trainable_variables_indices = {
+            self._var_key(v): i for i, v in enumerate(var_list)
+        }
+        state = self.rule.initial_state()
+        self.step_counter = self._add_state(
+            "step_counter", (), "int", int(state.good_steps)
+        )
+        self.dynamic_scale = self._add_state(
+            "dynamic_scale", (), "float32", self._initial_scale()
+        )
+        paths = [getattr(v, "path", v.name) for v in var_list]
+        with backend_step.current().outside_graph():
+            self.history.build(self._add_state, paths, state)
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(var_list)
+        self.built = True
+        if self._unread_state is not None:
+            with backend_step.current().outside_graph():
+                self.load_own_variables(self._unread_state)
+
+    def _add_state(self, name, shape, dtype, value=0):
+        return self.add_variable(
+            shape=shape,
+            dtype=dtype,
+            initializer=keras.initializers.Constant(value),
+            aggregation="only_first_replica",
+            name=name,
+        )
+
+    def _initial_scale(self):
+        scale = self.rule.initial_state().scale
+        return float(_safe_scale(scale, scale))
+
+    @property
+    def variables(self):
+        """The wrapper's variables, then those of the inner optimizer."""
+        return self._variables + self.inner_optimizer.variables
+
+    # The step.
+
+    def apply(self, grads, trainable_variables=None):
+        """Updates the variables with scaled gradients, or skips the step.
+
+        Args:
+            grads: List of gradients of the scaled loss, one per variable;
+                `None` where a variable has none.
+            trainable_variables: List of variables. Defaults to those that the
+                optimizer was built with.
+
+        Raises:
+            ValueError: If there is no gradient at all, or there are not as
+                many gradients as variables.
+        """
+        if len(grads):
+            commit_together([self._guard(grads, trainable_variables)])
+
+    def apply_gradients(self, grads_and_vars):
+        """Updates variables from `(gradient, variable)` pairs.
+
+        Returns:
+            The inner optimizer's `iterations`, which skipped steps leave
+            where they are.
+        """
+        pairs = list(grads_and_vars)
+        self.apply([g for g, _ in pairs], [v for _, v in pairs])
+        return self.iterations
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+        """The stateless form of `apply`, for custom loops on JAX.
+
+        Args:
+            optimizer_variables: List of tensors, values of `self.variables`.
+            grads: List of gradients of the scaled loss.
+            trainable_variables: List of tensors, values of the variables that
+                the optimizer was built with.
+
+        Returns:
+            Tuple of the new `trainable_variables` and `optimizer_variables`.
+        """
+        return keras.optimizers.Optimizer.stateless_apply(
+            self, optimizer_variables, grads, trainable_variables
+        )
+
+    @staticmethod
+    def apply_together(*steps):
+        """Applies several optimizers if all gradients of all are finite.
+
+        For models with several optimizers, such as a GAN: one overflow skips
+        the step of every one of them. Optimizers with equal rules that are
+        only applied together keep equal scales, so they share one.
+
+        Args:
+            *steps: Tuples `(optimizer, grads, trainable_variables)`, as for
+                `apply`.
+        """
+        commit_together([o._guard(g, v) for o, g, v in steps])
+
+    @staticmethod
+    def stateless_apply_together(*steps):
+        """The stateless form of `apply_together`, for loops on JAX.
+
+        Args:
+            *steps: Tuples `(optimizer, optimizer_variables, grads,
+                trainable_variables)`, as for `stateless_apply`.
+
+        Returns:
+            List of tuples of the new `trainable_variables` and
+            `optimizer_variables`, in the order of `steps`.
+        """
+        mapping = []
+        for optimizer, own, _, weights in steps:
+            mapping += zip(optimizer.variables, own, strict=True)
+            mapping += zip(optimizer._trainable_variables, weights, strict=True)
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            LossScaleOptimizer.apply_together(
+                *((o, g, o._trainable_variables) for o, _, g, _ in steps)
+            )
+        return [
+            tuple(
+                [scope.get_current_value(v) for v in variables]
+                for variables in (o._trainable_variables, o.variables)
+            )
+            for o, *_ in steps
+        ]
+
+    def _guard(self, grads, variables):
+        grads = list(grads)
+        variables = self._check_variables(grads, variables)
+        if self.inner_optimizer.loss_scale_factor is not None:
+            raise ValueError(
+                "The inner optimizer scales the loss as well, so gradients "
+                "would be divided twice. Set its `loss_scale_factor` to None. "
+                "Received: loss_scale_factor="
+                f"{self.inner_optimizer.loss_scale_factor!r}"
+            )
+        unscaled, self._unscaled = self._unscaled, False
+        return GuardedStep(self, grads, variables, unscaled)
+
+    def _check_variables(self, grads, variables):
+        if variables is None and not self.built:
+            raise ValueError(
+                "This optimizer has not been built yet, so `apply` needs the "
+                "variables as well: `apply(grads, trainable_variables)`."
+            )
+        variables = list(
+            self._trainable_variables if variables is None else variables
+        )
+        if len(grads) != len(variables):
+            raise ValueError(
+                "There must be one gradient per variable. Received: "
+                f"{len(grads)} gradients for {len(variables)} variables"
+            )
+        if all(g is None for g in grads):
+            raise ValueError(
+                "No gradients provided for any variable. Check that the loss "
+                "depends on the variables. Received: grads="
+                f"{grads[:3]}{'...' if len(grads) > 3 else ''}"
+            )
+        self.build(variables)
+        self._check_variables_are_known(variables)
+        return variables
+
+    def _advance(self, finite, flags, norms, scale):
+        """Moves the scale on and records the step."""
+        before = self._state(on_host=isinstance(finite, bool))
+        after = self.rule.update(before, finite)
+        after = after._replace(scale=_safe_scale(after.scale, before.scale))
+        self.history.record(finite, flags, norms, scale, after)
+        self.step_counter.assign(after.good_steps)
+        self.dynamic_scale.assign(after.scale)
+
+    def _state(self, on_host):
+        step = backend_step.current()
+        get = step.read if on_host else step.value
+        counts = get(self.history.counts)
+        return LossScaleState(
+            scale=get(self.dynamic_scale),
+            good_steps=get(self.step_counter),
+            hysteresis_left=counts[HYSTERESIS],
+            pending_scale=get(self.history.pending_scale),
+            steps=counts[STEPS],
+        )
+
+    # Scaling by hand.
+
+    def scale_loss(self, loss):
+        """Returns the loss in float32, multiplied by the loss scale.
+
+        A float16 loss is cast first: 3.0 times a scale of 2**15 is infinite
+        in float16.
+        """
+        return ops.cast(loss, "float32") * self.loss_scale
+
+    def stateless_scale_loss(self, optimizer_variables, loss):
+        """The stateless form of `scale_loss`, for custom loops on JAX.
+
+        Inside a jitted function `scale_loss` would take the scale for a
+        constant of the moment of compilation.
+
+        Args:
+            optimizer_variables: List of tensors, values of `self.variables`.
+            loss: Scalar tensor.
+
+        Returns:
+            float32 scalar tensor.
+        """
+        self._check_built("stateless_scale_loss")
+        mapping = list(zip(self.variables, optimizer_variables, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            return self.scale_loss(loss)
+
+    def unscale(self, gradients):
+        """Returns gradients divided by the loss scale, in float32.
+
+        For what has to see true gradients before `apply`, such as clipping
+        by hand. The next `apply` takes them as unscaled, still checks them
+        and still moves the scale.
+
+        Args:
+            gradients: List of gradients of the scaled loss, or `None`.
+
+        Returns:
+            List of float32 gradients.
+
+        Raises:
+            ValueError: If called a second time before `apply`.
+        """
+        self._check_built("unscale")
+        if self._unscaled:
+            raise ValueError(
+                "`unscale` has already been called since the last `apply`; "
+                "a second time would divide the gradients twice."
+            )
+        self._unscaled = True
+        gradients = list(gradients)
+        step = backend_step.current()
+        inverse = 1.0 / step.value(self.dynamic_scale)
+        return step.unscale(gradients, inverse, [False] * len(gradients))
+
+    def get_scaled_loss(self, loss):
+        """`scale_loss` under its Keras 2 name; a function is wrapped."""
+        if callable(loss):
+            return lambda: self.scale_loss(loss())
+        return self.scale_loss(loss)
+
+    def get_unscaled_gradients(self, grads):
+        """`unscale` under its Keras 2 name."""
+        return self.unscale(grads)
+
+    def _check_built(self, method):
+        if not self.built:
+            raise ValueError(
+                f"`{method}` needs an optimizer that has been built. Call "
+                "`optimizer.build(model.trainable_variables)` first."
+            )
+
+    # What it tells.
+
+    @property
+    def loss_scale(self):
+        """The loss scale in use now: a float32 scalar, `float()` of it works.
+
+        Inside a compiled step, the value of that step.
+        """
+        if not self.built:
+            return self._initial_scale()
+        return backend_step.current().value(self.dynamic_scale)
+
+    @property
+    def attempted_steps(self) -> int:
+        """Steps taken or skipped; `iterations` counts those taken."""
+        return self._counts()[0]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped since the optimizer was built."""
+        return self._counts()[1]
+
+    @property
+    def consecutive_skipped_steps(self) -> int:
+        """Steps skipped since the last one that was taken."""
+        return self._counts()[2]
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped."""
+        return self.consecutive_skipped_steps > 0
+
+    def overflow_counts(self) -> dict:
+        """Returns, by variable path, in how many steps it overflowed."""
+        return self.history.read_by_path("overflows") if self.built else {}
+
+    def gradient_norms(self) -> dict:
+        """Returns, by variable path, the last step's unscaled gradient norm.
+
+        Under `tf.distribute` it is the sum of the replicas' norms, an upper
+        bound of the norm of their sum.
+        """
+        return self.history.read_by_path("gradient_norms") if self.built else {}
+
+    def nonfinite_steps(self) -> list:
+        """Returns the last 32 skipped steps, oldest first.
+
+        Each has `.step` (its number among the attempted), `.scale` and
+        `.variables` (paths of those that overflowed).
+        """
+        return self.history.read_recent() if self.built else []
+
+    def _counts(self):
+        return self.history.read_counts() if self.built else (0, 0, 0)
+
+    # Configuration.
+
+    @property
+    def dynamic_growth_steps(self):
+        """The growth interval of a dynamic loss scale, `None` of others."""
+        return getattr(self.rule, "growth_interval", None)
+
+    @dynamic_growth_steps.setter
+    def dynamic_growth_steps(self, value):
+        if "rule" in vars(self):
+            self.rule = self.rule.with_growth_interval(value)
+
+    def get_config(self) -> dict:
+        """Returns the configuration.
+
+        It is that of Keras' optimizer where that can express it, so that
+        Keras' own class can be created from it.
+        """
+        rule = self.rule
+        config = {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(
+                self.inner_optimizer
+            ),
+        }
+        if type(rule) is DynamicLossScale:
+            plain = DynamicLossScale(
+                initial_scale=rule.initial_scale,
+                growth_interval=rule.growth_interval,
+            )
+            if rule == plain:
+                return config | {
+                    "initial_scale": rule.initial_scale,
+                    "dynamic_growth_steps": rule.growth_interval,
+                }
+        return config | {
+            "loss_scale": keras.saving.serialize_keras_object(rule)
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Creates the optimizer from what `get_config` returned."""
+        config = dict(config)
+        for key in ("inner_optimizer", "loss_scale"):
+            if isinstance(config.get(key), dict):
+                config[key] = keras.saving.deserialize_keras_object(
+                    config[key], custom_objects=custom_objects
+                )
+        return cls(**config)
+
+
+def _safe_scale(scale, previous):
+    """Holds a scale within the range in which scaling can be undone."""
+    xp = namespace(previous)
+    scale = xp.where(xp.isnan(scale), previous, scale)
+    return xp.clip(scale, SMALLEST_SCALE, LARGEST_SCALE)
+
+
+def _check_inner(inner):
+    if isinstance(inner, (str, dict)):
+        inner = keras.optimizers.get(inner)
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`inner_optimizer` scales the loss already; wrap the optimizer "
+            f"inside it instead. Received: inner_optimizer={inner}"
+        )
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a `keras.optimizers.Optimizer` or the "
+            f"name of one. Received: inner_optimizer={inner!r} of type "
+            f"{type(inner).__name__}"
+        )
+    if inner.loss_scale_factor is not None:
+        raise ValueError(
+            "`inner_optimizer` has a `loss_scale_factor` of its own. Leave it "
+            "out and pass `loss_scale` to the wrapper. Received: "
+            f"loss_scale_factor={inner.loss_scale_factor!r}"
+        )
+    return inner
+
+
+def _resolve_rule(loss_scale, initial_scale, growth_steps, dynamic):
+    given = {
+        "initial_scale": initial_scale,
+        "growth_interval": growth_steps,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(loss_scale, str):
+        if given or not dynamic:
+            raise ValueError(
+                "`initial_scale`, `dynamic_growth_steps` and `dynamic` "
+                "configure a dynamic loss scale and cannot be combined with "
+                f"another one. Received: loss_scale={loss_scale!r}, "
+                f"initial_scale={initial_scale!r}, "
+                f"dynamic_growth_steps={growth_steps!r}, dynamic={dynamic!r}"
+            )
+        return get_rule(loss_scale)
+    get_rule(loss_scale)
+    if dynamic:
+        return DynamicLossScale(**given)
+    if list(given) != ["initial_scale"]:
+        raise ValueError(
+            "`dynamic=False` fixes the loss scale, so it needs "
+            "`initial_scale` and no `dynamic_growth_steps`. Received: "
+            f"initial_scale={initial_scale!r}, "
+            f"dynamic_growth_steps={growth_steps!r}"
+        )
+    return FixedLossScale(initial_scale)

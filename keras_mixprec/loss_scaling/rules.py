@@ -1,0 +1,472 @@
+"""Update rules of the loss scale: state in, state out.
+
+A rule owns numbers, never variables. `update` takes the state that a step ran
+with and whether its gradients were finite, and returns the state for the next
+step. It is elementwise, so a batch of states is as good as one, and it works
+on NumPy values as well as inside a compiled train step on any backend.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_mixprec._checks import check_choice, check_integer, check_number
+from keras_mixprec.loss_scaling import presets
+
+# A scale and its reciprocal both have to be normal float32 numbers, or a
+# backend that flushes subnormals unscales every gradient to zero.
+SMALLEST_SCALE = 2.0**-126
+LARGEST_SCALE = 2.0**126
+
+_NORMAL = "the scale and its reciprocal must be normal float32 numbers"
+
+
+class LossScaleState(NamedTuple):
+    """What an update rule remembers between two steps.
+
+    Attributes:
+        scale: float32. The loss scale the next step runs with.
+        good_steps: int. Finite steps since the scale last changed or a step
+            was last skipped. DeepSpeed's rule starts it at -1.
+        hysteresis_left: int >= 1. Non-finite steps until the next backoff.
+        pending_scale: float32. The scale that a rule which publishes one step
+            late (MXNet) has decided on; equal to `scale` in all others.
+        steps: int. Steps attempted, skipped ones included.
+    """
+
+    scale: Any
+    good_steps: Any
+    hysteresis_left: Any
+    pending_scale: Any
+    steps: Any
+
+
+class LossScale:
+    """Base of the update rules."""
+
+    def initial_state(self) -> LossScaleState:
+        """Returns the state before the first step, as NumPy scalars."""
+        scale = np.float32(self._initial_scale())
+        start, left = self._initial_counts()
+        return LossScaleState(
+            scale, np.int32(start), np.int32(left), scale, np.int32(0)
+        )
+
+    def update(self, state: LossScaleState, finite) -> LossScaleState:
+        """Returns the state after a step.
+
+        Args:
+            state: The `LossScaleState` the step ran with.
+            finite: Boolean, scalar or of the state's shape. Whether every
+                gradient of the step was finite on every replica.
+
+        Returns:
+            A new `LossScaleState`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `update(state, finite)`."
+        )
+
+    def _initial_counts(self):
+        return 0, 1
+
+    @classmethod
+    def from_config(cls, config):
+        """Creates the rule from what `get_config` returned."""
+        return cls(**config)
+
+    def __eq__(self, other):
+        return (
+            type(self) is type(other)
+            and self.get_config() == other.get_config()
+        )
+
+    def __hash__(self):
+        return hash((type(self), repr(self.get_config())))
+
+    def __repr__(self):
+        arguments = [f"{k}={v!r}" for k, v in self.get_config().items()]
+        return f"{type(self).__name__}({', '.join(arguments)})"
+
+
+@keras.saving.register_keras_serializable("keras_mixprec")
+class DynamicLossScale(LossScale):
+    """Raises the scale while all is well and lowers it on overflow.
+
+    After `growth_interval` finite steps in a row the scale is multiplied by
+    `growth_factor`; on a non-finite step, which is skipped, by
+    `backoff_factor`. It never leaves `[min_scale, max_scale]`.
+
+    Args:
+        initial_scale: Float, dimensionless. Scale of the first step. Too high
+            costs one skipped step per halving, too low a growth interval per
+            doubling. Defaults to `2.0**15`.
+        growth_factor: Float > 1. Defaults to `2.0`; powers of two make
+            scaling and unscaling exact.
+        backoff_factor: Float in (0, 1). Defaults to `0.5`.
+        growth_interval: Int >= 1. Consecutive finite steps before the scale
+            grows. Defaults to `2000`.
+        hysteresis: Int >= 1. Non-finite steps before the scale backs off; the
+            earlier ones are skipped at an unchanged scale. Defaults to `1`,
+            which backs off at once.
+        hysteresis_refill: `"growth"` or `"good_step"`. What gives the
+            tolerated steps back: the next growth (DeepSpeed, Megatron) or any
+            finite step (DeepSpeed's `consecutive_hysteresis`, Apex). Defaults
+            to `"growth"`.
+        min_scale: Float or `None`. Floor. Defaults to `2.0**-14`, float16's
+            smallest normal: a gradient that still overflows float16 there is
+            above 1e9 and no scale will help. `None` sets no floor of the
+            rule's own.
+        max_scale: Float or `None`. Ceiling. Defaults to `2.0**32`, the
+            highest start any system uses. `None` sets no ceiling of the
+            rule's own; growth to infinity is refused all the same.
+
+    Whatever a rule says, `LossScaleOptimizer` keeps the scale in use between
+    `2.0**-126` and `2.0**126`, where it and its reciprocal are normal float32
+    numbers.
+
+    Raises:
+        TypeError: If an argument is not a number.
+        ValueError: If an argument is outside its range, or `min_scale`,
+            `initial_scale` and `max_scale` are not in that order.
+
+    Example:
+    >>> rule = DynamicLossScale(initial_scale=8.0, growth_interval=2)
+    >>> state = rule.initial_state()
+    >>> for finite in (True, True, False):
+    ...     state = rule.update(state, finite)
+    ...     print(float(state.scale))
+    8.0
+    16.0
+    8.0
+
+    References:
+        - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
+    """
+
+    def __init__(
+        self,
+        initial_scale: float = 2.0**15,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        hysteresis: int = 1,
+        hysteresis_refill: str = "growth",
+        min_scale: float | None = 2.0**-14,
+        max_scale: float | None = 2.0**32,
+    ):
+        self.initial_scale = _check_scale("initial_scale", initial_scale)
+        self.growth_factor = check_number("growth_factor", growth_factor, low=1)
+        if np.float32(self.growth_factor) == 1:
+            raise ValueError(
+                "`growth_factor` must be greater than 1 in float32; use "
+                "`FixedLossScale` for a scale that does not grow. "
+                f"Received: growth_factor={growth_factor!r}"
+            )
+        self.backoff_factor = check_number(
+            "backoff_factor", backoff_factor, low=0, high=1
+        )
+        if np.float32(self.backoff_factor) in (0, 1):
+            raise ValueError(
+                "`backoff_factor` must lie strictly between 0 and 1 in "
+                f"float32. Received: backoff_factor={backoff_factor!r}"
+            )
+        self.growth_interval = check_integer(
+            "growth_interval", growth_interval, low=1
+        )
+        self.hysteresis = check_integer("hysteresis", hysteresis, low=1)
+        self.hysteresis_refill = check_choice(
+            "hysteresis_refill", hysteresis_refill, ("growth", "good_step")
+        )
+        self.min_scale = _check_scale("min_scale", min_scale, optional=True)
+        self.max_scale = _check_scale("max_scale", max_scale, optional=True)
+        low = self.min_scale or 0.0
+        high = self.max_scale or np.inf
+        if not low <= self.initial_scale <= high:
+            raise ValueError(
+                "`initial_scale` must lie between `min_scale` and "
+                f"`max_scale`. Received: min_scale={min_scale!r}, "
+                f"initial_scale={initial_scale!r}, max_scale={max_scale!r}"
+            )
+        self._follows = None
+        self._quirks = presets.Quirks()
+
+    @classmethod
+    def preset(cls, name: str, **overrides) -> "DynamicLossScale":
+        """Returns the rule that another system follows, step for step.
+
+        Args:
+            name: String. `"torch"`, `"keras"`, `"tf-keras"`, `"apex"`,
+                `"deepspeed"`, `"megatron"`, `"paddle"`, `"jmp"` or `"mxnet"`.
+            **overrides: Arguments of `DynamicLossScale` that replace that
+                system's defaults.
+
+        Returns:
+            A `DynamicLossScale`. Its trace equals the system's while the
+            scale is a normal float32 number.
+
+        Raises:
+            ValueError: If there is no such preset.
+            TypeError: If an override is not an argument of this class.
+
+        Example:
+        >>> DynamicLossScale.preset("deepspeed", hysteresis=3).min_scale
+        1.0
+        """
+        check_choice("name", name, tuple(presets.PRESETS))
+        arguments, quirks = presets.PRESETS[name]
+        unknown = set(overrides) - set(_dynamic_arguments())
+        if unknown:
+            raise TypeError(
+                "`DynamicLossScale.preset` does not know the argument(s) "
+                f"{sorted(unknown)}; it takes {_dynamic_arguments()}. "
+                f"Received: {overrides}"
+            )
+        rule = cls(**{**arguments, **overrides})
+        rule._follows, rule._quirks = name, quirks
+        return rule
+
+    def with_growth_interval(self, growth_interval: int) -> "DynamicLossScale":
+        """Returns this rule with another growth interval."""
+        config = {**self.get_config(), "growth_interval": growth_interval}
+        return type(self).from_config(config)
+
+    def update(self, state: LossScaleState, finite) -> LossScaleState:
+        """Returns the state after a step; see `LossScale.update`."""
+        xp = namespace(state.scale)
+        quirks = self._quirks
+        bad = xp.logical_not(finite)
+        good_steps = state.good_steps + 1
+        # `>=`, not `==`: a restored counter may be past a lowered interval.
+        grows = xp.logical_and(finite, good_steps >= self.growth_interval)
+        backs_off = xp.logical_and(bad, state.hysteresis_left <= 1)
+        current = state.pending_scale if quirks.publishes_late else state.scale
+        scale = xp.where(
+            grows,
+            self._grown(xp, current),
+            xp.where(backs_off, self._backed_off(xp, current), current),
+        )
+        start, full = self._initial_counts()
+        good_steps = xp.where(bad, start, xp.where(grows, 0, good_steps))
+        refills = grows if self.hysteresis_refill == "growth" else finite
+        if quirks.refills_on_backoff:
+            refills = xp.logical_or(refills, backs_off)
+        left = xp.where(bad, state.hysteresis_left - 1, state.hysteresis_left)
+        left = xp.where(refills, full, xp.maximum(left, 1))
+        published = current if quirks.publishes_late else scale
+        return LossScaleState(
+            published, good_steps, left, scale, state.steps + 1
+        )
+
+    def _grown(self, xp, scale):
+        with np.errstate(over="ignore"):
+            grown = scale * self.growth_factor
+        if self.max_scale is not None:
+            return xp.minimum(grown, self.max_scale)
+        if self._quirks.grows_to_infinity:
+            return grown
+        return xp.where(xp.isfinite(grown), grown, scale)
+
+    def _backed_off(self, xp, scale):
+        with np.errstate(under="ignore"):
+            lower = scale * self.backoff_factor
+        return (
+            lower
+            if self.min_scale is None
+            else xp.maximum(lower, self.min_scale)
+        )
+
+    def _initial_scale(self):
+        return self.initial_scale
+
+    def _initial_counts(self):
+        return -self._quirks.extra_good_steps, self.hysteresis
+
+    def get_config(self) -> dict:
+        """Returns the arguments, and the preset they belong to if any."""
+        config = {name: getattr(self, name) for name in _dynamic_arguments()}
+        return config | ({"preset": self._follows} if self._follows else {})
+
+    @classmethod
+    def from_config(cls, config):
+        """Creates the rule from what `get_config` returned."""
+        config = dict(config)
+        name = config.pop("preset", None)
+        return cls.preset(name, **config) if name else cls(**config)
+
+
+@keras.saving.register_keras_serializable("keras_mixprec")
+class FixedLossScale(LossScale):
+    """Keeps one scale; non-finite steps are skipped and nothing else changes.
+
+    Args:
+        scale: Float, dimensionless, between `2.0**-126` and `2.0**126`.
+            A power of two makes scaling exact.
+
+    Raises:
+        TypeError: If `scale` is not a number.
+        ValueError: If it is outside its range.
+
+    Example:
+    >>> rule = FixedLossScale(1024.0)
+    >>> float(rule.update(rule.initial_state(), finite=False).scale)
+    1024.0
+    """
+
+    def __init__(self, scale: float):
+        self.scale = _check_scale("scale", scale)
+
+    def update(self, state: LossScaleState, finite) -> LossScaleState:
+        """Returns the state after a step; see `LossScale.update`."""
+        return _step_with(state, state.scale, finite)
+
+    def _initial_scale(self):
+        return self.scale
+
+    def get_config(self) -> dict:
+        """Returns the arguments."""
+        return {"scale": self.scale}
+
+
+@keras.saving.register_keras_serializable("keras_mixprec")
+class ScheduledLossScale(LossScale):
+    """Takes the scale from a schedule over attempted steps.
+
+    Attempted steps, not `optimizer.iterations`: those stand still on a
+    skipped step, and a scale that overflows would then stay for ever.
+
+    Args:
+        schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a
+            table `{step: scale}` in which each scale holds from its step on.
+            A table needs a scale for step 0.
+
+    Raises:
+        TypeError: If `schedule` is neither.
+        ValueError: If a table is empty, has no step 0, or holds a step or a
+            scale that makes no sense.
+
+    Example:
+    >>> rule = ScheduledLossScale({0: 128.0, 2: 1024.0})
+    >>> state = rule.initial_state()
+    >>> for _ in range(3):
+    ...     print(float(state.scale))
+    ...     state = rule.update(state, finite=True)
+    128.0
+    128.0
+    1024.0
+    """
+
+    def __init__(self, schedule):
+        if isinstance(schedule, dict):
+            schedule = _check_table(schedule)
+        elif not isinstance(
+            schedule, keras.optimizers.schedules.LearningRateSchedule
+        ):
+            raise TypeError(
+                "`schedule` must be a "
+                "`keras.optimizers.schedules.LearningRateSchedule` or a dict "
+                f"of step -> scale. Received: schedule={schedule!r} of type "
+                f"{type(schedule).__name__}"
+            )
+        self.schedule = schedule
+        # Now, so that a bad start is refused here, and because a schedule
+        # has no value on the host while a step is being compiled.
+        self._first = _check_scale("schedule(0)", self.scale_at(np.int32(0)))
+
+    def scale_at(self, step):
+        """Returns the scale of attempted step `step`, counted from 0."""
+        if not isinstance(self.schedule, dict):
+            scale = self.schedule(step)
+            if namespace(step) is np:
+                return np.float32(float(scale))
+            return ops.cast(scale, "float32")
+        xp = namespace(step)
+        scale = xp.zeros_like(step, dtype="float32")
+        for start, value in self.schedule.items():
+            scale = xp.where(step >= start, np.float32(value), scale)
+        return scale
+
+    def update(self, state: LossScaleState, finite) -> LossScaleState:
+        """Returns the state after a step; see `LossScale.update`."""
+        return _step_with(state, self.scale_at(state.steps + 1), finite)
+
+    def _initial_scale(self):
+        return self._first
+
+    def get_config(self) -> dict:
+        """Returns the arguments."""
+        if isinstance(self.schedule, dict):
+            # JSON has no integer keys.
+            table = {str(k): v for k, v in self.schedule.items()}
+            return {"schedule": table}
+        return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
+
+    @classmethod
+    def from_config(cls, config):
+        """Creates the rule from what `get_config` returned."""
+        schedule = config["schedule"]
+        if "class_name" in schedule:
+            return cls(keras.saving.deserialize_keras_object(schedule))
+        return cls({int(k): v for k, v in schedule.items()})
+
+
+def get_rule(loss_scale) -> LossScale:
+    """Returns the rule that a `loss_scale` argument stands for.
+
+    Args:
+        loss_scale: `"dynamic"`, a number, a `LearningRateSchedule` or a rule.
+    """
+    if isinstance(loss_scale, LossScale):
+        return loss_scale
+    if isinstance(loss_scale, str):
+        check_choice("loss_scale", loss_scale, ("dynamic",))
+        return DynamicLossScale()
+    schedules = keras.optimizers.schedules
+    if isinstance(loss_scale, (dict, schedules.LearningRateSchedule)):
+        return ScheduledLossScale(loss_scale)
+    return FixedLossScale(_check_scale("loss_scale", loss_scale))
+
+
+def _step_with(state, scale, finite):
+    """The state after a step whose scale does not depend on its gradients."""
+    xp = namespace(state.scale)
+    good_steps = xp.where(finite, state.good_steps + 1, 0)
+    return LossScaleState(
+        scale, good_steps, state.hysteresis_left, scale, state.steps + 1
+    )
+
+
+def namespace(value):
+    """NumPy for host values, `keras.ops` for tensors and variables."""
+    host = isinstance(value, (np.generic, np.ndarray, int, float))
+    return np if host else ops
+
+
+def _dynamic_arguments():
+    code = DynamicLossScale.__init__.__code__
+    return list(code.co_varnames[1 : code.co_argcount])
+
+
+def _check_scale(name, value, optional=False):
+    if optional and value is None:
+        return None
+    return check_number(
+        name, value, low=SMALLEST_SCALE, high=LARGEST_SCALE, why=_NORMAL
+    )
+
+
+def _check_table(table):
+    table = {
+        check_integer("schedule step", step): _check_scale(
+            f"schedule[{step!r}]", scale
+        )
+        for step, scale in table.items()
+    }
+    if 0 not in table:
+        raise ValueError(
+            "A `schedule` table needs a scale for step 0. "
+            f"Received: schedule={table}"
+        )
+    return dict(sorted(table.items()))

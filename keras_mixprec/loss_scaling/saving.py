@@ -1,0 +1,84 @@
+"""How the optimizer's state lies in a file: once, and as Keras reads it."""
+
+import math
+import warnings
+
+import numpy as np
+
+from keras_mixprec.backend import step as backend_step
+from keras_mixprec.loss_scaling.history import copy_store
+from keras_mixprec.loss_scaling.rules import LARGEST_SCALE, SMALLEST_SCALE
+
+
+class SavesOnce:
+    """Mixin: saves and loads the state of wrapper and inner optimizer.
+
+    Keras' wrapper stores the inner variables behind its own four, and then a
+    second time under `inner_optimizer`. This one writes the first layout
+    alone, which Keras' wrapper reads, and its history beside it. It reads
+    that layout and the one of the bare inner optimizer.
+    """
+
+    def save_own_variables(self, store):
+        """Writes Keras' four variables and those of the inner optimizer."""
+        step = backend_step.current()
+        for index, variable in enumerate(self._saved_variables()):
+            store[str(index)] = step.read(variable)
+
+    def load_own_variables(self, store):
+        """Reads a file of this optimizer, of Keras', or of the bare inner.
+
+        An optimizer that is not built yet keeps what it reads until it is.
+        A loss scale of 0 or infinity, which Keras' optimizer can save, is
+        moved to the nearest usable one with a warning.
+        """
+        if not self.built:
+            self._unread_state = copy_store(store)
+            return
+        self._unread_state = None
+        inner = self.inner_optimizer.variables
+        for variables in (self._saved_variables(), inner):
+            if _match(variables, store):
+                for index, variable in enumerate(variables):
+                    variable.assign(store[str(index)])
+                self._repair_scale()
+                return
+        warnings.warn(
+            f"The state of optimizer {self.name!r} was not loaded: its "
+            f"{len(self._saved_variables())} variables, or the {len(inner)} "
+            f"of its inner optimizer, do not match the {len(store.keys())} "
+            "in the file in number and shape. Compile with the optimizer, and "
+            "the layers, that the file was saved with.",
+            stacklevel=2,
+        )
+
+    def _saved_variables(self):
+        own = [self._iterations, self._learning_rate]
+        own += [self.step_counter, self.dynamic_scale]
+        return own + self.inner_optimizer.variables
+
+    def _repair_scale(self):
+        scale = float(backend_step.current().read(self.dynamic_scale))
+        if math.isnan(scale):
+            usable = float(self.rule.initial_state().scale)
+        else:
+            usable = float(np.clip(scale, SMALLEST_SCALE, LARGEST_SCALE))
+        if usable != scale:
+            warnings.warn(
+                f"The file holds a loss scale of {scale:g}, which destroys "
+                f"weights or skips every step. Continuing with {usable:g}.",
+                stacklevel=3,
+            )
+            self.dynamic_scale.assign(usable)
+
+    def __dir__(self):
+        # Keras saves every attribute that `dir` lists; leaving this one out
+        # is what keeps the inner state from being stored twice.
+        return [n for n in super().__dir__() if n != "inner_optimizer"]
+
+
+def _match(variables, store):
+    return len(variables) == len(store.keys()) and all(
+        tuple(variable.shape) == tuple(np.shape(store[str(index)]))
+        for index, variable in enumerate(variables)
+    )

@@ -1,0 +1,146 @@
+"""What a model's graph says about a layer's place in it.
+
+Layers know nothing of this at construction: whether one is the model's output
+or feeds an `exp` is a property of the model.
+"""
+
+import keras
+
+# They hand numbers on unchanged, so the layer before them is the output too.
+_HANDS_ON = (
+    keras.layers.Dropout,
+    keras.layers.Flatten,
+    keras.layers.Identity,
+    keras.layers.Permute,
+    keras.layers.Reshape,
+)
+
+# What grappler's deny list and `torch.autocast` keep in float32 and Keras
+# does not widen inside. They have no dtype of their own: they compute in that
+# of the layers that feed them.
+_SENSITIVE_OPERATIONS = frozenset(
+    [
+        "Exp",
+        "Exp2",
+        "Expm1",
+        "Log",
+        "Log2",
+        "Log10",
+        "Power",
+        "Square",
+        "Reciprocal",
+        "Rsqrt",
+        "Sum",
+        "Prod",
+        "Cumsum",
+        "Norm",
+    ]
+)
+
+
+def output_layers(model) -> set[int]:
+    """Returns the ids of the layers that make the model's outputs.
+
+    A subclassed model has no graph; of its own layers those count that end in
+    a softmax.
+    """
+    if isinstance(model, keras.Sequential):
+        return _layer_outputs(model.layers[::-1])
+    if _is_functional(model):
+        return _ids(_producers(keras.tree.flatten(model.outputs)))
+    return {id(layer) for layer in model.layers if _ends_in_softmax(layer)}
+
+
+def feeds_sensitive_operation(model) -> dict[int, str]:
+    """Returns the name of the operation for each layer id that feeds one.
+
+    Operations are found in the graph of functional models, nested ones
+    included.
+    """
+    found = {}
+    for functional in [model, *model._flatten_layers(include_self=False)]:
+        if not _is_functional(functional):
+            continue
+        for operation in functional.operations:
+            name = type(operation).__name__
+            if name in _SENSITIVE_OPERATIONS and not _is_layer(operation):
+                layers = _producers(_inputs(operation))
+                found |= dict.fromkeys(_ids(layers), name)
+    return found
+
+
+def casts_input(layer) -> bool:
+    """Whether the layer is fed another float dtype than it computes in.
+
+    Asked of the graph, so always `False` in a subclassed model.
+    """
+    if not layer.autocast:
+        return False
+    dtypes = {
+        feeder.dtype
+        if isinstance(feeder, keras.layers.InputLayer)
+        else feeder.compute_dtype
+        for feeder in _producers(_inputs(layer), through=())
+    }
+    return any("float" in dtype for dtype in dtypes - {layer.compute_dtype})
+
+
+def _layer_outputs(layers_backwards):
+    """Ids of the last layer and of what it hands on unchanged."""
+    ids = set()
+    for layer in layers_backwards:
+        ids |= _ids([layer])
+        if not isinstance(layer, _HANDS_ON):
+            break
+    return ids
+
+
+def _ids(layers):
+    ids = set()
+    for layer in layers:
+        if isinstance(layer, keras.Model):
+            ids |= output_layers(layer)
+        elif not (layer._layers and _is_user_written(layer)):
+            # In a user's own block one cannot tell which part is last, and
+            # the whole of it may be most of the model.
+            ids.add(id(layer))
+    return ids
+
+
+def _producers(tensors, through=_HANDS_ON):
+    """The layers that make `tensors`, operations and `through` seen past."""
+    layers, seen, stack = [], set(), list(tensors)
+    while stack:
+        operation = stack.pop()._keras_history.operation
+        if id(operation) in seen:
+            continue
+        seen.add(id(operation))
+        if _is_layer(operation):
+            layers.append(operation)
+        if not _is_layer(operation) or isinstance(operation, through):
+            stack.extend(_inputs(operation))
+    return layers
+
+
+def _inputs(operation):
+    return [t for node in operation._inbound_nodes for t in node.input_tensors]
+
+
+def _is_functional(model):
+    return isinstance(model, keras.Model) and hasattr(model, "operations")
+
+
+def _is_layer(operation):
+    return isinstance(operation, keras.layers.Layer)
+
+
+def _is_user_written(layer):
+    return not type(layer).__module__.startswith("keras.")
+
+
+def _ends_in_softmax(layer):
+    activation = getattr(layer, "activation", None)
+    return isinstance(layer, keras.layers.Softmax) or activation in (
+        keras.activations.softmax,
+        keras.activations.log_softmax,
+    )

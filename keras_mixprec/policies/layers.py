@@ -1,0 +1,141 @@
+"""Walking a model's layers and giving each one stable path."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import keras
+
+
+class LayerEntry(NamedTuple):
+    """A layer and where it is.
+
+    Attributes:
+        path: String. Names from the model down, joined by `/`.
+        layer: The `keras.layers.Layer`.
+        parent: The `LayerEntry` that holds it, or `None` in the model itself.
+    """
+
+    path: str
+    layer: keras.layers.Layer
+    parent: "LayerEntry | None"
+
+    def lineage(self) -> Iterator["LayerEntry"]:
+        """Yields this entry, the one that holds it, and so on up."""
+        entry = self
+        while entry is not None:
+            yield entry
+            entry = entry.parent
+
+
+def walk(model) -> list[LayerEntry]:
+    """Returns every layer below a model, composites before their parts.
+
+    Order and paths depend only on the code that built the model. Names are
+    Keras' own, but the counter in an automatic name, which depends on what
+    else the process has built, starts anew in each parent: `dense_17` and
+    `dense_18` of one model are `dense` and `dense_1`, as they are in the
+    first model of a fresh process. The model's own name is no part of a path.
+
+    Args:
+        model: A `keras.Model`, built or not.
+
+    Returns:
+        A list of `LayerEntry`. A shared layer appears once, at its first
+        place; `InputLayer`s, which compute nothing, do not.
+    """
+    entries = []
+    _collect(model, None, {id(model)}, entries)
+    return entries
+
+
+def check_model(model):
+    """Returns `model` if it is a Keras model, or raises saying so."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a `keras.Model`. "
+            f"Received: model={model!r} of type {type(model).__name__}"
+        )
+    return model
+
+
+def may_grow(layer) -> bool:
+    """Whether a layer is unbuilt and its `build` may make sublayers."""
+    plain = (keras.layers.Layer, keras.Model, keras.Sequential)
+    return not layer.built and all(
+        type(layer).build is not cls.build for cls in plain
+    )
+
+
+def keras_path(entry: LayerEntry) -> str:
+    """Returns the path with the names that Keras shows at the moment."""
+    return "/".join(reversed([e.layer.name for e in entry.lineage()]))
+
+
+def _collect(holder, parent, seen, entries):
+    children = [
+        layer
+        for layer in holder._layers
+        if id(layer) not in seen
+        and not isinstance(layer, keras.layers.InputLayer)
+    ]
+    # A layer that is tracked twice by one parent is listed twice.
+    children = list({id(layer): layer for layer in children}.values())
+    prefix = f"{parent.path}/" if parent else ""
+    for layer, name in zip(children, stable_names(children), strict=True):
+        # It may have been reached through an earlier sibling by now.
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        entry = LayerEntry(prefix + name, layer, parent)
+        entries.append(entry)
+        _collect(layer, entry, seen, entries)
+
+
+def stable_names(layers) -> list[str]:
+    """Returns one unique name per sibling that no counter can shift.
+
+    Args:
+        layers: The sublayers of one parent, in the order Keras tracks them.
+    """
+    stems = [_split_name(layer) for layer in layers]
+    taken = {stem for stem, count in stems if count is None}
+    names = {}
+    # Automatic counters rank creation order, which the code fixes.
+    for index in sorted(range(len(layers)), key=lambda i: stems[i][1] or 0):
+        stem, count = stems[index]
+        names[index] = (
+            _first_free(stem, names.values(), taken)
+            if count is not None or stem in names.values()
+            else stem
+        )
+    return [names[index] for index in range(len(layers))]
+
+
+def _first_free(stem, used, reserved):
+    used = {*used, *reserved}
+    if stem not in used:
+        return stem
+    count = 1
+    while f"{stem}_{count}" in used:
+        count += 1
+    return f"{stem}_{count}"
+
+
+def _split_name(layer):
+    """The stem and counter of an automatic name, or the name and None."""
+    stem = _snake_case(type(layer).__name__)
+    # `Bidirectional` puts these before the name of the layer it was given.
+    match = re.fullmatch(
+        rf"((?:forward_|backward_)?{re.escape(stem)})(?:_(\d+))?", layer.name
+    )
+    if match is None:
+        return layer.name, None
+    return match[1], int(match[2] or 0)
+
+
+def _snake_case(name):
+    """The prefix that Keras makes an automatic name from."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

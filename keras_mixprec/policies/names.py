@@ -1,0 +1,109 @@
+"""Names of dtype policies: which exist, and which one a layer follows."""
+
+import keras
+
+# 16-bit policies with 32-bit variables, and the plain dtypes.
+POLICY_NAMES = (
+    "float32",
+    "mixed_float16",
+    "mixed_bfloat16",
+    "float16",
+    "bfloat16",
+    "float64",
+)
+
+_WITH_FLOAT32_VARIABLES = {
+    "float16": "mixed_float16",
+    "bfloat16": "mixed_bfloat16",
+}
+
+
+def check_policy(name, policy) -> str:
+    """Returns the policy's name, or raises listing the valid ones.
+
+    Args:
+        name: String. The argument's name as the caller typed it.
+        policy: String or `keras.DTypePolicy`.
+
+    Raises:
+        TypeError: If `policy` is neither.
+        ValueError: If there is no such policy.
+    """
+    if isinstance(policy, keras.DTypePolicy):
+        policy = policy.name
+    if not isinstance(policy, str):
+        raise TypeError(
+            f"`{name}` must be the name of a dtype policy or a "
+            f"`keras.DTypePolicy`. Received: {name}={policy!r} of type "
+            f"{type(policy).__name__}"
+        )
+    if policy not in POLICY_NAMES:
+        raise ValueError(
+            f"`{name}` must be one of "
+            f"{', '.join(map(repr, POLICY_NAMES))}. "
+            f"Received: {name}={policy!r}"
+        )
+    return policy
+
+
+def policy_name(layer) -> str:
+    """Returns the name of the policy that a layer follows.
+
+    A `DTypePolicyMap` calls itself `map_...` for every layer, so the name is
+    made from the dtypes unless the layer is quantized.
+    """
+    policy = _own_policy(layer)
+    if policy.quantization_mode is not None:
+        return policy.name
+    compute, variable = policy.compute_dtype, policy.variable_dtype
+    if compute == variable:
+        return compute
+    if variable == "float32" and compute in _WITH_FLOAT32_VARIABLES:
+        return _WITH_FLOAT32_VARIABLES[compute]
+    return policy.name
+
+
+def is_fixed(layer) -> bool:
+    """Whether the layer's policy is none of a float policy's business.
+
+    Quantized layers hold variables that only their own policy can read, and
+    an integer or string policy says what a lookup layer returns.
+    """
+    return (
+        layer.quantization_mode is not None
+        or "float" not in layer.compute_dtype
+    )
+
+
+def is_16_bit(policy: str) -> bool:
+    """Whether the named policy computes in float16 or bfloat16."""
+    return policy.endswith("float16")
+
+
+def fitting_policy(layer, policy: str) -> str:
+    """Returns the policy that says the truth about the layer's variables.
+
+    Variables keep their dtype. A built layer with float32 variables that is
+    told to be `"float16"` computes in float16 and keeps them: that is
+    `"mixed_float16"`.
+    """
+    dtypes = {v.dtype for v in layer.weights if "float" in v.dtype}
+    if policy in _WITH_FLOAT32_VARIABLES and dtypes - {policy}:
+        return _WITH_FLOAT32_VARIABLES[policy]
+    return policy
+
+
+def set_policy(layer, policy: str):
+    """Gives a layer a policy object of its own.
+
+    Keras shares one object among layers and rewrites it when a map is saved;
+    its setter writes into the map that other layers share.
+    """
+    layer._dtype_policy = keras.DTypePolicy(policy)
+
+
+def _own_policy(layer):
+    policy = layer.dtype_policy
+    if not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+        return policy
+    return policy[layer.path] if layer.path else policy.default_policy

@@ -1,0 +1,210 @@
+"""The plan: which policy each layer of a model follows, and why."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import keras
+
+from keras_mixprec.policies import plan_file
+from keras_mixprec.policies.layers import check_model, walk
+from keras_mixprec.policies.names import policy_name
+from keras_mixprec.policies.plan_check import check_entries, problems
+from keras_mixprec.policies.plan_diff import Change, changes
+
+# What fits on a screen, whatever the model.
+_LINES_SHOWN = 30
+
+
+class PrecisionPlan(Mapping):
+    """Says which dtype policy each layer of a model follows, and why.
+
+    A mapping from layer path to policy name, in the model's order. It applies
+    to any model built by the same code, in this process or another, and to a
+    loaded copy: paths have no counters that depend on what else was built.
+
+    `plan.diff(PrecisionPlan.from_model(loaded))` is empty if a loaded model
+    kept every layer's policy, and `plan.apply(loaded)` brings them back if it
+    did not. Keras' own files lose the policies of sublayers that their parent
+    makes itself, such as those of a user-written block.
+
+    Args:
+        policies: Dict of layer path to policy name.
+        default: Policy name. What the model itself follows: the dtype its
+            `call` casts inputs to, if it is a subclassed model, and the
+            policy of layers it makes later. Defaults to `"float32"`.
+        reasons: Dict of layer path to string: why the entry is there.
+        notes: Dict of layer path to string: what was left alone, and why.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If there is no such policy, or a reason belongs to no
+            entry.
+
+    Example:
+    >>> model = keras.Sequential(
+    ...     [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+    >>> plan = apply_policy(model, "mixed_bfloat16")
+    >>> dict(plan)
+    {'dense': 'mixed_bfloat16', 'dense_1': 'float32'}
+    >>> plan.diff(PrecisionPlan.from_model(model))
+    []
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, str],
+        default: str = "float32",
+        reasons: Mapping[str, str] | None = None,
+        notes: Mapping[str, str] | None = None,
+    ):
+        self._policies, self.reasons, self.notes = check_entries(
+            policies, default, reasons, notes
+        )
+        self.default = default
+
+    @classmethod
+    def from_model(
+        cls,
+        model: keras.Model,
+        reasons: Mapping[str, str] | None = None,
+        notes: Mapping[str, str] | None = None,
+    ) -> "PrecisionPlan":
+        """Returns the plan that a model follows at the moment.
+
+        Args:
+            model: A `keras.Model`. Layers that are made when it is built are
+                missing from the plan of an unbuilt one; they follow the layer
+                that makes them.
+            reasons: Dict of layer path to string, kept in the plan.
+            notes: Dict of layer path to string, kept in the plan.
+
+        Raises:
+            TypeError: If `model` is not a model.
+        """
+        policies = {
+            entry.path: policy_name(entry.layer)
+            for entry in walk(check_model(model))
+        }
+        return cls(policies, policy_name(model), reasons, notes)
+
+    def apply(self, model: keras.Model) -> "PrecisionPlan":
+        """Makes a model follow the plan; see `apply_policy`.
+
+        Args:
+            model: A `keras.Model` made by the same code as the plan's.
+
+        Returns:
+            The plan that the model now follows.
+
+        Raises:
+            TypeError: If `model` is not a model.
+            ValueError: If the plan belongs to another model; see `validate`.
+        """
+        # `apply` builds plans, so at import time it needs this module first.
+        from keras_mixprec.policies.apply import apply_policy
+
+        return apply_policy(model, self)
+
+    def validate(self, model: keras.Model):
+        """Raises `ValueError` if the plan does not fit the model.
+
+        It names each path of the plan that the model lacks, with the nearest
+        one that it has, and each layer that the plan forgets. A layer inside
+        one that the plan names is not forgotten: it follows that one.
+        """
+        found = problems(self, check_model(model))
+        if found:
+            listing = "\n".join(f"- {line}" for line in found)
+            raise ValueError(
+                f"The plan does not fit model {model.name!r}:\n{listing}\n"
+                "A plan fits models made by the same code; "
+                "`PrecisionPlan.from_model(model)` starts a new one."
+            )
+
+    def diff(self, other: "PrecisionPlan") -> list[Change]:
+        """Returns what changes from this plan to the other.
+
+        Args:
+            other: A `PrecisionPlan`.
+
+        Returns:
+            List of `Change(path, before, after)`; empty if both agree.
+            Reasons are not compared.
+
+        Raises:
+            TypeError: If `other` is not a plan.
+        """
+        if not isinstance(other, PrecisionPlan):
+            raise TypeError(
+                "`other` must be a `PrecisionPlan`. "
+                f"Received: other={other!r} of type {type(other).__name__}"
+            )
+        return changes(
+            {"<model>": self.default, **self},
+            {"<model>": other.default, **other},
+        )
+
+    def decide(self, entry) -> tuple[str, str]:
+        """Returns a layer's policy and the reason for it.
+
+        Args:
+            entry: A `LayerEntry`. A layer that the plan does not name follows
+                the nearest one above it that the plan does.
+        """
+        for holder in entry.lineage():
+            if holder.path in self._policies:
+                policy = self._policies[holder.path]
+                return policy, self.reasons.get(holder.path, "")
+        return self.default, ""
+
+    def save(self, path):
+        """Writes the plan as JSON, replacing the file at once or not at all.
+
+        Args:
+            path: String or path object.
+        """
+        plan_file.write(path, self)
+
+    @classmethod
+    def load(cls, path) -> "PrecisionPlan":
+        """Reads a plan that `save` wrote.
+
+        Args:
+            path: String or path object.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it is no plan, is damaged, or is of a newer
+                version than this one reads.
+        """
+        return cls(**plan_file.read(path))
+
+    def __getitem__(self, path):
+        return self._policies[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def __len__(self):
+        return len(self._policies)
+
+    def __repr__(self):
+        counts = Counter(self.values())
+        listing = ", ".join(f"{n} {policy}" for policy, n in counts.items())
+        return f"<PrecisionPlan of {len(self)} layers: {listing}>"
+
+    def __str__(self):
+        others = [path for path in self if self[path] != self.default]
+        shown = others[:_LINES_SHOWN]
+        width = max(map(len, shown), default=0)
+        lines = [
+            f"{path:{width}}  {self[path]:14}  {self._remark(path)}".rstrip()
+            for path in shown
+        ]
+        if len(others) > len(shown):
+            lines.append(f"... and {len(others) - len(shown)} more")
+        title = f"{repr(self)[1:-1]}; all {self.default} but these:"
+        return "\n".join([title, *lines])
+
+    def _remark(self, path):
+        return self.notes.get(path) or self.reasons.get(path, "")

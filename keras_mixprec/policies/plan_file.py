@@ -1,0 +1,114 @@
+"""A plan on disk: JSON with a version, written at once or not at all."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+FORMAT = "keras_mixprec.plan"
+VERSION = 1
+
+
+def write(path, plan):
+    """Writes a plan, so that a reader sees the old file or the new one.
+
+    Args:
+        path: String or path object.
+        plan: A `PrecisionPlan`.
+    """
+    path = Path(path)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "default": plan.default,
+        "layers": [_entry(plan, name) for name in plan],
+    }
+    # Beside the target, because a rename is atomic within one disk only.
+    descriptor, temporary = tempfile.mkstemp(
+        dir=path.parent, prefix=path.name, suffix=".tmp"
+    )
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read(path) -> dict:
+    """Returns the arguments of the `PrecisionPlan` that a file holds.
+
+    Raises:
+        ValueError: If the file is not a plan, or a newer one.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            "The file is not JSON; it is damaged or was cut short. Delete it "
+            f"to start from a new plan. Received: path={str(path)!r} ({error})"
+        ) from error
+    _check_header(path, content)
+    layers = content.get("layers")
+    _require(path, isinstance(layers, list), "`layers` must be a list")
+    for entry in layers:
+        _check_entry(path, entry)
+    paths = [entry["path"] for entry in layers]
+    _require(path, len(set(paths)) == len(paths), "it names a path twice")
+    return {
+        "policies": {entry["path"]: entry["policy"] for entry in layers},
+        "default": content.get("default", "float32"),
+        "reasons": {e["path"]: e["reason"] for e in layers if "reason" in e},
+        "notes": {e["path"]: e["note"] for e in layers if "note" in e},
+    }
+
+
+def _entry(plan, path):
+    entry = {"path": path, "policy": plan[path]}
+    if path in plan.reasons:
+        entry["reason"] = plan.reasons[path]
+    if path in plan.notes:
+        entry["note"] = plan.notes[path]
+    return entry
+
+
+def _check_header(path, content):
+    _require(
+        path,
+        isinstance(content, dict) and content.get("format") == FORMAT,
+        f"`format` must be {FORMAT!r}",
+    )
+    version = content.get("version")
+    _require(
+        path,
+        isinstance(version, int) and version >= 1,
+        "`version` must be a positive integer",
+    )
+    if version > VERSION:
+        raise ValueError(
+            "The plan was written by a newer keras_mixprec: this one reads "
+            f"version {VERSION}. Received: version={version} in {str(path)!r}"
+        )
+
+
+def _check_entry(path, entry):
+    fields = ("path", "policy", "reason", "note")
+    _require(
+        path,
+        isinstance(entry, dict)
+        and {"path", "policy"} <= set(entry)
+        and all(isinstance(entry.get(field, ""), str) for field in fields),
+        f"an entry needs `path` and `policy` as strings, not {entry!r}",
+    )
+
+
+def _require(path, condition, expectation):
+    if not condition:
+        raise ValueError(
+            f"The file is not a precision plan: {expectation}. "
+            f"Received: path={str(path)!r}"
+        )

@@ -1,0 +1,216 @@
+"""Rules that say which layers keep a policy of their own."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+
+import keras
+
+from keras_mixprec.policies.layers import check_model, walk
+from keras_mixprec.policies.matching import Matcher
+from keras_mixprec.policies.names import check_policy
+
+
+@keras.saving.register_keras_serializable("keras_mixprec")
+class PrecisionRule:
+    """Gives the layers it matches a policy of their own.
+
+    Args:
+        match: What to match. A layer class, which matches its subclasses too;
+            a string, a glob over the whole layer path as in `fnmatch`
+            (`"*/attention"`, `"head"`; `*` crosses `/`); or a function
+            `match(layer, path)` that returns a bool. The string `"<output>"`
+            matches the layers that make the model's outputs.
+        policy: String or `keras.DTypePolicy`. What the layers follow.
+            Defaults to `"float32"`.
+        reason: String. Why; it is kept in the plan beside each layer.
+            Defaults to a description of the rule.
+        sublayers: Boolean. Whether what is inside a matching layer follows
+            too. Defaults to `True`: an attention layer computes almost all it
+            does in its sublayers.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If there is no such policy, or a pattern is empty.
+
+    Example:
+    >>> rule = PrecisionRule("head", reason="its targets reach 150,000")
+    >>> model = keras.Sequential(
+    ...     [keras.Input((4,)), keras.layers.Dense(1, name="head")])
+    >>> PrecisionRules([rule]).unmatched(model)
+    []
+    """
+
+    def __init__(
+        self,
+        match: type | str | Callable,
+        policy: str | keras.DTypePolicy = "float32",
+        reason: str = "",
+        sublayers: bool = True,
+    ):
+        self.match = _check_match(match)
+        self.policy = check_policy("policy", policy)
+        if not isinstance(reason, str):
+            raise TypeError(
+                f"`reason` must be a string. Received: reason={reason!r}"
+            )
+        if not isinstance(sublayers, bool):
+            raise TypeError(
+                "`sublayers` must be a boolean. "
+                f"Received: sublayers={sublayers!r}"
+            )
+        self.reason = reason or f"rule {_describe(match)}"
+        self.sublayers = sublayers
+
+    def get_config(self) -> dict:
+        """Returns the arguments; a predicate has to be registered in Keras."""
+        match = self.match
+        if not isinstance(match, str):
+            match = _registered_name(match)
+        return {
+            "match": match,
+            "policy": self.policy,
+            "reason": self.reason,
+            "sublayers": self.sublayers,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """Creates the rule from what `get_config` returned."""
+        config = dict(config)
+        if isinstance(config["match"], dict):
+            config["match"] = _from_registered_name(config["match"]["name"])
+        return cls(**config)
+
+    def __repr__(self):
+        return f"PrecisionRule({_describe(self.match)}, {self.policy!r})"
+
+
+@keras.saving.register_keras_serializable("keras_mixprec")
+class PrecisionRules(Sequence):
+    """Rules in order; the first that matches a layer decides.
+
+    Args:
+        rules: Iterable of `PrecisionRule`.
+
+    Raises:
+        TypeError: If `rules` is not an iterable of rules.
+
+    Example:
+    >>> rules = PrecisionRules(
+    ...     [PrecisionRule("head", policy="mixed_bfloat16"), *DEFAULT_RULES])
+    >>> rules[0]
+    PrecisionRule('head', 'mixed_bfloat16')
+    """
+
+    def __init__(self, rules: Iterable[PrecisionRule]):
+        if isinstance(rules, PrecisionRule):
+            rules = [rules]
+        if isinstance(rules, str) or not isinstance(rules, Iterable):
+            raise TypeError(
+                "`rules` must be a list of `PrecisionRule`. "
+                f"Received: rules={rules!r} of type {type(rules).__name__}"
+            )
+        self._rules = tuple(rules)
+        for rule in self._rules:
+            if not isinstance(rule, PrecisionRule):
+                raise TypeError(
+                    "`rules` must hold nothing but `PrecisionRule`s. "
+                    f"Received: {rule!r} of type {type(rule).__name__}"
+                )
+
+    def unmatched(self, model: keras.Model) -> list[PrecisionRule]:
+        """Returns the rules that match no layer of the model."""
+        entries, matcher = walk(check_model(model)), Matcher(self, model)
+        return [
+            rule
+            for rule in self
+            if not any(matcher.matches(rule, entry) for entry in entries)
+        ]
+
+    def warn_unmatched(self, model: keras.Model):
+        """Warns of each rule that matches no layer of the model."""
+        for rule in self.unmatched(model):
+            paths = ", ".join(entry.path for entry in walk(model)[:8])
+            warnings.warn(
+                f"{rule!r} matches no layer of model {model.name!r}, so it "
+                f"has no effect. The model's layers start with: {paths}",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def get_config(self) -> dict:
+        """Returns the rules' configs."""
+        return {"rules": [rule.get_config() for rule in self]}
+
+    @classmethod
+    def from_config(cls, config):
+        """Creates the rules from what `get_config` returned."""
+        return cls(PrecisionRule.from_config(c) for c in config["rules"])
+
+    def __getitem__(self, index):
+        return self._rules[index]
+
+    def __len__(self):
+        return len(self._rules)
+
+    def __repr__(self):
+        return f"PrecisionRules({list(self._rules)})"
+
+
+def _check_match(match):
+    if isinstance(match, str):
+        if not match:
+            raise ValueError(
+                "`match` must be a layer path or a glob such as '*/head'. "
+                "Received: match=''"
+            )
+        return match
+    if inspect.isclass(match):
+        if not issubclass(match, keras.layers.Layer):
+            raise TypeError(
+                "A class to `match` must be a subclass of "
+                f"`keras.layers.Layer`. Received: match={match!r}"
+            )
+        return match
+    if not callable(match):
+        raise TypeError(
+            "`match` must be a layer class, a path pattern or a function of "
+            f"(layer, path). Received: match={match!r} of type "
+            f"{type(match).__name__}"
+        )
+    return match
+
+
+def _describe(match):
+    if isinstance(match, str):
+        return repr(match)
+    return getattr(match, "__name__", None) or repr(match)
+
+
+def _registered_name(match):
+    name = keras.saving.get_registered_name(match)
+    if _find(name) is not match:
+        raise ValueError(
+            f"{_describe(match)} cannot be found again by name; register it "
+            "with `keras.saving.register_keras_serializable` to save the "
+            f"rule. Received: match={match!r}"
+        )
+    return {"name": name}
+
+
+def _from_registered_name(name):
+    match = _find(name)
+    if match is None:
+        raise ValueError(
+            "A rule's `match` is neither a Keras layer nor registered with "
+            "`keras.saving.register_keras_serializable`. "
+            f"Received: match={name!r}"
+        )
+    return match
+
+
+def _find(name):
+    return keras.saving.get_registered_object(name) or getattr(
+        keras.layers, name, None
+    )

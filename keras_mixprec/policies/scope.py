@@ -1,0 +1,174 @@
+"""The policy that new layers follow, and the rules that go with it."""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterable
+
+import keras
+
+from keras_mixprec.backend import devices
+from keras_mixprec.policies.default_rules import DEFAULT_RULES
+from keras_mixprec.policies.hardware import (
+    recommend_policy,
+    slow_because,
+)
+from keras_mixprec.policies.names import check_policy
+from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
+
+# Per thread, as Keras' own global policy is.
+_rules = threading.local()
+_warned = set()
+
+
+def set_global_policy(
+    policy: str | keras.DTypePolicy = "auto",
+    *,
+    rules: Iterable[PrecisionRule] | None = None,
+) -> keras.DTypePolicy:
+    """Sets the policy of layers that are made from now on.
+
+    Keras keeps the global policy per thread: a thread that starts later sees
+    float32, and has to call this itself. `keras.backend.clear_session()`
+    resets it.
+
+    Args:
+        policy: Policy name or `keras.DTypePolicy`. Defaults to `"auto"`: what
+            `recommend_policy` says, with one printed line that says why.
+        rules: Iterable of `PrecisionRule`: what `apply_policy` keeps in
+            another policy when it is given no rules of its own. Defaults to
+            `DEFAULT_RULES`. A rule cannot act on a layer that is being made,
+            because whether that will be the model's output, or where in the
+            model it will be, is not known yet; once the model exists,
+            `apply_policy(model, global_policy())` applies the rules.
+
+    Returns:
+        The `keras.DTypePolicy` now in force.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If there is no such policy.
+
+    Warns:
+        UserWarning: Once per process and policy, if a 16-bit policy brings no
+            speed on this device: float16 or bfloat16 on a CPU, float16 below
+            compute capability 7.0, bfloat16 below 8.0. Never for `"auto"`.
+
+    Example:
+    >>> set_global_policy("float32")
+    <DTypePolicy "float32">
+    """
+    automatic = isinstance(policy, str) and policy == "auto"
+    name = resolve("policy", policy)
+    rules = _check_rules(rules)
+    if automatic:
+        _say(f"keras_mixprec: {recommend_policy()}")
+    else:
+        _warn_if_slow(name)
+    _set(keras.DTypePolicy(name), rules)
+    return global_policy()
+
+
+def global_policy() -> keras.DTypePolicy:
+    """Returns the policy that new layers of this thread follow.
+
+    Returns:
+        The `keras.DTypePolicy`, or a `keras.dtype_policies.DTypePolicyMap` if
+        that is what was set in Keras.
+
+    Example:
+    >>> set_global_policy("float32")
+    <DTypePolicy "float32">
+    >>> global_policy().compute_dtype
+    'float32'
+    """
+    return keras.config.dtype_policy()
+
+
+def policy_scope(
+    policy: str | keras.DTypePolicy,
+    *,
+    rules: Iterable[PrecisionRule] | None = None,
+):
+    """Sets the global policy inside a `with` block, or a decorated function.
+
+    On leaving, also by an exception, the policy and the rules that held
+    before hold again, even if `keras.backend.clear_session()` was called
+    inside. Like the global policy it is a matter of one thread.
+
+    Args:
+        policy: As in `set_global_policy`.
+        rules: As in `set_global_policy`.
+
+    Returns:
+        A context manager; `as` gives the `keras.DTypePolicy`.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If there is no such policy.
+
+    Warns:
+        UserWarning: As in `set_global_policy`.
+
+    Example:
+    >>> with policy_scope("float32"):
+    ...     scaling = keras.layers.Rescaling(1 / 255)
+    >>> scaling.compute_dtype
+    'float32'
+    """
+    # Here, not on entry: errors belong to the call that caused them.
+    resolve("policy", policy)
+    return _scope(policy, _check_rules(rules))
+
+
+def current_rules() -> PrecisionRules:
+    """Returns the rules that go with this thread's global policy."""
+    return getattr(_rules, "value", DEFAULT_RULES)
+
+
+def resolve(name: str, policy) -> str:
+    """Returns a policy's name, `"auto"` resolved, or raises.
+
+    Args:
+        name: String. The argument's name as the caller typed it.
+        policy: String or `keras.DTypePolicy`.
+    """
+    if isinstance(policy, str) and policy == "auto":
+        return recommend_policy().policy
+    return check_policy(name, policy)
+
+
+@contextlib.contextmanager
+def _scope(policy, rules):
+    before = keras.config.dtype_policy(), current_rules()
+    try:
+        yield set_global_policy(policy, rules=rules)
+    finally:
+        _set(*before)
+
+
+def _set(policy, rules):
+    keras.config.set_dtype_policy(policy)
+    _rules.value = rules
+
+
+def _check_rules(rules):
+    return DEFAULT_RULES if rules is None else PrecisionRules(rules)
+
+
+def _warn_if_slow(policy):
+    if not policy.endswith("float16") or policy in _warned:
+        return
+    reason = slow_because(policy, devices.query())
+    if reason:
+        _warned.add(policy)
+        warnings.warn(
+            f"The policy {policy!r} brings no speed here: {reason}.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _say(line):
+    if keras.config.is_interactive_logging_enabled():
+        print(line)

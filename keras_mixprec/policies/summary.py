@@ -1,0 +1,176 @@
+"""The table of a model's layers and their dtypes."""
+
+import html
+import math
+
+import keras
+
+from keras_mixprec.policies.graph import casts_input
+from keras_mixprec.policies.layers import check_model, walk
+from keras_mixprec.policies.names import is_fixed, policy_name
+from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.work import multiply_adds
+
+_COLUMNS = ("path", "class", "compute", "variable", "params", "work", "notes")
+# Together 100 columns, with two spaces between.
+_WIDTHS = (30, 15, 8, 8, 7, 5, 15)
+
+
+class PrecisionSummary:
+    """A table with one row per layer.
+
+    `str()` gives text of at most 100 columns, a notebook shows HTML, and
+    `to_list()` has everything uncut.
+    """
+
+    def __init__(self, rows: list[dict]):
+        self._rows = rows
+
+    def to_list(self) -> list[dict]:
+        """Returns one dict per layer.
+
+        Keys: `path`; `class`; `compute_dtype`; `variable_dtype`, what the
+        layer's variables really have; `parameters`, its own without its
+        sublayers', `None` if unbuilt; `work`, its share of the model's
+        multiply-adds between 0 and 1, `None` if unknown; `notes`.
+        """
+        return [dict(row) for row in self._rows]
+
+    def to_html(self) -> str:
+        """Returns the table as HTML."""
+        head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
+        body = "".join(
+            "<tr>"
+            + "".join(f"<td>{html.escape(c)}</td>" for c in _cells(row))
+            + "</tr>"
+            for row in self._rows
+        )
+        return f"<table><tr>{head}</tr>{body}</table>"
+
+    def _repr_html_(self):
+        return self.to_html()
+
+    def __str__(self):
+        return "\n".join(
+            _line(cells) for cells in [_COLUMNS, *map(_cells, self._rows)]
+        )
+
+    __repr__ = __str__
+
+
+def precision_summary(
+    model: keras.Model, plan: PrecisionPlan | None = None
+) -> PrecisionSummary:
+    """Returns a table of what each layer of a model computes in.
+
+    The share of work is an estimate from the shapes that layers were built
+    with: multiply-adds of matrix products, convolutions, attention and
+    recurrence, elementwise work not counted. Where a size varies or a layer
+    is user-written it is unknown, and then the shares of the others are of
+    what is known.
+
+    Args:
+        model: A `keras.Model`, built or not.
+        plan: A `PrecisionPlan` whose reasons the notes show, such as the one
+            that `apply_policy` returned. Defaults to `None`.
+
+    Returns:
+        A `PrecisionSummary`: `str()` of it, `.to_html()`, `.to_list()`.
+
+    Raises:
+        TypeError: If `model` is not a model or `plan` not a plan.
+
+    Example:
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> row = precision_summary(model).to_list()[0]
+    >>> row["path"], row["compute_dtype"], row["parameters"], row["work"]
+    ('dense', 'float32', 15, 1.0)
+    """
+    check_model(model)
+    if plan is not None and not isinstance(plan, PrecisionPlan):
+        raise TypeError(
+            "`plan` must be a `PrecisionPlan`. "
+            f"Received: plan={plan!r} of type {type(plan).__name__}"
+        )
+    entries = walk(model)
+    work = [multiply_adds(entry) for entry in entries]
+    total = sum(filter(None, work))
+    return PrecisionSummary(
+        [
+            _row(entry, variables, done, total, plan)
+            for entry, variables, done in zip(
+                entries, _own_variables(entries), work, strict=True
+            )
+        ]
+    )
+
+
+def _own_variables(entries):
+    """Each layer's own variables, every variable in one list only.
+
+    A variable that several layers hold, as a wrapper does that rewrites the
+    kernel of what it wraps, is the innermost layer's.
+    """
+    seen, lists = set(), []
+    for entry in reversed(entries):
+        layer = entry.layer
+        held = layer._trainable_variables + layer._non_trainable_variables
+        lists.append([v for v in held if id(v) not in seen])
+        seen |= {id(v) for v in held}
+    return lists[::-1]
+
+
+def _row(entry, variables, work, total, plan):
+    layer = entry.layer
+    dtypes = dict.fromkeys(v.dtype for v in variables)
+    parameters = sum(math.prod(v.shape) for v in variables)
+    return {
+        "path": entry.path,
+        "class": type(layer).__name__,
+        "compute_dtype": layer.compute_dtype,
+        "variable_dtype": ", ".join(dtypes) or layer.variable_dtype,
+        "parameters": parameters if layer.built else None,
+        "work": None if work is None or not total else work / total,
+        "notes": "; ".join(_notes(entry, plan)),
+    }
+
+
+def _notes(entry, plan):
+    layer = entry.layer
+    if not layer.built:
+        yield "not built"
+    if is_fixed(layer):
+        yield f"follows {policy_name(layer)}"
+    if not layer.autocast:
+        yield "autocast=False: takes its input as it comes"
+    elif casts_input(layer):
+        yield f"casts its input to {layer.compute_dtype}"
+    if plan is not None and entry.path in plan.reasons:
+        yield plan.reasons[entry.path]
+
+
+def _cells(row):
+    parameters, work = row["parameters"], row["work"]
+    return (
+        row["path"],
+        row["class"],
+        row["compute_dtype"],
+        row["variable_dtype"],
+        "?" if parameters is None else f"{parameters:,}",
+        "?" if work is None else f"{work:.0%}",
+        row["notes"],
+    )
+
+
+def _line(cells):
+    return "  ".join(
+        _fit(cell, width, start=column == "path")
+        for cell, width, column in zip(cells, _WIDTHS, _COLUMNS, strict=True)
+    ).rstrip()
+
+
+def _fit(cell, width, start):
+    """Cuts a cell to its width; a path keeps its end, which tells it apart."""
+    if len(cell) > width:
+        cell = "~" + cell[1 - width :] if start else cell[: width - 1] + "~"
+    return cell.ljust(width)

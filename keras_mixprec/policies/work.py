@@ -1,0 +1,190 @@
+"""Estimates of the work a layer does: multiply-adds for one sample.
+
+Counted are matrix products, convolutions, attention and recurrence, from the
+shapes that layers were built with: nearly all the time of a model, and what
+16-bit units speed up. Elementwise work counts as none.
+"""
+
+import math
+
+from keras import layers
+
+from keras_mixprec.policies.layers import LayerEntry
+
+
+def multiply_adds(entry: LayerEntry) -> int | None:
+    """Returns a layer's own multiply-adds for one sample, forward.
+
+    Args:
+        entry: A `LayerEntry`. What its sublayers do is theirs, not counted
+            here; a layer inside an RNN or a `TimeDistributed` counts once per
+            step.
+
+    Returns:
+        An int, 0 for a layer with nothing to multiply, or `None` if it cannot
+        be told: unbuilt layers, sizes that vary, user-written layers with
+        weights of their own.
+    """
+    layer = entry.layer
+    if not layer.built:
+        return None
+    try:
+        return _own(entry) * _steps(entry)
+    except _Unknown:
+        return None
+
+
+class _Unknown(Exception):
+    """A size that the estimate needs is not known."""
+
+
+def _own(entry):
+    layer = entry.layer
+    if isinstance(layer, layers.EinsumDense):
+        return _einsum_dense(entry)
+    for kinds, estimate in _ESTIMATES:
+        if isinstance(layer, kinds):
+            return estimate(layer)
+    known = type(layer).__module__.startswith("keras.")
+    if known or not layer._trainable_variables:
+        return 0
+    raise _Unknown
+
+
+def _dense(layer):
+    return _size(layer.kernel.shape) * _size(_input_shape(layer)[1:-1])
+
+
+def _einsum_dense(entry):
+    layer = entry.layer
+    labels, kernel_labels = layer.equation.split("->")[0].split(",")
+    shape = _einsum_input_shape(entry)
+    letters = labels.replace("...", "")
+    offset = len(shape) - len(letters) if labels.startswith("...") else 0
+    summed = {
+        offset + position
+        for position, letter in enumerate(letters)
+        if letter in kernel_labels
+    }
+    # Every size is a loop, but the batch and those the kernel has as well.
+    free = [n for i, n in enumerate(shape) if i > 0 and i not in summed]
+    return _size(layer.kernel.shape) * _size(free)
+
+
+def _einsum_input_shape(entry):
+    shape = _input_shape(entry.layer)
+    attention = (layers.MultiHeadAttention, layers.GroupQueryAttention)
+    holder = entry.parent.layer if entry.parent else None
+    if None in shape[1:] and isinstance(holder, attention):
+        # Attention builds its output projection for any length; the length
+        # it was built for itself is the query's.
+        query = _build_shapes(holder)["query_shape"]
+        return (shape[0], *query[1:-1], *shape[-2:])
+    return shape
+
+
+def _conv(layer):
+    positions = _spatial(layer, layer.compute_output_shape(_input_shape(layer)))
+    return _size(layer.kernel.shape) * positions
+
+
+def _conv_transpose(layer):
+    return _size(layer.kernel.shape) * _spatial(layer, _input_shape(layer))
+
+
+def _separable_conv(layer):
+    shape = layer.compute_output_shape(_input_shape(layer))
+    kernels = layer.depthwise_kernel.shape, layer.pointwise_kernel.shape
+    return sum(map(_size, kernels)) * _spatial(layer, shape)
+
+
+def _multi_head_attention(layer):
+    shapes = _build_shapes(layer)
+    query, value = shapes["query_shape"], shapes["value_shape"]
+    per_pair = layer._num_heads * (layer._key_dim + layer._value_dim)
+    return per_pair * _size(query[1:-1]) * _size(value[1:-1])
+
+
+def _grouped_query_attention(layer):
+    shapes = _build_shapes(layer)
+    query, value = shapes["query_shape"], shapes["value_shape"]
+    per_pair = 2 * layer.num_query_heads * layer.head_dim
+    return per_pair * _size(query[1:-1]) * _size(value[1:-1])
+
+
+def _attention(layer):
+    query, value = _input_shape(layer)[:2]
+    return _size(query[1:-1]) * _size(value[1:-1]) * (query[-1] + value[-1])
+
+
+def _dot(layer):
+    first, second = _input_shape(layer)
+    output = layer.compute_output_shape([first, second])
+    axis = layer.axes if isinstance(layer.axes, int) else layer.axes[0]
+    return _size(output[1:]) * _size([first[axis]])
+
+
+def _cell(layer):
+    return sum(_size(w.shape) for w in layer._trainable_variables[:2])
+
+
+_ESTIMATES = (
+    (layers.Dense, _dense),
+    (
+        (
+            layers.Conv1DTranspose,
+            layers.Conv2DTranspose,
+            layers.Conv3DTranspose,
+        ),
+        _conv_transpose,
+    ),
+    ((layers.SeparableConv1D, layers.SeparableConv2D), _separable_conv),
+    (
+        (
+            layers.Conv1D,
+            layers.Conv2D,
+            layers.Conv3D,
+            layers.DepthwiseConv1D,
+            layers.DepthwiseConv2D,
+        ),
+        _conv,
+    ),
+    (layers.MultiHeadAttention, _multi_head_attention),
+    (layers.GroupQueryAttention, _grouped_query_attention),
+    (layers.Attention, _attention),
+    (layers.Dot, _dot),
+    ((layers.SimpleRNNCell, layers.LSTMCell, layers.GRUCell), _cell),
+)
+
+
+def _steps(entry):
+    """How often a layer runs for one sample because of what holds it."""
+    steps = 1
+    for holder in list(entry.lineage())[1:]:
+        if isinstance(holder.layer, (layers.RNN, layers.TimeDistributed)):
+            steps *= _size(_input_shape(holder.layer)[1:2])
+    return steps
+
+
+def _input_shape(layer):
+    shapes = _build_shapes(layer)
+    return next(iter(shapes.values())) if isinstance(shapes, dict) else shapes
+
+
+def _build_shapes(layer):
+    config = layer.get_build_config() or {}
+    shapes = config.get("input_shape") or config.get("shapes_dict")
+    if not shapes:
+        raise _Unknown
+    return shapes
+
+
+def _spatial(layer, shape):
+    channels_first = layer.data_format == "channels_first"
+    return _size(shape[2:] if channels_first else shape[1:-1])
+
+
+def _size(shape):
+    if None in shape:
+        raise _Unknown
+    return math.prod(shape)

@@ -1,0 +1,10 @@
+"""The log of a training run, written so that TensorBoard reads it.
+
+Writing imports no backend and no Keras: `tensorboard.summary` and its
+`EventFileWriter` import the whole of TensorFlow wherever it is installed,
+which costs seconds and memory in a run on JAX or PyTorch.
+"""
+
+from keras_mixprec.reporting.run_log import RunLog
+
+__all__ = ["RunLog"]

@@ -1,0 +1,40 @@
+"""JSON that every reader accepts, from whatever a measurement returns."""
+
+import json
+import math
+from collections.abc import Mapping
+
+
+def to_json(value) -> str:
+    """Returns `value` as one line of JSON.
+
+    JSON has no inf and no NaN, and readers refuse what Python writes for
+    them; they become the strings "inf", "-inf" and "nan", of which `float()`
+    makes numbers again.
+
+    Args:
+        value: Dicts, lists, tuples, strings, numbers, `None`, NumPy scalars
+            and arrays, nested at will.
+
+    Raises:
+        TypeError: If anything else is in it.
+
+    Example:
+    >>> from keras_mixprec.reporting.json_text import to_json
+    >>> to_json({"scale": np.float32(8), "norm": float("inf")})
+    '{"scale": 8.0, "norm": "inf"}'
+    """
+    return json.dumps(_plain(value), allow_nan=False)
+
+
+def _plain(value):
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        value = float(value)
+        return value if math.isfinite(value) else str(value)
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return value

@@ -1,0 +1,218 @@
+"""The log of one training run: what the monitor writes, in one place."""
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from keras_mixprec.reporting import schema, summaries
+from keras_mixprec.reporting.append_file import AppendFile
+from keras_mixprec.reporting.chunks import Chunks
+from keras_mixprec.reporting.event_file import EventFile
+from keras_mixprec.reporting.json_text import to_json
+from keras_mixprec.reporting.markdown import markdown_table
+from keras_mixprec.reporting.resume import find_end
+
+
+class RunLog:
+    """Writes a training run to `<log_dir>/mixprec`, for TensorBoard and people.
+
+    Every call is on disk when it returns, may come from any thread, and does
+    nothing in a forked child. A second run into the same `log_dir` goes into
+    a file of its own behind the first; it has to count its steps on from
+    `next_step`, because TensorBoard deletes what it is shown twice.
+
+    Args:
+        log_dir: String or path-like. A local folder; created if missing.
+
+    Raises:
+        TypeError: If `log_dir` is no path.
+        ValueError: If it is a URL.
+        OSError: If it cannot be written to.
+
+    Attributes:
+        folder: String. `<log_dir>/mixprec`.
+        next_step: Int. The first step this run may write; 0 in a new folder.
+
+    Example:
+    >>> import tempfile
+    >>> from keras_mixprec.reporting import RunLog
+    >>> log_dir = tempfile.mkdtemp()
+    >>> with RunLog(log_dir) as log:
+    ...     log.scalars(0, {"mixprec/loss_scale": 32768.0})
+    ...     log.event(0, {"kind": "skipped_step", "scale": 32768.0})
+    >>> RunLog(log_dir).next_step
+    1
+    """
+
+    def __init__(self, log_dir: str | os.PathLike):
+        log_dir = _check_local(log_dir)
+        self.folder = os.path.join(log_dir, schema.RUN_FOLDER)
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            self._open()
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                "`log_dir` must be a folder that can be written to "
+                f"({error.strerror}). Choose another or fix its permissions. "
+                "Received: log_dir",
+                log_dir,
+            ) from error
+
+    def _open(self):
+        end = find_end(self.folder)
+        self.next_step = end.next_step
+        self._lines = _open_lines(os.path.join(self.folder, schema.EVENTS_FILE))
+        self._events = EventFile(self.folder, end.next_step)
+        self._event_chunks, self._scale_chunks = (
+            Chunks(family, size, end.next_chunks.get(family, 0))
+            for family, size in (
+                (schema.EVENTS, schema.EVENTS_PER_CHUNK),
+                (schema.SCALE, schema.ROWS_PER_CHUNK),
+            )
+        )
+        self._lock = threading.Lock()
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes a point of each curve.
+
+        Args:
+            step: Int. Number of the training batch, rising from `next_step`
+                on. Not `optimizer.iterations`, which stands still while steps
+                are skipped.
+            values: Dict tag -> number, non-finite ones included.
+
+        Raises:
+            ValueError: If a tag has this or a later step already.
+        """
+        self._events.write(
+            step, [summaries.scalar(*item) for item in values.items()]
+        )
+
+    def text(self, step: int, tag: str, markdown: str) -> None:
+        """Writes an entry of the Text tab; steps rise as in `scalars`."""
+        self._events.write(step, [summaries.text(tag, markdown)])
+
+    def histogram(self, step: int, tag: str, bins: np.ndarray) -> None:
+        """Writes a histogram; steps rise as in `scalars`.
+
+        Args:
+            step: Int. Number of the training batch.
+            tag: String.
+            bins: Array `[k, 3]` of left edge, right edge, count.
+        """
+        self._events.write(step, [summaries.histogram(tag, bins)])
+
+    def layers(self, step: int, table: Sequence[Mapping]) -> None:
+        """Writes which dtype each layer computes in, at start and on change.
+
+        Args:
+            step: Int. Number of the training batch.
+            table: List of dicts with the same keys, one per layer.
+        """
+        self._events.write(
+            step,
+            [
+                summaries.strings(schema.LAYERS_TAG, to_json(table)),
+                summaries.text(schema.LAYER_DTYPES_TAG, markdown_table(table)),
+            ],
+        )
+
+    def scale_rows(self, step: int, rows: np.ndarray) -> None:
+        """Writes the loss scale of every step since the last call.
+
+        Args:
+            step: Int. Number of the training batch at which this is written.
+            rows: Array `[n, 4]` of step, loss scale, non-finite count and
+                iterations, by rising step.
+
+        Raises:
+            ValueError: If `rows` has another shape.
+        """
+        # float64: a float32 counts steps only up to 2**24.
+        rows = np.asarray(rows, np.float64)
+        if rows.ndim != 2 or rows.shape[1] != len(schema.SCALE_COLUMNS):
+            raise ValueError(
+                f"`rows` must have the columns {schema.SCALE_COLUMNS}. "
+                f"Received: rows of shape {rows.shape}"
+            )
+        if self._events.ours:
+            with self._lock:
+                self._replace_chunks(
+                    step, self._scale_chunks.extend(rows), _scale_value
+                )
+
+    def event(self, step: int, event: Mapping) -> None:
+        """Writes something that happened, here and to `events.jsonl`.
+
+        Args:
+            step: Int. Number of the training batch it happened at. Several
+                events may share one and an event may be told late.
+            event: Dict, JSON-able but for non-finite numbers, which become
+                strings.
+
+        Raises:
+            TypeError: If JSON has no form for a value.
+        """
+        line = to_json({**event, "step": step, "wall_time": time.time()})
+        if self._events.ours:
+            with self._lock:
+                self._replace_chunks(
+                    step, self._event_chunks.extend([line]), summaries.strings
+                )
+                self._lines.write(f"{line}\n".encode())
+
+    def layout(self, step: int, charts: Mapping) -> None:
+        """Writes, once, which curves the Custom Scalars tab draws together.
+
+        Args:
+            step: Int. Number of the training batch.
+            charts: Dict category -> dict chart title -> list of tags, each a
+                regular expression.
+        """
+        self._events.write(step, [summaries.layout(charts)])
+
+    def close(self) -> None:
+        """Closes the files; nothing can be written any more."""
+        self._events.close()
+        self._lines.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def _replace_chunks(self, step, chunks, build):
+        if chunks:
+            self._events.replace(step, [build(*chunk) for chunk in chunks])
+
+
+def _scale_value(tag, rows):
+    return summaries.numbers(tag, np.stack(rows), columns=schema.SCALE_COLUMNS)
+
+
+def _check_local(log_dir):
+    if not isinstance(log_dir, str | os.PathLike):
+        raise TypeError(
+            "`log_dir` must be a path. "
+            f"Received: log_dir={log_dir!r} of type {type(log_dir).__name__}"
+        )
+    log_dir = os.fspath(log_dir)
+    if "://" in log_dir:
+        raise ValueError(
+            "`log_dir` must be a local folder; copy it to remote storage "
+            f"after the run. Received: log_dir={log_dir!r}"
+        )
+    return log_dir
+
+
+def _open_lines(path):
+    """A file of lines, without the torn one that a killed writer left."""
+    with open(path, "ab+") as lines:
+        lines.seek(0)
+        lines.truncate(lines.read().rfind(b"\n") + 1)
+    return AppendFile(path)

@@ -1,0 +1,45 @@
+"""The names and limits of what a log holds: the schema, version 1.
+
+Every tensor of ours carries `{"schema": 1, ...}` as its plugin content, so a
+reader knows what it looks at. A change that an old reader would misread takes
+a new version.
+"""
+
+import re
+
+SCHEMA_VERSION = 1
+PLUGIN_NAME = "mixed_precision"
+
+# The run's own folder inside `log_dir`: TensorBoard's Python loader stops
+# reading the older of two live event files in one folder, so sharing one with
+# Keras' callback loses half the data.
+RUN_FOLDER = "mixprec"
+EVENTS_FILE = "events.jsonl"
+
+LAYERS_TAG = "mixprec/layers"
+LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
+
+# Families of chunk tags: `mixprec/events/00000`, `mixprec/events/00001`, ...
+EVENTS = "mixprec/events"
+SCALE = "mixprec/scale"
+
+# Every write of a chunk repeats the whole chunk, because readers keep only a
+# sample of a tag's values but always the last one. So its size is what one
+# write may cost: 16 events are about 5 kB, 256 rows of the scale 8 kB.
+EVENTS_PER_CHUNK = 16
+ROWS_PER_CHUNK = 256
+
+SCALE_COLUMNS = ("step", "scale", "nonfinite_count", "iterations")
+
+_CHUNK_TAG = re.compile(r"(mixprec/\w+)/(\d{5,})")
+
+
+def chunk_tag(family: str, index: int) -> str:
+    """Returns the tag of chunk `index` of a family."""
+    return f"{family}/{index:05d}"
+
+
+def parse_chunk_tag(tag: str) -> tuple[str, int] | None:
+    """Returns the family and index of a chunk tag, `None` for other tags."""
+    found = _CHUNK_TAG.fullmatch(tag)
+    return (found[1], int(found[2])) if found else None

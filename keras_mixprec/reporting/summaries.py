@@ -1,0 +1,216 @@
+"""Builds and reads the protocol buffers that TensorBoard keeps in a log.
+
+The only file that imports TensorBoard's protocol buffers: they are what torch
+uses too, but no documented interface. None of these imports loads TensorFlow;
+`tensorboard.summary` and the plugins' own `summary` modules may.
+"""
+
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorboard.compat.proto import event_pb2, tensor_pb2, types_pb2
+from tensorboard.compat.proto.summary_pb2 import (
+    DATA_CLASS_SCALAR,
+    DATA_CLASS_TENSOR,
+    SummaryMetadata,
+)
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import metadata as layout_metadata
+from tensorboard.plugins.histogram import metadata as histogram_metadata
+from tensorboard.plugins.scalar import metadata as scalar_metadata
+from tensorboard.plugins.text import metadata as text_metadata
+
+from keras_mixprec.reporting.schema import PLUGIN_NAME, SCHEMA_VERSION
+
+
+class Value(NamedTuple):
+    """One value of one tag at one step.
+
+    Attributes:
+        tag: String.
+        tensor: The `TensorProto`.
+        metadata: The `SummaryMetadata`: which tab the tag belongs to.
+    """
+
+    tag: str
+    tensor: Any
+    metadata: Any
+
+
+_DTYPES = {"f4": types_pb2.DT_FLOAT, "f8": types_pb2.DT_DOUBLE}
+
+
+def _describe(plugin, data_class, *arguments):
+    metadata = plugin.create_summary_metadata(*arguments)
+    # TensorBoard's helpers leave it unset, and no loader serves a value of a
+    # plugin it does not know without it.
+    metadata.data_class = data_class
+    return metadata
+
+
+_SCALAR = _describe(scalar_metadata, DATA_CLASS_SCALAR, "", "")
+_TEXT = _describe(text_metadata, DATA_CLASS_TENSOR, "", "")
+_HISTOGRAM = _describe(histogram_metadata, DATA_CLASS_TENSOR, "", "")
+_LAYOUT = _describe(layout_metadata, DATA_CLASS_TENSOR)
+
+
+def scalar(tag: str, value: float) -> Value:
+    """Returns a point of a curve in the Scalars tab.
+
+    Args:
+        tag: String. The curve's name.
+        value: Float or anything `float()` takes; stored as float32. Beyond
+            float32's range it becomes infinite, as in any float32.
+    """
+    # Rank 0 and float32: the fast loader drops a scalar of shape (1,) or of
+    # float64 without a word.
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_FLOAT,
+        float_val=(float(value),),
+        tensor_shape={},
+    )
+    return Value(tag, tensor, _SCALAR)
+
+
+def text(tag: str, markdown: str) -> Value:
+    """Returns an entry of the Text tab, in Markdown."""
+    return Value(tag, _string_tensor([markdown], ()), _TEXT)
+
+
+def histogram(tag: str, bins: np.ndarray) -> Value:
+    """Returns a histogram whose bins are counted already.
+
+    Args:
+        tag: String.
+        bins: Array `[k, 3]` of left edge, right edge, count, edges rising.
+
+    Raises:
+        ValueError: If `bins` has another shape.
+    """
+    bins = np.asarray(bins, np.float64)
+    if bins.ndim != 2 or bins.shape[1] != 3:
+        raise ValueError(
+            "`bins` must have the columns left edge, right edge and count. "
+            f"Received: bins of shape {bins.shape}"
+        )
+    return Value(tag, _numeric_tensor(bins), _HISTOGRAM)
+
+
+def numbers(tag: str, array: np.ndarray, **content) -> Value:
+    """Returns a float32 or float64 tensor for the Mixed Precision tab.
+
+    Args:
+        tag: String.
+        array: Array of float32 or float64, any shape.
+        **content: What a reader has to know about the tag (names of columns),
+            JSON-able. Only the first value of a tag in a run is asked for it.
+    """
+    return Value(tag, _numeric_tensor(array), _own_metadata(content))
+
+
+def strings(tag: str, items: str | Sequence[str], **content) -> Value:
+    """Returns a tensor of one string, or a list, for the Mixed Precision tab.
+
+    Args:
+        tag: String.
+        items: String for a tensor of rank 0, list of strings for rank 1.
+        **content: See `numbers`.
+    """
+    if isinstance(items, str):
+        tensor = _string_tensor([items], ())
+    else:
+        tensor = _string_tensor(items, (len(items),))
+    return Value(tag, tensor, _own_metadata(content))
+
+
+def layout(
+    charts: Mapping[str, Mapping[str, Sequence[str]]],
+) -> Value:
+    """Returns which curves the Custom Scalars tab draws together.
+
+    Args:
+        charts: Dict category -> dict chart title -> list of tags, each a
+            regular expression.
+    """
+    proto = layout_pb2.Layout()
+    for category, members in charts.items():
+        group = proto.category.add(title=category)
+        for title, tags in members.items():
+            group.chart.add(title=title, multiline={"tag": tags})
+    tensor = _string_tensor([proto.SerializeToString()], ())
+    return Value(layout_metadata.CONFIG_SUMMARY_TAG, tensor, _LAYOUT)
+
+
+def encode_first_event() -> bytes:
+    """Returns the event every event file has to begin with."""
+    return event_pb2.Event(
+        wall_time=time.time(), file_version="brain.Event:2"
+    ).SerializeToString()
+
+
+def encode_event(
+    step: int,
+    values: Sequence[Value],
+    known_tags: Collection[str] = (),
+) -> bytes:
+    """Returns one event with all of a step's values.
+
+    Args:
+        step: Int >= 0.
+        values: List of what the functions above return.
+        known_tags: Tags that the file describes already. Readers take a tag's
+            metadata from its first value; repeating it is 17% of a log.
+    """
+    event = event_pb2.Event(wall_time=time.time(), step=step)
+    add = event.summary.value.add
+    for tag, tensor, metadata in values:
+        described = {} if tag in known_tags else {"metadata": metadata}
+        add(tag=tag, tensor=tensor, **described)
+    return event.SerializeToString()
+
+
+def decode_event(data: bytes) -> tuple[int, list[str]]:
+    """Returns the step and the tags of an event.
+
+    Raises:
+        ValueError: If `data` is no event.
+    """
+    try:
+        event = event_pb2.Event.FromString(data)
+    except Exception as error:  # DecodeError, whose home moved between releases
+        raise ValueError(f"Not an event: {error}") from error
+    return event.step, [value.tag for value in event.summary.value]
+
+
+def _own_metadata(content):
+    content = json.dumps({"schema": SCHEMA_VERSION, **content})
+    return SummaryMetadata(
+        plugin_data={"plugin_name": PLUGIN_NAME, "content": content.encode()},
+        data_class=DATA_CLASS_TENSOR,
+    )
+
+
+def _numeric_tensor(array):
+    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return tensor_pb2.TensorProto(
+        dtype=_DTYPES[array.dtype.str[1:]],
+        tensor_shape=_shape(array.shape),
+        tensor_content=little_endian.tobytes(),
+    )
+
+
+def _string_tensor(items, shape):
+    return tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING,
+        tensor_shape=_shape(shape),
+        string_val=[
+            item.encode() if isinstance(item, str) else item for item in items
+        ],
+    )
+
+
+def _shape(shape):
+    return {"dim": [{"size": size} for size in shape]}

@@ -1,0 +1,28 @@
+"""Every test starts from the same seed and the default policy."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Eight host devices would slow every test down; two are enough to tell
+# whether replicas agree. JAX reads this once, before its first use.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mixprec
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state():
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("float32")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(autouse=True)
+def _doctest_names(doctest_namespace):
+    names = {n: getattr(keras_mixprec, n) for n in keras_mixprec.__all__}
+    doctest_namespace.update(names, keras=keras, np=np, kmp=keras_mixprec)

@@ -1,0 +1,116 @@
+"""Every layer is found once, under a path that no counter can shift."""
+
+import keras
+import pytest
+from keras import layers
+from policies_models import BUILDERS, INPUT, Subclassed, functional
+
+from keras_mixprec.policies.layers import keras_path, stable_names, walk
+
+
+def paths(model):
+    return [entry.path for entry in walk(model)]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_paths_are_unique_and_cover_what_keras_flattens(build):
+    model = build()
+    expected = {
+        id(layer)
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, layers.InputLayer)
+    }
+    entries = walk(model)
+    assert {id(entry.layer) for entry in entries} == expected
+    assert len({entry.path for entry in entries}) == len(entries)
+    assert len(entries) == len(expected)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_paths_are_the_same_for_a_second_copy(build):
+    first = paths(build())
+    layers.Dense(1), layers.LSTM(1), layers.MultiHeadAttention(1, 1)
+    assert paths(build()) == first
+
+
+def test_paths_are_the_same_in_a_fresh_process():
+    layers.Dense(1), layers.Softmax()
+    first = paths(functional())
+    # All that a fresh process changes is that the counters start anew.
+    keras.backend.clear_session()
+    assert paths(functional()) == first
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_paths_survive_saving(build, tmp_path):
+    model = build()
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert paths(loaded) == paths(model)
+
+
+def test_attention_and_its_parts_have_readable_paths():
+    names = ["", "/query", "/key", "/value", "/softmax", "/dropout"]
+    expected = [f"multi_head_attention{n}" for n in names]
+    assert paths(functional())[:6] == expected
+
+
+def test_sequential_and_functional_agree():
+    stack = [layers.Dense(3), layers.Dense(2), layers.Dense(1, name="head")]
+    sequential = keras.Sequential([keras.Input((4,)), *stack])
+    inputs = keras.Input((4,))
+    x = inputs
+    for layer in stack:
+        x = layer(x)
+    model = keras.Model(inputs, x)
+    assert paths(sequential) == paths(model) == ["dense", "dense_1", "head"]
+
+
+def test_building_adds_layers_and_moves_none():
+    model = Subclassed()
+    before = paths(model)
+    model(INPUT)
+    after = paths(model)
+    assert [path for path in after if path in before] == before
+    assert "late_block/block/dense" in after
+
+
+def test_bidirectional_parts_lose_their_counter():
+    layers.LSTM(2), layers.LSTM(2)
+    inputs = keras.Input((5, 4))
+    outputs = layers.Bidirectional(layers.LSTM(2))(inputs)
+    assert "bidirectional/forward_lstm/lstm_cell" in paths(
+        keras.Model(inputs, outputs)
+    )
+
+
+def test_only_layers_are_found():
+    class Holder(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.metric = keras.metrics.Mean()
+            self.optimizer_kept = keras.optimizers.SGD()
+            self.seed = keras.random.SeedGenerator(0)
+            self.dense = layers.Dense(1)
+
+    assert paths(Holder()) == ["dense"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["dense_7", "dense_9"], ["dense", "dense_1"]),
+        (["dense_9", "dense_7"], ["dense_1", "dense"]),
+        (["a", "a", "dense_3"], ["a", "a_1", "dense"]),
+        (["head", "dense_2", "my_dense_5"], ["head", "dense", "my_dense_5"]),
+    ],
+)
+def test_stable_names(names, expected):
+    assert stable_names([layers.Dense(1, name=n) for n in names]) == expected
+
+
+def test_keras_path_gives_the_names_of_this_process():
+    layers.Dense(1)
+    inner = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    entry = walk(keras.Sequential([keras.Input((2,)), inner]))[1]
+    assert keras_path(entry) == f"{inner.name}/{inner.layers[0].name}"
