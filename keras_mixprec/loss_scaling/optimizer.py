@@ -5,19 +5,20 @@ from keras import ops
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec.backend import step as backend_step
+from keras_mixprec.loss_scaling.arguments import check_inner, resolve_rule
+from keras_mixprec.loss_scaling.by_hand import ScalesByHand
 from keras_mixprec.loss_scaling.delegation import DelegatesToInner
 from keras_mixprec.loss_scaling.guarded_step import (
     GuardedStep,
     commit_together,
 )
 from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
+from keras_mixprec.loss_scaling.reports import ReportsSteps
 from keras_mixprec.loss_scaling.rules import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     DynamicLossScale,
-    FixedLossScale,
     LossScaleState,
-    get_rule,
     namespace,
 )
 from keras_mixprec.loss_scaling.saving import SavesOnce
@@ -25,7 +26,11 @@ from keras_mixprec.loss_scaling.saving import SavesOnce
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class LossScaleOptimizer(
-    DelegatesToInner, SavesOnce, keras.optimizers.LossScaleOptimizer
+    DelegatesToInner,
+    ReportsSteps,
+    SavesOnce,
+    ScalesByHand,
+    keras.optimizers.LossScaleOptimizer,
 ):
     """Scales the loss so that float16 gradients survive, and skips bad steps.
 
@@ -84,8 +89,8 @@ class LossScaleOptimizer(
         name: str | None = None,
         **kwargs,
     ):
-        inner_optimizer = _check_inner(inner_optimizer)
-        rule = _resolve_rule(
+        inner_optimizer = check_inner(inner_optimizer)
+        rule = resolve_rule(
             loss_scale,
             initial_scale,
             dynamic_growth_steps,
@@ -96,8 +101,6 @@ class LossScaleOptimizer(
         self.history = StepHistory()
         self._unscaled = False
         self._unread_state = None
-
-    # Building.
 
     # Without it Keras would count the model's variables as the optimizer's.
     @no_automatic_dependency_tracking
@@ -143,8 +146,6 @@ class LossScaleOptimizer(
     def variables(self):
         """The wrapper's variables, then those of the inner optimizer."""
         return self._variables + self.inner_optimizer.variables
-
-    # The step.
 
     def apply(self, grads, trainable_variables=None):
         """Updates the variables with scaled gradients, or skips the step.
@@ -289,136 +290,6 @@ class LossScaleOptimizer(
             steps=counts[STEPS],
         )
 
-    # Scaling by hand.
-
-    def scale_loss(self, loss):
-        """Returns the loss in float32, multiplied by the loss scale.
-
-        A float16 loss is cast first: 3.0 times a scale of 2**15 is infinite
-        in float16.
-        """
-        return ops.cast(loss, "float32") * self.loss_scale
-
-    def stateless_scale_loss(self, optimizer_variables, loss):
-        """The stateless form of `scale_loss`, for custom loops on JAX.
-
-        Inside a jitted function `scale_loss` would take the scale for a
-        constant of the moment of compilation.
-
-        Args:
-            optimizer_variables: List of tensors, values of `self.variables`.
-            loss: Scalar tensor.
-
-        Returns:
-            float32 scalar tensor.
-        """
-        self._check_built("stateless_scale_loss")
-        mapping = list(zip(self.variables, optimizer_variables, strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
-            return self.scale_loss(loss)
-
-    def unscale(self, gradients):
-        """Returns gradients divided by the loss scale, in float32.
-
-        For what has to see true gradients before `apply`, such as clipping
-        by hand. The next `apply` takes them as unscaled, still checks them
-        and still moves the scale.
-
-        Args:
-            gradients: List of gradients of the scaled loss, or `None`.
-
-        Returns:
-            List of float32 gradients.
-
-        Raises:
-            ValueError: If called a second time before `apply`.
-        """
-        self._check_built("unscale")
-        if self._unscaled:
-            raise ValueError(
-                "`unscale` has already been called since the last `apply`; "
-                "a second time would divide the gradients twice."
-            )
-        self._unscaled = True
-        gradients = list(gradients)
-        step = backend_step.current()
-        inverse = 1.0 / step.value(self.dynamic_scale)
-        return step.unscale(gradients, inverse, [False] * len(gradients))
-
-    def get_scaled_loss(self, loss):
-        """`scale_loss` under its Keras 2 name; a function is wrapped."""
-        if callable(loss):
-            return lambda: self.scale_loss(loss())
-        return self.scale_loss(loss)
-
-    def get_unscaled_gradients(self, grads):
-        """`unscale` under its Keras 2 name."""
-        return self.unscale(grads)
-
-    def _check_built(self, method):
-        if not self.built:
-            raise ValueError(
-                f"`{method}` needs an optimizer that has been built. Call "
-                "`optimizer.build(model.trainable_variables)` first."
-            )
-
-    # What it tells.
-
-    @property
-    def loss_scale(self):
-        """The loss scale in use now: a float32 scalar, `float()` of it works.
-
-        Inside a compiled step, the value of that step.
-        """
-        if not self.built:
-            return self._initial_scale()
-        return backend_step.current().value(self.dynamic_scale)
-
-    @property
-    def attempted_steps(self) -> int:
-        """Steps taken or skipped; `iterations` counts those taken."""
-        return self._counts()[0]
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps skipped since the optimizer was built."""
-        return self._counts()[1]
-
-    @property
-    def consecutive_skipped_steps(self) -> int:
-        """Steps skipped since the last one that was taken."""
-        return self._counts()[2]
-
-    @property
-    def last_step_skipped(self) -> bool:
-        """Whether the last step was skipped."""
-        return self.consecutive_skipped_steps > 0
-
-    def overflow_counts(self) -> dict:
-        """Returns, by variable path, in how many steps it overflowed."""
-        return self.history.read_by_path("overflows") if self.built else {}
-
-    def gradient_norms(self) -> dict:
-        """Returns, by variable path, the last step's unscaled gradient norm.
-
-        Under `tf.distribute` it is the sum of the replicas' norms, an upper
-        bound of the norm of their sum.
-        """
-        return self.history.read_by_path("gradient_norms") if self.built else {}
-
-    def nonfinite_steps(self) -> list:
-        """Returns the last 32 skipped steps, oldest first.
-
-        Each has `.step` (its number among the attempted), `.scale` and
-        `.variables` (paths of those that overflowed).
-        """
-        return self.history.read_recent() if self.built else []
-
-    def _counts(self):
-        return self.history.read_counts() if self.built else (0, 0, 0)
-
-    # Configuration.
-
     @property
     def dynamic_growth_steps(self):
         """The growth interval of a dynamic loss scale, `None` of others."""
@@ -473,55 +344,3 @@ def _safe_scale(scale, previous):
     xp = namespace(previous)
     scale = xp.where(xp.isnan(scale), previous, scale)
     return xp.clip(scale, SMALLEST_SCALE, LARGEST_SCALE)
-
-
-def _check_inner(inner):
-    if isinstance(inner, (str, dict)):
-        inner = keras.optimizers.get(inner)
-    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "`inner_optimizer` scales the loss already; wrap the optimizer "
-            f"inside it instead. Received: inner_optimizer={inner}"
-        )
-    if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be a `keras.optimizers.Optimizer` or the "
-            f"name of one. Received: inner_optimizer={inner!r} of type "
-            f"{type(inner).__name__}"
-        )
-    if inner.loss_scale_factor is not None:
-        raise ValueError(
-            "`inner_optimizer` has a `loss_scale_factor` of its own. Leave it "
-            "out and pass `loss_scale` to the wrapper. Received: "
-            f"loss_scale_factor={inner.loss_scale_factor!r}"
-        )
-    return inner
-
-
-def _resolve_rule(loss_scale, initial_scale, growth_steps, dynamic):
-    given = {
-        "initial_scale": initial_scale,
-        "growth_interval": growth_steps,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    if not isinstance(loss_scale, str):
-        if given or not dynamic:
-            raise ValueError(
-                "`initial_scale`, `dynamic_growth_steps` and `dynamic` "
-                "configure a dynamic loss scale and cannot be combined with "
-                f"another one. Received: loss_scale={loss_scale!r}, "
-                f"initial_scale={initial_scale!r}, "
-                f"dynamic_growth_steps={growth_steps!r}, dynamic={dynamic!r}"
-            )
-        return get_rule(loss_scale)
-    get_rule(loss_scale)
-    if dynamic:
-        return DynamicLossScale(**given)
-    if list(given) != ["initial_scale"]:
-        raise ValueError(
-            "`dynamic=False` fixes the loss scale, so it needs "
-            "`initial_scale` and no `dynamic_growth_steps`. Received: "
-            f"initial_scale={initial_scale!r}, "
-            f"dynamic_growth_steps={growth_steps!r}"
-        )
-    return FixedLossScale(initial_scale)
