@@ -1,13 +1,13 @@
 """The loss scale optimizer."""
 
 import keras
-from keras import ops
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.loss_scaling.arguments import check_inner, resolve_rule
 from keras_mixprec.loss_scaling.by_hand import ScalesByHand
 from keras_mixprec.loss_scaling.delegation import DelegatesToInner
+from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.guarded_step import (
     GuardedStep,
     commit_together,
@@ -17,7 +17,6 @@ from keras_mixprec.loss_scaling.reports import ReportsSteps
 from keras_mixprec.loss_scaling.rules import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
-    DynamicLossScale,
     LossScaleState,
     namespace,
 )
