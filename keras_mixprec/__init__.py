@@ -14,6 +14,7 @@ _PART_OF = {
     "DynamicLossScale": "loss_scaling",
     "FixedLossScale": "loss_scaling",
     "LossScaleOptimizer": "loss_scaling",
+    "MixPrecMonitor": "callbacks",
     "PrecisionPlan": "policies",
     "PrecisionRule": "policies",
     "PrecisionRules": "policies",

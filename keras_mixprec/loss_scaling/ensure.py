@@ -43,7 +43,7 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
             "`model` has no optimizer yet; call `model.compile(...)` first. "
             f"Received: model={model.name!r}"
         )
-    if _scales_loss(optimizer) or not _computes_in_float16(model):
+    if not lacks_loss_scaling(model):
         return optimizer
     model.optimizer = LossScaleOptimizer(optimizer)
     # What `model.save` stores; it would else save the optimizer unwrapped.
@@ -53,14 +53,15 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     return model.optimizer
 
 
-def _scales_loss(optimizer):
-    return (
+def lacks_loss_scaling(model: keras.Model) -> bool:
+    """Whether `model` computes in float16 and `optimizer` scales no loss."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return False
+    scales_loss = (
         isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         or optimizer.loss_scale_factor is not None
     )
-
-
-def _computes_in_float16(model):
-    return any(
+    return not scales_loss and any(
         layer.compute_dtype == "float16" for layer in model._flatten_layers()
     )

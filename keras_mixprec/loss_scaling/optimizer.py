@@ -103,8 +103,14 @@ class LossScaleOptimizer(
 
     # Without it Keras would count the model's variables as the optimizer's.
     @no_automatic_dependency_tracking
-    def build(self, var_list):
-        """Creates the variables for a list of trainable variables."""
+    def build(self, var_list, shared=None):
+        """Creates the variables for a list of trainable variables.
+
+        Args:
+            var_list: List of variables.
+            shared: `keras.optimizers.LossScaleOptimizer` whose scale and step
+                counter to use instead of new ones. Defaults to `None`.
+        """
         if self.built:
             return
         self._trainable_variables = list(var_list)
@@ -112,12 +118,18 @@ class LossScaleOptimizer(
             self._var_key(v): i for i, v in enumerate(var_list)
         }
         state = self.rule.initial_state()
-        self.step_counter = self._add_state(
-            "step_counter", (), "int", int(state.good_steps)
-        )
-        self.dynamic_scale = self._add_state(
-            "dynamic_scale", (), "float32", self._initial_scale()
-        )
+        if shared is not None:
+            self.step_counter = shared.step_counter
+            self.dynamic_scale = shared.dynamic_scale
+            self._track_variable(self.step_counter)
+            self._track_variable(self.dynamic_scale)
+        else:
+            self.step_counter = self._add_state(
+                "step_counter", (), "int", int(state.good_steps)
+            )
+            self.dynamic_scale = self._add_state(
+                "dynamic_scale", (), "float32", self._initial_scale()
+            )
         paths = [getattr(v, "path", v.name) for v in var_list]
         with backend_step.current().outside_graph():
             self.history.build(self._add_state, paths, state)

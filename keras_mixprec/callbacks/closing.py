@@ -1,0 +1,78 @@
+"""The few lines that a run ends with."""
+
+from collections import Counter
+from typing import NamedTuple
+
+
+class TrainingSummary(NamedTuple):
+    """What a run comes down to; `str()` of it fits one screen.
+
+    Attributes:
+        dtypes: Dict compute dtype -> number of layers.
+        optimizers: Dict name -> `OptimizerSummary`, empty without loss
+            scaling.
+        folder: String. Where the log is.
+        unscaled_float16: Boolean. Whether layers compute in float16 and
+            nothing scales the loss.
+    """
+
+    dtypes: dict
+    optimizers: dict
+    folder: str
+    unscaled_float16: bool
+
+    def __str__(self):
+        layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
+        lines = [f"Mixed precision: {layers or 'no layers'}."]
+        for name, optimizer in self.optimizers.items():
+            label = f"Loss scale of {name}" if name else "Loss scale"
+            lines += optimizer.lines(label)
+        if self.unscaled_float16:
+            lines.append(
+                "Layers compute in float16 but nothing scales the loss: small "
+                "gradients become zero. Compile with "
+                "keras_mixprec.LossScaleOptimizer, or call "
+                "keras_mixprec.ensure_loss_scaling(model)."
+            )
+        lines.append(f"Log: {self.folder}")
+        return "\n".join(lines)
+
+
+class OptimizerSummary(NamedTuple):
+    """What one optimizer did during a run.
+
+    Attributes:
+        steps: Int. Steps attempted.
+        skipped: Int. Of those, the ones skipped.
+        in_a_row: Int. Skipped since the last one applied.
+        first_scale: Float. Loss scale at the start.
+        last_scale: Float. Loss scale at the end.
+        overflow_counts: Dict path -> steps in which it overflowed.
+    """
+
+    steps: int
+    skipped: int
+    in_a_row: int
+    first_scale: float
+    last_scale: float
+    overflow_counts: dict
+
+    def lines(self, label: str) -> list:
+        """Returns the lines to print, the judgement last."""
+        share = 100.0 * self.skipped / self.steps if self.steps else 0.0
+        lines = [
+            f"{label}: {self.first_scale:g} -> {self.last_scale:g}; "
+            f"{self.skipped} of {self.steps} steps skipped ({share:.2g}%)."
+        ]
+        worst = Counter(self.overflow_counts).most_common(3)
+        if worst and worst[0][1]:
+            named = ", ".join(f"{path} {n}x" for path, n in worst if n)
+            lines.append(f"  Most often non-finite: {named}")
+        if self.in_a_row:
+            lines.append(
+                f"  The last {self.in_a_row} steps were all skipped: the "
+                "weights have stood still since. If the loss itself is not "
+                "finite, a smaller scale cannot help; look at the data and "
+                "at the layers named above."
+            )
+        return lines

@@ -1,0 +1,278 @@
+"""The monitoring callback."""
+
+import time
+import weakref
+from collections import Counter
+
+import keras
+
+from keras_mixprec._checks import check_integer, check_number
+from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
+from keras_mixprec.callbacks.metric_guard import MetricGuard
+from keras_mixprec.callbacks.watch import Watch
+from keras_mixprec.loss_scaling.adopt import adopt
+from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
+from keras_mixprec.policies import PrecisionPlan, precision_summary
+from keras_mixprec.reporting import RunLog
+from keras_mixprec.reporting.markdown import markdown_table
+
+# The guard of each model: it stays with the model's metrics.
+_GUARDS = weakref.WeakKeyDictionary()
+
+
+class MixPrecMonitor(keras.callbacks.Callback):
+    """Shows the loss scale, skipped steps and layer dtypes of a training run.
+
+    Writes to `<log_dir>/mixprec`, for TensorBoard and as `events.jsonl`:
+
+    | tag | what | when |
+    |---|---|---|
+    | `mixprec/loss_scale`, `mixprec/log2_loss_scale` | scale in use | U |
+    | `mixprec/skipped_steps` | skipped so far | U |
+    | `mixprec/gradient_norm` | unscaled norm of all gradients | U |
+    | `mixprec/gradient_norm_by_variable/<path>` | of each gradient | U |
+    | `mixprec/overflow_count/<path>` | steps in which it overflowed | U |
+    | `mixprec/layer_dtypes` (text) | dtypes of each layer | start, change |
+    | `mixprec/skipped_step` (text) | what overflowed at which scale | U |
+
+    U: every `update_freq` steps and at the end of an epoch. The x axis counts
+    batches, skipped ones included, on over several calls of `fit`. Between
+    two looks the compiled step itself keeps the record, so a skipped step is
+    not lost when nobody looks.
+
+    Works with `keras_mixprec.LossScaleOptimizer`, and with Keras' own, which
+    it exchanges for one that shares its state and follows its rule. A model
+    with several optimizers as attributes is logged by attribute name.
+
+    While an optimizer skips bad steps, a batch whose loss is not finite is
+    kept out of the running loss and metrics, so that callbacks which stop, or
+    save the best, see the loss of the steps that were taken. An epoch without
+    any such step reports float32's largest number.
+
+    Args:
+        log_dir: String or path-like. Defaults to `"logs"`.
+        update_freq: Int, batches. Defaults to `50`.
+        max_overhead: Float, share of the training time. Looks are thinned to
+            stay below it. Defaults to `0.02`.
+        verbose: `0` or `1`. Whether to print the summary at the end. Defaults
+            to `1`.
+
+    Attributes:
+        summary: The `TrainingSummary` of the last `fit`, `None` before.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a number is outside its range.
+        OSError: When training starts, if `log_dir` cannot be written to.
+
+    Example:
+    >>> import tempfile
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(LossScaleOptimizer("sgd"), loss="mse")
+    >>> monitor = MixPrecMonitor(tempfile.mkdtemp(), verbose=0)
+    >>> _ = model.fit(
+    ...     np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[monitor]
+    ... )
+    >>> monitor.summary.optimizers[""].skipped
+    0
+    """
+
+    def __init__(
+        self,
+        log_dir="logs",
+        update_freq: int = 50,
+        max_overhead: float = 0.02,
+        verbose: int = 1,
+    ):
+        super().__init__()
+        self.log_dir = log_dir
+        self.update_freq = check_integer("update_freq", update_freq, low=1)
+        self.max_overhead = check_number(
+            "max_overhead", max_overhead, low=0, high=1
+        )
+        self.verbose = check_integer("verbose", verbose, high=1)
+        self.summary = None
+        self._log = None
+
+    # Setting up and tearing down.
+
+    def on_train_begin(self, logs=None):
+        """Opens the log, guards the metrics and takes the first look."""
+        started = time.perf_counter()
+        model = self.model
+        self._log = RunLog(self.log_dir)
+        self._first_step = self._epoch_start = self._step = self._log.next_step
+        self._last_look = self._plan = None
+        self._watches = _watch_optimizers(model)
+        if self._watches:
+            _guard(model).active = True
+        self._log_layers()
+        self._look()
+        self._begun = started
+        self._spent = time.perf_counter() - started
+
+    def on_train_end(self, logs=None):
+        """Takes the last look, writes the summary and closes the log."""
+        self._look()
+        self._log_layers()
+        self.summary = self._summarize()
+        self._log.event(
+            self._step, {"kind": "train_end", "summary": str(self.summary)}
+        )
+        self._log.close()
+        _guard(self.model).active = False
+        if self.verbose:
+            keras.utils.io_utils.print_msg(str(self.summary))
+
+    # `on_train_batch_end` would make Keras fetch the logs of every step from
+    # the device before it starts the next one.
+    def on_train_batch_begin(self, batch, logs=None):
+        """Looks at the steps before this one, if it is time to."""
+        self._step = self._epoch_start + batch
+        due = self._step - self._last_look >= self.update_freq
+        if due and self._within_budget():
+            self._timed(self._look)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Starts counting the batches of the epoch."""
+        self._epoch_start = self._step
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Looks at the last steps of the epoch."""
+        self._step += getattr(self._model, "steps_per_execution", 1)
+        if self.params.get("steps"):
+            last = self._epoch_start + self.params["steps"]
+            self._step = min(self._step, last)
+        if self._within_budget():
+            self._timed(self._look)
+        self._timed(self._log_layers)
+
+    def on_test_begin(self, logs=None):
+        """Lets validation metrics tell the whole truth."""
+        _guard(self.model).active = False
+
+    def on_test_end(self, logs=None):
+        """Guards the training metrics again."""
+        _guard(self.model).active = bool(self._watches)
+
+    # Looking.
+
+    def _within_budget(self):
+        elapsed = time.perf_counter() - self._begun
+        return self._spent <= self.max_overhead * elapsed
+
+    def _timed(self, work):
+        started = time.perf_counter()
+        work()
+        self._spent += time.perf_counter() - started
+
+    def _look(self):
+        if self._step == self._last_look:
+            return
+        self._last_look = self._step
+        _ = self.model  # On JAX this brings the variables up to date.
+        scalars = {}
+        for name, watch in self._watches.items():
+            reading = watch.read()
+            scalars |= reading.scalars(name)
+            self._log_skipped(name, watch, reading)
+        if scalars:
+            self._log.scalars(self._step, scalars)
+
+    def _log_skipped(self, name, watch, reading):
+        offset = self._first_step - watch.first_attempted
+        for step in reading.new_steps:
+            self._log.event(
+                self._step,
+                {
+                    "kind": "skipped_step",
+                    "optimizer": name,
+                    "at_step": offset + step.step,
+                    "scale": step.scale,
+                    "variables": step.variables,
+                },
+            )
+        if reading.unseen:
+            self._log.event(
+                self._step,
+                {
+                    "kind": "skipped_steps_not_kept",
+                    "optimizer": name,
+                    "count": reading.unseen,
+                },
+            )
+        if reading.new_steps:
+            self._log.text(
+                self._step,
+                f"mixprec/skipped_step{'/' + name if name else ''}",
+                markdown_table(_rows(reading.new_steps, offset)),
+            )
+
+    def _log_layers(self):
+        plan = PrecisionPlan.from_model(self.model)
+        if plan != self._plan:
+            self._plan = plan
+            self._log.layers(
+                self._step, precision_summary(self.model).to_list()
+            )
+
+    def _summarize(self):
+        model = self.model
+        return TrainingSummary(
+            dtypes=dict(
+                Counter(
+                    row["compute_dtype"]
+                    for row in precision_summary(model).to_list()
+                )
+            ),
+            optimizers={
+                name: OptimizerSummary(
+                    steps=w.optimizer.attempted_steps - w.first_attempted,
+                    skipped=w.optimizer.skipped_steps - w.first_skipped,
+                    in_a_row=w.optimizer.consecutive_skipped_steps,
+                    first_scale=w.first_scale,
+                    last_scale=float(w.optimizer.loss_scale),
+                    overflow_counts=w.overflow_counts(),
+                )
+                for name, w in self._watches.items()
+            },
+            folder=self._log.folder,
+            unscaled_float16=lacks_loss_scaling(model),
+        )
+
+
+def _guard(model):
+    return _GUARDS.setdefault(model, MetricGuard())
+
+
+def _watch_optimizers(model):
+    """Returns a `Watch` of each loss scale optimizer, by attribute name."""
+    wrapper = keras.optimizers.LossScaleOptimizer
+    found = {n: o for n, o in vars(model).items() if isinstance(o, wrapper)}
+    changed = False
+    for name, optimizer in found.items():
+        if not optimizer.built and model.trainable_variables:
+            optimizer.build(model.trainable_variables)
+        found[name] = adopt(optimizer)
+        if found[name] is not optimizer:
+            setattr(model, name, found[name])
+            changed = True
+    if found:
+        changed |= _guard(model).guard(model)
+    if changed and getattr(model, "train_function", None) is not None:
+        model.make_train_function(force=True)
+    if list(found) == ["optimizer"]:
+        return {"": Watch(model.optimizer)}
+    return {name: Watch(optimizer) for name, optimizer in found.items()}
+
+
+def _rows(steps, offset):
+    return [
+        {
+            "step": offset + step.step,
+            "loss scale": step.scale,
+            "non-finite gradients": ", ".join(step.variables[:5])
+            + (f" and {n} more" if (n := len(step.variables) - 5) > 0 else ""),
+        }
+        for step in steps
+    ]

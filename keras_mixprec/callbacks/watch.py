@@ -1,0 +1,93 @@
+"""Reading what an optimizer recorded since the last look."""
+
+import math
+from typing import NamedTuple
+
+from keras_mixprec.loss_scaling.history import CAPACITY
+
+
+class Reading(NamedTuple):
+    """What one look at an optimizer found.
+
+    Attributes:
+        loss_scale: Float. The scale in use now.
+        attempted: Int. Steps attempted so far.
+        skipped: Int. Steps skipped so far.
+        iterations: Int. Steps applied so far.
+        new_steps: List of the `NonfiniteStep`s since the last look.
+        unseen: Int. Non-finite steps since then that the optimizer counted
+            but no longer remembers in full.
+        overflow_counts: Dict path -> number of steps it overflowed in.
+        gradient_norms: Dict path -> unscaled norm of the last step.
+    """
+
+    loss_scale: float
+    attempted: int
+    skipped: int
+    iterations: int
+    new_steps: list
+    unseen: int
+    overflow_counts: dict
+    gradient_norms: dict
+
+    def scalars(self, name: str = "") -> dict:
+        """Returns the curves of this reading, tag -> number.
+
+        Args:
+            name: String. Which of several optimizers it is, `""` if there is
+                one.
+        """
+        where = f"/{name}" if name else ""
+        norms = self.gradient_norms
+        curves = {
+            f"mixprec/loss_scale{where}": self.loss_scale,
+            f"mixprec/log2_loss_scale{where}": math.log2(self.loss_scale),
+            f"mixprec/skipped_steps{where}": self.skipped,
+            f"mixprec/gradient_norm{where}": math.hypot(*norms.values()),
+        }
+        for path, norm in norms.items():
+            curves[f"mixprec/gradient_norm_by_variable/{path}"] = norm
+        for path, count in self.overflow_counts.items():
+            if count:
+                curves[f"mixprec/overflow_count/{path}"] = count
+        return curves
+
+
+class Watch:
+    """Looks at one optimizer from time to time.
+
+    Args:
+        optimizer: A built `LossScaleOptimizer`.
+    """
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.first_attempted = optimizer.attempted_steps
+        self.first_skipped = self._seen = optimizer.skipped_steps
+        self.first_scale = float(optimizer.loss_scale)
+        self._first_counts = optimizer.overflow_counts()
+
+    def read(self) -> Reading:
+        """Returns what there is to tell, and what is new since the last."""
+        optimizer = self.optimizer
+        skipped = optimizer.skipped_steps
+        new = skipped - self._seen
+        self._seen = skipped
+        known = min(new, CAPACITY)
+        return Reading(
+            loss_scale=float(optimizer.loss_scale),
+            attempted=optimizer.attempted_steps,
+            skipped=skipped,
+            iterations=int(optimizer.iterations),
+            new_steps=optimizer.nonfinite_steps()[-known:] if known else [],
+            unseen=new - known,
+            overflow_counts=optimizer.overflow_counts(),
+            gradient_norms=optimizer.gradient_norms(),
+        )
+
+    def overflow_counts(self) -> dict:
+        """Returns, by path, in how many steps it overflowed since the start."""
+        return {
+            path: count - self._first_counts.get(path, 0)
+            for path, count in self.optimizer.overflow_counts().items()
+        }

@@ -1,0 +1,37 @@
+"""Our optimizer in the place of Keras' own, with its state."""
+
+import keras
+
+from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+
+
+def adopt(
+    optimizer: keras.optimizers.LossScaleOptimizer,
+) -> LossScaleOptimizer:
+    """Returns an optimizer that goes on where Keras' own is.
+
+    It follows Keras' rule, shares the inner optimizer, the loss scale and the
+    step counter with `optimizer`, and is saved as Keras saves it. It differs
+    where Keras' would lose weights: a scale of 0 or infinity, and non-finite
+    rows of a sparse gradient or of another replica.
+
+    Args:
+        optimizer: A `keras.optimizers.LossScaleOptimizer`, built or not.
+
+    Returns:
+        A `LossScaleOptimizer`; `optimizer` itself if it is one already.
+    """
+    if isinstance(optimizer, LossScaleOptimizer):
+        return optimizer
+    rule = DynamicLossScale.preset(
+        "keras",
+        initial_scale=optimizer.initial_scale,
+        growth_interval=optimizer.dynamic_growth_steps,
+    )
+    adopted = LossScaleOptimizer(
+        optimizer.inner_optimizer, loss_scale=rule, name=optimizer.name
+    )
+    if optimizer.built:
+        adopted.build(optimizer._trainable_variables, shared=optimizer)
+    return adopted

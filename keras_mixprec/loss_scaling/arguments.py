@@ -1,0 +1,82 @@
+"""What the optimizer's constructor accepts."""
+
+import keras
+
+from keras_mixprec._checks import check_choice
+from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.loss_scaling.rules import LossScale, check_scale
+from keras_mixprec.loss_scaling.scheduled import (
+    FixedLossScale,
+    ScheduledLossScale,
+)
+
+
+def check_inner(inner):
+    """Returns the inner optimizer, or raises saying what is wrong."""
+    if isinstance(inner, (str, dict)):
+        inner = keras.optimizers.get(inner)
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`inner_optimizer` scales the loss already; wrap the optimizer "
+            f"inside it instead. Received: inner_optimizer={inner}"
+        )
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a `keras.optimizers.Optimizer` or the "
+            f"name of one. Received: inner_optimizer={inner!r} of type "
+            f"{type(inner).__name__}"
+        )
+    if inner.loss_scale_factor is not None:
+        raise ValueError(
+            "`inner_optimizer` has a `loss_scale_factor` of its own. Leave it "
+            "out and pass `loss_scale` to the wrapper. Received: "
+            f"loss_scale_factor={inner.loss_scale_factor!r}"
+        )
+    return inner
+
+
+def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic):
+    """Returns the update rule that the arguments ask for together."""
+    given = {
+        "initial_scale": initial_scale,
+        "growth_interval": growth_steps,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(loss_scale, str):
+        if given or not dynamic:
+            raise ValueError(
+                "`initial_scale`, `dynamic_growth_steps` and `dynamic` "
+                "configure a dynamic loss scale and cannot be combined with "
+                f"another one. Received: loss_scale={loss_scale!r}, "
+                f"initial_scale={initial_scale!r}, "
+                f"dynamic_growth_steps={growth_steps!r}, dynamic={dynamic!r}"
+            )
+        return get_rule(loss_scale)
+    get_rule(loss_scale)
+    if dynamic:
+        return DynamicLossScale(**given)
+    if list(given) != ["initial_scale"]:
+        raise ValueError(
+            "`dynamic=False` fixes the loss scale, so it needs "
+            "`initial_scale` and no `dynamic_growth_steps`. Received: "
+            f"initial_scale={initial_scale!r}, "
+            f"dynamic_growth_steps={growth_steps!r}"
+        )
+    return FixedLossScale(initial_scale)
+
+
+def get_rule(loss_scale) -> LossScale:
+    """Returns the rule that a `loss_scale` argument stands for.
+
+    Args:
+        loss_scale: `"dynamic"`, a number, a `LearningRateSchedule` or a rule.
+    """
+    if isinstance(loss_scale, LossScale):
+        return loss_scale
+    if isinstance(loss_scale, str):
+        check_choice("loss_scale", loss_scale, ("dynamic",))
+        return DynamicLossScale()
+    schedules = keras.optimizers.schedules
+    if isinstance(loss_scale, (dict, schedules.LearningRateSchedule)):
+        return ScheduledLossScale(loss_scale)
+    return FixedLossScale(check_scale("loss_scale", loss_scale))

@@ -1,0 +1,60 @@
+"""What the optimizer tells about its steps."""
+
+from keras_mixprec.backend import step as backend_step
+
+
+class ReportsSteps:
+    """Mixin: the loss scale and the record of the steps, for the host."""
+
+    @property
+    def loss_scale(self):
+        """The loss scale in use now: a float32 scalar, `float()` of it works.
+
+        Inside a compiled step, the value of that step.
+        """
+        if not self.built:
+            return self._initial_scale()
+        return backend_step.current().value(self.dynamic_scale)
+
+    @property
+    def attempted_steps(self) -> int:
+        """Steps taken or skipped; `iterations` counts those taken."""
+        return self._counts()[0]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped since the optimizer was built."""
+        return self._counts()[1]
+
+    @property
+    def consecutive_skipped_steps(self) -> int:
+        """Steps skipped since the last one that was taken."""
+        return self._counts()[2]
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped."""
+        return self.consecutive_skipped_steps > 0
+
+    def overflow_counts(self) -> dict:
+        """Returns, by variable path, in how many steps it overflowed."""
+        return self.history.read_by_path("overflows") if self.built else {}
+
+    def gradient_norms(self) -> dict:
+        """Returns, by variable path, the last step's unscaled gradient norm.
+
+        Under `tf.distribute` it is the sum of the replicas' norms, an upper
+        bound of the norm of their sum.
+        """
+        return self.history.read_by_path("gradient_norms") if self.built else {}
+
+    def nonfinite_steps(self) -> list:
+        """Returns the last 32 skipped steps, oldest first.
+
+        Each has `.step` (its number among the attempted), `.scale` and
+        `.variables` (paths of those that overflowed).
+        """
+        return self.history.read_recent() if self.built else []
+
+    def _counts(self):
+        return self.history.read_counts() if self.built else (0, 0, 0)
