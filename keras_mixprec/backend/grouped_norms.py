@@ -31,16 +31,18 @@ def grouped_norms(gradients, sums_of_squares, choose):
         for group in groups
     ]
 
-    def norms(factor):
-        sums = [sums_of_squares(stack * factor) for stack in stacks]
-        return ops.sqrt(ops.concatenate(sums)) / factor
-
     plain = ops.concatenate([sums_of_squares(stack) for stack in stacks])
-    result = choose(
-        ops.all(ops.isfinite(plain)),
-        lambda: ops.sqrt(plain),
-        lambda: norms(_DOWN),
-    )
+    finite = ops.isfinite(plain)
+
+    def lowered():
+        # Not the constant itself: of a gradient of one element, XLA makes
+        # (x * c) ** 2 into x * x * c * c, which is infinity times zero.
+        factor = ops.where(ops.all(finite), np.float32(1), np.float32(_DOWN))
+        sums = [sums_of_squares(stack * factor) for stack in stacks]
+        low = ops.sqrt(ops.concatenate(sums)) / factor
+        return ops.where(finite, ops.sqrt(plain), low)
+
+    result = choose(ops.all(finite), lambda: ops.sqrt(plain), lowered)
     return _restore_order(result, groups)
 
 

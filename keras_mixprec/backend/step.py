@@ -5,16 +5,17 @@
 - `gradient_norms(gradients)`: float32 tensor `(n,)`, the 2-norm of every
   gradient in one pass; finite exactly when the norm is below float32's
   maximum, so that large finite gradients raise no false alarm.
-- `gradient_maxima(gradients)`: the same for the largest magnitude.
+- `gradient_maxima(gradients)`: float32 `(n,)`, the largest magnitude that an
+  element has, or that repeated rows of a sparse gradient could add up to.
 - `is_sparse(gradient)`: whether it holds rows that may repeat.
 - `sum_over_replicas(tensor)`: the sum over the replicas of a strategy.
-- `replica_count()`: over how many replicas that sum runs.
 - `to_host_bool(finite)`: a Python bool where the backend runs eagerly anyway
   and reads it at no cost in compilation, else the tensor as it is.
-- `unscale(gradients, inverse, keep, variables=())`: gradients times `inverse`
-  in float32; those that `keep` marks, and `None`, stay as they are. torch
-  writes in place where a gradient is the `.grad` of one of `variables`, as
-  `torch.amp.GradScaler` does: a copy costs 15% of a step of large layers.
+- `unscale(gradients, inverse, keep, variables=())`: gradients times `inverse`,
+  in float32 or, where they are float64, in that; those that `keep` marks, and
+  `None`, stay as they are. torch writes in place where a gradient is the
+  `.grad` of one of `variables`, as `torch.amp.GradScaler` does: a copy costs
+  15% of a step of large layers.
 - `commit(optimizer, finite, gradients, variables, record)`: applies the inner
   optimizer if `finite`, and calls `record()` once whatever the case.
 - `outside_graph()`: context in which assignments happen now, even while a

@@ -16,7 +16,7 @@ def gradient_norms(gradients):
         lambda stack: jnp.sum(
             jnp.square(stack), axis=tuple(range(1, stack.ndim))
         ),
-        jax.lax.cond,
+        _cond,
     )
 
 
@@ -34,19 +34,42 @@ def sum_over_replicas(tensor):
 
 
 def to_host_bool(finite):
-    return finite
+    return finite if _is_traced(finite) else bool(finite)
 
 
 def unscale(gradients, inverse, keep, variables=()):
     return [
-        g if g is None or k else g.astype("float32") * inverse
+        g
+        if g is None or k
+        else g.astype(jnp.promote_types(g.dtype, "float32")) * inverse
         for g, k in zip(gradients, keep, strict=True)
     ]
 
 
 def commit(optimizer, finite, gradients, variables, record):
     inner = optimizer.inner_optimizer
-    touched = [*variables, *inner.variables]
+    if not isinstance(finite, bool):
+        _commit_traced(inner, finite, gradients, variables)
+    elif finite:
+        inner.apply(gradients, variables)
+    record()
+
+
+def outside_graph():
+    return contextlib.nullcontext()
+
+
+def read(variable):
+    return np.asarray(variable.value)
+
+
+def value(variable):
+    return variable.value
+
+
+def _commit_traced(inner, finite, gradients, variables):
+    # All trainable variables: averaging may write those without a gradient.
+    touched = [*inner._trainable_variables, *inner.variables]
     before = [v.value for v in touched]
 
     def update():
@@ -61,16 +84,14 @@ def commit(optimizer, finite, gradients, variables, record):
     after = jax.lax.cond(finite, update, lambda: before)
     for variable, value in zip(touched, after, strict=True):
         variable.assign(value)
-    record()
 
 
-def outside_graph():
-    return contextlib.nullcontext()
+def _cond(condition, if_true, if_false):
+    # Outside of a jitted step `lax.cond` compiles both branches anew each time.
+    if _is_traced(condition):
+        return jax.lax.cond(condition, if_true, if_false)
+    return if_true() if condition else if_false()
 
 
-def read(variable):
-    return np.asarray(variable.value)
-
-
-def value(variable):
-    return variable.value
+def _is_traced(value):
+    return isinstance(value, jax.core.Tracer)

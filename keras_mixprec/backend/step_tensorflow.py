@@ -25,12 +25,7 @@ def gradient_norms(gradients):
 
 
 def gradient_maxima(gradients):
-    return tf.stack(
-        [
-            tf.cast(tf.reduce_max(tf.abs(_rows(g))), tf.float32)
-            for g in gradients
-        ]
-    )
+    return tf.stack([_maximum(g) for g in gradients])
 
 
 def is_sparse(gradient):
@@ -39,7 +34,12 @@ def is_sparse(gradient):
 
 def sum_over_replicas(tensor):
     context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if context is None:
+        raise ValueError(
+            "`apply` must be called in a replica context: inside a function "
+            "that `strategy.run` runs."
+        )
+    if context.num_replicas_in_sync == 1:
         return tensor
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
@@ -49,14 +49,17 @@ def to_host_bool(finite):
 
 
 def unscale(gradients, inverse, keep, variables=()):
+    def scale(tensor):
+        wide = tensor.dtype == tf.float64
+        tensor = tensor if wide else tf.cast(tensor, tf.float32)
+        return tensor * tf.cast(inverse, tensor.dtype)
+
     def multiply(gradient):
         if is_sparse(gradient):
             return tf.IndexedSlices(
-                tf.cast(gradient.values, tf.float32) * inverse,
-                gradient.indices,
-                gradient.dense_shape,
+                scale(gradient.values), gradient.indices, gradient.dense_shape
             )
-        return tf.cast(gradient, tf.float32) * inverse
+        return scale(gradient)
 
     return [
         g if g is None or k else multiply(g)
@@ -71,7 +74,12 @@ def commit(optimizer, finite, gradients, variables, record):
         inner.apply(gradients, variables)
 
     if _under_xla():
-        gated_update(finite, inner, update, [*variables, *inner.variables])
+        gated_update(
+            finite,
+            inner,
+            update,
+            [*inner._trainable_variables, *inner.variables],
+        )
         record()
     elif _merges():
         _commit_across_replicas(finite, gradients, update, record)
@@ -92,6 +100,14 @@ def value(variable):
     variable = variable.value
     local = tf.distribute.get_strategy().experimental_local_results(variable)
     return tf.convert_to_tensor(local[0])
+
+
+def _maximum(gradient):
+    magnitudes = tf.abs(tf.cast(_rows(gradient), tf.float32))
+    if is_sparse(gradient):
+        # What a row could add up to if all rows had the same index.
+        magnitudes = tf.reduce_sum(magnitudes, axis=0)
+    return tf.reduce_max(magnitudes)
 
 
 def _rows(gradient):

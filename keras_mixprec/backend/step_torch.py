@@ -11,10 +11,11 @@ _DOWN = 2.0**-80
 def gradient_norms(gradients):
     gradients = [_to_float32(g) for g in gradients]
     norms = torch.stack(torch._foreach_norm(gradients))
-    if bool(torch.isfinite(norms).all()):
+    finite = torch.isfinite(norms)
+    if bool(finite.all()):
         return norms
-    lowered = torch._foreach_mul(gradients, _DOWN)
-    return torch.stack(torch._foreach_norm(lowered)) / _DOWN
+    lowered = torch._foreach_norm(torch._foreach_mul(gradients, _DOWN))
+    return torch.where(finite, norms, torch.stack(lowered) / _DOWN)
 
 
 def gradient_maxima(gradients):
@@ -45,7 +46,9 @@ def unscale(gradients, inverse, keep, variables=()):
     if in_place:
         torch._foreach_mul_([gradients[i] for i in in_place], inverse)
     for index in copied:
-        result[index] = _to_float32(gradients[index]) * inverse
+        gradient = gradients[index]
+        wide = gradient.dtype == torch.float64
+        result[index] = (gradient if wide else gradient.float()) * inverse
     return result
 
 

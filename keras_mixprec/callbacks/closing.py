@@ -1,7 +1,10 @@
 """The few lines that a run ends with."""
 
+import textwrap
 from collections import Counter
 from typing import NamedTuple
+
+_WIDTH = 80
 
 
 class TrainingSummary(NamedTuple):
@@ -10,7 +13,7 @@ class TrainingSummary(NamedTuple):
     Attributes:
         dtypes: Dict compute dtype -> number of layers.
         optimizers: Dict name -> `OptimizerSummary`, empty without loss
-            scaling.
+            scaling. Of several, the one that skipped most is remarked upon.
         folder: String. Where the log is.
         unscaled_float16: Boolean. Whether layers compute in float16 and
             nothing scales the loss.
@@ -26,7 +29,10 @@ class TrainingSummary(NamedTuple):
         lines = [f"Mixed precision: {layers or 'no layers'}."]
         for name, optimizer in self.optimizers.items():
             label = f"Loss scale of {name}" if name else "Loss scale"
-            lines += optimizer.lines(label)
+            lines.append(f"{label}: {optimizer}")
+        if self.optimizers:
+            worst = max(self.optimizers.values(), key=lambda o: o.skipped)
+            lines += worst.remarks()
         if self.unscaled_float16:
             lines.append(
                 "Layers compute in float16 but nothing scales the loss: small "
@@ -34,8 +40,12 @@ class TrainingSummary(NamedTuple):
                 "keras_mixprec.LossScaleOptimizer, or call "
                 "keras_mixprec.ensure_loss_scaling(model)."
             )
-        lines.append(f"Log: {self.folder}")
-        return "\n".join(lines)
+        wrapped = [
+            textwrap.fill(line, _WIDTH, subsequent_indent="    ")
+            for line in lines
+        ]
+        # A path is copied, so it stays whole.
+        return "\n".join([*wrapped, f"Log: {self.folder}"])
 
 
 class OptimizerSummary(NamedTuple):
@@ -57,13 +67,16 @@ class OptimizerSummary(NamedTuple):
     last_scale: float
     overflow_counts: dict
 
-    def lines(self, label: str) -> list:
-        """Returns the lines to print, the judgement last."""
+    def __str__(self):
         share = 100.0 * self.skipped / self.steps if self.steps else 0.0
-        lines = [
-            f"{label}: {self.first_scale:g} -> {self.last_scale:g}; "
+        return (
+            f"{self.first_scale:g} -> {self.last_scale:g}; "
             f"{self.skipped} of {self.steps} steps skipped ({share:.2g}%)."
-        ]
+        )
+
+    def remarks(self) -> list:
+        """Returns what else to print, the judgement last."""
+        lines = []
         worst = Counter(self.overflow_counts).most_common(3)
         if worst and worst[0][1]:
             named = ", ".join(f"{path} {n}x" for path, n in worst if n)

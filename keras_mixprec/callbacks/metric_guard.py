@@ -7,7 +7,9 @@ rest of the epoch, although the optimizer skipped the step. `EarlyStopping`,
 """
 
 import functools
+import threading
 
+import keras
 from keras import ops
 
 from keras_mixprec.formats import get_format
@@ -17,30 +19,60 @@ from keras_mixprec.formats import get_format
 WORST = get_format("float32").maximum
 
 
-class MetricGuard:
-    """Keeps non-finite batches out of a model's training metrics.
+# What a metric has seen since it was reset.
+_NOTHING, _ONLY_BAD, _SOME_GOOD = range(3)
 
-    A metric whose state a batch would make non-finite keeps the state that it
-    had. Everything else is as before, bit for bit. Guarding lasts until the
-    model is compiled again; it acts while `active` is true, and compiled
-    functions keep what it was when they were traced.
+
+class MetricGuard:
+    """Keeps batches whose loss is not finite out of training metrics.
+
+    After such a batch a metric has the state that it had before. Metrics that
+    are updated before the loss is known, and those of a `train_step` of the
+    user's own, judge by their own state. Everything else is as before, bit
+    for bit: outside `train_step`, in `evaluate`, NaN is the truth about the
+    weights.
 
     Attributes:
-        active: Boolean. Set while training, not while evaluating: NaN in
-            validation is the truth about the weights.
+        enabled: Boolean. Whether training steps are guarded. Compiled
+            functions keep what it was when they were traced.
     """
 
     def __init__(self):
-        self.active = False
+        self.enabled = False
+        self._loss_tracker = None
+        # The replicas of a `MirroredStrategy` are threads that take turns.
+        self._inside = threading.local()
 
     def guard(self, model) -> bool:
         """Guards the metrics of `model`; returns whether any was new."""
-        fresh = False
+        fresh = self._guard_step(model)
+        # Keras' own step updates it first. Another may do so within
+        # `jax.grad`, whose tensors must not be used outside.
+        if type(model).train_step is keras.Model.train_step:
+            self._loss_tracker = getattr(model, "_loss_tracker", None)
         for metric in model.metrics:
             fresh |= self._guard_metric(metric)
         # The trackers of several outputs' losses appear when it is built.
         self._guard_on_build(getattr(model, "_compile_loss", None))
         return fresh
+
+    def _guard_step(self, model):
+        if "train_step" in vars(model):
+            return False
+        train_step = model.train_step
+
+        @functools.wraps(train_step)
+        def guarded(*args, **kwargs):
+            self._inside.training = self.enabled
+            self._inside.loss_is_finite = None
+            try:
+                return train_step(*args, **kwargs)
+            finally:
+                self._inside.training = False
+                self._inside.loss_is_finite = None
+
+        model.train_step = guarded
+        return True
 
     def _guard_metric(self, metric):
         parts = getattr(metric, "metrics", None)
@@ -49,8 +81,10 @@ class MetricGuard:
             return any([self._guard_metric(part) for part in parts])
         if "update_state" in vars(metric):
             return False
-        metric.update_state = self._kept_finite(metric, metric.update_state)
-        metric.result = self._never_empty(metric, metric.result)
+        seen = metric.add_variable((), "zeros", name="seen_by_guard")
+        metric.update_state = self._kept_finite(metric, seen)
+        metric.reset_state = _resetting(metric.reset_state, seen)
+        metric.result = _never_empty(metric, seen)
         return True
 
     def _guard_on_build(self, container):
@@ -66,43 +100,58 @@ class MetricGuard:
 
         container.build = build_and_guard
 
-    def _kept_finite(self, metric, update_state):
+    def _kept_finite(self, metric, seen):
+        update_state = metric.update_state
+
         @functools.wraps(update_state)
         def guarded(*args, **kwargs):
-            if not self.active:
+            if not getattr(self._inside, "training", False):
                 return update_state(*args, **kwargs)
             # A copy, since torch writes into the variable's own memory.
             before = [ops.copy(v.value) for v in metric.variables]
             returned = update_state(*args, **kwargs)
-            finite = ops.all(
-                ops.stack([ops.all(ops.isfinite(v)) for v in metric.variables])
-            )
+            finite = self._judge(metric)
             for variable, old in zip(metric.variables, before, strict=True):
                 variable.assign(ops.where(finite, variable.value, old))
+            bad = ops.maximum(seen.value, _ONLY_BAD)
+            seen.assign(ops.where(finite, float(_SOME_GOOD), bad))
             return returned
 
         return guarded
 
-    def _never_empty(self, metric, result):
-        worst = (
-            -WORST if getattr(metric, "_direction", "down") == "up" else WORST
+    def _judge(self, metric):
+        if self._inside.loss_is_finite is not None:
+            return self._inside.loss_is_finite
+        finite = ops.all(
+            ops.stack([ops.all(ops.isfinite(v)) for v in metric.variables])
         )
-
-        @functools.wraps(result)
-        def guarded(*args, **kwargs):
-            value = result(*args, **kwargs)
-            if not self.active or not _is_float_tensor(value):
-                return value
-            return ops.where(
-                _is_empty(metric), ops.cast(worst, value.dtype), value
-            )
-
-        return guarded
+        if metric is self._loss_tracker:
+            self._inside.loss_is_finite = finite
+        return finite
 
 
-def _is_empty(metric):
-    zero = [ops.all(ops.equal(v, 0)) for v in metric.variables]
-    return ops.all(ops.stack(zero))
+def _resetting(reset_state, seen):
+    @functools.wraps(reset_state)
+    def reset():
+        reset_state()
+        seen.assign(_NOTHING)
+
+    return reset
+
+
+def _never_empty(metric, seen):
+    result = metric.result
+    worst = -WORST if getattr(metric, "_direction", "down") == "up" else WORST
+
+    @functools.wraps(result)
+    def guarded(*args, **kwargs):
+        value = result(*args, **kwargs)
+        if not _is_float_tensor(value):
+            return value
+        only_bad = ops.equal(seen, _ONLY_BAD)
+        return ops.where(only_bad, ops.cast(worst, value.dtype), value)
+
+    return guarded
 
 
 def _is_float_tensor(value):

@@ -5,6 +5,7 @@ import weakref
 from collections import Counter
 
 import keras
+from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_integer, check_number
 from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
@@ -15,6 +16,7 @@ from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import RunLog
 from keras_mixprec.reporting.markdown import markdown_table
+from keras_mixprec.reporting.run_log import check_local
 
 # The guard of each model: it stays with the model's metrics.
 _GUARDS = weakref.WeakKeyDictionary()
@@ -85,7 +87,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
         verbose: int = 1,
     ):
         super().__init__()
-        self.log_dir = log_dir
+        self.log_dir = check_local(log_dir)
         self.update_freq = check_integer("update_freq", update_freq, low=1)
         self.max_overhead = check_number(
             "max_overhead", max_overhead, low=0, high=1
@@ -104,8 +106,6 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self._first_step = self._epoch_start = self._step = self._log.next_step
         self._last_look = self._plan = None
         self._watches = _watch_optimizers(model)
-        if self._watches:
-            _guard(model).active = True
         self._log_layers()
         self._look()
         self._begun = started
@@ -120,9 +120,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
             self._step, {"kind": "train_end", "summary": str(self.summary)}
         )
         self._log.close()
-        _guard(self.model).active = False
         if self.verbose:
-            keras.utils.io_utils.print_msg(str(self.summary))
+            io_utils.print_msg(str(self.summary))
 
     # `on_train_batch_end` would make Keras fetch the logs of every step from
     # the device before it starts the next one.
@@ -147,14 +146,6 @@ class MixPrecMonitor(keras.callbacks.Callback):
             self._timed(self._look)
         self._timed(self._log_layers)
 
-    def on_test_begin(self, logs=None):
-        """Lets validation metrics tell the whole truth."""
-        _guard(self.model).active = False
-
-    def on_test_end(self, logs=None):
-        """Guards the training metrics again."""
-        _guard(self.model).active = bool(self._watches)
-
     # Looking.
 
     def _within_budget(self):
@@ -172,12 +163,21 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self._last_look = self._step
         _ = self.model  # On JAX this brings the variables up to date.
         scalars = {}
-        for name, watch in self._watches.items():
+        for name, watch in self._used_watches().items():
             reading = watch.read()
             scalars |= reading.scalars(name)
             self._log_skipped(name, watch, reading)
         if scalars:
             self._log.scalars(self._step, scalars)
+
+    def _used_watches(self):
+        # `compile` without an optimizer makes one that a `train_step` with
+        # several of its own never uses.
+        return {
+            name: watch
+            for name, watch in self._watches.items()
+            if name != "optimizer" or watch.optimizer.attempted_steps
+        }
 
     def _log_skipped(self, name, watch, reading):
         offset = self._first_step - watch.first_attempted
@@ -234,15 +234,11 @@ class MixPrecMonitor(keras.callbacks.Callback):
                     last_scale=float(w.optimizer.loss_scale),
                     overflow_counts=w.overflow_counts(),
                 )
-                for name, w in self._watches.items()
+                for name, w in self._used_watches().items()
             },
             folder=self._log.folder,
             unscaled_float16=lacks_loss_scaling(model),
         )
-
-
-def _guard(model):
-    return _GUARDS.setdefault(model, MetricGuard())
 
 
 def _watch_optimizers(model):
@@ -251,19 +247,31 @@ def _watch_optimizers(model):
     found = {n: o for n, o in vars(model).items() if isinstance(o, wrapper)}
     changed = False
     for name, optimizer in found.items():
-        if not optimizer.built and model.trainable_variables:
-            optimizer.build(model.trainable_variables)
+        # Which variables others are for only the model's `train_step` knows.
+        weights = model.trainable_variables if name == "optimizer" else []
+        if weights and not optimizer.built:
+            optimizer.build(weights)
         found[name] = adopt(optimizer)
         if found[name] is not optimizer:
             setattr(model, name, found[name])
             changed = True
+    guard = _GUARDS.setdefault(model, MetricGuard())
+    guard.enabled = bool(found)
     if found:
-        changed |= _guard(model).guard(model)
-    if changed and getattr(model, "train_function", None) is not None:
-        model.make_train_function(force=True)
+        changed |= guard.guard(model)
+    if changed:
+        _remake_functions(model)
     if list(found) == ["optimizer"]:
         return {"": Watch(model.optimizer)}
     return {name: Watch(optimizer) for name, optimizer in found.items()}
+
+
+def _remake_functions(model):
+    # Both hold the metrics' variables.
+    if getattr(model, "train_function", None) is not None:
+        model.make_train_function(force=True)
+    if getattr(model, "test_function", None) is not None:
+        model.make_test_function(force=True)
 
 
 def _rows(steps, offset):

@@ -46,10 +46,10 @@ class Reading(NamedTuple):
             f"mixprec/gradient_norm{where}": math.hypot(*norms.values()),
         }
         for path, norm in norms.items():
-            curves[f"mixprec/gradient_norm_by_variable/{path}"] = norm
+            curves[f"mixprec/gradient_norm_by_variable{where}/{path}"] = norm
         for path, count in self.overflow_counts.items():
             if count:
-                curves[f"mixprec/overflow_count/{path}"] = count
+                curves[f"mixprec/overflow_count{where}/{path}"] = count
         return curves
 
 

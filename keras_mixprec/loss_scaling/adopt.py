@@ -6,6 +6,14 @@ from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 
 
+@keras.saving.register_keras_serializable("keras_mixprec")
+class _Adopted(LossScaleOptimizer):
+    """What `adopt` returns: saved twice, since Keras' own reads it twice."""
+
+    def __dir__(self):
+        return [*super().__dir__(), "inner_optimizer"]
+
+
 def adopt(
     optimizer: keras.optimizers.LossScaleOptimizer,
 ) -> LossScaleOptimizer:
@@ -29,7 +37,7 @@ def adopt(
         initial_scale=optimizer.initial_scale,
         growth_interval=optimizer.dynamic_growth_steps,
     )
-    adopted = LossScaleOptimizer(
+    adopted = _Adopted(
         optimizer.inner_optimizer, loss_scale=rule, name=optimizer.name
     )
     if optimizer.built:

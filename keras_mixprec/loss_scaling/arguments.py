@@ -1,5 +1,7 @@
 """What the optimizer's constructor accepts."""
 
+import warnings
+
 import keras
 
 from keras_mixprec._checks import check_choice
@@ -27,10 +29,13 @@ def check_inner(inner):
             f"{type(inner).__name__}"
         )
     if inner.loss_scale_factor is not None:
-        raise ValueError(
-            "`inner_optimizer` has a `loss_scale_factor` of its own. Leave it "
-            "out and pass `loss_scale` to the wrapper. Received: "
-            f"loss_scale_factor={inner.loss_scale_factor!r}"
+        # Keras' own class drops it without a word.
+        warnings.warn(
+            "The `loss_scale_factor` of `inner_optimizer` is set to None, "
+            "since the wrapper scales the loss; for a fixed scale pass "
+            "`loss_scale` to the wrapper. Received: "
+            f"loss_scale_factor={inner.loss_scale_factor!r}",
+            stacklevel=3,
         )
     return inner
 
@@ -58,7 +63,9 @@ def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic):
     if list(given) != ["initial_scale"]:
         raise ValueError(
             "`dynamic=False` fixes the loss scale, so it needs "
-            "`initial_scale` and no `dynamic_growth_steps`. Received: "
+            "`initial_scale` and no `dynamic_growth_steps`. To scale without "
+            "skipping bad steps, leave the wrapper out and set "
+            "`loss_scale_factor` on the optimizer. Received: "
             f"initial_scale={initial_scale!r}, "
             f"dynamic_growth_steps={growth_steps!r}"
         )

@@ -34,37 +34,52 @@ class GuardedStep:
             g if g is None or step.is_sparse(g) else ops.convert_to_tensor(g)
             for g in gradients
         ]
+        self._keep = [
+            optimizer._overwrite_variable_with_gradient(v) for v in variables
+        ]
         self._examine()
 
     def _examine(self):
         present = [i for i, g in enumerate(self._gradients) if g is not None]
         gradients = [self._gradients[i] for i in present]
-        limits = [
-            self._limit(self._gradients[i], self._variables[i]) for i in present
-        ]
-        norms = self._over_replicas(self._backend.gradient_norms(gradients))
-        magnitudes = norms
-        if min(limits) < _FLOAT32_MAX * _SPARSE_SHARE:
-            # A norm above float16's maximum may be many small numbers.
-            magnitudes = self._over_replicas(
-                self._backend.gradient_maxima(gradients)
-            )
+        maxima = [self._maximum(self._variables[i]) for i in present]
+        norms = self._over_replicas(
+            self._backend.gradient_norms(gradients), present
+        )
         # NaN fits nowhere. Not `logical_not` of the comparison: TensorFlow's
         # graph optimizer turns that into `greater`, which NaN fails as well.
-        fits = ops.less_equal(magnitudes, np.array(limits, "float32"))
+        fits = ops.less_equal(norms, self._norm_limits(gradients))
+        if min(maxima) < _FLOAT32_MAX * _SPARSE_SHARE:
+            # A small norm says that a number fits float16, a large one not
+            # that it does not. As well, because XLA's maximum loses NaN.
+            magnitudes = self._over_replicas(
+                self._backend.gradient_maxima(gradients), present
+            )
+            narrow = ops.less_equal(magnitudes, np.array(maxima, "float32"))
+            fits = ops.logical_and(fits, narrow)
         self.finite = ops.all(fits)
         self.norms = self._in_build_order(norms, present)
         self.flags = self._in_build_order(ops.where(fits, 0, 1), present)
 
-    def _over_replicas(self, magnitudes):
+    def _over_replicas(self, magnitudes, present):
         # Replicas add their gradients up after this: the sum of the norms
         # bounds the norm of the sum, so what fits here fits there.
-        return self._backend.sum_over_replicas(magnitudes * self._inverse)
+        keep = [self._keep[i] for i in present]
+        factor = self._inverse
+        if any(keep):
+            factor = ops.where(np.array(keep), 1.0, factor)
+        return self._backend.sum_over_replicas(magnitudes * factor)
 
-    def _limit(self, gradient, variable):
-        maximum = get_format(_dtype_name(variable)).maximum
-        share = _SPARSE_SHARE if self._backend.is_sparse(gradient) else 1.0
-        return min(maximum, _FLOAT32_MAX) * share
+    def _norm_limits(self, gradients):
+        shares = [
+            _SPARSE_SHARE if self._backend.is_sparse(g) else 1.0
+            for g in gradients
+        ]
+        return np.array(shares, "float32") * np.float32(_FLOAT32_MAX)
+
+    @staticmethod
+    def _maximum(variable):
+        return min(get_format(_dtype_name(variable)).maximum, _FLOAT32_MAX)
 
     def _in_build_order(self, values, present):
         order = [
@@ -79,12 +94,8 @@ class GuardedStep:
     def commit(self, finite):
         """Applies the update if `finite`, and records the step."""
         optimizer = self._optimizer
-        keep = [
-            optimizer._overwrite_variable_with_gradient(v)
-            for v in self._variables
-        ]
         gradients = self._backend.unscale(
-            self._gradients, self._inverse, keep, self._variables
+            self._gradients, self._inverse, self._keep, self._variables
         )
         self._backend.commit(
             optimizer,

@@ -61,8 +61,8 @@ class LossScaleOptimizer(
     Raises:
         TypeError: If `inner_optimizer` is not an optimizer, or `loss_scale`
             none of the above.
-        ValueError: If `inner_optimizer` scales the loss already, or an
-            argument is outside its range or contradicts another.
+        ValueError: If `inner_optimizer` is a loss scale optimizer already, or
+            an argument is outside its range or contradicts another.
 
     Example:
     >>> optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))
@@ -97,6 +97,7 @@ class LossScaleOptimizer(
         )
         super().__init__(inner_optimizer, name=name, **kwargs)
         self.rule = rule
+        self.initial_scale = self._initial_scale()
         self.history = StepHistory()
         self._unscaled = False
         self._unread_state = None
@@ -133,12 +134,23 @@ class LossScaleOptimizer(
         paths = [getattr(v, "path", v.name) for v in var_list]
         with backend_step.current().outside_graph():
             self.history.build(self._add_state, paths, state)
-        if not self.inner_optimizer.built:
-            self.inner_optimizer.build(var_list)
+        self._build_inner(var_list)
         self.built = True
         if self._unread_state is not None:
             with backend_step.current().outside_graph():
                 self.load_own_variables(self._unread_state)
+
+    def _build_inner(self, var_list):
+        inner = self.inner_optimizer
+        if not inner.built:
+            inner.build(var_list)
+        # Those that Keras tracks as they are set (Nadam's product), which it
+        # leaves out while a wrapper is being built: a jitted step on JAX would
+        # lose them.
+        for variable in list(vars(inner).values()):
+            known = any(variable is v for v in inner.variables)
+            if isinstance(variable, keras.Variable) and not known:
+                inner._track_variable(variable)
 
     def _add_state(self, name, shape, dtype, value=0):
         return self.add_variable(
@@ -308,8 +320,14 @@ class LossScaleOptimizer(
 
     @dynamic_growth_steps.setter
     def dynamic_growth_steps(self, value):
-        if "rule" in vars(self):
-            self.rule = self.rule.with_growth_interval(value)
+        if "rule" not in vars(self):
+            return
+        if not isinstance(self.rule, DynamicLossScale):
+            raise ValueError(
+                "`dynamic_growth_steps` belongs to a dynamic loss scale. "
+                f"Received: dynamic_growth_steps={value!r} for {self.rule!r}"
+            )
+        self.rule = self.rule.with_growth_interval(value)
 
     def get_config(self) -> dict:
         """Returns the configuration.

@@ -8,6 +8,7 @@ import numpy as np
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.loss_scaling.history import copy_store
 from keras_mixprec.loss_scaling.rules import LARGEST_SCALE, SMALLEST_SCALE
+from keras_mixprec.loss_scaling.scheduled import FixedLossScale
 
 
 class SavesOnce:
@@ -41,7 +42,7 @@ class SavesOnce:
             if _match(variables, store):
                 for index, variable in enumerate(variables):
                     variable.assign(store[str(index)])
-                self._repair_scale()
+                self._settle_scale()
                 return
         warnings.warn(
             f"The state of optimizer {self.name!r} was not loaded: its "
@@ -57,6 +58,13 @@ class SavesOnce:
         own += [self.step_counter, self.dynamic_scale]
         return own + self.inner_optimizer.variables
 
+    def _settle_scale(self):
+        if isinstance(self.rule, FixedLossScale):
+            # No update would ever bring it back from what a file held.
+            self.dynamic_scale.assign(self.rule.scale)
+        else:
+            self._repair_scale()
+
     def _repair_scale(self):
         scale = float(backend_step.current().read(self.dynamic_scale))
         if math.isnan(scale):
@@ -67,7 +75,7 @@ class SavesOnce:
             warnings.warn(
                 f"The file holds a loss scale of {scale:g}, which destroys "
                 f"weights or skips every step. Continuing with {usable:g}.",
-                stacklevel=3,
+                stacklevel=4,
             )
             self.dynamic_scale.assign(usable)
 

@@ -16,6 +16,22 @@ from keras_mixprec.reporting.markdown import markdown_table
 from keras_mixprec.reporting.resume import find_end
 
 
+def check_local(log_dir: str | os.PathLike) -> str:
+    """Returns `log_dir` as a string, or raises saying what is wrong."""
+    if not isinstance(log_dir, str | os.PathLike):
+        raise TypeError(
+            "`log_dir` must be a path. "
+            f"Received: log_dir={log_dir!r} of type {type(log_dir).__name__}"
+        )
+    log_dir = os.fspath(log_dir)
+    if "://" in log_dir:
+        raise ValueError(
+            "`log_dir` must be a local folder; copy it to remote storage "
+            f"after the run. Received: log_dir={log_dir!r}"
+        )
+    return log_dir
+
+
 class RunLog:
     """Writes a training run to `<log_dir>/mixprec`, for TensorBoard and people.
 
@@ -48,7 +64,7 @@ class RunLog:
     """
 
     def __init__(self, log_dir: str | os.PathLike):
-        log_dir = _check_local(log_dir)
+        log_dir = check_local(log_dir)
         self.folder = os.path.join(log_dir, schema.RUN_FOLDER)
         try:
             os.makedirs(self.folder, exist_ok=True)
@@ -193,21 +209,6 @@ class RunLog:
 
 def _scale_value(tag, rows):
     return summaries.numbers(tag, np.stack(rows), columns=schema.SCALE_COLUMNS)
-
-
-def _check_local(log_dir):
-    if not isinstance(log_dir, str | os.PathLike):
-        raise TypeError(
-            "`log_dir` must be a path. "
-            f"Received: log_dir={log_dir!r} of type {type(log_dir).__name__}"
-        )
-    log_dir = os.fspath(log_dir)
-    if "://" in log_dir:
-        raise ValueError(
-            "`log_dir` must be a local folder; copy it to remote storage "
-            f"after the run. Received: log_dir={log_dir!r}"
-        )
-    return log_dir
 
 
 def _open_lines(path):

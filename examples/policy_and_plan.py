@@ -1,0 +1,44 @@
+"""A plan brings each layer of a fresh model back to its own dtype.
+
+Run it with `python examples/policy_and_plan.py`.
+"""
+
+import keras
+from keras import layers
+
+import keras_mixprec as kmp
+
+
+class ScaleNorm(layers.Layer):
+    """A normalization that Keras does not have."""
+
+    def call(self, x):
+        return x * keras.ops.rsqrt(keras.ops.sum(x * x, -1, keepdims=True))
+
+
+def build():
+    inputs = keras.Input((16, 32))
+    x = layers.MultiHeadAttention(4, 8, name="attention")(inputs, inputs)
+    x = ScaleNorm(name="norm")(x)
+    x = layers.Dense(64, activation="gelu", name="hidden")(x)
+    x = layers.GlobalAveragePooling1D(name="mean")(x)
+    return keras.Model(inputs, layers.Dense(5, name="logits")(x))
+
+
+print("For this device:", kmp.recommend_policy(), "\n")
+
+model = build()
+mine = kmp.PrecisionRule(
+    "attention/softmax", reason="the scores of this model reach 80,000"
+)
+plan = kmp.apply_policy(
+    model, "mixed_float16", rules=[mine, *kmp.DEFAULT_RULES]
+)
+print(kmp.precision_summary(model), "\n")
+print(plan, "\n")
+plan.save("plan.json")
+
+fresh = build()
+kmp.PrecisionPlan.load("plan.json").apply(fresh)
+left = plan.diff(kmp.PrecisionPlan.from_model(fresh))
+print(f"Layers of the fresh model that differ from the plan: {len(left)}")

@@ -1,0 +1,126 @@
+"""Runs whose losses, gradients and overflows are known beforehand.
+
+One float16 weight of 1 that a learning rate of 0 keeps there: a batch of the
+number `v` has the loss `v * v` and the gradient `2 * v * v`, both exact in
+float16 for the numbers of `good`. A batch of `BAD` overflows in the forward
+pass.
+"""
+
+import json
+import os
+
+import keras
+import numpy as np
+import pytest
+from reporting_readers import read_events, read_tag
+
+import keras_mixprec as kmp
+
+BACKEND = keras.backend.backend()
+BAD = 1e30
+ROWS = 4
+
+# TensorFlow op by op and under XLA; JAX always compiles, torch never does.
+each_jit = pytest.mark.parametrize(
+    "jit",
+    {"tensorflow": (False, True), "jax": (True,), "torch": (False,)}[BACKEND],
+    ids={"tensorflow": ("ops", "xla"), "jax": ("jit",), "torch": ("ops",)}[
+        BACKEND
+    ],
+)
+OPTIMIZERS = {
+    "ours": kmp.LossScaleOptimizer,
+    "keras": keras.optimizers.LossScaleOptimizer,
+    "auto": lambda inner: inner,
+}
+each_optimizer = pytest.mark.parametrize(
+    "wrap", OPTIMIZERS.values(), ids=OPTIMIZERS
+)
+not_torch = pytest.mark.skipif(BACKEND == "torch", reason="Keras has it not")
+
+
+def good(count, start=1):
+    """Returns numbers whose squares float16 holds, as it does the gradient."""
+    return [k / 64 for k in range(start, start + count)]
+
+
+def with_bad(values, *positions):
+    """Returns `values` with an overflowing batch at each position."""
+    return [BAD if i in positions else v for i, v in enumerate(values)]
+
+
+def one_weight(wrap=kmp.LossScaleOptimizer, jit=False, **compiling):
+    """Returns the compiled model."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [
+            keras.Input((1,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+        ],
+        name="model",
+    )
+    model.compile(
+        wrap(keras.optimizers.SGD(0.0)),
+        **{"loss": "mse", "jit_compile": jit} | compiling,
+    )
+    return model
+
+
+def stream(values):
+    """Yields a batch of each number, on over the epochs."""
+    for value in values:
+        yield np.full((ROWS, 1), value, "float32"), np.zeros((ROWS, 1))
+
+
+def arrays(values):
+    """Returns the batches of `values` as two arrays."""
+    x, y = zip(*stream(values), strict=True)
+    return np.concatenate(x), np.concatenate(y)
+
+
+def fit(model, values, callbacks, epochs=1, **arguments):
+    """Trains on one batch per number; returns the history."""
+    return model.fit(
+        stream(values),
+        steps_per_epoch=len(values) // epochs,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+        **arguments,
+    ).history
+
+
+def monitor(log_dir, **arguments):
+    """Returns a monitor that looks whenever it is asked to."""
+    return kmp.MixPrecMonitor(
+        log_dir, **{"verbose": 0, "max_overhead": 1.0} | arguments
+    )
+
+
+def scalars(log_dir, tag):
+    """Dict step -> number of one curve."""
+    points = read_tag(os.path.join(log_dir, "mixprec"), f"mixprec/{tag}")
+    return {step: float(value) for step, value in points.items()}
+
+
+def tags(log_dir):
+    """The tags of a log without their common beginning."""
+    return {
+        value.tag.removeprefix("mixprec/")
+        for event in read_events(os.path.join(log_dir, "mixprec"))
+        for value in event.summary.value
+    }
+
+
+def told(log_dir, kind):
+    """The events of one kind from `events.jsonl`."""
+    with open(os.path.join(log_dir, "mixprec", "events.jsonl")) as lines:
+        events = [json.loads(line) for line in lines]
+    return [event for event in events if event["kind"] == kind]
+
+
+def texts(log_dir, tag):
+    """Dict step -> Markdown of one entry of the Text tab."""
+    points = read_tag(os.path.join(log_dir, "mixprec"), f"mixprec/{tag}")
+    return {step: value.item().decode() for step, value in points.items()}

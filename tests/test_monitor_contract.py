@@ -1,0 +1,101 @@
+"""What every callback of the package bears, whichever comes."""
+
+import copy
+import inspect
+import os
+
+import keras
+import pytest
+from monitor_models import (
+    BACKEND,
+    BAD,
+    arrays,
+    each_optimizer,
+    fit,
+    good,
+    one_weight,
+)
+
+import keras_mixprec as kmp
+
+CALLBACKS = [
+    kind
+    for kind in (getattr(kmp, name) for name in kmp.__all__)
+    if inspect.isclass(kind) and issubclass(kind, keras.callbacks.Callback)
+]
+pytestmark = pytest.mark.parametrize(
+    "kind", CALLBACKS, ids=[kind.__name__ for kind in CALLBACKS]
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(callback, model=None, values=(1 / 8, 1 / 4)):
+    model = model or one_weight(jit=BACKEND == "jax")
+    return model, fit(model, list(values), [callback])
+
+
+@each_optimizer
+def test_two_fits(kind, wrap):
+    callback, model = kind(), one_weight(wrap, BACKEND == "jax")
+    for _ in range(2):
+        history = trained(callback, model)[1]
+        assert history == {"loss": [5 / 128]}
+
+
+def test_another_model(kind):
+    callback = kind()
+    assert trained(callback)[1] == trained(callback)[1]
+
+
+def test_no_epochs(kind):
+    model, callback = one_weight(), kind()
+    x, y = arrays(good(2))
+    model.fit(x, y, epochs=0, verbose=0, callbacks=[callback])
+    model.fit(x, y, initial_epoch=3, epochs=2, verbose=0, callbacks=[callback])
+    assert trained(callback, model)[1] == {"loss": [5 / 128]}
+
+
+def test_evaluate_and_predict(kind):
+    model, callback = one_weight(jit=BACKEND == "jax"), kind()
+    x, y = arrays([1 / 8])
+    kept = {"verbose": 0, "callbacks": [callback]}
+    assert model.evaluate(x, y, **kept) == 1 / 64
+    assert model.predict(x, **kept).tolist() == x.tolist()
+    assert os.listdir() == []
+    trained(callback, model)
+    assert model.evaluate(x, y, **kept) == 1 / 64
+    assert model.predict(x, **kept).tolist() == x.tolist()
+
+
+def test_copies_work_apart(kind):
+    first = kind()
+    second = copy.copy(first)
+    assert trained(second)[1] == trained(first)[1]
+
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+
+@each_optimizer
+def test_interrupted_training_goes_on(kind, wrap):
+    model, callback = one_weight(wrap, BACKEND == "jax"), kind()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, [BAD, 1 / 8, 1 / 8, 1 / 8], [callback, Fails()])
+    x, y = arrays([1 / 8, BAD])
+    assert not model.evaluate(x, y, verbose=0) < 1e30
+    assert trained(callback, model)[1] == {"loss": [5 / 128]}
+    assert trained(callback, model)[1] == {"loss": [5 / 128]}
+
+
+@each_optimizer
+def test_steps_by_hand(kind, wrap):
+    model, _ = trained(kind(), one_weight(wrap, BACKEND == "jax"))
+    assert model.train_on_batch(*arrays([1 / 8])) == 1 / 64
+    assert model.test_on_batch(*arrays([1 / 8])) == 1 / 64

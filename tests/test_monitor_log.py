@@ -1,0 +1,161 @@
+"""What the monitor writes, read back by TensorBoard's own readers."""
+
+import importlib.util
+import math
+
+import keras
+import numpy as np
+import pytest
+from monitor_models import (
+    each_jit,
+    each_optimizer,
+    fit,
+    good,
+    monitor,
+    one_weight,
+    scalars,
+    tags,
+    texts,
+    told,
+    with_bad,
+)
+from reporting_readers import get, poll, tensorboard
+
+import keras_mixprec as kmp
+
+KERNEL = "model/dense/kernel"
+VALUES = with_bad(good(6), 2, 3)
+NORMS = [2 * v * v for v in VALUES]
+
+
+@pytest.fixture(autouse=True)
+def _same_layer_names():
+    keras.backend.clear_session()
+
+
+@pytest.fixture
+def run(tmp_path):
+    model = one_weight()
+    fit(model, VALUES, [monitor(tmp_path, update_freq=1)])
+    return model, tmp_path
+
+
+@each_jit
+@each_optimizer
+def test_tags_with_either_optimizer(wrap, jit, tmp_path):
+    model = one_weight(wrap, jit)
+    fit(model, VALUES, [monitor(tmp_path)])
+    assert tags(tmp_path) == {
+        "loss_scale",
+        "log2_loss_scale",
+        "skipped_steps",
+        "gradient_norm",
+        f"gradient_norm_by_variable/{KERNEL}",
+        f"overflow_count/{KERNEL}",
+        "layers",
+        "layer_dtypes",
+        "skipped_step",
+        "events/00000",
+    }
+
+
+@each_jit
+@each_optimizer
+def test_loss_scale_and_skipped_steps(wrap, jit, tmp_path):
+    model = one_weight(wrap, jit)
+    fit(model, VALUES, [monitor(tmp_path, update_freq=1)])
+    log2 = [15, 15, 15, 14, 13, 13, 13]
+    assert scalars(tmp_path, "log2_loss_scale") == dict(enumerate(log2))
+    scales = scalars(tmp_path, "loss_scale").values()
+    assert list(scales) == [2.0**n for n in log2]
+    skipped = scalars(tmp_path, "skipped_steps").values()
+    assert list(skipped) == [0, 0, 0, 1, 2, 2, 2]
+
+
+@each_jit
+@each_optimizer
+def test_gradient_norms_are_unscaled(wrap, jit, tmp_path):
+    model = one_weight(wrap, jit)
+    fit(model, VALUES, [monitor(tmp_path, update_freq=1)])
+    for tag in "gradient_norm", f"gradient_norm_by_variable/{KERNEL}":
+        read = scalars(tmp_path, tag)
+        for step, norm in enumerate(NORMS, start=1):
+            if VALUES[step - 1] > 1:
+                assert not math.isfinite(read[step])
+            else:
+                assert read[step] == norm
+
+
+def test_norm_of_all_gradients(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False)
+    model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
+    weight, bias = (np.float64(w) for w in model.get_weights())
+    x = np.random.default_rng(0).normal(size=(4, 3))
+    model.fit(x, 0 * x[:, :2], verbose=0, callbacks=[monitor(tmp_path)])
+    residual = (x @ weight + bias) / 4
+    norm = math.hypot(
+        np.linalg.norm(x.T @ residual), np.linalg.norm(residual.sum(0))
+    )
+    (*_, logged) = scalars(tmp_path, "gradient_norm").values()
+    # float16 keeps 11 bits of each factor.
+    np.testing.assert_allclose(logged, norm, rtol=2e-3)
+
+
+def test_overflow_counts_by_variable(run):
+    counts = scalars(run[1], f"overflow_count/{KERNEL}")
+    assert counts == {3: 1, 4: 2, 5: 2, 6: 2}
+
+
+def test_text_of_skipped_steps(run):
+    shown = texts(run[1], "skipped_step")
+    assert list(shown) == [3, 4]
+    assert "| 3 | 32768.0 | model/dense/kernel |" in shown[3]
+    assert "| 4 | 16384.0 | model/dense/kernel |" in shown[4]
+
+
+def test_events_of_skipped_steps(run):
+    events = told(run[1], "skipped_step")
+    kept = ("at_step", "scale", "variables", "step")
+    assert [[e[k] for k in kept] for e in events] == [
+        [3, 32768.0, [KERNEL], 3],
+        [4, 16384.0, [KERNEL], 4],
+    ]
+
+
+def test_summary_is_the_last_event(run):
+    (event,) = told(run[1], "train_end")
+    assert "2 of 6 steps skipped (33%)" in event["summary"]
+
+
+def test_dtypes_at_start_and_on_change(run):
+    model, log_dir = run
+    for policy in "float32", "float32":
+        kmp.apply_policy(model, policy)
+        fit(model, good(2), [monitor(log_dir)])
+    tables = texts(log_dir, "layer_dtypes")
+    # Each fit begins a step behind the last.
+    assert list(tables) == [0, 7, 10]
+    assert "float16" in tables[0]
+    assert "float16" not in tables[7]
+
+
+def test_change_in_mid_training_is_logged(tmp_path):
+    class Promote(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                kmp.apply_policy(self.model, "float32")
+
+    fit(one_weight(), good(6), [monitor(tmp_path), Promote()], epochs=3)
+    assert list(texts(tmp_path, "layer_dtypes")) == [0, 4]
+
+
+def test_a_tensorboard_serves_the_run(run):
+    loader = importlib.util.find_spec("tensorboard_data_server")
+    flag = f"--load_fast={'true' if loader else 'false'}"
+    with tensorboard(str(run[1]), flag) as url:
+        served = poll(lambda: get(url, "plugin/scalars/tags")["mixprec"])
+        assert f"mixprec/overflow_count/{KERNEL}" in served
+        shown = poll(lambda: get(url, "plugin/text/tags").get("mixprec"))
+        assert set(shown) == {"mixprec/layer_dtypes", "mixprec/skipped_step"}

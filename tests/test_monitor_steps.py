@@ -1,0 +1,161 @@
+"""Runs in which steps are not one callback each."""
+
+import keras
+import numpy as np
+import pytest
+from monitor_models import (
+    BACKEND,
+    BAD,
+    arrays,
+    each_jit,
+    each_optimizer,
+    fit,
+    good,
+    monitor,
+    not_torch,
+    one_weight,
+    scalars,
+    told,
+    with_bad,
+)
+
+import keras_mixprec as kmp
+
+
+@not_torch
+@each_jit
+@each_optimizer
+def test_several_steps_in_one_call(wrap, jit, tmp_path):
+    model = one_weight(wrap, jit, steps_per_execution=4)
+    values = [*good(4), *[BAD] * 40, *good(4)]
+    watcher = monitor(tmp_path, update_freq=1000)
+    fit(model, values, [watcher])
+    assert watcher.summary.optimizers[""].skipped == 40
+    assert watcher.summary.optimizers[""].steps == 48
+    assert scalars(tmp_path, "skipped_steps") == {0: 0, 48: 40}
+    events = told(tmp_path, "skipped_step")
+    assert [e["at_step"] for e in events] == list(range(13, 45))
+    assert [e["count"] for e in told(tmp_path, "skipped_steps_not_kept")] == [8]
+
+
+@not_torch
+def test_looks_between_calls_of_several_steps(tmp_path):
+    model = one_weight(jit=BACKEND == "jax", steps_per_execution=4)
+    watcher = monitor(tmp_path, update_freq=1)
+    fit(model, with_bad(good(20), 9, 10, 17), [watcher], epochs=2)
+    # An epoch of 10 ends with a call of 2.
+    expected = {0: 0, 4: 0, 8: 0, 10: 1, 14: 2, 18: 3, 20: 3}
+    assert scalars(tmp_path, "skipped_steps") == expected
+    told_at = [e["at_step"] for e in told(tmp_path, "skipped_step")]
+    assert told_at == [10, 11, 18]
+
+
+def test_epochs_of_unknown_length(tmp_path):
+    model = one_weight(jit=BACKEND == "jax")
+    x, y = arrays(with_bad(good(7), 3))
+
+    watcher = monitor(tmp_path, update_freq=3)
+    for _ in range(2):
+        data = of_unknown_length(x, y)
+        model.fit(data, shuffle=False, verbose=0, callbacks=[watcher])
+    assert list(scalars(tmp_path, "skipped_steps")) == [
+        *(0, 3, 6, 7),
+        *(8, 11, 14, 15),
+    ]
+
+
+def of_unknown_length(x, y):
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+        return data.filter(lambda *_: True)
+    return ((x[i : i + 4], y[i : i + 4]) for i in range(0, len(x), 4))
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Stops in the middle of the first epoch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.model.stop_training = True
+
+
+def test_early_stop_in_mid_epoch(tmp_path):
+    model = one_weight(jit=BACKEND == "jax")
+    watcher = monitor(tmp_path, update_freq=2)
+    values = with_bad(good(10), 4, 5)
+    fit(model, values, [watcher, StopAfter(4)])
+    assert scalars(tmp_path, "skipped_steps") == {0: 0, 2: 0, 4: 0, 5: 1}
+    assert watcher.summary.optimizers[""].steps == 5
+    fit(model, good(3), [watcher])
+    assert list(scalars(tmp_path, "skipped_steps"))[4:] == [6, 8, 9]
+
+
+@each_optimizer
+def test_several_fits_into_one_folder(wrap, tmp_path):
+    model = one_weight(wrap)
+    for _ in range(3):
+        fit(model, with_bad(good(3), 1), [monitor(tmp_path)])
+    steps = scalars(tmp_path, "skipped_steps")
+    assert steps == {0: 0, 3: 1, 4: 1, 7: 2, 8: 2, 11: 3}
+    told_at = [e["at_step"] for e in told(tmp_path, "skipped_step")]
+    assert told_at == [2, 6, 10]
+
+
+def test_summary_is_of_the_last_fit(tmp_path):
+    model, watcher = one_weight(), monitor(tmp_path)
+    fit(model, [BAD, BAD, BAD], [watcher])
+    fit(model, with_bad(good(4), 2), [watcher])
+    (done,) = watcher.summary.optimizers.values()
+    assert (done.steps, done.skipped, done.in_a_row) == (4, 1, 0)
+    assert (done.first_scale, done.last_scale) == (4096.0, 2048.0)
+    assert list(done.overflow_counts.values()) == [1]
+
+
+def test_model_without_loss_scaling(tmp_path):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=BACKEND == "jax")
+    watcher = monitor(tmp_path, update_freq=1)
+    fit(model, good(3), [watcher])
+    assert watcher.summary.optimizers == {}
+    assert scalars(tmp_path, "loss_scale") == {}
+
+
+class Unbuilt(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+@each_jit
+@each_optimizer
+def test_subclassed_model_is_built_by_fit(wrap, jit, tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = Unbuilt()
+    model.compile(wrap(keras.optimizers.SGD(0.0)), "mse", jit_compile=jit)
+    watcher = monitor(tmp_path, update_freq=1)
+    history = fit(model, with_bad(good(3), 1), [watcher])
+    assert np.isfinite(history["loss"]).all()
+    assert watcher.summary.optimizers[""].skipped == 1
+    assert watcher.summary.dtypes == {"float16": 2} or (
+        watcher.summary.dtypes == {"float16": 1}
+    )
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+def test_policy_applied_by_another_callback(order, tmp_path):
+    class Promote(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            kmp.apply_policy(self.model, "float32")
+
+    watcher = monitor(tmp_path)
+    fit(one_weight(), good(3), [watcher, Promote()][::order])
+    assert watcher.summary.dtypes == {"float32": 1}

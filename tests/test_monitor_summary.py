@@ -1,0 +1,80 @@
+"""The summary at the end of a training run."""
+
+import keras
+import pytest
+from monitor_models import BAD, fit, good, monitor, one_weight
+
+from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
+
+LONG = "a_rather_long_model_name/encoder/block_{}/multi_head_attention/kernel"
+
+
+def done(**changes):
+    settings = {
+        "steps": 123456,
+        "skipped": 1234,
+        "in_a_row": 77,
+        "first_scale": 32768.0,
+        "last_scale": 2.0**-120,
+        "overflow_counts": {LONG.format(n): n for n in range(500)},
+    }
+    return OptimizerSummary(**settings | changes)
+
+
+def assert_fits_a_screen(text):
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+
+
+def test_one_optimizer_fits_a_screen():
+    assert_fits_a_screen(
+        str(TrainingSummary({"float16": 500}, {"": done()}, "logs", True))
+    )
+
+
+def test_ten_optimizers_fit_a_screen():
+    optimizers = {f"optimizer_of_player_{n}": done() for n in range(10)}
+    dtypes = {"float16": 480, "float32": 15, "bfloat16": 3, "float64": 2}
+    text = str(TrainingSummary(dtypes, optimizers, "logs", True))
+    assert_fits_a_screen(text)
+    for name in optimizers:
+        assert name in text
+
+
+def test_skipped_to_the_end_is_said(tmp_path):
+    watcher = monitor(tmp_path)
+    fit(one_weight(), [*good(2), BAD, BAD, BAD], [watcher])
+    text = " ".join(str(watcher.summary).split())
+    assert "The last 3 steps were all skipped" in text
+    assert "3 of 5 steps skipped (60%)" in text
+
+
+def test_float16_without_loss_scaling_is_said(tmp_path):
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, dtype="mixed_float16")]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    watcher = monitor(tmp_path)
+    fit(model, good(2), [watcher])
+    assert watcher.summary.unscaled_float16
+    text = " ".join(str(watcher.summary).split())
+    assert "float16 but nothing scales the loss" in text
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_printed_if_asked_for(verbose, tmp_path, capsys):
+    watcher = monitor(tmp_path, verbose=verbose)
+    fit(one_weight(), good(2), [watcher])
+    assert (str(watcher.summary) in capsys.readouterr().out) == bool(verbose)
+
+
+def test_there_is_none_before(tmp_path):
+    assert monitor(tmp_path).summary is None
+
+
+def test_folder_is_named(tmp_path):
+    watcher = monitor(tmp_path)
+    fit(one_weight(), good(2), [watcher])
+    assert watcher.summary.folder == str(tmp_path / "mixprec")
+    assert str(watcher.summary).endswith(f"Log: {tmp_path / 'mixprec'}")

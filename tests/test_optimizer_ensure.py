@@ -1,0 +1,111 @@
+"""`ensure_loss_scaling`: every model that computes in float16 without it."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from optimizer_models import BACKEND
+
+from keras_mixprec import LossScaleOptimizer, ensure_loss_scaling
+
+X = np.linspace(-1, 1, 8, dtype="float32").reshape(4, 2)
+JIT = {} if BACKEND == "jax" else {"jit_compile": False}
+
+
+def make(policy, compiled=True, optimizer="sgd"):
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            layers.Dense(3, dtype=policy),
+            layers.Dense(1, dtype="float32"),
+        ]
+    )
+    if compiled:
+        model.compile(optimizer, loss="mse", **JIT)
+    return model
+
+
+def policy_map():
+    return keras.dtype_policies.DTypePolicyMap("mixed_float16")
+
+
+def nested():
+    inner = keras.Sequential([layers.Dense(2, dtype="mixed_float16")])
+    model = keras.Sequential([keras.Input((2,)), inner, layers.Dense(1)])
+    model.compile("sgd", loss="mse", **JIT)
+    return model
+
+
+NEEDY = {
+    "float16 layers": lambda: make("mixed_float16"),
+    "a policy map": lambda: make(policy_map()),
+    "pure float16": lambda: make("float16"),
+    "a nested model": nested,
+}
+FINE = {
+    "float32": lambda: make("float32"),
+    "bfloat16": lambda: make("mixed_bfloat16"),
+    "ours": lambda: make("mixed_float16", optimizer=LossScaleOptimizer("sgd")),
+    "Keras' own": lambda: make(
+        "mixed_float16",
+        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+    ),
+    "a fixed factor": lambda: make(
+        "mixed_float16", optimizer=keras.optimizers.SGD(loss_scale_factor=8.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("build", NEEDY.values(), ids=NEEDY)
+def test_the_optimizer_is_wrapped_and_trains(build):
+    model = build()
+    plain = model.optimizer
+    optimizer = ensure_loss_scaling(model)
+    assert isinstance(optimizer, LossScaleOptimizer)
+    assert model.optimizer is optimizer
+    assert optimizer.inner_optimizer is plain
+    assert ensure_loss_scaling(model) is optimizer
+    model.fit(X, X[:, :1], verbose=0)
+    assert optimizer.attempted_steps == 1
+
+
+@pytest.mark.parametrize("build", FINE.values(), ids=FINE)
+def test_what_needs_nothing_is_left_alone(build):
+    model = build()
+    before = model.optimizer
+    assert ensure_loss_scaling(model) is before
+    assert model.optimizer is before
+
+
+def test_between_two_fits_the_state_stays():
+    model = make("mixed_float16", optimizer=keras.optimizers.SGD(0.1, 0.9))
+    model.fit(X, X[:, :1], epochs=3, verbose=0)
+    optimizer = ensure_loss_scaling(model)
+    assert int(optimizer.iterations) == 3
+    weights = model.get_weights()
+    model.fit(X, X[:, :1] * np.nan, verbose=0)
+    assert optimizer.skipped_steps == 1
+    for a, b in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_saved_model_keeps_the_wrapper(tmp_path):
+    model = make("mixed_float16")
+    ensure_loss_scaling(model)
+    model.fit(X, X[:, :1], verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.optimizer, LossScaleOptimizer)
+    assert int(loaded.optimizer.iterations) == 1
+    assert loaded.optimizer.attempted_steps == 1
+
+
+def test_a_model_that_is_not_compiled():
+    with pytest.raises(ValueError, match=r"call `model.compile\(...\)` first"):
+        ensure_loss_scaling(make("mixed_float16", compiled=False))
+
+
+@pytest.mark.parametrize("model", [None, "model", layers.Dense(1)])
+def test_no_model(model):
+    with pytest.raises(TypeError, match="must be a `keras.Model`.*Received"):
+        ensure_loss_scaling(model)

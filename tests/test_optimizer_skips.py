@@ -1,0 +1,138 @@
+"""A skipped step changes no variable at all, a good one what it should.
+
+Every optimizer that Keras has enrols itself, in every mode of the backend.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import optimizers
+from optimizer_models import (
+    assert_identical,
+    each_mode,
+    make_apply,
+    make_variables,
+    numbers,
+)
+
+from keras_mixprec import LossScaleOptimizer
+
+SHAPES = (3, 4), (4,), (2, 3)
+EVERYTHING = {
+    "weight_decay": 0.1,
+    "clipnorm": 0.7,
+    "use_ema": True,
+    "ema_momentum": 0.8,
+    "ema_overwrite_frequency": 2,
+}
+
+
+class AssignsDirectly(optimizers.Optimizer):
+    """A user's optimizer that goes past `self.assign`."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.sums = self.add_optimizer_variables(variables, "sum")
+
+    def update_step(self, gradient, variable, learning_rate):
+        total = self.sums[self._get_variable_index(variable)]
+        total.assign(total + gradient)
+        variable.assign(variable - total * learning_rate)
+
+
+def multi(**arguments):
+    return optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(
+            optimizers.Adam(**arguments),
+            {"v0": optimizers.SGD(momentum=0.9, **arguments)},
+        )
+    )
+
+
+def adam_on_schedule(**arguments):
+    schedule = optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    return optimizers.Adam(schedule, **arguments)
+
+
+CLASSES = {
+    name: kind
+    for name, kind in vars(optimizers).items()
+    if isinstance(kind, type) and issubclass(kind, optimizers.Optimizer)
+}
+del CLASSES["Optimizer"], CLASSES["LossScaleOptimizer"]
+CLASSES |= {
+    "MultiOptimizer": multi,
+    "user's": lambda **arguments: AssignsDirectly(0.1, **arguments),
+    "Adam on a schedule": adam_on_schedule,
+    "SGD with momentum": lambda **arguments: optimizers.SGD(
+        0.1, 0.9, nesterov=True, **arguments
+    ),
+    "Adam with amsgrad": lambda **arguments: optimizers.Adam(
+        0.1, amsgrad=True, **arguments
+    ),
+}
+
+
+def good(seed):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=s).astype("float32") for s in SHAPES]
+
+
+def bad(index, value):
+    gradients = good(index)
+    gradients[index].flat[-1] = value
+    return gradients
+
+
+def scaled(gradients, optimizer):
+    scale = np.float32(float(optimizer.loss_scale))
+    return [g * scale for g in gradients]
+
+
+def all_variables(inner):
+    """Returns its variables, and those that it does not list (Nadam)."""
+    others = [v for v in vars(inner).values() if isinstance(v, keras.Variable)]
+    return inner.variables + others
+
+
+def compare(make, arguments, mode):
+    """Runs it bare and wrapped, the wrapped one with bad steps between."""
+    plain, ours = make_variables(*SHAPES), make_variables(*SHAPES)
+    for variables in (plain, ours):
+        variables[1].constraint = keras.constraints.MaxNorm(1.5, axis=0)
+    optimizer = LossScaleOptimizer(make(**arguments))
+    apply = make_apply(optimizer, ours, mode)
+    # On JAX, Nadam keeps a product outside of `variables`, which `jit` loses.
+    reference = make_apply(
+        make(**arguments), plain, "jit" if mode == "jit" else "eager"
+    )
+    watched = ours + all_variables(optimizer.inner_optimizer)
+    for seed in range(4):
+        reference(good(seed))
+        apply(scaled(good(seed), optimizer))
+        before = numbers(watched)
+        apply(bad(seed % 3, (np.inf, np.nan, -np.inf)[seed % 3]))
+        assert_identical(numbers(watched), before)
+    assert optimizer.skipped_steps == 4
+    for a, b in zip(numbers(ours), numbers(plain), strict=True):
+        # A compiler may fuse, and so round, in another order.
+        close = {"rtol": 1e-5, "atol": 1e-6} if mode != "eager" else {"rtol": 0}
+        np.testing.assert_allclose(a, b, **close)
+        assert not np.array_equal(a, np.ones_like(a))
+
+
+# Both sets of arguments in every mode would take minutes.
+ARGUMENTS = {"graph": {}, "jit": {}}
+
+
+@each_mode
+@pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
+def test_bad_steps_change_nothing_and_good_ones_all(make, mode):
+    compare(make, ARGUMENTS.get(mode, EVERYTHING), mode)
+
+
+@each_mode
+@pytest.mark.parametrize("name", ["Adam", "MultiOptimizer", "user's"])
+def test_with_gradient_accumulation(name, mode):
+    accumulate = {"gradient_accumulation_steps": 2, "weight_decay": 0.1}
+    compare(CLASSES[name], accumulate, mode)
