@@ -8,10 +8,9 @@ a round's time to the unscaled arm's in the same round; the ratio of the
 fastest rounds stands beside it in brackets.
 
     python benchmarks/optimizer_step.py
-    python benchmarks/optimizer_step.py --setups jax torch --rounds 41
+    python benchmarks/optimizer_step.py --setups jax torch --rounds 101
 """
 
-import argparse
 import functools
 import pathlib
 import statistics
@@ -19,27 +18,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from benchmarks.timing import (
-    in_subprocess,
-    installed_backends,
-    interleave,
-    ratio,
-    surroundings,
-    table,
-)
-
-# Name: backend and `jit_compile`.
-SETUPS = {
-    "tensorflow": ("tensorflow", False),
-    "tensorflow XLA": ("tensorflow", True),
-    "jax": ("jax", True),
-    "torch": ("torch", False),
-}
+from benchmarks.timing import argument_parser, interleave, print_table, ratio
 
 # Name: number of layers and their width.
-SIZES = {"small": (100, 64), "large": (6, 1024)}
-
-HEADER = ["backend", "model", "no scaling, ms", "Keras", "ours"]
+SIZES = {"100 Dense(64)": (100, 64), "6 Dense(1024)": (6, 1024)}
 
 
 def measure(jit_compile, size, batch, rounds, steps):
@@ -96,38 +78,19 @@ def _optimizer(arm):
 
 
 def main():
-    arguments = _parse()
-    rows = []
-    for setup in arguments.setups:
-        backend, jit_compile = SETUPS[setup]
-        for name in arguments.sizes:
-            layers, width = SIZES[name]
-            cells = in_subprocess(
-                backend,
-                measure,
-                jit_compile,
-                SIZES[name],
-                arguments.batch,
-                arguments.rounds,
-                arguments.steps,
-            )
-            rows.append([setup, f"{layers} Dense({width})", *cells])
-            print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
-    print(table(HEADER, rows))
-    print()
-    print(surroundings(list({SETUPS[s][0]: None for s in arguments.setups})))
-
-
-def _parse():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    installed = installed_backends()
-    setups = [s for s, (backend, _) in SETUPS.items() if backend in installed]
-    parser.add_argument("--setups", nargs="+", choices=setups, default=setups)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=[*SIZES])
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--steps", type=int, default=10, help="per round")
+    parser = argument_parser(__doc__, rounds=51, steps=4)
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=[*SIZES])
     parser.add_argument("--batch", type=int, default=128)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    print_table(
+        ["no scaling, ms", "Keras", "ours"],
+        arguments.setups,
+        {name: SIZES[name] for name in arguments.models},
+        measure,
+        arguments.batch,
+        arguments.rounds,
+        arguments.steps,
+    )
 
 
 if __name__ == "__main__":

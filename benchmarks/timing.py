@@ -1,5 +1,6 @@
 """Timing several arms of one comparison so that noise meets all alike."""
 
+import argparse
 import concurrent.futures
 import importlib.util
 import multiprocessing
@@ -7,14 +8,53 @@ import os
 import pathlib
 import platform
 import statistics
+import sys
 import time
 from importlib import metadata
 
-BACKENDS = ("tensorflow", "jax", "torch")
+# Name: backend and `jit_compile`.
+SETUPS = {
+    "tensorflow": ("tensorflow", False),
+    "tensorflow-xla": ("tensorflow", True),
+    "jax": ("jax", True),
+    "torch": ("torch", False),
+}
 
 
-def installed_backends() -> list:
-    return [b for b in BACKENDS if importlib.util.find_spec(b) is not None]
+def argument_parser(doc: str, rounds: int, steps: int):
+    """Returns a parser with the arguments that all benchmarks take."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    setups = [
+        setup
+        for setup, (backend, _) in SETUPS.items()
+        if importlib.util.find_spec(backend) is not None
+    ]
+    parser.add_argument("--setups", nargs="+", choices=setups, default=setups)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--steps", type=int, default=steps, help="per round")
+    return parser
+
+
+def print_table(header: list, setups: list, models: dict, measure, *args):
+    """Measures every model in every setup, and prints the Markdown table.
+
+    Args:
+        header: List of the names of the columns after setup and model.
+        setups: List of names in `SETUPS`.
+        models: Dict from a name to what `measure` takes.
+        measure: Function `(jit_compile, model, *args)` that returns the
+            cells of a row. It runs in a process of its own.
+        *args: Passed on to it.
+    """
+    rows = []
+    for setup in setups:
+        backend, jit_compile = SETUPS[setup]
+        for name, model in models.items():
+            cells = in_subprocess(backend, measure, jit_compile, model, *args)
+            rows.append([setup, name, *cells])
+            print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
+    print(_markdown(["backend", "model", *header], rows))
+    print(f"\n{_surroundings(list({SETUPS[s][0]: None for s in setups}))}")
 
 
 def in_subprocess(backend: str, function, *args):
@@ -48,20 +88,19 @@ def interleave(arms: dict, rounds: int) -> dict:
     return seconds
 
 
-def ratio(seconds: list, base: list) -> str:
+def ratio(seconds: list, base: list, digits: int = 2) -> str:
     """Formats the median of the pairwise ratios, and the ratio of minima."""
     pairs = [s / b for s, b in zip(seconds, base, strict=True)]
-    return f"{statistics.median(pairs):.2f} ({min(seconds) / min(base):.2f})"
+    ratios = (statistics.median(pairs), min(seconds) / min(base))
+    return "{:.{digits}f} ({:.{digits}f})".format(*ratios, digits=digits)
 
 
-def table(header: list, rows: list) -> str:
-    """Formats a Markdown table."""
+def _markdown(header, rows):
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def surroundings(backends: list) -> str:
-    """Names the device that the backends use, and the versions."""
+def _surroundings(backends):
     devices = {in_subprocess(b, _device): None for b in backends}
     versions = [_version(name) for name in ("keras", *backends)]
     return f"{', '.join(devices)}; Python {platform.python_version()}, " + (

@@ -8,9 +8,9 @@ import os
 os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
-from jax import numpy as jnp
 
 import keras_mixprec as kmp
 
@@ -18,13 +18,9 @@ bce = keras.losses.BinaryCrossentropy(from_logits=True)
 
 
 def network(inputs, outputs):
+    hidden = [keras.layers.Dense(64, activation="relu") for _ in range(2)]
     model = keras.Sequential(
-        [
-            keras.Input((inputs,)),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(outputs),
-        ]
+        [keras.Input((inputs,)), *hidden, keras.layers.Dense(outputs)]
     )
     kmp.apply_policy(model, "mixed_float16")
     return model
@@ -32,14 +28,14 @@ def network(inputs, outputs):
 
 def optimizer_of(model):
     rule = kmp.DynamicLossScale(initial_scale=2.0**24, growth_interval=100)
-    optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3, 0.5), rule)
-    optimizer.build(model.trainable_variables)
-    return optimizer
+    o = kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3, 0.5), rule)
+    o.build(model.trainable_variables)
+    return o
 
 
-def painter_loss(weights, own, judge_weights, noise):
+def painter_loss(weights, own, judges, noise):
     fake, _ = generator.stateless_call(weights, [], noise)
-    on_fake, _ = critic.stateless_call(judge_weights, [], fake)
+    on_fake, _ = critic.stateless_call(judges, [], fake)
     loss = bce(jnp.ones_like(on_fake), on_fake)
     return painter.stateless_scale_loss(own, loss), fake
 
@@ -76,6 +72,7 @@ for _ in range(600):
     state = train_step(*state, real, noise)
 keras.tree.map_structure(lambda v, value: v.assign(value), groups, state)
 
-print("mean of", np.mean(generator.predict(noise, verbose=0), 0), "near 3, -2")
+mean = generator.predict(noise, verbose=0).mean(0)
+print("mean of", mean, "near 3, -2")
 for name, o in (("generator", painter), ("critic", judge)):
     print(f"{name}: scale {float(o.loss_scale):g}, {o.skipped_steps} skipped")

@@ -28,13 +28,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except ModuleNotFoundError as error:
-        if error.name not in _PACKAGES:
+        module = str(error.name).partition(".")[0]
+        if module not in _PACKAGES:
             raise
         message = (
-            f"this needs the module {error.name!r}, which is not installed; "
-            f"install it with: pip install {_PACKAGES[error.name]}"
+            f"this needs the module {module!r}, which is not installed; "
+            f"install it with: pip install {_PACKAGES[module]}"
         )
-        if error.name != "sklearn":
+        if module != "sklearn":
             message += (
                 "\nor choose a backend that you have, such as: "
                 "keras-mixprec demo --backend jax"
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _demo(arguments):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if arguments.backend:
+    if "backend" in arguments:
         os.environ["KERAS_BACKEND"] = arguments.backend
     # Keras chooses its backend when it is imported.
     from keras_mixprec.demo import run_demo
@@ -75,21 +76,27 @@ def _parser():
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(
-        "--epochs", type=_count, default=8, help="times over the images"
+        "--epochs", type=_integer(1), default=8, help="times over the images"
     )
     demo.add_argument("--log-dir", default="logs", help="where to log")
-    demo.add_argument("--seed", type=int, default=0, help="seed of both runs")
+    demo.add_argument(
+        "--seed", type=_integer(0), default=0, help="of both runs"
+    )
     demo.add_argument(
         "--backend",
         choices=["tensorflow", "jax", "torch"],
-        help="Keras' backend, instead of the one that is configured",
+        default=argparse.SUPPRESS,
+        help="Keras' backend (default: the one that Keras is set to)",
     )
     demo.set_defaults(run=_demo)
     return parser
 
 
-def _count(text):
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+def _integer(low):
+    def integer(text):
+        number = int(text)
+        if number < low:
+            raise argparse.ArgumentTypeError(f"{number} is less than {low}")
+        return number
+
+    return integer

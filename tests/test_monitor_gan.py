@@ -46,8 +46,9 @@ class TwoPlayers(keras.Model):
         return [self.left_loss]
 
     def losses_of(self, x, y):
-        left = ops.cast(self.left(x) - y, "float32")
-        right = ops.cast(self.right(x) - y, "float32")
+        y = ops.cast(y, "float32")
+        left = ops.cast(self.left(x), "float32") - y
+        right = ops.cast(self.right(x), "float32") - y
         return ops.mean(left**2), ops.mean(right) / 2.0
 
 

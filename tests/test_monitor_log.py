@@ -7,8 +7,9 @@ import keras
 import numpy as np
 import pytest
 from monitor_models import (
-    each_jit,
-    each_optimizer,
+    BAD,
+    JITS,
+    OPTIMIZERS,
     fit,
     good,
     monitor,
@@ -25,27 +26,25 @@ import keras_mixprec as kmp
 
 KERNEL = "model/dense/kernel"
 VALUES = with_bad(good(6), 2, 3)
-NORMS = [2 * v * v for v in VALUES]
 
 
-@pytest.fixture(autouse=True)
-def _same_layer_names():
+@pytest.fixture(
+    scope="module",
+    params=[(wrap, jit) for wrap in OPTIMIZERS for jit in JITS],
+    ids=[f"{wrap}-{JITS[jit]}" for wrap in OPTIMIZERS for jit in JITS],
+)
+def run(request, tmp_path_factory):
+    """The folder of a run with either optimizer, compiled and not."""
+    wrap, jit = request.param
     keras.backend.clear_session()
+    log_dir = tmp_path_factory.mktemp("run")
+    watcher = monitor(log_dir, update_freq=1)
+    fit(one_weight(OPTIMIZERS[wrap], jit), VALUES, [watcher])
+    return log_dir
 
 
-@pytest.fixture
-def run(tmp_path):
-    model = one_weight()
-    fit(model, VALUES, [monitor(tmp_path, update_freq=1)])
-    return model, tmp_path
-
-
-@each_jit
-@each_optimizer
-def test_tags_with_either_optimizer(wrap, jit, tmp_path):
-    model = one_weight(wrap, jit)
-    fit(model, VALUES, [monitor(tmp_path)])
-    assert tags(tmp_path) == {
+def test_tags(run):
+    assert tags(run) == {
         "loss_scale",
         "log2_loss_scale",
         "skipped_steps",
@@ -59,31 +58,23 @@ def test_tags_with_either_optimizer(wrap, jit, tmp_path):
     }
 
 
-@each_jit
-@each_optimizer
-def test_loss_scale_and_skipped_steps(wrap, jit, tmp_path):
-    model = one_weight(wrap, jit)
-    fit(model, VALUES, [monitor(tmp_path, update_freq=1)])
+def test_loss_scale_and_skipped_steps(run):
     log2 = [15, 15, 15, 14, 13, 13, 13]
-    assert scalars(tmp_path, "log2_loss_scale") == dict(enumerate(log2))
-    scales = scalars(tmp_path, "loss_scale").values()
+    assert scalars(run, "log2_loss_scale") == dict(enumerate(log2))
+    scales = scalars(run, "loss_scale").values()
     assert list(scales) == [2.0**n for n in log2]
-    skipped = scalars(tmp_path, "skipped_steps").values()
+    skipped = scalars(run, "skipped_steps").values()
     assert list(skipped) == [0, 0, 0, 1, 2, 2, 2]
 
 
-@each_jit
-@each_optimizer
-def test_gradient_norms_are_unscaled(wrap, jit, tmp_path):
-    model = one_weight(wrap, jit)
-    fit(model, VALUES, [monitor(tmp_path, update_freq=1)])
+def test_gradient_norms_are_unscaled(run):
     for tag in "gradient_norm", f"gradient_norm_by_variable/{KERNEL}":
-        read = scalars(tmp_path, tag)
-        for step, norm in enumerate(NORMS, start=1):
-            if VALUES[step - 1] > 1:
-                assert not math.isfinite(read[step])
+        norms = scalars(run, tag)
+        for step, value in enumerate(VALUES, start=1):
+            if value == BAD:
+                assert not math.isfinite(norms[step])
             else:
-                assert read[step] == norm
+                assert norms[step] == 2 * value**2
 
 
 def test_norm_of_all_gradients(tmp_path):
@@ -104,19 +95,19 @@ def test_norm_of_all_gradients(tmp_path):
 
 
 def test_overflow_counts_by_variable(run):
-    counts = scalars(run[1], f"overflow_count/{KERNEL}")
+    counts = scalars(run, f"overflow_count/{KERNEL}")
     assert counts == {3: 1, 4: 2, 5: 2, 6: 2}
 
 
 def test_text_of_skipped_steps(run):
-    shown = texts(run[1], "skipped_step")
+    shown = texts(run, "skipped_step")
     assert list(shown) == [3, 4]
     assert "| 3 | 32768.0 | model/dense/kernel |" in shown[3]
     assert "| 4 | 16384.0 | model/dense/kernel |" in shown[4]
 
 
 def test_events_of_skipped_steps(run):
-    events = told(run[1], "skipped_step")
+    events = told(run, "skipped_step")
     kept = ("at_step", "scale", "variables", "step")
     assert [[e[k] for k in kept] for e in events] == [
         [3, 32768.0, [KERNEL], 3],
@@ -125,16 +116,17 @@ def test_events_of_skipped_steps(run):
 
 
 def test_summary_is_the_last_event(run):
-    (event,) = told(run[1], "train_end")
+    (event,) = told(run, "train_end")
     assert "2 of 6 steps skipped (33%)" in event["summary"]
 
 
-def test_dtypes_at_start_and_on_change(run):
-    model, log_dir = run
+def test_dtypes_at_start_and_on_change(tmp_path):
+    model = one_weight()
+    fit(model, good(6), [monitor(tmp_path)])
     for policy in "float32", "float32":
         kmp.apply_policy(model, policy)
-        fit(model, good(2), [monitor(log_dir)])
-    tables = texts(log_dir, "layer_dtypes")
+        fit(model, good(2), [monitor(tmp_path)])
+    tables = texts(tmp_path, "layer_dtypes")
     # Each fit begins a step behind the last.
     assert list(tables) == [0, 7, 10]
     assert "float16" in tables[0]
@@ -151,10 +143,22 @@ def test_change_in_mid_training_is_logged(tmp_path):
     assert list(texts(tmp_path, "layer_dtypes")) == [0, 4]
 
 
-def test_a_tensorboard_serves_the_run(run):
+def test_changes_after_the_last_look_are_no_error(tmp_path):
+    class Alternate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            policy = ("float32", "mixed_float16")[epoch % 2]
+            kmp.apply_policy(self.model, policy)
+
+    fit(one_weight(), good(6), [monitor(tmp_path), Alternate()], epochs=3)
+    assert list(texts(tmp_path, "layer_dtypes")) == [0, 4, 6]
+
+
+def test_a_tensorboard_serves_the_run(tmp_path):
+    keras.backend.clear_session()
+    fit(one_weight(), VALUES, [monitor(tmp_path)])
     loader = importlib.util.find_spec("tensorboard_data_server")
     flag = f"--load_fast={'true' if loader else 'false'}"
-    with tensorboard(str(run[1]), flag) as url:
+    with tensorboard(str(tmp_path), flag) as url:
         served = poll(lambda: get(url, "plugin/scalars/tags")["mixprec"])
         assert f"mixprec/overflow_count/{KERNEL}" in served
         shown = poll(lambda: get(url, "plugin/text/tags").get("mixprec"))

@@ -40,29 +40,34 @@ def labeled(values):
         yield x, np.arange(ROWS)[:, None] % 2 * 1.0
 
 
-def run(values, make, jit, callbacks):
+def run(values, jit, callbacks):
+    keras.backend.clear_session()
     model = one_weight(
-        metrics=[make()], weighted_metrics=[make()], jit_compile=jit
+        metrics=[make() for make in METRICS.values()],
+        weighted_metrics=[keras.metrics.MeanAbsoluteError(name="weighted")],
+        jit_compile=jit,
     )
-    history = model.fit(
+    return model.fit(
         labeled(values),
         steps_per_epoch=len(values),
         shuffle=False,
         verbose=0,
         callbacks=callbacks,
     ).history
-    return [float(np.mean(value)) for (value,) in history.values()]
 
 
+# Keras' metrics of float16 predictions, without a monitor as well.
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @each_jit
-@pytest.mark.parametrize("make", METRICS.values(), ids=METRICS)
-def test_metric_leaves_the_bad_batch_out(make, jit, tmp_path):
+def test_metrics_leave_the_bad_batches_out(jit, tmp_path):
     values = good(4, start=7)
-    expected = run(values, make, jit, [])
+    expected = run(values, jit, [])
     bad = [BAD, *values[:2], BAD, *values[2:]]
-    shown = run(bad, make, jit, [monitor(tmp_path)])
-    # XLA may add up in another order.
-    np.testing.assert_allclose(shown, expected, rtol=1e-5)
+    shown = run(bad, jit, [monitor(tmp_path)])
+    assert shown.keys() == expected.keys()
+    for name, value in shown.items():
+        # XLA may add up in another order.
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5)
 
 
 def test_metric_that_is_zero_stays_zero(tmp_path):

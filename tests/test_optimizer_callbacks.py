@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from optimizer_models import BACKEND, assert_identical, numbers, only_tensorflow
+from optimizer_models import BACKEND, numbers, only_tensorflow
 
 from keras_mixprec import LossScaleOptimizer
 
@@ -45,9 +45,12 @@ def test_swap_ema_weights():
     swap = keras.callbacks.SwapEMAWeights()
     swap.set_model(model)
     swap.on_test_begin()
-    assert_identical(numbers(model.weights), averages)
+    # The callback swaps by adding and subtracting.
+    for a, b in zip(numbers(model.weights), averages, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
     swap.on_test_end()
-    assert_identical(numbers(model.weights), ones)
+    for a, b in zip(numbers(model.weights), ones, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_terminate_on_nan_sees_the_loss_unscaled():
@@ -64,7 +67,7 @@ def test_tensorboard_writes_the_learning_rate_by_step(tmp_path):
     events.Reload()
     tags = events.Tags()["tensors"]
     assert "epoch_learning_rate" in tags
-    assert [e.step for e in events.Tensors("batch_loss")] == list(range(8))
+    assert [e.step for e in events.Tensors("batch_loss")] == list(range(1, 9))
 
 
 def test_backup_and_restore(tmp_path):

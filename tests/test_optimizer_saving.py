@@ -1,5 +1,6 @@
 """Files: Keras' optimizer and ours read each other's, whole and once."""
 
+import functools
 import json
 import os
 import zipfile
@@ -8,7 +9,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import layers, ops
 from optimizer_models import BACKEND, assert_identical, numbers
 
 from keras_mixprec import (
@@ -65,15 +66,18 @@ def make(optimizer, units=3):
     return model
 
 
-def built(optimizer):
+def built(optimizer, **arguments):
     """Keras' own optimizer reads a file only once it has its variables."""
-    model = make(optimizer)
+    model = make(optimizer, **arguments)
     optimizer.build(model.trainable_variables)
     return model
 
 
-def trained(optimizer, **arguments):
-    model = make(optimizer, **arguments)
+@functools.cache
+def trained(kind, policy="float32"):
+    """Fitted once for all tests, which leave it as it is."""
+    keras.config.set_dtype_policy(policy)
+    model = make(kind())
     model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
     return model
 
@@ -98,7 +102,7 @@ def record(optimizer):
 @pytest.mark.parametrize("reader", WRAPPERS)
 @pytest.mark.parametrize("writer", WRAPPERS)
 def test_weights_files(writer, reader, policy, tmp_path):
-    model = trained(WRAPPERS[writer]())
+    model = trained(WRAPPERS[writer])
     assert int(model.optimizer.iterations) == 6
     model.save_weights(tmp_path / "w.weights.h5")
     keras.config.set_dtype_policy(policy)
@@ -113,7 +117,7 @@ def test_weights_files(writer, reader, policy, tmp_path):
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 @pytest.mark.parametrize("writer", WRAPPERS)
 def test_model_files(writer, policy, tmp_path):
-    model = trained(WRAPPERS[writer]())
+    model = trained(WRAPPERS[writer])
     model.save(tmp_path / "m.keras")
     keras.config.set_dtype_policy(policy)
     loaded = keras.saving.load_model(tmp_path / "m.keras")
@@ -121,14 +125,20 @@ def test_model_files(writer, policy, tmp_path):
     assert_identical(state(loaded.optimizer), state(model.optimizer))
     if writer == "ours":
         assert record(loaded.optimizer) == record(model.optimizer)
+
+
+def test_a_loaded_model_trains_on(tmp_path):
+    trained(ours).save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
     loaded.fit(X, Y, batch_size=4, verbose=0)
     assert np.isfinite(loaded.get_weights()[0]).all()
+    assert loaded.optimizer.attempted_steps == 12
 
 
 @pytest.mark.parametrize("reader", WRAPPERS)
 @pytest.mark.parametrize("writer", WRAPPERS)
 def test_a_model_file_read_as_weights(writer, reader, tmp_path):
-    model = trained(WRAPPERS[writer]())
+    model = trained(WRAPPERS[writer])
     model.save(tmp_path / "m.keras")
     other = built(WRAPPERS[reader]())
     other.load_weights(tmp_path / "m.keras")
@@ -136,8 +146,7 @@ def test_a_model_file_read_as_weights(writer, reader, tmp_path):
 
 
 def test_the_file_of_a_model_that_keras_wrapped_by_itself(tmp_path):
-    keras.config.set_dtype_policy("mixed_float16")
-    model = trained(bare())
+    model = trained(bare, "mixed_float16")
     assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
     model.save_weights(tmp_path / "w.weights.h5")
     keras.config.set_dtype_policy("float32")
@@ -147,7 +156,7 @@ def test_the_file_of_a_model_that_keras_wrapped_by_itself(tmp_path):
 
 
 def test_the_file_of_a_bare_optimizer(tmp_path):
-    model = trained(bare())
+    model = trained(bare)
     model.save_weights(tmp_path / "w.weights.h5")
     other = built(ours())
     other.load_weights(tmp_path / "w.weights.h5")
@@ -162,7 +171,7 @@ def test_the_file_of_a_bare_optimizer(tmp_path):
 def test_an_optimizer_that_is_not_built_waits_for_its_variables(
     writer, tmp_path
 ):
-    model = trained(WRAPPERS[writer]())
+    model = trained(WRAPPERS[writer])
     model.save_weights(tmp_path / "w.weights.h5")
     other = make("sgd")
     other.optimizer = ours()
@@ -179,9 +188,10 @@ def test_an_optimizer_that_is_not_built_waits_for_its_variables(
     [(0.0, 2.0**-126), (np.inf, 2.0**126), (np.nan, SCALE), (-1.0, 2.0**-126)],
 )
 def test_a_collapsed_scale_is_repaired(saved, usable, tmp_path):
-    model = trained(theirs())
-    model.optimizer.dynamic_scale.assign(saved)
+    model = trained(theirs)
     model.save_weights(tmp_path / "w.weights.h5")
+    with h5py.File(tmp_path / "w.weights.h5", "r+") as file:
+        file["optimizer/vars/3"][...] = saved
     other = built(ours())
     with pytest.warns(UserWarning, match="The file holds a loss scale of"):
         other.load_weights(tmp_path / "w.weights.h5")
@@ -190,7 +200,7 @@ def test_a_collapsed_scale_is_repaired(saved, usable, tmp_path):
 
 
 def test_a_fixed_scale_is_not_taken_from_the_file(tmp_path):
-    model = trained(theirs())
+    model = trained(theirs)
     model.save_weights(tmp_path / "w.weights.h5")
     other = built(LossScaleOptimizer(bare(), 512.0))
     other.load_weights(tmp_path / "w.weights.h5")
@@ -198,7 +208,7 @@ def test_a_fixed_scale_is_not_taken_from_the_file(tmp_path):
 
 
 def test_a_file_that_does_not_match_says_so(tmp_path):
-    model = trained(ours())
+    model = trained(ours)
     model.save_weights(tmp_path / "w.weights.h5")
     other = built(ours(keras.optimizers.SGD()))
     with pytest.warns(UserWarning, match="was not loaded.*do not match"):
@@ -212,8 +222,8 @@ def weights_of(path):
 
 
 def test_the_state_is_stored_once(tmp_path):
-    trained(ours(), units=500).save(tmp_path / "ours.keras")
-    trained(bare(), units=500).save(tmp_path / "bare.keras")
+    for name, kind in (("ours", ours), ("bare", bare)):
+        built(kind(), units=500).save(tmp_path / f"{name}.keras")
     file = weights_of(tmp_path / "ours.keras")
     assert sorted(file["optimizer"]) == ["history", "vars"]
     sizes = [os.path.getsize(tmp_path / f"{n}.keras") for n in ("ours", "bare")]
@@ -231,7 +241,10 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_every_rule_survives_the_file(rule, tmp_path):
-    model = trained(LossScaleOptimizer(bare(), rule))
+    model = built(LossScaleOptimizer(bare(), rule))
+    for value in (1.0, np.nan, np.nan):
+        gradients = [ops.full(w.shape, value) for w in model.weights]
+        model.optimizer.apply(gradients)
     model.save(tmp_path / "m.keras")
     loaded = keras.saving.load_model(tmp_path / "m.keras")
     assert loaded.optimizer.rule == rule

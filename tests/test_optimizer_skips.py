@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from keras import optimizers
 from optimizer_models import (
+    BACKEND,
+    COMPILED,
+    MODES,
     assert_identical,
     each_mode,
     make_apply,
@@ -17,7 +20,7 @@ from optimizer_models import (
 
 from keras_mixprec import LossScaleOptimizer
 
-SHAPES = (3, 4), (4,), (2, 3)
+SHAPES = (3, 4), (4,)
 EVERYTHING = {
     "weight_decay": 0.1,
     "clipnorm": 0.7,
@@ -107,13 +110,13 @@ def compare(make, arguments, mode):
         make(**arguments), plain, "jit" if mode == "jit" else "eager"
     )
     watched = ours + all_variables(optimizer.inner_optimizer)
-    for seed in range(4):
+    for seed in range(3):
         reference(good(seed))
         apply(scaled(good(seed), optimizer))
         before = numbers(watched)
-        apply(bad(seed % 3, (np.inf, np.nan, -np.inf)[seed % 3]))
+        apply(bad(seed % 2, (np.inf, np.nan, -np.inf)[seed]))
         assert_identical(numbers(watched), before)
-    assert optimizer.skipped_steps == 4
+    assert optimizer.skipped_steps == 3
     for a, b in zip(numbers(ours), numbers(plain), strict=True):
         # A compiler may fuse, and so round, in another order.
         close = {"rtol": 1e-5, "atol": 1e-6} if mode != "eager" else {"rtol": 0}
@@ -125,13 +128,23 @@ def compare(make, arguments, mode):
 ARGUMENTS = {"graph": {}, "jit": {}}
 
 
-@each_mode
+# On JAX, what runs op by op costs as much as all that is jitted together.
+in_each_mode = pytest.mark.parametrize("mode", COMPILED or MODES)
+if BACKEND == "tensorflow":
+    in_each_mode = each_mode
+
+
+@in_each_mode
 @pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
 def test_bad_steps_change_nothing_and_good_ones_all(make, mode):
     compare(make, ARGUMENTS.get(mode, EVERYTHING), mode)
 
 
-@each_mode
+def test_op_by_op():
+    compare(CLASSES["Adam"], EVERYTHING, "eager")
+
+
+@in_each_mode
 @pytest.mark.parametrize("name", ["Adam", "MultiOptimizer", "user's"])
 def test_with_gradient_accumulation(name, mode):
     accumulate = {"gradient_accumulation_steps": 2, "weight_decay": 0.1}

@@ -21,7 +21,9 @@ def slices(values, indices):
     import tensorflow as tf
 
     return tf.IndexedSlices(
-        tf.constant(values, tf.float32), tf.constant(indices), [ROWS, 1]
+        tf.constant(values, tf.float32),
+        tf.constant(indices),
+        tf.constant([ROWS, 1]),
     )
 
 
@@ -34,9 +36,11 @@ def make(mode, inner=None, **arguments):
 
 @only_tensorflow
 @each_mode
-@pytest.mark.parametrize("bad", [np.inf, np.nan, -np.inf])
-@pytest.mark.parametrize("inner", ["SGD", "Adam", "Lion", "RMSprop"])
-def test_a_repeated_index_hides_no_overflow(bad, inner, mode):
+@pytest.mark.parametrize(
+    ("inner", "bad"),
+    [("SGD", np.inf), ("SGD", np.nan), ("Adam", -np.inf), ("Lion", np.nan)],
+)
+def test_a_repeated_index_hides_no_overflow(inner, bad, mode):
     kind = getattr(keras.optimizers, inner)
     optimizer, variables, apply = make(mode, kind(0.1))
     for rows in ([bad], [1.0]), ([1.0], [bad]):

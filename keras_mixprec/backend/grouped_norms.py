@@ -1,4 +1,4 @@
-"""Norms of many gradients in few operations, for backends that compile."""
+"""Norms and products of many gradients in few operations."""
 
 import numpy as np
 from keras import ops
@@ -17,7 +17,7 @@ def grouped_norms(gradients, sums_of_squares, choose):
     """Returns the float32 2-norms of `gradients`, dense tensors, in order.
 
     Args:
-        gradients: List of tensors with static shapes.
+        gradients: List of tensors.
         sums_of_squares: Function from a tensor `(k, ...)` to the `(k,)`
             float32 sums of squares of its rows.
         choose: Function `(condition, if_true, if_false)` that evaluates one
@@ -46,12 +46,26 @@ def grouped_norms(gradients, sums_of_squares, choose):
     return _restore_order(result, groups)
 
 
-def _group_by_shape(gradients):
+def grouped_map(function, tensors):
+    """Returns the elementwise `function` of each of `tensors`."""
+    results = {}
+    for group in _group_by_shape(tensors):
+        if len(group) == 1:
+            results[group[0]] = function(tensors[group[0]])
+        else:
+            stack = function(ops.stack([tensors[i] for i in group]))
+            results.update(zip(group, ops.unstack(stack), strict=True))
+    return [results[index] for index in range(len(tensors))]
+
+
+def _group_by_shape(tensors):
     groups = {}
-    for index, gradient in enumerate(gradients):
-        shape = tuple(gradient.shape)
-        small = np.prod(shape, dtype=np.int64) <= _LARGEST_STACKED
-        groups.setdefault((shape, None if small else index), []).append(index)
+    for index, tensor in enumerate(tensors):
+        shape = tuple(tensor.shape)
+        # How many rows a sparse gradient has, only the batch says.
+        alone = None in shape or np.prod(shape) > _LARGEST_STACKED
+        key = (shape, tensor.dtype, index if alone else None)
+        groups.setdefault(key, []).append(index)
     return list(groups.values())
 
 

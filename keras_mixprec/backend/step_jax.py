@@ -46,12 +46,12 @@ def unscale(gradients, inverse, keep, variables=()):
     ]
 
 
-def commit(optimizer, finite, gradients, variables, record):
+def commit(optimizer, finite, unscaled, variables, record):
     inner = optimizer.inner_optimizer
     if not isinstance(finite, bool):
-        _commit_traced(inner, finite, gradients, variables)
+        _commit_traced(inner, finite, unscaled, variables)
     elif finite:
-        inner.apply(gradients, variables)
+        inner.apply(unscaled(), variables)
     record()
 
 
@@ -67,7 +67,7 @@ def value(variable):
     return variable.value
 
 
-def _commit_traced(inner, finite, gradients, variables):
+def _commit_traced(inner, finite, unscaled, variables):
     # All trainable variables: averaging may write those without a gradient.
     touched = [*inner._trainable_variables, *inner.variables]
     before = [v.value for v in touched]
@@ -75,7 +75,7 @@ def _commit_traced(inner, finite, gradients, variables):
     def update():
         mapping = list(zip(touched, before, strict=True))
         with keras.StatelessScope(state_mapping=mapping) as scope:
-            inner.apply(gradients, variables)
+            inner.apply(unscaled(), variables)
         return [
             scope.get_current_value(v).astype(b.dtype)
             for v, b in zip(touched, before, strict=True)

@@ -13,14 +13,14 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops import control_flow_util
 
 from keras_mixprec.backend.gated_assign import gated_update
-from keras_mixprec.backend.grouped_norms import grouped_norms
+from keras_mixprec.backend.grouped_norms import grouped_map, grouped_norms
 
 
 def gradient_norms(gradients):
     return grouped_norms(
         [_rows(g) for g in gradients],
         _sums_of_squares_under_xla if _under_xla() else _sums_of_squares,
-        _both if _under_xla() else _cond,
+        tf.cond,
     )
 
 
@@ -54,24 +54,23 @@ def unscale(gradients, inverse, keep, variables=()):
         tensor = tensor if wide else tf.cast(tensor, tf.float32)
         return tensor * tf.cast(inverse, tensor.dtype)
 
-    def multiply(gradient):
-        if is_sparse(gradient):
-            return tf.IndexedSlices(
-                scale(gradient.values), gradient.indices, gradient.dense_shape
-            )
-        return scale(gradient)
-
-    return [
-        g if g is None or k else multiply(g)
-        for g, k in zip(gradients, keep, strict=True)
+    chosen = [
+        i for i, g in enumerate(gradients) if g is not None and not keep[i]
     ]
+    rows = [_rows(gradients[i]) for i in chosen]
+    # XLA fuses each product with the update that reads it.
+    scaled = map(scale, rows) if _under_xla() else grouped_map(scale, rows)
+    result = list(gradients)
+    for index, values in zip(chosen, scaled, strict=True):
+        result[index] = _with_rows(gradients[index], values)
+    return result
 
 
-def commit(optimizer, finite, gradients, variables, record):
+def commit(optimizer, finite, unscaled, variables, record):
     inner = optimizer.inner_optimizer
 
-    def update(gradients=gradients):
-        inner.apply(gradients, variables)
+    def update(gradients=None):
+        inner.apply(unscaled() if gradients is None else gradients, variables)
 
     if _under_xla():
         gated_update(
@@ -82,7 +81,7 @@ def commit(optimizer, finite, gradients, variables, record):
         )
         record()
     elif _merges():
-        _commit_across_replicas(finite, gradients, update, record)
+        _commit_across_replicas(finite, unscaled(), update, record)
     else:
         _cond(finite, _effect(update), _effect(lambda: None))
         record()
@@ -114,6 +113,12 @@ def _rows(gradient):
     # The rows as they are, repeated ones apart: adding up booleans or finite
     # tests by index would let a later row hide an earlier one.
     return gradient.values if is_sparse(gradient) else gradient
+
+
+def _with_rows(gradient, rows):
+    if not is_sparse(gradient):
+        return rows
+    return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
 
 
 def _sums_of_squares(stack):
@@ -175,10 +180,6 @@ def _effect(function):
         return tf.constant(True)
 
     return run
-
-
-def _both(condition, if_true, if_false):
-    return tf.where(condition, if_true(), if_false())
 
 
 def _cond(condition, if_true, if_false):

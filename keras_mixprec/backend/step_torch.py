@@ -52,9 +52,9 @@ def unscale(gradients, inverse, keep, variables=()):
     return result
 
 
-def commit(optimizer, finite, gradients, variables, record):
+def commit(optimizer, finite, unscaled, variables, record):
     if finite:
-        optimizer.inner_optimizer.apply(gradients, variables)
+        optimizer.inner_optimizer.apply(unscaled(), variables)
     record()
 
 

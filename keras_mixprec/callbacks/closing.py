@@ -4,7 +4,7 @@ import textwrap
 from collections import Counter
 from typing import NamedTuple
 
-_WIDTH = 80
+_WIDTH = 100
 
 
 class TrainingSummary(NamedTuple):

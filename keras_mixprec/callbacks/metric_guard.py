@@ -108,10 +108,12 @@ class MetricGuard:
             if not getattr(self._inside, "training", False):
                 return update_state(*args, **kwargs)
             # A copy, since torch writes into the variable's own memory.
-            before = [ops.copy(v.value) for v in metric.variables]
+            before = {id(v): ops.copy(v.value) for v in metric.variables}
             returned = update_state(*args, **kwargs)
             finite = self._judge(metric)
-            for variable, old in zip(metric.variables, before, strict=True):
+            for variable in metric.variables:
+                # Some metrics make theirs only now, of zeros.
+                old = before.get(id(variable), 0)
                 variable.assign(ops.where(finite, variable.value, old))
             bad = ops.maximum(seen.value, _ONLY_BAD)
             seen.assign(ops.where(finite, float(_SOME_GOOD), bad))

@@ -1,5 +1,6 @@
 """The monitoring callback."""
 
+import contextlib
 import time
 import weakref
 from collections import Counter
@@ -104,8 +105,9 @@ class MixPrecMonitor(keras.callbacks.Callback):
         model = self.model
         self._log = RunLog(self.log_dir)
         self._first_step = self._epoch_start = self._step = self._log.next_step
-        self._last_look = self._plan = None
-        self._watches = _watch_optimizers(model)
+        self._last_look = self._last_layers = self._plan = None
+        with _variable_scope(model):
+            self._watches = _watch_optimizers(model)
         self._log_layers()
         self._look()
         self._begun = started
@@ -138,13 +140,21 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Looks at the last steps of the epoch."""
-        self._step += getattr(self._model, "steps_per_execution", 1)
-        if self.params.get("steps"):
-            last = self._epoch_start + self.params["steps"]
-            self._step = min(self._step, last)
+        self._step = self._step_at_epoch_end()
         if self._within_budget():
             self._timed(self._look)
         self._timed(self._log_layers)
+
+    def _step_at_epoch_end(self):
+        # The last call of several steps may have been cut short.
+        last = self._step + getattr(self._model, "steps_per_execution", 1)
+        if self.params.get("steps"):
+            return min(last, self._epoch_start + self.params["steps"])
+        if "" in self._watches:
+            # An epoch of unknown length may end with a call of no step.
+            steps = self._first_step + self._watches[""].attempted()
+            return max(self._step, min(last, steps))
+        return last
 
     # Looking.
 
@@ -209,9 +219,12 @@ class MixPrecMonitor(keras.callbacks.Callback):
             )
 
     def _log_layers(self):
+        # With what has changed since the last step none was taken.
+        if self._step == self._last_layers:
+            return
         plan = PrecisionPlan.from_model(self.model)
         if plan != self._plan:
-            self._plan = plan
+            self._plan, self._last_layers = plan, self._step
             self._log.layers(
                 self._step, precision_summary(self.model).to_list()
             )
@@ -227,7 +240,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
             ),
             optimizers={
                 name: OptimizerSummary(
-                    steps=w.optimizer.attempted_steps - w.first_attempted,
+                    steps=w.attempted(),
                     skipped=w.optimizer.skipped_steps - w.first_skipped,
                     in_a_row=w.optimizer.consecutive_skipped_steps,
                     first_scale=w.first_scale,
@@ -239,6 +252,12 @@ class MixPrecMonitor(keras.callbacks.Callback):
             folder=self._log.folder,
             unscaled_float16=lacks_loss_scaling(model),
         )
+
+
+def _variable_scope(model):
+    # TensorFlow's; replicas would share what is made outside of it.
+    strategy = getattr(model, "distribute_strategy", None)
+    return strategy.scope() if strategy else contextlib.nullcontext()
 
 
 def _watch_optimizers(model):

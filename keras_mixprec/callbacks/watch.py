@@ -11,9 +11,7 @@ class Reading(NamedTuple):
 
     Attributes:
         loss_scale: Float. The scale in use now.
-        attempted: Int. Steps attempted so far.
         skipped: Int. Steps skipped so far.
-        iterations: Int. Steps applied so far.
         new_steps: List of the `NonfiniteStep`s since the last look.
         unseen: Int. Non-finite steps since then that the optimizer counted
             but no longer remembers in full.
@@ -22,9 +20,7 @@ class Reading(NamedTuple):
     """
 
     loss_scale: float
-    attempted: int
     skipped: int
-    iterations: int
     new_steps: list
     unseen: int
     overflow_counts: dict
@@ -76,14 +72,16 @@ class Watch:
         known = min(new, CAPACITY)
         return Reading(
             loss_scale=float(optimizer.loss_scale),
-            attempted=optimizer.attempted_steps,
             skipped=skipped,
-            iterations=int(optimizer.iterations),
             new_steps=optimizer.nonfinite_steps()[-known:] if known else [],
             unseen=new - known,
             overflow_counts=optimizer.overflow_counts(),
             gradient_norms=optimizer.gradient_norms(),
         )
+
+    def attempted(self) -> int:
+        """Returns the number of steps attempted since the start."""
+        return self.optimizer.attempted_steps - self.first_attempted
 
     def overflow_counts(self) -> dict:
         """Returns, by path, in how many steps it overflowed since the start."""

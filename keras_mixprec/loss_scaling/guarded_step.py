@@ -94,13 +94,12 @@ class GuardedStep:
     def commit(self, finite):
         """Applies the update if `finite`, and records the step."""
         optimizer = self._optimizer
-        gradients = self._backend.unscale(
-            self._gradients, self._inverse, self._keep, self._variables
-        )
         self._backend.commit(
             optimizer,
             finite,
-            gradients,
+            lambda: self._backend.unscale(
+                self._gradients, self._inverse, self._keep, self._variables
+            ),
             self._variables,
             lambda: optimizer._advance(
                 finite, self.flags, self.norms, self.scale

@@ -1,0 +1,116 @@
+"""The command line, as a person uses it."""
+
+import os
+import re
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import keras_mixprec
+from keras_mixprec.cli import main
+from keras_mixprec.demo import run_demo
+from keras_mixprec.reporting.event_file import event_file_paths
+
+BACKEND = keras.backend.backend()
+RESULT = re.compile(r"^(\w+) +([\d.]+)% +(\d+) +[\d.]+ s$", re.MULTILINE)
+
+
+def run(*command, cwd=None):
+    # One thread: PyTorch's wait for each other on a machine that is busy.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("KERAS_BACKEND", None)
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--version"], f"keras-mixprec {keras_mixprec.__version__}"),
+        (["--help"], "demo"),
+        (["demo", "--help"], "--log-dir"),
+    ],
+    ids=["version", "help", "demo help"],
+)
+def test_it_tells_about_itself(arguments, expected, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(arguments)
+    assert expected in capsys.readouterr().out
+
+
+def test_demo_trains_logs_and_compares(tmp_path):
+    command = ("-m", "keras_mixprec", "demo", "--epochs", "2")
+    done = run(*command, "--backend", BACKEND, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row[0]: row[1:] for row in RESULT.findall(done.stdout)}
+    assert set(rows) == {"mixed_float16", "float32"}
+    assert all(float(accuracy) > 80 for accuracy, _ in rows.values())
+    assert int(rows["mixed_float16"][1]) > 0
+    assert f"on {BACKEND}" in done.stdout
+    assert "steps skipped" in done.stdout
+    assert done.stdout.endswith("tensorboard --logdir logs\n")
+    assert event_file_paths(str(tmp_path / "logs" / "mixprec"))
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("sklearn", "pip install scikit-learn"),
+        ("tensorflow", "pip install tensorflow"),
+        ("jax", "pip install jax"),
+        ("torch", "pip install torch"),
+    ],
+    ids=["sklearn", "tensorflow", "jax", "torch"],
+)
+def test_a_missing_package_is_named(module, advice):
+    backend = BACKEND if module == "sklearn" else module
+    # What Python itself does with a module that it must not import.
+    code = (
+        f"import sys; sys.modules[{module!r}] = None;"
+        "from keras_mixprec.cli import main;"
+        f"sys.exit(main(['demo', '--backend', {backend!r}]))"
+    )
+    done = run("-c", code)
+    assert done.returncode == 1
+    assert advice in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert main(["demo", "--log-dir", str(file / "logs")]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("keras-mixprec: ")
+    assert str(file / "logs") in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "required: command"),
+        (["train"], "invalid choice: 'train'"),
+        (["demo", "--epochs", "0"], "argument --epochs"),
+        (["demo", "--seed", "-1"], "argument --seed"),
+        (["demo", "--backend", "theano"], "invalid choice: 'theano'"),
+    ],
+    ids=["none", "unknown", "epochs", "seed", "backend"],
+)
+def test_wrong_commands_are_refused(arguments, expected, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [{"epochs": 0}, {"seed": -1}], ids=str)
+def test_wrong_numbers_are_refused(arguments, tmp_path):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"`{name}` must be at least"):
+        run_demo(log_dir=str(tmp_path), **arguments)

@@ -1,0 +1,131 @@
+"""The package as a whole: what it exports, imports and can save."""
+
+import ast
+import inspect
+import json
+import pathlib
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import keras_mixprec
+
+ROOT = pathlib.Path(keras_mixprec.__file__).parent
+BACKENDS = {"tensorflow", "jax", "jaxlib", "torch"}
+
+# Which parts each part may import, beyond itself and the plain helpers.
+MEASURING = {"backend"}
+MAY_IMPORT = {
+    "backend": set(),
+    "reporting": set(),
+    "loss_scaling": MEASURING,
+    "policies": MEASURING,
+    "callbacks": {"loss_scaling", "policies", "reporting"} | MEASURING,
+    "demo": {"callbacks", "loss_scaling", "policies"},
+    "cli": {"demo"},
+    "__main__": {"cli"},
+}
+HELPERS = {"_checks", "_version", "formats"}
+
+MODULES = sorted(ROOT.rglob("*.py"))
+CALLABLES = [
+    name
+    for name in keras_mixprec.__all__
+    if callable(getattr(keras_mixprec, name))
+]
+
+# One of each class that has a config, with arguments that are not defaults.
+SAMPLES = {
+    "DynamicLossScale": lambda: keras_mixprec.DynamicLossScale.preset(
+        "paddle", growth_interval=7
+    ),
+    "FixedLossScale": lambda: keras_mixprec.FixedLossScale(256.0),
+    "LossScaleOptimizer": lambda: keras_mixprec.LossScaleOptimizer(
+        keras.optimizers.AdamW(0.25, clipnorm=2.0), 512.0, name="mine"
+    ),
+    "PrecisionRule": lambda: keras_mixprec.PrecisionRule(
+        keras.layers.Softmax, "bfloat16", "because", sublayers=False
+    ),
+    "PrecisionRules": lambda: keras_mixprec.PrecisionRules(
+        [keras_mixprec.PrecisionRule("*/head")]
+    ),
+    "ScheduledLossScale": lambda: keras_mixprec.ScheduledLossScale(
+        {0: 1024.0, 9: 2.0}
+    ),
+}
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in {path}"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_importing_it_imports_no_keras_and_no_backend():
+    code = "import sys, keras_mixprec; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "keras_mixprec" in loaded
+    heavy = {"keras", "numpy", "tensorboard", "ml_dtypes", *BACKENDS}
+    assert not heavy & loaded
+
+
+def test_nothing_is_public_by_accident():
+    assert dir(keras_mixprec) == sorted(keras_mixprec.__all__)
+    with pytest.raises(AttributeError, match="'nothing'"):
+        keras_mixprec.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_every_public_name_is_documented_with_an_example(name):
+    assert ">>> " in inspect.getdoc(getattr(keras_mixprec, name))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_only_the_backend_part_imports_a_backend(path):
+    roots = {module.partition(".")[0] for module in imported_modules(path)}
+    assert path.parent.name == "backend" or not roots & BACKENDS
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_parts_look_one_way(path):
+    part = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    if part in HELPERS | {"__init__"}:
+        allowed = HELPERS
+    else:
+        allowed = HELPERS | {part} | MAY_IMPORT[part]
+    used = {
+        module.split(".")[1]
+        for module in imported_modules(path)
+        if module.startswith("keras_mixprec.")
+    }
+    assert used <= allowed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in CALLABLES if hasattr(getattr(keras_mixprec, n), "get_config")],
+)
+def test_configs_survive_a_file(name):
+    sample = SAMPLES[name]()
+    saved = json.loads(json.dumps(keras.saving.serialize_keras_object(sample)))
+    assert saved["registered_name"] == f"keras_mixprec>{name}"
+    loaded = keras.saving.deserialize_keras_object(saved)
+    assert type(loaded) is type(sample)
+    config = sample.get_config()
+    assert loaded.get_config() == config
+    # Reading a config leaves it as it was.
+    again = type(sample).from_config(config)
+    assert config == again.get_config() == sample.get_config()
