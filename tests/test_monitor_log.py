@@ -147,7 +147,7 @@ def test_changes_after_the_last_look_are_no_error(tmp_path):
     class Alternate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             policy = ("float32", "mixed_float16")[epoch % 2]
-            kmp.apply_policy(self.model, policy)
+            kmp.apply_policy(self.model, policy, rules=[])
 
     fit(one_weight(), good(6), [monitor(tmp_path), Alternate()], epochs=3)
     assert list(texts(tmp_path, "layer_dtypes")) == [0, 4, 6]
