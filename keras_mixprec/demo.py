@@ -72,8 +72,7 @@ def run_demo(
         "high on purpose: steps whose gradients overflow are skipped and "
         "halve it until they fit. That is normal."
     )
-    # The usual 2% of a run of seconds would not pay for a single look.
-    monitor = MixPrecMonitor(log_dir, update_freq=1, max_overhead=1.0)
+    monitor = MixPrecMonitor(log_dir, update_freq=1)
     optimizer = LossScaleOptimizer(keras.optimizers.Adam(), SCALE_SEARCH)
     runs = {
         "mixed_float16": _train(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import ml_dtypes
 
@@ -23,6 +24,18 @@ class Format:
     smallest_normal: float
     smallest_subnormal: float
     epsilon: float
+
+
+def format_power(number: float) -> str:
+    """Formats a number so that powers of two can be told at sight.
+
+    Example:
+    >>> from keras_mixprec.formats import format_power
+    >>> format_power(2.0**24), format_power(0.1)
+    ('2**24', '0.1')
+    """
+    mantissa, exponent = math.frexp(number)
+    return f"2**{exponent - 1}" if mantissa == 0.5 else f"{number:g}"
 
 
 @functools.cache

@@ -35,3 +35,8 @@ def test_default_looks_are_few(tmp_path):
 def test_looks_come_every_so_many_steps(tmp_path):
     expected = list(range(0, 321, 40))
     assert looks(tmp_path, update_freq=40) == expected
+
+
+def test_a_short_run_is_looked_at_between_its_ends(tmp_path):
+    # Setting up takes more than 2% of such a run, and is not counted.
+    assert len(looks(tmp_path, update_freq=1, max_overhead=0.02)) > 2

@@ -1,5 +1,7 @@
 """Rules: what they match, which wins, and that unused ones are reported."""
 
+import json
+
 import keras
 import pytest
 from keras import layers
@@ -118,3 +120,19 @@ def test_a_registered_predicate_is_saved():
     )
     rule = PrecisionRule(registered)
     assert PrecisionRule.from_config(rule.get_config()).match is registered
+
+
+def test_only_rules_of_ones_own_are_reported_as_unmatched():
+    own = PrecisionRule("no such layer")
+    with pytest.warns(UserWarning, match="no such layer") as caught:
+        apply_policy(
+            small_model(), "mixed_bfloat16", rules=[own, *DEFAULT_RULES]
+        )
+    assert len(caught) == 1
+
+
+def test_the_default_rules_can_be_saved():
+    config = json.loads(json.dumps(DEFAULT_RULES.get_config()))
+    again = PrecisionRules.from_config(config)
+    assert [r.match for r in again] == [r.match for r in DEFAULT_RULES]
+    assert again.get_config() == config

@@ -4,6 +4,8 @@ import textwrap
 from collections import Counter
 from typing import NamedTuple
 
+from keras_mixprec.formats import format_power
+
 _WIDTH = 100
 
 
@@ -70,7 +72,8 @@ class OptimizerSummary(NamedTuple):
     def __str__(self):
         share = 100.0 * self.skipped / self.steps if self.steps else 0.0
         return (
-            f"{self.first_scale:g} -> {self.last_scale:g}; "
+            f"{format_power(self.first_scale)} -> "
+            f"{format_power(self.last_scale)}; "
             f"{self.skipped} of {self.steps} steps skipped ({share:.2g}%)."
         )
 

@@ -12,6 +12,7 @@ from keras_mixprec._checks import check_integer, check_number
 from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
 from keras_mixprec.callbacks.metric_guard import MetricGuard
 from keras_mixprec.callbacks.watch import Watch
+from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.adopt import adopt
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import PrecisionPlan, precision_summary
@@ -56,7 +57,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
         log_dir: String or path-like. Defaults to `"logs"`.
         update_freq: Int, batches. Defaults to `50`.
         max_overhead: Float, share of the training time. Looks are thinned to
-            stay below it. Defaults to `0.02`.
+            stay below it, setting up and the last look apart. Defaults to
+            `0.02`.
         verbose: `0` or `1`. Whether to print the summary at the end. Defaults
             to `1`.
 
@@ -101,7 +103,6 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Opens the log, guards the metrics and takes the first look."""
-        started = time.perf_counter()
         model = self.model
         self._log = RunLog(self.log_dir)
         self._first_step = self._epoch_start = self._step = self._log.next_step
@@ -110,8 +111,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
             self._watches = _watch_optimizers(model)
         self._log_layers()
         self._look()
-        self._begun = started
-        self._spent = time.perf_counter() - started
+        self._begun, self._spent = time.perf_counter(), 0.0
 
     def on_train_end(self, logs=None):
         """Takes the last look, writes the summary and closes the log."""
@@ -160,7 +160,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     def _within_budget(self):
         elapsed = time.perf_counter() - self._begun
-        return self._spent <= self.max_overhead * elapsed
+        return self._spent < self.max_overhead * elapsed
 
     def _timed(self, work):
         started = time.perf_counter()
@@ -297,7 +297,7 @@ def _rows(steps, offset):
     return [
         {
             "step": offset + step.step,
-            "loss scale": step.scale,
+            "loss scale": format_power(step.scale),
             "non-finite gradients": ", ".join(step.variables[:5])
             + (f" and {n} more" if (n := len(step.variables) - 5) > 0 else ""),
         }

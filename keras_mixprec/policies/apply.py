@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import keras
 
+from keras_mixprec.policies.default_rules import DEFAULT_RULES
 from keras_mixprec.policies.deferred import after_build
 from keras_mixprec.policies.layers import check_model, may_grow, walk
 from keras_mixprec.policies.matching import Matcher
@@ -59,7 +60,8 @@ def apply_policy(
             model, or rules are given with a plan.
 
     Warns:
-        UserWarning: If a rule in `rules` matches no layer.
+        UserWarning: If a rule in `rules`, other than a default one, matches no
+            layer.
 
     The dtype that a functional model's symbolic tensors show
     (`layer.output.dtype`) is that of the time it was built; what the layers
@@ -112,7 +114,8 @@ def _rule_decision(model, policy, rules):
     else:
         rules = PrecisionRules(rules)
         if not any(may_grow(layer) for layer in model._flatten_layers()):
-            rules.warn_unmatched(model)
+            own = [rule for rule in rules if rule not in DEFAULT_RULES]
+            PrecisionRules(own).warn_unmatched(model)
     matcher = Matcher(rules, model)
 
     def decide(entry):

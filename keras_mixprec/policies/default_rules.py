@@ -17,7 +17,11 @@ from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
 # AveragePooling2D(32) of the constant 3.0 was seen to return 3.33.
 _MANY_POSITIONS = 1024
 
+# So that the rules can be saved.
+_registered = keras.saving.register_keras_serializable("keras_mixprec")
 
+
+@_registered
 def is_user_written_norm(layer, path) -> bool:
     """Whether a layer from outside Keras calls itself a normalization."""
     kind = type(layer)
@@ -25,6 +29,7 @@ def is_user_written_norm(layer, path) -> bool:
     return own and "norm" in kind.__name__.lower()
 
 
+@_registered
 def has_explosive_activation(layer, path) -> bool:
     """Whether the activation leaves float16's range for everyday inputs."""
     return getattr(layer, "activation", None) in (
@@ -33,16 +38,19 @@ def has_explosive_activation(layer, path) -> bool:
     )
 
 
+@_registered
 def has_activity_regularizer(layer, path) -> bool:
     """Whether the layer adds a loss computed from its output."""
     return getattr(layer, "activity_regularizer", None) is not None
 
 
+@_registered
 def is_cosine(layer, path) -> bool:
     """Whether the layer is a `Dot` that normalizes its inputs."""
     return isinstance(layer, layers.Dot) and layer.normalize
 
 
+@_registered
 def is_unscaled_attention(layer, path) -> bool:
     """Whether the layer takes dot products without dividing them."""
     # `AdditiveAttention` is a subclass that adds, inside a tanh.
@@ -53,6 +61,7 @@ def is_unscaled_attention(layer, path) -> bool:
     )
 
 
+@_registered
 def averages_many(layer, path) -> bool:
     """Whether the layer averages windows of very many positions."""
     pooling = (
@@ -66,6 +75,7 @@ def averages_many(layer, path) -> bool:
     )
 
 
+@_registered
 def reads_raw_features(layer, path) -> bool:
     """Whether the layer brings raw features to scale."""
     return isinstance(layer, (layers.Normalization, layers.Rescaling))

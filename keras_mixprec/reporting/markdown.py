@@ -31,5 +31,7 @@ def markdown_table(rows: Sequence[Mapping]) -> str:
 
 def _cell(value):
     """Text that Markdown shows as it is, whatever a layer is called."""
+    if isinstance(value, float):
+        value = f"{value:.4g}"
     line = " ".join(html.escape(str(value), quote=False).split())
     return re.sub(r"([\\`*_|])", r"\\\1", line)
