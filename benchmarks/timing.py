@@ -21,8 +21,14 @@ SETUPS = {
 }
 
 
-def argument_parser(doc: str, rounds: int, steps: int):
-    """Returns a parser with the arguments that all benchmarks take."""
+def argument_parser(doc: str, rounds: int | None = None, steps: int = 0):
+    """Returns a parser with the arguments that all benchmarks take.
+
+    Args:
+        doc: String. Its first line describes the benchmark.
+        rounds: Int. Its default, where there is something to time.
+        steps: Int. Its default.
+    """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     setups = [
         setup
@@ -30,8 +36,11 @@ def argument_parser(doc: str, rounds: int, steps: int):
         if importlib.util.find_spec(backend) is not None
     ]
     parser.add_argument("--setups", nargs="+", choices=setups, default=setups)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--steps", type=int, default=steps, help="per round")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+        parser.add_argument(
+            "--steps", type=int, default=steps, help="per round"
+        )
     return parser
 
 
@@ -53,7 +62,7 @@ def print_table(header: list, setups: list, models: dict, measure, *args):
             cells = in_subprocess(backend, measure, jit_compile, model, *args)
             rows.append([setup, name, *cells])
             print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
-    print(_markdown(["backend", "model", *header], rows))
+    print(markdown(["backend", "model", *header], rows))
     print(f"\n{_surroundings(list({SETUPS[s][0]: None for s in setups}))}")
 
 
@@ -95,7 +104,8 @@ def ratio(seconds: list, base: list, digits: int = 2) -> str:
     return "{:.{digits}f} ({:.{digits}f})".format(*ratios, digits=digits)
 
 
-def _markdown(header, rows):
+def markdown(header: list, rows: list) -> str:
+    """Returns a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

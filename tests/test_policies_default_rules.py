@@ -120,7 +120,7 @@ def test_an_activity_loss():
         2, kernel_initializer="ones", activity_regularizer="l2"
     )
     model = keras.Sequential([keras.Input((100,)), regularized, layers.ReLU()])
-    x = np.full((4, 100), 6.0, "float32")
+    x = np.full((1, 100), 6.0, "float32")
     losses = {}
     for rules in ([], None):
         apply_policy(model, "mixed_float16", rules=rules)

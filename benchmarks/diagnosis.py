@@ -1,0 +1,109 @@
+"""What `diagnose` finds in the models of `tests/zoo`.
+
+For every case and backend: the layers that have to be found, those found, the
+kind and direction of the first, and the time. A case counts if exactly the
+expected layers are found, or such others as well whose own gradients are
+known to be wrong.
+
+    python -m benchmarks.diagnosis
+    python -m benchmarks.diagnosis --setups torch --cases t5_ffn big_sum
+    python -m benchmarks.diagnosis --train
+
+`--train` proves the labels instead: it trains every model in float32, in
+mixed_float16, and with the culprits and with a decoy in float32.
+"""
+
+import math
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+
+from benchmarks.timing import SETUPS, argument_parser, in_subprocess, markdown
+
+
+def main():
+    """Prints the table and the totals."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--cases", nargs="+", default=[])
+    parser.add_argument("--train", action="store_true")
+    arguments = parser.parse_args()
+    task, header = _TASKS[arguments.train]
+    totals = []
+    for setup in arguments.setups:
+        backend, jit_compile = SETUPS[setup]
+        rows = in_subprocess(backend, task, setup, jit_compile, arguments.cases)
+        print(f"\n### {setup}\n\n{markdown(header, [r[:-1] for r in rows])}")
+        right = sum(row[-1] for row in rows)
+        totals.append([setup, str(len(rows)), str(right)])
+    print("\n" + markdown(["backend", "cases", "right"], totals))
+
+
+def diagnose_all(setup, jit_compile, names):
+    """Returns a row of the table for every case, and whether it is right."""
+    from zoo import cases
+
+    rows = []
+    for case in cases(names):
+        start = time.perf_counter()
+        verdicts = case.verdicts(jit_compile)
+        seconds = time.perf_counter() - start
+        result = case.judge(verdicts, setup)
+        rows.append(
+            [
+                case.name,
+                ", ".join(sorted(case.expected(setup))) or case.kind or "-",
+                ", ".join(sorted(result.found)) or result.kind or "-",
+                f"{result.kind or '-'}, {result.direction or '-'}",
+                f"{seconds:.1f} s",
+                "yes" if result.exact and result.kind_right else "NO",
+                result.exact and result.kind_right,
+            ]
+        )
+        print(*rows[-1][:-1], sep="  ", file=sys.stderr, flush=True)
+    return rows
+
+
+def train_all(setup, jit_compile, names):
+    """Returns the final metrics of every case, and whether they prove it."""
+    from zoo import cases
+
+    rows = []
+    for case in cases(names):
+        metrics = [
+            case.fit(case.model(policy, jit_compile, float32))
+            for policy, float32 in case.trainings()
+        ]
+        exact, low, *repaired_and_decoy = metrics
+        faulty = bool(case.expected(setup))
+        proven = case.learns(low, exact) != faulty
+        if repaired_and_decoy:
+            repaired, decoy = repaired_and_decoy
+            proven &= case.learns(repaired, exact)
+            proven &= case.learns(decoy, exact) != faulty
+        cells = [_metric(m) for m in metrics] + ["-"] * (4 - len(metrics))
+        rows.append([case.name, *cells, "yes" if proven else "NO", proven])
+        print(*rows[-1][:-1], sep="  ", file=sys.stderr, flush=True)
+    return rows
+
+
+def _metric(value):
+    return f"{value:.4g}" if math.isfinite(value) else "NaN"
+
+
+_TASKS = {
+    False: (
+        diagnose_all,
+        ["case", "expected", "found", "kind, direction", "time", "right"],
+    ),
+    True: (
+        train_all,
+        ["case", "float32", "float16", "repaired", "decoy", "proven"],
+    ),
+}
+
+
+if __name__ == "__main__":
+    main()

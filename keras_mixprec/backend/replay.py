@@ -1,0 +1,29 @@
+"""What running parts of a model again needs of the active backend.
+
+`current()` returns the module for it. Each module defines:
+
+- `is_concrete(tensor)`: whether the tensor has a value now, rather than when
+  a traced function runs.
+- `observe(tensor, on_value, on_cotangent)`: the tensor unchanged. Calls
+  `on_value(tensor)` now, and `on_cotangent(gradient)` if a backward pass
+  comes by. Neither changes what flows on.
+- `stop_gradient(tensor)`: the value alone, without what it was computed from.
+- `vjp(function, primals, pull)`: `function(primals)`, a list of float
+  tensors, and the gradients at the list `primals` of those outputs for the
+  cotangents `pull(outputs)`; zeros where there is none.
+- `compiled(function)`: the function, compiled by XLA where there is one.
+- `each_operation(function, tensors, look)`: runs `function(tensors)` and calls
+  `look(inputs, outputs)` with the tensors of every single operation.
+- `train_step(model, data)`: one step of the model's own `train_step`, run
+  operation by operation.
+"""
+
+import importlib
+
+import keras
+
+
+def current():
+    """Returns the module of the active backend."""
+    name = keras.backend.backend()
+    return importlib.import_module(f"{__package__}.replay_{name}")

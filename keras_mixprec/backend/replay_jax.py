@@ -1,0 +1,81 @@
+"""Running parts again on JAX; `replay.py` says what each name does."""
+
+import jax
+
+
+def is_concrete(tensor):
+    return not isinstance(tensor, jax.core.Tracer)
+
+
+def observe(tensor, on_value, on_cotangent):
+    @jax.custom_vjp
+    def identity(values):
+        on_value(values)
+        return values
+
+    def forward(values):
+        on_value(values)
+        return values, None
+
+    def backward(_, cotangent):
+        on_cotangent(cotangent)
+        return (cotangent,)
+
+    identity.defvjp(forward, backward)
+    return identity(tensor)
+
+
+def stop_gradient(tensor):
+    return jax.lax.stop_gradient(tensor)
+
+
+def vjp(function, primals, pull):
+    outputs, pullback = jax.vjp(function, primals)
+    return outputs, pullback(pull(outputs))[0]
+
+
+def compiled(function):
+    return jax.jit(function)
+
+
+def each_operation(function, tensors, look):
+    jaxpr = jax.make_jaxpr(function)(tensors)
+    _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), look)
+
+
+def train_step(model, data):
+    kinds = ("trainable", "non_trainable", "optimizer", "metrics")
+    state = model._get_jax_state(**{f"{k}_variables": True for k in kinds})
+    model.train_step(state, data)
+
+
+def _evaluate(jaxpr, constants, arguments, look):
+    """Evaluates operation by operation, into calls but not into loops."""
+    values = dict(zip(jaxpr.constvars, constants, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom):
+        return atom.val if hasattr(atom, "val") else values[atom]
+
+    for equation in jaxpr.eqns:
+        inputs = [read(atom) for atom in equation.invars]
+        inner = _called(equation)
+        if inner is not None:
+            outputs = _evaluate(inner.jaxpr, inner.consts, inputs, look)
+        else:
+            outputs = equation.primitive.bind(*inputs, **equation.params)
+            if not equation.primitive.multiple_results:
+                outputs = [outputs]
+            look(inputs, outputs)
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _called(equation):
+    """The function that an operation does nothing but call."""
+    if equation.primitive.name in ("jit", "pjit"):
+        return equation.params["jaxpr"]
+    called = ("closed_call", "custom_jvp_call", "custom_vjp_call")
+    if equation.primitive.name in called:
+        return equation.params["call_jaxpr"]
+    return None

@@ -1,0 +1,77 @@
+"""Running parts again on torch; see `replay.py` for what each name does."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def is_concrete(tensor):
+    return tensor.device.type != "meta"
+
+
+def observe(tensor, on_value, on_cotangent):
+    on_value(tensor.detach())
+    if tensor.requires_grad:
+        # An own view: what others do to the tensor's hooks is theirs.
+        tensor = tensor.view_as(tensor)
+        tensor.register_hook(lambda cotangent: on_cotangent(cotangent))
+    return tensor
+
+
+def stop_gradient(tensor):
+    return tensor.detach()
+
+
+def vjp(function, primals, pull):
+    primals = [p.detach().clone().requires_grad_() for p in primals]
+    with torch.enable_grad():
+        outputs = function(primals)
+    cotangents = pull(outputs)
+    tied = [
+        (output, cotangent)
+        for output, cotangent in zip(outputs, cotangents, strict=True)
+        if output.requires_grad
+    ]
+    gradients = [None] * len(primals)
+    if tied:
+        gradients = torch.autograd.grad(
+            [output for output, _ in tied],
+            primals,
+            [cotangent for _, cotangent in tied],
+            allow_unused=True,
+        )
+    return outputs, [
+        torch.zeros_like(p) if g is None else g
+        for p, g in zip(primals, gradients, strict=True)
+    ]
+
+
+def compiled(function):
+    return function
+
+
+def each_operation(function, tensors, look):
+    with _Operations(look), torch.no_grad():
+        function(tensors)
+
+
+def train_step(model, data):
+    model.train_step(data)
+    # They are left behind by the backward pass.
+    model.zero_grad()
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, look):
+        super().__init__()
+        self._look = look
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        with torch.utils._python_dispatch._disable_current_modes():
+            self._look(_tensors((args, kwargs)), _tensors(result))
+        return result
+
+
+def _tensors(structure):
+    leaves = torch.utils._pytree.tree_leaves(structure)
+    return [x for x in leaves if isinstance(x, torch.Tensor)]

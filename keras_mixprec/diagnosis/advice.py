@@ -1,0 +1,57 @@
+"""What a person would do about each kind of fault, in one sentence."""
+
+_TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"
+
+_ADVICE = {
+    "weights_lost": "Restore a checkpoint from before: training cannot bring "
+    "back weights that are not finite.",
+    "bad_data": "Drop or repair these rows: no precision helps against "
+    "numbers that are not finite.",
+    "divergence": "float32 fails on this batch as well, so it is no matter of "
+    "precision: lower the learning rate, clip gradients or look at the loss.",
+    "cast_overflow": f"{_TO_FLOAT32}, or scale its input down to below 65504.",
+    "forward_overflow": f"{_TO_FLOAT32}, or clamp or scale down before the "
+    "sum, square or product that overflows; a smaller loss scale cannot help.",
+    "backward_overflow": f"{_TO_FLOAT32}: its gradients overflow at a loss "
+    "scale that the other layers need.",
+    "underflow": f"{_TO_FLOAT32}, or keep its small numbers, such as an "
+    "epsilon, above 6e-8.",
+    "precision_loss": f"{_TO_FLOAT32} and not bfloat16, which has still fewer "
+    "digits: it is finite but wrong.",
+    "policy": "Compile with keras_mixprec.LossScaleOptimizer or call "
+    "keras_mixprec.ensure_loss_scaling(model).",
+    "scale_search": "Nothing: the loss scale is on its way down to where "
+    "gradients fit, and skips steps until then.",
+}
+
+_UNSCALED = (
+    "Its gradients vanish because nothing scales the loss: call "
+    "keras_mixprec.ensure_loss_scaling(model)."
+)
+
+_FLOAT16_VARIABLES = (
+    "Use the policy 'mixed_float16', which keeps variables in float32: "
+    "16-bit variables lose small updates."
+)
+
+_UNNAMED = (
+    "The loss is off but no single layer is to blame: train in float32, or "
+    "look for operations outside of layers."
+)
+
+
+def advice(kind: str, layer: str | None = None, case: str = "") -> str:
+    """Returns one sentence.
+
+    Args:
+        kind: String. The kind of the verdict.
+        layer: String. The layer's path. Defaults to `None`.
+        case: String. `"unscaled"`, `"variables"` or `"unnamed"` where there
+            is better advice than the kind's own. Defaults to `""`.
+    """
+    special = {
+        "unscaled": _UNSCALED,
+        "variables": _FLOAT16_VARIABLES,
+        "unnamed": _UNNAMED,
+    }
+    return special.get(case) or _ADVICE[kind].format(layer=layer)

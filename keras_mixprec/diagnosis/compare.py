@@ -1,0 +1,50 @@
+"""How far a 16-bit result is from its float32 twin."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def relative_error(
+    low: Sequence[np.ndarray], exact: Sequence[np.ndarray]
+) -> float:
+    """Returns `|low - exact| / |exact|` over all arrays together.
+
+    Args:
+        low: Float64 arrays, what 16 bits gave.
+        exact: Float64 arrays of the same shapes, what float32 gave.
+
+    Returns:
+        Float >= 0; infinite if `low` has a non-finite element where `exact`
+        has none. Elements where float32 is not finite do not count.
+    """
+    off, size = 0.0, 0.0
+    for narrow, wide in zip(low, exact, strict=True):
+        usable = np.isfinite(wide)
+        if not np.isfinite(narrow[usable]).all():
+            return math.inf
+        off = math.hypot(off, _norm(narrow[usable] - wide[usable]))
+        size = math.hypot(size, _norm(wide[usable]))
+    if size == 0.0:
+        return math.inf if off else 0.0
+    return off / size
+
+
+def largest(arrays: Sequence[np.ndarray]) -> float:
+    """Returns the largest finite magnitude, 0 if there is none."""
+    return max((float(m) for m in map(_largest, arrays)), default=0.0)
+
+
+def nonfinite(arrays: Sequence[np.ndarray]) -> int:
+    """Returns the number of elements that are infinite or NaN."""
+    return sum(int((~np.isfinite(a)).sum()) for a in arrays)
+
+
+def _norm(values):
+    return float(np.linalg.norm(values.ravel()))
+
+
+def _largest(array):
+    finite = np.abs(array[np.isfinite(array)])
+    return finite.max() if finite.size else 0.0

@@ -1,0 +1,325 @@
+"""Finding the layers whose precision is at fault in one batch.
+
+The search demotes what it finds and looks again, so that it finds the layers
+that would cast a repaired result straight back as well.
+"""
+
+import math
+from typing import NamedTuple
+
+import keras
+from keras import ops, tree
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
+from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
+from keras_mixprec.formats import get_format
+from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.dry_step import DryStep, dry_step
+from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
+from keras_mixprec.numerics.twin import Twin
+from keras_mixprec.policies.layers import walk
+from keras_mixprec.policies.names import is_fixed
+
+_CONTAINERS = tuple(
+    cls.call for cls in (keras.Sequential, keras.src.models.Functional)
+)
+
+
+class Culprit(NamedTuple):
+    """A layer at fault.
+
+    Attributes:
+        path: String. Its path.
+        layers: List of the layers to demote: it alone, or all inside it too.
+        kind: String. As in `Verdict`.
+        direction: String. `"forward"` or `"backward"`.
+        numbers: Dict. The evidence.
+    """
+
+    path: str
+    layers: list
+    kind: str
+    direction: str
+    numbers: dict
+
+
+class Search:
+    """The search for culprits in one batch.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: Tuple `(x, y, sample_weight)` of tensors.
+        exact: `DryStep` of the whole model in float32, at loss scale 1.
+        compiled: Boolean. Whether XLA compiles the model's step.
+    """
+
+    def __init__(self, model, data, exact: DryStep, compiled: bool):
+        self._model = model
+        self._data = data
+        self._exact = exact
+        self._compiled = compiled
+        self._demoted = []
+        self.culprits = []
+
+    def run(self, scale_bits: float | None, moves) -> float:
+        """Finds the culprits, and returns the loss scale they leave room for.
+
+        Args:
+            scale_bits: Float. The loss scale as a power of two, if it does
+                not adapt itself; `None` if it does.
+            moves: Function from a variable and its float32 gradient to
+                whether the optimizer would move the variable by it.
+
+        Returns:
+            Float. The power of two that suits the most layers.
+        """
+        step = self._forward()
+        step = self._end_to_end(step)
+        bits = self._windows(step, scale_bits, moves)
+        self._backward(step, bits, moves)
+        return bits
+
+    # Forward.
+
+    def _forward(self):
+        while True:
+            step = self._dry_step(self._demoted)
+            culprit = next(
+                filter(None, map(self._judge_forward, self._low(step))), None
+            )
+            if culprit is None:
+                return step
+            self._demote(culprit)
+
+    def _judge_forward(self, call):
+        twin = Twin(call, self._compiled)
+        inputs = [to_array(x) for x in twin.inputs]
+        if nonfinite(inputs):
+            return None  # A victim of a layer before it.
+        exact = twin.forward("float32")
+        low = self._low_outputs(twin)
+        error = relative_error(low, exact)
+        if error <= thresholds.FORWARD_ERROR:
+            return None
+        layers = _smallest_cure(twin, exact)
+        numbers = {
+            "error": error,
+            "largest_input": largest(inputs),
+            "largest_output_in_float32": largest(exact),
+            "nonfinite_outputs": nonfinite(low),
+        }
+        kind = _forward_kind(twin, inputs, low, exact, numbers)
+        return Culprit(call.path, layers, kind, "forward", numbers)
+
+    def _low_outputs(self, twin):
+        if self._compiled:
+            return twin.forward()
+        return [to_array(x) for x in _float_outputs(twin.call)]
+
+    def _end_to_end(self, step):
+        while self._loss_error(step.loss) > thresholds.LOSS_ERROR:
+            best, best_step = None, step
+            for call in self._candidates(step):
+                layers = with_sublayers(call.layer)
+                trial = self._dry_step([*self._demoted, *layers])
+                if self._loss_error(trial.loss) < self._loss_error(
+                    best_step.loss
+                ):
+                    best, best_step = (call, layers), trial
+            if best is None:
+                break
+            call, layers = best
+            numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
+            kind = "precision_loss"
+            if not math.isfinite(step.loss):
+                kind = _range_kind(Twin(call))
+            self._demote(Culprit(call.path, layers, kind, "forward", numbers))
+            step = best_step
+        return step
+
+    def _candidates(self, step):
+        errors = {}
+        for call in self._low(step):
+            twin = Twin(call, self._compiled)
+            error = relative_error(
+                self._low_outputs(twin), twin.forward("float32")
+            )
+            if error > errors.get(call.path, (0.0,))[0]:
+                errors[call.path] = (error, call)
+        ranked = sorted(errors.values(), key=lambda e: -e[0])
+        return [call for _, call in ranked[: thresholds.LOSS_CANDIDATES]]
+
+    def _loss_error(self, loss):
+        if not math.isfinite(loss):
+            return math.inf
+        return abs(loss - self._exact.loss) / max(abs(self._exact.loss), 1e-30)
+
+    # Backward.
+
+    def _windows(self, step, scale_bits, moves):
+        """Demotes the layers whose gradients fit no common loss scale."""
+        gradients = {}
+        exact = {c.name: c for c in self._exact.calls}
+        for call in self._low(step):
+            dtype = call.layer.compute_dtype
+            if call.name in exact and dtype == "float16" and not call.nested:
+                own = self._own_gradients(exact[call.name], moves)
+                gradients.setdefault(call.path, (call, []))[1].extend(own)
+        windows = {
+            path: scale_window(own) for path, (_, own) in gradients.items()
+        }
+        bits = (
+            best_scale_bits(windows.values())
+            if scale_bits is None
+            else scale_bits
+        )
+        for path, window in windows.items():
+            if not window.holds(bits):
+                kind = "underflow" if bits < window.low else "backward_overflow"
+                numbers = {
+                    "loss_scale_bits": bits,
+                    "lowest_bits": window.low,
+                    "highest_bits": window.high,
+                }
+                layers = with_sublayers(gradients[path][0].layer)
+                self._demote(Culprit(path, layers, kind, "backward", numbers))
+        return bits
+
+    def _own_gradients(self, call, moves):
+        """Gradients of a call's outputs and weights, if they move weights."""
+        weights = [
+            (v, to_array(self._exact.gradients[id(v)]))
+            for v in call.layer.trainable_variables
+            if id(v) in self._exact.gradients
+        ]
+        moving = [g for v, g in weights if moves(v, g)]
+        if weights and not moving:
+            return []
+        return moving + [to_array(c) for c in call.cotangents if c is not None]
+
+    def _backward(self, step, bits, moves):
+        exact = {c.name: c for c in self._exact.calls}
+        known = {c.path for c in self.culprits}
+        for call in self._low(step):
+            if call.nested or call.path in known or call.name not in exact:
+                continue
+            culprit = self._judge_backward(call, exact[call.name], bits, moves)
+            if culprit is not None:
+                known.add(call.path)
+                self._demote(culprit)
+
+    def _judge_backward(self, call, exact, bits, moves):
+        floats = _float_outputs(exact)
+        cotangents = [
+            to_array(c) * 2.0**bits if c is not None else to_array(o) * 0.0
+            for c, o in zip(_float_cotangents(exact), floats, strict=True)
+        ]
+        if not any(c.any() for c in cotangents):
+            return None
+        if not self._own_gradients(exact, moves):
+            return None
+        twin = Twin(call, self._compiled)
+        if nonfinite([to_array(x) for x in twin.inputs]):
+            return None
+        wide = twin.gradients(cotangents, "float32")
+        low = twin.gradients(cotangents)
+        error = relative_error(low, wide)
+        if error <= thresholds.BACKWARD_ERROR:
+            return None
+        numbers = {
+            "error": error,
+            "loss_scale_bits": bits,
+            "largest_gradient_in_float32": largest(wide) / 2.0**bits,
+            "nonfinite_gradients": nonfinite(low),
+        }
+        kind = "backward_overflow" if nonfinite(low) else "precision_loss"
+        return Culprit(
+            call.path, with_sublayers(call.layer), kind, "backward", numbers
+        )
+
+    # Both.
+
+    def _dry_step(self, demoted):
+        with computing_in("float32", demoted):
+            return dry_step(self._model, self._data, 1.0)
+
+    def _low(self, step):
+        """The recorded calls that compute in 16 bits, not demoted yet."""
+        demoted = {id(layer) for layer in self._demoted}
+        return [
+            call
+            for call in step.calls
+            if id(call.layer) not in demoted and computes_low(call.layer)
+        ]
+
+    def _demote(self, culprit):
+        self.culprits.append(culprit)
+        self._demoted += culprit.layers
+
+
+def computes_low(layer) -> bool:
+    """Whether a layer itself computes something in a 16-bit float."""
+    return (
+        layer.compute_dtype in ("float16", "bfloat16")
+        and not is_fixed(layer)
+        and type(layer).call not in _CONTAINERS
+    )
+
+
+def low_layers(model) -> list:
+    """Returns the entries of a model that compute in 16 bits."""
+    return [entry for entry in walk(model) if computes_low(entry.layer)]
+
+
+def _smallest_cure(twin, exact):
+    """The layer alone where that is enough, else all inside it as well."""
+    alone = [twin.call.layer]
+    everything = with_sublayers(twin.call.layer)
+    if len(everything) == 1:
+        return alone
+    error = relative_error(twin.forward("float32", alone), exact)
+    return alone if error <= thresholds.FORWARD_ERROR else everything
+
+
+def _forward_kind(twin, inputs, low, exact, numbers):
+    limit = get_format(twin.call.layer.compute_dtype).maximum
+    if numbers["largest_input"] > limit:
+        return "cast_overflow"
+    if nonfinite(low) and twin.starts_from_zero():
+        return "underflow"
+    numbers["largest_inside_in_float32"] = twin.largest_intermediate()
+    if numbers["largest_inside_in_float32"] > limit:
+        return "forward_overflow"
+    wider = relative_error(twin.forward("mixed_bfloat16"), exact)
+    if wider > thresholds.FORWARD_ERROR:
+        return "precision_loss"
+    vanished = any(
+        ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
+    )
+    return "underflow" if nonfinite(low) or vanished else "precision_loss"
+
+
+def _range_kind(twin: Twin):
+    limit = get_format("float16").maximum
+    overflows = twin.largest_intermediate() > limit
+    return "forward_overflow" if overflows else "underflow"
+
+
+def _float_outputs(call: LayerCall):
+    return [x for x, _ in _float_pairs(call)]
+
+
+def _float_cotangents(call: LayerCall):
+    return [c for _, c in _float_pairs(call)]
+
+
+def _float_pairs(call):
+    return [
+        (x, c)
+        for x, c in zip(
+            tree.flatten(call.outputs), call.cotangents, strict=True
+        )
+        if ops.is_tensor(x) and is_float(x)
+    ]

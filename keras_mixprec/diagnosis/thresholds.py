@@ -1,0 +1,43 @@
+"""Every threshold of the diagnosis, with its reason.
+
+Frozen on the models in `tests/zoo/faults.py` and `tests/zoo/controls.py`,
+before those in `tests/zoo/architectures.py` were written.
+"""
+
+# Share of the float32 result by which a layer's result may be off. A chain of
+# float16 roundings stays below 1% in every healthy model; results that train
+# no more are off by 60% and more.
+FORWARD_ERROR = 0.1
+
+# Gradients of small differences lose more digits and training forgives more.
+BACKWARD_ERROR = 0.3
+
+# Share by which the loss may be off when no single layer is to blame.
+LOSS_ERROR = 0.1
+
+# Among how many layers, the least exact first, a blameless-looking culprit of
+# a wrong loss is searched: each costs a forward pass.
+LOSS_CANDIDATES = 12
+
+# A gradient has to keep this share of its energy (sum of squares) above what
+# underflows; DeepSpeed and others lose 5% of the entries without harm.
+KEPT_ENERGY = 0.99
+
+# Bits kept below the smallest entry that counts: three, so that it has more
+# than one digit. Bits kept above the largest: two, because the next batch has
+# larger gradients than this one.
+BITS_BELOW = 3
+BITS_ABOVE = 2
+
+# Adam moves a weight by rate * g / (|g| + epsilon): below 1% of epsilon by
+# less than 1% of a step, in float32 as well.
+SHARE_OF_EPSILON = 0.01
+
+# Half the distance to the next float32 number, as a share of the weight.
+SHARE_OF_WEIGHT = 2.0**-24
+
+# The loss scales among which the best is sought, as powers of two.
+SCALE_BITS = range(0, 25)
+
+# The scale that Keras starts from, which decides between equally good ones.
+USUAL_SCALE_BITS = 15

@@ -1,0 +1,76 @@
+"""What a diagnosis says."""
+
+import dataclasses
+
+KINDS = (
+    "weights_lost",
+    "bad_data",
+    "divergence",
+    "cast_overflow",
+    "forward_overflow",
+    "backward_overflow",
+    "underflow",
+    "precision_loss",
+    "policy",
+    "scale_collapsed",
+    "scale_search",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One finding, with its evidence and what to do about it.
+
+    Attributes:
+        kind: String. `"forward_overflow"`, `"backward_overflow"`,
+            `"underflow"`, `"precision_loss"` (finite but wrong),
+            `"cast_overflow"` (the input does not fit), or where no layer is to
+            blame `"bad_data"`, `"divergence"` (float32 fails too),
+            `"weights_lost"`, `"scale_collapsed"`, `"policy"` and, normal,
+            `"scale_search"`.
+        layer: String, the layer's path, or `None`.
+        direction: `"forward"`, `"backward"`, `"update"` or `None`.
+        step: Int. Number of the training batch, or `None`.
+        compiled: Boolean. Whether the step was compiled by XLA, which changes
+            what overflows.
+        numbers: Dict. The evidence.
+        advice: String. One sentence.
+
+    Example:
+    >>> verdict = Verdict("bad_data", numbers={"x": 3}, advice="Drop them.")
+    >>> print(verdict)
+    bad_data (x=3). Drop them.
+    """
+
+    kind: str
+    layer: str | None = None
+    direction: str | None = None
+    step: int | None = None
+    compiled: bool = False
+    numbers: dict = dataclasses.field(default_factory=dict)
+    advice: str = ""
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ValueError(
+                f"`kind` must be one of {', '.join(map(repr, KINDS))}. "
+                f"Received: kind={self.kind!r}"
+            )
+
+    def to_dict(self) -> dict:
+        """Returns the verdict as a dict that JSON can hold."""
+        return dataclasses.asdict(self)
+
+    def __str__(self):
+        where = f" in {self.layer!r}" if self.layer else ""
+        direction = f", {self.direction}" if self.direction else ""
+        step = f" at step {self.step}" if self.step is not None else ""
+        numbers = ", ".join(
+            f"{name}={_format(value)}" for name, value in self.numbers.items()
+        )
+        evidence = f" ({numbers})" if numbers else ""
+        return f"{self.kind}{where}{direction}{step}{evidence}. {self.advice}"
+
+
+def _format(value):
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Measuring: what layers see, compute, and would compute in float32."""

@@ -1,0 +1,170 @@
+"""Recording what each layer of a model is given and returns in a step."""
+
+import contextlib
+import threading
+from typing import Any
+
+import keras
+from keras import tree
+from keras.src import backend as keras_backend
+from keras.src.backend.common import global_state
+
+from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.numerics.arrays import is_float
+
+# What runs inside of these runs in a loop that a backend may trace, and as
+# often as there are steps: they are looked at as a whole.
+WHOLE = (keras.layers.RNN, keras.layers.TimeDistributed)
+
+
+class LayerCall:
+    """One call of one layer.
+
+    Attributes:
+        path: String. The layer's path.
+        layer: The `keras.layers.Layer`.
+        index: Int. How often the layer had been called before in this step.
+        args, kwargs: As the layer was given them, before it casts them.
+        outputs: What it returned.
+        cotangents: List, for each tensor in `outputs` the gradient of the
+            scaled loss, or `None` where none came by.
+        training: Boolean or `None`. The value in force.
+        seeds: List of `(variable, value)` of the random state before.
+        nested: Boolean. Whether other recorded calls happened inside.
+    """
+
+    def __init__(self, path, layer, index, args, kwargs):
+        self.path = path
+        self.layer = layer
+        self.index = index
+        self.args = args
+        self.kwargs = kwargs
+        self.outputs: Any = None
+        self.cotangents = []
+        self.training = None
+        self.seeds = []
+        self.nested = False
+
+    @property
+    def name(self) -> str:
+        """The path, and which call of a layer that is called repeatedly."""
+        return f"{self.path}#{self.index}" if self.index else self.path
+
+
+class CallRecorder:
+    """Records the calls of a model's layers, innermost first.
+
+    A call inside a loop or a traced function has no values; it counts as part
+    of what holds it.
+
+    Args:
+        entries: List of `LayerEntry`, the layers to record.
+    """
+
+    def __init__(self, entries):
+        self.calls = []
+        self._paths = {id(e.layer): e.path for e in entries}
+        self._counts = {}
+        self._open = []
+        self._thread = threading.get_ident()
+        self._backend = backend_replay.current()
+
+    @contextlib.contextmanager
+    def recording(self):
+        """Records every call that is made within the context."""
+        original = keras.layers.Layer.__call__
+
+        def call(layer, *args, **kwargs):
+            if not self._is_mine(layer):
+                return original(layer, *args, **kwargs)
+            return self._record(original, layer, args, kwargs)
+
+        keras.layers.Layer.__call__ = call
+        try:
+            yield self
+        finally:
+            keras.layers.Layer.__call__ = original
+
+    def _is_mine(self, layer):
+        return (
+            id(layer) in self._paths
+            and threading.get_ident() == self._thread
+            and not (self._open and isinstance(self._open[-1].layer, WHOLE))
+        )
+
+    def _record(self, original, layer, args, kwargs):
+        index = self._counts.get(id(layer), 0)
+        self._counts[id(layer)] = index + 1
+        call = LayerCall(self._paths[id(layer)], layer, index, None, None)
+        call.seeds = [(v, v.value) for v in seed_states(layer)]
+        context = global_state.get_global_attribute("current_call_ctx")
+        call.training = getattr(context, "training", None)
+        (args, kwargs), (call.args, call.kwargs) = self._observe((args, kwargs))
+        self._open.append(call)
+        try:
+            outputs = original(layer, *args, **kwargs)
+        finally:
+            self._open.pop()
+        outputs, call.outputs = self._observe(outputs, call.cotangents)
+        if _has_values(call):
+            self.calls.append(call)
+            for outer in self._open:
+                outer.nested = True
+        return outputs
+
+    def _observe(self, structure, cotangents=None):
+        """Returns the structure to go on with, and the one with the values."""
+        values = tree.flatten(structure)
+
+        def observe(position, leaf):
+            if not keras.ops.is_tensor(leaf) or not is_float(leaf):
+                if cotangents is not None:
+                    cotangents.append(None)
+                return leaf
+
+            def on_value(value):
+                values[position] = with_mask(value, leaf)
+
+            def on_cotangent(value):
+                if self._backend.is_concrete(value):
+                    cotangents[position] = value
+
+            if cotangents is None:
+                seen = self._backend.observe(leaf, on_value, _ignore)
+            else:
+                cotangents.append(None)
+                seen = self._backend.observe(leaf, on_value, on_cotangent)
+            return with_mask(seen, leaf)
+
+        onward = [observe(*item) for item in enumerate(list(values))]
+        return (
+            tree.pack_sequence_as(structure, onward),
+            tree.pack_sequence_as(structure, values),
+        )
+
+
+def seed_states(layer) -> list:
+    """Returns the variables of every seed generator in a layer."""
+    return [
+        generator.state
+        for part in layer._flatten_layers()
+        for generator in part._seed_generators
+    ]
+
+
+def with_mask(tensor, like):
+    """Returns `tensor` with the Keras mask that `like` carries."""
+    mask = keras_backend.get_keras_mask(like)
+    if mask is not None:
+        keras_backend.set_keras_mask(tensor, mask)
+    return tensor
+
+
+def _has_values(call):
+    concrete = backend_replay.current().is_concrete
+    leaves = tree.flatten((call.args, call.kwargs, call.outputs))
+    return all(concrete(x) for x in leaves if keras.ops.is_tensor(x))
+
+
+def _ignore(value):
+    pass

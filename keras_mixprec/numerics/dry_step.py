@@ -1,0 +1,113 @@
+"""A train step that shows everything and changes nothing."""
+
+import contextlib
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.numerics.calls import CallRecorder, LayerCall
+from keras_mixprec.numerics.random_numbers import drawn_in_float32
+from keras_mixprec.policies.layers import walk
+
+
+class DryStep(NamedTuple):
+    """What a train step would have done.
+
+    Attributes:
+        loss: Float. The sum of all losses, unscaled.
+        gradients: Dict from `id(variable)` to the scaled gradient.
+        calls: List of `LayerCall`, innermost first, in the order they ended.
+    """
+
+    loss: float
+    gradients: dict
+    calls: list[LayerCall]
+
+
+def dry_step(model: keras.Model, data: tuple, scale: float) -> DryStep:
+    """Runs the model's own `train_step` once, with the optimizers held.
+
+    Weights, optimizers, metrics and random state are as before afterwards.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: Tuple `(x, y, sample_weight)` of tensors.
+        scale: Float. Takes the place of every optimizer's loss scale.
+    """
+    recorder = CallRecorder(walk(model))
+    losses, gradients = [], {}
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers_of(model).values():
+            stack.enter_context(_held(optimizer, scale, losses, gradients))
+        stack.enter_context(_restored(model))
+        stack.enter_context(drawn_in_float32())
+        stack.enter_context(recorder.recording())
+        stack.enter_context(keras.StatelessScope(collect_losses=True))
+        backend_replay.current().train_step(model, data)
+    return DryStep(float(np.sum(losses)), gradients, recorder.calls)
+
+
+def optimizers_of(model) -> dict:
+    """Returns the optimizers of a model, by the name of the attribute."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer)
+    }
+
+
+@contextlib.contextmanager
+def _held(optimizer, scale, losses, gradients):
+    """Lets an optimizer see losses and gradients, and do nothing."""
+    backend = backend_replay.current()
+
+    def keep_loss(loss):
+        if backend.is_concrete(loss):
+            losses.append(float(keras.ops.convert_to_numpy(loss)))
+
+    def scale_loss(loss):
+        loss = keras.ops.cast(loss, "float32")
+        return backend.observe(loss, keep_loss, lambda _: None) * scale
+
+    def apply(grads, trainable_variables=None):
+        variables = trainable_variables or optimizer._trainable_variables
+        for gradient, variable in zip(grads, variables, strict=True):
+            if gradient is not None:
+                gradients[id(variable)] = gradient
+
+    def stateless_apply(optimizer_variables, grads, trainable_variables):
+        apply(grads)
+        return trainable_variables, optimizer_variables
+
+    methods = {
+        "scale_loss": scale_loss,
+        "stateless_scale_loss": lambda variables, loss: scale_loss(loss),
+        "apply": apply,
+        "apply_gradients": lambda pairs: apply(*zip(*pairs, strict=True)),
+        "stateless_apply": stateless_apply,
+    }
+    vars(optimizer).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del vars(optimizer)[name]
+
+
+@contextlib.contextmanager
+def _restored(model):
+    """Undoes what a `train_step` of the user's own may write directly."""
+    if type(model).train_step is keras.Model.train_step:
+        yield
+        return
+    variables = [*model.variables, *model.metrics_variables]
+    for optimizer in optimizers_of(model).values():
+        variables += optimizer.variables
+    before = [keras.ops.copy(v.value) for v in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)

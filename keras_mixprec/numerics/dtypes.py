@@ -1,0 +1,27 @@
+"""Letting layers compute in another dtype for a while."""
+
+import contextlib
+
+from keras_mixprec.policies.names import is_fixed, set_policy
+
+
+@contextlib.contextmanager
+def computing_in(policy: str, layers):
+    """Gives `layers` a policy within the context, their own after it.
+
+    Compiled functions are left as they are, since nothing calls them here.
+    """
+    before = [(layer, layer._dtype_policy) for layer in layers]
+    for layer, _ in before:
+        if not is_fixed(layer):
+            set_policy(layer, policy)
+    try:
+        yield
+    finally:
+        for layer, own in before:
+            layer._dtype_policy = own
+
+
+def with_sublayers(layer) -> list:
+    """Returns the layer and everything inside it."""
+    return list(layer._flatten_layers())

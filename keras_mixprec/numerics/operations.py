@@ -1,0 +1,70 @@
+"""What happens inside of a layer, operation by operation."""
+
+import numpy as np
+from keras import ops
+
+from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.numerics.arrays import is_float, to_array
+
+
+def largest_intermediate(function, tensors) -> float:
+    """Returns the largest finite magnitude that any operation produces.
+
+    Args:
+        function: Function of a list of tensors.
+        tensors: The list.
+    """
+    largest = 0.0
+
+    def look(inputs, outputs):
+        nonlocal largest
+        for array in _float_arrays(outputs):
+            finite = np.abs(array[np.isfinite(array)])
+            largest = max(largest, float(finite.max(initial=0.0)))
+
+    backend_replay.current().each_operation(function, tensors, look)
+    return largest
+
+
+def starts_from_zero(function, tensors) -> bool:
+    """Whether the first non-finite number comes from an operand of zero.
+
+    As in 0 / 0, 1 / sqrt(0) and log(0), where something has underflowed,
+    against a sum or product that overflowed.
+
+    Args:
+        function: Function of a list of tensors.
+        tensors: The list, finite.
+    """
+    found = None
+
+    def look(inputs, outputs):
+        nonlocal found
+        if found is not None:
+            return
+        arrays = _float_arrays(inputs)
+        for output in _float_arrays(outputs):
+            bad = ~np.isfinite(output)
+            if bad.any():
+                found = _all_zero_where(bad, arrays)
+
+    backend_replay.current().each_operation(function, tensors, look)
+    return bool(found)
+
+
+def _all_zero_where(bad, operands):
+    """Whether wherever a result is bad some operand is zero, and all finite."""
+    zero = np.zeros(bad.shape, bool)
+    for operand in operands:
+        try:
+            operand = np.broadcast_to(operand, bad.shape)
+        except ValueError:
+            return False  # No elementwise operation.
+        if not np.isfinite(operand[bad]).all():
+            return False
+        zero |= operand == 0
+    return bool(zero[bad].all())
+
+
+def _float_arrays(tensors):
+    return [to_array(x) for x in tensors if ops.is_tensor(x) and is_float(x)]

@@ -1,0 +1,146 @@
+"""One layer call again, in another dtype, on the very inputs it saw."""
+
+import contextlib
+
+import keras
+import numpy as np
+from keras import ops, tree
+from keras.src.backend.common import global_state
+from keras.src.layers.layer import CallContext
+
+from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.calls import LayerCall, with_mask
+from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
+from keras_mixprec.numerics.operations import (
+    largest_intermediate,
+    starts_from_zero,
+)
+from keras_mixprec.numerics.random_numbers import drawn_in_float32
+
+
+class Twin:
+    """Runs a recorded call again, forward and backward.
+
+    Nothing is changed: variables, random state and losses are as before.
+
+    Args:
+        call: The `LayerCall`.
+        compiled: Boolean. Whether XLA compiles what runs in the layer's own
+            dtypes, as it does in the model's step.
+    """
+
+    def __init__(self, call: LayerCall, compiled: bool = False):
+        self.call = call
+        self._compiled = compiled
+        self._backend = backend_replay.current()
+        leaves = tree.flatten((call.args, call.kwargs))
+        self._leaves = leaves
+        self._floats = [
+            i
+            for i, leaf in enumerate(leaves)
+            if ops.is_tensor(leaf) and is_float(leaf)
+        ]
+        self._weights = list(call.layer.trainable_variables)
+
+    @property
+    def inputs(self) -> list:
+        """The float tensors among what the layer was given."""
+        return [self._leaves[i] for i in self._floats]
+
+    def forward(self, policy=None, layers=None) -> list[np.ndarray]:
+        """Returns the float outputs, as float64 arrays.
+
+        Args:
+            policy: String. What `layers` compute in. Defaults to `None`, what
+                they compute in now.
+            layers: List. Defaults to the layer and all inside it.
+        """
+        with self._in(policy, layers):
+            run = self._function(policy)
+            return [to_array(x) for x in run(self._primals())]
+
+    def gradients(self, cotangents, policy=None) -> list[np.ndarray]:
+        """Returns the gradients at inputs and weights, as float64 arrays.
+
+        Args:
+            cotangents: List of arrays, one per float output.
+            policy: String, as for `forward`.
+        """
+
+        def pull(outputs):
+            return [
+                ops.cast(ops.convert_to_tensor(c), o.dtype)
+                for c, o in zip(cotangents, outputs, strict=True)
+            ]
+
+        with self._in(policy, None):
+            backend = self._backend
+            primals = self._primals()
+
+            def run(tensors):
+                return backend.vjp(self._run, tensors, pull)[1]
+
+            if self._compiled and policy is None:
+                run = backend.compiled(run)
+            return [to_array(g) for g in run(primals)]
+
+    def largest_intermediate(self) -> float:
+        """Returns the largest magnitude that float32 meets inside."""
+        with self._in("float32", None):
+            return largest_intermediate(self._run, self._primals())
+
+    def starts_from_zero(self) -> bool:
+        """Whether zeros make the first non-finite number in 16 bits."""
+        with self._in(None, None):
+            return starts_from_zero(self._run, self._primals())
+
+    def _function(self, policy):
+        if self._compiled and policy is None:
+            return self._backend.compiled(self._run)
+        return self._run
+
+    def _primals(self):
+        weights = [ops.convert_to_tensor(v.value) for v in self._weights]
+        return [*self.inputs, *map(self._backend.stop_gradient, weights)]
+
+    @contextlib.contextmanager
+    def _in(self, policy, layers):
+        if layers is None:
+            layers = with_sublayers(self.call.layer)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(drawn_in_float32())
+            if policy is not None:
+                stack.enter_context(computing_in(policy, layers))
+            yield
+
+    def _run(self, primals):
+        count = len(self._floats)
+        leaves = list(self._leaves)
+        for position, tensor in zip(self._floats, primals[:count], strict=True):
+            leaves[position] = with_mask(tensor, self._leaves[position])
+        call = self.call
+        args, kwargs = tree.pack_sequence_as((call.args, call.kwargs), leaves)
+        mapping = [*zip(self._weights, primals[count:], strict=True)]
+        with (
+            keras.StatelessScope(state_mapping=[*mapping, *call.seeds]),
+            _call_context(call),
+        ):
+            outputs = call.layer(*args, **kwargs)
+        return [
+            x for x in tree.flatten(outputs) if ops.is_tensor(x) and is_float(x)
+        ]
+
+
+@contextlib.contextmanager
+def _call_context(call):
+    """What the layers around the call had settled, such as `training`."""
+    name = "current_call_ctx"
+    before = global_state.get_global_attribute(name)
+    context = CallContext(entry_layer=None)
+    context.training = call.training
+    global_state.set_global_attribute(name, context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, before)

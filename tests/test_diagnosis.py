@@ -1,0 +1,274 @@
+"""`diagnose`: what it leaves alone, what it accepts and what it refuses."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_mixprec as kmp
+from keras_mixprec.diagnosis.compare import relative_error
+from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(16, 8)).astype("float32")
+Y = RANDOM.integers(0, 3, 16)
+BACKEND = keras.backend.backend()
+
+
+class Overflowing(layers.Layer):
+    def call(self, x):
+        return ops.sqrt(ops.square(x * 1000.0)) / 1000.0
+
+
+def compiled(model, optimizer=None, **arguments):
+    arguments = {"jit_compile": False} | arguments
+    model.compile(
+        optimizer or kmp.LossScaleOptimizer("adam"),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        **arguments,
+    )
+    return model
+
+
+def sequential(*middle):
+    model = keras.Sequential(
+        [keras.Input((8,)), *middle, layers.Dense(3, name="head")]
+    )
+    kmp.apply_policy(model, "mixed_float16")
+    return model
+
+
+def found(verdicts):
+    return [(v.layer, v.kind) for v in verdicts]
+
+
+class Block(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(8)
+        self.bad = Overflowing(name="bad")
+        self.drop = layers.Dropout(0.5)
+
+    def build(self, input_shape):
+        self.dense.build(input_shape)
+
+    def call(self, x, training=None):
+        return x + self.drop(self.bad(self.dense(x)), training=training)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.block = Block(name="block")
+        self.head = layers.Dense(3, dtype="float32")
+
+    def call(self, x):
+        return self.head(self.block(x["features"]))
+
+
+def test_a_subclassed_model_with_a_dict_and_a_nested_block():
+    model = Subclassed()
+    model({"features": X})
+    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("dense")])
+    verdicts = kmp.diagnose(compiled(model), {"features": X}, Y)
+    assert found(verdicts) == [("block/bad", "forward_overflow")]
+
+
+def test_a_layer_called_twice():
+    inputs = keras.Input((8,))
+    shared = Overflowing(name="shared")
+    x = shared(layers.Rescaling(1e-3, dtype="float32")(inputs))
+    x = shared(layers.Dense(8, name="between")(x))
+    model = keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
+    kmp.apply_policy(
+        model,
+        "mixed_float16",
+        rules=[kmp.PrecisionRule("rescaling"), kmp.PrecisionRule("dense")],
+    )
+    verdicts = kmp.diagnose(compiled(model), 1000 * X, Y)
+    assert found(verdicts) == [("shared", "forward_overflow")]
+
+
+def everything(model):
+    variables = [*model.variables, *model.optimizer.variables]
+    return [ops.convert_to_numpy(v.value).copy() for v in variables]
+
+
+@pytest.mark.parametrize("middle", ["healthy", "faulty"])
+def test_nothing_is_changed(middle):
+    parts = [layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.5)]
+    if middle == "faulty":
+        parts.append(Overflowing(name="bad"))
+    model = compiled(sequential(*parts))
+    model.fit(X, Y, epochs=2, verbose=0)
+    plan, before = kmp.PrecisionPlan.from_model(model), everything(model)
+    call = keras.layers.Layer.__call__
+    verdicts = kmp.diagnose(model, X, Y)
+    assert bool(verdicts) == (middle == "faulty")
+    assert kmp.PrecisionPlan.from_model(model) == plan
+    assert keras.layers.Layer.__call__ is call
+    for a, b in zip(before, everything(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+    names = {"apply", "apply_gradients", "scale_loss", "stateless_apply"}
+    assert not names & set(vars(model.optimizer))
+
+
+def test_training_goes_on_as_if_nothing_had_been():
+    def losses(asked):
+        keras.utils.set_random_seed(1)
+        model = compiled(sequential(layers.Dense(8), layers.Dropout(0.5)))
+        result = model.fit(X, Y, epochs=1, shuffle=False, verbose=0)
+        if asked:
+            kmp.diagnose(model, X, Y)
+        result = model.fit(X, Y, epochs=3, shuffle=False, verbose=0)
+        return result.history["loss"]
+
+    assert losses(asked=True) == losses(asked=False)
+
+
+class Step(keras.Model):
+    """A step of the user's own, which writes its optimizer by hand."""
+
+    if BACKEND == "tensorflow":
+
+        def train_step(self, data):
+            import tensorflow as tf
+
+            x, y = data[:2]
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+                scaled = self.optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    elif BACKEND == "torch":
+
+        def train_step(self, data):
+            x, y = data[:2]
+            loss = self.compute_loss(x, y, self(x, training=True))
+            self.zero_grad()
+            self.optimizer.scale_loss(loss).backward()
+            gradients = [v.value.grad for v in self.trainable_variables]
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+
+def test_a_train_step_of_the_users_own():
+    inputs = keras.Input((8,))
+    x = Overflowing(name="bad")(layers.Dense(8)(inputs))
+    model = Step(inputs, layers.Dense(3)(x))
+    kmp.apply_policy(model, "mixed_float16")
+    compiled(model)
+    model.optimizer.build(model.trainable_variables)
+    before = everything(model)
+    verdicts = kmp.diagnose(model, X, Y)
+    assert found(verdicts) == [("bad", "forward_overflow")]
+    for a, b in zip(before, everything(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_rows_of_bad_data_are_named():
+    x = X.copy()
+    x[[2, 5], 1] = np.inf
+    [verdict] = kmp.diagnose(compiled(sequential(layers.Dense(8))), x, Y)
+    assert verdict.kind == "bad_data"
+    assert verdict.numbers == {"rows_of_x": [2, 5]}
+
+
+def test_lost_weights_are_named():
+    model = compiled(sequential(layers.Dense(8, name="gone")))
+    model.get_layer("gone").kernel.assign(np.full((8, 8), np.nan))
+    [verdict] = kmp.diagnose(model, X, Y)
+    assert verdict.kind == "weights_lost"
+    assert "gone" in verdict.numbers["first"]
+
+
+def test_divergence_is_no_matter_of_precision():
+    model = compiled(sequential(layers.Dense(8, name="huge")))
+    model.get_layer("huge").kernel.assign(np.full((8, 8), 3e38))
+    [verdict] = kmp.diagnose(model, X, Y)
+    assert verdict.kind == "divergence"
+
+
+def test_pure_16_bit_variables_are_a_fault_of_the_policy():
+    dense = layers.Dense(3, dtype="bfloat16")
+    model = keras.Sequential([keras.Input((8,)), dense])
+    verdicts = kmp.diagnose(compiled(model, "adam"), X, Y)
+    assert found(verdicts) == [(None, "policy")]
+    assert "mixed_float16" in verdicts[0].advice
+
+
+def test_float32_models_have_nothing_to_say():
+    model = keras.Sequential(
+        [keras.Input((8,)), Overflowing(), layers.Dense(3)]
+    )
+    assert kmp.diagnose(compiled(model, "adam"), X, Y) == []
+
+
+def test_a_verdict_is_json_and_reads_well():
+    model = compiled(sequential(Overflowing(name="bad")))
+    [verdict] = kmp.diagnose(model, X, Y, step=7)
+    assert json.loads(json.dumps(verdict.to_dict()))["step"] == 7
+    text = str(verdict)
+    assert text.startswith("forward_overflow in 'bad', forward at step 7 (")
+    assert text.endswith("a smaller loss scale cannot help.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda m: (3, X, Y), TypeError, "must be a `keras.Model`. Received"),
+        (lambda m: (sequential(), X, Y), ValueError, "must be compiled"),
+        (lambda m: (m, [], Y), ValueError, "`x` must be one batch"),
+        (lambda m: (m, X[:0], Y[:0]), ValueError, "`x` must be one batch"),
+        (lambda m: (m, iter([X]), Y), ValueError, "`x` must be one batch"),
+        (lambda m: (m, X, Y[:3]), ValueError, "same number of samples"),
+        (lambda m: (m, "no", Y), ValueError, "`x` must be one batch"),
+    ],
+)
+def test_wrong_calls(arguments, error, message):
+    with pytest.raises(error, match=message):
+        kmp.diagnose(*arguments(compiled(sequential(layers.Dense(8)))))
+
+
+def test_unknown_kinds_are_refused():
+    with pytest.raises(ValueError, match="must be one of .*Received: kind='x'"):
+        kmp.Verdict("x")
+
+
+@pytest.mark.parametrize(
+    ("low", "exact", "expected"),
+    [
+        ([[1.0, 2.0]], [[1.0, 2.0]], 0.0),
+        ([[3.0]], [[4.0]], 0.25),
+        ([[0.0], [3.0]], [[4.0], [3.0]], 0.8),
+        ([[np.nan]], [[1.0]], np.inf),
+        ([[np.inf]], [[1.0]], np.inf),
+        ([[np.nan, 1.0]], [[np.inf, 1.0]], 0.0),
+        ([[0.0]], [[0.0]], 0.0),
+        ([[1.0]], [[0.0]], np.inf),
+        ([[1e38]], [[2e38]], 0.5),
+    ],
+)
+def test_relative_error(low, exact, expected):
+    arrays = [[np.array(a) for a in part] for part in (low, exact)]
+    assert relative_error(*arrays) == pytest.approx(expected)
+
+
+def test_scale_windows():
+    # 2**-24 is float16's smallest number and 65504 its largest, just below
+    # 2**16: three bits are kept below, two above.
+    window = scale_window([np.array([2.0**-10])])
+    assert window.low == -24 + 3 + 10
+    assert window.high == pytest.approx(16 - 2 + 10, abs=1e-3)
+    # Of the energy, 1% may underflow.
+    assert scale_window([np.array([1.0, 1e-9])]).low == -21
+    assert scale_window([np.zeros(3)]) == (-np.inf, np.inf)
+    assert scale_window([]) == (-np.inf, np.inf)
+    assert best_scale_bits([]) == 15
+    narrow = [scale_window([np.array([2.0**b])]) for b in (4, 5, 20)]
+    assert all(w.holds(best_scale_bits(narrow)) for w in narrow[:2])

@@ -1,0 +1,37 @@
+"""The diagnosis on models whose culprits training has proven."""
+
+import keras
+import pytest
+from zoo import cases
+
+# Of constants that do not fit float16, as the models are built and trained.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value) encountered:RuntimeWarning"
+)
+
+BACKEND = keras.backend.backend()
+
+# Per-layer compilation takes most of the time: the benchmark has them all.
+COMPILED = ["healthy_mlp", "rms_overflow", "ratio_collapse", "range_conflict"]
+
+
+def check(case, jit_compile, setup):
+    verdicts = case.verdicts(jit_compile)
+    result = case.judge(verdicts, setup)
+    assert result.exact, [str(v) for v in verdicts]
+    assert result.kind_right, [str(v) for v in verdicts]
+    for verdict in verdicts:
+        assert verdict.compiled == jit_compile
+        assert verdict.advice
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_finds_the_culprits_and_nothing_else(case):
+    check(case, False, BACKEND)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="Torch runs op by op.")
+@pytest.mark.parametrize("case", cases(COMPILED), ids=lambda case: case.name)
+def test_finds_them_in_compiled_steps(case):
+    setup = "tensorflow-xla" if BACKEND == "tensorflow" else BACKEND
+    check(case, True, setup)

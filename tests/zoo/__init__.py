@@ -1,0 +1,12 @@
+"""Models that fail in 16 bits and train in float32, and models that do not."""
+
+from zoo import controls, faults
+from zoo.case import CASES
+
+
+def cases(names=()) -> list:
+    """Returns the named cases, or all."""
+    return [CASES[name] for name in names or CASES]
+
+
+__all__ = ["CASES", "cases", "controls", "faults"]

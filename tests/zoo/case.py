@@ -1,0 +1,188 @@
+"""What a case of the zoo consists of."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+import keras_mixprec as kmp
+
+CASES = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, its data, and what is wrong with it in float16.
+
+    Attributes:
+        name: String.
+        build: Function that returns the model, built under the global policy.
+        data: Function that returns `(x, y)`.
+        culprits: Set of layer paths, the smallest whose demotion to float32
+            repairs it, found by training. Empty for a control.
+        tolerated: Set of paths whose own gradients are wrong as well.
+        kind, direction: Strings, of the verdict on the first culprit; for a
+            control the kind of the one verdict that names no layer, if any.
+        decoy: String. A layer whose demotion does not repair it.
+        optimizer: Function that returns the inner optimizer.
+        loss, metric, epochs, batch_size: As in `compile` and `fit`.
+        samples: Int. Size of the batch that is diagnosed.
+        scaled: Boolean. Whether the loss is scaled.
+        warm_up: Int. Epochs trained in float16 before the diagnosis.
+        absent_on: Set of setups, such as `"tensorflow-xla"`, that do not
+            have the fault.
+    """
+
+    name: str
+    build: Callable
+    data: Callable
+    culprits: frozenset = frozenset()
+    tolerated: frozenset = frozenset()
+    kind: str | None = None
+    direction: str | None = None
+    decoy: str | None = None
+    optimizer: Callable = keras.optimizers.Adam
+    loss: object = "sparse_categorical_crossentropy_from_logits"
+    metric: str = "accuracy"
+    epochs: int = 15
+    batch_size: int = 32
+    samples: int = 32
+    scaled: bool = True
+    warm_up: int = 0
+    absent_on: frozenset = frozenset()
+
+    def model(self, policy: str, jit_compile: bool, float32=()):
+        """Returns the compiled model with some layers in float32."""
+        keras.utils.set_random_seed(0)
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(policy)
+        try:
+            model = self.build()
+        finally:
+            keras.config.set_dtype_policy(before)
+        rules = [kmp.PrecisionRule(path) for path in float32]
+        if rules:
+            plan = kmp.PrecisionPlan.from_model(model)
+            keep = [kmp.PrecisionRule(p, plan[p]) for p in plan]
+            kmp.apply_policy(model, policy, rules=[*rules, *keep])
+        optimizer = self.optimizer()
+        if policy == "mixed_float16" and self.scaled:
+            optimizer = kmp.LossScaleOptimizer(optimizer)
+        loss = self.loss
+        if loss == "sparse_categorical_crossentropy_from_logits":
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        if not getattr(model, "compiled", False):
+            model.compile(
+                optimizer,
+                loss=loss,
+                metrics=self.metrics(),
+                jit_compile=jit_compile,
+                auto_scale_loss=False,
+            )
+        return model
+
+    def metrics(self):
+        """Returns what `compile` calls metrics."""
+        output, _, name = self.metric.rpartition("_")
+        if name == "loss":
+            return []
+        return {output: [name]} if output else [name]
+
+    def fit(self, model, epochs=None):
+        """Trains, and returns the last value of the metric."""
+        x, y = self.data()
+        history = model.fit(
+            x,
+            y,
+            epochs=epochs or self.epochs,
+            batch_size=self.batch_size,
+            shuffle=False,
+            verbose=0,
+        )
+        return history.history[self.metric][-1]
+
+    def batch(self) -> tuple:
+        """Returns the batch that is diagnosed."""
+        x, y = self.data()
+        take = lambda a: a[: self.samples]  # noqa: E731
+        return keras.tree.map_structure(take, (x, y))
+
+    def trainings(self) -> list:
+        """Returns `(policy, layers in float32)` of what proves the label."""
+        runs = [("float32", ()), ("mixed_float16", ())]
+        if self.culprits:
+            runs.append(("mixed_float16", sorted(self.culprits)))
+            runs.append(("mixed_float16", [self.decoy]))
+        return runs
+
+    def learns(self, value: float, exact: float) -> bool:
+        """Whether a metric is as good as float32's, but for noise."""
+        if self.metric.endswith("accuracy"):
+            return value >= exact - 0.1
+        return math.isfinite(value) and value <= 1.5 * exact + 1e-6
+
+    def expected(self, setup: str) -> frozenset:
+        """Returns the layers to be found in a setup."""
+        return frozenset() if setup in self.absent_on else self.culprits
+
+    def judge(self, verdicts: list, setup: str) -> "Judgement":
+        """Compares what was found with what is known."""
+        named = [v for v in verdicts if v.layer is not None]
+        first = (named or verdicts or [None])[0]
+        found = frozenset(v.layer for v in named)
+        kind = getattr(first, "kind", None)
+        direction = getattr(first, "direction", None)
+        expected = self.expected(setup)
+        fault = bool(expected or not self.culprits)
+        return Judgement(
+            found=found,
+            kind=kind,
+            direction=direction,
+            exact=expected <= found <= expected | self.tolerated,
+            kind_right=(kind, direction)
+            == ((self.kind, self.direction) if fault else (None, None)),
+        )
+
+    def verdicts(self, jit_compile: bool) -> list:
+        """Returns what the diagnosis says of the model in float16."""
+        model = self.model("mixed_float16", jit_compile)
+        if self.warm_up:
+            self.fit(model, self.warm_up)
+        return kmp.diagnose(model, *self.batch())
+
+
+class Judgement(NamedTuple):
+    """What was found, and whether it is right."""
+
+    found: frozenset
+    kind: str | None
+    direction: str | None
+    exact: bool
+    kind_right: bool
+
+
+def case(**arguments):
+    """Registers what the decorated function builds as a case."""
+
+    def register(build):
+        found = Case(name=build.__name__, build=build, **arguments)
+        CASES[found.name] = found
+        return build
+
+    return register
+
+
+def vectors(samples=512, features=32, classes=4, scale=1.0, mean=0.0):
+    """Returns a function that returns Gaussian data a linear model learns."""
+
+    def data():
+        random = np.random.default_rng(0)
+        x = random.normal(size=(samples, features)).astype("float32")
+        teacher = random.normal(size=(features, classes))
+        y = np.argmax(x @ teacher, axis=-1).astype("int32")
+        return x * np.float32(scale) + np.float32(mean), y
+
+    return data
