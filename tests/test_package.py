@@ -22,7 +22,10 @@ MAY_IMPORT = {
     "reporting": set(),
     "loss_scaling": MEASURING,
     "policies": MEASURING,
-    "callbacks": {"loss_scaling", "policies", "reporting"} | MEASURING,
+    "numerics": {"policies"} | MEASURING,
+    "diagnosis": {"numerics", "loss_scaling", "policies"},
+    "callbacks": {"diagnosis", "loss_scaling", "policies", "reporting"}
+    | MEASURING,
     "demo": {"callbacks", "loss_scaling", "policies"},
     "cli": {"demo"},
     "__main__": {"cli"},

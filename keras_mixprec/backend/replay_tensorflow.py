@@ -40,7 +40,13 @@ def vjp(function, primals, pull):
 
 
 def compiled(function):
-    return tf.function(function, jit_compile=True, autograph=False)
+    def run(tensors):
+        # Called directly, TensorFlow warns that one function after the other
+        # is traced anew.
+        traced = tf.function(function, jit_compile=True, autograph=False)
+        return traced.get_concrete_function(tensors)(tensors)
+
+    return run
 
 
 def each_operation(function, tensors, look):

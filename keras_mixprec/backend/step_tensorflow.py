@@ -48,6 +48,10 @@ def to_host_bool(finite):
     return bool(finite) if tf.executing_eagerly() else finite
 
 
+def read_if_free(finite):
+    return bool(finite) if tf.executing_eagerly() and _on_cpu() else finite
+
+
 def unscale(gradients, inverse, keep, variables=()):
     def scale(tensor):
         wide = tensor.dtype == tf.float64

@@ -35,6 +35,10 @@ def to_host_bool(finite):
     return bool(finite)
 
 
+def read_if_free(finite):
+    return bool(finite) if finite.device.type == "cpu" else finite
+
+
 def unscale(gradients, inverse, keep, variables=()):
     own = {id(v.value.grad) for v in variables if v.value.grad is not None}
     result, in_place, copied = list(gradients), [], []

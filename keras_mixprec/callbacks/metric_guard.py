@@ -12,6 +12,7 @@ import threading
 import keras
 from keras import ops
 
+from keras_mixprec.backend import step as backend_step
 from keras_mixprec.formats import get_format
 
 # What a metric without any finite batch reports. It is no NaN, which would
@@ -110,7 +111,10 @@ class MetricGuard:
             # A copy, since torch writes into the variable's own memory.
             before = {id(v): ops.copy(v.value) for v in metric.variables}
             returned = update_state(*args, **kwargs)
-            finite = self._judge(metric)
+            finite = backend_step.current().read_if_free(self._judge(metric))
+            if finite is True:
+                seen.assign(_SOME_GOOD)
+                return returned
             for variable in metric.variables:
                 # Some metrics make theirs only now, of zeros.
                 old = before.get(id(variable), 0)

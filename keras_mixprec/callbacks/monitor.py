@@ -10,6 +10,7 @@ from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_integer, check_number
 from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
+from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.metric_guard import MetricGuard
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.formats import format_power
@@ -48,6 +49,11 @@ class MixPrecMonitor(keras.callbacks.Callback):
     it exchanges for one that shares its state and follows its rule. A model
     with several optimizers as attributes is logged by attribute name.
 
+    When five steps in a row are skipped, the next batch is diagnosed as by
+    `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
+    written to `events.jsonl`. Faults that skip no step are looked for as far
+    as `max_overhead` allows, which is after minutes.
+
     While an optimizer skips bad steps, a batch whose loss is not finite is
     kept out of the running loss and metrics, so that callbacks which stop, or
     save the best, see the loss of the steps that were taken. An epoch without
@@ -64,6 +70,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
+        verdicts: List of the `Verdict`s of the last `fit`, each fault once.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -97,6 +104,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
         )
         self.verbose = check_integer("verbose", verbose, high=1)
         self.summary = None
+        self.verdicts = []
         self._log = None
 
     # Setting up and tearing down.
@@ -105,6 +113,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
         """Opens the log, guards the metrics and takes the first look."""
         model = self.model
         self._log = RunLog(self.log_dir)
+        self._examiner = Examiner(self._log, self.verbose)
+        self.verdicts = self._examiner.verdicts
         self._first_step = self._epoch_start = self._step = self._log.next_step
         self._last_look = self._last_layers = self._plan = None
         with _variable_scope(model):
@@ -133,6 +143,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
         due = self._step - self._last_look >= self.update_freq
         if due and self._within_budget():
             self._timed(self._look)
+            self._examine_if_wanted()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts counting the batches of the epoch."""
@@ -158,9 +169,17 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     # Looking.
 
-    def _within_budget(self):
+    def _budget(self):
         elapsed = time.perf_counter() - self._begun
-        return self._spent < self.max_overhead * elapsed
+        spent = self._spent + self._examiner.spent
+        return self.max_overhead * elapsed - spent
+
+    def _within_budget(self):
+        return self._budget() > 0
+
+    def _examine_if_wanted(self):
+        if self._examiner.wants(self._in_a_row, self._budget()):
+            self._examiner.arm(self._model, self._step)
 
     def _timed(self, work):
         started = time.perf_counter()
@@ -173,8 +192,10 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self._last_look = self._step
         _ = self.model  # On JAX this brings the variables up to date.
         scalars = {}
+        self._in_a_row = 0
         for name, watch in self._used_watches().items():
             reading = watch.read()
+            self._in_a_row = max(self._in_a_row, reading.in_a_row)
             scalars |= reading.scalars(name)
             self._log_skipped(name, watch, reading)
         if scalars:

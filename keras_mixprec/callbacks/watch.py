@@ -12,6 +12,7 @@ class Reading(NamedTuple):
     Attributes:
         loss_scale: Float. The scale in use now.
         skipped: Int. Steps skipped so far.
+        in_a_row: Int. Steps skipped since the last one applied.
         new_steps: List of the `NonfiniteStep`s since the last look.
         unseen: Int. Non-finite steps since then that the optimizer counted
             but no longer remembers in full.
@@ -21,6 +22,7 @@ class Reading(NamedTuple):
 
     loss_scale: float
     skipped: int
+    in_a_row: int
     new_steps: list
     unseen: int
     overflow_counts: dict
@@ -73,6 +75,7 @@ class Watch:
         return Reading(
             loss_scale=float(optimizer.loss_scale),
             skipped=skipped,
+            in_a_row=optimizer.consecutive_skipped_steps,
             new_steps=optimizer.nonfinite_steps()[-known:] if known else [],
             unseen=new - known,
             overflow_counts=optimizer.overflow_counts(),

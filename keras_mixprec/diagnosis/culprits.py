@@ -140,16 +140,17 @@ class Search:
         return step
 
     def _candidates(self, step):
-        errors = {}
+        ranks, calls = {}, {}
         for call in self._low(step):
             twin = Twin(call, self._compiled)
             error = relative_error(
                 self._low_outputs(twin), twin.forward("float32")
             )
-            if error > errors.get(call.path, (0.0,))[0]:
-                errors[call.path] = (error, call)
-        ranked = sorted(errors.values(), key=lambda e: -e[0])
-        return [call for _, call in ranked[: thresholds.LOSS_CANDIDATES]]
+            rank = (twin.adds_loss, error)
+            if (error or twin.adds_loss) and rank > ranks.get(call.path, ()):
+                ranks[call.path], calls[call.path] = rank, call
+        ranked = sorted(ranks, key=ranks.get, reverse=True)
+        return [calls[path] for path in ranked[: thresholds.LOSS_CANDIDATES]]
 
     def _loss_error(self, loss):
         if not math.isfinite(loss):

@@ -32,6 +32,7 @@ class Twin:
 
     def __init__(self, call: LayerCall, compiled: bool = False):
         self.call = call
+        self.adds_loss = False
         self._compiled = compiled
         self._backend = backend_replay.current()
         leaves = tree.flatten((call.args, call.kwargs))
@@ -57,7 +58,9 @@ class Twin:
             layers: List. Defaults to the layer and all inside it.
         """
         with self._in(policy, layers):
-            run = self._function(policy)
+            run = self._run
+            if self._is_compiled(policy):
+                run = self._backend.compiled(run)
             return [to_array(x) for x in run(self._primals())]
 
     def gradients(self, cotangents, policy=None) -> list[np.ndarray]:
@@ -81,7 +84,7 @@ class Twin:
             def run(tensors):
                 return backend.vjp(self._run, tensors, pull)[1]
 
-            if self._compiled and policy is None:
+            if self._is_compiled(policy):
                 run = backend.compiled(run)
             return [to_array(g) for g in run(primals)]
 
@@ -95,10 +98,9 @@ class Twin:
         with self._in(None, None):
             return starts_from_zero(self._run, self._primals())
 
-    def _function(self, policy):
-        if self._compiled and policy is None:
-            return self._backend.compiled(self._run)
-        return self._run
+    def _is_compiled(self, policy):
+        # XLA draws other random numbers on TensorFlow, so both shall.
+        return self._compiled and (policy is None or bool(self.call.seeds))
 
     def _primals(self):
         weights = [ops.convert_to_tensor(v.value) for v in self._weights]
@@ -123,10 +125,13 @@ class Twin:
         args, kwargs = tree.pack_sequence_as((call.args, call.kwargs), leaves)
         mapping = [*zip(self._weights, primals[count:], strict=True)]
         with (
-            keras.StatelessScope(state_mapping=[*mapping, *call.seeds]),
+            keras.StatelessScope(
+                state_mapping=[*mapping, *call.seeds], collect_losses=True
+            ) as scope,
             _call_context(call),
         ):
             outputs = call.layer(*args, **kwargs)
+        self.adds_loss = bool(scope.losses)
         return [
             x for x in tree.flatten(outputs) if ops.is_tensor(x) and is_float(x)
         ]

@@ -1,6 +1,6 @@
 """Models that fail in 16 bits and train in float32, and models that do not."""
 
-from zoo import controls, faults
+from zoo import architectures, controls, faults
 from zoo.case import CASES
 
 
@@ -9,4 +9,4 @@ def cases(names=()) -> list:
     return [CASES[name] for name in names or CASES]
 
 
-__all__ = ["CASES", "cases", "controls", "faults"]
+__all__ = ["CASES", "architectures", "cases", "controls", "faults"]

@@ -1,0 +1,114 @@
+"""When to diagnose a model in training, and telling what was found."""
+
+import time
+import warnings
+
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.utils import io_utils
+
+from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.diagnosis import diagnose
+
+# This many skipped steps in a row are no scale search any more: from 2**15
+# that finds a scale of 2**10, and few models need a smaller one.
+_SUSPICIOUS_STEPS = 5
+
+# Seconds that the first diagnosis of a healthy run is taken to cost.
+_FIRST_COST = 1.0
+
+
+class Examiner:
+    """Diagnoses the next batch of a model when there is reason to.
+
+    There is reason if the optimizer has skipped several steps in a row, or
+    now and then to find what skips no step, as far as the budget allows.
+
+    Args:
+        log: The `RunLog`.
+        verbose: `0` or `1`. Whether to print what is found.
+
+    Attributes:
+        verdicts: List of the `Verdict`s so far, each fault once.
+        spent: Float. Seconds that diagnoses took.
+    """
+
+    def __init__(self, log, verbose):
+        self.verdicts = []
+        self.spent = 0.0
+        self._log = log
+        self._verbose = verbose
+        self._cost = None
+        self._told = set()
+        self._examined_trouble = False
+        self._armed = self._failed = False
+
+    def wants(self, in_a_row: int, budget: float) -> bool:
+        """Whether to diagnose now.
+
+        Args:
+            in_a_row: Int. Steps skipped since the last one applied.
+            budget: Float. Seconds that may be spent.
+        """
+        if self._failed or self._armed:
+            return False
+        trouble = in_a_row >= _SUSPICIOUS_STEPS
+        if not trouble:
+            self._examined_trouble = False
+        elif not self._examined_trouble and not self.verdicts:
+            # The first time, what it costs does not matter.
+            self._examined_trouble = True
+            return True
+        cost = _FIRST_COST if self._cost is None else self._cost
+        return budget > cost
+
+    def arm(self, model, step: int):
+        """Diagnoses the next batch that `model` trains on, the `step`th."""
+        train_function = model.train_function
+
+        def look(batch):
+            model.train_function = train_function
+            self._armed = False
+            self._examine(model, batch, step)
+
+        try:
+            model.train_function = backend_batches.current().tapped(
+                model, train_function, look
+            )
+            self._armed = True
+        except NotImplementedError as reason:
+            self._give_up(step, reason)
+
+    def _examine(self, model, batch, step):
+        started = time.perf_counter()
+        parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+        try:
+            for verdict in diagnose(model, *parts, step=step):
+                self._tell(verdict, step)
+        # Whatever a probe runs into, training goes on.
+        except Exception as error:
+            self._give_up(step, error)
+        self._cost = time.perf_counter() - started
+        self.spent += self._cost
+
+    def _tell(self, verdict, step):
+        fault = (verdict.kind, verdict.layer, verdict.direction)
+        if fault in self._told:
+            return
+        self._told.add(fault)
+        self.verdicts.append(verdict)
+        event = verdict.to_dict() | {"kind": "verdict", "verdict": verdict.kind}
+        self._log.event(step, event)
+        if self._verbose:
+            io_utils.print_msg(f"\n{verdict}")
+
+    def _give_up(self, step, reason):
+        self._failed = True
+        self._log.event(
+            step, {"kind": "diagnosis_failed", "reason": str(reason)[:500]}
+        )
+        warnings.warn(
+            "MixPrecMonitor cannot diagnose this model any more, and carries "
+            f"on without: {str(reason)[:200]}",
+            UserWarning,
+            stacklevel=2,
+        )

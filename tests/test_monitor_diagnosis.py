@@ -1,0 +1,167 @@
+"""The monitor names the layer, in the middle of `fit`."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from monitor_models import BACKEND, JITS, each_jit, monitor, not_torch, told
+
+import keras_mixprec as kmp
+from keras_mixprec.callbacks import examiner
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(160, 8)).astype("float32")
+Y = RANDOM.integers(0, 3, 160)
+JIT = next(iter(JITS))
+
+
+class Squares(layers.Layer):
+    """Overflows in float16 where the input exceeds 255."""
+
+    def call(self, x):
+        return ops.sqrt(ops.square(x * 300.0) + 1.0)
+
+
+@pytest.fixture
+def diagnoses_at_once(monkeypatch):
+    """Healthy runs are diagnosed as soon as there is time at all."""
+    monkeypatch.setattr(examiner, "_FIRST_COST", 0.0)
+
+
+def model_with(*middle, jit=JIT, kind=keras.Sequential, **compiling):
+    model = kind([keras.Input((8,)), *middle, layers.Dense(3, name="head")])
+    kmp.apply_policy(model, "mixed_float16")
+    model.compile(
+        kmp.LossScaleOptimizer("adam"),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit,
+        **compiling,
+    )
+    return model
+
+
+def run(model, tmp_path, callbacks=(), **arguments):
+    watcher = monitor(tmp_path, update_freq=1, **arguments)
+    history = model.fit(
+        X,
+        Y,
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[watcher, *callbacks],
+    )
+    return watcher, history.history["loss"]
+
+
+def found(watcher):
+    return [(v.kind, v.layer) for v in watcher.verdicts]
+
+
+@each_jit
+def test_a_layer_that_overflows_is_named(tmp_path, jit, capsys):
+    model = model_with(layers.Dense(8), Squares(name="squares"), jit=jit)
+    watcher, _ = run(model, tmp_path, max_overhead=0.02, verbose=1)
+    if jit and not watcher.verdicts:
+        pytest.skip("XLA kept the intermediate result in float32.")
+    assert found(watcher) == [("forward_overflow", "squares")]
+    [event] = told(tmp_path, "verdict")
+    assert event["verdict"] == "forward_overflow"
+    assert event["layer"] == "squares"
+    assert event["step"] == watcher.verdicts[0].step < 40
+    printed = capsys.readouterr().out
+    assert printed.count("forward_overflow in 'squares'") == 1
+
+
+@each_jit
+def test_a_healthy_run_trains_on_as_if_nothing_had_been(
+    tmp_path, jit, diagnoses_at_once
+):
+    def losses(watched, budget=1.0):
+        keras.utils.set_random_seed(3)
+        model = model_with(layers.Dense(8), layers.Dropout(0.3), jit=jit)
+        if not watched:
+            history = model.fit(
+                X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0
+            )
+            return history.history["loss"]
+        watcher, losses = run(model, tmp_path, max_overhead=budget)
+        assert watcher.verdicts == []
+        assert watcher._examiner.spent > 0
+        return losses
+
+    # With all the time in the world every look is followed by a diagnosis.
+    plain, diagnosed = losses(False), losses(True)
+    if BACKEND == "torch" or not jit:
+        assert diagnosed == plain
+    else:
+        np.testing.assert_allclose(diagnosed, plain, rtol=1e-3)
+
+
+@not_torch
+def test_several_steps_per_execution(tmp_path):
+    model = model_with(
+        layers.Dense(8), Squares(name="squares"), steps_per_execution=4
+    )
+    watcher, _ = run(model, tmp_path)
+    assert model.optimizer.attempted_steps == 40
+    if watcher.verdicts:
+        assert found(watcher) == [("forward_overflow", "squares")]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="It counts its traces.")
+def test_the_step_is_not_traced_again(tmp_path, diagnoses_at_once):
+    import tensorflow as tf
+
+    traces = []
+
+    class Counting(keras.Sequential):
+        def train_step(self, data):
+            if tf.inside_function():
+                traces.append(1)
+            return super().train_step(data)
+
+    model = model_with(layers.Dense(8), kind=Counting)
+    run(model, tmp_path, max_overhead=0)  # Its guards are traced once.
+    before = len(traces)
+    watcher, _ = run(model, tmp_path)
+    assert watcher._examiner.spent > 0
+    assert len(traces) == before
+
+
+def test_bad_data_is_no_layers_fault(tmp_path):
+    model = model_with(layers.Dense(8))
+    x = X.copy()
+    x[40:] = np.nan
+    watcher = monitor(tmp_path, update_freq=1)
+    model.fit(x, Y, batch_size=8, shuffle=False, verbose=0, callbacks=[watcher])
+    assert found(watcher) == [("bad_data", None)]
+
+
+class Fragile(layers.Layer):
+    """Refuses to run again once told to, as a layer with own state may."""
+
+    broken = False
+
+    def call(self, x):
+        if self.broken:
+            raise RuntimeError("only once")
+        return ops.sqrt(ops.square(x * 300.0) + 1.0)
+
+
+class Break(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        # After the step was traced, or for torch after two.
+        self.model.get_layer("fragile").broken = batch > 1
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="The step itself would fail.")
+def test_what_cannot_be_diagnosed_is_trained_on(tmp_path):
+    model = model_with(Fragile(name="fragile"))
+    x = X.copy()
+    x[16:] = 1e4
+    watcher = monitor(tmp_path, update_freq=1)
+    with pytest.warns(UserWarning, match="(?s)cannot diagnose.*only once"):
+        model.fit(x, Y, batch_size=8, verbose=0, callbacks=[watcher, Break()])
+    assert model.optimizer.attempted_steps == 20
+    assert len(told(tmp_path, "diagnosis_failed")) == 1
