@@ -83,7 +83,8 @@ class Examiner:
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
         try:
             for verdict in diagnose(model, *parts, step=step):
-                self._tell(verdict, step)
+                if verdict.kind != "scale_search":  # That is normal.
+                    self._tell(verdict, step)
         # Whatever a probe runs into, training goes on.
         except Exception as error:
             self._give_up(step, error)

@@ -25,7 +25,7 @@ _ADVICE = {
 }
 
 _UNSCALED = (
-    "Its gradients vanish because nothing scales the loss: call "
+    "Its gradients vanish because nothing scales the loss enough: call "
     "keras_mixprec.ensure_loss_scaling(model)."
 )
 

@@ -50,9 +50,13 @@ class Search:
 
     Args:
         model: A built and compiled `keras.Model`.
-        data: Tuple `(x, y, sample_weight)` of tensors.
+        data: The batch, as `train_step` takes it.
         exact: `DryStep` of the whole model in float32, at loss scale 1.
         compiled: Boolean. Whether XLA compiles the model's step.
+
+    Attributes:
+        culprits: List of the `Culprit`s found.
+        windows: Dict path -> `Window` of the layers that are left in float16.
     """
 
     def __init__(self, model, data, exact: DryStep, compiled: bool):
@@ -62,24 +66,21 @@ class Search:
         self._compiled = compiled
         self._demoted = []
         self.culprits = []
+        self.windows = {}
 
-    def run(self, scale_bits: float | None, moves) -> float:
-        """Finds the culprits, and returns the loss scale they leave room for.
+    def run(self, scale_bits: float | None, moves):
+        """Finds the culprits.
 
         Args:
             scale_bits: Float. The loss scale as a power of two, if it does
                 not adapt itself; `None` if it does.
             moves: Function from a variable and its float32 gradient to
                 whether the optimizer would move the variable by it.
-
-        Returns:
-            Float. The power of two that suits the most layers.
         """
         step = self._forward()
         step = self._end_to_end(step)
         bits = self._windows(step, scale_bits, moves)
         self._backward(step, bits, moves)
-        return bits
 
     # Forward.
 
@@ -176,6 +177,7 @@ class Search:
             if scale_bits is None
             else scale_bits
         )
+        self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
                 kind = "underflow" if bits < window.low else "backward_overflow"
@@ -280,7 +282,11 @@ def _smallest_cure(twin, exact):
     everything = with_sublayers(twin.call.layer)
     if len(everything) == 1:
         return alone
-    error = relative_error(twin.forward("float32", alone), exact)
+    try:
+        error = relative_error(twin.forward("float32", alone), exact)
+    # Adding float32 to the float16 of a part, TensorFlow and torch raise.
+    except Exception:
+        return everything
     return alone if error <= thresholds.FORWARD_ERROR else everything
 
 

@@ -9,6 +9,7 @@ from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprits import Search, low_layers
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.loss_scaling import FixedLossScale, ScheduledLossScale
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import dry_step, optimizers_of
 from keras_mixprec.numerics.dtypes import computing_in
@@ -72,6 +73,8 @@ class _Verdicts:
     def __init__(self, model, data, compiled, step):
         self._model = model
         self._data = data
+        # As `fit` hands it on: a `train_step` may know of no weights.
+        self._batch = keras.utils.pack_x_y_sample_weight(*data)
         self._common = {"compiled": compiled, "step": step}
 
     def find(self):
@@ -80,18 +83,19 @@ class _Verdicts:
             return [lost]
         entries = low_layers(self._model)
         with computing_in("float32", list(self._model._flatten_layers())):
-            exact = dry_step(self._model, self._data, 1.0)
+            exact = dry_step(self._model, self._batch, 1.0)
         if not np.isfinite(exact.loss):
             return [self._not_precision()]
         if not entries:
             return []
         search = Search(
-            self._model, self._data, exact, self._common["compiled"]
+            self._model, self._batch, exact, self._common["compiled"]
         )
-        fixed = self._fixed_scale_bits()
-        search.run(fixed, _mover(self._model))
-        verdicts = [self._culprit(c, fixed) for c in search.culprits]
-        return verdicts + self._policy(entries)
+        bits, adapts = self._loss_scale()
+        search.run(None if adapts else bits, _mover(self._model))
+        verdicts = [self._culprit(c, adapts) for c in search.culprits]
+        verdicts += self._policy(entries)
+        return verdicts or self._scale_search(search.windows, bits)
 
     def _lost_weights(self):
         lost = [
@@ -121,22 +125,33 @@ class _Verdicts:
             "bad_data" if numbers else "divergence", numbers=numbers
         )
 
-    def _fixed_scale_bits(self):
-        """The loss scale as a power of two, unless it finds its own."""
+    def _loss_scale(self):
+        """The loss scale as a power of two, and whether it adapts itself."""
         wrapper = keras.optimizers.LossScaleOptimizer
         found = optimizers_of(self._model).values()
-        scaling = [o for o in found if isinstance(o, wrapper)]
-        if not scaling:
-            return 0.0
-        rule = getattr(scaling[0], "rule", None)
-        fixed = type(rule).__name__ in ("FixedLossScale", "ScheduledLossScale")
-        return float(np.log2(float(scaling[0].loss_scale))) if fixed else None
+        scaling = next((o for o in found if isinstance(o, wrapper)), None)
+        if scaling is None:
+            return 0.0, False
+        rule = getattr(scaling, "rule", None)
+        given = isinstance(rule, (FixedLossScale, ScheduledLossScale))
+        if not scaling.built:
+            return float(np.log2(scaling.initial_scale)), not given
+        scale = to_array(scaling.dynamic_scale.value)
+        return float(np.log2(scale)), not given
 
-    def _culprit(self, culprit, fixed):
-        unscaled = fixed == 0.0 and culprit.kind == "underflow"
-        case = ""
-        if unscaled and culprit.direction == "backward":
-            case = "unscaled"
+    def _scale_search(self, windows, bits):
+        ceiling = min((w.high for w in windows.values()), default=np.inf)
+        if bits <= ceiling + thresholds.BITS_ABOVE:
+            return []
+        numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
+        return [self._verdict("scale_search", numbers=numbers)]
+
+    def _culprit(self, culprit, adapts):
+        unscaled = (culprit.kind, culprit.direction) == (
+            "underflow",
+            "backward",
+        )
+        case = "unscaled" if unscaled and not adapts else ""
         return self._verdict(
             culprit.kind,
             culprit.path,

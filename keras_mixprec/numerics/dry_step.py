@@ -26,14 +26,14 @@ class DryStep(NamedTuple):
     calls: list[LayerCall]
 
 
-def dry_step(model: keras.Model, data: tuple, scale: float) -> DryStep:
+def dry_step(model: keras.Model, data, scale: float) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
 
     Weights, optimizers, metrics and random state are as before afterwards.
 
     Args:
         model: A built and compiled `keras.Model`.
-        data: Tuple `(x, y, sample_weight)` of tensors.
+        data: The batch, as `train_step` takes it.
         scale: Float. Takes the place of every optimizer's loss scale.
     """
     recorder = CallRecorder(walk(model))

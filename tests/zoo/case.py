@@ -31,6 +31,7 @@ class Case:
         loss, metric, epochs, batch_size: As in `compile` and `fit`.
         samples: Int. Size of the batch that is diagnosed.
         scaled: Boolean. Whether the loss is scaled.
+        initial_scale: Float. The loss scale that it starts from.
         warm_up: Int. Epochs trained in float16 before the diagnosis.
         absent_on: Set of setups, such as `"tensorflow-xla"`, that do not
             have the fault.
@@ -51,6 +52,7 @@ class Case:
     batch_size: int = 32
     samples: int = 32
     scaled: bool = True
+    initial_scale: float = 2.0**15
     warm_up: int = 0
     absent_on: frozenset = frozenset()
 
@@ -70,7 +72,9 @@ class Case:
             kmp.apply_policy(model, policy, rules=[*rules, *keep])
         optimizer = self.optimizer()
         if policy == "mixed_float16" and self.scaled:
-            optimizer = kmp.LossScaleOptimizer(optimizer)
+            optimizer = kmp.LossScaleOptimizer(
+                optimizer, initial_scale=self.initial_scale
+            )
         loss = self.loss
         if loss == "sparse_categorical_crossentropy_from_logits":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

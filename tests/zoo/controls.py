@@ -19,6 +19,11 @@ def healthy_mlp():
     return keras.Model(inputs, head(x))
 
 
+@case(data=vectors(), kind="scale_search", initial_scale=2.0**24)
+def initial_scale_too_high():
+    return healthy_mlp()
+
+
 @case(data=vectors())
 def healthy_deep_mlp():
     inputs = x = keras.Input((32,))
@@ -129,6 +134,7 @@ def nan_data():
 @case(
     data=vectors(scale=100.0),
     optimizer=lambda: keras.optimizers.SGD(1e4),
+    kind="scale_search",
 )
 def learning_rate_too_high():
     return healthy_mlp()
