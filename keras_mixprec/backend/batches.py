@@ -8,12 +8,9 @@
   usual. Raises `NotImplementedError` where batches cannot be looked at.
 """
 
-import importlib
-
-import keras
+from keras_mixprec.backend.active import active_module
 
 
 def current():
     """Returns the module of the active backend."""
-    name = keras.backend.backend()
-    return importlib.import_module(f"{__package__}.batches_{name}")
+    return active_module("batches")

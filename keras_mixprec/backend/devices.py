@@ -1,8 +1,8 @@
 """What the active backend computes on."""
 
-import importlib
-
 import keras
+
+from keras_mixprec.backend.active import active_module
 
 
 def query() -> dict:
@@ -15,11 +15,9 @@ def query() -> dict:
         `compute_capability`: the lowest of all CUDA devices, a tuple such as
         `(8, 0)`, or `None`.
     """
-    backend = keras.backend.backend()
-    module = importlib.import_module(f"{__package__}.devices_{backend}")
-    kind, names, capabilities = module.query()
+    kind, names, capabilities = active_module("devices").query()
     return {
-        "backend": backend,
+        "backend": keras.backend.backend(),
         "kind": kind,
         "devices": names,
         "compute_capability": min(capabilities, default=None),

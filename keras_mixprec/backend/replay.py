@@ -18,12 +18,9 @@
   operation by operation.
 """
 
-import importlib
-
-import keras
+from keras_mixprec.backend.active import active_module
 
 
 def current():
     """Returns the module of the active backend."""
-    name = keras.backend.backend()
-    return importlib.import_module(f"{__package__}.replay_{name}")
+    return active_module("replay")

@@ -28,12 +28,9 @@
 - `value(variable)`: the variable's value as a tensor, on one replica.
 """
 
-import importlib
-
-import keras
+from keras_mixprec.backend.active import active_module
 
 
 def current():
     """Returns the module of the active backend."""
-    name = keras.backend.backend()
-    return importlib.import_module(f"{__package__}.step_{name}")
+    return active_module("step")

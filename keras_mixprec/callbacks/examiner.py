@@ -37,7 +37,7 @@ class Examiner:
         self.spent = 0.0
         self._log = log
         self._verbose = verbose
-        self._cost = None
+        self._cost = _FIRST_COST
         self._told = set()
         self._examined_trouble = False
         self._armed = self._failed = False
@@ -58,8 +58,7 @@ class Examiner:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        cost = _FIRST_COST if self._cost is None else self._cost
-        return budget > cost
+        return budget > self._cost
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""

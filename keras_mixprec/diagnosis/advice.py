@@ -18,8 +18,8 @@ _ADVICE = {
     "epsilon, above 6e-8.",
     "precision_loss": f"{_TO_FLOAT32} and not bfloat16, which has still fewer "
     "digits: it is finite but wrong.",
-    "policy": "Compile with keras_mixprec.LossScaleOptimizer or call "
-    "keras_mixprec.ensure_loss_scaling(model).",
+    "policy": "Use the policy 'mixed_float16', which keeps variables in "
+    "float32: 16-bit variables lose small updates.",
     "scale_search": "Nothing: the loss scale is on its way down to where "
     "gradients fit, and skips steps until then.",
 }
@@ -29,29 +29,14 @@ _UNSCALED = (
     "keras_mixprec.ensure_loss_scaling(model)."
 )
 
-_FLOAT16_VARIABLES = (
-    "Use the policy 'mixed_float16', which keeps variables in float32: "
-    "16-bit variables lose small updates."
-)
 
-_UNNAMED = (
-    "The loss is off but no single layer is to blame: train in float32, or "
-    "look for operations outside of layers."
-)
-
-
-def advice(kind: str, layer: str | None = None, case: str = "") -> str:
+def advice(kind: str, layer: str | None = None, unscaled: bool = False) -> str:
     """Returns one sentence.
 
     Args:
         kind: String. The kind of the verdict.
         layer: String. The layer's path. Defaults to `None`.
-        case: String. `"unscaled"`, `"variables"` or `"unnamed"` where there
-            is better advice than the kind's own. Defaults to `""`.
+        unscaled: Boolean. Whether it takes no more than a loss scale. Defaults
+            to `False`.
     """
-    special = {
-        "unscaled": _UNSCALED,
-        "variables": _FLOAT16_VARIABLES,
-        "unnamed": _UNNAMED,
-    }
-    return special.get(case) or _ADVICE[kind].format(layer=layer)
+    return _UNSCALED if unscaled else _ADVICE[kind].format(layer=layer)

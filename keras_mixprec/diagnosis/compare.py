@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from keras_mixprec.numerics.arrays import largest_magnitude
+
 
 def relative_error(
     low: Sequence[np.ndarray], exact: Sequence[np.ndarray]
@@ -33,7 +35,7 @@ def relative_error(
 
 def largest(arrays: Sequence[np.ndarray]) -> float:
     """Returns the largest finite magnitude, 0 if there is none."""
-    return max((float(m) for m in map(_largest, arrays)), default=0.0)
+    return max(map(largest_magnitude, arrays), default=0.0)
 
 
 def nonfinite(arrays: Sequence[np.ndarray]) -> int:
@@ -43,8 +45,3 @@ def nonfinite(arrays: Sequence[np.ndarray]) -> int:
 
 def _norm(values):
     return float(np.linalg.norm(values.ravel()))
-
-
-def _largest(array):
-    finite = np.abs(array[np.isfinite(array)])
-    return finite.max() if finite.size else 0.0

@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 import keras
-from keras import ops, tree
+from keras import tree
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
@@ -63,6 +63,7 @@ class Search:
         self._model = model
         self._data = data
         self._exact = exact
+        self._exact_calls = {call.name: call for call in exact.calls}
         self._compiled = compiled
         self._demoted = []
         self.culprits = []
@@ -163,11 +164,14 @@ class Search:
     def _windows(self, step, scale_bits, moves):
         """Demotes the layers whose gradients fit no common loss scale."""
         gradients = {}
-        exact = {c.name: c for c in self._exact.calls}
         for call in self._low(step):
             dtype = call.layer.compute_dtype
-            if call.name in exact and dtype == "float16" and not call.nested:
-                own = self._own_gradients(exact[call.name], moves)
+            if (
+                call.name in self._exact_calls
+                and dtype == "float16"
+                and not call.nested
+            ):
+                own = self._own_gradients(self._exact_calls[call.name], moves)
                 gradients.setdefault(call.path, (call, []))[1].extend(own)
         windows = {
             path: scale_window(own) for path, (_, own) in gradients.items()
@@ -203,12 +207,12 @@ class Search:
         return moving + [to_array(c) for c in call.cotangents if c is not None]
 
     def _backward(self, step, bits, moves):
-        exact = {c.name: c for c in self._exact.calls}
         known = {c.path for c in self.culprits}
         for call in self._low(step):
-            if call.nested or call.path in known or call.name not in exact:
+            exact = self._exact_calls.get(call.name)
+            if call.nested or call.path in known or exact is None:
                 continue
-            culprit = self._judge_backward(call, exact[call.name], bits, moves)
+            culprit = self._judge_backward(call, exact, bits, moves)
             if culprit is not None:
                 known.add(call.path)
                 self._demote(culprit)
@@ -328,5 +332,5 @@ def _float_pairs(call):
         for x, c in zip(
             tree.flatten(call.outputs), call.cotangents, strict=True
         )
-        if ops.is_tensor(x) and is_float(x)
+        if is_float(x)
     ]

@@ -114,7 +114,7 @@ class _Verdicts:
             ("x", "y", "sample_weight"), self._data, strict=True
         ):
             for tensor in tree.flatten(part):
-                if ops.is_tensor(tensor) and is_float(tensor):
+                if is_float(tensor):
                     bad = ~np.isfinite(to_array(tensor))
                     rows = bad.reshape(len(bad), -1).any(axis=1)
                     if rows.any():
@@ -151,13 +151,12 @@ class _Verdicts:
             "underflow",
             "backward",
         )
-        case = "unscaled" if unscaled and not adapts else ""
         return self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            case=case,
+            unscaled=unscaled and not adapts,
         )
 
     def _policy(self, entries):
@@ -167,17 +166,15 @@ class _Verdicts:
         if not narrow:
             return []
         numbers = {"layers": len(narrow), "first": narrow[0]}
-        return [
-            self._verdict("policy", None, "update", numbers, case="variables")
-        ]
+        return [self._verdict("policy", None, "update", numbers)]
 
-    def _verdict(self, kind, layer=None, direction=None, numbers=(), case=""):
+    def _verdict(self, kind, layer=None, direction=None, numbers=(), **case):
         return Verdict(
             kind,
             layer,
             direction,
             numbers=dict(numbers),
-            advice=advice(kind, layer, case),
+            advice=advice(kind, layer, **case),
             **self._common,
         )
 
@@ -219,9 +216,9 @@ def _not_a_batch(name, part):
 def _build(model, data):
     """Builds what the first batch of `fit` would build."""
     model._symbolic_build(data_batch=data)
-    for optimizer in [model.optimizer]:
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(model.trainable_variables)
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
 
 
 def _mover(model):

@@ -117,7 +117,7 @@ class CallRecorder:
         values = tree.flatten(structure)
 
         def observe(position, leaf):
-            if not keras.ops.is_tensor(leaf) or not is_float(leaf):
+            if not is_float(leaf):
                 if cotangents is not None:
                     cotangents.append(None)
                 return leaf

@@ -1,10 +1,13 @@
 """What happens inside of a layer, operation by operation."""
 
 import numpy as np
-from keras import ops
 
 from keras_mixprec.backend import replay as backend_replay
-from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.arrays import (
+    is_float,
+    largest_magnitude,
+    to_array,
+)
 
 
 def largest_intermediate(function, tensors) -> float:
@@ -19,8 +22,7 @@ def largest_intermediate(function, tensors) -> float:
     def look(inputs, outputs):
         nonlocal largest
         for array in _float_arrays(outputs):
-            finite = np.abs(array[np.isfinite(array)])
-            largest = max(largest, float(finite.max(initial=0.0)))
+            largest = max(largest, largest_magnitude(array))
 
     backend_replay.current().each_operation(function, tensors, look)
     return largest
@@ -67,4 +69,4 @@ def _all_zero_where(bad, operands):
 
 
 def _float_arrays(tensors):
-    return [to_array(x) for x in tensors if ops.is_tensor(x) and is_float(x)]
+    return [to_array(x) for x in tensors if is_float(x)]

@@ -37,11 +37,7 @@ class Twin:
         self._backend = backend_replay.current()
         leaves = tree.flatten((call.args, call.kwargs))
         self._leaves = leaves
-        self._floats = [
-            i
-            for i, leaf in enumerate(leaves)
-            if ops.is_tensor(leaf) and is_float(leaf)
-        ]
+        self._floats = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
         self._weights = list(call.layer.trainable_variables)
 
     @property
@@ -57,11 +53,7 @@ class Twin:
                 they compute in now.
             layers: List. Defaults to the layer and all inside it.
         """
-        with self._in(policy, layers):
-            run = self._run
-            if self._is_compiled(policy):
-                run = self._backend.compiled(run)
-            return [to_array(x) for x in run(self._primals())]
+        return self._arrays(self._run, policy, layers)
 
     def gradients(self, cotangents, policy=None) -> list[np.ndarray]:
         """Returns the gradients at inputs and weights, as float64 arrays.
@@ -77,16 +69,10 @@ class Twin:
                 for c, o in zip(cotangents, outputs, strict=True)
             ]
 
-        with self._in(policy, None):
-            backend = self._backend
-            primals = self._primals()
+        def run(primals):
+            return self._backend.vjp(self._run, primals, pull)[1]
 
-            def run(tensors):
-                return backend.vjp(self._run, tensors, pull)[1]
-
-            if self._is_compiled(policy):
-                run = backend.compiled(run)
-            return [to_array(g) for g in run(primals)]
+        return self._arrays(run, policy)
 
     def largest_intermediate(self) -> float:
         """Returns the largest magnitude that float32 meets inside."""
@@ -98,9 +84,12 @@ class Twin:
         with self._in(None, None):
             return starts_from_zero(self._run, self._primals())
 
-    def _is_compiled(self, policy):
+    def _arrays(self, run, policy, layers=None):
         # XLA draws other random numbers on TensorFlow, so both shall.
-        return self._compiled and (policy is None or bool(self.call.seeds))
+        if self._compiled and (policy is None or self.call.seeds):
+            run = self._backend.compiled(run)
+        with self._in(policy, layers):
+            return [to_array(x) for x in run(self._primals())]
 
     def _primals(self):
         weights = [ops.convert_to_tensor(v.value) for v in self._weights]
@@ -132,9 +121,7 @@ class Twin:
         ):
             outputs = call.layer(*args, **kwargs)
         self.adds_loss = bool(scope.losses)
-        return [
-            x for x in tree.flatten(outputs) if ops.is_tensor(x) and is_float(x)
-        ]
+        return [x for x in tree.flatten(outputs) if is_float(x)]
 
 
 @contextlib.contextmanager
