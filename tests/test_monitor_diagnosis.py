@@ -165,3 +165,26 @@ def test_what_cannot_be_diagnosed_is_trained_on(tmp_path):
         model.fit(x, Y, batch_size=8, verbose=0, callbacks=[watcher, Break()])
     assert model.optimizer.attempted_steps == 20
     assert len(told(tmp_path, "diagnosis_failed")) == 1
+
+
+@not_torch
+def test_nothing_is_left_behind_by_an_epoch_that_ends(
+    tmp_path, diagnoses_at_once
+):
+    def batches():
+        for start in range(0, 32, 8):
+            yield X[start : start + 8], Y[start : start + 8]
+
+    model = model_with(layers.Dense(8))
+    model.fit(X[:8], Y[:8], verbose=0)
+    # Of a generator Keras asks for one batch more than there are.
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(
+            batches(),
+            steps_per_epoch=5,
+            shuffle=False,
+            verbose=0,
+            callbacks=[monitor(tmp_path, update_freq=4)],
+        )
+    assert model.train_function.__name__ != "train"
+    model.fit(X[:8], Y[:8], verbose=0)

@@ -40,7 +40,8 @@ class Examiner:
         self._cost = _FIRST_COST
         self._told = set()
         self._examined_trouble = False
-        self._armed = self._failed = False
+        self._failed = False
+        self._armed = None
 
     def wants(self, in_a_row: int, budget: float) -> bool:
         """Whether to diagnose now.
@@ -65,17 +66,27 @@ class Examiner:
         train_function = model.train_function
 
         def look(batch):
-            model.train_function = train_function
-            self._armed = False
+            self.disarm()
             self._examine(model, batch, step)
 
         try:
-            model.train_function = backend_batches.current().tapped(
+            tapped = backend_batches.current().tapped(
                 model, train_function, look
             )
-            self._armed = True
         except NotImplementedError as reason:
             self._give_up(step, reason)
+            return
+        model.train_function = tapped
+        self._armed = model, train_function, tapped
+
+    def disarm(self):
+        """Looks at no batch after all: there may be none before `fit` ends."""
+        if self._armed is None:
+            return
+        model, train_function, tapped = self._armed
+        if model.train_function is tapped:
+            model.train_function = train_function
+        self._armed = None
 
     def _examine(self, model, batch, step):
         started = time.perf_counter()

@@ -125,6 +125,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         """Takes the last look, writes the summary and closes the log."""
+        self._examiner.disarm()
         self._look()
         self._log_layers()
         self.summary = self._summarize()

@@ -165,13 +165,11 @@ class Search:
         """Demotes the layers whose gradients fit no common loss scale."""
         gradients = {}
         for call in self._low(step):
-            dtype = call.layer.compute_dtype
-            if (
-                call.name in self._exact_calls
-                and dtype == "float16"
-                and not call.nested
-            ):
-                own = self._own_gradients(self._exact_calls[call.name], moves)
+            exact = self._exact_calls.get(call.name)
+            if call.nested or exact is None:
+                continue
+            if call.layer.compute_dtype == "float16":
+                own = self._own_gradients(exact, moves)
                 gradients.setdefault(call.path, (call, []))[1].extend(own)
         windows = {
             path: scale_window(own) for path, (_, own) in gradients.items()
