@@ -5,8 +5,8 @@ import numpy as np
 from keras import layers, ops
 
 from zoo.case import case, vectors
-from zoo.controls import head, images, tokens
-from zoo.faults import normal
+from zoo.controls import attend, head, images, tokens
+from zoo.faults import before_mlp, normal
 
 
 class RMSNorm(layers.Layer):
@@ -202,10 +202,7 @@ class MixtureOfExperts(layers.Layer):
     decoy="h1",
 )
 def mixture_of_experts():
-    inputs = keras.Input((32,))
-    x = MixtureOfExperts(4, 32, name="moe")(inputs)
-    x = layers.Dense(32, "relu", name="h1")(x)
-    return keras.Model(inputs, head(x))
+    return before_mlp(MixtureOfExperts(4, 32, name="moe"), 32)
 
 
 @case(data=tokens(), optimizer=lambda: keras.optimizers.Adam(0.01))
@@ -234,10 +231,7 @@ class PatchBlock(layers.Layer):
         self.mlp.build(input_shape)
 
     def call(self, x):
-        query, key, value = ops.split(self.projection(self.norm(x)), 3, -1)
-        scores = ops.matmul(query, ops.swapaxes(key, -1, -2))
-        weights = ops.softmax(scores * key.shape[-1] ** -0.5)
-        return x + self.mlp(x + ops.matmul(weights, value))
+        return x + self.mlp(x + attend(self.projection(self.norm(x))))
 
 
 @case(data=images())

@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from keras import layers
+from keras import layers, ops
 
 from zoo.case import case, vectors
 
@@ -79,6 +79,13 @@ def healthy_recurrent():
     return keras.Model(inputs, head(layers.GRU(16)(x)))
 
 
+def attend(projected):
+    """Scaled attention of one head to query, key and value side by side."""
+    query, key, value = ops.split(projected, 3, axis=-1)
+    scores = ops.matmul(query, ops.swapaxes(key, -1, -2))
+    return ops.matmul(ops.softmax(scores * key.shape[-1] ** -0.5), value)
+
+
 class SelfAttention(layers.Layer):
     """Scaled attention of one head, which JAX runs in float16 on a CPU."""
 
@@ -87,10 +94,7 @@ class SelfAttention(layers.Layer):
         self.projection.build(input_shape)
 
     def call(self, inputs):
-        query, key, value = keras.ops.split(self.projection(inputs), 3, -1)
-        scores = keras.ops.matmul(query, keras.ops.swapaxes(key, -1, -2))
-        weights = keras.ops.softmax(scores * key.shape[-1] ** -0.5)
-        return keras.ops.matmul(weights, value)
+        return attend(self.projection(inputs))
 
 
 @case(data=tokens())

@@ -12,6 +12,13 @@ def normal(std):
     return keras.initializers.RandomNormal(stddev=std, seed=1)
 
 
+def before_mlp(layer, units=64):
+    """Returns a classifier of vectors that the layer looks at first."""
+    inputs = keras.Input((32,))
+    x = layers.Dense(units, "relu", name="h1")(layer(inputs))
+    return keras.Model(inputs, head(x))
+
+
 @case(
     data=tokens(),
     culprits=frozenset({"ffn_wo", "res_add"}),
@@ -173,10 +180,7 @@ class NaiveRMSNorm(layers.Layer):
     decoy="h1",
 )
 def rms_overflow():
-    inputs = keras.Input((32,))
-    x = NaiveRMSNorm(name="naive_rms")(inputs)
-    x = layers.Dense(64, "relu", name="h1")(x)
-    return keras.Model(inputs, head(x))
+    return before_mlp(NaiveRMSNorm(name="naive_rms"))
 
 
 def pairs(scale=300.0):
@@ -222,10 +226,7 @@ class NaiveBatchNorm(layers.Layer):
     decoy="h1",
 )
 def bn_variance_200():
-    inputs = keras.Input((32,))
-    x = NaiveBatchNorm(name="naive_bn")(inputs)
-    x = layers.Dense(64, "relu", name="h1")(x)
-    return keras.Model(inputs, head(x))
+    return before_mlp(NaiveBatchNorm(name="naive_bn"))
 
 
 @case(
@@ -302,10 +303,7 @@ def with_large():
     decoy="h1",
 )
 def entropy_log():
-    inputs = keras.Input((32,))
-    x = Gate(name="gate")(inputs)
-    x = layers.Dense(64, "relu", name="h1")(x)
-    return keras.Model(inputs, head(x))
+    return before_mlp(Gate(name="gate"))
 
 
 @case(
@@ -316,10 +314,7 @@ def entropy_log():
     decoy="h1",
 )
 def unit_norm_builtin():
-    inputs = keras.Input((32,))
-    x = layers.UnitNormalization(name="unit_norm")(inputs)
-    x = layers.Dense(64, "relu", name="h1")(x)
-    return keras.Model(inputs, head(x))
+    return before_mlp(layers.UnitNormalization(name="unit_norm"))
 
 
 class NaiveLayerNorm(layers.Layer):
@@ -345,10 +340,7 @@ def with_zero_rows():
     decoy="h1",
 )
 def ln_eps():
-    inputs = keras.Input((32,))
-    x = NaiveLayerNorm(name="naive_ln")(inputs)
-    x = layers.Dense(64, "relu", name="h1")(x)
-    return keras.Model(inputs, head(x))
+    return before_mlp(NaiveLayerNorm(name="naive_ln"))
 
 
 def naive_binary_crossentropy(y_true, y_pred):
