@@ -13,15 +13,16 @@ _LARGEST_STACKED = 2**16
 _DOWN = 2.0**-80
 
 
-def grouped_norms(gradients, sums_of_squares, choose):
+def grouped_norms(gradients, sums_of_squares, choose=None):
     """Returns the float32 2-norms of `gradients`, dense tensors, in order.
 
     Args:
         gradients: List of tensors.
-        sums_of_squares: Function from a tensor `(k, ...)` to the `(k,)`
-            float32 sums of squares of its rows.
+        sums_of_squares: Function from a float32 tensor `(k, ...)` to the
+            `(k,)` sums of squares of its rows.
         choose: Function `(condition, if_true, if_false)` that evaluates one
-            of two functions, or both.
+            of two functions, or both. Not needed, and `None`, where sums of
+            squares are float64, which cannot overflow.
     """
     groups = _group_by_shape(gradients)
     stacks = [
@@ -32,6 +33,9 @@ def grouped_norms(gradients, sums_of_squares, choose):
     ]
 
     plain = ops.concatenate([sums_of_squares(stack) for stack in stacks])
+    if choose is None:
+        norms = ops.cast(ops.sqrt(plain), "float32")
+        return _restore_order(norms, groups)
     finite = ops.isfinite(plain)
 
     def lowered():
