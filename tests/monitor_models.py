@@ -96,9 +96,8 @@ def fit(model, values, callbacks, epochs=1, **arguments):
 
 def monitor(log_dir, **arguments):
     """Returns a monitor that looks whenever it is asked to."""
-    return kmp.MixPrecMonitor(
-        log_dir, **{"verbose": 0, "max_overhead": 1.0} | arguments
-    )
+    usual = {"verbose": 0, "max_overhead": 1.0, "probe_every": 0}
+    return kmp.MixPrecMonitor(log_dir, **usual | arguments)
 
 
 def scalars(log_dir, tag):

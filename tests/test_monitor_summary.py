@@ -29,14 +29,14 @@ def assert_fits_a_screen(text):
 
 def test_one_optimizer_fits_a_screen():
     assert_fits_a_screen(
-        str(TrainingSummary({"float16": 500}, {"": done()}, "logs", True))
+        str(TrainingSummary({"float16": 500}, {"": done()}, {}, "logs", True))
     )
 
 
 def test_ten_optimizers_fit_a_screen():
     optimizers = {f"optimizer_of_player_{n}": done() for n in range(10)}
     dtypes = {"float16": 480, "float32": 15, "bfloat16": 3, "float64": 2}
-    text = str(TrainingSummary(dtypes, optimizers, "logs", True))
+    text = str(TrainingSummary(dtypes, optimizers, {}, "logs", True))
     assert_fits_a_screen(text)
     for name in optimizers:
         assert name in text

@@ -24,7 +24,13 @@ MAY_IMPORT = {
     "policies": MEASURING,
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"},
-    "callbacks": {"diagnosis", "loss_scaling", "policies", "reporting"}
+    "callbacks": {
+        "diagnosis",
+        "loss_scaling",
+        "numerics",
+        "policies",
+        "reporting",
+    }
     | MEASURING,
     "demo": {"callbacks", "loss_scaling", "policies"},
     "cli": {"demo"},

@@ -1,6 +1,7 @@
 """Running parts again on TensorFlow; `replay.py` says what each name does."""
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
 
@@ -10,16 +11,19 @@ def is_concrete(tensor):
 
 def observe(tensor, on_value, on_cotangent):
     on_value(tensor)
+    # Not `tf.custom_gradient`: its IdentityN keeps the graph optimizer from
+    # fusing operations, which then round differently. It prunes an Identity.
+    with record.stop_recording():
+        seen = tf.identity(tensor)
 
-    @tf.custom_gradient
-    def identity(values):
-        def gradient(cotangent):
-            on_cotangent(cotangent)
-            return cotangent
+    def backward(cotangent):
+        on_cotangent(cotangent)
+        return [cotangent]
 
-        return tf.identity(values), gradient
-
-    return identity(tensor)
+    record.record_operation_backprop_only(
+        "Observed", [seen], [tensor], backward
+    )
+    return seen
 
 
 def stop_gradient(tensor):

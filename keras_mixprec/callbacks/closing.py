@@ -16,6 +16,9 @@ class TrainingSummary(NamedTuple):
         dtypes: Dict compute dtype -> number of layers.
         optimizers: Dict name -> `OptimizerSummary`, empty without loss
             scaling. Of several, the one that skipped most is remarked upon.
+        headroom: Dict from `"activation"` and `"gradient"` to the path of the
+            layer with the least headroom and that headroom in bits, as of the
+            last probed step; empty if none was probed.
         folder: String. Where the log is.
         unscaled_float16: Boolean. Whether layers compute in float16 and
             nothing scales the loss.
@@ -23,6 +26,7 @@ class TrainingSummary(NamedTuple):
 
     dtypes: dict
     optimizers: dict
+    headroom: dict
     folder: str
     unscaled_float16: bool
 
@@ -35,6 +39,12 @@ class TrainingSummary(NamedTuple):
         if self.optimizers:
             worst = max(self.optimizers.values(), key=lambda o: o.skipped)
             lines += worst.remarks()
+        least = ", ".join(
+            f"{part}s {bits:.1f} bits ({path})"
+            for part, (path, bits) in self.headroom.items()
+        )
+        if least:
+            lines.append(f"Least headroom: {least}.")
         if self.unscaled_float16:
             lines.append(
                 "Layers compute in float16 but nothing scales the loss: small "

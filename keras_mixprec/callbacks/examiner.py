@@ -7,6 +7,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.diagnosis import diagnose
 
 # This many skipped steps in a row are no scale search any more: from 2**15
@@ -41,7 +42,12 @@ class Examiner:
         self._told = set()
         self._examined_trouble = False
         self._failed = False
-        self._armed = None
+        self._next_call = NextCall()
+
+    @property
+    def armed(self) -> bool:
+        """Whether the next batch is going to be diagnosed."""
+        return self._next_call.armed
 
     def wants(self, in_a_row: int, budget: float) -> bool:
         """Whether to diagnose now.
@@ -50,7 +56,7 @@ class Examiner:
             in_a_row: Int. Steps skipped since the last one applied.
             budget: Float. Seconds that may be spent.
         """
-        if self._failed or self._armed:
+        if self._failed or self.armed:
             return False
         trouble = in_a_row >= _SUSPICIOUS_STEPS
         if not trouble:
@@ -63,7 +69,6 @@ class Examiner:
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""
-        train_function = model.train_function
 
         def look(batch):
             self.disarm()
@@ -71,22 +76,16 @@ class Examiner:
 
         try:
             tapped = backend_batches.current().tapped(
-                model, train_function, look
+                model, model.train_function, look
             )
         except NotImplementedError as reason:
             self._give_up(step, reason)
             return
-        model.train_function = tapped
-        self._armed = model, train_function, tapped
+        self._next_call.arm(model, tapped)
 
     def disarm(self):
         """Looks at no batch after all: there may be none before `fit` ends."""
-        if self._armed is None:
-            return
-        model, train_function, tapped = self._armed
-        if model.train_function is tapped:
-            model.train_function = train_function
-        self._armed = None
+        self._next_call.disarm()
 
     def _examine(self, model, batch, step):
         started = time.perf_counter()

@@ -12,6 +12,7 @@ from keras_mixprec._checks import check_integer, check_number
 from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
 from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.metric_guard import MetricGuard
+from keras_mixprec.callbacks.prober import Prober
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.adopt import adopt
@@ -39,8 +40,16 @@ class MixPrecMonitor(keras.callbacks.Callback):
     | `mixprec/overflow_count/<path>` | steps in which it overflowed | U |
     | `mixprec/layer_dtypes` (text) | dtypes of each layer | start, change |
     | `mixprec/skipped_step` (text) | what overflowed at which scale | U |
+    | `mixprec/{activation,gradient,weight}_headroom_bits` | least one | P |
+    | `mixprec/gradient_subnormal` | largest share in one layer | P |
+    | `mixprec/weight_gradient_below` | same, below all of float16 | P |
+    | `mixprec/lost_updates` | same, of weights that a step left alone | P |
+    | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P |
+    | `mixprec/heat/<n>` | all of these by layer, for the plugin | P |
+    | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch |
 
-    U: every `update_freq` steps and at the end of an epoch. The x axis counts
+    U: every `update_freq` steps and at the end of an epoch. P: when a step was
+    probed. The x axis counts
     batches, skipped ones included, on over several calls of `fit`. Between
     two looks the compiled step itself keeps the record, so a skipped step is
     not lost when nobody looks.
@@ -48,6 +57,13 @@ class MixPrecMonitor(keras.callbacks.Callback):
     Works with `keras_mixprec.LossScaleOptimizer`, and with Keras' own, which
     it exchanges for one that shares its state and follows its rule. A model
     with several optimizers as attributes is logged by attribute name.
+
+    A probed step is taken by an instrumented twin of the compiled train step,
+    which measures the range of every activation, gradient and weight on the
+    device and changes none. Steps are probed every `probe_every` steps, after
+    the scale grew and after a skipped step, as far as `max_overhead` allows.
+    The twin is compiled once that takes, by the time of the first step, no
+    more than five times that share; `events.jsonl` says how long it took.
 
     When five steps in a row are skipped, the next batch is diagnosed as by
     `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
@@ -62,9 +78,10 @@ class MixPrecMonitor(keras.callbacks.Callback):
     Args:
         log_dir: String or path-like. Defaults to `"logs"`.
         update_freq: Int, batches. Defaults to `50`.
-        max_overhead: Float, share of the training time. Looks are thinned to
-            stay below it, setting up and the last look apart. Defaults to
-            `0.02`.
+        probe_every: Int, steps. `0` for no probes. Defaults to `100`.
+        max_overhead: Float, share of the training time. Looks and probes are
+            thinned to stay below it, setting up, compiling the twin and the
+            last look apart. Defaults to `0.02`.
         verbose: `0` or `1`. Whether to print the summary at the end. Defaults
             to `1`.
 
@@ -93,12 +110,14 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self,
         log_dir="logs",
         update_freq: int = 50,
+        probe_every: int = 100,
         max_overhead: float = 0.02,
         verbose: int = 1,
     ):
         super().__init__()
         self.log_dir = check_local(log_dir)
         self.update_freq = check_integer("update_freq", update_freq, low=1)
+        self.probe_every = check_integer("probe_every", probe_every)
         self.max_overhead = check_number(
             "max_overhead", max_overhead, low=0, high=1
         )
@@ -115,6 +134,9 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self._log = RunLog(self.log_dir)
         self._examiner = Examiner(self._log, self.verbose)
         self.verdicts = self._examiner.verdicts
+        self._prober = Prober(
+            self._log, self.probe_every, self.max_overhead, self.verbose
+        )
         self._first_step = self._epoch_start = self._step = self._log.next_step
         self._last_look = self._last_layers = self._plan = None
         with _variable_scope(model):
@@ -126,6 +148,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         """Takes the last look, writes the summary and closes the log."""
         self._examiner.disarm()
+        self._prober.disarm()
         self._look()
         self._log_layers()
         self.summary = self._summarize()
@@ -141,10 +164,12 @@ class MixPrecMonitor(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         """Looks at the steps before this one, if it is time to."""
         self._step = self._epoch_start + batch
+        self._prober.collect(self._step)
         due = self._step - self._last_look >= self.update_freq
         if due and self._within_budget():
             self._timed(self._look)
             self._examine_if_wanted()
+        self._probe_if_wanted()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts counting the batches of the epoch."""
@@ -153,8 +178,11 @@ class MixPrecMonitor(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Looks at the last steps of the epoch."""
         self._step = self._step_at_epoch_end()
+        self._prober.collect(self._step)
         if self._within_budget():
             self._timed(self._look)
+        if self._within_budget():
+            self._timed(lambda: self._prober.write_histograms(self._step))
         self._timed(self._log_layers)
 
     def _step_at_epoch_end(self):
@@ -172,7 +200,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     def _budget(self):
         elapsed = time.perf_counter() - self._begun
-        spent = self._spent + self._examiner.spent
+        spent = self._spent + self._examiner.spent + self._prober.spent
         return self.max_overhead * elapsed - spent
 
     def _within_budget(self):
@@ -181,6 +209,18 @@ class MixPrecMonitor(keras.callbacks.Callback):
     def _examine_if_wanted(self):
         if self._examiner.wants(self._in_a_row, self._budget()):
             self._examiner.arm(self._model, self._step)
+
+    def _probe_if_wanted(self):
+        steps = self._step - self._first_step
+        if (
+            self.probe_every
+            and not self._examiner.armed
+            and self._prober.wants(
+                self._model, self._step, self._budget(), steps
+            )
+        ):
+            elapsed = time.perf_counter() - self._begun
+            self._prober.arm(self._model, self._step, elapsed / steps)
 
     def _timed(self, work):
         started = time.perf_counter()
@@ -197,6 +237,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
         for name, watch in self._used_watches().items():
             reading = watch.read()
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
+            if reading.new_steps or reading.grown:
+                self._prober.hurry()
             scalars |= reading.scalars(name)
             self._log_skipped(name, watch, reading)
         if scalars:
@@ -271,6 +313,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
                 )
                 for name, w in self._used_watches().items()
             },
+            headroom=self._prober.least_headroom(),
             folder=self._log.folder,
             unscaled_float16=lacks_loss_scaling(model),
         )

@@ -11,6 +11,7 @@ class Reading(NamedTuple):
 
     Attributes:
         loss_scale: Float. The scale in use now.
+        grown: Boolean. Whether it is larger than at the last look.
         skipped: Int. Steps skipped so far.
         in_a_row: Int. Steps skipped since the last one applied.
         new_steps: List of the `NonfiniteStep`s since the last look.
@@ -21,6 +22,7 @@ class Reading(NamedTuple):
     """
 
     loss_scale: float
+    grown: bool
     skipped: int
     in_a_row: int
     new_steps: list
@@ -62,7 +64,7 @@ class Watch:
         self.optimizer = optimizer
         self.first_attempted = optimizer.attempted_steps
         self.first_skipped = self._seen = optimizer.skipped_steps
-        self.first_scale = float(optimizer.loss_scale)
+        self.first_scale = self._scale = float(optimizer.loss_scale)
         self._first_counts = optimizer.overflow_counts()
 
     def read(self) -> Reading:
@@ -72,8 +74,10 @@ class Watch:
         new = skipped - self._seen
         self._seen = skipped
         known = min(new, CAPACITY)
+        before, self._scale = self._scale, float(optimizer.loss_scale)
         return Reading(
-            loss_scale=float(optimizer.loss_scale),
+            loss_scale=self._scale,
+            grown=self._scale > before,
             skipped=skipped,
             in_a_row=optimizer.consecutive_skipped_steps,
             new_steps=optimizer.nonfinite_steps()[-known:] if known else [],

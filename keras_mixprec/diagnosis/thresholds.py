@@ -41,3 +41,14 @@ SCALE_BITS = range(0, 25)
 
 # The scale that Keras starts from, which decides between equally good ones.
 USUAL_SCALE_BITS = 15
+
+# Probed steps that a line is laid through: fewer are a coincidence too often.
+TREND_POINTS = 8
+
+# The fall along the line, in standard deviations of what lies off it. Noise
+# about a level stays below 2.
+TREND_SPREADS = 6.0
+
+# How far ahead to look, in lengths of what was looked at. Training slows
+# down: beyond twice that a straight line is no forecast.
+TREND_AHEAD = 2.0

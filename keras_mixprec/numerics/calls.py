@@ -1,7 +1,5 @@
 """Recording what each layer of a model is given and returns in a step."""
 
-import contextlib
-import threading
 from typing import Any
 
 import keras
@@ -11,10 +9,7 @@ from keras.src.backend.common import global_state
 
 from keras_mixprec.backend import replay as backend_replay
 from keras_mixprec.numerics.arrays import is_float
-
-# What runs inside of these runs in a loop that a backend may trace, and as
-# often as there are steps: they are looked at as a whole.
-WHOLE = (keras.layers.RNN, keras.layers.TimeDistributed)
+from keras_mixprec.numerics.hook import CallHook, call_name
 
 
 class LayerCall:
@@ -48,7 +43,7 @@ class LayerCall:
     @property
     def name(self) -> str:
         """The path, and which call of a layer that is called repeatedly."""
-        return f"{self.path}#{self.index}" if self.index else self.path
+        return call_name(self.path, self.index)
 
 
 class CallRecorder:
@@ -63,46 +58,23 @@ class CallRecorder:
 
     def __init__(self, entries):
         self.calls = []
-        self._paths = {id(e.layer): e.path for e in entries}
-        self._counts = {}
         self._open = []
-        self._thread = threading.get_ident()
         self._backend = backend_replay.current()
+        self._hook = CallHook(entries, self._record)
 
-    @contextlib.contextmanager
     def recording(self):
-        """Records every call that is made within the context."""
-        original = keras.layers.Layer.__call__
+        """Returns a context within which every call is recorded."""
+        return self._hook.hooked()
 
-        def call(layer, *args, **kwargs):
-            if not self._is_mine(layer):
-                return original(layer, *args, **kwargs)
-            return self._record(original, layer, args, kwargs)
-
-        keras.layers.Layer.__call__ = call
-        try:
-            yield self
-        finally:
-            keras.layers.Layer.__call__ = original
-
-    def _is_mine(self, layer):
-        return (
-            id(layer) in self._paths
-            and threading.get_ident() == self._thread
-            and not (self._open and isinstance(self._open[-1].layer, WHOLE))
-        )
-
-    def _record(self, original, layer, args, kwargs):
-        index = self._counts.get(id(layer), 0)
-        self._counts[id(layer)] = index + 1
-        call = LayerCall(self._paths[id(layer)], layer, index, None, None)
+    def _record(self, run, layer, path, index, args, kwargs):
+        call = LayerCall(path, layer, index, None, None)
         call.seeds = [(v, v.value) for v in seed_states(layer)]
         context = global_state.get_global_attribute("current_call_ctx")
         call.training = getattr(context, "training", None)
         (args, kwargs), (call.args, call.kwargs) = self._observe((args, kwargs))
         self._open.append(call)
         try:
-            outputs = original(layer, *args, **kwargs)
+            outputs = run(*args, **kwargs)
         finally:
             self._open.pop()
         outputs, call.outputs = self._observe(outputs, call.cotangents)

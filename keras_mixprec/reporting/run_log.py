@@ -90,6 +90,7 @@ class RunLog:
                 (schema.SCALE, schema.ROWS_PER_CHUNK),
             )
         )
+        self._heat_tag = _HeatTag(end.next_chunks.get(schema.HEAT, 0))
         self._lock = threading.Lock()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -161,6 +162,36 @@ class RunLog:
                     step, self._scale_chunks.extend(rows), _scale_value
                 )
 
+    def heat(
+        self,
+        step: int,
+        table: np.ndarray,
+        layers: Sequence[str],
+        metrics: Sequence[str],
+    ) -> None:
+        """Writes what was measured of each layer; steps rise as in `scalars`.
+
+        Args:
+            step: Int. Number of the training batch.
+            table: Array `[layers, metrics]`.
+            layers: List of the paths of the rows.
+            metrics: List of the names of the columns.
+
+        Raises:
+            ValueError: If `table` has another shape.
+        """
+        table = np.asarray(table, np.float32)
+        if table.shape != (len(layers), len(metrics)):
+            raise ValueError(
+                "`table` must have a row for each of `layers` and a column "
+                f"for each of `metrics`. Received: table of shape "
+                f"{table.shape} for {len(layers)} layers and {len(metrics)} "
+                "metrics"
+            )
+        columns = {"layers": list(layers), "metrics": list(metrics)}
+        tag = self._heat_tag.next(columns)
+        self._events.write(step, [summaries.numbers(tag, table, **columns)])
+
     def event(self, step: int, event: Mapping) -> None:
         """Writes something that happened, here and to `events.jsonl`.
 
@@ -205,6 +236,23 @@ class RunLog:
     def _replace_chunks(self, step, chunks, build):
         if chunks:
             self._events.replace(step, [build(*chunk) for chunk in chunks])
+
+
+class _HeatTag:
+    """Which tag a step of the heat goes to: one has the same rows always."""
+
+    def __init__(self, index):
+        self._index = index - 1
+        self._columns = None
+        self._steps = 0
+
+    def next(self, columns):
+        full = self._steps == schema.HEAT_STEPS_PER_TAG
+        if full or columns != self._columns:
+            self._index += 1
+            self._columns, self._steps = columns, 0
+        self._steps += 1
+        return schema.chunk_tag(schema.HEAT, self._index)
 
 
 def _scale_value(tag, rows):

@@ -22,12 +22,18 @@ LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
 # Families of chunk tags: `mixprec/events/00000`, `mixprec/events/00001`, ...
 EVENTS = "mixprec/events"
 SCALE = "mixprec/scale"
+HEAT = "mixprec/heat"
 
 # Every write of a chunk repeats the whole chunk, because readers keep only a
 # sample of a tag's values but always the last one. So its size is what one
 # write may cost: 16 events are about 5 kB, 256 rows of the scale 8 kB.
 EVENTS_PER_CHUNK = 16
 ROWS_PER_CHUNK = 256
+
+# A step of the heat is written once, to a tag that further steps follow in:
+# one read of a tag may not exceed 256 MB, which 500 steps of 200 layers and
+# 17 metrics stay far below.
+HEAT_STEPS_PER_TAG = 500
 
 SCALE_COLUMNS = ("step", "scale", "nonfinite_count", "iterations")
 

@@ -1,0 +1,222 @@
+"""When to probe a step, and writing what it told."""
+
+import time
+import warnings
+import weakref
+from collections import defaultdict
+
+from keras.src.utils import io_utils
+
+from keras_mixprec.backend import probe as backend_probe
+from keras_mixprec.callbacks.next_call import NextCall
+from keras_mixprec.diagnosis import ranges
+from keras_mixprec.diagnosis.trend import Trend
+from keras_mixprec.numerics.probe import Probe
+
+# Compiling the twin takes about as long as the first step did, and happens
+# once: it may take this many times the share of the run that probes may take.
+_COMPILING = 5
+
+# The parts whose exponents are written, and what their tags are called.
+_HISTOGRAMS = {"activation": "activation", "gradient": "grad"}
+
+# The probe of each model, with the train function that it is the twin of: a
+# second `fit` need not compile it again.
+_PROBES = weakref.WeakKeyDictionary()
+
+
+class Prober:
+    """Lets a step measure itself now and then.
+
+    Args:
+        log: The `RunLog`.
+        every: Int. Steps between two probes.
+        max_overhead: Float. Share of the training time that they may take.
+        verbose: `0` or `1`. Whether to print a warning of an overflow to come.
+
+    Attributes:
+        spent: Float. Seconds that probes took beyond those of a plain step,
+            without the first, which compiles.
+        readings: List of `LayerReading` of the last probe.
+        limits: The `Format` that it refers to, `None` before.
+    """
+
+    def __init__(self, log, every, max_overhead, verbose):
+        self.spent = 0.0
+        self.readings = []
+        self.limits = None
+        self._unwritten = []
+        self._log = log
+        self._every = every
+        self._max_overhead = max_overhead
+        self._verbose = verbose
+        self._next = None
+        self._cost = 0.0
+        self._probe = None
+        self._pending = None
+        self._failed = False
+        self._told = set()
+        self._trends = defaultdict(Trend)
+        self._next_call = NextCall()
+        self._started = time.perf_counter()
+        self._first_call = None
+
+    def wants(self, model, step: int, budget: float, steps: int) -> bool:
+        """Whether to probe the next step.
+
+        Args:
+            model: The `keras.Model`.
+            step: Int. The number of the next batch.
+            budget: Float. Seconds that may be spent.
+            steps: Int. How many steps `fit` has taken.
+        """
+        elapsed = time.perf_counter() - self._started
+        if not steps:
+            return False
+        if self._first_call is None:
+            self._first_call = elapsed
+            self._next = self._next or step + self._every - steps
+        if self._failed or self._next_call.armed or step < self._next:
+            return False
+        if not self._is_made(model):
+            return _COMPILING * self._max_overhead * elapsed > self._first_call
+        return budget > self._cost
+
+    def hurry(self):
+        """Probes as soon as the budget allows: something has changed."""
+        self._next = 0
+
+    def arm(self, model, step: int, seconds_per_step: float):
+        """Lets the next call of the train function be a probed one."""
+        self._next = step + self._every
+        own = model.train_function
+        first = not self._is_made(model)
+
+        def train(*args):
+            self._next_call.disarm()
+            started = time.perf_counter()
+            twin_args, args = backend_probe.current().twice(args)
+            try:
+                if first:
+                    _PROBES[model] = own, Probe(model)
+                probe = _PROBES[model][1]
+                result = probe.train_function(*twin_args)
+            except StopIteration:
+                raise
+            # Whatever it runs into, training goes on.
+            except Exception as error:
+                self._give_up(step, error)
+                return own(*args)
+            self._pending = probe, started, seconds_per_step, first
+            return result
+
+        self._next_call.arm(model, train)
+
+    def collect(self, step: int):
+        """Writes what the last probed step told, if there was one.
+
+        Args:
+            step: Int. How many steps were taken, that one included.
+        """
+        if self._pending is None:
+            return
+        probe, started, seconds_per_step, first = self._pending
+        self._pending = None
+        self.readings, self.limits = probe.read(), probe.limits
+        self._unwritten = self.readings
+        if self.readings:
+            self._write(step)
+        self._warn_of(probe.failures, step)
+        seconds = time.perf_counter() - started
+        if first:
+            self._log.event(
+                step, {"kind": "probe_compiled", "seconds": round(seconds, 3)}
+            )
+            return
+        self._cost = max(seconds - seconds_per_step, 0.0)
+        self.spent += self._cost
+
+    def write_histograms(self, step: int):
+        """Writes the exponents of the last probe's tensors, once."""
+        for reading in self._unwritten:
+            for part, name in _HISTOGRAMS.items():
+                bins = (
+                    reading.parts[part].bins() if part in reading.parts else ()
+                )
+                if len(bins):
+                    tag = f"mixprec/{name}_exponent/{reading.path}"
+                    self._log.histogram(step, tag, bins)
+        self._unwritten = []
+
+    def least_headroom(self) -> dict:
+        """Returns `(path, bits)` of the last probe, by part of a layer."""
+        found = {
+            part: ranges.least_headroom(self.readings, self.limits, part)
+            for part in _HISTOGRAMS
+        }
+        return {part: least for part, least in found.items() if least}
+
+    def disarm(self):
+        """Probes no step any more."""
+        self._next_call.disarm()
+
+    def _is_made(self, model):
+        known, _ = _PROBES.get(model, (None, None))
+        return known is not None and known is model.train_function
+
+    def _write(self, step):
+        table = ranges.heat(self.readings, self.limits)
+        paths = [reading.path for reading in self.readings]
+        self._log.heat(step, table, paths, ranges.METRICS)
+        curves = ranges.curves(table)
+        self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
+        for reading in self.readings:
+            if "activation" in reading.parts:
+                bits = reading.parts["activation"].headroom_bits(self.limits)
+                self._tell_trend(reading.path, bits, step)
+
+    def _tell_trend(self, path, bits, step):
+        left = self._trends[path].add(step, bits)
+        if left is None or path in self._told:
+            return
+        self._told.add(path)
+        event = {
+            "kind": "trend",
+            "layer": path,
+            "headroom_bits": round(bits, 2),
+            "overflows_in_steps": round(left),
+        }
+        self._log.event(step, event)
+        if self._verbose:
+            io_utils.print_msg(
+                f"\nThe activations of {path!r} have {bits:.1f} bits left "
+                f"below the maximum of {self.limits.name} and grow: they "
+                f"overflow in about {left:.0f} steps."
+            )
+
+    def _warn_of(self, failures, step):
+        for path, reason in failures.items():
+            if path not in self._told:
+                self._told.add(path)
+                self._log.event(
+                    step,
+                    {"kind": "probe_failed", "layer": path, "reason": reason},
+                )
+                warnings.warn(
+                    f"MixPrecMonitor cannot measure {path!r}, and carries on "
+                    f"without: {reason[:200]}",
+                    UserWarning,
+                    stacklevel=2,
+                )
+
+    def _give_up(self, step, reason):
+        self._failed = True
+        self._log.event(
+            step, {"kind": "probe_failed", "reason": str(reason)[:500]}
+        )
+        warnings.warn(
+            "MixPrecMonitor cannot probe this model any more, and carries on "
+            f"without: {str(reason)[:200]}",
+            UserWarning,
+            stacklevel=2,
+        )

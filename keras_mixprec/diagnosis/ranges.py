@@ -1,0 +1,109 @@
+"""What the ranges measured in a step say of each layer, in numbers."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_mixprec.formats import Format
+from keras_mixprec.numerics.probe import LayerReading
+
+# The names end the names of the columns.
+_MEASURES = {
+    "headroom_bits": lambda s, limits: s.headroom_bits(limits),
+    "nonfinite": lambda s, limits: s.nonfinite,
+    "zero": lambda s, limits: s.zero,
+    "subnormal": lambda s, limits: s.subnormal(limits),
+    "below": lambda s, limits: s.below(limits),
+}
+_PARTS = ("activation", "gradient", "weight_gradient")
+
+# The columns of `heat`.
+METRICS = (
+    *(f"{part}_{measure}" for part in _PARTS for measure in _MEASURES),
+    "weight_headroom_bits",
+    "lost_updates",
+)
+
+
+def heat(readings: Sequence[LayerReading], limits: Format) -> np.ndarray:
+    """Returns the numbers of a probed step, a row for each layer call.
+
+    Args:
+        readings: List of `LayerReading`.
+        limits: `Format` that the numbers refer to.
+
+    Returns:
+        Float32 array `(len(readings), len(METRICS))`: headroom in bits,
+        non-finite elements as a count, shares of elements that are zero,
+        subnormal and below all numbers of the format; NaN where nothing was
+        measured.
+    """
+    rows = [
+        [
+            *(
+                _number(reading.parts.get(part), measure, limits)
+                for part in _PARTS
+                for measure in _MEASURES.values()
+            ),
+            _number(
+                reading.parts.get("weight"), _MEASURES["headroom_bits"], limits
+            ),
+            math.nan if reading.lost_updates is None else reading.lost_updates,
+        ]
+        for reading in readings
+    ]
+    return np.array(rows, "float32").reshape(len(rows), len(METRICS))
+
+
+def curves(table: np.ndarray) -> dict[str, float]:
+    """Returns what the worst layer's numbers are, by name.
+
+    Args:
+        table: Array, as `heat` returns it.
+
+    Returns:
+        Dict with the smallest headroom, the largest share of subnormal
+        gradients and of lost updates, and how many layers had non-finite
+        numbers; without what no layer told.
+    """
+    column = dict(zip(METRICS, table.T, strict=True))
+    worst = {
+        "activation_headroom_bits": _finite_min,
+        "gradient_headroom_bits": _finite_min,
+        "weight_headroom_bits": _finite_min,
+        "gradient_subnormal": _finite_max,
+        "weight_gradient_below": _finite_max,
+        "lost_updates": _finite_max,
+    }
+    found = {name: pick(column[name]) for name, pick in worst.items()}
+    found = {name: value for name, value in found.items() if value is not None}
+    bad = [column[f"{part}_nonfinite"] > 0 for part in _PARTS]
+    return found | {"nonfinite_layers": float(np.any(bad, axis=0).sum())}
+
+
+def least_headroom(
+    readings: Sequence[LayerReading], limits: Format, part: str
+) -> tuple[str, float] | None:
+    """Returns the path and headroom of the layer that has least, or `None`."""
+    found = [
+        (r.parts[part].headroom_bits(limits), r.path)
+        for r in readings
+        if part in r.parts and r.parts[part].largest
+    ]
+    bits, path = min(found, default=(None, None))
+    return None if path is None else (path, bits)
+
+
+def _number(statistics, measure, limits):
+    return math.nan if statistics is None else measure(statistics, limits)
+
+
+def _finite_min(values):
+    values = values[np.isfinite(values)]
+    return float(values.min()) if values.size else None
+
+
+def _finite_max(values):
+    values = values[np.isfinite(values)]
+    return float(values.max()) if values.size else None

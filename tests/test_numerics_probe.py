@@ -1,0 +1,300 @@
+"""A probed step measures what the plain step computes, and is that step."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import layers, ops
+from monitor_models import JITS, each_jit, not_torch, one_weight
+from optimizer_models import numbers, only_jax, only_tensorflow
+
+import keras_mixprec as kmp
+from keras_mixprec.numerics import probe as probe_module
+from keras_mixprec.numerics.probe import Probe
+
+JIT = next(iter(JITS))
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(48, 6)).astype("float32")
+Y = RANDOM.normal(size=(48, 2)).astype("float32")
+
+
+class Probing(keras.callbacks.Callback):
+    """Probes every step but the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.probe = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.probe is None and batch:
+            self.probe = Probe(self.model)
+            self.model.train_function = self.probe.train_function
+
+    def readings(self):
+        return {r.path: r for r in self.probe.read()}
+
+
+def probed(model, x=X, y=Y, **arguments):
+    probing = Probing()
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0} | arguments
+    model.fit(x, y, callbacks=[probing], **arguments)
+    return probing
+
+
+def compiled(model, jit=JIT, optimizer="adam", **arguments):
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model.compile(
+        kmp.LossScaleOptimizer(optimizer, **arguments.pop("scale", {})),
+        loss="mse",
+        jit_compile=jit,
+        **arguments,
+    )
+    return model
+
+
+@each_jit
+def test_numbers_are_those_of_the_step(jit):
+    # y = w * x with w = 1 that stays, loss = mean(y * y).
+    model = one_weight(jit=jit)
+    probing = probed(
+        model, np.full((8, 1), 0.5, "float32"), np.zeros((8, 1)), batch_size=4
+    )
+    dense = probing.readings()["dense"]
+    scale = 2.0**15
+    of = {part: found.largest for part, found in dense.parts.items()}
+    # 2 * y / 4 rows at the output, and summed over the rows times x.
+    assert of == {
+        "activation": 0.5,
+        "gradient": scale * 2 * 0.5 / 4,
+        "weight_gradient": 2 * 0.5 * 0.5,
+        "weight": 1.0,
+    }
+    assert {p: s.size for p, s in dense.parts.items()} == {
+        "activation": 4,
+        "gradient": 4,
+        "weight_gradient": 1,
+        "weight": 1,
+    }
+    assert dense.lost_updates == 1.0  # The learning rate is zero.
+
+
+class Twice(keras.Model):
+    """Subclassed, with a shared layer, a dict of outputs and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared = layers.Dense(6, name="shared")
+        self.inner = keras.Sequential(
+            [layers.Dense(4, name="first")], name="inner"
+        )
+        self.rnn = layers.GRU(2, name="rnn")
+
+    def call(self, x):
+        x = self.shared(self.shared(x))
+        out = self.inner(x)
+        return self.rnn(ops.reshape(out, (-1, 2, 2)))
+
+
+@each_jit
+def test_calls_are_told_apart_and_in_order(jit):
+    model = Twice()
+    model(X[:1])
+    probing = probed(compiled(model, jit))
+    readings = probing.readings()
+    activations = [p for p, r in readings.items() if "activation" in r.parts]
+    assert activations == ["shared", "shared#1", "inner/first", "rnn"]
+    cell = [p for p in readings if p.startswith("rnn/")]
+    assert cell, "The cell's weights belong to the cell."
+    assert set(readings[cell[0]].parts) == {"weight", "weight_gradient"}
+    assert probing.probe.failures == {}
+
+
+def trained(middle, jit, probing):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), *middle(), layers.Dense(2)])
+    compiled(model, jit, keras.optimizers.AdamW(0.01))
+    model.fit(X, Y, 8, epochs=4, shuffle=False, verbose=0, callbacks=probing)
+    return numbers(model.weights)
+
+
+@each_jit
+def test_a_probed_run_is_the_same_run(jit):
+    def middle():
+        yield layers.Dense(16, activation="gelu")
+        yield layers.LayerNormalization()
+        yield layers.Dropout(0.3)
+        yield layers.BatchNormalization()
+
+    probing = Probing()
+    watched, plain = trained(middle, jit, [probing]), trained(middle, jit, [])
+    assert probing.readings()
+    for weight, expected in zip(watched, plain, strict=True):
+        if jit:
+            # XLA may fuse, and so round, differently: an ulp of float32 in
+            # each of 24 steps, against weights of about 1.
+            np.testing.assert_allclose(weight, expected, 0, 24 * 2.0**-23)
+        else:
+            np.testing.assert_array_equal(weight, expected)
+
+
+@only_tensorflow
+def test_factors_that_tensorflow_merges_across_layers_are_rounded_apart():
+    # Its graph optimizer makes one factor of gelu's 0.5 and of dropout's
+    # 1 / 0.7, unless somebody looks at what is in between.
+    def middle():
+        yield layers.Dense(16, activation="gelu")
+        yield layers.Dropout(0.3)
+
+    watched = trained(middle, False, [Probing()])
+    plain = trained(middle, False, [])
+    for weight, expected in zip(watched, plain, strict=True):
+        # A float16 ulp of gradients, 24 times a step of 0.01.
+        np.testing.assert_allclose(weight, expected, 0, 24 * 0.01 * 2.0**-6)
+
+
+class Overflows(layers.Layer):
+    def call(self, x):
+        return x * 0 + 300.0
+
+
+class Squares(layers.Layer):
+    def call(self, x):
+        return x * x
+
+
+@each_jit
+def test_what_the_dtype_cannot_hold_is_not_finite(jit):
+    model = keras.Sequential(
+        [keras.Input((6,)), Overflows(), Squares(), Squares(), layers.Dense(2)]
+    )
+    found = probed(compiled(model, jit)).readings()
+    assert found["overflows"].parts["activation"].largest == 300.0
+    squares = found["squares"].parts["activation"]
+    # 90000 is kept in float32 by XLA, and is none of float16's numbers.
+    assert squares.nonfinite == squares.size
+    assert squares.largest == 0.0
+
+
+@not_torch
+@each_jit
+def test_several_steps_in_one_call(jit):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    probing = probed(compiled(model, jit, steps_per_execution=3))
+    assert probing.readings()["dense"].parts["gradient"].size == 16
+    assert model.optimizer.attempted_steps == 6
+
+
+def test_a_skipped_step_tells_what_was_not_finite():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    compiled(model, scale={"initial_scale": 2.0**30})
+    dense = probed(model, X[:16], Y[:16]).readings()["dense"]
+    assert dense.parts["gradient"].nonfinite
+    assert dense.parts["weight_gradient"].nonfinite
+    assert dense.parts["weight"].nonfinite == 0
+    assert dense.lost_updates == 1.0
+
+
+def test_bfloat16_is_its_own_measure():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    kmp.apply_policy(model, "mixed_bfloat16", rules=[])
+    model.compile("adam", "mse", jit_compile=JIT)
+    assert probed(model).probe.limits.name == "bfloat16"
+
+
+def test_a_layer_that_cannot_be_measured_is_named(monkeypatch):
+    def picky(tensor):
+        if tensor.shape[-1] == 3:
+            raise TypeError("no threes")
+        return original(tensor)
+
+    original = probe_module.measure
+    monkeypatch.setattr(probe_module, "measure", picky)
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(3, name="three"), layers.Dense(2)]
+    )
+    probing = probed(compiled(model))
+    assert list(probing.probe.failures) == ["three"]
+    assert "no threes" in probing.probe.failures["three"]
+    assert "dense" in probing.readings()
+    assert model.optimizer.attempted_steps == 6
+
+
+@only_tensorflow
+def test_repeated_rows_of_an_embedding():
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            layers.Embedding(5, 2),
+            layers.Flatten(),
+        ]
+    )
+    compiled(model, False)
+    x = np.array([[0, 1, 1]] * 16)
+    found = probed(model, x, np.zeros((16, 6))).readings()["embedding"]
+    # The rows of the batch, not of the table.
+    assert found.parts["weight_gradient"].size == 8 * 3 * 2
+    assert found.parts["weight"].size == 10
+    assert found.lost_updates is None
+
+
+@only_tensorflow
+def test_replicas_tell_apart():
+    script = Path(__file__).parent / "distribution" / "mirrored_probe.py"
+    result = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.endswith("done\n")
+
+
+@only_jax
+def test_two_devices():
+    devices = keras.distribution.list_devices()[:2]
+    keras.distribution.set_distribution(
+        keras.distribution.DataParallel(devices=devices)
+    )
+    try:
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+        found = probed(compiled(model)).readings()["dense"]
+    finally:
+        keras.distribution.set_distribution(None)
+    assert found.parts["activation"].size == 8 * 2
+
+
+class CustomStep(keras.Model):
+    """Has a `train_step` of its own, as on its backend."""
+
+    def call(self, x):
+        return self.dense(x)
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2, name="dense")
+
+    def train_step(self, *args):
+        self.stepped = True
+        return super().train_step(*args)
+
+
+@each_jit
+def test_a_train_step_of_ones_own(jit):
+    model = CustomStep()
+    model(X[:1])
+    probing = probed(compiled(model, jit))
+    assert "activation" in probing.readings()["dense"].parts
+    assert model.stepped
+    assert "train_step" not in vars(model)
+
+
+def test_the_models_own_function_is_left_as_it_was():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    compiled(model)
+    model.fit(X, Y, verbose=0)
+    own, call = model.train_function, layers.Layer.__call__
+    probe = Probe(model)
+    assert model.train_function is own
+    assert probe.train_function is not own
+    assert layers.Layer.__call__ is call
+    assert probe.read() == []

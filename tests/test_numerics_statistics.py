@@ -1,0 +1,123 @@
+"""Statistics of a tensor against NumPy in float64."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from keras import ops
+from optimizer_models import BACKEND, only_tensorflow
+
+from keras_mixprec.formats import get_format
+from keras_mixprec.numerics.statistics import Statistics, measure
+
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -2.0, 65504.0, 2.0**-24]
+
+
+def numbers(dtype):
+    """Magnitudes over the whole range of a format, and what is special."""
+    limits = get_format(dtype)
+    low, high = np.log2([limits.smallest_subnormal, limits.maximum])
+    random = np.random.default_rng(0)
+    # Below 2**-126 float32 arithmetic may flush to zero.
+    values = 2.0 ** random.uniform(max(low, -125.0), high - 0.01, size=500)
+    values *= random.choice([-1.0, 1.0], size=500)
+    return np.concatenate([values, SPECIAL]).astype(
+        getattr(ml_dtypes, dtype, dtype)
+    )
+
+
+def measured(array, compiled):
+    run = measure
+    if compiled and BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        run = tf.function(measure, jit_compile=True)
+    elif compiled and BACKEND == "jax":
+        import jax
+
+        run = jax.jit(measure)
+    tensor = ops.cast(
+        ops.convert_to_tensor(array.astype("float32")), str(array.dtype)
+    )
+    return Statistics.from_vector(ops.convert_to_numpy(run(tensor)))
+
+
+@pytest.mark.parametrize(
+    "compiled", [False] if BACKEND == "torch" else [False, True]
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_against_numpy(dtype, compiled):
+    values = numbers(dtype)
+    found = measured(values.reshape(-1, 1), compiled)
+    exact = values.astype("float64")
+    finite = exact[np.isfinite(exact)]
+    assert found.size == len(exact)
+    assert found.nonfinite == 3
+    assert found.nan == 1
+    assert found.infinite == 2
+    assert found.largest == np.abs(finite).max()
+    # Sums of float32 squares: a few roundings of 2**-24 each.
+    assert found.rms == pytest.approx(np.sqrt(np.mean(finite**2)), rel=1e-5)
+    assert found.zero == np.mean(exact == 0)
+    limits = get_format("float16")
+    small = np.abs(exact)
+    below = (small > 0) & (small < limits.smallest_subnormal)
+    subnormal = (small >= limits.smallest_subnormal) & (
+        small < limits.smallest_normal
+    )
+    assert found.below(limits) == pytest.approx(below.mean(), rel=1e-12)
+    assert found.subnormal(limits) == pytest.approx(subnormal.mean(), rel=1e-12)
+    bits = np.log2(65504.0 / np.abs(finite).max())
+    assert found.headroom_bits(limits) == pytest.approx(bits, abs=1e-12)
+    assert_histogram(found.bins(), finite)
+
+
+def assert_histogram(bins, finite):
+    _, exponents = np.frexp(np.abs(finite[finite != 0]))
+    expected = np.unique(exponents - 1, return_counts=True)
+    used = bins[bins[:, 2] > 0]
+    np.testing.assert_array_equal(used[:, 0], expected[0])
+    np.testing.assert_array_equal(used[:, 2], expected[1])
+    np.testing.assert_array_equal(bins[1:, 0], bins[:-1, 1])
+
+
+def test_squares_do_not_overflow():
+    found = measured(np.full(8, 2.0**120, "float32"), False)
+    assert found.rms == 2.0**120
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3)])
+def test_of_nothing(shape):
+    found = measured(np.zeros(shape, "float32"), False)
+    assert (found.size, found.largest, found.rms) == (0, 0.0, 0.0)
+    assert found.headroom_bits(get_format("float16")) == math.inf
+    assert found.zero == 0.0
+    assert len(found.bins()) == 0
+
+
+def test_a_scalar():
+    assert measured(np.array(2.0, "float32"), False).largest == 2.0
+
+
+def test_together_is_of_all_elements():
+    parts = [numbers("float16"), numbers("float32"), np.zeros(7, "float32")]
+    whole = np.concatenate([p.astype("float32") for p in parts])
+    found = Statistics.together([measured(p, False) for p in parts])
+    expected = measured(whole, False)
+    np.testing.assert_array_equal(found.counts, expected.counts)
+    assert (found.largest, found.nan) == (expected.largest, expected.nan)
+    assert found.rms == pytest.approx(expected.rms, rel=1e-6)
+
+
+@only_tensorflow
+def test_xla_keeps_nan():
+    # Its maximum drops them on CPUs.
+    found = measured(np.array([1.0, np.nan, 2.0], "float32"), True)
+    assert (found.nan, found.largest) == (1, 2.0)
+
+
+def test_counts_add_up_beyond_float32():
+    # A float32 sum of ones stops at 2**24.
+    found = measured(np.ones(2**24 + 8, "float16"), False)
+    assert found.size == 2**24 + 8
