@@ -61,6 +61,7 @@ class Slots:
 
 def _replica():
     context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return 0
-    return context.replica_id_in_sync_group
+    number = getattr(context, "replica_id_in_sync_group", 0)
+    number = tf.get_static_value(number)
+    # On TPUs one program runs on all replicas, and cannot tell.
+    return 0 if number is None else int(number)

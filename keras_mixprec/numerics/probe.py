@@ -93,17 +93,17 @@ class Probe:
         before = attributes.get("train_step")
         original = self._model.train_step
 
+        # Replicas run it in threads of their own, and take turns.
         def train_step(*args, **kwargs):
-            with contextlib.ExitStack() as stack:
-                for optimizer in optimizers_of(self._model).values():
-                    stack.enter_context(self._watched(optimizer))
-                hook = CallHook(self._entries, self._on_call)
-                stack.enter_context(hook.hooked())
+            with CallHook(self._entries, self._on_call).hooked():
                 return original(*args, **kwargs)
 
         attributes["train_step"] = train_step
         try:
-            yield
+            with contextlib.ExitStack() as stack:
+                for optimizer in optimizers_of(self._model).values():
+                    stack.enter_context(self._watched(optimizer))
+                yield
         finally:
             if before is None:
                 del attributes["train_step"]
@@ -169,19 +169,28 @@ class Probe:
     def _put_lost_updates(self, variable, moving, old, new):
         if moving.shape != old.shape:
             return  # A sparse gradient is about some rows only.
-        path, position = self._owner(variable)
-        lost = ops.logical_and(moving, ops.equal(old, new))
-        counts = [ops.sum(ops.cast(x, "float32")) for x in (lost, moving)]
-        self._slots.put((path, "lost_updates", position), ops.stack(counts))
+
+        def count():
+            lost = ops.logical_and(moving, ops.equal(old, new))
+            return ops.stack(
+                [ops.sum(ops.cast(x, "float32")) for x in (lost, moving)]
+            )
+
+        self._tell(*self._owner(variable), "lost_updates", count)
 
     def _owner(self, variable):
         return self._owners.get(id(variable), (variable.path, 0))
 
     def _put(self, path, part, position, tensor):
+        def of_tensor():
+            return measure(self._backend.as_held(tensor))
+
+        self._tell(path, position, part, of_tensor)
+
+    def _tell(self, path, position, part, vector):
         # Whatever it is that a layer hands on, training must not stop here.
         try:
-            vector = measure(self._backend.as_held(tensor))
-            self._slots.put((path, part, position), vector)
+            self._slots.put((path, part, position), vector())
         except Exception as error:
             self.failures.setdefault(path, f"{type(error).__name__}: {error}")
 

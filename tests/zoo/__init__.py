@@ -1,6 +1,6 @@
 """Models that fail in 16 bits and train in float32, and models that do not."""
 
-from zoo import architectures, controls, faults
+from zoo import architectures, controls, faults, more_architectures
 from zoo.case import CASES
 
 
@@ -9,4 +9,11 @@ def cases(names=()) -> list:
     return [CASES[name] for name in names or CASES]
 
 
-__all__ = ["CASES", "architectures", "cases", "controls", "faults"]
+__all__ = [
+    "CASES",
+    "architectures",
+    "cases",
+    "controls",
+    "faults",
+    "more_architectures",
+]
