@@ -59,7 +59,12 @@ def print_table(header: list, setups: list, models: dict, measure, *args):
     for setup in setups:
         backend, jit_compile = SETUPS[setup]
         for name, model in models.items():
-            cells = in_subprocess(backend, measure, jit_compile, model, *args)
+            try:
+                cells = in_subprocess(
+                    backend, measure, jit_compile, model, *args
+                )
+            except Exception as error:  # One that fails says so in its row.
+                cells = [f"{type(error).__name__}: {str(error)[:60]}"]
             rows.append([setup, name, *cells])
             print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     print(markdown(["backend", "model", *header], rows))
