@@ -8,11 +8,9 @@ from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.next_call import NextCall
-from keras_mixprec.diagnosis import diagnose
-
-# This many skipped steps in a row are no scale search any more: from 2**15
-# that finds a scale of 2**10, and few models need a smaller one.
-_SUSPICIOUS_STEPS = 5
+from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
+from keras_mixprec.diagnosis import Verdict, diagnose
+from keras_mixprec.diagnosis.advice import advice
 
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
@@ -40,7 +38,7 @@ class Examiner:
         self._verbose = verbose
         self._cost = _FIRST_COST
         self._told = set()
-        self._examined_trouble = False
+        self._examined_trouble = self._found = False
         self._failed = False
         self._next_call = NextCall()
 
@@ -58,10 +56,10 @@ class Examiner:
         """
         if self._failed or self.armed:
             return False
-        trouble = in_a_row >= _SUSPICIOUS_STEPS
+        trouble = in_a_row >= SUSPICIOUS_STEPS
         if not trouble:
             self._examined_trouble = False
-        elif not self._examined_trouble and not self.verdicts:
+        elif not self._examined_trouble and not self._found:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
@@ -87,6 +85,13 @@ class Examiner:
         """Looks at no batch after all: there may be none before `fit` ends."""
         self._next_call.disarm()
 
+    def tell_collapse(self, loss_scale: float, in_a_row: int, step: int):
+        """Tells that the loss scale is at its floor and does not help."""
+        kind = "scale_collapsed"
+        numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
+        verdict = Verdict(kind, step=step, numbers=numbers, advice=advice(kind))
+        self._tell(verdict, step)
+
     def _examine(self, model, batch, step):
         started = time.perf_counter()
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
@@ -106,6 +111,7 @@ class Examiner:
             return
         self._told.add(fault)
         self.verdicts.append(verdict)
+        self._found |= verdict.kind != "scale_collapsed"
         event = verdict.to_dict() | {"kind": "verdict", "verdict": verdict.kind}
         self._log.event(step, event)
         if self._verbose:

@@ -11,8 +11,10 @@ from keras.src.utils import io_utils
 from keras_mixprec._checks import check_integer, check_number
 from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
 from keras_mixprec.callbacks.examiner import Examiner
+from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.metric_guard import MetricGuard
 from keras_mixprec.callbacks.prober import Prober
+from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.adopt import adopt
@@ -82,12 +84,22 @@ class MixPrecMonitor(keras.callbacks.Callback):
         max_overhead: Float, share of the training time. Looks and probes are
             thinned to stay below it, setting up, compiling the twin and the
             last look apart. Defaults to `0.02`.
+        keep_failing_batches: Int. How many batches of skipped steps to keep
+            with all that made them fail, the first ones. While there is room,
+            every batch is held until its step is known to have succeeded,
+            which waits for the device in every step. Defaults to `0`.
+        stop_after: Int. Skipped steps in a row after which training stops, if
+            the loss scale cannot fall any further or the weights are not
+            finite any more. Defaults to `None`, never.
         verbose: `0` or `1`. Whether to print the summary at the end. Defaults
             to `1`.
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
         verdicts: List of the `Verdict`s of the last `fit`, each fault once.
+        failing_batches: List of the `FailingBatch`es of the last `fit`. Each
+            has `save(path)` and `replay(model)`, and is loaded by
+            `keras_mixprec.diagnosis.FailingBatch.load(path)`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -112,6 +124,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
         update_freq: int = 50,
         probe_every: int = 100,
         max_overhead: float = 0.02,
+        keep_failing_batches: int = 0,
+        stop_after: int | None = None,
         verbose: int = 1,
     ):
         super().__init__()
@@ -121,9 +135,16 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self.max_overhead = check_number(
             "max_overhead", max_overhead, low=0, high=1
         )
+        self.keep_failing_batches = check_integer(
+            "keep_failing_batches", keep_failing_batches
+        )
+        self.stop_after = stop_after
+        if stop_after is not None:
+            self.stop_after = check_integer("stop_after", stop_after, low=1)
         self.verbose = check_integer("verbose", verbose, high=1)
         self.summary = None
         self.verdicts = []
+        self.failing_batches = []
         self._log = None
 
     # Setting up and tearing down.
@@ -137,6 +158,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self._prober = Prober(
             self._log, self.probe_every, self.max_overhead, self.verbose
         )
+        self._recorder = Recorder(self.keep_failing_batches)
+        self.failing_batches = self._recorder.kept
         self._first_step = self._epoch_start = self._step = self._log.next_step
         self._last_look = self._last_layers = self._plan = None
         with _variable_scope(model):
@@ -147,8 +170,9 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         """Takes the last look, writes the summary and closes the log."""
-        self._examiner.disarm()
-        self._prober.disarm()
+        self._settle()
+        for part in self._recorder, self._prober, self._examiner:
+            part.disarm()
         self._look()
         self._log_layers()
         self.summary = self._summarize()
@@ -163,6 +187,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
     # the device before it starts the next one.
     def on_train_batch_begin(self, batch, logs=None):
         """Looks at the steps before this one, if it is time to."""
+        self._settle()
         self._step = self._epoch_start + batch
         self._prober.collect(self._step)
         due = self._step - self._last_look >= self.update_freq
@@ -170,6 +195,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
             self._timed(self._look)
             self._examine_if_wanted()
         self._probe_if_wanted()
+        if not self._recorder.full:
+            self._recorder.hold(self._model, self._step, self._scaling())
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts counting the batches of the epoch."""
@@ -222,6 +249,16 @@ class MixPrecMonitor(keras.callbacks.Callback):
             elapsed = time.perf_counter() - self._begun
             self._prober.arm(self._model, self._step, elapsed / steps)
 
+    def _settle(self):
+        if not self._recorder.full:
+            self._recorder.settle(self.model, self._scaling())
+
+    def _scaling(self):
+        return {
+            name or "optimizer": watch.optimizer
+            for name, watch in self._watches.items()
+        }
+
     def _timed(self, work):
         started = time.perf_counter()
         work()
@@ -237,12 +274,25 @@ class MixPrecMonitor(keras.callbacks.Callback):
         for name, watch in self._used_watches().items():
             reading = watch.read()
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
+            self._stop_if_hopeless(reading)
             if reading.new_steps or reading.grown:
                 self._prober.hurry()
             scalars |= reading.scalars(name)
             self._log_skipped(name, watch, reading)
         if scalars:
             self._log.scalars(self._step, scalars)
+
+    def _stop_if_hopeless(self, reading):
+        if reading.collapsed:
+            self._examiner.tell_collapse(
+                reading.loss_scale, reading.in_a_row, self._step
+            )
+        reason = reason_to_stop(reading, self.verdicts, self.stop_after)
+        if reason and not self._model.stop_training:
+            self._model.stop_training = True
+            self._log.event(self._step, {"kind": "stopped", "reason": reason})
+            if self.verbose:
+                io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 
     def _used_watches(self):
         # `compile` without an optimizer makes one that a `train_step` with

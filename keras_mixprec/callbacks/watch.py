@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 from keras_mixprec.loss_scaling.history import CAPACITY
 
+# This many skipped steps in a row are no scale search any more: from 2**15
+# that finds a scale of 2**10, and few models need a smaller one.
+SUSPICIOUS_STEPS = 5
+
 
 class Reading(NamedTuple):
     """What one look at an optimizer found.
@@ -14,6 +18,8 @@ class Reading(NamedTuple):
         grown: Boolean. Whether it is larger than at the last look.
         skipped: Int. Steps skipped so far.
         in_a_row: Int. Steps skipped since the last one applied.
+        collapsed: Boolean. Whether the scale cannot fall any further and
+            steps in a row are still skipped.
         new_steps: List of the `NonfiniteStep`s since the last look.
         unseen: Int. Non-finite steps since then that the optimizer counted
             but no longer remembers in full.
@@ -25,6 +31,7 @@ class Reading(NamedTuple):
     grown: bool
     skipped: int
     in_a_row: int
+    collapsed: bool
     new_steps: list
     unseen: int
     overflow_counts: dict
@@ -75,16 +82,23 @@ class Watch:
         self._seen = skipped
         known = min(new, CAPACITY)
         before, self._scale = self._scale, float(optimizer.loss_scale)
+        in_a_row = optimizer.consecutive_skipped_steps
         return Reading(
             loss_scale=self._scale,
             grown=self._scale > before,
             skipped=skipped,
-            in_a_row=optimizer.consecutive_skipped_steps,
+            in_a_row=in_a_row,
+            collapsed=in_a_row >= SUSPICIOUS_STEPS
+            and self._scale <= self._floor(),
             new_steps=optimizer.nonfinite_steps()[-known:] if known else [],
             unseen=new - known,
             overflow_counts=optimizer.overflow_counts(),
             gradient_norms=optimizer.gradient_norms(),
         )
+
+    def _floor(self):
+        # A fixed or scheduled scale does not fall at all.
+        return getattr(self.optimizer.rule, "min_scale", math.inf) or 0.0
 
     def attempted(self) -> int:
         """Returns the number of steps attempted since the start."""
