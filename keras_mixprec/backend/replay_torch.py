@@ -56,8 +56,10 @@ def each_operation(function, tensors, look):
 
 def train_step(model, data):
     model.train_step(data)
-    # They are left behind by the backward pass.
-    model.zero_grad()
+    # They are left behind by the backward pass. Not `model.zero_grad()`, which
+    # stumbles over integer variables that a model tracks.
+    for variable in model.trainable_variables:
+        variable._value.grad = None
 
 
 class _Operations(TorchDispatchMode):

@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 import keras
+import numpy as np
 from keras import tree
 
 from keras_mixprec.diagnosis import thresholds
@@ -134,10 +135,10 @@ class Search:
                 break
             call, layers = best
             numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
-            kind = "precision_loss"
+            fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
-                kind = _range_kind(Twin(call))
-            self._demote(Culprit(call.path, layers, kind, "forward", numbers))
+                fault = _range_fault(Twin(call, self._compiled))
+            self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step
 
@@ -310,10 +311,21 @@ def _forward_kind(twin, inputs, low, exact, numbers):
     return "underflow" if nonfinite(low) or vanished else "precision_loss"
 
 
-def _range_kind(twin: Twin):
+def _range_fault(twin: Twin):
+    """Kind and direction of what makes a loss infinite but no output."""
     limit = get_format("float16").maximum
-    overflows = twin.largest_intermediate() > limit
-    return "forward_overflow" if overflows else "underflow"
+    if twin.largest_intermediate() > limit:
+        return "forward_overflow", "forward"
+    # A gradient that is part of the loss, such as a penalty on its norm: what
+    # a cotangent of one becomes in this layer, as near to the maximum as a
+    # scale window ends.
+    ones = [np.ones(x.shape) for x in twin.forward("float32")]
+    if (
+        largest(twin.gradients(ones, "float32")) * 2**thresholds.BITS_ABOVE
+        > limit
+    ):
+        return "backward_overflow", "backward"
+    return "underflow", "forward"
 
 
 def _float_outputs(call: LayerCall):

@@ -1,6 +1,7 @@
 """A train step that shows everything and changes nothing."""
 
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -87,6 +88,8 @@ def _held(optimizer, scale, losses, gradients):
         "apply": apply,
         "apply_gradients": lambda pairs: apply(*zip(*pairs, strict=True)),
         "stateless_apply": stateless_apply,
+        # What several optimizers that skip together go through.
+        "_guard": lambda grads, variables: _HeldStep(apply, grads, variables),
     }
     vars(optimizer).update(methods)
     try:
@@ -94,6 +97,18 @@ def _held(optimizer, scale, losses, gradients):
     finally:
         for name in methods:
             del vars(optimizer)[name]
+
+
+class _HeldStep(NamedTuple):
+    """Takes the place of a `GuardedStep`."""
+
+    apply: Callable
+    gradients: list
+    variables: list
+    finite: bool = True
+
+    def commit(self, finite):
+        self.apply(self.gradients, self.variables)
 
 
 @contextlib.contextmanager

@@ -68,7 +68,9 @@ class Case:
         rules = [kmp.PrecisionRule(path) for path in float32]
         if rules:
             plan = kmp.PrecisionPlan.from_model(model)
-            keep = [kmp.PrecisionRule(p, plan[p]) for p in plan]
+            # The first match wins, and a rule is about all inside as well.
+            inner_first = sorted(plan, key=lambda p: -p.count("/"))
+            keep = [kmp.PrecisionRule(p, plan[p]) for p in inner_first]
             kmp.apply_policy(model, policy, rules=[*rules, *keep])
         optimizer = self.optimizer()
         if policy == "mixed_float16" and self.scaled:
@@ -135,11 +137,15 @@ class Case:
     def judge(self, verdicts: list, setup: str) -> "Judgement":
         """Compares what was found with what is known."""
         named = [v for v in verdicts if v.layer is not None]
-        first = (named or verdicts or [None])[0]
+        expected = self.expected(setup)
         found = frozenset(v.layer for v in named)
+        counting = [
+            v for v in verdicts if v.layer not in self.tolerated - expected
+        ]
+        counting.sort(key=lambda v: v.layer is None)
+        first = (counting or [None])[0]
         kind = getattr(first, "kind", None)
         direction = getattr(first, "direction", None)
-        expected = self.expected(setup)
         fault = bool(expected or not self.culprits)
         return Judgement(
             found=found,
