@@ -41,7 +41,7 @@ def dry_step(model: keras.Model, data, scale: float) -> DryStep:
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers_of(model).values():
-            stack.enter_context(_held(optimizer, scale, losses, gradients))
+            stack.enter_context(held(optimizer, scale, losses, gradients))
         stack.enter_context(_restored(model))
         stack.enter_context(drawn_in_float32())
         stack.enter_context(recorder.recording())
@@ -60,7 +60,7 @@ def optimizers_of(model) -> dict:
 
 
 @contextlib.contextmanager
-def _held(optimizer, scale, losses, gradients):
+def held(optimizer, scale, losses, gradients):
     """Lets an optimizer see losses and gradients, and do nothing."""
     backend = backend_replay.current()
 
