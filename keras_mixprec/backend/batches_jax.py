@@ -9,14 +9,17 @@ def tapped(model, train_function, look):
     def train(state, iterator):
         iterator = iter(iterator)
         first = next(iterator)
-        _with_values(model, state, lambda: look(first))
+        state = _with_values(model, state, lambda: look(first))
         return train_function(state, itertools.chain([first], iterator))
 
     return train
 
 
 def _with_values(model, state, work):
-    """Does the work while variables have the values that `fit` keeps."""
+    """Does the work while variables have the values that `fit` keeps.
+
+    Returns the values that they have then.
+    """
     variables = [
         *model.trainable_variables,
         *model.non_trainable_variables,
@@ -24,10 +27,12 @@ def _with_values(model, state, work):
         *model.metrics_variables,
     ]
     before = [v._value for v in variables]
-    for variable, value in zip(variables, jax.tree.leaves(state), strict=True):
+    leaves, structure = jax.tree.flatten(state)
+    for variable, value in zip(variables, leaves, strict=True):
         variable._value = value
     try:
         work()
+        return structure.unflatten([v._value for v in variables])
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable._value = value

@@ -11,6 +11,7 @@ from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.diagnosis import Verdict, diagnose
 from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.on_demand import predict_loss_scale
 
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
@@ -67,10 +68,30 @@ class Examiner:
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""
+        self._tap(model, step, lambda batch: self._examine(model, batch, step))
 
+    def arm_first_scale(self, model, optimizer, step: int):
+        """Sets the loss scale to what the next batch's gradients need."""
+
+        def predict(batch):
+            parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+            scale = predict_loss_scale(model, *parts)
+            rule = optimizer.rule
+            scale = max(scale, rule.min_scale or 0.0)
+            scale = min(scale, rule.max_scale or scale)
+            optimizer.dynamic_scale.assign(scale)
+            self._log.event(step, {"kind": "first_scale", "scale": scale})
+
+        self._tap(model, step, predict)
+
+    def _tap(self, model, step, work):
         def look(batch):
             self.disarm()
-            self._examine(model, batch, step)
+            try:
+                work(batch)
+            # Whatever a probe runs into, training goes on.
+            except Exception as error:
+                self._give_up(step, error)
 
         try:
             tapped = backend_batches.current().tapped(
@@ -99,11 +120,9 @@ class Examiner:
             for verdict in diagnose(model, *parts, step=step):
                 if verdict.kind != "scale_search":  # That is normal.
                     self._tell(verdict, step)
-        # Whatever a probe runs into, training goes on.
-        except Exception as error:
-            self._give_up(step, error)
-        self._cost = time.perf_counter() - started
-        self.spent += self._cost
+        finally:
+            self._cost = time.perf_counter() - started
+            self.spent += self._cost
 
     def _tell(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)

@@ -195,6 +195,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
             self._timed(self._look)
             self._examine_if_wanted()
         self._probe_if_wanted()
+        self._predict_scale_if_wanted()
         if not self._recorder.full:
             self._recorder.hold(self._model, self._step, self._scaling())
 
@@ -248,6 +249,16 @@ class MixPrecMonitor(keras.callbacks.Callback):
         ):
             elapsed = time.perf_counter() - self._begun
             self._prober.arm(self._model, self._step, elapsed / steps)
+
+    def _predict_scale_if_wanted(self):
+        if self._step > self._first_step:
+            return
+        for optimizer in self._scaling().values():
+            automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
+            if automatic and not optimizer.attempted_steps:
+                self._examiner.arm_first_scale(
+                    self._model, optimizer, self._step
+                )
 
     def _settle(self):
         if not self._recorder.full:

@@ -162,8 +162,17 @@ class Search:
 
     # Backward.
 
-    def _windows(self, step, scale_bits, moves):
-        """Demotes the layers whose gradients fit no common loss scale."""
+    def predict_scale_bits(self, moves) -> int:
+        """Returns the loss scale that suits most layers as they are.
+
+        Args:
+            moves: As for `run`.
+        """
+        gradients = self._gradients(self._exact, moves).values()
+        return best_scale_bits([scale_window(own) for _, own in gradients])
+
+    def _gradients(self, step, moves):
+        """A call of each float16 layer, and the gradients of all its calls."""
         gradients = {}
         for call in self._low(step):
             exact = self._exact_calls.get(call.name)
@@ -172,6 +181,11 @@ class Search:
             if call.layer.compute_dtype == "float16":
                 own = self._own_gradients(exact, moves)
                 gradients.setdefault(call.path, (call, []))[1].extend(own)
+        return gradients
+
+    def _windows(self, step, scale_bits, moves):
+        """Demotes the layers whose gradients fit no common loss scale."""
+        gradients = self._gradients(step, moves)
         windows = {
             path: scale_window(own) for path, (_, own) in gradients.items()
         }

@@ -69,6 +69,28 @@ def diagnose(
         return _Verdicts(model, data, compiled, step).find()
 
 
+def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
+    """Predicts the loss scale at which the gradients of a batch survive.
+
+    The power of two that the gradients of most float16 layers fit, as they
+    are in float32: after the adaptive loss scaling of Zhao et al., 2019
+    (arXiv 1910.12385).
+
+    Args:
+        model: A compiled `keras.Model`.
+        x: One batch of inputs, as for `diagnose`.
+        y: Its targets. Defaults to `None`.
+        sample_weight: Its weights. Defaults to `None`.
+    """
+    data = _to_tensors((x, y, sample_weight))
+    _build(model, data)
+    batch = keras.utils.pack_x_y_sample_weight(*data)
+    with computing_in("float32", list(model._flatten_layers())):
+        exact = dry_step(model, batch, 1.0)
+    search = Search(model, batch, exact, compiled=False)
+    return 2.0 ** search.predict_scale_bits(_mover(model))
+
+
 class _Verdicts:
     def __init__(self, model, data, compiled, step):
         self._model = model

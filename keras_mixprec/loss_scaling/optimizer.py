@@ -342,7 +342,9 @@ class LossScaleOptimizer(
                 self.inner_optimizer
             ),
         }
-        if type(rule) is DynamicLossScale:
+        # Keras' class knows no "auto".
+        known = getattr(rule, "initial_scale", "auto") != "auto"
+        if type(rule) is DynamicLossScale and known:
             plain = DynamicLossScale(
                 initial_scale=rule.initial_scale,
                 growth_interval=rule.growth_interval,
