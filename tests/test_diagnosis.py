@@ -272,3 +272,46 @@ def test_scale_windows():
     assert best_scale_bits([]) == 15
     narrow = [scale_window([np.array([2.0**b])]) for b in (4, 5, 20)]
     assert all(w.holds(best_scale_bits(narrow)) for w in narrow[:2])
+
+
+class MaskedScores(layers.Layer):
+    """Adds -1e9 where there is padding, and hands it on as well."""
+
+    def call(self, scores, mask):
+        # Of zero, which is then discarded.
+        table = ops.log(ops.cast(ops.arange(4), "float32"))
+        known = ops.where(ops.arange(4) < 1, 0.0, table)
+        masked = ops.cast(ops.equal(mask, 0), scores.dtype)
+        bias = ops.where(masked > 0, ops.cast(-1e9, scores.dtype), 0.0)
+        bias = ops.cast(bias, scores.dtype)
+        return ops.softmax(scores + bias + ops.cast(known, bias.dtype)), bias
+
+
+def test_an_infinity_in_a_mask_is_no_overflow():
+    scores, mask = keras.Input((4,)), keras.Input((4,), dtype="int32")
+    x = layers.Dense(4, name="scores")(scores)
+    x, bias = MaskedScores(name="first")(x, mask)
+    x, _ = MaskedScores(name="second")(layers.Add()([x, bias]), mask)
+    model = keras.Model([scores, mask], layers.Dense(1, dtype="float32")(x))
+    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("dense")])
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=False)
+    masks = np.array([[1, 1, 1, 0]] * 4)
+    x = [np.ones((4, 4), "float32"), masks]
+    assert kmp.diagnose(model, x, np.ones((4, 1))) == []
+
+
+def test_an_unsettled_loss_blames_nobody():
+    # Normalized over two alike samples: rounding decides what comes out.
+    inputs = keras.Input((8,))
+    x = inputs
+    for _ in range(12):
+        x = layers.Dense(8, use_bias=False)(x)
+        x = layers.BatchNormalization(epsilon=1e-7, dtype="float32")(x)
+    model = keras.Model(inputs, layers.Dense(1, dtype="float32")(x))
+    rules = [kmp.PrecisionRule(keras.layers.BatchNormalization)]
+    kmp.apply_policy(model, "mixed_float16", rules=rules)
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=False)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, 8)) + 1e-3 * random.normal(size=(3, 8))
+    verdicts = kmp.diagnose(model, x.astype("float32"), np.ones((3, 1)))
+    assert [v for v in verdicts if v.kind == "precision_loss"] == []

@@ -107,7 +107,12 @@ class Examiner:
         self._next_call.disarm()
 
     def tell_collapse(self, loss_scale: float, in_a_row: int, step: int):
-        """Tells that the loss scale is at its floor and does not help."""
+        """Tells that the loss scale is at its floor and does not help.
+
+        Unless the reason is told already.
+        """
+        if self._found:
+            return
         kind = "scale_collapsed"
         numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
         verdict = Verdict(kind, step=step, numbers=numbers, advice=advice(kind))

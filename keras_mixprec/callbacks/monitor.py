@@ -15,7 +15,7 @@ from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.metric_guard import MetricGuard
 from keras_mixprec.callbacks.prober import Prober
 from keras_mixprec.callbacks.recorder import Recorder
-from keras_mixprec.callbacks.watch import Watch
+from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS, Watch
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.adopt import adopt
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
@@ -64,7 +64,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
     which measures the range of every activation, gradient and weight on the
     device and changes none. Steps are probed every `probe_every` steps, after
     the scale grew and after a skipped step, as far as `max_overhead` allows.
-    The twin is compiled once that takes, by the time of the first step, no
+    The twin is compiled once that takes, as far as the first step tells, no
     more than five times that share; `events.jsonl` says how long it took.
 
     When five steps in a row are skipped, the next batch is diagnosed as by
@@ -193,6 +193,9 @@ class MixPrecMonitor(keras.callbacks.Callback):
         due = self._step - self._last_look >= self.update_freq
         if due and self._within_budget():
             self._timed(self._look)
+        if self._in_a_row < SUSPICIOUS_STEPS:
+            self._probe_if_wanted()
+        if self._last_look == self._step:
             self._examine_if_wanted()
         self._probe_if_wanted()
         self._predict_scale_if_wanted()
@@ -235,7 +238,9 @@ class MixPrecMonitor(keras.callbacks.Callback):
         return self._budget() > 0
 
     def _examine_if_wanted(self):
-        if self._examiner.wants(self._in_a_row, self._budget()):
+        if not self._prober.armed and self._examiner.wants(
+            self._in_a_row, self._budget()
+        ):
             self._examiner.arm(self._model, self._step)
 
     def _probe_if_wanted(self):

@@ -13,9 +13,10 @@ from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.trend import Trend
 from keras_mixprec.numerics.probe import Probe
 
-# Compiling the twin takes about as long as the first step did, and happens
-# once: it may take this many times the share of the run that probes may take.
-_COMPILING = 5
+# Compiling the twin takes up to four times as long as the first step did, and
+# happens once: that may be five times the share of the run that probes may
+# take.
+_COMPILING = 5 / 4
 
 # The parts whose exponents are written, and what their tags are called.
 _HISTOGRAMS = {"activation": "activation", "gradient": "grad"}
@@ -61,6 +62,11 @@ class Prober:
         self._started = time.perf_counter()
         self._first_call = None
 
+    @property
+    def armed(self) -> bool:
+        """Whether the next step is going to be probed."""
+        return self._next_call.armed
+
     def wants(self, model, step: int, budget: float, steps: int) -> bool:
         """Whether to probe the next step.
 
@@ -76,7 +82,7 @@ class Prober:
         if self._first_call is None:
             self._first_call = elapsed
             self._next = self._next or step + self._every - steps
-        if self._failed or self._next_call.armed or step < self._next:
+        if self._failed or self.armed or step < self._next:
             return False
         if not self._is_made(model):
             return _COMPILING * self._max_overhead * elapsed > self._first_call

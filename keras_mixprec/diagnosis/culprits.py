@@ -13,11 +13,12 @@ from keras import tree
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
+from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
 from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.calls import LayerCall
-from keras_mixprec.numerics.dry_step import DryStep, dry_step
+from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.twin import Twin
 from keras_mixprec.policies.layers import walk
@@ -103,7 +104,7 @@ class Search:
             return None  # A victim of a layer before it.
         exact = twin.forward("float32")
         low = self._low_outputs(twin)
-        error = relative_error(low, exact)
+        error = relative_error(self._without_masks(call, low, exact), exact)
         if error <= thresholds.FORWARD_ERROR:
             return None
         layers = _smallest_cure(twin, exact)
@@ -116,12 +117,52 @@ class Search:
         kind = _forward_kind(twin, inputs, low, exact, numbers)
         return Culprit(call.path, layers, kind, "forward", numbers)
 
+    def _without_masks(self, call, low, exact):
+        """Takes an infinity in a mask for the number that it stands for.
+
+        Such as the -1e9 that attention adds to the scores of padding: one
+        beyond the format that the loss does not depend on.
+        """
+        known = self._exact_calls.get(call.name)
+        if known is None:
+            return low
+        limit = get_format(call.layer.compute_dtype).maximum
+
+        def repaired(narrow, wide, cotangent):
+            mask = np.isinf(narrow) & (np.sign(narrow) == np.sign(wide))
+            mask &= np.abs(wide) > limit
+            if cotangent is not None:
+                mask &= to_array(cotangent) == 0
+            return np.where(mask, wide, narrow)
+
+        cotangents = _float_cotangents(known)
+        return [*map(repaired, low, exact, cotangents)]
+
     def _low_outputs(self, twin):
         if self._compiled:
             return twin.forward()
         return [to_array(x) for x in _float_outputs(twin.call)]
 
     def _end_to_end(self, step):
+        """Demotes the layers that a wrong loss is right without."""
+        demoted, known = list(self._demoted), len(self.culprits)
+        check = LossCheck(
+            self._model,
+            lambda demoted: self._dry_step(demoted).loss,
+            lambda: exact_step(self._model, self._data).loss,
+        )
+        off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
+        if not off or not check.wrong(demoted):
+            return step
+        cured = self._greedily(step)
+        if len(self.culprits) == known or check.right(self._demoted):
+            return cured
+        # They only drew another loss.
+        del self.culprits[known:]
+        self._demoted = demoted
+        return step
+
+    def _greedily(self, step):
         while self._loss_error(step.loss) > thresholds.LOSS_ERROR:
             best, best_step = None, step
             for call in self._candidates(step):
@@ -156,9 +197,7 @@ class Search:
         return [calls[path] for path in ranked[: thresholds.LOSS_CANDIDATES]]
 
     def _loss_error(self, loss):
-        if not math.isfinite(loss):
-            return math.inf
-        return abs(loss - self._exact.loss) / max(abs(self._exact.loss), 1e-30)
+        return loss_error(loss, self._exact.loss)
 
     # Backward.
 

@@ -11,8 +11,7 @@ from keras_mixprec.diagnosis.culprits import Search, low_layers
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.loss_scaling import FixedLossScale, ScheduledLossScale
 from keras_mixprec.numerics.arrays import is_float, to_array
-from keras_mixprec.numerics.dry_step import dry_step, optimizers_of
-from keras_mixprec.numerics.dtypes import computing_in
+from keras_mixprec.numerics.dry_step import exact_step, optimizers_of
 from keras_mixprec.policies.layers import check_model
 
 
@@ -85,9 +84,7 @@ def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
     data = _to_tensors((x, y, sample_weight))
     _build(model, data)
     batch = keras.utils.pack_x_y_sample_weight(*data)
-    with computing_in("float32", list(model._flatten_layers())):
-        exact = dry_step(model, batch, 1.0)
-    search = Search(model, batch, exact, compiled=False)
+    search = Search(model, batch, exact_step(model, batch), compiled=False)
     return 2.0 ** search.predict_scale_bits(_mover(model))
 
 
@@ -104,8 +101,7 @@ class _Verdicts:
         if lost:
             return [lost]
         entries = low_layers(self._model)
-        with computing_in("float32", list(self._model._flatten_layers())):
-            exact = dry_step(self._model, self._batch, 1.0)
+        exact = exact_step(self._model, self._batch)
         if not np.isfinite(exact.loss):
             return [self._not_precision()]
         if not entries:

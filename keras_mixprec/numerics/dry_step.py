@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_mixprec.backend import replay as backend_replay
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
+from keras_mixprec.numerics.dtypes import computing_in
 from keras_mixprec.numerics.random_numbers import drawn_in_float32
 from keras_mixprec.policies.layers import walk
 
@@ -48,6 +49,12 @@ def dry_step(model: keras.Model, data, scale: float) -> DryStep:
         stack.enter_context(keras.StatelessScope(collect_losses=True))
         backend_replay.current().train_step(model, data)
     return DryStep(float(np.sum(losses)), gradients, recorder.calls)
+
+
+def exact_step(model: keras.Model, data) -> DryStep:
+    """Runs the step in float32 throughout, at loss scale 1."""
+    with computing_in("float32", list(model._flatten_layers())):
+        return dry_step(model, data, 1.0)
 
 
 def optimizers_of(model) -> dict:

@@ -28,7 +28,26 @@ def largest_intermediate(function, tensors) -> float:
     return largest
 
 
-def starts_from_zero(function, tensors) -> bool:
+def nonfinite_places(function, tensors) -> set:
+    """Returns where operations make non-finite numbers, an item for each.
+
+    Args:
+        function: Function of a list of tensors.
+        tensors: The list, finite.
+    """
+    places = set()
+
+    def look(inputs, outputs):
+        for output in _float_arrays(outputs):
+            bad = ~np.isfinite(output)
+            if bad.any():
+                places.add(_place(bad))
+
+    backend_replay.current().each_operation(function, tensors, look)
+    return places
+
+
+def starts_from_zero(function, tensors, known=frozenset()) -> bool:
     """Whether the first non-finite number comes from an operand of zero.
 
     As in 0 / 0, 1 / sqrt(0) and log(0), where something has underflowed,
@@ -37,6 +56,8 @@ def starts_from_zero(function, tensors) -> bool:
     Args:
         function: Function of a list of tensors.
         tensors: The list, finite.
+        known: Set of `nonfinite_places` in float32, which do no harm: `where`
+            or a mask discards them. Defaults to none.
     """
     found = None
 
@@ -47,11 +68,15 @@ def starts_from_zero(function, tensors) -> bool:
         arrays = _float_arrays(inputs)
         for output in _float_arrays(outputs):
             bad = ~np.isfinite(output)
-            if bad.any():
+            if bad.any() and _place(bad) not in known:
                 found = _all_zero_where(bad, arrays)
 
     backend_replay.current().each_operation(function, tensors, look)
     return bool(found)
+
+
+def _place(bad):
+    return bad.shape, np.packbits(bad).tobytes()
 
 
 def _all_zero_where(bad, operands):

@@ -14,6 +14,7 @@ from keras_mixprec.numerics.calls import LayerCall, with_mask
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.operations import (
     largest_intermediate,
+    nonfinite_places,
     starts_from_zero,
 )
 from keras_mixprec.numerics.random_numbers import drawn_in_float32
@@ -81,8 +82,10 @@ class Twin:
 
     def starts_from_zero(self) -> bool:
         """Whether zeros make the first non-finite number in 16 bits."""
+        with self._in("float32", None):
+            known = nonfinite_places(self._run, self._primals())
         with self._in(None, None):
-            return starts_from_zero(self._run, self._primals())
+            return starts_from_zero(self._run, self._primals(), known)
 
     def _arrays(self, run, policy, layers=None):
         # XLA draws other random numbers on TensorFlow, so both shall.
