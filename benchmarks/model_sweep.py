@@ -1,0 +1,135 @@
+"""The monitor and `diagnose` on the architectures that others wrote.
+
+Each of `keras.applications` and KerasHub's backbones, small and with random
+weights, trains three steps in mixed_float16 with our optimizer and a monitor
+that probes every step it can, and is then diagnosed. All of them are healthy:
+a verdict, a warning or an error is a fault of this library, or in need of a
+reason. Layers are those that have a path, rows those that the last probe
+measured.
+
+    python -m benchmarks.model_sweep
+    python -m benchmarks.model_sweep --backend torch --only NASNetMobile
+    python -m benchmarks.model_sweep --all
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+from benchmarks.timing import in_subprocess, markdown
+
+_BATCH, _STEPS = 4, 3
+_HEADER = [
+    "model",
+    "layers",
+    "fit, s",
+    "diagnose, s",
+    "skipped",
+    "rows",
+    "found",
+]
+
+
+def main():
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    backends = ("tensorflow", "jax", "torch")
+    parser.add_argument("--backend", choices=backends, default="torch")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument(
+        "--all", action="store_true", help="the larger applications too"
+    )
+    arguments = parser.parse_args()
+    names = arguments.only or in_subprocess(
+        arguments.backend, _names, arguments.all
+    )
+    rows = []
+    for name in names:
+        rows.append([name, *_row(arguments.backend, name)])
+        print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
+    print(markdown(_HEADER, rows))
+
+
+def examine(name):
+    """Trains and diagnoses one model, and returns the cells of its row."""
+    import keras
+
+    import keras_mixprec
+    from benchmarks.sweep_models import batches, build
+    from keras_mixprec.policies.layers import walk
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    model = build(name)
+    model.compile(
+        keras_mixprec.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=keras.backend.backend() == "jax",
+    )
+    x, y = batches(name, model, _BATCH * _STEPS)
+    with (
+        tempfile.TemporaryDirectory() as log_dir,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        # A look within the few steps would let a diagnosis take a probe's
+        # place.
+        monitor = keras_mixprec.MixPrecMonitor(
+            log_dir,
+            update_freq=_STEPS,
+            probe_every=1,
+            max_overhead=1.0,
+            verbose=0,
+        )
+        fit_seconds, _ = _timed(
+            lambda: model.fit(x, y, _BATCH, callbacks=[monitor], verbose=0)
+        )
+    x, y = keras.tree.map_structure(lambda array: array[:_BATCH], (x, y))
+    diagnose_seconds, verdicts = _timed(
+        lambda: keras_mixprec.diagnose(model, x, y)
+    )
+    return [
+        str(len(walk(model))),
+        f"{fit_seconds:.1f}",
+        f"{diagnose_seconds:.1f}",
+        str(model.optimizer.skipped_steps),
+        str(len(monitor._prober.readings)),
+        _found([*monitor.verdicts, *verdicts], caught),
+    ]
+
+
+def _row(backend, name):
+    # In a process of its own, which gives its memory back, however it ends.
+    try:
+        return in_subprocess(backend, examine, name)
+    except Exception as error:
+        traceback.print_exception(error)
+        lines = f"{type(error).__name__}: {error}".split()
+        return ["-"] * (len(_HEADER) - 2) + [" ".join(lines)[:300]]
+
+
+def _names(larger):
+    from benchmarks.sweep_models import default_names, others
+
+    return default_names() + (others() if larger else [])
+
+
+def _timed(work):
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def _found(verdicts, caught):
+    found = [
+        " ".join(filter(None, (v.kind, v.layer, v.direction))) for v in verdicts
+    ]
+    ours = [str(w.message) for w in caught if "MixPrec" in str(w.message)]
+    return "; ".join(dict.fromkeys(found + ours)) or "-"
+
+
+if __name__ == "__main__":
+    main()
