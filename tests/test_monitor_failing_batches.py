@@ -16,6 +16,7 @@ from monitor_models import (
     fit,
     good,
     monitor,
+    not_torch,
     one_weight,
     told,
     with_bad,
@@ -131,6 +132,18 @@ def test_other_files_and_other_models_are_refused(tmp_path):
     batch = FailingBatch(0, (np.ones((2, 4)),), [np.ones((9, 9))], [], {}, {})
     with pytest.raises(ValueError, match="shapes.*Received: model with"):
         batch.replay(model_with_squares())
+
+
+@not_torch
+def test_of_several_steps_in_one_call_none_is_kept(tmp_path):
+    model = one_weight(jit=JIT, steps_per_execution=2)
+    watcher = monitor(tmp_path, keep_failing_batches=2)
+    with pytest.warns(
+        UserWarning, match="cannot keep failing batches.*several"
+    ):
+        fit(model, with_bad(good(4), 2), [watcher])
+    assert watcher.failing_batches == []
+    assert model.optimizer.attempted_steps == 4
 
 
 def overflowing(scale):

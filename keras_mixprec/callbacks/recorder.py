@@ -50,6 +50,8 @@ class Recorder:
             self._held = batch, step, seeds, scales
 
         try:
+            if getattr(model, "steps_per_execution", 1) > 1:
+                raise NotImplementedError("several steps in one execution")
             tapped = backend_batches.current().tapped(
                 model, model.train_function, look
             )
