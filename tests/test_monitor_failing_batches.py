@@ -138,9 +138,7 @@ def test_other_files_and_other_models_are_refused(tmp_path):
 def test_of_several_steps_in_one_call_none_is_kept(tmp_path):
     model = one_weight(jit=JIT, steps_per_execution=2)
     watcher = monitor(tmp_path, keep_failing_batches=2)
-    with pytest.warns(
-        UserWarning, match="cannot keep.*several"
-    ):
+    with pytest.warns(UserWarning, match="cannot keep.*several"):
         fit(model, with_bad(good(4), 2), [watcher])
     assert watcher.failing_batches == []
     assert model.optimizer.attempted_steps == 4

@@ -6,6 +6,8 @@
   more digits and a wider range than that where it fuses operations.
 - `bincount(values, length)`: how often each number below `length` occurs in an
   int32 tensor. (Keras' own needs a length known late, or counts in float32.)
+- `traced_once(function)`: a function of tensors, traced once for each shape
+  rather than at each of hundreds of calls in a step.
 - `rows(gradient)`: a dense tensor of all numbers of a gradient.
 - `twice(arguments)`: of a call of a train function: the arguments for it, and
   those for the same call once more.

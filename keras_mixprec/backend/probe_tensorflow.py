@@ -26,6 +26,10 @@ def bincount(values, length):
     return tf.math.unsorted_segment_sum(tf.ones_like(values), values, length)
 
 
+def traced_once(function):
+    return tf.function(function, autograph=False)
+
+
 def rows(gradient):
     return getattr(gradient, "values", gradient)
 

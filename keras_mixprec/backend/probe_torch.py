@@ -11,6 +11,10 @@ def bincount(values, length):
     return torch.bincount(values, minlength=length)
 
 
+def traced_once(function):
+    return function
+
+
 def rows(gradient):
     return gradient
 

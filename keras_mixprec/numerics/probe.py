@@ -58,6 +58,10 @@ class Probe:
         self._backend = backend_probe.current()
         self._replay = backend_replay.current()
         self._slots = self._backend.Slots()
+        self._measure = self._backend.traced_once(
+            lambda tensor: measure(self._backend.as_held(tensor))
+        )
+        self._count_lost = self._backend.traced_once(_count_lost)
         self._entries = walk(model)
         self._owners = _owners(self._entries)
         self.limits = _limits(self._entries)
@@ -170,22 +174,17 @@ class Probe:
         if moving.shape != old.shape:
             return  # A sparse gradient is about some rows only.
 
-        def count():
-            lost = ops.logical_and(moving, ops.equal(old, new))
-            return ops.stack(
-                [ops.sum(ops.cast(x, "float32")) for x in (lost, moving)]
-            )
-
-        self._tell(*self._owner(variable), "lost_updates", count)
+        self._tell(
+            *self._owner(variable),
+            "lost_updates",
+            lambda: self._count_lost(moving, old, new),
+        )
 
     def _owner(self, variable):
         return self._owners.get(id(variable), (variable.path, 0))
 
     def _put(self, path, part, position, tensor):
-        def of_tensor():
-            return measure(self._backend.as_held(tensor))
-
-        self._tell(path, position, part, of_tensor)
+        self._tell(path, position, part, lambda: self._measure(tensor))
 
     def _tell(self, path, position, part, vector):
         # Whatever it is that a layer hands on, training must not stop here.
@@ -193,6 +192,12 @@ class Probe:
             self._slots.put((path, part, position), vector())
         except Exception as error:
             self.failures.setdefault(path, f"{type(error).__name__}: {error}")
+
+
+def _count_lost(moving, old, new):
+    """How many elements have a gradient and are as they were; and have one."""
+    lost = ops.logical_and(moving, ops.equal(old, new))
+    return ops.stack([ops.sum(ops.cast(x, "float32")) for x in (lost, moving)])
 
 
 def _reading(path, parts):
