@@ -1,7 +1,9 @@
 """Probed steps of a `fit`: when there are any, and what is written of them."""
 
+import gc
 import json
 import warnings
+import weakref
 
 import keras
 import numpy as np
@@ -150,6 +152,20 @@ def test_a_second_fit_need_not_compile_it_again(tmp_path, monkeypatch):
     kmp.apply_policy(model, "mixed_bfloat16")
     run(model, tmp_path / "c")
     assert len(made) == 2
+
+
+def test_a_probed_model_can_be_let_go(tmp_path):
+    model = model_with(layers.Dense(8))
+    run(model, tmp_path)
+    assert heat(tmp_path)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    assert keras.saving.load_model(path).count_params() == model.count_params()
+    alive = weakref.ref(model)
+    del model
+    keras.backend.clear_session()
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_fall_is_told_once(tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 import time
 import warnings
-import weakref
 from collections import defaultdict
 
 from keras.src.utils import io_utils
@@ -21,9 +20,10 @@ _COMPILING = 5 / 4
 # The parts whose exponents are written, and what their tags are called.
 _HISTOGRAMS = {"activation": "activation", "gradient": "grad"}
 
-# The probe of each model, with the train function that it is the twin of: a
-# second `fit` need not compile it again.
-_PROBES = weakref.WeakKeyDictionary()
+# The attribute of a model that holds its probe, with the train function that
+# it is the twin of: a second `fit` need not compile it again. Both refer to the
+# model, so that kept anywhere else they would keep it alive.
+_KEPT_AS = "_keras_mixprec_probe"
 
 
 class Prober:
@@ -104,8 +104,8 @@ class Prober:
             twin_args, args = backend_probe.current().twice(args)
             try:
                 if first:
-                    _PROBES[model] = own, Probe(model)
-                probe = _PROBES[model][1]
+                    vars(model)[_KEPT_AS] = own, Probe(model)
+                _, probe = vars(model)[_KEPT_AS]
                 result = probe.train_function(*twin_args)
             except StopIteration:
                 raise
@@ -128,7 +128,11 @@ class Prober:
             return
         probe, started, seconds_per_step, first = self._pending
         self._pending = None
-        self.readings, self.limits = probe.read(), probe.limits
+        try:
+            self.readings, self.limits = probe.read(), probe.limits
+        except Exception as error:
+            self._give_up(step, error)
+            return
         self._unwritten = self.readings
         if self.readings:
             self._write(step)
@@ -167,7 +171,7 @@ class Prober:
         self._next_call.disarm()
 
     def _is_made(self, model):
-        known, _ = _PROBES.get(model, (None, None))
+        known, _ = vars(model).get(_KEPT_AS, (None, None))
         return known is not None and known is model.train_function
 
     def _write(self, step):
