@@ -69,9 +69,8 @@ def found(watcher):
 @each_jit
 def test_a_layer_that_overflows_is_named(tmp_path, jit, capsys):
     model = model_with(layers.Dense(8), Squares(name="squares"), jit=jit)
-    watcher, _ = run(model, tmp_path, max_overhead=0.02, verbose=1)
-    if jit and not watcher.verdicts:
-        pytest.skip("XLA kept the intermediate result in float32.")
+    # At 2% nobody looks in a run as short as this.
+    watcher, _ = run(model, tmp_path, max_overhead=0.5, verbose=1)
     assert found(watcher) == [("forward_overflow", "squares")]
     [event] = told(tmp_path, "verdict")
     assert event["verdict"] == "forward_overflow"
