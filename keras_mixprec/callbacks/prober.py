@@ -52,7 +52,6 @@ class Prober:
         self._max_overhead = max_overhead
         self._verbose = verbose
         self._next = None
-        self._cost = 0.0
         self._probe = None
         self._pending = None
         self._failed = False
@@ -86,7 +85,7 @@ class Prober:
             return False
         if not self._is_made(model):
             return _COMPILING * self._max_overhead * elapsed > self._first_call
-        return budget > self._cost
+        return budget > vars(model)[_KEPT_AS][1].seconds
 
     def hurry(self):
         """Probes as soon as the budget allows: something has changed."""
@@ -143,8 +142,8 @@ class Prober:
                 step, {"kind": "probe_compiled", "seconds": round(seconds, 3)}
             )
             return
-        self._cost = max(seconds - seconds_per_step, 0.0)
-        self.spent += self._cost
+        probe.seconds = max(seconds - seconds_per_step, 0.0)
+        self.spent += probe.seconds
 
     def write_histograms(self, step: int):
         """Writes the exponents of the last probe's tensors, once."""

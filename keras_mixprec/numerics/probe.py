@@ -49,6 +49,8 @@ class Probe:
         train_function: To be called in place of the model's own.
         limits: `Format` that headroom refers to: float16 if any layer
             computes in it or none in 16 bits, bfloat16 otherwise.
+        seconds: Float. What a probed step takes longer than a plain one, as
+            its user has measured.
         failures: Dict from the path of each layer that could not be measured
             to the reason.
     """
@@ -65,6 +67,7 @@ class Probe:
         self._entries = walk(model)
         self._owners = _owners(self._entries)
         self.limits = _limits(self._entries)
+        self.seconds = 0.0
         self.failures = {}
         self.train_function = self._twin()
 
