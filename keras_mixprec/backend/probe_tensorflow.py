@@ -3,17 +3,16 @@
 import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-from tensorflow.python.ops import control_flow_util, resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops
+
+from keras_mixprec.backend.xla_context import under_xla
 
 # Bits of exponent and mantissa.
 _BITS = {tf.float16: (5, 10), tf.bfloat16: (8, 7)}
 
 
 def as_held(tensor):
-    under_xla = control_flow_util.GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    )
-    if tensor.dtype not in _BITS or not under_xla:
+    if tensor.dtype not in _BITS or not under_xla():
         return tensor
     exponent, mantissa = _BITS[tensor.dtype]
     return gen_xla_ops.xla_reduce_precision(

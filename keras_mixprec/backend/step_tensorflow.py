@@ -10,15 +10,15 @@ Three ways to hold back an update, each the fastest where it applies:
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.ops import control_flow_util
 
 from keras_mixprec.backend.gated_assign import gated_update
 from keras_mixprec.backend.grouped_norms import grouped_map, grouped_norms
+from keras_mixprec.backend.xla_context import under_xla
 
 
 def gradient_norms(gradients):
     rows = [_rows(g) for g in gradients]
-    if _under_xla() and _on_cpu():
+    if under_xla() and _on_cpu():
         return grouped_norms(rows, _wide_sums_of_squares)
     return grouped_norms(rows, _sums_of_squares, tf.cond)
 
@@ -62,7 +62,7 @@ def unscale(gradients, inverse, keep, variables=()):
     ]
     rows = [_rows(gradients[i]) for i in chosen]
     # XLA fuses each product with the update that reads it.
-    scaled = map(scale, rows) if _under_xla() else grouped_map(scale, rows)
+    scaled = map(scale, rows) if under_xla() else grouped_map(scale, rows)
     result = list(gradients)
     for index, values in zip(chosen, scaled, strict=True):
         result[index] = _with_rows(gradients[index], values)
@@ -75,7 +75,7 @@ def commit(optimizer, finite, unscaled, variables, record):
     def update(gradients=None):
         inner.apply(unscaled() if gradients is None else gradients, variables)
 
-    if _under_xla():
+    if under_xla():
         gated_update(
             finite,
             inner,
@@ -146,12 +146,6 @@ def _wide_sums_of_squares(stack):
         length //= 2
         squares = squares[:, :length] + squares[:, length:]
     return tf.reduce_sum(squares, axis=1)
-
-
-def _under_xla():
-    return control_flow_util.GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    )
 
 
 def _merges():

@@ -1,12 +1,12 @@
 """When to diagnose a model in training, and telling what was found."""
 
 import time
-import warnings
 
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.callbacks.carry_on import carry_on_without
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.diagnosis import Verdict, diagnose
@@ -146,9 +146,4 @@ class Examiner:
         self._log.event(
             step, {"kind": "diagnosis_failed", "reason": str(reason)[:500]}
         )
-        warnings.warn(
-            "MixPrecMonitor cannot diagnose this model any more, and carries "
-            f"on without: {str(reason)[:200]}",
-            UserWarning,
-            stacklevel=2,
-        )
+        carry_on_without("diagnose this model any more", reason)

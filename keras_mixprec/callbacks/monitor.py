@@ -193,11 +193,12 @@ class MixPrecMonitor(keras.callbacks.Callback):
         due = self._step - self._last_look >= self.update_freq
         if due and self._within_budget():
             self._timed(self._look)
-        if self._in_a_row < SUSPICIOUS_STEPS:
-            self._probe_if_wanted()
-        if self._last_look == self._step:
+        if self._in_a_row >= SUSPICIOUS_STEPS:
             self._examine_if_wanted()
-        self._probe_if_wanted()
+            self._probe_if_wanted()
+        else:
+            self._probe_if_wanted()
+            self._examine_if_wanted()
         self._predict_scale_if_wanted()
         if not self._recorder.full:
             self._recorder.hold(self._model, self._step, self._scaling())
@@ -238,8 +239,11 @@ class MixPrecMonitor(keras.callbacks.Callback):
         return self._budget() > 0
 
     def _examine_if_wanted(self):
-        if not self._prober.armed and self._examiner.wants(
-            self._in_a_row, self._budget()
+        looked = self._last_look == self._step
+        if (
+            looked
+            and not self._prober.armed
+            and self._examiner.wants(self._in_a_row, self._budget())
         ):
             self._examiner.arm(self._model, self._step)
 

@@ -1,12 +1,12 @@
 """When to probe a step, and writing what it told."""
 
 import time
-import warnings
 from collections import defaultdict
 
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import probe as backend_probe
+from keras_mixprec.callbacks.carry_on import carry_on_without
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.trend import Trend
@@ -52,7 +52,6 @@ class Prober:
         self._max_overhead = max_overhead
         self._verbose = verbose
         self._next = None
-        self._probe = None
         self._pending = None
         self._failed = False
         self._told = set()
@@ -211,21 +210,11 @@ class Prober:
                     step,
                     {"kind": "probe_failed", "layer": path, "reason": reason},
                 )
-                warnings.warn(
-                    f"MixPrecMonitor cannot measure {path!r}, and carries on "
-                    f"without: {reason[:200]}",
-                    UserWarning,
-                    stacklevel=2,
-                )
+                carry_on_without(f"measure {path!r}", reason)
 
     def _give_up(self, step, reason):
         self._failed = True
         self._log.event(
             step, {"kind": "probe_failed", "reason": str(reason)[:500]}
         )
-        warnings.warn(
-            "MixPrecMonitor cannot probe this model any more, and carries on "
-            f"without: {str(reason)[:200]}",
-            UserWarning,
-            stacklevel=2,
-        )
+        carry_on_without("probe this model any more", reason)

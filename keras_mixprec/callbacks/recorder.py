@@ -1,11 +1,10 @@
 """Keeping the batches whose steps were skipped."""
 
-import warnings
-
 import numpy as np
 from keras import ops
 
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.callbacks.carry_on import carry_on_without
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.numerics.calls import seed_states
@@ -57,12 +56,7 @@ class Recorder:
             )
         except NotImplementedError as reason:
             self._count = 0
-            warnings.warn(
-                "MixPrecMonitor cannot keep failing batches, and carries on "
-                f"without: {reason}",
-                UserWarning,
-                stacklevel=2,
-            )
+            carry_on_without("keep failing batches", reason)
             return
         self._next_call.arm(model, tapped)
 
