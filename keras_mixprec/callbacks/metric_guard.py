@@ -13,6 +13,7 @@ import keras
 from keras import ops
 
 from keras_mixprec.backend import step as backend_step
+from keras_mixprec.callbacks.state_guard import guard_state
 from keras_mixprec.formats import get_format
 
 # What a metric without any finite batch reports. It is no NaN, which would
@@ -33,6 +34,8 @@ class MetricGuard:
     for bit: outside `train_step`, in `evaluate`, NaN is the truth about the
     weights.
 
+    The state that layers write themselves is guarded as well.
+
     Attributes:
         enabled: Boolean. Whether training steps are guarded. Compiled
             functions keep what it was when they were traced.
@@ -40,22 +43,46 @@ class MetricGuard:
 
     def __init__(self):
         self.enabled = False
+        self._nonfinite_losses = None
         self._loss_tracker = None
         # The replicas of a `MirroredStrategy` are threads that take turns.
         self._inside = threading.local()
 
     def guard(self, model) -> bool:
-        """Guards the metrics of `model`; returns whether any was new."""
+        """Guards metrics and state of `model`; returns if any was new."""
         fresh = self._guard_step(model)
+        fresh |= guard_state(model, self._in_training)
         # Keras' own step updates it first. Another may do so within
         # `jax.grad`, whose tensors must not be used outside.
         if type(model).train_step is keras.Model.train_step:
             self._loss_tracker = getattr(model, "_loss_tracker", None)
+            fresh |= self._count_on(self._loss_tracker)
         for metric in model.metrics:
             fresh |= self._guard_metric(metric)
         # The trackers of several outputs' losses appear when it is built.
         self._guard_on_build(getattr(model, "_compile_loss", None))
         return fresh
+
+    @property
+    def nonfinite_losses(self) -> int:
+        """How many batches had a loss that is not finite, ever.
+
+        0 for a `train_step` of the user's own.
+        """
+        count = self._nonfinite_losses
+        return 0 if count is None else int(count.numpy())
+
+    def _in_training(self):
+        return getattr(self._inside, "training", False)
+
+    def _count_on(self, loss_tracker):
+        if loss_tracker is None or self._nonfinite_losses is not None:
+            return False
+        # The tracker is a `Mean`, which resets its own two variables only.
+        self._nonfinite_losses = loss_tracker.add_variable(
+            (), "zeros", name="nonfinite_losses"
+        )
+        return True
 
     def _guard_step(self, model):
         if "train_step" in vars(model):
@@ -106,7 +133,7 @@ class MetricGuard:
 
         @functools.wraps(update_state)
         def guarded(*args, **kwargs):
-            if not getattr(self._inside, "training", False):
+            if not self._in_training():
                 return update_state(*args, **kwargs)
             # A copy, since torch writes into the variable's own memory.
             before = {id(v): ops.copy(v.value) for v in metric.variables}
@@ -119,6 +146,8 @@ class MetricGuard:
                 # Some metrics make theirs only now, of zeros.
                 old = before.get(id(variable), 0)
                 variable.assign(ops.where(finite, variable.value, old))
+            if metric is self._loss_tracker:
+                self._nonfinite_losses.assign_add(ops.where(finite, 0.0, 1.0))
             bad = ops.maximum(seen.value, _ONLY_BAD)
             seen.assign(ops.where(finite, float(_SOME_GOOD), bad))
             return returned

@@ -5,6 +5,7 @@ Writing imports no backend and no Keras: `tensorboard.summary` and its
 which costs seconds and memory in a run on JAX or PyTorch.
 """
 
+from keras_mixprec.reporting.no_log import NoLog
 from keras_mixprec.reporting.run_log import RunLog
 
-__all__ = ["RunLog"]
+__all__ = ["NoLog", "RunLog"]

@@ -1,0 +1,281 @@
+"""What the callbacks of one `fit` share, so that together they cost once."""
+
+import dataclasses
+import time
+from typing import Any
+
+from keras.src.utils import io_utils
+
+from keras_mixprec.callbacks.examiner import Examiner
+from keras_mixprec.callbacks.hopeless import reason_to_stop
+from keras_mixprec.callbacks.prober import Prober
+from keras_mixprec.callbacks.recorder import Recorder
+from keras_mixprec.callbacks.skips import log_skipped
+from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
+from keras_mixprec.callbacks.watching import watch_optimizers
+from keras_mixprec.policies import PrecisionPlan, precision_summary
+from keras_mixprec.reporting import NoLog
+
+# The attribute of a model in `fit` that holds its engine. Kept anywhere else
+# it would keep the model alive.
+_KEPT_AS = "_keras_mixprec_engine"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How an engine looks; the arguments of `MixPrecMonitor`.
+
+    Attributes:
+        log: A `RunLog`. Defaults to one that keeps nothing.
+    """
+
+    log: Any = dataclasses.field(default_factory=NoLog)
+    update_freq: int = 50
+    probe_every: int = 0
+    max_overhead: float = 0.02
+    keep_failing_batches: int = 0
+    stop_after: int | None = None
+    verbose: int = 1
+
+
+class Engine:
+    """Watches one model during one `fit`, for every callback that joins.
+
+    The callback that joined first passes the events of `fit` on.
+
+    Attributes:
+        model: The `keras.Model`, with variables that may be out of date on
+            JAX.
+        step: Int. Batches trained on so far, those of earlier `fit`s that
+            wrote to the same log included.
+        first_step: Int. What it was at the start.
+        log: The `RunLog`.
+        watches: Dict from optimizer name to `Watch`.
+        examiner, prober, recorder: The parts that diagnose, measure and keep.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.watches = {}
+        self._members = []
+        self._started = self._finished = False
+        self._configure(Settings())
+
+    @classmethod
+    def join(cls, callback, settings: Settings | None = None) -> "Engine":
+        """Returns the engine of a callback's model.
+
+        Args:
+            callback: A `keras.callbacks.Callback`, in its `on_train_begin`.
+            settings: `Settings`. Defaults to `None`: whatever another
+                callback sets.
+        """
+        model = callback.model
+        engine = vars(model).get(_KEPT_AS)
+        # One that has started is left from a `fit` that an exception ended.
+        if not engine or engine._started or callback in engine._members:
+            engine = vars(model)[_KEPT_AS] = cls(model)
+        engine._members.append(callback)
+        if settings is not None:
+            engine._configure(settings)
+        return engine
+
+    def leave(self, callback):
+        """The last callback to leave closes the log."""
+        self._members.remove(callback)
+        if not self._members:
+            self.log.close()
+            if vars(self.model).get(_KEPT_AS) is self:
+                del vars(self.model)[_KEPT_AS]
+
+    def _configure(self, settings):
+        self.settings = settings
+        self.log = log = settings.log
+        verbose = settings.verbose
+        self.examiner = Examiner(log, verbose)
+        self.prober = Prober(
+            log, settings.probe_every, settings.max_overhead, verbose
+        )
+        self.recorder = Recorder(settings.keep_failing_batches)
+
+    # What `fit` tells.
+
+    def begin_epoch(self, callback):
+        """Starts counting the batches of an epoch."""
+        if callback is self._members[0]:
+            self._start()
+            self._epoch_start = self.step
+
+    def begin_batch(self, callback, batch: int):
+        """Looks at the steps before this one, if it is time to."""
+        if callback is not self._members[0]:
+            return
+        self._settle()
+        self.step = self._epoch_start + batch
+        self.prober.collect(self.step)
+        due = self.step - self._last_look >= self.settings.update_freq
+        if due and self._budget() > 0:
+            self._timed(self._look)
+        if self._in_a_row >= SUSPICIOUS_STEPS:
+            self._examine_if_wanted()
+            self._probe_if_wanted()
+        else:
+            self._probe_if_wanted()
+            self._examine_if_wanted()
+        self._predict_scale_if_wanted()
+        if not self.recorder.full:
+            self.recorder.hold(self.model, self.step, self._scaling())
+
+    def end_epoch(self, callback):
+        """Looks at the last steps of an epoch."""
+        if callback is not self._members[0]:
+            return
+        self.step = self._step_at_epoch_end(callback.params.get("steps"))
+        self.prober.collect(self.step)
+        if self._budget() > 0:
+            self._timed(self._look)
+        if self._budget() > 0:
+            self._timed(lambda: self.prober.write_histograms(self.step))
+        self._timed(self._log_layers)
+
+    def finish(self):
+        """Takes the last look; `fit` has ended."""
+        if self._finished:
+            return
+        self._start()  # There may have been no epoch.
+        self._finished = True
+        self._up_to_date()
+        self._settle()
+        for part in self.recorder, self.prober, self.examiner:
+            part.disarm()
+        self._look()
+        self._log_layers()
+
+    def _start(self):
+        if self._started:
+            return
+        self._started = True
+        self.first_step = self.step = self._epoch_start = self.log.next_step
+        self._last_look = self._last_layers = self._plan = None
+        self.watches = watch_optimizers(self._up_to_date())
+        self._log_layers()
+        self._look()
+        self._begun, self._spent = time.perf_counter(), 0.0
+
+    def _step_at_epoch_end(self, steps):
+        # The last call of several steps may have been cut short.
+        last = self.step + getattr(self.model, "steps_per_execution", 1)
+        if steps:
+            return min(last, self._epoch_start + steps)
+        if "" in self.watches:
+            # An epoch of unknown length may end with a call of no step.
+            attempted = self.first_step + self.watches[""].attempted()
+            return max(self.step, min(last, attempted))
+        return last
+
+    def _up_to_date(self):
+        # On JAX this brings the variables up to date.
+        return self._members[0].model
+
+    # Looking.
+
+    def used_watches(self) -> dict:
+        """Returns the watches of the optimizers that training uses.
+
+        `compile` without an optimizer makes one that a `train_step` with
+        several of its own never uses.
+        """
+        return {
+            name: watch
+            for name, watch in self.watches.items()
+            if name != "optimizer" or watch.optimizer.attempted_steps
+        }
+
+    def _budget(self):
+        elapsed = time.perf_counter() - self._begun
+        spent = self._spent + self.examiner.spent + self.prober.spent
+        return self.settings.max_overhead * elapsed - spent
+
+    def _timed(self, work):
+        started = time.perf_counter()
+        work()
+        self._spent += time.perf_counter() - started
+
+    def _examine_if_wanted(self):
+        looked = self._last_look == self.step
+        if (
+            looked
+            and not self.prober.armed
+            and self.examiner.wants(self._in_a_row, self._budget())
+        ):
+            self.examiner.arm(self.model, self.step)
+
+    def _probe_if_wanted(self):
+        steps = self.step - self.first_step
+        if (
+            self.settings.probe_every
+            and not self.examiner.armed
+            and self.prober.wants(self.model, self.step, self._budget(), steps)
+        ):
+            elapsed = time.perf_counter() - self._begun
+            self.prober.arm(self.model, self.step, elapsed / steps)
+
+    def _predict_scale_if_wanted(self):
+        if self.step > self.first_step:
+            return
+        for optimizer in self._scaling().values():
+            automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
+            if automatic and not optimizer.attempted_steps:
+                self.examiner.arm_first_scale(self.model, optimizer, self.step)
+
+    def _settle(self):
+        if not self.recorder.full:
+            self.recorder.settle(self._up_to_date(), self._scaling())
+
+    def _scaling(self):
+        return {
+            name or "optimizer": watch.optimizer
+            for name, watch in self.watches.items()
+        }
+
+    def _look(self):
+        if self.step == self._last_look:
+            return
+        self._last_look = self.step
+        self._up_to_date()
+        scalars = {}
+        self._in_a_row = 0
+        for name, watch in self.used_watches().items():
+            reading = watch.read()
+            self._in_a_row = max(self._in_a_row, reading.in_a_row)
+            self._stop_if_hopeless(reading)
+            if reading.new_steps or reading.grown:
+                self.prober.hurry()
+            scalars |= reading.scalars(name)
+            offset = self.first_step - watch.first_attempted
+            log_skipped(self.log, self.step, name, reading, offset)
+        if scalars:
+            self.log.scalars(self.step, scalars)
+
+    def _stop_if_hopeless(self, reading):
+        if reading.collapsed:
+            self.examiner.tell_collapse(
+                reading.loss_scale, reading.in_a_row, self.step
+            )
+        reason = reason_to_stop(
+            reading, self.examiner.verdicts, self.settings.stop_after
+        )
+        if reason and not self.model.stop_training:
+            self.model.stop_training = True
+            self.log.event(self.step, {"kind": "stopped", "reason": reason})
+            if self.settings.verbose:
+                io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
+
+    def _log_layers(self):
+        # With what has changed since the last step none was taken.
+        if self.step == self._last_layers:
+            return
+        plan = PrecisionPlan.from_model(self.model)
+        if plan != self._plan:
+            self._plan, self._last_layers = plan, self.step
+            self.log.layers(self.step, precision_summary(self.model).to_list())

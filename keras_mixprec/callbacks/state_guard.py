@@ -1,0 +1,54 @@
+"""State that a skipped step does not turn into NaN.
+
+The optimizer skips a step that overflowed, but what layers write themselves in
+the forward pass is written all the same: one such batch makes the moving mean
+of a `BatchNormalization` NaN for ever.
+"""
+
+import functools
+from collections.abc import Callable
+
+from keras import ops
+from keras.src.backend import AutocastScope
+
+
+def guard_state(model, enabled: Callable[[], bool]) -> bool:
+    """Keeps finite numbers in a model's state from becoming non-finite.
+
+    Element by element, so that those of other channels are updated, and only
+    while `enabled()`. Finite updates are written as they are.
+
+    Args:
+        model: A built `keras.Model`.
+        enabled: Function without arguments.
+
+    Returns:
+        Boolean, whether any variable was not guarded before.
+    """
+    fresh = [
+        v
+        for v in model.non_trainable_variables
+        if "float" in v.dtype and "assign" not in vars(v)
+    ]
+    for variable in fresh:
+        variable.assign = _keeping_finite(variable, enabled)
+    return bool(fresh)
+
+
+def _keeping_finite(variable, enabled):
+    assign = variable.assign
+
+    @functools.wraps(assign)
+    def guarded(value):
+        if not enabled():
+            return assign(value)
+        # As stored, not as a 16-bit layer would see it.
+        with AutocastScope(None):
+            old = ops.convert_to_tensor(variable.value)
+        value = ops.convert_to_tensor(value, dtype=variable.dtype)
+        lost = ops.logical_and(
+            ops.logical_not(ops.isfinite(value)), ops.isfinite(old)
+        )
+        return assign(ops.where(lost, old, value))
+
+    return guarded

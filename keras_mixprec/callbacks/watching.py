@@ -1,0 +1,70 @@
+"""Getting a model ready to be watched."""
+
+import contextlib
+import weakref
+
+import keras
+
+from keras_mixprec.callbacks.metric_guard import MetricGuard
+from keras_mixprec.callbacks.watch import Watch
+from keras_mixprec.loss_scaling.adopt import adopt
+
+# The guard of each model: it stays with the model's metrics.
+_GUARDS = weakref.WeakKeyDictionary()
+
+
+def watch_optimizers(model) -> dict[str, Watch]:
+    """Returns a `Watch` of each loss scale optimizer, by attribute name.
+
+    Keras' own is exchanged for one that shares its state, and the metrics are
+    guarded against the batches that are skipped.
+
+    Args:
+        model: A compiled `keras.Model`. The name of its only optimizer is
+            `""`.
+    """
+    with _variable_scope(model):
+        return _watch(model)
+
+
+def guard_of(model) -> MetricGuard:
+    """Returns the guard of the model's metrics."""
+    return _GUARDS.setdefault(model, MetricGuard())
+
+
+def _watch(model):
+    wrapper = keras.optimizers.LossScaleOptimizer
+    found = {n: o for n, o in vars(model).items() if isinstance(o, wrapper)}
+    changed = False
+    for name, optimizer in found.items():
+        # Which variables others are for only the model's `train_step` knows.
+        weights = model.trainable_variables if name == "optimizer" else []
+        if weights and not optimizer.built:
+            optimizer.build(weights)
+        found[name] = adopt(optimizer)
+        if found[name] is not optimizer:
+            setattr(model, name, found[name])
+            changed = True
+    guard = guard_of(model)
+    guard.enabled = bool(found)
+    if found:
+        changed |= guard.guard(model)
+    if changed:
+        _remake_functions(model)
+    if list(found) == ["optimizer"]:
+        return {"": Watch(model.optimizer)}
+    return {name: Watch(optimizer) for name, optimizer in found.items()}
+
+
+def _variable_scope(model):
+    # TensorFlow's; replicas would share what is made outside of it.
+    strategy = getattr(model, "distribute_strategy", None)
+    return strategy.scope() if strategy else contextlib.nullcontext()
+
+
+def _remake_functions(model):
+    # Both hold the metrics' variables.
+    if getattr(model, "train_function", None) is not None:
+        model.make_train_function(force=True)
+    if getattr(model, "test_function", None) is not None:
+        model.make_test_function(force=True)
