@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "policies": MEASURING,
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"},
+    "analysis": {"diagnosis", "numerics", "policies"},
     "callbacks": {
         "diagnosis",
         "loss_scaling",

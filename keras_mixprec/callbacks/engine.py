@@ -12,7 +12,8 @@ from keras_mixprec.callbacks.prober import Prober
 from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.skips import log_skipped
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
-from keras_mixprec.callbacks.watching import watch_optimizers
+from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
+from keras_mixprec.loss_scaling import DynamicLossScale
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import NoLog
 
@@ -52,32 +53,39 @@ class Engine:
         log: The `RunLog`.
         watches: Dict from optimizer name to `Watch`.
         examiner, prober, recorder: The parts that diagnose, measure and keep.
+        collapsed: Boolean. Whether steps are skipped and no loss scale can
+            fall any further, as of the last look.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, settings):
         self.model = model
         self.watches = {}
+        self.step = self.first_step = 0
+        self.collapsed = False
         self._members = []
         self._started = self._finished = False
-        self._configure(Settings())
+        self._configure(settings)
 
     @classmethod
-    def join(cls, callback, settings: Settings | None = None) -> "Engine":
+    def join(
+        cls, callback, settings: Settings, modest: bool = False
+    ) -> "Engine":
         """Returns the engine of a callback's model.
 
         Args:
             callback: A `keras.callbacks.Callback`, in its `on_train_begin`.
-            settings: `Settings`. Defaults to `None`: whatever another
-                callback sets.
+            settings: `Settings`.
+            modest: Boolean. Whether another callback's settings go before.
+                Defaults to `False`.
         """
         model = callback.model
         engine = vars(model).get(_KEPT_AS)
         # One that has started is left from a `fit` that an exception ended.
         if not engine or engine._started or callback in engine._members:
-            engine = vars(model)[_KEPT_AS] = cls(model)
-        engine._members.append(callback)
-        if settings is not None:
+            engine = vars(model)[_KEPT_AS] = cls(model, settings)
+        elif not modest:
             engine._configure(settings)
+        engine._members.append(callback)
         return engine
 
     def leave(self, callback):
@@ -191,6 +199,26 @@ class Engine:
             if name != "optimizer" or watch.optimizer.attempted_steps
         }
 
+    def bad_steps(self) -> int:
+        """Returns how many steps were skipped or had a loss that is no number.
+
+        The variables must be up to date.
+        """
+        skipped = [w.skipped() for w in self.used_watches().values()]
+        return max([*skipped, guard_of(self.model).nonfinite_losses])
+
+    def raise_scale(self, bits: float):
+        """Raises loss scales that fell below what is needed now.
+
+        Args:
+            bits: Float. The scale that suits the model, as a power of two.
+        """
+        for watch in self.used_watches().values():
+            if isinstance(watch.optimizer.rule, DynamicLossScale):
+                scale = min(2.0**bits, watch.first_scale)
+                if scale > float(watch.optimizer.loss_scale):
+                    watch.optimizer.dynamic_scale.assign(scale)
+
     def _budget(self):
         elapsed = time.perf_counter() - self._begun
         spent = self._spent + self.examiner.spent + self.prober.spent
@@ -244,7 +272,7 @@ class Engine:
         self._last_look = self.step
         self._up_to_date()
         scalars = {}
-        self._in_a_row = 0
+        self._in_a_row, self.collapsed = 0, False
         for name, watch in self.used_watches().items():
             reading = watch.read()
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
@@ -259,6 +287,7 @@ class Engine:
 
     def _stop_if_hopeless(self, reading):
         if reading.collapsed:
+            self.collapsed = True
             self.examiner.tell_collapse(
                 reading.loss_scale, reading.in_a_row, self.step
             )

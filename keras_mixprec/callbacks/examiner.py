@@ -9,9 +9,15 @@ from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.carry_on import carry_on_without
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
-from keras_mixprec.diagnosis import Verdict, diagnose
+from keras_mixprec.diagnosis import Verdict
 from keras_mixprec.diagnosis.advice import advice
-from keras_mixprec.diagnosis.on_demand import predict_loss_scale
+from keras_mixprec.diagnosis.divergence import Course
+from keras_mixprec.diagnosis.on_demand import (
+    Examination,
+    Finding,
+    examine,
+    predict_loss_scale,
+)
 
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
@@ -30,11 +36,16 @@ class Examiner:
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
         spent: Float. Seconds that diagnoses took.
+        listener: Function of `Examination`, batch and step, called with all
+            that is found; `None` for nobody. What it takes counts as spent.
     """
 
     def __init__(self, log, verbose):
         self.verdicts = []
         self.spent = 0.0
+        self.listener = None
+        self._works = []
+        self._start = None
         self._log = log
         self._verbose = verbose
         self._cost = _FIRST_COST
@@ -68,7 +79,19 @@ class Examiner:
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""
-        self._tap(model, step, lambda batch: self._examine(model, batch, step))
+        self.on_next_batch(
+            model, step, lambda batch: self._examine(model, batch, step)
+        )
+
+    def examine(self, model, batch, step: int):
+        """Diagnoses a batch now, as the `step`th.
+
+        Args:
+            model: The `keras.Model`, with variables that are up to date.
+            batch: As `train_step` takes it.
+            step: Int.
+        """
+        self._try(step, lambda: self._examine(model, batch, step))
 
     def arm_first_scale(self, model, optimizer, step: int):
         """Sets the loss scale to what the next batch's gradients need."""
@@ -82,20 +105,29 @@ class Examiner:
             optimizer.dynamic_scale.assign(scale)
             self._log.event(step, {"kind": "first_scale", "scale": scale})
 
-        self._tap(model, step, predict)
+        self.on_next_batch(model, step, predict)
 
-    def _tap(self, model, step, work):
+    def on_next_batch(self, model, step: int, work):
+        """Calls `work(batch)` before the model trains on its next batch.
+
+        Args:
+            model: The `keras.Model`. Its train function may be made anew.
+            step: Int. The number of the next batch.
+            work: Function. If it fails, this examiner gives up.
+        """
+        self._works.append(work)
+        if self.armed:
+            return
+
         def look(batch):
+            works = self._works
             self.disarm()
-            try:
-                work(batch)
-            # Whatever a probe runs into, training goes on.
-            except Exception as error:
-                self._give_up(step, error)
+            for work in works:
+                self._try(step, lambda work=work: work(batch))
 
         try:
             tapped = backend_batches.current().tapped(
-                model, model.train_function, look
+                model, lambda *args: model.train_function(*args), look
             )
         except NotImplementedError as reason:
             self._give_up(step, reason)
@@ -104,7 +136,12 @@ class Examiner:
 
     def disarm(self):
         """Looks at no batch after all: there may be none before `fit` ends."""
+        self._works = []
         self._next_call.disarm()
+
+    def forget_trouble(self):
+        """Takes skipped steps from here on for a new fault."""
+        self._found = self._examined_trouble = False
 
     def tell_collapse(self, loss_scale: float, in_a_row: int, step: int):
         """Tells that the loss scale is at its floor and does not help.
@@ -122,12 +159,33 @@ class Examiner:
         started = time.perf_counter()
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
         try:
-            for verdict in diagnose(model, *parts, step=step):
-                if verdict.kind != "scale_search":  # That is normal.
-                    self._tell(verdict, step)
+            found = self._unless_diverged(
+                model, examine(model, *parts, step=step), step
+            )
+            for finding in found.findings:
+                if finding.verdict.kind != "scale_search":  # That is normal.
+                    self._tell(finding.verdict, step)
+            if self.listener:
+                self.listener(found, batch, step)
         finally:
             self._cost = time.perf_counter() - started
             self.spent += self._cost
+
+    def _unless_diverged(self, model, found, step):
+        if found.exact_loss is None:
+            return found
+        now = Course.of(model, found.exact_loss)
+        if self._start is None:
+            self._start = now
+        verdict = now.left(self._start, step)
+        return Examination([Finding(verdict, [])]) if verdict else found
+
+    def _try(self, step, work):
+        try:
+            work()
+        # Whatever a diagnosis runs into, training goes on.
+        except Exception as error:
+            self._give_up(step, error)
 
     def _tell(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)

@@ -186,7 +186,7 @@ def _summarize(engine):
         optimizers={
             name: OptimizerSummary(
                 steps=w.attempted(),
-                skipped=w.optimizer.skipped_steps - w.first_skipped,
+                skipped=w.skipped(),
                 in_a_row=w.optimizer.consecutive_skipped_steps,
                 first_scale=w.first_scale,
                 last_scale=float(w.optimizer.loss_scale),

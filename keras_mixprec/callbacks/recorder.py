@@ -3,9 +3,8 @@
 import numpy as np
 from keras import ops
 
-from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.carry_on import carry_on_without
-from keras_mixprec.callbacks.next_call import NextCall
+from keras_mixprec.callbacks.held_batch import HeldBatch
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.numerics.calls import seed_states
 
@@ -25,8 +24,7 @@ class Recorder:
     def __init__(self, count):
         self.kept = []
         self._count = count
-        self._held = None
-        self._next_call = NextCall()
+        self._held = HeldBatch()
 
     @property
     def full(self) -> bool:
@@ -42,34 +40,27 @@ class Recorder:
             optimizers: Dict from name to `LossScaleOptimizer`.
         """
 
-        def look(batch):
-            self._next_call.disarm()
+        def describe():
             seeds = [np.array(_array(v)) for v in seed_states(model)]
             scales = {n: float(o.loss_scale) for n, o in optimizers.items()}
-            self._held = batch, step, seeds, scales
+            return step, seeds, scales
 
         try:
-            if getattr(model, "steps_per_execution", 1) > 1:
-                raise NotImplementedError("several steps in one execution")
-            tapped = backend_batches.current().tapped(
-                model, model.train_function, look
-            )
+            self._held.hold(model, describe)
         except NotImplementedError as reason:
             self._count = 0
             carry_on_without("keep failing batches", reason)
-            return
-        self._next_call.arm(model, tapped)
 
     def settle(self, model, optimizers: dict):
         """Keeps the batch of the last step if that was skipped."""
-        held, self._held = self._held, None
+        held = self._held.take()
         if held and any(o.last_step_skipped for o in optimizers.values()):
-            self.kept.append(FailingBatch.of(model, *held))
+            batch, described = held
+            self.kept.append(FailingBatch.of(model, batch, *described))
 
     def disarm(self):
         """Holds no batch any more."""
-        self._next_call.disarm()
-        self._held = None
+        self._held.disarm()
 
 
 def _array(variable):

@@ -104,6 +104,10 @@ class Watch:
         """Returns the number of steps attempted since the start."""
         return self.optimizer.attempted_steps - self.first_attempted
 
+    def skipped(self) -> int:
+        """Returns the number of steps skipped since the start."""
+        return self.optimizer.skipped_steps - self.first_skipped
+
     def overflow_counts(self) -> dict:
         """Returns, by path, in how many steps it overflowed since the start."""
         return {

@@ -21,7 +21,7 @@ from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.twin import Twin
-from keras_mixprec.policies.layers import walk
+from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.names import is_fixed
 
 _CONTAINERS = tuple(
@@ -59,6 +59,8 @@ class Search:
     Attributes:
         culprits: List of the `Culprit`s found.
         windows: Dict path -> `Window` of the layers that are left in float16.
+        scale_bits: Float. The loss scale that was found or given, as a power
+            of two.
     """
 
     def __init__(self, model, data, exact: DryStep, compiled: bool):
@@ -70,6 +72,7 @@ class Search:
         self._demoted = []
         self.culprits = []
         self.windows = {}
+        self.scale_bits = None
 
     def run(self, scale_bits: float | None, moves):
         """Finds the culprits.
@@ -82,8 +85,8 @@ class Search:
         """
         step = self._forward()
         step = self._end_to_end(step)
-        bits = self._windows(step, scale_bits, moves)
-        self._backward(step, bits, moves)
+        self.scale_bits = self._windows(step, scale_bits, moves)
+        self._backward(step, self.scale_bits, moves)
 
     # Forward.
 
@@ -107,7 +110,6 @@ class Search:
         error = relative_error(self._without_masks(call, low, exact), exact)
         if error <= thresholds.FORWARD_ERROR:
             return None
-        layers = _smallest_cure(twin, exact)
         numbers = {
             "error": error,
             "largest_input": largest(inputs),
@@ -115,6 +117,7 @@ class Search:
             "nonfinite_outputs": nonfinite(low),
         }
         kind = _forward_kind(twin, inputs, low, exact, numbers)
+        layers = _smallest_cure(twin, exact, kind)
         return Culprit(call.path, layers, kind, "forward", numbers)
 
     def _without_masks(self, call, low, exact):
@@ -186,6 +189,8 @@ class Search:
     def _candidates(self, step):
         ranks, calls = {}, {}
         for call in self._low(step):
+            if call.layer is self._model:
+                continue  # With all inside it, which is no candidate.
             twin = Twin(call, self._compiled)
             error = relative_error(
                 self._low_outputs(twin), twin.forward("float32")
@@ -260,16 +265,25 @@ class Search:
 
     def _backward(self, step, bits, moves):
         known = {c.path for c in self.culprits}
-        for call in self._low(step):
+        low = {id(call) for call in self._low(step)}
+        fed_by_weights = False
+        for call in step.calls:
             exact = self._exact_calls.get(call.name)
-            if call.nested or call.path in known or exact is None:
-                continue
-            culprit = self._judge_backward(call, exact, bits, moves)
-            if culprit is not None:
-                known.add(call.path)
-                self._demote(culprit)
+            if (
+                id(call) in low
+                and not call.nested
+                and call.path not in known
+                and exact is not None
+            ):
+                culprit = self._judge_backward(
+                    call, exact, bits, moves, fed_by_weights
+                )
+                if culprit is not None:
+                    known.add(call.path)
+                    self._demote(culprit)
+            fed_by_weights |= bool(call.layer.trainable_variables)
 
-    def _judge_backward(self, call, exact, bits, moves):
+    def _judge_backward(self, call, exact, bits, moves, fed_by_weights):
         floats = _float_outputs(exact)
         cotangents = [
             to_array(c) * 2.0**bits if c is not None else to_array(o) * 0.0
@@ -284,6 +298,10 @@ class Search:
             return None
         wide = twin.gradients(cotangents, "float32")
         low = twin.gradients(cotangents)
+        if not fed_by_weights:
+            # Gradients of the data, which nobody asks for.
+            count = len(twin.inputs)
+            wide, low = wide[count:], low[count:]
         error = relative_error(low, wide)
         if error <= thresholds.BACKWARD_ERROR:
             return None
@@ -329,11 +347,15 @@ def computes_low(layer) -> bool:
 
 def low_layers(model) -> list:
     """Returns the entries of a model that compute in 16 bits."""
-    return [entry for entry in walk(model) if computes_low(entry.layer)]
+    return [e for e in walk_with_model(model) if computes_low(e.layer)]
 
 
-def _smallest_cure(twin, exact):
-    """The layer alone where that is enough, else all inside it as well."""
+def _smallest_cure(twin, exact, kind):
+    """The layer alone where that is enough, else all inside it as well.
+
+    For the cast of an input as well: then what is inside has a finite input,
+    and is judged by itself.
+    """
     alone = [twin.call.layer]
     everything = with_sublayers(twin.call.layer)
     if len(everything) == 1:
@@ -343,7 +365,8 @@ def _smallest_cure(twin, exact):
     # Adding float32 to the float16 of a part, TensorFlow and torch raise.
     except Exception:
         return everything
-    return alone if error <= thresholds.FORWARD_ERROR else everything
+    enough = error <= thresholds.FORWARD_ERROR or kind == "cast_overflow"
+    return alone if enough else everything
 
 
 def _forward_kind(twin, inputs, low, exact, numbers):

@@ -1,17 +1,21 @@
 """The diagnosis on demand."""
 
+from typing import NamedTuple
+
 import keras
 import numpy as np
-from keras import ops, tree
+from keras import tree
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprits import Search, low_layers
+from keras_mixprec.diagnosis.moves import mover
+from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.loss_scaling import FixedLossScale, ScheduledLossScale
 from keras_mixprec.numerics.arrays import is_float, to_array
-from keras_mixprec.numerics.dry_step import exact_step, optimizers_of
+from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.policies.layers import check_model
 
 
@@ -60,11 +64,54 @@ def diagnose(
             "diagnosed: call `model.compile(...)` first. "
             f"Received: model={model.name!r}"
         )
-    data = _to_tensors((x, y, sample_weight))
+    examination = examine(model, x, y, sample_weight, step=step)
+    return [finding.verdict for finding in examination.findings]
+
+
+class Finding(NamedTuple):
+    """A verdict, and what to demote because of it.
+
+    Attributes:
+        verdict: `Verdict`.
+        layers: List of layers; empty if no layer is to blame.
+    """
+
+    verdict: Verdict
+    layers: list
+
+
+class Examination(NamedTuple):
+    """All that a diagnosis found.
+
+    Attributes:
+        findings: List of `Finding`, the most important first.
+        scale_bits: Float. The power of two that suits the gradients of the
+            layers that are left in float16, `None` if none was sought.
+        exact_loss: Float. The loss in float32, `None` if it was not computed.
+    """
+
+    findings: list
+    scale_bits: float | None = None
+    exact_loss: float | None = None
+
+
+def examine(
+    model: keras.Model, x, y=None, sample_weight=None, *, step=None
+) -> Examination:
+    """Diagnoses, and says as well which layers to demote.
+
+    Args:
+        model: As for `diagnose`.
+        x: As for `diagnose`.
+        y: As for `diagnose`.
+        sample_weight: As for `diagnose`.
+        step: As for `diagnose`.
+    """
+    data = to_tensors((x, y, sample_weight))
     compiled = bool(model.jit_compile) and not model.run_eagerly
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
-        _build(model, data)
+        build_for(model, data)
         return _Verdicts(model, data, compiled, step).find()
 
 
@@ -81,11 +128,11 @@ def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
         y: Its targets. Defaults to `None`.
         sample_weight: Its weights. Defaults to `None`.
     """
-    data = _to_tensors((x, y, sample_weight))
-    _build(model, data)
+    data = to_tensors((x, y, sample_weight))
+    build_for(model, data)
     batch = keras.utils.pack_x_y_sample_weight(*data)
     search = Search(model, batch, exact_step(model, batch), compiled=False)
-    return 2.0 ** search.predict_scale_bits(_mover(model))
+    return 2.0 ** search.predict_scale_bits(mover(model))
 
 
 class _Verdicts:
@@ -99,21 +146,26 @@ class _Verdicts:
     def find(self):
         lost = self._lost_weights()
         if lost:
-            return [lost]
+            return _blameless(lost)
         entries = low_layers(self._model)
         exact = exact_step(self._model, self._batch)
         if not np.isfinite(exact.loss):
-            return [self._not_precision()]
+            return _blameless(self._not_precision())
         if not entries:
-            return []
+            return Examination([], exact_loss=exact.loss)
         search = Search(
             self._model, self._batch, exact, self._common["compiled"]
         )
-        bits, adapts = self._loss_scale()
-        search.run(None if adapts else bits, _mover(self._model))
-        verdicts = [self._culprit(c, adapts) for c in search.culprits]
-        verdicts += self._policy(entries)
-        return verdicts or self._scale_search(search.windows, bits)
+        bits, adapts = scale_in_use(self._model)
+        search.run(None if adapts else bits, mover(self._model))
+        findings = [
+            Finding(self._culprit(c, adapts), c.layers) for c in search.culprits
+        ]
+        findings += [Finding(v, []) for v in self._policy(entries)]
+        if not findings:
+            found = self._scale_search(search.windows, bits)
+            findings = _blameless(*found).findings
+        return Examination(findings, search.scale_bits, exact.loss)
 
     def _lost_weights(self):
         lost = [
@@ -142,20 +194,6 @@ class _Verdicts:
         return self._verdict(
             "bad_data" if numbers else "divergence", numbers=numbers
         )
-
-    def _loss_scale(self):
-        """The loss scale as a power of two, and whether it adapts itself."""
-        wrapper = keras.optimizers.LossScaleOptimizer
-        found = optimizers_of(self._model).values()
-        scaling = next((o for o in found if isinstance(o, wrapper)), None)
-        if scaling is None:
-            return 0.0, False
-        rule = getattr(scaling, "rule", None)
-        given = isinstance(rule, (FixedLossScale, ScheduledLossScale))
-        if not scaling.built:
-            return float(np.log2(scaling.initial_scale)), not given
-        scale = to_array(scaling.dynamic_scale.value)
-        return float(np.log2(scale)), not given
 
     def _scale_search(self, windows, bits):
         ceiling = min((w.high for w in windows.values()), default=np.inf)
@@ -197,60 +235,5 @@ class _Verdicts:
         )
 
 
-def _to_tensors(data):
-    tensors, sizes = [], {}
-    for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
-        try:
-            tensors.append(tree.map_structure(_to_tensor, part))
-            for leaf in tree.flatten(tensors[-1]):
-                if leaf is not None:
-                    sizes[name] = len(leaf)
-        except (TypeError, ValueError) as error:
-            raise ValueError(_not_a_batch(name, part)) from error
-    if not sizes.get("x"):
-        raise ValueError(_not_a_batch("x", data[0]))
-    if len(set(sizes.values())) > 1:
-        raise ValueError(
-            "All parts of the batch must have the same number of samples. "
-            f"Received: {sizes}"
-        )
-    return tuple(tensors)
-
-
-def _to_tensor(leaf):
-    if isinstance(leaf, (str, bytes)):
-        raise TypeError("A string is no array.")
-    return leaf if leaf is None else ops.convert_to_tensor(leaf)
-
-
-def _not_a_batch(name, part):
-    return (
-        f"`{name}` must be one batch of at least one sample: an array, or a "
-        "list or dict of arrays as `model.train_on_batch` takes them. "
-        f"Received: {name}={str(part)[:80]} of type {type(part).__name__}"
-    )
-
-
-def _build(model, data):
-    """Builds what the first batch of `fit` would build."""
-    model._symbolic_build(data_batch=data)
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-
-
-def _mover(model):
-    """Whether an optimizer would move a variable by its gradient."""
-    optimizer = model.optimizer
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    epsilon = getattr(inner, "epsilon", None)
-
-    def moves(variable, gradient):
-        size = float(np.abs(gradient).max(initial=0.0))
-        if isinstance(epsilon, float):
-            return size >= thresholds.SHARE_OF_EPSILON * epsilon
-        weight = float(np.abs(to_array(variable.value)).max(initial=0.0))
-        rate = float(inner.learning_rate) if inner is not None else 1.0
-        return rate * size >= thresholds.SHARE_OF_WEIGHT * weight
-
-    return moves
+def _blameless(*verdicts):
+    return Examination([Finding(v, []) for v in verdicts])

@@ -25,6 +25,11 @@ LOSS_JITTERS = 3
 # a wrong loss is searched: each costs a forward pass.
 LOSS_CANDIDATES = 12
 
+# Weights off by half a float16 ulp change a variable's gradient by less than
+# this share in float32, or no precision settles it: a third of BACKWARD_ERROR,
+# since activations are rounded as well as weights, and at every layer.
+SETTLED_GRADIENT = 0.1
+
 # A gradient has to keep this share of its energy (sum of squares) above what
 # underflows; DeepSpeed and others lose 5% of the entries without harm.
 KEPT_ENERGY = 0.99
@@ -58,3 +63,8 @@ TREND_SPREADS = 6.0
 # How far ahead to look, in lengths of what was looked at. Training slows
 # down: beyond twice that a straight line is no forecast.
 TREND_AHEAD = 2.0
+
+# Times that both the float32 loss and the largest weight have to grow for
+# training to have diverged: a learning rate that is too high makes that 1e5
+# and more in a few steps; weights that training needs grow as the loss falls.
+DIVERGED = 100.0

@@ -11,7 +11,7 @@ from keras_mixprec.backend import replay as backend_replay
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in
 from keras_mixprec.numerics.random_numbers import drawn_in_float32
-from keras_mixprec.policies.layers import walk
+from keras_mixprec.policies.layers import walk_with_model
 
 
 class DryStep(NamedTuple):
@@ -38,7 +38,7 @@ def dry_step(model: keras.Model, data, scale: float) -> DryStep:
         data: The batch, as `train_step` takes it.
         scale: Float. Takes the place of every optimizer's loss scale.
     """
-    recorder = CallRecorder(walk(model))
+    recorder = CallRecorder(walk_with_model(model))
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers_of(model).values():

@@ -22,6 +22,19 @@ def computing_in(policy: str, layers):
             layer._dtype_policy = own
 
 
+@contextlib.contextmanager
+def following(assignment: dict):
+    """Gives layers several policies within the context, as `computing_in`.
+
+    Args:
+        assignment: Dict of policy name to list of layers.
+    """
+    with contextlib.ExitStack() as stack:
+        for policy, layers in assignment.items():
+            stack.enter_context(computing_in(policy, layers))
+        yield
+
+
 def with_sublayers(layer) -> list:
     """Returns the layer and everything inside it."""
     return list(layer._flatten_layers())

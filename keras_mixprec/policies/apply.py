@@ -1,5 +1,6 @@
 """Making the layers of a model follow a policy or a plan."""
 
+import functools
 import warnings
 from collections.abc import Iterable
 
@@ -86,7 +87,8 @@ def apply_policy(
         default, decide = policy_or_plan.default, policy_or_plan.decide
     else:
         default = resolve("policy_or_plan", policy_or_plan)
-        decide = _rule_decision(model, default, rules)
+        matcher = matcher_of(model, default, rules)
+        decide = _rule_decision(matcher, default)
     plan = _apply(model, default, decide)
     rebuild_functions(model)
     return plan
@@ -103,11 +105,36 @@ def rebuild_functions(model: keras.Model):
     for layer in model._flatten_layers():
         for kind in ("train", "test", "predict"):
             if getattr(layer, f"{kind}_function", None) is not None:
+                _make_step_anew(layer, f"{kind}_step")
                 getattr(layer, f"make_{kind}_function")(force=True)
 
 
-def _rule_decision(model, policy, rules):
-    """How the rules decide about a layer: a function of a `LayerEntry`."""
+def _make_step_anew(model, name):
+    # JAX takes the trace of a function that it has compiled before. A method
+    # is another object each time; what was put in its place is not.
+    step = vars(model).get(name)
+    if step is None:
+        return
+    step = getattr(step, "_keras_mixprec_step", step)
+
+    @functools.wraps(step)
+    def anew(*args, **kwargs):
+        return step(*args, **kwargs)
+
+    anew._keras_mixprec_step = step
+    setattr(model, name, anew)
+
+
+def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:
+    """Returns what finds the rule for each layer of a model.
+
+    To be called by what the user calls, whose caller a warning points to.
+
+    Args:
+        model: A `keras.Model`.
+        policy: String. The name of the policy for all layers.
+        rules: As for `apply_policy`.
+    """
     if rules is None:
         rules = current_rules() if is_16_bit(policy) else ()
         rules = PrecisionRules(rules)
@@ -116,7 +143,11 @@ def _rule_decision(model, policy, rules):
         if not any(may_grow(layer) for layer in model._flatten_layers()):
             own = [rule for rule in rules if rule not in DEFAULT_RULES]
             PrecisionRules(own).warn_unmatched(model)
-    matcher = Matcher(rules, model)
+    return Matcher(rules, model)
+
+
+def _rule_decision(matcher, policy):
+    """How the rules decide about a layer: a function of a `LayerEntry`."""
 
     def decide(entry):
         rule = matcher.first(entry)

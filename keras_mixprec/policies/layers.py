@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import keras
 
+# Stands for the model itself among layer paths, which its name is no part of.
+MODEL_PATH = "<model>"
+
 
 class LayerEntry(NamedTuple):
     """A layer and where it is.
@@ -47,6 +50,15 @@ def walk(model) -> list[LayerEntry]:
     entries = []
     _collect(model, None, {id(model)}, entries)
     return entries
+
+
+def walk_with_model(model) -> list[LayerEntry]:
+    """Returns the layers of a model, and itself as the last.
+
+    A subclassed model casts its inputs as a layer does, and may compute
+    something itself.
+    """
+    return [*walk(model), LayerEntry(MODEL_PATH, model, None)]
 
 
 def check_model(model):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import keras
 
 from keras_mixprec.policies import plan_file
-from keras_mixprec.policies.layers import check_model, walk
+from keras_mixprec.policies.layers import MODEL_PATH, check_model, walk
 from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.plan_check import check_entries, problems
 from keras_mixprec.policies.plan_diff import Change, changes
@@ -140,8 +140,8 @@ class PrecisionPlan(Mapping):
                 f"Received: other={other!r} of type {type(other).__name__}"
             )
         return changes(
-            {"<model>": self.default, **self},
-            {"<model>": other.default, **other},
+            {MODEL_PATH: self.default, **self},
+            {MODEL_PATH: other.default, **other},
         )
 
     def decide(self, entry) -> tuple[str, str]:

@@ -9,12 +9,14 @@ FORMAT = "keras_mixprec.plan"
 VERSION = 1
 
 
-def write(path, plan):
+def write(path, plan, tuner: dict | None = None):
     """Writes a plan, so that a reader sees the old file or the new one.
 
     Args:
         path: String or path object.
         plan: A `PrecisionPlan`.
+        tuner: Dict that JSON can hold: what the tuner that made the plan
+            needs to go on. Defaults to `None`, no tuner made it.
     """
     path = Path(path)
     content = {
@@ -23,6 +25,8 @@ def write(path, plan):
         "default": plan.default,
         "layers": [_entry(plan, name) for name in plan],
     }
+    if tuner is not None:
+        content["tuner"] = tuner
     # Beside the target, because a rename is atomic within one disk only.
     descriptor, temporary = tempfile.mkstemp(
         dir=path.parent, prefix=path.name, suffix=".tmp"
@@ -45,6 +49,24 @@ def read(path) -> dict:
     Raises:
         ValueError: If the file is not a plan, or a newer one.
     """
+    content = _content(path)
+    layers = content["layers"]
+    return {
+        "policies": {entry["path"]: entry["policy"] for entry in layers},
+        "default": content.get("default", "float32"),
+        "reasons": {e["path"]: e["reason"] for e in layers if "reason" in e},
+        "notes": {e["path"]: e["note"] for e in layers if "note" in e},
+    }
+
+
+def read_tuner(path) -> dict:
+    """Returns what a tuner left in the file, empty if none did."""
+    tuner = _content(path).get("tuner", {})
+    _require(path, isinstance(tuner, dict), "`tuner` must be an object")
+    return tuner
+
+
+def _content(path):
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -59,12 +81,7 @@ def read(path) -> dict:
         _check_entry(path, entry)
     paths = [entry["path"] for entry in layers]
     _require(path, len(set(paths)) == len(paths), "it names a path twice")
-    return {
-        "policies": {entry["path"]: entry["policy"] for entry in layers},
-        "default": content.get("default", "float32"),
-        "reasons": {e["path"]: e["reason"] for e in layers if "reason" in e},
-        "notes": {e["path"]: e["note"] for e in layers if "note" in e},
-    }
+    return content
 
 
 def _entry(plan, path):

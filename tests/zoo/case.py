@@ -56,9 +56,9 @@ class Case:
     warm_up: int = 0
     absent_on: frozenset = frozenset()
 
-    def model(self, policy: str, jit_compile: bool, float32=()):
+    def model(self, policy: str, jit_compile: bool, float32=(), seed=0):
         """Returns the compiled model with some layers in float32."""
-        keras.utils.set_random_seed(0)
+        keras.utils.set_random_seed(seed)
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(policy)
         try:
@@ -97,7 +97,7 @@ class Case:
             return []
         return {output: [name]} if output else [name]
 
-    def fit(self, model, epochs=None):
+    def fit(self, model, epochs=None, callbacks=()):
         """Trains, and returns the last value of the metric."""
         x, y = self.data()
         history = model.fit(
@@ -107,6 +107,7 @@ class Case:
             batch_size=self.batch_size,
             shuffle=False,
             verbose=0,
+            callbacks=list(callbacks),
         )
         return history.history[self.metric][-1]
 

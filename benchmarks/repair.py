@@ -1,0 +1,156 @@
+"""What `PrecisionTuner` makes of the models of `tests/zoo`.
+
+For every case and backend: the final metric in float32 (least and largest of
+five seeds), in mixed_float16 as it is, and with the tuner; how many steps
+after the first bad one the model was repaired, and with how many rebuilds; the
+share of parameters and of work that is left in 16 bits, and of the smallest
+set known to work. A fault is repaired if the metric is within 2% of float32's
+or as good as that of another seed. In a control nothing may be demoted.
+
+    python -m benchmarks.repair
+    python -m benchmarks.repair --setups torch --cases t5_ffn big_sum
+"""
+
+import json
+import math
+import pathlib
+import statistics
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+
+from benchmarks.timing import SETUPS, argument_parser, in_subprocess, markdown
+
+_SEEDS = range(5)
+_TOLERANCE = 0.02
+_HEADER = [
+    "case",
+    "float32",
+    "float16",
+    "tuned",
+    "steps to repair",
+    "rebuilds",
+    "parameters, work in 16 bits",
+    "oracle",
+    "right",
+]
+
+
+def main():
+    """Prints the table of each setup and the totals."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--cases", nargs="+", default=[])
+    arguments = parser.parse_args()
+    totals = []
+    for setup in arguments.setups:
+        backend, jit_compile = SETUPS[setup]
+        rows = in_subprocess(
+            backend, repair_all, setup, jit_compile, arguments.cases
+        )
+        table = [cells for cells, _ in rows]
+        print(f"\n### {setup}\n\n{markdown(_HEADER, table)}", flush=True)
+        totals.append([setup, *_totals([result for _, result in rows])])
+    header = ["backend", "faults repaired", "controls untouched"]
+    header += ["most rebuilds", "median share of the oracle's"]
+    print("\n" + markdown(header, totals))
+
+
+def repair_all(setup, jit_compile, names):
+    """Returns, for every case, the cells of its row and the result."""
+    from zoo import cases
+
+    rows = []
+    for case in cases(names):
+        rows.append(_repair(case, setup, jit_compile))
+        print(*rows[-1][0], sep="  ", file=sys.stderr, flush=True)
+    return rows
+
+
+def _repair(case, setup, jit_compile):
+    import keras_mixprec as kmp
+    from keras_mixprec.policies.shares import shares_in_16_bits
+
+    exact = [
+        case.fit(case.model("float32", jit_compile, seed=seed))
+        for seed in _SEEDS
+    ]
+    low = case.fit(case.model("mixed_float16", jit_compile))
+    model = case.model("mixed_float16", jit_compile)
+    tuner = kmp.PrecisionTuner(verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        # Behind the tuner, so that it logs each step that is skipped.
+        monitor = kmp.MixPrecMonitor(folder, probe_every=0, verbose=0)
+        tuned = case.fit(model, callbacks=[tuner, monitor])
+        first_bad = _first_bad_step(folder)
+    shares = shares_in_16_bits(model)
+    culprits = sorted(case.expected(setup))
+    oracle = shares_in_16_bits(
+        case.model("mixed_float16", jit_compile, culprits)
+    )
+    changes = [e for e in tuner.history if "layers" in e]
+    rebuilds = sum(
+        e["kind"] in ("demote", "shrink", "promote") for e in changes
+    )
+    demoted = any(e["kind"] == "demote" for e in changes)
+    fault = bool(culprits)
+    right = _as_good(case, tuned, exact) if fault else not demoted
+    cells = [
+        case.name,
+        f"{_metric(exact[0])} ({_metric(min(exact))} to {_metric(max(exact))})",
+        _metric(low),
+        _metric(tuned),
+        _steps(changes, first_bad),
+        str(rebuilds),
+        f"{shares.parameters:.0%}, {shares.work:.0%}",
+        f"{oracle.parameters:.0%}, {oracle.work:.0%}",
+        "yes" if right else "NO",
+    ]
+    share = min(shares.work / oracle.work, 1.0) if oracle.work else 1.0
+    return cells, (fault, right, rebuilds, share)
+
+
+def _first_bad_step(folder):
+    path = pathlib.Path(folder, "mixprec", "events.jsonl")
+    events = map(json.loads, path.read_text().splitlines())
+    steps = [e["at_step"] for e in events if e["kind"] == "skipped_step"]
+    return min(steps, default=None)
+
+
+def _steps(changes, first_bad):
+    demotions = [e["step"] for e in changes if e["kind"] == "demote"]
+    if not demotions:
+        return "-"
+    first = min(demotions)
+    if first_bad is None or first_bad >= first:
+        return f"0 (at {first})"
+    return f"{first - first_bad} (at {first})"
+
+
+def _as_good(case, tuned, exact):
+    if not math.isfinite(tuned):
+        return False
+    if case.metric.endswith("accuracy"):
+        return tuned >= min((1 - _TOLERANCE) * exact[0], *exact)
+    return tuned <= max((1 + _TOLERANCE) * exact[0], *exact)
+
+
+def _totals(results):
+    faults = [right for fault, right, _, _ in results if fault]
+    controls = [right for fault, right, _, _ in results if not fault]
+    shares = [share for fault, _, _, share in results if fault]
+    return [
+        f"{sum(faults)} of {len(faults)}",
+        f"{sum(controls)} of {len(controls)}",
+        str(max(rebuilds for _, _, rebuilds, _ in results)),
+        f"{statistics.median(shares):.0%}" if shares else "-",
+    ]
+
+
+def _metric(value):
+    return f"{value:.4g}" if math.isfinite(value) else "NaN"
+
+
+if __name__ == "__main__":
+    main()

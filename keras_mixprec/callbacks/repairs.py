@@ -1,0 +1,213 @@
+"""What a tuner has changed in a model, and changing more."""
+
+import time
+from typing import NamedTuple
+
+from keras_mixprec.policies import PrecisionPlan, apply_policy
+from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
+from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
+from keras_mixprec.policies.shares import shares_in_16_bits
+
+
+class Demotion(NamedTuple):
+    """A layer that computes in a wider dtype than it was built with.
+
+    Attributes:
+        before: String. Its policy as it was built.
+        policy: String. Its policy now.
+        step: Int. When that changed.
+        kind: String. The kind of the verdict.
+        reason: String. The verdict.
+    """
+
+    before: str
+    policy: str
+    step: int
+    kind: str
+    reason: str
+
+
+class Repairs:
+    """The demotions of one model.
+
+    Args:
+        model: A built `keras.Model`.
+
+    Attributes:
+        demotions: Dict from layer path to `Demotion`, of the demoted layers.
+        tries: Dict from layer path to how often the layer turned out to need
+            its demotion.
+        rebuilds: Int. How often the compiled functions were made anew.
+        share_at_first: Float. Share of the work in 16 bits at the start.
+    """
+
+    def __init__(self, model):
+        self.demotions = {}
+        self.tries = {}
+        self.rebuilds = 0
+        self._model = model
+        self.share_at_first = self.share_in_16_bits()
+        self._rebuilt_at = None
+        self._shrunk = True
+
+    def plan(self) -> PrecisionPlan:
+        """Returns the plan that the model follows, with the reasons."""
+        plan = PrecisionPlan.from_model(self._model)
+        reasons = {p: d.reason for p, d in self.demotions.items() if p in plan}
+        return PrecisionPlan(plan, plan.default, reasons)
+
+    def share_in_16_bits(self) -> float:
+        """Returns the share of the work in 16 bits now."""
+        return shares_in_16_bits(self._model).work
+
+    def demoted_fraction(self) -> float:
+        """Returns the share of the 16-bit work that is 16-bit no more."""
+        if not self.share_at_first:
+            return 0.0
+        return 1 - self.share_in_16_bits() / self.share_at_first
+
+    def wanted(self, proposal, step: int) -> dict:
+        """Returns, by path, the demotions of a `Proposal` that are new."""
+        wanted = {}
+        for path, layer in self._layers().items():
+            if id(layer) not in proposal or is_fixed(layer):
+                continue
+            _, policy, verdict = proposal[id(layer)]
+            now = policy_name(layer)
+            if now != policy:
+                wanted[path] = self._demotion(
+                    path, now, policy, step, verdict.kind, str(verdict)
+                )
+        return wanted
+
+    def all_in_float32(self, step: int, reason: str) -> dict:
+        """Returns, by path, the demotion of every layer in 16 bits.
+
+        Args:
+            step: Int.
+            reason: String.
+        """
+        return {
+            path: self._demotion(
+                path, policy_name(layer), "float32", step, "give_up", reason
+            )
+            for path, layer in self._layers().items()
+            if is_16_bit(policy_name(layer)) and not is_fixed(layer)
+        }
+
+    def _demotion(self, path, now, *others):
+        known = self.demotions.get(path)
+        return Demotion(known.before if known else now, *others)
+
+    def demote(self, wanted: dict):
+        """Demotes layers.
+
+        Args:
+            wanted: Dict from path to `Demotion`.
+        """
+        self._count(wanted)
+        self.demotions |= wanted
+        self._shrunk = False
+        self._follow({path: d.policy for path, d in wanted.items()})
+
+    def restore(self, paths):
+        """Gives layers the policies back that they were built with."""
+        before = {path: self.demotions.pop(path).before for path in paths}
+        self._follow(before)
+
+    def due(self, step: int, quiet: int, promote_after: int) -> tuple:
+        """Returns which demotions to try without, and what that is called.
+
+        After a demotion those of several times, which may have made earlier
+        ones needless, once; later each for itself, ever more rarely.
+
+        Args:
+            step: Int.
+            quiet: Int. For how many steps nothing has happened.
+            promote_after: Int. The number of steps to wait for, 0 for ever.
+        """
+        if not self._shrunk:
+            self._shrunk = True
+            if len({d.step for d in self.demotions.values()}) > 1:
+                return "shrink", list(self.demotions)
+        if not promote_after or quiet < promote_after:
+            return "promote", []
+        return "promote", [
+            path
+            for path, d in self.demotions.items()
+            if step - d.step >= promote_after * 2 ** (self.tries[path] - 1)
+        ]
+
+    def tried(self, paths, step: int):
+        """Takes note that layers still need their demotion."""
+        self._count(paths)
+        for path in paths:
+            self.demotions[path] = self.demotions[path]._replace(step=step)
+
+    def as_built(self, paths) -> dict:
+        """Returns a dict from policy name to the layers that had it."""
+        layers, found = self._layers(), {}
+        for path in paths:
+            before = self.demotions[path].before
+            found.setdefault(before, []).append(layers[path])
+        return found
+
+    def paths_of(self, layers) -> set:
+        """Returns the paths of some layers."""
+        ids = {id(layer) for layer in layers}
+        return {p for p, layer in self._layers().items() if id(layer) in ids}
+
+    def rebuild_seconds(self) -> float | None:
+        """Returns what the last rebuild cost, once, when its step is done."""
+        if self._rebuilt_at is None:
+            return None
+        seconds = time.perf_counter() - self._rebuilt_at
+        self._rebuilt_at = None
+        return seconds
+
+    def state(self) -> dict:
+        """Returns what another process needs to go on from here."""
+        return {
+            "rebuilds": self.rebuilds,
+            "share_at_first": self.share_at_first,
+            "tries": self.tries,
+            "demotions": {p: d._asdict() for p, d in self.demotions.items()},
+        }
+
+    def load_state(self, state: dict):
+        """Goes on from what `state` returned.
+
+        Raises:
+            ValueError: If that is not what it is.
+        """
+        try:
+            demotions = {
+                path: Demotion(**fields)
+                for path, fields in state.get("demotions", {}).items()
+            }
+            tries = {path: int(n) for path, n in state.get("tries", {}).items()}
+            rebuilds = int(state.get("rebuilds", 0))
+            share = float(state.get("share_at_first", self.share_at_first))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                "What a tuner wrote beside the plan is damaged; delete "
+                f"`tuner` from the file to go on without. Received: {state}"
+            ) from error
+        self.demotions, self.tries = demotions, tries
+        self.rebuilds, self.share_at_first = rebuilds, share
+
+    def _count(self, paths):
+        for path in paths:
+            self.tries[path] = self.tries.get(path, 0) + 1
+
+    def _layers(self):
+        return {e.path: e.layer for e in walk_with_model(self._model)}
+
+    def _follow(self, policies):
+        started = time.perf_counter()
+        now = PrecisionPlan.from_model(self._model)
+        policies = {**now, MODEL_PATH: now.default, **policies}
+        default = policies.pop(MODEL_PATH)
+        apply_policy(self._model, PrecisionPlan(policies, default))
+        self.rebuilds += 1
+        self._rebuilt_at = started

@@ -1,0 +1,191 @@
+"""The callback that repairs a model while it trains."""
+
+import keras
+from keras.src.utils import io_utils
+
+from keras_mixprec._checks import check_choice, check_integer, check_number
+from keras_mixprec.callbacks.engine import Engine, Settings
+from keras_mixprec.callbacks.plan_on_disk import PlanOnDisk
+from keras_mixprec.callbacks.repairs import Repairs
+from keras_mixprec.callbacks.tuning import Tuning
+from keras_mixprec.loss_scaling.ensure import (
+    ensure_loss_scaling,
+    lacks_loss_scaling,
+)
+from keras_mixprec.policies import apply_policy, recommend_policy
+
+_ON_LIMIT = ("continue", "stop", "float32")
+_BFLOAT16 = ("auto", True, False)
+
+
+class PrecisionTuner(keras.callbacks.Callback):
+    """Moves the layers that cannot bear 16 bits to a wider type, in training.
+
+    Before the first step, when steps are skipped or losses are not finite
+    more often than a search for the loss scale explains, and rarely besides,
+    one batch is diagnosed as by `keras_mixprec.diagnose`. The smallest set of
+    layers that cures what is found is demoted: to bfloat16 where the fault is
+    one of range and the device computes in it, else to float32. Weights,
+    optimizer state, metrics and counters stay; the compiled functions are
+    made anew once for each set. Bad data, divergence and a loss scale that is
+    still searching change nothing.
+
+    When all is quiet for `cooldown` steps, what turns out not to be needed is
+    given back, and after `promote_after` steps every demoted layer that a
+    diagnosis as built finds sound; one that fails again waits twice as long.
+
+    Use it alone or beside `MixPrecMonitor`, which then logs what it does:
+    both share one look and one diagnosis.
+
+    A compiled model that computes in float16 without loss scaling gets a
+    `LossScaleOptimizer` if it trains by Keras' own `train_step`.
+
+    Args:
+        plan: String or path-like, a JSON file. If it is there, training
+            starts from it; it is written on every change and at the end.
+            Defaults to `None`.
+        dry_run: Boolean. Whether to say what would be changed and change
+            nothing; the plan is neither read nor written. Defaults to
+            `False`.
+        promote_after: Int. Quiet steps after which a demoted layer is tried as
+            built. `0` for never. Defaults to `2000`.
+        cooldown: Int. Steps after a change before the next. Defaults to `20`.
+        max_demoted_fraction: Float, share of the work in 16 bits that may be
+            demoted. Defaults to `1.0`.
+        max_rebuilds: Int. How often the compiled functions may be made anew.
+            Defaults to `10`.
+        on_limit: String, what to do when a limit does not allow a repair, or
+            none is known: `"continue"` as it is, `"stop"` training, or
+            `"float32"` for all layers. Defaults to `"continue"`.
+        bfloat16: Boolean, or `"auto"`: whether the device is one for which
+            `recommend_policy` says `"mixed_bfloat16"`. Defaults to `"auto"`.
+        update_freq: Int, batches between two looks at the counters. Defaults
+            to `10`.
+        verbose: `0` or `1`. Whether to print what is changed. Defaults to `1`.
+
+    Attributes:
+        plan: The `PrecisionPlan` that the model follows after `fit`, with the
+            verdict for each demoted layer; `None` before.
+        history: List of dicts, all that the last `fit` changed or would have
+            changed: `kind` (`"start"`, `"demote"`, `"shrink"`, `"promote"`,
+            `"loss_scaling"`, `"give_up"`), `step`, and for changes `layers`, a
+            dict from path to the policies `before` and `after`, and the
+            `seconds` that the rebuild and the step after it took.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a number is outside its range; when training starts, if
+            the plan is damaged or belongs to another model.
+        OSError: When training starts, if the plan cannot be written.
+
+    Example:
+    >>> inputs = keras.Input((4,))
+    >>> x = keras.layers.UnitNormalization(name="norm")(inputs)
+    >>> model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    >>> plan = apply_policy(model, "mixed_float16", rules=[])
+    >>> model.compile(LossScaleOptimizer("adam"), loss="mse")
+    >>> tuner = PrecisionTuner(verbose=0)
+    >>> history = model.fit(
+    ...     np.full((8, 4), 1e-4), np.ones((8, 1)), verbose=0, callbacks=[tuner]
+    ... )
+    >>> dict(tuner.plan)
+    {'norm': 'float32', 'dense': 'mixed_float16'}
+    """
+
+    def __init__(
+        self,
+        plan=None,
+        dry_run: bool = False,
+        promote_after: int = 2000,
+        cooldown: int = 20,
+        max_demoted_fraction: float = 1.0,
+        max_rebuilds: int = 10,
+        on_limit: str = "continue",
+        bfloat16: bool | str = "auto",
+        update_freq: int = 10,
+        verbose: int = 1,
+    ):
+        super().__init__()
+        self._disk = None if plan is None else PlanOnDisk(plan)
+        self.dry_run = check_choice("dry_run", dry_run, (True, False))
+        self.promote_after = check_integer("promote_after", promote_after)
+        self.cooldown = check_integer("cooldown", cooldown)
+        self.max_demoted_fraction = check_number(
+            "max_demoted_fraction", max_demoted_fraction, low=0, high=1
+        )
+        self.max_rebuilds = check_integer("max_rebuilds", max_rebuilds)
+        self.on_limit = check_choice("on_limit", on_limit, _ON_LIMIT)
+        self.bfloat16 = check_choice("bfloat16", bfloat16, _BFLOAT16)
+        self.update_freq = check_integer("update_freq", update_freq, low=1)
+        self.verbose = check_integer("verbose", verbose, high=1)
+        self.plan = None
+        self.history = []
+        self._engine = self._tuning = None
+
+    def on_train_begin(self, logs=None):
+        """Starts from the plan, if there is one."""
+        model = self.model
+        repairs = Repairs(model)
+        known = None if self._is_dry else self._disk.load(model)
+        settings = Settings(verbose=self.verbose)
+        self._engine = Engine.join(self, settings, modest=True)
+        use_bfloat16 = self.bfloat16
+        if use_bfloat16 == "auto":
+            use_bfloat16 = recommend_policy().policy == "mixed_bfloat16"
+        self._tuning = Tuning(self, self._engine, repairs, use_bfloat16)
+        self.history = self._tuning.history
+        if known:
+            plan, state = known
+            repairs.load_state(state)
+            apply_policy(model, plan)
+            self._tuning.tell_at_first(
+                "start", f"starts from {self._disk.path}"
+            )
+        # Whether it can be written shall be known now.
+        self.save(repairs)
+        if not self.dry_run and _can_be_scaled(model):
+            ensure_loss_scaling(model)
+            self._tuning.tell_at_first(
+                "loss_scaling", "the loss is scaled from now on"
+            )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Counts the batches of the epoch."""
+        self._engine.begin_epoch(self)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Changes what has to be changed before this step."""
+        self._engine.begin_batch(self, batch)
+        # Reading `self.model` brings the variables up to date on JAX.
+        self._tuning.before_batch(lambda: self.model)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Looks at the last steps of the epoch."""
+        self._engine.end_epoch(self)
+
+    def on_train_end(self, logs=None):
+        """Writes the plan and says what came out."""
+        engine, tuning = self._engine, self._tuning
+        tuning.end()
+        engine.finish()
+        tuning.tell_rebuild(engine.step)
+        self.plan = tuning.repairs.plan()
+        self.save(tuning.repairs)
+        if self.verbose and self.history:
+            io_utils.print_msg(str(tuning))
+        engine.leave(self)
+
+    @property
+    def _is_dry(self):
+        return self.dry_run or self._disk is None
+
+    def save(self, repairs):
+        """Writes the plan, if there is a file for it."""
+        if not self._is_dry:
+            self._disk.save(repairs)
+
+
+def _can_be_scaled(model):
+    # A `train_step` of the user's own may not call `optimizer.scale_loss`.
+    own_step = type(model).train_step is not keras.Model.train_step
+    return not own_step and lacks_loss_scaling(model)

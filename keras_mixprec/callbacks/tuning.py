@@ -1,0 +1,328 @@
+"""What a tuner does in one `fit`."""
+
+from collections import Counter, deque
+
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.utils import io_utils
+
+from keras_mixprec.callbacks.held_batch import HeldBatch
+from keras_mixprec.callbacks.suspicion import WINDOW, Suspicion
+from keras_mixprec.diagnosis.on_demand import examine
+from keras_mixprec.diagnosis.proposal import propose
+from keras_mixprec.numerics.dtypes import following
+
+# A model is audited before its first step, after this many, and then after
+# four times as many as before: what fails without a sign is rarely new.
+_SECOND_AUDIT = 50
+_AUDITS_GROW = 4
+
+# Failing batches that giving back is tried on, the last ones.
+_EVIDENCE = 4
+
+# Findings without a layer that say why steps are bad.
+_EXPLAINED = ("bad_data", "divergence", "weights_lost", "scale_search")
+
+_BY_HAND = (
+    "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
+    "as the verdicts advise"
+)
+
+
+class Tuning:
+    """Decides when to look, and changes what has to be changed.
+
+    Args:
+        tuner: The `PrecisionTuner`, for its arguments.
+        engine: The `Engine`.
+        repairs: `Repairs` of the model.
+        use_bfloat16: Boolean. Whether the device computes in it.
+
+    Attributes:
+        history: List of dicts, what was done.
+        repairs: `Repairs` of the model.
+    """
+
+    def __init__(self, tuner, engine, repairs, use_bfloat16):
+        self.history = []
+        self._tuner = tuner
+        self._engine = engine
+        self.repairs = repairs
+        self._use_bfloat16 = use_bfloat16
+        self._suspicion = Suspicion()
+        self._evidence = deque(maxlen=_EVIDENCE)
+        self._held = HeldBatch()
+        self._held_until = None
+        self._bad_before = 0
+        self._over = False
+        self._advised = set()
+        self._done_before = []
+        self._changed_at = None
+        self._next_look = self._next_audit = None
+
+    # Looking.
+
+    def before_batch(self, up_to_date):
+        """Looks, if it is time to.
+
+        Args:
+            up_to_date: Function that brings the model's variables up to date.
+        """
+        step = self._engine.step
+        self.tell_rebuild(step)
+        if self._over:
+            return
+        if self._next_look is None:
+            self._begin(step)
+            return
+        if self._held_until is not None:
+            up_to_date()
+            self._examine_if_bad(step)
+        if step >= self._next_look and not self._over:
+            up_to_date()
+            self._look(step)
+        if self._held_until is not None:
+            self._hold(step)
+
+    def end(self):
+        """Looks no more."""
+        self._held.disarm()
+
+    def _begin(self, step):
+        for kind, message in self._done_before:
+            self._tell(kind, step, message)
+        self._engine.examiner.listener = self._on_examination
+        self._next_look = step + 1
+        self._next_audit = step + _SECOND_AUDIT
+        self._engine.examiner.arm(self._engine.model, step)
+
+    def _look(self, step):
+        # The first steps show most.
+        taken = step - self._engine.first_step
+        self._next_look = step + min(taken, self._tuner.update_freq)
+        suspicious = self._suspicion.add(step, self._engine.bad_steps())
+        if self._cooling(step) or self._held_until is not None:
+            return
+        if suspicious:
+            self._held_until = step + WINDOW
+        elif step >= self._next_audit:
+            self._next_audit = step + _AUDITS_GROW * (
+                self._next_audit - self._engine.first_step
+            )
+            self._engine.examiner.arm(self._engine.model, step)
+        else:
+            self._give_back_if_quiet(step)
+
+    def _hold(self, step):
+        self._bad_before = self._engine.bad_steps()
+        try:
+            self._held.hold(self._engine.model)
+        except NotImplementedError:
+            # The next batch has to do, whether it fails or not.
+            self._held_until = None
+            self._engine.examiner.arm(self._engine.model, step)
+
+    def _examine_if_bad(self, step):
+        held = self._held.take()
+        bad = self._engine.bad_steps() > self._bad_before
+        if held and bad:
+            self._held_until = None
+            self._engine.examiner.examine(self._engine.model, held[0], step)
+        elif step >= self._held_until:
+            self._held_until = None
+            self._suspicion.came_to_nothing()
+
+    def _cooling(self, step):
+        changed = self._changed_at
+        return changed is not None and step < changed + self._tuner.cooldown
+
+    # Demoting.
+
+    def _on_examination(self, examination, batch, step):
+        if self._over or self._cooling(step):
+            return
+        proposal = propose(
+            examination, lambda: self._examine(batch, step), self._use_bfloat16
+        )
+        if not proposal:
+            self._nothing_to_demote(examination, step)
+            return
+        self._held_until = None
+        self._evidence.append(batch)
+        wanted = self.repairs.wanted(proposal, step)
+        wanted = {p: d for p, d in wanted.items() if p not in self._advised}
+        obstacle = self._obstacle(proposal, wanted)
+        if self._tuner.dry_run:
+            if wanted:
+                self._advised |= set(wanted)
+                self._tell_change("demote", step, _policies(wanted), wanted)
+        elif obstacle:
+            self._give_up(step, obstacle)
+        else:
+            self._demote("demote", step, wanted)
+            if examination.scale_bits is not None:
+                self._engine.raise_scale(examination.scale_bits)
+
+    def _examine(self, batch, step):
+        parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+        return examine(self._engine.model, *parts, step=step)
+
+    def _nothing_to_demote(self, examination, step):
+        kinds = {finding.verdict.kind for finding in examination.findings}
+        if not kinds & set(_EXPLAINED) and self._engine.collapsed:
+            self._give_up(
+                step,
+                "the loss scale is at its floor and no layer is to blame",
+            )
+        else:
+            self._suspicion.came_to_nothing()
+
+    def _obstacle(self, proposal, wanted):
+        """Why a repair is not possible, `None` if it is."""
+        tuner, repairs = self._tuner, self.repairs
+        if not wanted:
+            return "the layers at fault cannot be demoted any further"
+        if repairs.rebuilds >= tuner.max_rebuilds:
+            return f"max_rebuilds={tuner.max_rebuilds} is reached"
+        with following(proposal.assignment()):
+            fraction = repairs.demoted_fraction()
+        if fraction > tuner.max_demoted_fraction:
+            return (
+                f"the repair would demote {fraction:.0%} of the work in 16 "
+                f"bits, more than max_demoted_fraction="
+                f"{tuner.max_demoted_fraction}"
+            )
+        return None
+
+    def _demote(self, kind, step, wanted):
+        before = {path: d.before for path, d in wanted.items()}
+        before |= {
+            path: self.repairs.demotions[path].policy
+            for path in wanted
+            if path in self.repairs.demotions
+        }
+        self.repairs.demote(wanted)
+        self._changed(step)
+        changes = {p: (before[p], d.policy) for p, d in wanted.items()}
+        self._tell_change(kind, step, changes, wanted)
+
+    def _changed(self, step):
+        self._changed_at = step
+        self._held_until = None
+        self._suspicion.start_over()
+        self._engine.examiner.forget_trouble()
+        self._tuner.save(self.repairs)
+
+    def _give_up(self, step, reason):
+        self._over = True
+        self._held_until = None
+        on_limit = self._tuner.on_limit
+        self._tell("give_up", step, f"{reason}. {_BY_HAND}", on_limit=on_limit)
+        if on_limit == "stop":
+            self._engine.model.stop_training = True
+        elif on_limit == "float32":
+            wanted = self.repairs.all_in_float32(step, reason)
+            self._demote("demote", step, wanted)
+
+    # Giving back.
+
+    def _give_back_if_quiet(self, step):
+        bad = self._suspicion.last_bad_step
+        since = max(x for x in (bad, self._changed_at, 0) if x is not None)
+        kind, paths = self.repairs.due(
+            step, step - since, self._tuner.promote_after
+        )
+        rebuilds_left = self._tuner.max_rebuilds - self.repairs.rebuilds
+        if paths and rebuilds_left and not self._tuner.dry_run:
+            self._engine.examiner.on_next_batch(
+                self._engine.model,
+                step,
+                lambda batch: self._give_back(kind, paths, batch, step),
+            )
+
+    def _give_back(self, kind, paths, batch, step):
+        batches = [*self._evidence, batch]
+        sound = set(paths)
+        # What is sound beside others may not be so alone, once.
+        for _ in range(2):
+            sound -= self._at_fault(sound, batches, step)
+        self.repairs.tried(set(paths) - sound, step)
+        if not sound or self._at_fault(sound, batches, step):
+            return
+        changes = {
+            p: (d.policy, d.before)
+            for p, d in self.repairs.demotions.items()
+            if p in sound
+        }
+        self.repairs.restore(sound)
+        self._changed(step)
+        self._tell_change(kind, step, changes, {})
+
+    def _at_fault(self, paths, batches, step):
+        """Which of the layers are at fault as they were built."""
+        if not paths:
+            return set()
+        layers = []
+        with following(self.repairs.as_built(paths)):
+            for batch in batches:
+                for finding in self._examine(batch, step).findings:
+                    layers += finding.layers
+        return self.repairs.paths_of(layers)
+
+    # Telling.
+
+    def tell_rebuild(self, step: int):
+        """Tells what the last rebuild cost, once its step is done."""
+        seconds = self.repairs.rebuild_seconds()
+        if seconds is not None:
+            self.history[-1]["seconds"] = seconds
+            event = {"kind": "rebuild", "seconds": round(seconds, 3)}
+            self._engine.log.event(step, event)
+
+    def __str__(self):
+        policies = Counter(d.policy for d in self.repairs.demotions.values())
+        moved = ", ".join(f"{n} layers to {p}" for p, n in policies.items())
+        return (
+            f"PrecisionTuner: {moved or 'nothing demoted'}, "
+            f"{self.repairs.share_in_16_bits():.0%} of the work in 16 bits, "
+            f"{self.repairs.rebuilds} rebuilds."
+        )
+
+    def _tell_change(self, kind, step, changes, wanted):
+        after = sorted({policy for _, policy in changes.values()})
+        would = "would change" if self._tuner.dry_run else "changes"
+        reasons = list(dict.fromkeys(d.kind for d in wanted.values()))
+        self._tell(
+            kind,
+            step,
+            f"{would} {_listed(changes)} to {' and '.join(after)}"
+            + (f" because of {', '.join(reasons)}" if reasons else ""),
+            layers={
+                path: {"before": before, "after": after}
+                for path, (before, after) in changes.items()
+            },
+            reasons={path: d.reason for path, d in wanted.items()},
+            share_in_16_bits=self.repairs.share_in_16_bits(),
+        )
+
+    def tell_at_first(self, kind: str, message: str):
+        """Tells what was done before training, when there is a log."""
+        self._done_before.append((kind, message))
+
+    def _tell(self, kind, step, message, **fields):
+        entry = {"kind": kind, "step": step, **fields, "message": message}
+        self.history.append(entry)
+        self._engine.log.event(
+            step, {k: v for k, v in entry.items() if k != "step"}
+        )
+        if self._tuner.verbose:
+            io_utils.print_msg(f"\nPrecisionTuner at step {step}: {message}.")
+
+
+def _policies(wanted):
+    return {path: (d.before, d.policy) for path, d in wanted.items()}
+
+
+def _listed(paths, shown=4):
+    names = [repr(path) for path in paths]
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

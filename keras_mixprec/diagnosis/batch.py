@@ -1,0 +1,58 @@
+"""One batch, as it is handed to a diagnosis."""
+
+from keras import ops, tree
+
+
+def build_for(model, data: tuple):
+    """Builds what the first batch of `fit` would build.
+
+    Args:
+        model: A compiled `keras.Model`.
+        data: What `to_tensors` returned.
+    """
+    model._symbolic_build(data_batch=data)
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def to_tensors(data: tuple) -> tuple:
+    """Returns `(x, y, sample_weight)` as tensors.
+
+    Args:
+        data: Tuple of the three, each an array or a structure of arrays.
+
+    Raises:
+        ValueError: If that is not one batch.
+    """
+    tensors, sizes = [], {}
+    for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
+        try:
+            tensors.append(tree.map_structure(_to_tensor, part))
+            for leaf in tree.flatten(tensors[-1]):
+                if leaf is not None:
+                    sizes[name] = len(leaf)
+        except (TypeError, ValueError) as error:
+            raise ValueError(_not_a_batch(name, part)) from error
+    if not sizes.get("x"):
+        raise ValueError(_not_a_batch("x", data[0]))
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            "All parts of the batch must have the same number of samples. "
+            f"Received: {sizes}"
+        )
+    return tuple(tensors)
+
+
+def _to_tensor(leaf):
+    if isinstance(leaf, (str, bytes)):
+        raise TypeError("A string is no array.")
+    return leaf if leaf is None else ops.convert_to_tensor(leaf)
+
+
+def _not_a_batch(name, part):
+    return (
+        f"`{name}` must be one batch of at least one sample: an array, or a "
+        "list or dict of arrays as `model.train_on_batch` takes them. "
+        f"Received: {name}={str(part)[:80]} of type {type(part).__name__}"
+    )

@@ -1,0 +1,358 @@
+"""`minimize_float32`: the set it finds, what it accepts and leaves alone."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from zoo import CASES
+
+import keras_mixprec as kmp
+from keras_mixprec.analysis.smallest_set import smallest_set
+from keras_mixprec.analysis.suspects import rank
+from keras_mixprec.diagnosis.end_to_end import EndToEnd
+from keras_mixprec.policies.layers import walk
+
+# Of constants that do not fit float16, as models are built and trained.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value) encountered:RuntimeWarning"
+)
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(16, 8)).astype("float32")
+Y = RANDOM.integers(0, 3, 16)
+
+BACKEND = keras.backend.backend()
+
+FAULTS = [
+    "t5_ffn",
+    "attn_logits",
+    "rms_overflow",
+    "dot_builtin",
+    "input_overflow",
+    "range_conflict",
+    "grad_underflow",
+    "gan_two_optimizers",
+]
+CONTROLS = [
+    "healthy_mlp",
+    "healthy_resnet",
+    "healthy_transformer",
+    "healthy_gan",
+    "initial_scale_too_high",
+]
+
+
+class Overflowing(layers.Layer):
+    def call(self, x):
+        return ops.sqrt(ops.square(x * 1000.0)) / 1000.0
+
+
+class Block(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(8)
+        self.bad = Overflowing(name="bad")
+        self.drop = layers.Dropout(0.5)
+
+    def build(self, input_shape):
+        self.dense.build(input_shape)
+
+    def call(self, x, training=None):
+        return x + self.drop(self.bad(self.dense(x)), training=training)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.block = Block(name="block")
+        self.head = layers.Dense(3, name="head")
+
+    def call(self, x):
+        return self.head(self.block(x["features"]))
+
+
+class LogOfRaw(keras.Model):
+    """Its own call takes numbers that float16 does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = layers.Dense(3, name="head")
+
+    def call(self, x):
+        return self.head(ops.log(1.0 + ops.abs(x)))
+
+
+def compiled(model, optimizer="adam"):
+    model.compile(
+        optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
+    return model
+
+
+def sequential(*middle):
+    return compiled(
+        keras.Sequential(
+            [keras.Input((8,)), *middle, layers.Dense(3, name="head")]
+        )
+    )
+
+
+def search(case, **arguments):
+    model = case.model("mixed_float16", False)
+    return kmp.minimize_float32(model, *case.batch(), rules=[], **arguments)
+
+
+def found(plan):
+    return {p for p, why in plan.reasons.items() if why.startswith("in mixed_")}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_it_finds_the_culprits_and_nothing_else(name):
+    assert found(search(CASES[name])) == CASES[name].culprits
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_healthy_models_need_no_float32(name):
+    assert found(search(CASES[name])) == set()
+
+
+def test_a_gradient_that_is_part_of_the_loss():
+    case = CASES["r1_penalty"]
+    layers_found = found(search(case))
+    # JAX shows no values from within a gradient of a gradient, from which to
+    # predict that `h1` wants a smaller loss scale than the usual.
+    extra = {"critic/h1"} if BACKEND == "jax" else set()
+    assert layers_found == case.culprits | extra
+
+
+def test_the_worst_of_the_batches_counts():
+    # One sample of the 32 is too large for float16.
+    case = CASES["input_overflow"]
+    assert found(search(case, batch_size=8)) == case.culprits
+
+
+def test_a_model_that_follows_the_plan_trains_as_in_float32(tmp_path):
+    case = CASES["t5_ffn"]
+    plan = search(case)
+    plan.save(tmp_path / "plan.json")
+    loaded = kmp.PrecisionPlan.load(tmp_path / "plan.json")
+    assert (loaded.diff(plan), loaded.reasons) == ([], plan.reasons)
+    exact = case.fit(case.model("float32", False))
+    model = case.model("mixed_float16", False)
+    assert not case.learns(case.fit(model), exact)
+    model = case.model("mixed_float16", False)
+    assert loaded.apply(model).diff(plan) == []
+    assert case.learns(case.fit(model), exact)
+
+
+def test_a_block_of_a_subclassed_model_is_taken_apart():
+    model = compiled(Subclassed())
+    plan = kmp.minimize_float32(model, {"features": X}, Y, rules=[])
+    assert found(plan) == {"block/bad"}
+    assert plan["block"] == plan.default == "mixed_float16"
+    why = "in mixed_float16 the loss is not finite, "
+    assert plan.reasons["block/bad"].startswith(why)
+
+
+def test_the_inputs_that_a_subclassed_model_casts():
+    plan = kmp.minimize_float32(compiled(LogOfRaw()), 1e6 * X, Y, rules=[])
+    # On JAX, Keras trains by the model's `call`, which casts nothing.
+    default = "mixed_float16" if BACKEND == "jax" else "float32"
+    assert (plan.default, dict(plan)) == (default, {"head": "mixed_float16"})
+
+
+def test_of_attention_only_the_parts_that_make_the_scores():
+    # Scores above 65504, made in the dtype of query and key and softened by a
+    # layer. With dropout every backend makes them by single operations, for
+    # which torch demands that query and key have one dtype.
+    inputs = keras.Input((6, 8))
+    attention = layers.MultiHeadAttention(1, 64, dropout=0.1, name="mha")
+    x = attention(inputs, inputs)
+    model = compiled(keras.Model(inputs, layers.Dense(3)(x[:, 0])))
+    for part in (attention.query_dense, attention.key_dense):
+        part.kernel.assign(1000.0 * part.kernel.value)
+    x = RANDOM.normal(size=(8, 6, 8)).astype("float32")
+    plan = kmp.minimize_float32(model, x, Y[:8], rules=[])
+    scores = {"mha/query", "mha/key", "mha/softmax"}
+    assert {"mha/softmax"} < found(plan) <= scores
+    if BACKEND == "torch":
+        assert found(plan) == scores
+
+
+def test_rules_and_the_models_own_float32_stay():
+    own = layers.Dense(8, dtype="float32", name="own")
+    low = layers.Dense(8, dtype="mixed_float16", name="low")
+    model = sequential(own, low, layers.Dense(8, dtype="float32"))
+    plan = kmp.minimize_float32(model, X, Y)
+    assert [plan[p] for p in ("own", "low")] == ["float32", "mixed_float16"]
+    assert plan.reasons["own"] == "the model keeps it in float32"
+    assert plan.reasons["head"].startswith("output of the model")
+    assert found(plan) == set()
+
+
+def test_an_unsettled_loss_blames_nobody():
+    # Normalized over four samples again and again: any rounding decides.
+    inputs = x = keras.Input((8,))
+    for _ in range(24):
+        x = layers.Dense(16, use_bias=False)(x)
+        x = layers.BatchNormalization(epsilon=1e-7)(x)
+        x = layers.Activation("relu")(x)
+    model = compiled(keras.Model(inputs, layers.Dense(3)(x)))
+    assert found(kmp.minimize_float32(model, X[:4], Y[:4], rules=[])) == set()
+
+
+def everything(model):
+    variables = [
+        *model.variables,
+        *model.metrics_variables,
+        *model.optimizer.variables,
+    ]
+    return [ops.convert_to_numpy(v.value).copy() for v in variables]
+
+
+def test_nothing_is_changed():
+    model = sequential(
+        layers.Dense(8), Overflowing(name="bad"), layers.Dropout(0.5)
+    )
+    model.fit(X, Y, verbose=0)
+    policies = [layer._dtype_policy for layer in model._flatten_layers()]
+    function, before = model.train_function, everything(model)
+    assert found(kmp.minimize_float32(model, X, Y, rules=[])) == {"bad"}
+    after = [layer._dtype_policy for layer in model._flatten_layers()]
+    assert all(a is b for a, b in zip(after, policies, strict=True))
+    assert model.train_function is function
+    for a, b in zip(before, everything(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_progress_is_shown_if_asked_for(capsys):
+    model = sequential(Overflowing(name="bad"))
+    kmp.minimize_float32(model, X, Y, rules=[])
+    assert capsys.readouterr().out == ""
+    kmp.minimize_float32(model, X, Y, rules=[], verbose=1)
+    assert "in_float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": 3}, TypeError, "must be a `keras.Model`. Received"),
+        ({"model": keras.Sequential()}, ValueError, "must be compiled"),
+        ({"x": []}, ValueError, "`x` must be .* Received"),
+        ({"y": Y[:3]}, ValueError, "same number of samples"),
+        ({"policy": "float32"}, ValueError, "`policy` must be one of"),
+        ({"tolerance": -1}, ValueError, "`tolerance` must be a finite"),
+        ({"gradient_tolerance": "no"}, TypeError, "`gradient_tolerance` must"),
+        ({"rules": "head"}, TypeError, "`rules` must be a list"),
+        ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
+        ({"verbose": 3}, ValueError, "`verbose` must be one of 0, 1"),
+        ({"x": np.inf * X}, ValueError, "In float32 the loss .* not finite"),
+    ],
+)
+def test_wrong_calls(arguments, error, message):
+    valid = {"model": sequential(layers.Dense(8)), "x": X, "y": Y}
+    with pytest.raises(error, match=message):
+        kmp.minimize_float32(**valid | arguments)
+
+
+def test_a_tolerance_out_of_reach_is_refused():
+    rule = kmp.PrecisionRule("bad", "mixed_float16")
+    model = sequential(Overflowing(name="bad"))
+    with pytest.raises(ValueError, match="Even with .*'bad': 'mixed_float16'"):
+        kmp.minimize_float32(model, X, Y, rules=[rule])
+
+
+@pytest.mark.parametrize(
+    ("fits", "expected"),
+    [
+        (lambda s: True, set()),
+        (lambda s: {"b/x", "d"} <= s, {"b/x", "d"}),
+        # Of two that can stand in for each other, the first ranked.
+        (lambda s: bool({"c", "b/y"} & s), {"b/y"}),
+        (lambda s: "a" in s or {"b/x", "b/y"} <= s, {"a"}),
+        # Two that do not mix can only be spared together.
+        (lambda s: "d" in s and len({"b/x", "b/y"} & s) != 1, {"d"}),
+    ],
+)
+def test_the_smallest_set(fits, expected):
+    assert smallest_set(["a", "b/x", "b/y", "c", "d"], fits) == expected
+
+
+def test_no_set_is_found_where_there_is_none():
+    assert smallest_set(["a", "b"], lambda s: False) is None
+
+
+def test_well_ranked_culprits_take_few_trials_and_badly_ranked_not_all():
+    def trials(*culprits):
+        tried = []
+        paths = [f"layer_{i}" for i in range(256)]
+        wanted = {paths[c] for c in culprits}
+        assert smallest_set(paths, lambda s: tried.append(s) or wanted <= s)
+        return len(tried)
+
+    assert trials(0, 1) <= 8
+    assert trials(100, 200) <= 48
+
+
+def test_float32_goes_to_the_suspicious_and_then_to_the_cheap():
+    # 16, 128 and 192 multiply-adds.
+    entries = walk(sequential(layers.Dense(2), layers.Dense(64)))
+    for suspicion, first in [(0.5, "dense"), (2.0, "head")]:
+        ranked = rank(entries, {"head": suspicion})
+        assert ranked[0].path == first
+
+
+def batch(x=X):
+    return ops.convert_to_tensor(x), ops.convert_to_tensor(Y)
+
+
+def comparison(*middle, bits=0.0, optimizer="adam"):
+    model = compiled(sequential(*middle), optimizer)
+    model.optimizer.build(model.trainable_variables)
+    return model, EndToEnd(model, [batch(), batch(2 * X)], bits)
+
+
+def test_errors_are_of_the_assignment_alone():
+    model, compared = comparison(Overflowing(name="bad"), layers.Dense(8))
+    bad, dense, head = model.layers
+    assert compared.errors({}) == (0.0, 0.0)
+    assert compared.errors({"mixed_float16": [bad]})[0] == np.inf
+    low = compared.errors({"mixed_bfloat16": [bad], "mixed_float16": [dense]})
+    assert all(0.0 < error < 0.1 for error in low)
+    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+
+
+def test_a_small_gradient_that_is_all_wrong_is_seen():
+    # At this scale nothing of the gradients is left in float16.
+    model, compared = comparison(layers.Dense(8), bits=-24.0)
+    loss, gradient = compared.errors({"mixed_float16": model.layers[:1]})
+    assert loss < 0.01
+    assert gradient == pytest.approx(1.0)
+
+
+class Shift(layers.Layer):
+    def build(self, input_shape):
+        self.shift = self.add_weight(input_shape[-1:], "zeros")
+
+    def call(self, x):
+        return x + self.shift
+
+
+def test_a_shift_that_normalization_takes_off_again_is_not_compared():
+    # Its gradient is rounding, in float32 as well; SGD would move it by any.
+    model, compared = comparison(
+        Shift(), layers.BatchNormalization(), optimizer="sgd"
+    )
+    assert 0.0 < compared.errors({"mixed_float16": model.layers}).gradient < 0.1
+
+
+def test_the_reference_is_computed_anew_on_demand():
+    model, compared = comparison(layers.Dense(8))
+    head = model.layers[-1]
+    head.kernel.assign(2 * head.kernel.value)
+    assert compared.errors({}).loss > 0.01
+    compared.refresh()
+    assert compared.errors({}) == (0.0, 0.0)

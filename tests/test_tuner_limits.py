@@ -1,0 +1,95 @@
+"""What a tuner does not do, and what it says then."""
+
+import numpy as np
+import pytest
+from tuner_models import chain, demoted, done, fit, tuner
+
+import keras_mixprec as kmp
+
+GOOD, BIG = 1.0, 1000.0
+
+
+def gave_up(callback):
+    """The reason, if that is the last that was done."""
+    last = callback.history[-1]
+    return last["message"] if last["kind"] == "give_up" else None
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"max_rebuilds": 0}, {"max_demoted_fraction": 0.5}],
+    ids=["rebuilds", "fraction"],
+)
+def test_past_a_limit_it_says_what_to_do(limit):
+    model, callback = chain(), tuner(**limit)
+    fit(model, [BIG] * 40, callback)
+    assert demoted(model) == {}
+    assert next(iter(limit)) in gave_up(callback)
+    assert "mixed_bfloat16" in gave_up(callback)
+    assert len(callback.history) == 1
+
+
+def test_it_stops_when_told_to():
+    model, callback = chain(), tuner(max_rebuilds=0, on_limit="stop")
+    history = fit(model, [BIG] * 4, callback, epochs=3)
+    assert len(history["loss"]) == 1
+
+
+def test_it_goes_to_float32_when_told_to():
+    model = chain()
+    callback = tuner(max_demoted_fraction=0.5, on_limit="float32")
+    history = fit(model, [BIG] * 4, callback)
+    assert set(demoted(model)) == {"first", "big", "last"}
+    assert history["loss"] == pytest.approx([1000 * 300 / 256], rel=1e-3)
+
+
+def test_a_cooldown_is_waited_for():
+    model, callback = chain(), tuner(cooldown=30)
+    # At 10 `big` and `last` fail, then `first` as well.
+    fit(model, [GOOD] * 10 + [BIG] * 12 + [1e5] * 60, callback)
+    first, second = done(callback, "demote")
+    assert second >= first + 30
+    assert set(demoted(model)) == {"first", "big", "last"}
+
+
+def test_bad_data_change_nothing_over_many_epochs():
+    model, callback = chain(rate=2.0**-20), tuner()
+    values = [GOOD] * 99 + [np.nan]
+    fit(model, values, callback, epochs=5)
+    assert callback.history == []
+    assert demoted(model) == {}
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def test_what_is_said_fits_the_screen(capsys):
+    fit(chain(), [BIG] * 4, tuner(verbose=1))
+    said = capsys.readouterr().out
+    assert "PrecisionTuner at step 0: changes 'big', 'last' to float32" in said
+    assert "PrecisionTuner: 2 layers to float32, 33% of the work" in said
+    assert len(said.splitlines()) < 24
+
+
+def test_nothing_is_said_where_nothing_is_done(capsys):
+    fit(chain(), [GOOD] * 60, tuner(verbose=1))
+    assert capsys.readouterr().out == ""
+
+
+WRONG = {
+    "plan": (3, TypeError),
+    "dry_run": ("yes", ValueError),
+    "promote_after": (-1, ValueError),
+    "cooldown": (2.5, TypeError),
+    "max_demoted_fraction": (1.5, ValueError),
+    "max_rebuilds": (-1, ValueError),
+    "on_limit": ("explode", ValueError),
+    "bfloat16": ("always", ValueError),
+    "update_freq": (0, ValueError),
+    "verbose": (7, ValueError),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused_at_once(name):
+    value, error = WRONG[name]
+    with pytest.raises(error, match=f"Received: {name}={value!r}"):
+        kmp.PrecisionTuner(**{name: value})

@@ -1,0 +1,202 @@
+"""Demoting what is at fault, and nothing else, while training goes on."""
+
+import keras
+import numpy as np
+import pytest
+from monitor_models import BACKEND, each_jit, each_optimizer, not_torch
+from tuner_models import CURE, chain, demoted, done, fit, stream, tuner
+from zoo import cases
+
+import keras_mixprec as kmp
+
+GOOD, BIG = 1.0, 1000.0
+
+
+@each_jit
+@each_optimizer
+def test_a_model_that_cannot_work_never_takes_a_step(jit, wrap):
+    model = chain(jit, wrap)
+    callback = tuner()
+    history = fit(model, [BIG] * 4, callback)
+    assert history["loss"] == pytest.approx([1000 * 300 / 256], rel=1e-3)
+    assert demoted(model) == CURE
+    assert done(callback) == [0]
+    assert model.optimizer.iterations.numpy() == 4
+
+
+@each_jit
+def test_a_fault_in_the_midst_of_training_is_repaired(jit):
+    model = chain(jit)
+    callback = tuner()
+    fit(model, [GOOD] * 20 + [BIG] * 30, callback)
+    assert demoted(model) == CURE
+    (step,) = done(callback)
+    # Seen at a look within ten steps, and in the next batch that fails.
+    assert 20 < step <= 20 + 10 + 2
+    # No step is skipped any more: 20 good ones, and those since the repair.
+    assert model.optimizer.iterations.numpy() == 50 - (step - 20)
+
+
+# The same operations in the same order, op by op.
+@pytest.mark.skipif(BACKEND == "jax", reason="XLA may fuse them otherwise")
+def test_repaired_at_first_it_is_as_if_built_so():
+    (case,) = cases(["t5_ffn"])
+    known = case.model("mixed_float16", False, sorted(case.culprits))
+    tuned = case.model("mixed_float16", False)
+    expected = case.fit(known, epochs=3)
+    assert case.fit(tuned, epochs=3, callbacks=[tuner()]) == expected
+    for ours, theirs in zip(
+        [*tuned.weights, *tuned.optimizer.variables],
+        [*known.weights, *known.optimizer.variables],
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+@each_jit
+def test_weights_and_optimizer_state_survive_a_repair(jit):
+    model, before = chain(jit, rate=2**-20), {}
+
+    class Snapshot(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            variables = [*self.model.weights, *inner(self.model).variables]
+            before[batch] = [v.numpy().copy() for v in variables]
+
+    callback = tuner()
+    # The first in the list sees the model as the tuner left it.
+    fit(model, [GOOD] * 20 + [BIG] * 20, callback, Snapshot())
+    (step,) = done(callback)
+    assert any(np.any(v) for v in before[20][3:])  # Momentum.
+    for then, later in zip(before[20], before[step], strict=True):
+        np.testing.assert_array_equal(then, later)
+
+
+def inner(model):
+    return model.optimizer.inner_optimizer
+
+
+@each_jit
+def test_the_loss_scale_comes_back_when_the_limit_is_gone(jit):
+    model = chain(jit, scale=2.0**8)
+    scales = []
+
+    class Record(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            scales.append(float(self.model.optimizer.loss_scale))
+
+    callback = tuner()
+    fit(model, [GOOD] * 10 + [BIG] * 30, callback, Record())
+    (step,) = done(callback)
+    assert min(scales[:step]) < 2.0**4
+    assert scales[step] >= 2.0**4
+
+
+@each_jit
+def test_evaluate_and_predict_follow(jit):
+    model = chain(jit)
+    x = np.full((4, 1), BIG, "float32")
+    assert not np.isfinite(model.evaluate(x, x, verbose=0))
+    assert not np.isfinite(model.predict(x, verbose=0)).any()
+    fit(model, [BIG] * 4, tuner())
+    assert np.isfinite(model.evaluate(x, x, verbose=0))
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), 1000 * 300 / 256, rtol=1e-3
+    )
+
+
+@each_jit
+def test_faults_of_range_take_the_bfloat16_rung(jit):
+    model = chain(jit)
+    callback = tuner(bfloat16=True)
+    fit(model, [BIG] * 4, callback)
+    assert demoted(model) == dict.fromkeys(CURE, "mixed_bfloat16")
+
+
+@each_jit
+def test_faults_of_precision_do_not(jit):
+    (case,) = cases(["bn_variance_200"])
+    model = case.model("mixed_float16", jit)
+    case.fit(model, epochs=1, callbacks=[tuner(bfloat16=True)])
+    assert demoted(model)["naive_bn"] == "float32"
+
+
+@not_torch
+@each_jit
+def test_several_steps_per_execution(jit):
+    model = chain(jit)
+    model.steps_per_execution = 5
+    fit(model, [GOOD] * 20 + [BIG] * 40, tuner())
+    assert demoted(model) == CURE
+
+
+@each_jit
+def test_a_model_that_trains_unscaled_is_scaled_and_not_demoted(jit):
+    (case,) = cases(["grad_underflow"])
+    model = case.model("mixed_float16", jit)
+    callback = tuner()
+    case.fit(model, epochs=2, callbacks=[callback])
+    assert isinstance(model.optimizer, kmp.LossScaleOptimizer)
+    assert [e["kind"] for e in callback.history] == ["loss_scaling"]
+
+
+@each_jit
+@pytest.mark.parametrize(
+    "name", ["initial_scale_too_high", "nan_data", "learning_rate_too_high"]
+)
+def test_what_is_no_matter_of_precision_changes_nothing(name, jit):
+    (case,) = cases([name])
+    model = case.model("mixed_float16", jit)
+    before = demoted(model)
+    callback = tuner()
+    case.fit(model, epochs=3, callbacks=[callback])
+    assert callback.history == []
+    assert demoted(model) == before
+
+
+class Doubled(keras.Model):
+    """A subclassed model with a shared layer, two inputs and its own step."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer=_constant(300.0), name="big"
+        )
+        self.head = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer=_constant(1.0), name="head"
+        )
+
+    def call(self, inputs):
+        return self.head(self.shared(inputs["a"]) * 0.001) + self.shared(
+            inputs["b"]
+        )
+
+
+def _constant(value):
+    return keras.initializers.Constant(value)
+
+
+@each_jit
+def test_a_subclassed_model_with_a_shared_layer_and_a_dict_of_inputs(jit):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = Doubled()
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0)),
+        loss="mae",
+        jit_compile=jit,
+    )
+    x = {"a": np.full((8, 1), BIG), "b": np.ones((8, 1))}
+    callback = tuner()
+    history = model.fit(
+        x, np.zeros((8, 1)), batch_size=4, verbose=0, callbacks=[callback]
+    ).history
+    assert history["loss"] == pytest.approx([300 + 300], rel=1e-2)
+    assert demoted(model)["big"] == "float32"
+    assert done(callback) == [0]
+
+
+@each_jit
+def test_validation_data_are_evaluated_in_the_new_dtypes(jit):
+    model = chain(jit)
+    batch = next(stream([BIG]))
+    history = fit(model, [BIG] * 4, tuner(), validation_data=batch)
+    assert np.isfinite(history["val_loss"]).all()
