@@ -85,6 +85,24 @@ def casts_input(layer) -> bool:
     return any("float" in dtype for dtype in dtypes - {layer.compute_dtype})
 
 
+def neighbours(model) -> dict[int, tuple[list, list]]:
+    """Returns the layers that feed each layer, and those that it feeds.
+
+    By the layer's id, operations that are no layers seen past, inputs left
+    out. A subclassed model has no graph, and so no entries.
+    """
+    found = {}
+    for functional in [model, *model._flatten_layers(include_self=False)]:
+        if not _is_functional(functional):
+            continue
+        for layer in filter(_is_layer, functional.operations):
+            for feeder in _producers(_inputs(layer), through=()):
+                if not isinstance(feeder, keras.layers.InputLayer):
+                    found.setdefault(id(layer), ([], []))[0].append(feeder)
+                    found.setdefault(id(feeder), ([], []))[1].append(layer)
+    return found
+
+
 def _layer_outputs(layers_backwards):
     """Ids of the last layer and of what it hands on unchanged."""
     ids = set()
