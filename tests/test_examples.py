@@ -49,7 +49,20 @@ def check_plan(out, folder):
     assert (folder / "plan.json").exists()
 
 
-ON_ALL_BACKENDS = {"policy_and_plan": check_plan, "train_digits": check_digits}
+def check_repair(out, folder):
+    rows = re.findall(r"^(float32|mixed_float16.*?) +([\d.]+)%$", out, re.M)
+    exact, broken, repaired = (float(accuracy) for _, accuracy in rows)
+    assert broken < 50 < 90 < exact
+    assert repaired > exact - 2
+    assert "changes 'out_2', 'add_2' to float32" in out
+    assert (folder / "plan.json").exists()
+
+
+ON_ALL_BACKENDS = {
+    "policy_and_plan": check_plan,
+    "repair_in_training": check_repair,
+    "train_digits": check_digits,
+}
 ON_ONE = {"custom_loop": check_loop, "gan_two_optimizers": check_gan}
 CHECKS = ON_ALL_BACKENDS | {f"{n}_{BACKEND}": c for n, c in ON_ONE.items()}
 
