@@ -9,6 +9,10 @@ or as good as that of another seed. In a control nothing may be demoted.
 
     python -m benchmarks.repair
     python -m benchmarks.repair --setups torch --cases t5_ffn big_sum
+
+With `--hub` the models are transformers of KerasHub with a planted overflow,
+which takes `pip install keras-hub`. Their work is not known, since they are
+built for any length: there the shares compared are those of the parameters.
 """
 
 import json
@@ -42,12 +46,18 @@ def main():
     """Prints the table of each setup and the totals."""
     parser = argument_parser(__doc__)
     parser.add_argument("--cases", nargs="+", default=[])
+    parser.add_argument("--hub", action="store_true", help="KerasHub's models")
     arguments = parser.parse_args()
     totals = []
     for setup in arguments.setups:
         backend, jit_compile = SETUPS[setup]
         rows = in_subprocess(
-            backend, repair_all, setup, jit_compile, arguments.cases
+            backend,
+            repair_all,
+            setup,
+            jit_compile,
+            arguments.cases,
+            arguments.hub,
         )
         table = [cells for cells, _ in rows]
         print(f"\n### {setup}\n\n{markdown(_HEADER, table)}", flush=True)
@@ -57,18 +67,23 @@ def main():
     print("\n" + markdown(header, totals))
 
 
-def repair_all(setup, jit_compile, names):
+def repair_all(setup, jit_compile, names, hub=False):
     """Returns, for every case, the cells of its row and the result."""
-    from zoo import cases
+    if hub:
+        from benchmarks.hub_cases import cases
+    else:
+        from zoo import cases
 
     rows = []
     for case in cases(names):
-        rows.append(_repair(case, setup, jit_compile))
+        rows.append(
+            _repair(case, setup, jit_compile, "parameters" if hub else "work")
+        )
         print(*rows[-1][0], sep="  ", file=sys.stderr, flush=True)
     return rows
 
 
-def _repair(case, setup, jit_compile):
+def _repair(case, setup, jit_compile, measure):
     import keras_mixprec as kmp
     from keras_mixprec.policies.shares import shares_in_16_bits
 
@@ -107,7 +122,8 @@ def _repair(case, setup, jit_compile):
         f"{oracle.parameters:.0%}, {oracle.work:.0%}",
         "yes" if right else "NO",
     ]
-    share = min(shares.work / oracle.work, 1.0) if oracle.work else 1.0
+    share, known = getattr(shares, measure), getattr(oracle, measure)
+    share = min(share / known, 1.0) if known else 1.0
     return cells, (fault, right, rebuilds, share)
 
 
@@ -122,10 +138,11 @@ def _steps(changes, first_bad):
     demotions = [e["step"] for e in changes if e["kind"] == "demote"]
     if not demotions:
         return "-"
-    first = min(demotions)
-    if first_bad is None or first_bad >= first:
-        return f"0 (at {first})"
-    return f"{first - first_bad} (at {first})"
+    # The first may not have been enough.
+    last = max(demotions)
+    if first_bad is None or first_bad >= last:
+        return f"0 (at {last})"
+    return f"{last - first_bad} (at {last})"
 
 
 def _as_good(case, tuned, exact):

@@ -6,6 +6,7 @@ imports neither Keras nor a backend and costs milliseconds.
 """
 
 import importlib
+import sys
 
 from keras_mixprec._version import __version__
 
@@ -46,3 +47,9 @@ def __getattr__(name):
 
 def __dir__():
     return sorted(__all__)
+
+
+# A model's file names our optimizer, and Keras knows what is registered: so
+# where Keras is there already, which costs nothing more.
+if hasattr(sys.modules.get("keras"), "saving"):
+    importlib.import_module(f"{__name__}.loss_scaling")

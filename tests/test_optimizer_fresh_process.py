@@ -48,8 +48,12 @@ def load(path, extra):
     )
 
 
-def test_it_loads_with_its_state_under_another_policy(path):
-    result = load(path, "from keras_mixprec import LossScaleOptimizer")
+@pytest.mark.parametrize(
+    "extra",
+    ["from keras_mixprec import LossScaleOptimizer", "import keras_mixprec"],
+)
+def test_it_loads_with_its_state_under_another_policy(path, extra):
+    result = load(path, extra)
     assert result.returncode == 0, result.stderr[-3000:]
     expected = "keras_mixprec.loss_scaling.optimizer\n1 1\n32.0\n"
     assert result.stdout == expected

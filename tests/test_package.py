@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "loss_scaling": MEASURING,
     "policies": MEASURING,
     "numerics": {"policies"} | MEASURING,
-    "diagnosis": {"numerics", "loss_scaling", "policies"},
+    "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
     "analysis": {"diagnosis", "numerics", "policies"},
     "callbacks": {
         "diagnosis",

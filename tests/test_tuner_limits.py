@@ -93,3 +93,22 @@ def test_wrong_arguments_are_refused_at_once(name):
     value, error = WRONG[name]
     with pytest.raises(error, match=f"Received: {name}={value!r}"):
         kmp.PrecisionTuner(**{name: value})
+
+
+def test_it_does_not_wait_when_the_first_repair_was_not_enough():
+    model, callback = chain(), tuner(cooldown=1000, promote_after=0)
+    # `first` does not fail on the batch that is diagnosed at the start.
+    fit(model, [BIG] + [1e5] * 30, callback)
+    assert set(demoted(model)) == {"first", "big", "last"}
+
+
+TOGETHER = {
+    "promote_after=5": {"promote_after": 5, "cooldown": 20},
+    "max_rebuilds=0": {"max_rebuilds": 0, "on_limit": "float32"},
+}
+
+
+@pytest.mark.parametrize("received", TOGETHER)
+def test_arguments_that_contradict_each_other_are_refused(received):
+    with pytest.raises(ValueError, match=f"Received: {received}"):
+        kmp.PrecisionTuner(**TOGETHER[received])

@@ -119,8 +119,15 @@ def test_a_plan_that_does_not_fit_stops_before_training(content, tmp_path):
 
 
 def test_a_path_that_cannot_be_written_stops_before_training(tmp_path):
-    model = chain()
-    for path in (tmp_path / "nowhere" / "plan.json", tmp_path / "x" / ".."):
+    model, file = chain(), tmp_path / "file"
+    file.touch()
+    for path in (
+        tmp_path / "nowhere" / "plan.json",
+        tmp_path / "x" / "..",
+        # Not even root can write to these.
+        file / "plan.json",
+        "/proc/plan.json",
+    ):
         with pytest.raises(OSError, match="Received: plan="):
             fit(model, [GOOD] * 4, tuner(path))
     assert model.optimizer.iterations.numpy() == 0

@@ -5,8 +5,9 @@
 - `tapped(model, train_function, look)`: a function to be called in place of
   the model's `train_function`. It calls `look(batch)` with the next batch,
   while the model's variables have their values, and then trains on it as
-  usual, with the values that `look` left them with. Raises
-  `NotImplementedError` where batches cannot be looked at.
+  usual, with the values that `look` left them with. The batch is what this
+  process trains on, all its replicas together; `None` if it has no data left
+  but other processes may have.
 """
 
 from keras_mixprec.backend.active import active_module

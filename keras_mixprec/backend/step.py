@@ -25,6 +25,8 @@
 - `outside_graph()`: context in which assignments happen now, even while a
   step is being traced.
 - `read(variable)`: the variable's value as a NumPy array.
+- `read_sum(variable)`: the sum of a scalar that each replica counts for
+  itself, over those of this process, as an int.
 - `value(variable)`: the variable's value as a tensor, on one replica.
 """
 

@@ -67,6 +67,10 @@ def read(variable):
     return np.asarray(variable.value)
 
 
+def read_sum(variable):
+    return int(read(variable))
+
+
 def value(variable):
     return variable.value
 

@@ -98,6 +98,12 @@ def read(variable):
     return value(variable).numpy()
 
 
+def read_sum(variable):
+    # Not its own value, which all workers would have to ask for together.
+    replicas = getattr(variable.value, "values", [variable.value])
+    return int(sum(replica.numpy() for replica in replicas))
+
+
 def value(variable):
     variable = variable.value
     local = tf.distribute.get_strategy().experimental_local_results(variable)

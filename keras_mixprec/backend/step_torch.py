@@ -70,6 +70,10 @@ def read(variable):
     return variable.value.detach().cpu().numpy()
 
 
+def read_sum(variable):
+    return int(read(variable))
+
+
 def value(variable):
     return variable.value.detach()
 

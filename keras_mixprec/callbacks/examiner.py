@@ -2,10 +2,12 @@
 
 import time
 
+import numpy as np
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.carry_on import carry_on_without
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
@@ -94,12 +96,18 @@ class Examiner:
         self._try(step, lambda: self._examine(model, batch, step))
 
     def arm_first_scale(self, model, optimizer, step: int):
-        """Sets the loss scale to what the next batch's gradients need."""
+        """Sets the loss scale to what the next batch's gradients need.
+
+        Of several workers' batches, the one that needs the smallest.
+        """
 
         def predict(batch):
-            parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
-            scale = predict_loss_scale(model, *parts)
-            rule = optimizer.rule
+            bits = [np.inf]
+            self._try(step, lambda: bits.append(_predict_bits(model, batch)))
+            (lowest,) = any_worker(model, [-min(bits)])
+            if np.isinf(lowest):
+                return
+            scale, rule = 2.0**-lowest, optimizer.rule
             scale = max(scale, rule.min_scale or 0.0)
             scale = min(scale, rule.max_scale or scale)
             optimizer.dynamic_scale.assign(scale)
@@ -113,7 +121,8 @@ class Examiner:
         Args:
             model: The `keras.Model`. Its train function may be made anew.
             step: Int. The number of the next batch.
-            work: Function. If it fails, this examiner gives up.
+            work: Function. If it fails, this examiner gives up. The batch is
+                `None` if only other workers have one.
         """
         self._works.append(work)
         if self.armed:
@@ -125,13 +134,9 @@ class Examiner:
             for work in works:
                 self._try(step, lambda work=work: work(batch))
 
-        try:
-            tapped = backend_batches.current().tapped(
-                model, lambda *args: model.train_function(*args), look
-            )
-        except NotImplementedError as reason:
-            self._give_up(step, reason)
-            return
+        tapped = backend_batches.current().tapped(
+            model, lambda *args: model.train_function(*args), look
+        )
         self._next_call.arm(model, tapped)
 
     def disarm(self):
@@ -155,7 +160,22 @@ class Examiner:
         verdict = Verdict(kind, step=step, numbers=numbers, advice=advice(kind))
         self._tell(verdict, step)
 
+    def give_up(self, step: int, reason):
+        """Tells that diagnoses fail; training goes on.
+
+        Args:
+            step: Int.
+            reason: The exception.
+        """
+        self._failed = True
+        self._log.event(
+            step, {"kind": "diagnosis_failed", "reason": str(reason)[:500]}
+        )
+        carry_on_without("diagnose this model any more", reason)
+
     def _examine(self, model, batch, step):
+        if batch is None:
+            return
         started = time.perf_counter()
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
         try:
@@ -185,7 +205,7 @@ class Examiner:
             work()
         # Whatever a diagnosis runs into, training goes on.
         except Exception as error:
-            self._give_up(step, error)
+            self.give_up(step, error)
 
     def _tell(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)
@@ -199,9 +219,9 @@ class Examiner:
         if self._verbose:
             io_utils.print_msg(f"\n{verdict}")
 
-    def _give_up(self, step, reason):
-        self._failed = True
-        self._log.event(
-            step, {"kind": "diagnosis_failed", "reason": str(reason)[:500]}
-        )
-        carry_on_without("diagnose this model any more", reason)
+
+def _predict_bits(model, batch):
+    if batch is None:
+        return np.inf
+    parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    return np.log2(predict_loss_scale(model, *parts))

@@ -29,7 +29,7 @@ class HeldBatch:
 
         def look(batch):
             self._next_call.disarm()
-            self._held = batch, describe()
+            self._held = None if batch is None else (batch, describe())
 
         tapped = backend_batches.current().tapped(
             model, lambda *args: model.train_function(*args), look

@@ -65,12 +65,12 @@ class MetricGuard:
 
     @property
     def nonfinite_losses(self) -> int:
-        """How many batches had a loss that is not finite, ever.
+        """How many batches of this process had a loss that is not finite, ever.
 
         0 for a `train_step` of the user's own.
         """
         count = self._nonfinite_losses
-        return 0 if count is None else int(count.numpy())
+        return 0 if count is None else backend_step.current().read_sum(count)
 
     def _in_training(self):
         return getattr(self._inside, "training", False)

@@ -27,7 +27,7 @@ class PlanOnDisk:
         Raises:
             ValueError: If the file is damaged or belongs to another model.
         """
-        if not self.path.exists():
+        if not self.path.is_file():
             return None
         plan = PrecisionPlan.load(self.path)
         plan.validate(model)

@@ -49,6 +49,7 @@ class Repairs:
         self.share_at_first = self.share_in_16_bits()
         self._rebuilt_at = None
         self._shrunk = True
+        self._waiting_since = {}
 
     def plan(self) -> PrecisionPlan:
         """Returns the plan that the model follows, with the reasons."""
@@ -76,7 +77,7 @@ class Repairs:
             now = policy_name(layer)
             if now != policy:
                 wanted[path] = self._demotion(
-                    path, now, policy, step, verdict.kind, str(verdict)
+                    path, now, policy, step, verdict.kind, verdict.finding
                 )
         return wanted
 
@@ -107,6 +108,7 @@ class Repairs:
         """
         self._count(wanted)
         self.demotions |= wanted
+        self._waiting_since |= {path: d.step for path, d in wanted.items()}
         self._shrunk = False
         self._follow({path: d.policy for path, d in wanted.items()})
 
@@ -134,15 +136,22 @@ class Repairs:
             return "promote", []
         return "promote", [
             path
-            for path, d in self.demotions.items()
-            if step - d.step >= promote_after * 2 ** (self.tries[path] - 1)
+            for path in self.demotions
+            if step - self._waiting_since[path]
+            >= promote_after * 2 ** (self.tries[path] - 1)
         ]
+
+    def wait_anew(self, step: int):
+        """Counts the steps to the next try of each demotion from here on.
+
+        Those of an earlier process were counted from another start.
+        """
+        self._waiting_since = dict.fromkeys(self.demotions, step)
 
     def tried(self, paths, step: int):
         """Takes note that layers still need their demotion."""
         self._count(paths)
-        for path in paths:
-            self.demotions[path] = self.demotions[path]._replace(step=step)
+        self._waiting_since |= dict.fromkeys(paths, step)
 
     def as_built(self, paths) -> dict:
         """Returns a dict from policy name to the layers that had it."""

@@ -4,6 +4,8 @@ import keras
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
+from keras_mixprec.backend import agreement as backend_agreement
+from keras_mixprec.callbacks.ballot import check_alike
 from keras_mixprec.callbacks.engine import Engine, Settings
 from keras_mixprec.callbacks.plan_on_disk import PlanOnDisk
 from keras_mixprec.callbacks.repairs import Repairs
@@ -34,6 +36,11 @@ class PrecisionTuner(keras.callbacks.Callback):
     given back, and after `promote_after` steps every demoted layer that a
     diagnosis as built finds sound; one that fails again waits twice as long.
 
+    Under `tf.distribute` or `torch.distributed` every worker trains with it,
+    and all change the same layers at the same step: each diagnoses its own
+    batches, and what any of them finds counts. All start from the same plan,
+    which the first worker writes.
+
     Use it alone or beside `MixPrecMonitor`, which then logs what it does:
     both share one look and one diagnosis.
 
@@ -49,7 +56,8 @@ class PrecisionTuner(keras.callbacks.Callback):
             `False`.
         promote_after: Int. Quiet steps after which a demoted layer is tried as
             built. `0` for never. Defaults to `2000`.
-        cooldown: Int. Steps after a change before the next. Defaults to `20`.
+        cooldown: Int. Steps after a change before the next, one before the
+            first step apart. Defaults to `10`.
         max_demoted_fraction: Float, share of the work in 16 bits that may be
             demoted. Defaults to `1.0`.
         max_rebuilds: Int. How often the compiled functions may be made anew.
@@ -97,7 +105,7 @@ class PrecisionTuner(keras.callbacks.Callback):
         plan=None,
         dry_run: bool = False,
         promote_after: int = 2000,
-        cooldown: int = 20,
+        cooldown: int = 10,
         max_demoted_fraction: float = 1.0,
         max_rebuilds: int = 10,
         on_limit: str = "continue",
@@ -118,15 +126,30 @@ class PrecisionTuner(keras.callbacks.Callback):
         self.bfloat16 = check_choice("bfloat16", bfloat16, _BFLOAT16)
         self.update_freq = check_integer("update_freq", update_freq, low=1)
         self.verbose = check_integer("verbose", verbose, high=1)
+        self._check_together()
         self.plan = None
         self.history = []
         self._engine = self._tuning = None
+
+    def _check_together(self):
+        if 0 < self.promote_after < self.cooldown:
+            raise ValueError(
+                "`promote_after` must be 0 or at least `cooldown`, before "
+                "which nothing is changed. Received: "
+                f"promote_after={self.promote_after}, cooldown={self.cooldown}"
+            )
+        if self.on_limit == "float32" and not self.max_rebuilds:
+            raise ValueError(
+                '`on_limit="float32"` takes a rebuild, which `max_rebuilds=0` '
+                "does not allow. Received: max_rebuilds=0, on_limit='float32'"
+            )
 
     def on_train_begin(self, logs=None):
         """Starts from the plan, if there is one."""
         model = self.model
         repairs = Repairs(model)
         known = None if self._is_dry else self._disk.load(model)
+        check_alike(model, known)
         settings = Settings(verbose=self.verbose)
         self._engine = Engine.join(self, settings, modest=True)
         use_bfloat16 = self.bfloat16
@@ -180,8 +203,9 @@ class PrecisionTuner(keras.callbacks.Callback):
         return self.dry_run or self._disk is None
 
     def save(self, repairs):
-        """Writes the plan, if there is a file for it."""
-        if not self._is_dry:
+        """Writes the plan, if there is a file for it and this is the chief."""
+        chief = backend_agreement.current().is_chief(self.model)
+        if chief and not self._is_dry:
             self._disk.save(repairs)
 
 

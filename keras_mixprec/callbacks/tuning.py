@@ -5,10 +5,13 @@ from collections import Counter, deque
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils import io_utils
 
+from keras_mixprec.backend import agreement as backend_agreement
+from keras_mixprec.callbacks.ballot import Ballot, any_worker
 from keras_mixprec.callbacks.held_batch import HeldBatch
 from keras_mixprec.callbacks.suspicion import WINDOW, Suspicion
+from keras_mixprec.diagnosis.batch import head
 from keras_mixprec.diagnosis.on_demand import examine
-from keras_mixprec.diagnosis.proposal import propose
+from keras_mixprec.diagnosis.proposal import Proposal, propose
 from keras_mixprec.numerics.dtypes import following
 
 # A model is audited before its first step, after this many, and then after
@@ -31,6 +34,10 @@ _BY_HAND = (
 class Tuning:
     """Decides when to look, and changes what has to be changed.
 
+    Where several workers train the model together all do so at the same
+    steps, since what they go by is agreed: each diagnoses its own batches,
+    and what any of them finds counts.
+
     Args:
         tuner: The `PrecisionTuner`, for its arguments.
         engine: The `Engine`.
@@ -48,11 +55,14 @@ class Tuning:
         self._engine = engine
         self.repairs = repairs
         self._use_bfloat16 = use_bfloat16
+        self._shared = backend_agreement.current().workers(engine.model) > 1
+        self._ballot = Ballot(Proposal())
         self._suspicion = Suspicion()
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = HeldBatch()
         self._held_until = None
-        self._bad_before = 0
+        self._suspected = False
+        self._bad_here = self._bad_anywhere = 0
         self._over = False
         self._advised = set()
         self._done_before = []
@@ -91,15 +101,17 @@ class Tuning:
         for kind, message in self._done_before:
             self._tell(kind, step, message)
         self._engine.examiner.listener = self._on_examination
+        self.repairs.wait_anew(step)
         self._next_look = step + 1
         self._next_audit = step + _SECOND_AUDIT
-        self._engine.examiner.arm(self._engine.model, step)
+        self._examine_next(step, suspected=False)
 
     def _look(self, step):
         # The first steps show most.
         taken = step - self._engine.first_step
         self._next_look = step + min(taken, self._tuner.update_freq)
-        suspicious = self._suspicion.add(step, self._engine.bad_steps())
+        self._bad_anywhere += self._new_bad_steps()
+        suspicious = self._suspicion.add(step, self._bad_anywhere)
         if self._cooling(step) or self._held_until is not None:
             return
         if suspicious:
@@ -108,32 +120,65 @@ class Tuning:
             self._next_audit = step + _AUDITS_GROW * (
                 self._next_audit - self._engine.first_step
             )
-            self._engine.examiner.arm(self._engine.model, step)
+            self._examine_next(step, suspected=False)
         else:
             self._give_back_if_quiet(step)
 
+    def _new_bad_steps(self):
+        """How many there were since the last call, on any worker."""
+        before, self._bad_here = self._bad_here, self._engine.bad_steps()
+        (new,) = any_worker(self._engine.model, [self._bad_here - before])
+        return int(new)
+
     def _hold(self, step):
-        self._bad_before = self._engine.bad_steps()
         try:
             self._held.hold(self._engine.model)
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
             self._held_until = None
-            self._engine.examiner.arm(self._engine.model, step)
+            self._examine_next(step, suspected=True)
 
     def _examine_if_bad(self, step):
-        held = self._held.take()
-        bad = self._engine.bad_steps() > self._bad_before
-        if held and bad:
+        batch, _ = self._held.take() or (None, None)
+        bad = self._new_bad_steps()
+        self._bad_anywhere += bad
+        if bad:
             self._held_until = None
-            self._engine.examiner.examine(self._engine.model, held[0], step)
+            self._examine_together(batch, step, suspected=True)
         elif step >= self._held_until:
             self._held_until = None
             self._suspicion.came_to_nothing()
 
     def _cooling(self, step):
         changed = self._changed_at
-        return changed is not None and step < changed + self._tuner.cooldown
+        # What one batch shows before the first step need not be all.
+        if changed in (None, self._engine.first_step):
+            return False
+        return step < changed + self._tuner.cooldown
+
+    def _examine_next(self, step, suspected):
+        self._engine.examiner.on_next_batch(
+            self._engine.model,
+            step,
+            lambda batch: self._examine_together(batch, step, suspected),
+        )
+
+    def _examine_together(self, batch, step, suspected):
+        """Diagnoses a batch; each worker does its own at this step.
+
+        Args:
+            batch: As `train_step` takes it, `None` if there is none here.
+            step: Int.
+            suspected: Boolean. Whether it is because of bad steps, and all of
+                it is looked at.
+        """
+        self._suspected = suspected
+        if not suspected and batch is not None:
+            batch = head(batch)
+        self._ballot = Ballot(Proposal())
+        self._engine.examiner.examine(self._engine.model, batch, step)
+        if self._shared:
+            self._decide(step)
 
     # Demoting.
 
@@ -143,14 +188,30 @@ class Tuning:
         proposal = propose(
             examination, lambda: self._examine(batch, step), self._use_bfloat16
         )
-        if not proposal:
-            self._nothing_to_demote(examination, step)
+        if proposal:
+            self._evidence.append(batch)
+        kinds = {finding.verdict.kind for finding in examination.findings}
+        self._ballot = Ballot(
+            proposal,
+            not kinds.isdisjoint(_EXPLAINED),
+            self._engine.collapsed,
+            examination.scale_bits,
+        )
+        # Among several workers this may be a diagnosis of this one only.
+        if not self._shared:
+            self._decide(step)
+
+    def _decide(self, step):
+        if self._over or self._cooling(step):
+            return
+        ballot = self._ballot.agreed(self._engine.model, step)
+        if not ballot.proposal:
+            self._nothing_to_demote(ballot, step)
             return
         self._held_until = None
-        self._evidence.append(batch)
-        wanted = self.repairs.wanted(proposal, step)
+        wanted = self.repairs.wanted(ballot.proposal, step)
         wanted = {p: d for p, d in wanted.items() if p not in self._advised}
-        obstacle = self._obstacle(proposal, wanted)
+        obstacle = self._obstacle(ballot.proposal, wanted)
         if self._tuner.dry_run:
             if wanted:
                 self._advised |= set(wanted)
@@ -159,21 +220,20 @@ class Tuning:
             self._give_up(step, obstacle)
         else:
             self._demote("demote", step, wanted)
-            if examination.scale_bits is not None:
-                self._engine.raise_scale(examination.scale_bits)
+            if ballot.scale_bits is not None:
+                self._engine.raise_scale(ballot.scale_bits)
 
     def _examine(self, batch, step):
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
         return examine(self._engine.model, *parts, step=step)
 
-    def _nothing_to_demote(self, examination, step):
-        kinds = {finding.verdict.kind for finding in examination.findings}
-        if not kinds & set(_EXPLAINED) and self._engine.collapsed:
+    def _nothing_to_demote(self, ballot, step):
+        if ballot.collapsed and not ballot.explained:
             self._give_up(
                 step,
                 "the loss scale is at its floor and no layer is to blame",
             )
-        else:
+        elif self._suspected:
             self._suspicion.came_to_nothing()
 
     def _obstacle(self, proposal, wanted):
@@ -227,7 +287,8 @@ class Tuning:
 
     def _give_back_if_quiet(self, step):
         bad = self._suspicion.last_bad_step
-        since = max(x for x in (bad, self._changed_at, 0) if x is not None)
+        times = bad, self._changed_at, self._engine.first_step
+        since = max(time for time in times if time is not None)
         kind, paths = self.repairs.due(
             step, step - since, self._tuner.promote_after
         )
@@ -240,7 +301,7 @@ class Tuning:
             )
 
     def _give_back(self, kind, paths, batch, step):
-        batches = [*self._evidence, batch]
+        batches = [b for b in (*self._evidence, batch) if b is not None]
         sound = set(paths)
         # What is sound beside others may not be so alone, once.
         for _ in range(2):
@@ -258,9 +319,20 @@ class Tuning:
         self._tell_change(kind, step, changes, {})
 
     def _at_fault(self, paths, batches, step):
-        """Which of the layers are at fault as they were built."""
+        """Which of the layers are at fault as they were built, anywhere."""
         if not paths:
             return set()
+        found = set(paths)
+        try:
+            found = self._at_fault_here(paths, batches, step)
+        # The other workers wait for this one.
+        except Exception as error:
+            self._engine.examiner.give_up(step, error)
+        paths = sorted(paths)
+        flags = any_worker(self._engine.model, [p in found for p in paths])
+        return {p for p, flag in zip(paths, flags, strict=True) if flag}
+
+    def _at_fault_here(self, paths, batches, step):
         layers = []
         with following(self.repairs.as_built(paths)):
             for batch in batches:
@@ -280,11 +352,13 @@ class Tuning:
 
     def __str__(self):
         policies = Counter(d.policy for d in self.repairs.demotions.values())
-        moved = ", ".join(f"{n} layers to {p}" for p, n in policies.items())
+        moved = ", ".join(
+            f"{_counted(n, 'layer')} to {p}" for p, n in policies.items()
+        )
         return (
             f"PrecisionTuner: {moved or 'nothing demoted'}, "
             f"{self.repairs.share_in_16_bits():.0%} of the work in 16 bits, "
-            f"{self.repairs.rebuilds} rebuilds."
+            f"{_counted(self.repairs.rebuilds, 'rebuild')}."
         )
 
     def _tell_change(self, kind, step, changes, wanted):
@@ -326,3 +400,7 @@ def _listed(paths, shown=4):
     names = [repr(path) for path in paths]
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def _counted(number, noun):
+    return f"{number} {noun}{'' if number == 1 else 's'}"

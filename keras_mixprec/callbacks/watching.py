@@ -1,10 +1,10 @@
 """Getting a model ready to be watched."""
 
-import contextlib
 import weakref
 
 import keras
 
+from keras_mixprec.backend.variable_scope import variable_scope
 from keras_mixprec.callbacks.metric_guard import MetricGuard
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.loss_scaling.adopt import adopt
@@ -23,7 +23,7 @@ def watch_optimizers(model) -> dict[str, Watch]:
         model: A compiled `keras.Model`. The name of its only optimizer is
             `""`.
     """
-    with _variable_scope(model):
+    with variable_scope(model):
         return _watch(model)
 
 
@@ -54,12 +54,6 @@ def _watch(model):
     if list(found) == ["optimizer"]:
         return {"": Watch(model.optimizer)}
     return {name: Watch(optimizer) for name, optimizer in found.items()}
-
-
-def _variable_scope(model):
-    # TensorFlow's; replicas would share what is made outside of it.
-    strategy = getattr(model, "distribute_strategy", None)
-    return strategy.scope() if strategy else contextlib.nullcontext()
 
 
 def _remake_functions(model):

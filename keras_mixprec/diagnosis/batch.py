@@ -2,6 +2,8 @@
 
 from keras import ops, tree
 
+from keras_mixprec.backend.variable_scope import variable_scope
+
 
 def build_for(model, data: tuple):
     """Builds what the first batch of `fit` would build.
@@ -10,10 +12,30 @@ def build_for(model, data: tuple):
         model: A compiled `keras.Model`.
         data: What `to_tensors` returned.
     """
-    model._symbolic_build(data_batch=data)
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+    with variable_scope(model):
+        model._symbolic_build(data_batch=data)
+        optimizer = model.optimizer
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+
+
+# Rows that show whether a layer bears its precision, unless the fault is in
+# the data: a diagnosis takes as long as it has rows.
+_ROWS = 64
+
+
+def head(batch):
+    """Returns the first rows of a batch, or all if it cannot be cut.
+
+    Args:
+        batch: As `train_step` takes it.
+    """
+    try:
+        return tree.map_structure(
+            lambda leaf: leaf if leaf is None else leaf[:_ROWS], batch
+        )
+    except Exception:  # Sparse tensors cannot be cut.
+        return batch
 
 
 def to_tensors(data: tuple) -> tuple:

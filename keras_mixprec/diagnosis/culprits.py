@@ -13,6 +13,7 @@ from keras import tree
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
+from keras_mixprec.diagnosis.cure import smallest_cure, without_needless
 from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
 from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
 from keras_mixprec.formats import get_format
@@ -21,7 +22,7 @@ from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.twin import Twin
-from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_fixed
 
 _CONTAINERS = tuple(
@@ -85,20 +86,66 @@ class Search:
         """
         step = self._forward()
         step = self._end_to_end(step)
+        known = len(self.culprits)
         self.scale_bits = self._windows(step, scale_bits, moves)
         self._backward(step, self.scale_bits, moves)
+        self._take_what_is_around(step, known)
 
     # Forward.
 
     def _forward(self):
+        step = self._dry_step(self._demoted)
         while True:
-            step = self._dry_step(self._demoted)
             culprit = next(
                 filter(None, map(self._judge_forward, self._low(step))), None
             )
             if culprit is None:
                 return step
+            step = self._demote_what_runs(culprit, step)
+
+    def _demote_what_runs(self, culprit, step):
+        """Demotes a culprit, with what is around it if it has to be.
+
+        TensorFlow refuses to add the float32 that it returns then to the
+        float16 of the layer that it is inside of.
+        """
+        calls = {call.path: call for call in step.calls}
+        path = culprit.path
+        while True:
             self._demote(culprit)
+            try:
+                return self._dry_step(self._demoted)
+            except Exception:
+                path = _around(path)
+                if path not in calls:
+                    raise
+            self.culprits.pop()
+            del self._demoted[-len(culprit.layers) :]
+            twin = Twin(calls[path], self._compiled)
+            layers = without_needless(twin, twin.forward("float32"))
+            culprit = culprit._replace(layers=layers)
+
+    def _take_what_is_around(self, step, first):
+        """Lets the culprits from `first` on take along what they are in.
+
+        If the step does not run without, as above.
+        """
+        if len(self.culprits) == first or self._runs():
+            return
+        calls = {call.path: call for call in step.calls}
+        for index, culprit in enumerate(self.culprits[first:], first):
+            path = _around(culprit.path)
+            if path in calls:
+                layers = with_sublayers(calls[path].layer)
+                self.culprits[index] = culprit._replace(layers=layers)
+                self._demoted += layers
+
+    def _runs(self):
+        try:
+            self._dry_step(self._demoted)
+        except Exception:
+            return False
+        return True
 
     def _judge_forward(self, call):
         twin = Twin(call, self._compiled)
@@ -117,7 +164,7 @@ class Search:
             "nonfinite_outputs": nonfinite(low),
         }
         kind = _forward_kind(twin, inputs, low, exact, numbers)
-        layers = _smallest_cure(twin, exact, kind)
+        layers = smallest_cure(twin, exact, kind)
         return Culprit(call.path, layers, kind, "forward", numbers)
 
     def _without_masks(self, call, low, exact):
@@ -336,6 +383,13 @@ class Search:
         self._demoted += culprit.layers
 
 
+def _around(path):
+    """The path of what a layer is inside of, at last the model's."""
+    if path == MODEL_PATH:
+        return None
+    return path.rpartition("/")[0] or MODEL_PATH
+
+
 def computes_low(layer) -> bool:
     """Whether a layer itself computes something in a 16-bit float."""
     return (
@@ -348,25 +402,6 @@ def computes_low(layer) -> bool:
 def low_layers(model) -> list:
     """Returns the entries of a model that compute in 16 bits."""
     return [e for e in walk_with_model(model) if computes_low(e.layer)]
-
-
-def _smallest_cure(twin, exact, kind):
-    """The layer alone where that is enough, else all inside it as well.
-
-    For the cast of an input as well: then what is inside has a finite input,
-    and is judged by itself.
-    """
-    alone = [twin.call.layer]
-    everything = with_sublayers(twin.call.layer)
-    if len(everything) == 1:
-        return alone
-    try:
-        error = relative_error(twin.forward("float32", alone), exact)
-    # Adding float32 to the float16 of a part, TensorFlow and torch raise.
-    except Exception:
-        return everything
-    enough = error <= thresholds.FORWARD_ERROR or kind == "cast_overflow"
-    return alone if enough else everything
 
 
 def _forward_kind(twin, inputs, low, exact, numbers):

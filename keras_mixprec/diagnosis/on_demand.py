@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import tree
 
+from keras_mixprec.backend import alone as backend_alone
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
@@ -112,7 +113,8 @@ def examine(
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for(model, data)
-        return _Verdicts(model, data, compiled, step).find()
+        with backend_alone.current().alone(model):
+            return _Verdicts(model, data, compiled, step).find()
 
 
 def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
@@ -131,8 +133,9 @@ def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
     data = to_tensors((x, y, sample_weight))
     build_for(model, data)
     batch = keras.utils.pack_x_y_sample_weight(*data)
-    search = Search(model, batch, exact_step(model, batch), compiled=False)
-    return 2.0 ** search.predict_scale_bits(mover(model))
+    with backend_alone.current().alone(model):
+        search = Search(model, batch, exact_step(model, batch), compiled=False)
+        return 2.0 ** search.predict_scale_bits(mover(model))
 
 
 class _Verdicts:

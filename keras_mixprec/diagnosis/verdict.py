@@ -61,7 +61,9 @@ class Verdict:
         """Returns the verdict as a dict that JSON can hold."""
         return dataclasses.asdict(self)
 
-    def __str__(self):
+    @property
+    def finding(self) -> str:
+        """What was found and where, with the evidence, without the advice."""
         where = f" in {self.layer!r}" if self.layer else ""
         direction = f", {self.direction}" if self.direction else ""
         step = f" at step {self.step}" if self.step is not None else ""
@@ -69,7 +71,10 @@ class Verdict:
             f"{name}={_format(value)}" for name, value in self.numbers.items()
         )
         evidence = f" ({numbers})" if numbers else ""
-        return f"{self.kind}{where}{direction}{step}{evidence}. {self.advice}"
+        return f"{self.kind}{where}{direction}{step}{evidence}"
+
+    def __str__(self):
+        return f"{self.finding}. {self.advice}"
 
 
 def _format(value):

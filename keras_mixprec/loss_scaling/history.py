@@ -75,8 +75,9 @@ class StepHistory(KerasSaveable):
         self.recent_scales = add_variable(
             "recent_scales", (CAPACITY,), "float32"
         )
+        # Not "uint8": TensorFlow's workers cannot send each other those.
         self.recent_flags = add_variable(
-            "recent_flags", (CAPACITY, count), "uint8"
+            "recent_flags", (CAPACITY, count), "int32"
         )
         self.load_own_variables(self._unread)
 
@@ -118,9 +119,9 @@ class StepHistory(KerasSaveable):
     def _remember(self, finite, flags, scale, slot, step):
         row = ops.equal(ops.arange(CAPACITY, dtype="int32"), slot % CAPACITY)
         row = ops.logical_and(row, ops.logical_not(finite))
-        flags = ops.cast(flags, "uint8")
+        flags = ops.cast(flags, "int32")
         # A good step has no flag set, so this needs no condition.
-        self.overflows.assign_add(ops.cast(flags, "int32"))
+        self.overflows.assign_add(flags)
         self._write(self.recent_steps, row, step)
         self._write(self.recent_scales, row, scale)
         self._write(self.recent_flags, row[:, None], flags[None, :])
@@ -156,7 +157,10 @@ class StepHistory(KerasSaveable):
     def save_own_variables(self, store):
         """Writes the history beside the optimizer's own variables."""
         for name in self._NAMES if self.paths is not None else ():
-            store[name] = self._read(getattr(self, name))
+            values = self._read(getattr(self, name))
+            # They are 0 or 1: the file need not be larger for the workers.
+            flags = name == "recent_flags"
+            store[name] = values.astype("uint8") if flags else values
 
     def load_own_variables(self, store):
         """Reads a history; a file of Keras' optimizer has none."""

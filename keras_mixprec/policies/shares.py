@@ -9,8 +9,8 @@ class Shares(NamedTuple):
     """Shares of a model, from 0 to 1.
 
     Attributes:
-        work: Float. Of the multiply-adds that can be told; of the parameters
-            if there are none.
+        work: Float. Of the multiply-adds. Where the layers whose work cannot
+            be told hold most of the parameters, of the parameters.
         parameters: Float. Of the parameters; of the layers if there are none.
     """
 
@@ -25,11 +25,20 @@ def shares_in_16_bits(model) -> Shares:
         model: A `keras.Model`.
     """
     rows = precision_summary(model).to_list()
-    layers = _share(rows, lambda row: 1) or 0.0
-    parameters = _share(rows, lambda row: row["parameters"] or 0)
-    parameters = layers if parameters is None else parameters
-    work = _share(rows, lambda row: row["work"] or 0)
-    return Shares(parameters if work is None else work, parameters)
+    parameters = _share(rows, _parameters)
+    if parameters is None:
+        parameters = _share(rows, lambda row: 1) or 0.0
+    known = [row for row in rows if row["work"] is not None]
+    work = _share(known, lambda row: row["work"])
+    if work is None or 2 * sum(map(_parameters, known)) < sum(
+        map(_parameters, rows)
+    ):
+        work = parameters
+    return Shares(work, parameters)
+
+
+def _parameters(row):
+    return row["parameters"] or 0
 
 
 def _share(rows, weight):

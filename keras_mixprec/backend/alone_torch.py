@@ -1,0 +1,56 @@
+"""Running alone on torch; see `alone.py`."""
+
+import contextlib
+
+import torch
+from torch import distributed
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from keras_mixprec.backend.agreement_torch import workers
+
+
+@contextlib.contextmanager
+def alone(model):
+    if workers(model) == 1:
+        yield
+        return
+    parallel = torch.nn.parallel.DistributedDataParallel
+    forward = parallel.forward
+    # It would prepare its hooks for a backward pass that all take part in.
+    parallel.forward = lambda self, *args, **kwargs: self.module(
+        *args, **kwargs
+    )
+    try:
+        with _Alone():
+            yield
+    finally:
+        parallel.forward = forward
+
+
+class _Alone(TorchDispatchMode):
+    """Lets collectives, of a `train_step` say, reach this process only."""
+
+    def __init__(self):
+        super().__init__()
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+        group = distributed.ProcessGroup(rank, size)
+        fake = torch._C._distributed_c10d.FakeProcessGroup
+        for kind in ("cpu", "cuda"):
+            group._register_backend(
+                torch.device(kind),
+                distributed.ProcessGroup.BackendType.CUSTOM,
+                fake._create_internal(rank, size),
+            )
+        self._group = group.boxed()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            args = [self._group if _is_group(a) else a for a in args]
+        return func(*args, **(kwargs or {}))
+
+
+def _is_group(argument):
+    return (
+        isinstance(argument, torch.ScriptObject)
+        and argument._type().name() == "ProcessGroup"
+    )

@@ -1,0 +1,94 @@
+"""What the scripts of the tuner share: each prints what its worker did."""
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
+
+from tuner_models import chain, demoted
+
+import keras_mixprec as kmp
+
+GOOD, BIG = 1.0, 1000.0
+ROWS = 4
+
+
+class Case(NamedTuple):
+    """What each of two workers trains on, a batch of each number."""
+
+    values: tuple
+    scale: Any = 1.0
+    arguments: dict = {}
+
+
+CASES = {
+    # Only the second worker meets the fault.
+    "at_first": Case(([GOOD] * 6, [BIG] * 6)),
+    "later": Case(([GOOD] * 40, [GOOD] * 20 + [BIG] * 20)),
+    # It alone remembers the fault when nothing seems to need the repair.
+    "quiet": Case(
+        ([GOOD] * 60, [BIG] * 5 + [GOOD] * 55), arguments={"promote_after": 20}
+    ),
+    # Left to itself each would start with another loss scale.
+    "scale": Case(([GOOD] * 3, [100.0] * 3), scale="auto"),
+    "healthy": Case((np.linspace(1.0, 2.0, 60), np.linspace(2.0, 1.0, 60))),
+}
+
+
+def rows(values):
+    """Returns a batch of each number, end to end."""
+    x = np.repeat(np.array(values, "float32"), ROWS)[:, None]
+    return x, np.zeros_like(x)
+
+
+def work(worker, wrap, dataset):
+    """Trains on every case; prints what came of it as JSON, last.
+
+    Args:
+        worker: Int. Which of the two this is.
+        wrap: Function of a function that makes a model, which it calls.
+        dataset: Function that returns a dataset of a batch of each number.
+    """
+    folder = tempfile.mkdtemp()
+    found = {}
+    for name, case in CASES.items():
+        model = wrap(lambda scale=case.scale: build(scale))
+        plan = os.path.join(folder, f"{name}.json")
+        tuner = kmp.PrecisionTuner(plan, verbose=0, **case.arguments)
+        fit(model, dataset, case.values[worker], tuner)
+        found[name] = told(model, tuner) | {"wrote": os.path.exists(plan)}
+    plain = wrap(lambda: build(1.0))
+    fit(plain, dataset, CASES["healthy"].values[worker])
+    found["untuned"] = [w.tolist() for w in plain.get_weights()]
+    print(json.dumps(found), flush=True)
+
+
+def build(scale):
+    return chain(rate=2.0**-24, scale=scale)
+
+
+def fit(model, dataset, values, *callbacks):
+    model.fit(
+        dataset(values),
+        steps_per_epoch=len(values),
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+    )
+
+
+def told(model, tuner):
+    optimizer = model.optimizer
+    return {
+        "demoted": demoted(model),
+        "changes": [(e["kind"], e["step"]) for e in tuner.history],
+        "reasons": [e.get("reasons") for e in tuner.history],
+        "applied": optimizer.attempted_steps - optimizer.skipped_steps,
+        "scale": float(optimizer.loss_scale),
+        "weights": [w.tolist() for w in model.get_weights()],
+    }
