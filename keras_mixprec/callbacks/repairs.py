@@ -8,6 +8,8 @@ from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.shares import shares_in_16_bits
 
+_ALONE = "alone between float32 layers: casts cost more than 16 bits save"
+
 
 class Demotion(NamedTuple):
     """A layer that computes in a wider dtype than it was built with.
@@ -16,8 +18,8 @@ class Demotion(NamedTuple):
         before: String. Its policy as it was built.
         policy: String. Its policy now.
         step: Int. When that changed.
-        kind: String. The kind of the verdict.
-        reason: String. The verdict.
+        kind: String. The kind of the verdict, or `"casts"`.
+        reason: String. The verdict, or why else.
     """
 
     before: str
@@ -80,6 +82,21 @@ class Repairs:
                     path, now, policy, step, verdict.kind, verdict.finding
                 )
         return wanted
+
+    def alone(self, layers, step: int) -> dict:
+        """Returns, by path, the demotions of layers between float32 ones.
+
+        Args:
+            layers: List of layers whose casts cost more than they save.
+            step: Int.
+        """
+        return {
+            path: self._demotion(
+                path, policy_name(layer), "float32", step, "casts", _ALONE
+            )
+            for path, layer in self._layers().items()
+            if any(layer is other for other in layers)
+        }
 
     def all_in_float32(self, step: int, reason: str) -> dict:
         """Returns, by path, the demotion of every layer in 16 bits.

@@ -13,6 +13,7 @@ from keras_mixprec.diagnosis.batch import head
 from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.diagnosis.proposal import Proposal, propose
 from keras_mixprec.numerics.dtypes import following
+from keras_mixprec.policies.lone_layers import lone_layers
 
 # A model is audited before its first step, after this many, and then after
 # four times as many as before: what fails without a sign is rarely new.
@@ -211,6 +212,8 @@ class Tuning:
         self._held_until = None
         wanted = self.repairs.wanted(ballot.proposal, step)
         wanted = {p: d for p, d in wanted.items() if p not in self._advised}
+        if wanted:
+            wanted |= self._left_alone(ballot.proposal, step)
         obstacle = self._obstacle(ballot.proposal, wanted)
         if self._tuner.dry_run:
             if wanted:
@@ -222,6 +225,14 @@ class Tuning:
             self._demote("demote", step, wanted)
             if ballot.scale_bits is not None:
                 self._engine.raise_scale(ballot.scale_bits)
+
+    def _left_alone(self, proposal, step):
+        """The demotions of layers that those proposed leave alone."""
+        model = self._engine.model
+        before = {id(layer) for layer in lone_layers(model)}
+        with following(proposal.assignment()):
+            left = [x for x in lone_layers(model) if id(x) not in before]
+        return self.repairs.alone(left, step)
 
     def _examine(self, batch, step):
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
@@ -306,6 +317,8 @@ class Tuning:
         # What is sound beside others may not be so alone, once.
         for _ in range(2):
             sound -= self._at_fault(sound, batches, step)
+        with following(self.repairs.as_built(sound)):
+            sound -= self.repairs.paths_of(lone_layers(self._engine.model))
         self.repairs.tried(set(paths) - sound, step)
         if not sound or self._at_fault(sound, batches, step):
             return

@@ -93,6 +93,8 @@ def neighbours(model) -> dict[int, tuple[list, list]]:
     """
     found = {}
     for functional in [model, *model._flatten_layers(include_self=False)]:
+        # A `Sequential` has one inside.
+        functional = getattr(functional, "_functional", functional)
         if not _is_functional(functional):
             continue
         for layer in filter(_is_layer, functional.operations):
