@@ -44,7 +44,7 @@ def test_a_fault_that_comes_and_goes_settles():
             kernel = self.model.layers[1].kernel
             kernel.assign([[300.0 if large else 1.0]])
 
-    steps, period = 600, 60
+    steps, period = 625, 60
     fit(model, [BIG] * steps, callback, Swing())
     rebuilds = len(done(callback))
     print(f"period {period}: {rebuilds} rebuilds in {steps} steps")
