@@ -59,7 +59,8 @@ def test_killed_after_a_demotion_it_goes_on_from_a_backup(whole, tmp_path):
     ended = train(tmp_path, "backup")
     # The backup is of the end of the third epoch, the 60th step.
     begun, known = state(tmp_path, "begun"), state(whole, "begin-3")
-    assert begun["demotions"] == ["big"]
+    # `norm` does too little to be cast to and from float16 between two others.
+    assert begun["demotions"] == ["big", "norm"]
     assert begun["dtypes"]["big"] == "float32"
     assert begun["loss_scale"] == known["loss_scale"] != 2.0**8
     same(begun, known, "dtypes", "rebuilds", "tries", "demotions")

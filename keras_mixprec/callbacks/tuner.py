@@ -204,7 +204,9 @@ class PrecisionTuner(keras.callbacks.Callback):
 
     def save(self, repairs):
         """Writes the plan, if there is a file for it and this is the chief."""
-        chief = backend_agreement.current().is_chief(self.model)
+        # Not `self.model`, which on JAX takes the state of the last step for
+        # that of this one when a step is under way.
+        chief = backend_agreement.current().is_chief(self._engine.model)
         if chief and not self._is_dry:
             self._disk.save(repairs)
 
