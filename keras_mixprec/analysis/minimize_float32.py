@@ -9,7 +9,7 @@ from keras import tree
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.analysis.smallest_set import smallest_set
-from keras_mixprec.analysis.starting_point import MODEL, starting_point
+from keras_mixprec.analysis.starting_point import starting_point
 from keras_mixprec.analysis.suspects import add_suspicions, rank
 from keras_mixprec.analysis.trials import Trials
 from keras_mixprec.diagnosis import thresholds
@@ -22,7 +22,7 @@ from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies import PrecisionPlan, PrecisionRule
 from keras_mixprec.policies.apply import matcher_of
-from keras_mixprec.policies.layers import check_model
+from keras_mixprec.policies.layers import MODEL_PATH, check_model
 from keras_mixprec.policies.names import is_16_bit
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
@@ -201,7 +201,7 @@ def _plan(start, policy, causes):
     }
     policies = start.policies | dict.fromkeys(found, "float32")
     reasons = start.reasons | found
-    default = policies.pop(MODEL)
+    default = policies.pop(MODEL_PATH)
     # A plan says why of layers only, and in their order.
     reasons = {p: reasons[p] for p in policies if reasons.get(p)}
     notes = {p: note for p, note in start.notes.items() if p in policies}

@@ -4,13 +4,9 @@ from typing import NamedTuple
 
 import keras
 
-from keras_mixprec.policies.layers import LayerEntry, walk
+from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.matching import Matcher
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
-
-# The path of the model itself: a subclassed one casts its inputs, and a
-# `Sequential` does.
-MODEL = "<model>"
 
 
 class StartingPoint(NamedTuple):
@@ -48,14 +44,13 @@ def starting_point(
         policy: String. What everything else follows.
         matcher: What finds the rule for a layer.
     """
-    itself = LayerEntry(MODEL, model, None)
-    entries = [*walk(model), itself]
+    entries = walk_with_model(model)
     mixed = any(is_16_bit(policy_name(e.layer)) for e in entries)
     layers = {entry.path: entry.layer for entry in entries}
     start = StartingPoint({}, {}, {}, [], layers)
     for entry in entries:
         own, path = policy_name(entry.layer), entry.path
-        rule = None if entry is itself else matcher.first(entry)
+        rule = None if entry.layer is model else matcher.first(entry)
         start.policies[path] = policy
         if is_fixed(entry.layer):
             start.policies[path] = own

@@ -222,7 +222,7 @@ class Tuning:
         elif obstacle:
             self._give_up(step, obstacle)
         else:
-            self._demote("demote", step, wanted)
+            self._demote(step, wanted)
             if ballot.scale_bits is not None:
                 self._engine.raise_scale(ballot.scale_bits)
 
@@ -264,7 +264,7 @@ class Tuning:
             )
         return None
 
-    def _demote(self, kind, step, wanted):
+    def _demote(self, step, wanted):
         before = {path: d.before for path, d in wanted.items()}
         before |= {
             path: self.repairs.demotions[path].policy
@@ -274,7 +274,7 @@ class Tuning:
         self.repairs.demote(wanted)
         self._changed(step)
         changes = {p: (before[p], d.policy) for p, d in wanted.items()}
-        self._tell_change(kind, step, changes, wanted)
+        self._tell_change("demote", step, changes, wanted)
 
     def _changed(self, step):
         self._changed_at = step
@@ -292,7 +292,7 @@ class Tuning:
             self._engine.model.stop_training = True
         elif on_limit == "float32":
             wanted = self.repairs.all_in_float32(step, reason)
-            self._demote("demote", step, wanted)
+            self._demote(step, wanted)
 
     # Giving back.
 
