@@ -5,6 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from diagnosis_models import Block, Overflowing
 from keras import layers, ops
 
 import keras_mixprec as kmp
@@ -15,11 +16,6 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 8)).astype("float32")
 Y = RANDOM.integers(0, 3, 16)
 BACKEND = keras.backend.backend()
-
-
-class Overflowing(layers.Layer):
-    def call(self, x):
-        return ops.sqrt(ops.square(x * 1000.0)) / 1000.0
 
 
 def compiled(model, optimizer=None, **arguments):
@@ -43,20 +39,6 @@ def sequential(*middle):
 
 def found(verdicts):
     return [(v.layer, v.kind) for v in verdicts]
-
-
-class Block(layers.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = layers.Dense(8)
-        self.bad = Overflowing(name="bad")
-        self.drop = layers.Dropout(0.5)
-
-    def build(self, input_shape):
-        self.dense.build(input_shape)
-
-    def call(self, x, training=None):
-        return x + self.drop(self.bad(self.dense(x)), training=training)
 
 
 class Subclassed(keras.Model):

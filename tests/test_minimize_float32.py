@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from diagnosis_models import Block, Overflowing
 from keras import layers, ops
 from zoo import CASES
 
@@ -40,25 +41,6 @@ CONTROLS = [
     "healthy_gan",
     "initial_scale_too_high",
 ]
-
-
-class Overflowing(layers.Layer):
-    def call(self, x):
-        return ops.sqrt(ops.square(x * 1000.0)) / 1000.0
-
-
-class Block(layers.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = layers.Dense(8)
-        self.bad = Overflowing(name="bad")
-        self.drop = layers.Dropout(0.5)
-
-    def build(self, input_shape):
-        self.dense.build(input_shape)
-
-    def call(self, x, training=None):
-        return x + self.drop(self.bad(self.dense(x)), training=training)
 
 
 class Subclassed(keras.Model):
