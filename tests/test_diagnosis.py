@@ -282,6 +282,15 @@ def test_an_infinity_in_a_mask_is_no_overflow():
     assert kmp.diagnose(model, x, np.ones((4, 1))) == []
 
 
+def test_an_overflow_that_no_weight_comes_before_is_found():
+    # No gradient says whether the loss depends on it.
+    up = layers.Rescaling(1e5, name="up")
+    model = sequential(up, layers.Rescaling(1e-5, name="down"))
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    verdicts = kmp.diagnose(compiled(model), X + 1.0, Y)
+    assert found(verdicts)[0] == ("up", "forward_overflow")
+
+
 def test_an_unsettled_loss_blames_nobody():
     # Normalized over four samples again and again: any rounding decides.
     inputs = keras.Input((8,))

@@ -88,16 +88,16 @@ class PrecisionTuner(keras.callbacks.Callback):
 
     Example:
     >>> inputs = keras.Input((4,))
-    >>> x = keras.layers.UnitNormalization(name="norm")(inputs)
+    >>> x = keras.layers.Rescaling(1e4, name="up")(inputs)
+    >>> x = keras.layers.Rescaling(1e-4, name="down")(x)
     >>> model = keras.Model(inputs, keras.layers.Dense(1)(x))
     >>> plan = apply_policy(model, "mixed_float16", rules=[])
     >>> model.compile(LossScaleOptimizer("adam"), loss="mse")
     >>> tuner = PrecisionTuner(verbose=0)
-    >>> history = model.fit(
-    ...     np.full((8, 4), 1e-4), np.ones((8, 1)), verbose=0, callbacks=[tuner]
-    ... )
+    >>> x, y = np.full((8, 4), 10.0), np.ones((8, 1))
+    >>> history = model.fit(x, y, verbose=0, callbacks=[tuner])
     >>> dict(tuner.plan)
-    {'norm': 'float32', 'dense': 'mixed_float16'}
+    {'up': 'float32', 'down': 'float32', 'dense': 'mixed_float16'}
     """
 
     def __init__(

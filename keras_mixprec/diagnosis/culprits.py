@@ -95,13 +95,20 @@ class Search:
 
     def _forward(self):
         step = self._dry_step(self._demoted)
-        while True:
-            culprit = next(
-                filter(None, map(self._judge_forward, self._low(step))), None
-            )
-            if culprit is None:
-                return step
+        while culprit := self._first_culprit(step):
             step = self._demote_what_runs(culprit, step)
+        return step
+
+    def _first_culprit(self, step):
+        # Where no weight comes before, whether the loss depends on an
+        # infinity is known only by the loss.
+        tries = [False] if math.isfinite(step.loss) else [False, True]
+        for masks_matter in tries:
+            for call in self._low(step):
+                culprit = self._judge_forward(call, masks_matter)
+                if culprit is not None:
+                    return culprit
+        return None
 
     def _demote_what_runs(self, culprit, step):
         """Demotes a culprit, with what is around it if it has to be.
@@ -147,14 +154,15 @@ class Search:
             return False
         return True
 
-    def _judge_forward(self, call):
+    def _judge_forward(self, call, masks_matter):
         twin = Twin(call, self._compiled)
         inputs = [to_array(x) for x in twin.inputs]
         if nonfinite(inputs):
             return None  # A victim of a layer before it.
         exact = twin.forward("float32")
         low = self._low_outputs(twin)
-        error = relative_error(self._without_masks(call, low, exact), exact)
+        without = self._without_masks(call, low, exact, masks_matter)
+        error = relative_error(without, exact)
         if error <= thresholds.FORWARD_ERROR:
             return None
         numbers = {
@@ -167,11 +175,12 @@ class Search:
         layers = smallest_cure(twin, exact, kind)
         return Culprit(call.path, layers, kind, "forward", numbers)
 
-    def _without_masks(self, call, low, exact):
+    def _without_masks(self, call, low, exact, masks_matter):
         """Takes an infinity in a mask for the number that it stands for.
 
         Such as the -1e9 that attention adds to the scores of padding: one
-        beyond the format that the loss does not depend on.
+        beyond the format that the loss does not depend on. Of a tensor
+        without a cotangent, `masks_matter` says whether it does.
         """
         known = self._exact_calls.get(call.name)
         if known is None:
@@ -181,7 +190,9 @@ class Search:
         def repaired(narrow, wide, cotangent):
             mask = np.isinf(narrow) & (np.sign(narrow) == np.sign(wide))
             mask &= np.abs(wide) > limit
-            if cotangent is not None:
+            if cotangent is None:
+                mask &= not masks_matter
+            else:
                 mask &= to_array(cotangent) == 0
             return np.where(mask, wide, narrow)
 
