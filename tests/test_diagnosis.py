@@ -287,7 +287,7 @@ def test_an_overflow_that_no_weight_comes_before_is_found():
     up = layers.Rescaling(1e5, name="up")
     model = sequential(up, layers.Rescaling(1e-5, name="down"))
     kmp.apply_policy(model, "mixed_float16", rules=[])
-    verdicts = kmp.diagnose(compiled(model), X + 1.0, Y)
+    verdicts = kmp.diagnose(compiled(model), np.full_like(X, 10.0), Y)
     assert found(verdicts)[0] == ("up", "forward_overflow")
 
 
