@@ -27,6 +27,7 @@ _PART_OF = {
     "diagnose": "diagnosis",
     "ensure_loss_scaling": "loss_scaling",
     "global_policy": "policies",
+    "load_report": "reporting",
     "minimize_float32": "analysis",
     "policy_scope": "policies",
     "precision_summary": "policies",

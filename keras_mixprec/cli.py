@@ -9,10 +9,14 @@ from keras_mixprec._version import __version__
 # Modules that a command needs beyond the core, and what to install for them.
 _PACKAGES = {
     "jax": "jax",
+    "matplotlib": "matplotlib",
     "sklearn": "scikit-learn",
     "tensorflow": "tensorflow",
     "torch": "torch",
 }
+
+
+_BACKENDS = ("jax", "tensorflow", "torch")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,12 +39,12 @@ def main(argv: list[str] | None = None) -> int:
             f"this needs the module {module!r}, which is not installed; "
             f"install it with: pip install {_PACKAGES[module]}"
         )
-        if module != "sklearn":
+        if module in _BACKENDS:
             message += (
                 "\nor choose a backend that you have, such as: "
                 "keras-mixprec demo --backend jax"
             )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         message = str(error)
     print(f"keras-mixprec: {message}", file=sys.stderr)
     return 1
@@ -54,6 +58,21 @@ def _demo(arguments):
     from keras_mixprec.demo import run_demo
 
     run_demo(arguments.epochs, arguments.log_dir, arguments.seed)
+    return 0
+
+
+def _report(arguments):
+    from keras_mixprec.reporting import load_report
+
+    report = load_report(arguments.log_dir)
+    print(report)
+    for path, save in (
+        (arguments.html, report.save_html),
+        (arguments.png, report.save_png),
+    ):
+        if path:
+            save(path)
+            print(f"\nWritten: {path}")
     return 0
 
 
@@ -89,6 +108,20 @@ def _parser():
         help="Keras' backend (default: the one that Keras is set to)",
     )
     demo.set_defaults(run=_demo)
+    report = commands.add_parser(
+        "report",
+        help="print what a monitor logged",
+        description="Prints what MixPrecMonitor logged: loss scale, skipped "
+        "steps, dtypes, verdicts, and what the tuner changed.",
+    )
+    report.add_argument(
+        "log_dir", help="what the monitor was given, or a folder above"
+    )
+    report.add_argument("--html", help="also write the page to this file")
+    report.add_argument(
+        "--png", help="also write a picture to this file (needs matplotlib)"
+    )
+    report.set_defaults(run=_report)
     return parser
 
 

@@ -43,13 +43,14 @@ def read_tag(folder, tag):
 
 
 @contextlib.contextmanager
-def tensorboard(log_dir, *flags):
+def tensorboard(log_dir, *flags, server=(SERVER,), **environment):
     """The URL of a TensorBoard process on `log_dir`."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, SERVER, "--logdir", log_dir, *flags],
+            [sys.executable, *server, "--logdir", log_dir, *flags],
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=os.environ | environment,
         )
         try:
             yield poll(lambda: _printed_url(process, output))
@@ -83,5 +84,5 @@ def _printed_url(process, output):
     output.seek(0)
     printed = output.read()
     assert process.poll() is None, printed
-    found = re.search(r"http://127\.0\.0\.1:\d+/", printed)
+    found = re.search(r"http://127\.0\.0\.1:\d+\S*/", printed)
     return found and found[0]

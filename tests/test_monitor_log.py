@@ -55,6 +55,8 @@ def test_tags(run):
         "layer_dtypes",
         "skipped_step",
         "events/00000",
+        "scale/00000",
+        "custom_scalars__config__",
     }
 
 
@@ -117,7 +119,7 @@ def test_events_of_skipped_steps(run):
 
 def test_summary_is_the_last_event(run):
     (event,) = told(run, "train_end")
-    assert "2 of 6 steps skipped (33%)" in event["summary"]
+    assert "2 of 6 steps skipped (33.3%)" in event["summary"]
 
 
 def test_dtypes_at_start_and_on_change(tmp_path):

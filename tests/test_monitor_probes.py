@@ -88,7 +88,7 @@ def test_the_heat_names_its_rows_and_columns(tmp_path):
         and value.metadata.plugin_data.content
     ]
     assert contents[0]["layers"] == ["first", "head"]
-    assert contents[0]["metrics"] == list(ranges.METRICS)
+    assert contents[0]["metrics"] == ranges.METRICS
 
 
 def test_histograms_are_written_at_the_end_of_an_epoch(tmp_path):

@@ -34,7 +34,8 @@ MAY_IMPORT = {
     }
     | MEASURING,
     "demo": {"callbacks", "loss_scaling", "policies"},
-    "cli": {"demo"},
+    "tensorboard_plugin": {"reporting"},
+    "cli": {"demo", "reporting"},
     "__main__": {"cli"},
 }
 HELPERS = {"_checks", "_version", "formats"}

@@ -84,7 +84,8 @@ class OptimizerSummary(NamedTuple):
         return (
             f"{format_power(self.first_scale)} -> "
             f"{format_power(self.last_scale)}; "
-            f"{self.skipped} of {self.steps} steps skipped ({share:.2g}%)."
+            f"{self.skipped} of {self.steps} steps skipped "
+            f"({round(share, 1):g}%)."
         )
 
     def remarks(self) -> list:

@@ -10,12 +10,18 @@ from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.prober import Prober
 from keras_mixprec.callbacks.recorder import Recorder
-from keras_mixprec.callbacks.skips import log_skipped
+from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
+from keras_mixprec.callbacks.skips import log_scale, log_skipped
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
 from keras_mixprec.loss_scaling import DynamicLossScale
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import NoLog
+from keras_mixprec.reporting.thinning import Thinning
+
+# Curves of every variable are most of a log: 400 of them, looked at 20,000
+# times in a million steps, are 60 MB at this many points an interval.
+_ROWS_BY_VARIABLE = 256
 
 # The attribute of a model in `fit` that holds its engine. Kept anywhere else
 # it would keep the model alive.
@@ -165,7 +171,10 @@ class Engine:
         self._started = True
         self.first_step = self.step = self._epoch_start = self.log.next_step
         self._last_look = self._last_layers = self._plan = None
+        self._by_variable = Thinning(_ROWS_BY_VARIABLE)
         self.watches = watch_optimizers(self._up_to_date())
+        self.log.layout(self.step, CHARTS)
+        self.log.settings(settings_of(self.model))
         self._log_layers()
         self._look()
         self._begun, self._spent = time.perf_counter(), 0.0
@@ -271,7 +280,7 @@ class Engine:
             return
         self._last_look = self.step
         self._up_to_date()
-        scalars = {}
+        scalars, by_variable = {}, self._by_variable.due()
         self._in_a_row, self.collapsed = 0, False
         for name, watch in self.used_watches().items():
             reading = watch.read()
@@ -279,9 +288,10 @@ class Engine:
             self._stop_if_hopeless(reading)
             if reading.new_steps or reading.grown:
                 self.prober.hurry()
-            scalars |= reading.scalars(name)
+            scalars |= reading.scalars(name, by_variable)
             offset = self.first_step - watch.first_attempted
             log_skipped(self.log, self.step, name, reading, offset)
+            log_scale(self.log, self.step, name, reading, offset)
         if scalars:
             self.log.scalars(self.step, scalars)
 

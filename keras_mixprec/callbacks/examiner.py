@@ -20,6 +20,9 @@ from keras_mixprec.diagnosis.on_demand import (
     examine,
     predict_loss_scale,
 )
+from keras_mixprec.reporting.schema import TWIN
+
+_DIRECTIONS = ("forward", "backward")
 
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
@@ -51,6 +54,7 @@ class Examiner:
         self._log = log
         self._verbose = verbose
         self._cost = _FIRST_COST
+        self._last_errors = -1
         self._told = set()
         self._examined_trouble = self._found = False
         self._failed = False
@@ -185,11 +189,22 @@ class Examiner:
             for finding in found.findings:
                 if finding.verdict.kind != "scale_search":  # That is normal.
                     self._tell(finding.verdict, step)
+            self._log_errors(found.errors, step)
             if self.listener:
                 self.listener(found, batch, step)
         finally:
             self._cost = time.perf_counter() - started
             self.spent += self._cost
+
+    def _log_errors(self, errors, step):
+        if errors and step > self._last_errors:
+            self._last_errors = step
+            table = [
+                [own.get(direction, np.nan) for direction in _DIRECTIONS]
+                for own in errors.values()
+            ]
+            metrics = {f"twin_{d}_error": "max" for d in _DIRECTIONS}
+            self._log.heat(step, table, list(errors), metrics, TWIN)
 
     def _unless_diverged(self, model, found, step):
         if found.exact_loss is None:

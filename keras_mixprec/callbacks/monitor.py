@@ -10,7 +10,7 @@ from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
 from keras_mixprec.callbacks.engine import Engine, Settings
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import precision_summary
-from keras_mixprec.reporting import RunLog
+from keras_mixprec.reporting import RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
 
@@ -89,6 +89,10 @@ class MixPrecMonitor(keras.callbacks.Callback):
             has `save(path)` and `replay(model)`, and is loaded by
             `keras_mixprec.diagnosis.FailingBatch.load(path)`.
 
+        report: The `MixPrecReport` of all that is in `log_dir`, `None` before
+            the first `fit`. A notebook shows it as the page of the tab; it
+            has `save_html(path)`.
+
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a number is outside its range.
@@ -134,6 +138,11 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self.verdicts = []
         self.failing_batches = []
         self._engine = None
+
+    @property
+    def report(self):
+        """What was logged, for people."""
+        return load_report(self.log_dir) if self._engine else None
 
     def on_train_begin(self, logs=None):
         """Opens the log."""

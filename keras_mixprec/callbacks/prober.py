@@ -11,14 +11,12 @@ from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.trend import Trend
 from keras_mixprec.numerics.probe import Probe
+from keras_mixprec.reporting.schema import EXPONENTS
 
 # Compiling the twin takes up to four times as long as the first step did, and
 # happens once: that may be five times the share of the run that probes may
 # take.
 _COMPILING = 5 / 4
-
-# The parts whose exponents are written, and what their tags are called.
-_HISTOGRAMS = {"activation": "activation", "gradient": "grad"}
 
 # The attribute of a model that holds its probe, with the train function that
 # it is the twin of: a second `fit` need not compile it again. Both refer to the
@@ -147,12 +145,12 @@ class Prober:
     def write_histograms(self, step: int):
         """Writes the exponents of the last probe's tensors, once."""
         for reading in self._unwritten:
-            for part, name in _HISTOGRAMS.items():
+            for part, family in EXPONENTS.items():
                 bins = (
                     reading.parts[part].bins() if part in reading.parts else ()
                 )
                 if len(bins):
-                    tag = f"mixprec/{name}_exponent/{reading.path}"
+                    tag = f"{family}/{reading.path}"
                     self._log.histogram(step, tag, bins)
         self._unwritten = []
 
@@ -160,7 +158,7 @@ class Prober:
         """Returns `(path, bits)` of the last probe, by part of a layer."""
         found = {
             part: ranges.least_headroom(self.readings, self.limits, part)
-            for part in _HISTOGRAMS
+            for part in EXPONENTS
         }
         return {part: least for part, least in found.items() if least}
 

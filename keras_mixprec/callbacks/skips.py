@@ -42,6 +42,28 @@ def log_skipped(log, step: int, name: str, reading, offset: int):
         )
 
 
+def log_scale(log, step: int, name: str, reading, offset: int):
+    """Writes how the loss scale went up to a look, where anything changed.
+
+    Args:
+        log: As for `log_skipped`.
+        step: As for `log_skipped`.
+        name: As for `log_skipped`.
+        reading: As for `log_skipped`.
+        offset: As for `log_skipped`.
+    """
+    first = reading.skipped - len(reading.new_steps) + 1
+    # The scale was in use from the step before on.
+    rows = [
+        (offset + skipped.step - 1, skipped.scale, count, skipped.step - count)
+        for count, skipped in enumerate(reading.new_steps, first)
+    ]
+    if rows or reading.unseen or reading.changed:
+        count = reading.skipped
+        rows.append((step, reading.loss_scale, count, step - offset - count))
+        log.scale_rows(step, rows, name)
+
+
 def _rows(steps, offset):
     return [
         {

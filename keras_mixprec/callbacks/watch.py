@@ -16,6 +16,8 @@ class Reading(NamedTuple):
     Attributes:
         loss_scale: Float. The scale in use now.
         grown: Boolean. Whether it is larger than at the last look.
+        changed: Boolean. Whether it is another than at the last look, or this
+            is the first.
         skipped: Int. Steps skipped so far.
         in_a_row: Int. Steps skipped since the last one applied.
         collapsed: Boolean. Whether the scale cannot fall any further and
@@ -29,6 +31,7 @@ class Reading(NamedTuple):
 
     loss_scale: float
     grown: bool
+    changed: bool
     skipped: int
     in_a_row: int
     collapsed: bool
@@ -37,12 +40,13 @@ class Reading(NamedTuple):
     overflow_counts: dict
     gradient_norms: dict
 
-    def scalars(self, name: str = "") -> dict:
+    def scalars(self, name: str = "", by_variable: bool = True) -> dict:
         """Returns the curves of this reading, tag -> number.
 
         Args:
             name: String. Which of several optimizers it is, `""` if there is
                 one.
+            by_variable: Boolean. Whether those of each variable as well.
         """
         where = f"/{name}" if name else ""
         norms = self.gradient_norms
@@ -52,6 +56,8 @@ class Reading(NamedTuple):
             f"mixprec/skipped_steps{where}": self.skipped,
             f"mixprec/gradient_norm{where}": math.hypot(*norms.values()),
         }
+        if not by_variable:
+            return curves
         for path, norm in norms.items():
             curves[f"mixprec/gradient_norm_by_variable{where}/{path}"] = norm
         for path, count in self.overflow_counts.items():
@@ -71,7 +77,8 @@ class Watch:
         self.optimizer = optimizer
         self.first_attempted = optimizer.attempted_steps
         self.first_skipped = self._seen = optimizer.skipped_steps
-        self.first_scale = self._scale = float(optimizer.loss_scale)
+        self.first_scale = float(optimizer.loss_scale)
+        self._scale = None
         self._first_counts = optimizer.overflow_counts()
 
     def read(self) -> Reading:
@@ -85,7 +92,8 @@ class Watch:
         in_a_row = optimizer.consecutive_skipped_steps
         return Reading(
             loss_scale=self._scale,
-            grown=self._scale > before,
+            grown=before is not None and self._scale > before,
+            changed=self._scale != before,
             skipped=skipped,
             in_a_row=in_a_row,
             collapsed=in_a_row >= SUSPICIOUS_STEPS

@@ -5,6 +5,7 @@ that would cast a repaired result straight back as well.
 """
 
 import math
+from collections import defaultdict
 from typing import NamedTuple
 
 import keras
@@ -62,6 +63,8 @@ class Search:
         windows: Dict path -> `Window` of the layers that are left in float16.
         scale_bits: Float. The loss scale that was found or given, as a power
             of two.
+        errors: Dict from the name of a call to its largest relative error as
+            the model is built, `{"forward": ..., "backward": ...}`.
     """
 
     def __init__(self, model, data, exact: DryStep, compiled: bool):
@@ -74,6 +77,7 @@ class Search:
         self.culprits = []
         self.windows = {}
         self.scale_bits = None
+        self.errors = defaultdict(dict)
 
     def run(self, scale_bits: float | None, moves):
         """Finds the culprits.
@@ -163,6 +167,7 @@ class Search:
         low = self._low_outputs(twin)
         without = self._without_masks(call, low, exact, masks_matter)
         error = relative_error(without, exact)
+        self.errors[call.name].setdefault("forward", error)
         if error <= thresholds.FORWARD_ERROR:
             return None
         numbers = {
@@ -361,6 +366,7 @@ class Search:
             count = len(twin.inputs)
             wide, low = wide[count:], low[count:]
         error = relative_error(low, wide)
+        self.errors[call.name]["backward"] = error
         if error <= thresholds.BACKWARD_ERROR:
             return None
         numbers = {

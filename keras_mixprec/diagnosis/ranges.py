@@ -18,12 +18,15 @@ _MEASURES = {
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
 
-# The columns of `heat`.
-METRICS = (
-    *(f"{part}_{measure}" for part in _PARTS for measure in _MEASURES),
-    "weight_headroom_bits",
-    "lost_updates",
-)
+# The columns of `heat`, and whether a small or a large number is the worse.
+METRICS = {
+    name: "min" if name.endswith("headroom_bits") else "max"
+    for name in (
+        *(f"{part}_{measure}" for part in _PARTS for measure in _MEASURES),
+        "weight_headroom_bits",
+        "lost_updates",
+    )
+}
 
 
 def heat(readings: Sequence[LayerReading], limits: Format) -> np.ndarray:

@@ -144,11 +144,13 @@ class Statistics:
     def headroom_bits(self, limits: Format) -> float:
         """Bits by which the largest could grow, infinite if all are zero.
 
-        Negative if it does not fit the format.
+        Negative if it does not fit the format, and none if there are
+        infinities already.
         """
-        if not self.largest:
-            return math.inf
-        return math.log2(limits.maximum / self.largest)
+        bits = math.inf
+        if self.largest:
+            bits = math.log2(limits.maximum / self.largest)
+        return min(bits, 0.0) if self.infinite else bits
 
     def bins(self) -> np.ndarray:
         """Returns the histogram of exponents.

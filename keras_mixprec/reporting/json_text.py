@@ -27,6 +27,20 @@ def to_json(value) -> str:
     return json.dumps(_plain(value), allow_nan=False)
 
 
+def parse_json(text: str | bytes, kind: type):
+    """Returns what a text of JSON is, or an empty one if it is damaged.
+
+    Args:
+        text: String or bytes.
+        kind: `dict` or `list`, what it is known to be.
+    """
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return kind()
+    return parsed if isinstance(parsed, kind) else kind()
+
+
 def _plain(value):
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -6,10 +6,11 @@ class NoLog:
 
     next_step = 0
 
-    def _ignore(self, *args):
+    def _ignore(self, *args, **options):
         pass
 
-    event = scalars = text = layers = heat = histogram = _ignore
+    event = scalars = text = layers = layout = _ignore
+    heat = histogram = scale_rows = settings = _ignore
 
     def close(self):
         """Nothing is open."""

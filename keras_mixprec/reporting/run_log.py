@@ -14,6 +14,7 @@ from keras_mixprec.reporting.event_file import EventFile
 from keras_mixprec.reporting.json_text import to_json
 from keras_mixprec.reporting.markdown import markdown_table
 from keras_mixprec.reporting.resume import find_end
+from keras_mixprec.reporting.thinning import Thinning, pooled
 
 
 def check_local(log_dir: str | os.PathLike) -> str:
@@ -83,15 +84,13 @@ class RunLog:
         self.next_step = end.next_step
         self._lines = _open_lines(os.path.join(self.folder, schema.EVENTS_FILE))
         self._events = EventFile(self.folder, end.next_step)
-        self._event_chunks, self._scale_chunks = (
-            Chunks(family, size, end.next_chunks.get(family, 0))
-            for family, size in (
-                (schema.EVENTS, schema.EVENTS_PER_CHUNK),
-                (schema.SCALE, schema.ROWS_PER_CHUNK),
-            )
-        )
-        self._heat_tag = _HeatTag(end.next_chunks.get(schema.HEAT, 0))
-        self._lock = threading.Lock()
+        self._next_chunks = end.next_chunks
+        self._chunks = {}
+        self._heat = {
+            family: _Heat(family, end.next_chunks.get(family, 0))
+            for family in (schema.HEAT, schema.TWIN)
+        }
+        self._lock = threading.RLock()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes a point of each curve.
@@ -138,13 +137,15 @@ class RunLog:
             ],
         )
 
-    def scale_rows(self, step: int, rows: np.ndarray) -> None:
-        """Writes the loss scale of every step since the last call.
+    def scale_rows(self, step: int, rows: np.ndarray, optimizer="") -> None:
+        """Writes how the loss scale went since the last call.
 
         Args:
             step: Int. Number of the training batch at which this is written.
             rows: Array `[n, 4]` of step, loss scale, non-finite count and
                 iterations, by rising step.
+            optimizer: String. Which of several it is the scale of. Defaults
+                to `""`, for an only one.
 
         Raises:
             ValueError: If `rows` has another shape.
@@ -156,26 +157,35 @@ class RunLog:
                 f"`rows` must have the columns {schema.SCALE_COLUMNS}. "
                 f"Received: rows of shape {rows.shape}"
             )
-        if self._events.ours:
-            with self._lock:
-                self._replace_chunks(
-                    step, self._scale_chunks.extend(rows), _scale_value
-                )
+
+        def build(tag, rows):
+            columns = {"columns": schema.SCALE_COLUMNS, "optimizer": optimizer}
+            return summaries.numbers(tag, np.stack(rows), **columns)
+
+        family = schema.scale_family(optimizer)
+        self._extend(step, family, schema.ROWS_PER_CHUNK, rows, build)
 
     def heat(
         self,
         step: int,
         table: np.ndarray,
         layers: Sequence[str],
-        metrics: Sequence[str],
+        metrics: Mapping[str, str],
+        family: str = schema.HEAT,
     ) -> None:
         """Writes what was measured of each layer; steps rise as in `scalars`.
+
+        A long run has ever more calls in a row written, of which it keeps the
+        worst: see `Thinning`.
 
         Args:
             step: Int. Number of the training batch.
             table: Array `[layers, metrics]`.
             layers: List of the paths of the rows.
-            metrics: List of the names of the columns.
+            metrics: Dict from the names of the columns to `"min"` or `"max"`,
+                whichever is the worse.
+            family: String. `schema.HEAT`, or `schema.TWIN` for the errors
+                that diagnoses find.
 
         Raises:
             ValueError: If `table` has another shape.
@@ -188,9 +198,8 @@ class RunLog:
                 f"{table.shape} for {len(layers)} layers and {len(metrics)} "
                 "metrics"
             )
-        columns = {"layers": list(layers), "metrics": list(metrics)}
-        tag = self._heat_tag.next(columns)
-        self._events.write(step, [summaries.numbers(tag, table, **columns)])
+        heat = self._heat[family]
+        self._write_heat(heat.add(step, table, list(layers), dict(metrics)))
 
     def event(self, step: int, event: Mapping) -> None:
         """Writes something that happened, here and to `events.jsonl`.
@@ -205,11 +214,10 @@ class RunLog:
             TypeError: If JSON has no form for a value.
         """
         line = to_json({**event, "step": step, "wall_time": time.time()})
+        size, build = schema.EVENTS_PER_CHUNK, summaries.strings
         if self._events.ours:
             with self._lock:
-                self._replace_chunks(
-                    step, self._event_chunks.extend([line]), summaries.strings
-                )
+                self._extend(step, schema.EVENTS, size, [line], build)
                 self._lines.write(f"{line}\n".encode())
 
     def layout(self, step: int, charts: Mapping) -> None:
@@ -222,8 +230,22 @@ class RunLog:
         """
         self._events.write(step, [summaries.layout(charts)])
 
+    def settings(self, values: Mapping) -> None:
+        """Writes what tells this run from others, for the HParams tab.
+
+        Into `log_dir` itself: it takes the runs in the folders below for the
+        sessions' metrics.
+
+        Args:
+            values: Dict name -> string, number or boolean.
+        """
+        with EventFile(os.path.dirname(self.folder)) as file:
+            file.write(0, [summaries.settings(values)])
+
     def close(self) -> None:
         """Closes the files; nothing can be written any more."""
+        for heat in self._heat.values():
+            self._write_heat(heat.rest())
         self._events.close()
         self._lines.close()
 
@@ -233,30 +255,59 @@ class RunLog:
     def __exit__(self, *exc_info):
         self.close()
 
-    def _replace_chunks(self, step, chunks, build):
-        if chunks:
-            self._events.replace(step, [build(*chunk) for chunk in chunks])
+    def _extend(self, step, family, size, entries, build):
+        if not self._events.ours:
+            return
+        with self._lock:
+            if family not in self._chunks:
+                index = self._next_chunks.get(family, 0)
+                self._chunks[family] = Chunks(family, size, index)
+            if changed := self._chunks[family].extend(entries):
+                self._events.replace(step, [build(*chunk) for chunk in changed])
+
+    def _write_heat(self, tables):
+        for step, tag, table, content in tables:
+            self._events.write(step, [summaries.numbers(tag, table, **content)])
 
 
-class _HeatTag:
-    """Which tag a step of the heat goes to: one has the same rows always."""
+class _Heat:
+    """A family of tables by step, in tags with the same rows and columns."""
 
-    def __init__(self, index):
+    def __init__(self, family, index):
+        self._family = family
         self._index = index - 1
-        self._columns = None
+        self._columns = self._tag_columns = None
         self._steps = 0
+        self._thinning = Thinning()
+        self._waiting = None
 
-    def next(self, columns):
+    def add(self, step, table, layers, metrics):
+        """Adds a table and returns those to write now."""
+        columns = {"layers": layers, "metrics": metrics}
+        ready = self.rest() if columns != self._columns else []
+        self._columns = columns
+        if self._waiting:
+            table = _worse(metrics.values(), self._waiting[1], table)
+        self._waiting = step, table
+        return [*ready, *(self.rest() if self._thinning.due() else [])]
+
+    def rest(self):
+        """Returns what waits to be written: one table or none."""
+        if not self._waiting:
+            return []
+        (step, table), self._waiting = self._waiting, None
         full = self._steps == schema.HEAT_STEPS_PER_TAG
-        if full or columns != self._columns:
+        if full or self._columns != self._tag_columns:
             self._index += 1
-            self._columns, self._steps = columns, 0
+            self._tag_columns, self._steps = self._columns, 0
         self._steps += 1
-        return schema.chunk_tag(schema.HEAT, self._index)
+        tag = schema.chunk_tag(self._family, self._index)
+        return [(step, tag, table, self._columns)]
 
 
-def _scale_value(tag, rows):
-    return summaries.numbers(tag, np.stack(rows), columns=schema.SCALE_COLUMNS)
+def _worse(pools, first, second):
+    columns = zip(pools, first.T, second.T, strict=True)
+    return np.stack([pooled(*column) for column in columns], axis=1)
 
 
 def _open_lines(path):

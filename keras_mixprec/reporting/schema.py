@@ -23,6 +23,14 @@ LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
 EVENTS = "mixprec/events"
 SCALE = "mixprec/scale"
 HEAT = "mixprec/heat"
+TWIN = "mixprec/twin"
+
+# What the families of exponent histograms are called in TensorBoard's tab,
+# by what they are of.
+EXPONENTS = {
+    "activation": "mixprec/activation_exponent",
+    "gradient": "mixprec/grad_exponent",
+}
 
 # Every write of a chunk repeats the whole chunk, because readers keep only a
 # sample of a tag's values but always the last one. So its size is what one
@@ -38,6 +46,11 @@ HEAT_STEPS_PER_TAG = 500
 SCALE_COLUMNS = ("step", "scale", "nonfinite_count", "iterations")
 
 _CHUNK_TAG = re.compile(r"(mixprec/\w+)/(\d{5,})")
+
+
+def scale_family(optimizer: str) -> str:
+    """Returns the family of an optimizer's scale, `""` for an only one."""
+    return f"{SCALE}_{optimizer}" if optimizer else SCALE
 
 
 def chunk_tag(family: str, index: int) -> str:

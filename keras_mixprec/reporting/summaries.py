@@ -20,6 +20,7 @@ from tensorboard.compat.proto.summary_pb2 import (
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as layout_metadata
 from tensorboard.plugins.histogram import metadata as histogram_metadata
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
 
@@ -142,6 +143,17 @@ def layout(
             group.chart.add(title=title, multiline={"tag": tags})
     tensor = _string_tensor([proto.SerializeToString()], ())
     return Value(layout_metadata.CONFIG_SUMMARY_TAG, tensor, _LAYOUT)
+
+
+def settings(values: Mapping[str, str | float | bool]) -> Value:
+    """Returns what tells one run from another in the HParams tab.
+
+    Args:
+        values: Dict name -> value.
+    """
+    (value,) = hparams_pb(dict(values)).value
+    value.metadata.data_class = DATA_CLASS_TENSOR
+    return Value(value.tag, value.tensor, value.metadata)
 
 
 def encode_first_event() -> bytes:

@@ -1,0 +1,78 @@
+"""A run's log as its files hold it."""
+
+import os
+
+from tensorboard.compat.proto import event_pb2
+from tensorboard.util import tensor_util
+
+from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.json_text import parse_json
+from keras_mixprec.reporting.records import read_records
+from keras_mixprec.reporting.run_data import Point
+from keras_mixprec.reporting.schema import PLUGIN_NAME, RUN_FOLDER
+
+_HISTOGRAMS = "histograms"
+
+
+class FileSource:
+    """Reads a run's log from its files; see `run_data.Source`.
+
+    A file that is cut short or damaged counts up to there.
+
+    Args:
+        folder: String. The run's folder, with event files.
+    """
+
+    def __init__(self, folder: str):
+        self.contents = {}
+        self.histograms = []
+        self._values = {}
+        self._plugins = {}
+        for path in event_file_paths(folder):
+            for event in _events(path):
+                for value in event.summary.value:
+                    self._add(event.step, value)
+        self.histograms.sort()
+
+    def read(self, tag: str) -> list[Point]:
+        """Returns the values of a tag by rising step."""
+        return [
+            Point(step, tensor_util.make_ndarray(tensor))
+            for step, tensor in self._values[tag]
+        ]
+
+    def _add(self, step, value):
+        tag = value.tag
+        if tag not in self._plugins:
+            described = value.metadata.plugin_data
+            self._plugins[tag] = described.plugin_name
+            if described.plugin_name == PLUGIN_NAME:
+                self.contents[tag] = parse_json(described.content, dict)
+            elif described.plugin_name == _HISTOGRAMS:
+                self.histograms.append(tag)
+        if self._plugins[tag] in (PLUGIN_NAME, _HISTOGRAMS):
+            self._values.setdefault(tag, []).append((step, value.tensor))
+
+
+def find_runs(log_dir: str) -> dict[str, str]:
+    """Returns the folders of the runs in a folder, by name.
+
+    Args:
+        log_dir: String. What a monitor was given, a folder with several of
+            those, or the run's folder itself.
+    """
+    log_dir = os.fspath(log_dir)
+    runs = {}
+    for folder, _, names in os.walk(log_dir):
+        ours = os.path.basename(os.path.abspath(folder)) == RUN_FOLDER
+        if ours and any("tfevents" in name for name in names):
+            runs[os.path.relpath(folder, log_dir)] = folder
+    return dict(sorted(runs.items()))
+
+
+def _events(path):
+    for record in read_records(path):
+        try:
+            yield event_pb2.Event.FromString(record)
+        except Exception:  # DecodeError, whose home moved between releases
+            return

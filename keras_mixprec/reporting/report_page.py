@@ -1,0 +1,115 @@
+"""The page of the "Mixed Precision" tab as one file, with its data in it."""
+
+import base64
+import html
+import re
+import zlib
+from importlib import resources
+from urllib.parse import urlencode
+
+from keras_mixprec.reporting.json_text import to_json
+from keras_mixprec.reporting.schema import EXPONENTS
+
+# Numbers in all the heatmaps of a page: 1.2 MB before they are compressed.
+_MOST_CELLS = 600_000
+_COLUMNS = (50, 400)
+
+_FIRST = "index.js"
+_IMPORT = re.compile(r'^import\s*\{[^}]*\}\s*from\s*"\./([^"]+)";\n', re.M)
+_EXPORT = re.compile(r"^export (?=async function|function|const|class)", re.M)
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+<script>
+globalThis.MIXPREC_INLINE = "{data}";
+(() => {{
+{script}
+render();
+}})();
+</script>
+</body>
+</html>
+"""
+
+
+def page(runs: list, overviews: dict) -> str:
+    """Returns the page.
+
+    Args:
+        runs: List of `RunData`.
+        overviews: Dict from their names to what `RunData.overview` returns.
+    """
+    answers = _answers(runs, overviews)
+    packed = zlib.compress(to_json(answers).encode(), 9)
+    return _PAGE.format(
+        title=html.escape(f"Mixed precision: {', '.join(overviews)}"),
+        style=_static("style.css"),
+        script=bundle(),
+        data=base64.b64encode(packed).decode(),
+    )
+
+
+def bundle() -> str:
+    """Returns the page's modules as one script.
+
+    They import by name and export what they define, and no two define the
+    same name: so those words are all that has to go.
+    """
+    sources = {}
+
+    def add(name):
+        if name not in sources:
+            source = _static(name)
+            sources[name] = ""  # Its place, if modules import each other.
+            for imported in _IMPORT.findall(source):
+                add(imported)
+            del sources[name]
+            sources[name] = _EXPORT.sub("", _IMPORT.sub("", source))
+
+    add(_FIRST)
+    return "\n".join(sources.values())
+
+
+def _answers(runs, overviews):
+    """What the server would answer to each question of the page."""
+    answers = {
+        "./data/runs": [
+            {"run": name, "newer_schema": False} for name in overviews
+        ]
+    }
+    for run in runs:
+        overview = overviews[run.name]
+        answers[_url("run", run=run.name)] = overview
+        heat = overview["heat"] or {"metrics": [], "layers": []}
+        cells = len(heat["layers"]) * len(heat["metrics"]) * len(runs)
+        low, high = _COLUMNS
+        columns = min(max(_MOST_CELLS // max(cells, 1), low), high)
+        for metric in heat["metrics"]:
+            url = _url("heat", run=run.name, metric=metric["name"])
+            numbers = run.heat(metric["name"], columns)
+            answers[url] = base64.b64encode(numbers).decode()
+        for part in EXPONENTS:
+            for layer in overview["histograms"][part]:
+                url = _url("histogram", run=run.name, layer=layer, part=part)
+                answers[url] = run.histogram(layer, part)
+    return answers
+
+
+def _url(route, **query):
+    # As `URLSearchParams` writes it.
+    encoded = urlencode(query, safe="*").replace("~", "%7E")
+    return f"./data/{route}?{encoded}"
+
+
+def _static(name):
+    folder = resources.files("keras_mixprec.tensorboard_plugin") / "static"
+    return (folder / name).read_text(encoding="utf-8")

@@ -1,0 +1,101 @@
+"""A run in a screen of text."""
+
+import textwrap
+from collections import Counter
+
+from keras_mixprec.formats import format_power
+
+_WIDTH = 100
+_MOST_VERDICTS = 8
+_MOST_LAYERS = 5
+
+
+def text(overview: dict) -> str:
+    """Returns a run's story, the most important first.
+
+    Args:
+        overview: Dict, as `RunData.overview` returns it.
+    """
+    lines = [
+        _steps(overview),
+        _dtypes(overview["layers"]),
+        *map(_scale, overview["scale"]),
+        *_demoted(overview["layers"]),
+        *_verdicts(overview["events"]),
+        *_headroom(overview["layers"]),
+    ]
+    return "\n".join(
+        textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines
+    )
+
+
+def _steps(overview):
+    count = overview["last_step"]
+    steps = f"{count:,} step{'' if count == 1 else 's'}"
+    told = [course["skipped"][-1] for course in overview["scale"]]
+    skipped = max(told, default=0)
+    # What earlier runs into the same folder skipped counts as well.
+    share = f" ({skipped / count:.2%})" if 0 < skipped <= count else ""
+    return f"{overview['run']}: {steps}, {skipped or 'none'} skipped{share}."
+
+
+def _dtypes(layers):
+    counts = Counter(layer["compute_dtype"] for layer in layers)
+    told = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
+    return f"Layers: {told or 'none'}."
+
+
+def _scale(course):
+    name = course["optimizer"]
+    label = f"Loss scale of {name}" if name else "Loss scale"
+    first, *_, last = course["scale"] * 2
+    if min(course["scale"]) == max(course["scale"]):
+        return f"{label}: {format_power(first)}."
+    return (
+        f"{label}: {format_power(first)} -> {format_power(last)}, at least "
+        f"{format_power(min(course['scale']))} and at most "
+        f"{format_power(max(course['scale']))}."
+    )
+
+
+def _demoted(layers):
+    for layer in layers:
+        if layer["demoted_at"] is not None:
+            yield (
+                f"Now in {layer['compute_dtype']}, since step "
+                f"{layer['demoted_at']:,}: {layer['path']}{_because(layer)}."
+            )
+
+
+def _because(layer):
+    # Without the numbers, which the verdict has.
+    reason = (layer["demoted_because"] or "").partition(" (")[0]
+    return f", because of {reason}" if reason else ""
+
+
+def _verdicts(events):
+    verdicts = [event for event in events if event["kind"] == "verdict"]
+    if not verdicts:
+        yield "No verdicts."
+    for event in verdicts[:_MOST_VERDICTS]:
+        where = f" in {event['layer']}" if event["layer"] else ""
+        way = f", {event['direction']}" if event["direction"] else ""
+        yield (
+            f"Step {event['step']:,}: {event['verdict']}{where}{way}. "
+            f"{event['advice']}"
+        )
+    if (more := len(verdicts) - _MOST_VERDICTS) > 0:
+        yield f"And {more} more verdicts."
+
+
+def _headroom(layers):
+    # What a wider layer holds would be no matter for it.
+    low = [x for x in layers if x["compute_dtype"] != "float32"]
+    told = [x for x in low if x["least_headroom"] is not None]
+    told.sort(key=lambda layer: layer["least_headroom"])
+    if told:
+        yield "Least headroom: " + ", ".join(
+            f"{x['path']} {x['least_headroom']:.1f} bits at step "
+            f"{x['worst_step']:,}"
+            for x in told[:_MOST_LAYERS]
+        )

@@ -1,0 +1,61 @@
+"""Real training runs, logged, for the tests of what shows them."""
+
+import keras
+import numpy as np
+from keras import layers
+
+import keras_mixprec as kmp
+
+
+class Overflowing(layers.Layer):
+    """Exceeds float16 by itself, and comes back."""
+
+    def call(self, x):
+        return keras.ops.square(x * 300.0) / 90000.0
+
+
+def tiny_transformer():
+    """A residual model with one block that float16 cannot bear."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    x = layers.Dense(16, name="embed")(inputs)
+    for block in range(3):
+        y = layers.LayerNormalization(name=f"norm_{block}")(x)
+        y = layers.Dense(32, activation="relu", name=f"in_{block}")(y)
+        if block == 1:
+            y = Overflowing(name="overflowing")(y)
+        y = layers.Dense(16, name=f"out_{block}")(y)
+        x = layers.Add(name=f"add_{block}")([x, y])
+    return keras.Model(inputs, layers.Dense(3, name="logits")(x))
+
+
+def train(
+    log_dir,
+    *callbacks,
+    epochs=2,
+    policy="mixed_float16",
+    build=tiny_transformer,
+):
+    """Trains in 16 bits and logs every step; returns the monitor."""
+    model = build()
+    kmp.apply_policy(model, policy)
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=False,
+    )
+    monitor = kmp.MixPrecMonitor(
+        log_dir, update_freq=1, probe_every=1, max_overhead=1, verbose=0
+    )
+    random = np.random.default_rng(0)
+    x = random.normal(size=(160, 8)).astype("float32")
+    y = random.integers(0, 3, 160)
+    callbacks = [monitor, *callbacks]
+    model.fit(x, y, 8, epochs=epochs, verbose=0, callbacks=callbacks)
+    return monitor
+
+
+def train_both(log_dir):
+    """A run that fails and one that the tuner repairs, side by side."""
+    train(log_dir / "float16")
+    return train(log_dir / "tuned", kmp.PrecisionTuner(verbose=0))

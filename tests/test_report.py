@@ -1,0 +1,198 @@
+"""The report of a real run: text, dict, page, picture, command line."""
+
+import base64
+import builtins
+import json
+import os
+import re
+import struct
+import zlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+from plugin_runs import train, train_both
+from reporting_readers import read_tag
+
+import keras_mixprec as kmp
+from keras_mixprec import cli
+from keras_mixprec.reporting import RunLog, schema
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    log_dir = tmp_path_factory.mktemp("logs")
+    train_both(log_dir)
+    return log_dir
+
+
+@pytest.fixture
+def report(logs):
+    return kmp.load_report(logs)
+
+
+def unpacked(page):
+    """What is inside a page, as its script would see it."""
+    packed = re.search(r'MIXPREC_INLINE = "([^"]*)"', page)[1]
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+def test_the_text_tells_what_happened(report):
+    failed, tuned = str(report).split("\n\n")
+    assert failed.startswith("float16/mixprec: 40 steps, 40 skipped (100.00%)")
+    assert "Loss scale: 2**15 -> 2**-14" in failed
+    assert "forward_overflow in overflowing, forward" in failed
+    assert tuned.startswith("tuned/mixprec: 40 steps, none skipped.")
+    assert "Now in float32, since step 0: overflowing, because of" in tuned
+    assert all(len(line) <= 100 for line in str(report).splitlines())
+    assert len(failed.splitlines()) < 25  # A screen.
+
+
+def test_the_dict_has_every_event_of_the_log(logs, report):
+    for name, run in report.to_dict().items():
+        with open(logs / name / "events.jsonl") as lines:
+            written = [json.loads(line) for line in lines]
+        key = lambda event: (event["step"], event["wall_time"])  # noqa: E731
+        assert sorted(run["events"], key=key) == sorted(written, key=key)
+
+
+def test_the_scale_is_that_of_every_step(report):
+    (course,) = report.to_dict()["float16/mixprec"]["scale"]
+    at = dict(zip(course["steps"], course["scale"], strict=True))
+    assert [at[step] for step in range(4)] == [2.0**15, 2**14, 2**13, 2**12]
+    assert course["skipped"][-1] == 40
+
+
+def test_layers_know_their_worst_step_and_why_they_were_demoted(logs, report):
+    layers = {x["path"]: x for x in report.to_dict()["tuned/mixprec"]["layers"]}
+    layer = layers["overflowing"]
+    assert layer["compute_dtype"] == "float32"
+    assert layer["demoted_at"] == 0
+    assert "forward_overflow" in layer["demoted_because"]
+    assert layer["verdicts"] == ["forward_overflow"]
+    tables = read_tag(str(logs / "tuned" / "mixprec"), "mixprec/heat/00000")
+    bits = {step: table[:, 0] for step, table in tables.items()}
+    row = list(layers).index("in_0")
+    assert layers["in_0"]["least_headroom"] == pytest.approx(
+        min(values[row] for values in bits.values()), abs=0.01
+    )
+
+
+def test_the_page_is_whole_and_asks_nobody(report):
+    page = report.to_html()
+    assert "import " not in re.sub(r"<style>.*?</style>", "", page, flags=re.S)
+    assert not re.search(r"https?://", page)
+    assert page.count("<script") == page.count("</script") == 1
+    answers = unpacked(page)
+    runs = [run["run"] for run in answers["./data/runs"]]
+    assert runs == ["float16/mixprec", "tuned/mixprec"]
+
+
+def test_heat_is_what_was_measured(logs, report):
+    url = "./data/heat?run=tuned%2Fmixprec&metric=activation_headroom_bits"
+    data = base64.b64decode(unpacked(report.to_html())[url])
+    (length,) = struct.unpack_from("<I", data)
+    header = json.loads(data[4 : 4 + length])
+    numbers = np.frombuffer(data[4 + length :], "<u2").view(ml_dtypes.bfloat16)
+    numbers = numbers.reshape(len(header["layers"]), -1)
+    tables = read_tag(str(logs / "tuned" / "mixprec"), "mixprec/heat/00000")
+    assert header["from"] == header["until"] == list(tables)
+    wanted = np.stack([table[:, 0] for table in tables.values()], axis=1)
+    # bfloat16 rounds to eight bits.
+    np.testing.assert_allclose(numbers.astype("f4"), wanted, rtol=2**-8)
+
+
+def test_a_page_of_2000_steps_of_100_layers_is_below_2_mb(tmp_path):
+    random = np.random.default_rng(0)
+    layers = [f"block_{n // 10}/layer_{n % 10}" for n in range(100)]
+    names = [f"activation_{n}_headroom_bits" for n in range(17)]
+    metrics = dict.fromkeys(names, "min")
+    with RunLog(tmp_path) as log:
+        log.layers(
+            0,
+            [
+                {"path": path, "class": "Dense", "compute_dtype": "float16"}
+                for path in layers
+            ],
+        )
+        for step in range(2000):
+            # No two alike: nothing that compression could live on.
+            log.heat(step, random.normal(size=(100, 17)), layers, metrics)
+            if step % 10 == 0:
+                log.scale_rows(step, [[step, 2.0**15, step, step]])
+                log.event(step, {"kind": "skipped_step", "at_step": step})
+    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
+    assert 100_000 < os.path.getsize(tmp_path / "report.html") < 2_000_000
+
+
+def test_a_notebook_gets_page_picture_and_text(report):
+    pytest.importorskip("matplotlib")
+    bundle = report._repr_mimebundle_()
+    assert bundle["text/plain"] == str(report)
+    assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts"')
+    assert bundle["image/png"].startswith(b"\x89PNG")
+    assert bundle["text/html"].count("<") == 2  # All inside is escaped.
+
+
+def test_without_matplotlib_there_is_no_picture(report, monkeypatch):
+    imported = builtins.__import__
+
+    def refuse(name, *args):
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError("No module", name="matplotlib")
+        return imported(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert "image/png" not in report._repr_mimebundle_()
+    with pytest.raises(ModuleNotFoundError):
+        report.to_png()
+
+
+def test_the_monitor_has_it(tmp_path):
+    assert kmp.MixPrecMonitor(tmp_path).report is None
+    monitor = train(tmp_path, epochs=1)
+    assert str(monitor.report).startswith("mixprec: 20 steps, 20 skipped")
+    assert str(kmp.load_report(tmp_path / "mixprec")).startswith(".: 20 steps")
+
+
+def test_the_command_line_prints_and_writes_it(logs, report, tmp_path, capsys):
+    page, picture = tmp_path / "a.html", tmp_path / "a.png"
+    pytest.importorskip("matplotlib")
+    asked = ["report", str(logs), "--html", str(page), "--png", str(picture)]
+    assert cli.main(asked) == 0
+    assert capsys.readouterr().out.startswith(str(report))
+    assert page.read_text() == report.to_html()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--html", "/no/such/folder/a"]])
+def test_the_command_line_says_what_is_wrong(logs, tmp_path, capsys, arguments):
+    log_dir = logs if arguments else tmp_path
+    assert cli.main(["report", str(log_dir), *arguments]) == 1
+    error = capsys.readouterr().err
+    assert ("No such file" if arguments else "no log of `MixPrecMon") in error
+
+
+def test_no_log_is_an_error(tmp_path):
+    for log_dir in tmp_path, tmp_path / "nowhere":
+        with pytest.raises(FileNotFoundError, match="Received: log_dir="):
+            kmp.load_report(log_dir)
+
+
+def test_a_newer_log_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "keras_mixprec.reporting.summaries.SCHEMA_VERSION",
+        schema.SCHEMA_VERSION + 1,
+    )
+    with RunLog(tmp_path) as log:
+        log.event(0, {"kind": "train_end"})
+    with pytest.raises(ValueError, match="newer version .* update it"):
+        kmp.load_report(tmp_path)
+
+
+def test_a_torn_log_counts_up_to_there(tmp_path):
+    train(tmp_path, epochs=1)
+    (path,) = (tmp_path / "mixprec").glob("*tfevents*")
+    os.truncate(path, path.stat().st_size // 2)
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert 0 < run["last_step"] < 20
