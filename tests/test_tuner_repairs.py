@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from monitor_models import BACKEND, each_jit, each_optimizer, not_torch
+from monitor_models import BACKEND, JITS, each_jit, each_optimizer, not_torch
 from tuner_models import CURE, chain, demoted, done, fit, stream, tuner
 from zoo import cases
 
@@ -139,9 +139,13 @@ def test_a_model_that_trains_unscaled_is_scaled_and_not_demoted(jit):
     assert [e["kind"] for e in callback.history] == ["loss_scaling"]
 
 
-@each_jit
 @pytest.mark.parametrize(
-    "name", ["initial_scale_too_high", "nan_data", "learning_rate_too_high"]
+    ("name", "jit"),
+    [
+        ("initial_scale_too_high", next(iter(JITS))),
+        ("learning_rate_too_high", next(iter(JITS))),
+        *(("nan_data", jit) for jit in JITS),
+    ],
 )
 def test_what_is_no_matter_of_precision_changes_nothing(name, jit):
     (case,) = cases([name])
