@@ -21,7 +21,7 @@ from keras_mixprec.reporting.thinning import Thinning
 
 # Curves of every variable are most of a log: 400 of them, looked at 20,000
 # times in a million steps, are 60 MB at this many points an interval.
-_ROWS_BY_VARIABLE = 256
+ROWS_BY_VARIABLE = 256
 
 # The attribute of a model in `fit` that holds its engine. Kept anywhere else
 # it would keep the model alive.
@@ -171,7 +171,7 @@ class Engine:
         self._started = True
         self.first_step = self.step = self._epoch_start = self.log.next_step
         self._last_look = self._last_layers = self._plan = None
-        self._by_variable = Thinning(_ROWS_BY_VARIABLE)
+        self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self.watches = watch_optimizers(self._up_to_date())
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))

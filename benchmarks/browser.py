@@ -1,0 +1,56 @@
+"""A headless Chromium, for what is shown in TensorBoard."""
+
+import contextlib
+import tempfile
+import time
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+# Without a sandbox it runs as root; the rest keeps it from asking hosts of its
+# own.
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
+OURS = "iframe[src*='mixed_precision']"
+
+
+@contextlib.contextmanager
+def browser(width: int = 1366, height: int = 768):
+    """A browser with an empty profile."""
+    options = webdriver.ChromeOptions()
+    with tempfile.TemporaryDirectory() as profile:
+        for flag in FLAGS:
+            options.add_argument(flag)
+        options.add_argument(f"--user-data-dir={profile}")
+        options.add_argument(f"--window-size={width},{height}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        driver = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
+        try:
+            yield driver
+        finally:
+            driver.quit()
+
+
+def until_ready(driver, seconds: float = 60.0, frame: str = OURS):
+    """Waits until the page in the tab's frame has drawn all, and enters it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        driver.switch_to.default_content()
+        frames = driver.find_elements("css selector", frame)
+        if frames:
+            driver.switch_to.frame(frames[0])
+            ready = "return document.body && document.body.dataset.ready"
+            if driver.execute_script(ready):
+                return
+        time.sleep(0.02)
+    raise TimeoutError("The page was not drawn.")

@@ -1,0 +1,152 @@
+"""What a long run costs to log, to serve and to open.
+
+Writes the log of a run of a million steps of 200 layers with the real writer
+at its real thinning, then opens it in a headless Chromium. Run it with
+`python -m benchmarks.large_log`.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+import numpy as np
+
+from benchmarks.browser import browser, until_ready
+from keras_mixprec.callbacks.engine import ROWS_BY_VARIABLE
+from keras_mixprec.diagnosis.ranges import METRICS
+from keras_mixprec.reporting import RunLog
+from keras_mixprec.reporting.schema import EXPONENTS
+from keras_mixprec.reporting.thinning import Thinning
+
+# The defaults of `MixPrecMonitor`.
+LOOK, PROBE = 50, 100
+EPOCHS = 100
+RARE = 1000
+
+MAIN = """
+import sys, types
+sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
+from tensorboard import main
+main.run_main()
+"""
+
+
+def write(log_dir, steps, count):
+    """Writes what a monitor would, numbers drawn at random."""
+    random = np.random.default_rng(0)
+    layers = [f"block_{n // 10}/layer_{n % 10}" for n in range(count)]
+    table = {"class": "Dense", "compute_dtype": "float16", "parameters": 10**6}
+    by_variable = Thinning(ROWS_BY_VARIABLE)
+    rare = set(random.choice(steps, RARE, replace=False).tolist())
+    bins = np.stack([np.arange(-30, 10), np.arange(-29, 11), np.ones(40)], 1)
+    with RunLog(log_dir) as log:
+        log.layers(0, [{"path": path, **table} for path in layers])
+        log.scale_rows(0, [[0, 2.0**15, 0, 0]])
+        for step in range(1, steps + 1):
+            if step in rare:
+                event = {"kind": "skipped_step", "at_step": step, "scale": 1.0}
+                log.event(step, event | {"optimizer": "", "variables": []})
+                log.scale_rows(step, [[step, 2.0**14, 1, step]])
+            if step % LOOK == 0:
+                scalars = dict.fromkeys(
+                    ("loss_scale", "log2_loss_scale", "skipped_steps"), 1.0
+                )
+                if by_variable.due():
+                    norms = dict.fromkeys(layers, 1.0)
+                    scalars |= {f"norm/{k}/kernel": v for k, v in norms.items()}
+                    scalars |= {f"norm/{k}/bias": v for k, v in norms.items()}
+                log.scalars(
+                    step, {f"mixprec/{k}": v for k, v in scalars.items()}
+                )
+            if step % PROBE == 0:
+                heat = random.normal(8, 2, (count, len(METRICS)))
+                log.heat(step, heat, layers, METRICS)
+            if step % (steps // EPOCHS) == 0:
+                for family in EXPONENTS.values():
+                    for path in layers:
+                        log.histogram(step, f"{family}/{path}", bins)
+    return log.folder
+
+
+def serve(log_dir):
+    """A TensorBoard, and its URL once it has loaded the log."""
+    output = tempfile.TemporaryFile("w+")
+    server = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "--logdir", log_dir]
+        + ["--host=127.0.0.1", "--port=0"],
+        stdout=output,
+        stderr=subprocess.STDOUT,
+    )
+    while True:
+        output.seek(0)
+        if found := re.search(r"http://127\.0\.0\.1:\d+/", output.read()):
+            break
+        time.sleep(0.05)
+    url, loaded = found[0], False
+    while not loaded:
+        time.sleep(0.1)
+        loaded = len(events(url)) == RARE
+    return server, url
+
+
+def events(url):
+    run = f"{url}data/plugin/mixed_precision/data/run?run=mixprec"
+    try:
+        with urllib.request.urlopen(run) as answer:
+            return json.load(answer)["events"]
+    except urllib.error.HTTPError:
+        return []
+
+
+def megabytes(pid):
+    """Resident memory of a process and its children."""
+    with open(f"/proc/{pid}/status") as status:
+        own = int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) / 1024
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        return own + sum(map(megabytes, children.read().split()))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--layers", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as log_dir:
+        started = time.perf_counter()
+        folder = write(log_dir, arguments.steps, arguments.layers)
+        written = time.perf_counter() - started
+        size = sum(os.path.getsize(e.path) for e in os.scandir(folder)) / 1e6
+        started = time.perf_counter()
+        server, url = serve(log_dir)
+        loaded = time.perf_counter() - started
+        try:
+            opened = []
+            for _ in range(arguments.rounds):
+                with browser() as driver:
+                    started = time.perf_counter()
+                    driver.get(f"{url}#mixed_precision")
+                    until_ready(driver)
+                    opened.append(time.perf_counter() - started)
+            memory = megabytes(server.pid)
+        finally:
+            server.terminate()
+            server.wait()
+    print(f"{arguments.steps:,} steps of {arguments.layers} layers")
+    print(f"log                       {size:8.0f} MB")
+    print(f"written in                {written:8.1f} s")
+    print(f"served after              {loaded:8.1f} s")
+    print(f"rare events shown         {RARE:8d} of {RARE}")
+    print(f"page opened, first        {opened[0]:8.2f} s")
+    print(f"page opened, median       {np.median(opened):8.2f} s")
+    print(f"server's memory           {memory:8.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+import { element } from "./dom.js";
+import { CATEGORY, cssColor } from "./palette.js";
+import { themeColor } from "./theme.js";
+
+const queue = new Set();
+
+export function drawSoon(draw) {
+  if (!queue.size) {
+    requestAnimationFrame(() => {
+      const draws = [...queue];
+      queue.clear();
+      for (const queued of draws) queued();
+    });
+  }
+  queue.add(draw);
+}
+
+export const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
+
+export function createSurface(parent, attributes, draw) {
+  const canvas = element("canvas", attributes);
+  parent.append(canvas);
+  const paint = () => {
+    const width = parent.clientWidth;
+    const height = parseInt(canvas.style.height, 10);
+    if (!width || !height) return;
+    const ratio = window.devicePixelRatio || 1;
+    canvas.style.width = `${width}px`;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    draw(context, width, height);
+  };
+  const redraw = () => drawSoon(paint);
+  new ResizeObserver(redraw).observe(parent);
+  return {
+    canvas,
+    redraw,
+    setHeight(height) {
+      canvas.style.height = `${height}px`;
+      redraw();
+    },
+  };
+}
+
+export function drawLine(context, points, color, width = 1, dash = []) {
+  context.beginPath();
+  points.forEach(([x, y], index) => {
+    if (index) context.lineTo(x, y);
+    else context.moveTo(x, y);
+  });
+  context.strokeStyle = color;
+  context.lineWidth = width;
+  context.setLineDash(dash);
+  context.stroke();
+  context.setLineDash([]);
+}
+
+const OUTLINES = {
+  triangle: [[0, -5.5], [5.5, 4.5], [-5.5, 4.5]],
+  up: [[0, -5], [5, 4], [-5, 4]],
+  down: [[-5, -4], [5, -4], [0, 5]],
+  diamond: [[0, -5.5], [5, 0], [0, 5.5], [-5, 0]],
+};
+
+export function drawMarker(context, shape, x, y, color) {
+  context.fillStyle = color;
+  context.strokeStyle = themeColor("--card");
+  context.lineWidth = 1;
+  if (shape === "tick") {
+    context.fillRect(x - 1, y - 6, 2, 12);
+    return;
+  }
+  context.beginPath();
+  if (shape === "circle") context.arc(x, y, 4, 0, 2 * Math.PI);
+  else {
+    OUTLINES[shape].forEach(([dx, dy], index) => {
+      if (index) context.lineTo(x + dx, y + dy);
+      else context.moveTo(x + dx, y + dy);
+    });
+    context.closePath();
+  }
+  if (shape === "up") {
+    context.fillStyle = themeColor("--card");
+    context.strokeStyle = color;
+    context.lineWidth = 2;
+  }
+  context.fill();
+  context.stroke();
+}
+
+export function hatchPattern(context) {
+  const tile = document.createElement("canvas");
+  tile.width = 5;
+  tile.height = 5;
+  const pen = tile.getContext("2d");
+  pen.fillStyle = cssColor(CATEGORY.vermillion);
+  pen.fillRect(0, 0, 5, 5);
+  pen.strokeStyle = "rgba(0,0,0,0.55)";
+  pen.lineWidth = 1.2;
+  for (const shift of [-5, 0, 5]) {
+    pen.beginPath();
+    pen.moveTo(shift, 5);
+    pen.lineTo(shift + 5, 0);
+    pen.stroke();
+  }
+  return context.createPattern(tile, "repeat");
+}
+
+export function drawStepAxis(context, scale, ticks, y, top, label) {
+  context.textAlign = "center";
+  for (const tick of ticks) {
+    const x = Math.round(scale(tick)) + 0.5;
+    if (top !== null) drawLine(context, [[x, top], [x, y]], themeColor("--grid"));
+    drawLine(context, [[x, y], [x, y + 4]], themeColor("--axis"));
+    context.fillStyle = themeColor("--muted");
+    context.fillText(label(tick), x, y + 12);
+  }
+}
+
+export function pointerIn(canvas, event) {
+  const box = canvas.getBoundingClientRect();
+  return { x: event.clientX - box.left, y: event.clientY - box.top };
+}

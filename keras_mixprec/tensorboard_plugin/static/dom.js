@@ -1,0 +1,67 @@
+export function element(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null));
+  return node;
+}
+
+export function card(id, title, controls, ...content) {
+  const heading = element("h2", { id: `${id}-title` }, title);
+  const head = element("div", { class: "card-head" }, heading, ...controls);
+  const attributes = { id, class: "card", "aria-labelledby": heading.id };
+  return element("section", attributes, head, ...content);
+}
+
+export function fillSelect(select, options, chosen) {
+  const nodes = options.map(([value, label]) => {
+    return element("option", { value }, label);
+  });
+  select.replaceChildren(...nodes);
+  select.value = chosen ?? "";
+}
+
+// One tab stop for the whole list; arrow keys walk through its rows.
+export function walkRows(list, selector) {
+  const rowsOf = () => [...list.querySelectorAll(selector)];
+  list.addEventListener("keydown", (event) => {
+    const row = event.target.closest(selector);
+    if (!row) return;
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      row.click();
+      return;
+    }
+    const rows = rowsOf();
+    const at = rows.indexOf(row);
+    const targets = {
+      ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1,
+    };
+    const target = rows[targets[event.key]];
+    if (!target) return;
+    event.preventDefault();
+    target.focus();
+  });
+  list.addEventListener("focusin", (event) => {
+    const row = event.target.closest(selector);
+    if (!row) return;
+    for (const other of list.querySelectorAll(`${selector}[tabindex="0"]`)) {
+      other.tabIndex = -1;
+    }
+    row.tabIndex = 0;
+  });
+}
+
+// Scrolls only the list: scrollIntoView would move the whole page as well.
+export function revealIn(scroller, row, margin = 0) {
+  const outer = scroller.getBoundingClientRect();
+  const inner = row.getBoundingClientRect();
+  if (inner.top < outer.top + margin) {
+    scroller.scrollTop -= outer.top + margin - inner.top;
+  } else if (inner.bottom > outer.top + scroller.clientHeight) {
+    scroller.scrollTop += inner.bottom - outer.top - scroller.clientHeight;
+  }
+}

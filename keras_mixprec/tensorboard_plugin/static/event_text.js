@@ -1,0 +1,162 @@
+import { formatNumber, formatScale, listSome, plural, words } from "./format.js";
+
+const SEVERITIES = [
+  "scale_search", "policy", "precision_loss", "underflow", "cast_overflow",
+  "backward_overflow", "forward_overflow", "bad_data", "divergence",
+  "scale_collapsed", "weights_lost",
+];
+
+const WARNINGS = ["policy", "precision_loss", "underflow"];
+
+export function verdictSeverity(verdict) {
+  return SEVERITIES.indexOf(verdict);
+}
+
+export function verdictLevel(verdict) {
+  if (verdict === "scale_search") return "info";
+  return WARNINGS.includes(verdict) ? "warning" : "bad";
+}
+
+const PRECISION_KINDS = [
+  "demote", "shrink", "promote", "start", "loss_scaling", "give_up",
+];
+
+export function eventLevel(event) {
+  const { kind } = event;
+  if (kind === "verdict") return verdictLevel(event.verdict);
+  if (["demote", "shrink", "start", "loss_scaling"].includes(kind)) return "demote";
+  if (kind === "promote") return "promote";
+  if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
+  if (["trend", "probe_failed", "skipped_steps_not_kept"].includes(kind)) {
+    return "warning";
+  }
+  return kind === "skipped_step" ? "skip" : "info";
+}
+
+// Shapes repeat what colours say, for readers who cannot tell the colours apart.
+export const LEVELS = {
+  bad: { shape: "triangle", glyph: "▲", color: "--bad", label: "severe verdict" },
+  warning: { shape: "diamond", glyph: "◆", color: "--warning", label: "warning" },
+  info: { shape: "circle", glyph: "●", color: "--info", label: "information" },
+  demote: {
+    shape: "down", glyph: "▼", color: "--demote", label: "to float32",
+  },
+  promote: {
+    shape: "up", glyph: "△", color: "--promote", label: "back to 16 bits",
+  },
+  skip: { shape: "tick", glyph: "❙", color: "--skip", label: "skipped step" },
+};
+
+export function laneOf(event) {
+  if (event.kind === "skipped_step") return "skipped";
+  if (event.kind === "verdict" || event.kind === "trend") return "verdicts";
+  return PRECISION_KINDS.includes(event.kind) ? "precision" : null;
+}
+
+// A skip is noticed some steps after it happened.
+export function momentOf(event) {
+  return event.at_step ?? event.step;
+}
+
+export function layersOf(event) {
+  if (event.layer) return [event.layer];
+  return event.layers ? Object.keys(event.layers) : [];
+}
+
+export function eventKey(event) {
+  const about = event.verdict ?? event.at_step ?? "";
+  const layer = layersOf(event)[0] ?? "";
+  return [event.kind, event.step, event.wall_time, about, layer].join("|");
+}
+
+export function worstVerdict(events) {
+  let worst = null;
+  for (const event of events) {
+    if (event.kind !== "verdict") continue;
+    const severity = verdictSeverity(event.verdict);
+    if (!worst || severity > verdictSeverity(worst.verdict)) worst = event;
+  }
+  return worst;
+}
+
+export function eventTitle(event) {
+  return words(event.kind === "verdict" ? event.verdict : event.kind);
+}
+
+function changeSentence(verb, event) {
+  const changes = Object.entries(event.layers ?? {});
+  const names = listSome(changes.map(([path]) => path), 2);
+  const after = changes[0]?.[1]?.after;
+  const where = after ? ` to ${after}` : "";
+  const reason = Object.values(event.reasons ?? {})[0];
+  const why = reason ? `: ${reason}` : "";
+  const what = changes.length ? `${names}${where}${why}` : event.message ?? "";
+  return `${verb} ${what}`.trim() + ".";
+}
+
+const SENTENCES = {
+  skipped_step(event) {
+    const variables = event.variables ?? [];
+    const where = variables.length ? ` in ${listSome(variables, 2)}` : "";
+    const optimizer = event.optimizer ? ` of ${event.optimizer}` : "";
+    return `Update${optimizer} skipped at scale ${formatScale(event.scale)}: ` +
+      `gradients not finite${where}.`;
+  },
+  skipped_steps_not_kept(event) {
+    return `${plural(event.count ?? 0, "more skipped step")} not listed one by one.`;
+  },
+  verdict(event) {
+    const at = event.layer ? `${event.layer}: ` : "";
+    return at + (event.advice || words(event.verdict));
+  },
+  demote: (event) => changeSentence("Moved", event),
+  shrink: (event) => changeSentence("Reduced to", event),
+  promote: (event) => changeSentence("Brought back", event),
+  start: (event) => changeSentence("Started with", event),
+  loss_scaling: (event) => changeSentence("Loss scaling:", event),
+  give_up: (event) => event.message || "The tuner gave up.",
+  rebuild: (event) => {
+    return `Train step rebuilt in ${formatNumber(event.seconds)} s.`;
+  },
+  probe_compiled: (event) => {
+    return `Probe compiled in ${formatNumber(event.seconds)} s.`;
+  },
+  probe_failed(event) {
+    const at = event.layer ? ` at ${event.layer}` : "";
+    return `Probe failed${at}: ${event.reason}`;
+  },
+  trend(event) {
+    const when = event.overflows_in_steps;
+    const soon = when === undefined || when === null ? "" :
+      `, overflow expected in ${formatNumber(when)} steps`;
+    return `${event.layer}: ${formatNumber(event.headroom_bits)} bits left${soon}.`;
+  },
+  first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
+  stopped: (event) => `Training stopped: ${event.reason}`,
+  train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],
+  diagnosis_failed: (event) => `Diagnosis failed: ${event.reason}`,
+};
+
+export function describeEvent(event) {
+  if (Object.hasOwn(SENTENCES, event.kind)) return SENTENCES[event.kind](event);
+  const { kind, step, wall_time, ...rest } = event;
+  return `${kind} ${JSON.stringify(rest)}`;
+}
+
+export function eventDetails(event) {
+  const lines = [];
+  if (event.message && event.layers) lines.push(event.message);
+  if (event.direction) lines.push(`direction: ${event.direction}`);
+  for (const [name, value] of Object.entries(event.numbers ?? {})) {
+    const readable = typeof value === "number" || /^-?inf$/.test(value);
+    const shown = readable ? formatNumber(value) : JSON.stringify(value);
+    lines.push(`${words(name)}: ${shown}`);
+  }
+  for (const [path, change] of Object.entries(event.layers ?? {})) {
+    const reason = event.reasons?.[path] ? ` (${event.reasons[path]})` : "";
+    lines.push(`${path}: ${change?.before} → ${change?.after}${reason}`);
+  }
+  if (event.variables?.length) lines.push(`variables: ${event.variables.join(", ")}`);
+  if (event.summary) lines.push(event.summary);
+  return lines;
+}

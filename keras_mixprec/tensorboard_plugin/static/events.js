@@ -1,0 +1,159 @@
+import { chooseEvent } from "./actions.js";
+import { card, element, revealIn, walkRows } from "./dom.js";
+import {
+  describeEvent, eventDetails, eventKey, eventLevel, eventTitle, layersOf, LEVELS,
+  momentOf,
+} from "./event_text.js";
+import { formatInteger, words } from "./format.js";
+import { pathOfCall } from "./heat_data.js";
+import { countBy } from "./summary.js";
+
+const PAGE = 100;
+
+export function createEvents(store) {
+  const chips = element("div", {
+    class: "chips", role: "group", "aria-label": "Kinds of events shown",
+  });
+  const only = element("input", {
+    type: "checkbox", onchange: () => store.set({ onlyLayer: only.checked }),
+  });
+  const onlyLabel = element("label", { class: "check" }, only, "chosen layer only");
+  const list = element("ol", { class: "event-list" });
+  const earlier = pageButton(() => turn(-1));
+  const later = pageButton(() => turn(1));
+  const scroller = element("div", { class: "event-scroll" }, earlier, list, later);
+  walkRows(list, "li");
+  // Thousands of rows would make every layout slow: a window of pages is kept.
+  let first = 0;
+  let last = PAGE;
+  let shown = [];
+
+  function pageButton(onclick) {
+    return element("button", { type: "button", class: "quiet page", onclick });
+  }
+
+  function pathsOf() {
+    return new Set((store.state.runData?.layers ?? []).map((layer) => layer.path));
+  }
+
+  function isAbout(event, paths) {
+    const { layer } = store.state;
+    if (layer === null) return false;
+    const path = pathOfCall(layer, paths);
+    return layersOf(event).some((name) => pathOfCall(name, paths) === path);
+  }
+
+  function turn(direction) {
+    const height = scroller.scrollHeight;
+    if (direction > 0) last += PAGE;
+    else first = Math.max(0, first - PAGE);
+    drawRows();
+    if (direction < 0) scroller.scrollTop += scroller.scrollHeight - height;
+  }
+
+  function row(event, paths) {
+    const level = eventLevel(event);
+    const chosen = eventKey(event) === store.state.event;
+    const moment = momentOf(event);
+    const details = chosen ? eventDetails(event) : [];
+    const badge = element("span", { class: `badge ${level}` },
+      `${LEVELS[level].glyph} ${eventTitle(event)}`);
+    const noticed = moment === event.step ? "" : `, noticed at step ${event.step}`;
+    const time = new Date(event.wall_time * 1000).toLocaleString();
+    return element("li", {
+      "data-kind": event.kind, "data-step": moment, tabindex: "-1",
+      "data-layer": layersOf(event)[0] ?? "", "aria-current": chosen ? "true" : null,
+      class: [chosen && "chosen", isAbout(event, paths) && "about"]
+        .filter(Boolean).join(" "),
+      title: time + noticed, onclick: () => chooseEvent(store, event),
+    },
+    element("span", { class: "when" }, formatInteger(moment)),
+    badge,
+    element("span", { class: "what" }, describeEvent(event),
+      ...details.map((line) => element("span", { class: "detail" }, line))));
+  }
+
+  function drawChips() {
+    const { runData, hiddenKinds } = store.state;
+    const counts = countBy(runData?.events ?? [], (event) => event.kind);
+    const focused = chips.querySelector(":focus")?.dataset.filter;
+    chips.replaceChildren(...[...counts].map(([kind, count]) => element("button", {
+      type: "button", class: "chip", "data-filter": kind,
+      "aria-pressed": !hiddenKinds.has(kind),
+      onclick() {
+        const hidden = new Set(store.state.hiddenKinds);
+        if (!hidden.delete(kind)) hidden.add(kind);
+        store.set({ hiddenKinds: hidden });
+      },
+    }, `${words(kind)} ${formatInteger(count)}`)));
+    [...chips.children].find((chip) => chip.dataset.filter === focused)?.focus();
+  }
+
+  function filterEvents() {
+    const { runData, hiddenKinds, onlyLayer, layer } = store.state;
+    const paths = pathsOf();
+    shown = (runData?.events ?? []).filter((event) => {
+      if (hiddenKinds.has(event.kind)) return false;
+      return !onlyLayer || layer === null || isAbout(event, paths);
+    }).sort((one, other) => momentOf(one) - momentOf(other));
+    onlyLabel.hidden = layer === null;
+  }
+
+  function drawRows() {
+    const paths = pathsOf();
+    const top = scroller.scrollTop;
+    const focused = list.contains(document.activeElement) ?
+      [...list.children].indexOf(document.activeElement) : -1;
+    first = Math.max(0, Math.min(first, shown.length - 1));
+    list.replaceChildren(...shown.slice(first, last).map((event) => row(event, paths)));
+    if (list.firstChild) list.firstChild.tabIndex = 0;
+    const after = Math.max(0, shown.length - last);
+    earlier.hidden = first === 0;
+    earlier.textContent = `Show earlier events (${formatInteger(first)})`;
+    later.hidden = after === 0;
+    later.textContent = `Show later events (${formatInteger(after)})`;
+    scroller.scrollTop = top;
+    if (focused >= 0) list.children[focused]?.focus({ preventScroll: true });
+  }
+
+  function update() {
+    filterEvents();
+    drawRows();
+  }
+
+  function restart() {
+    [first, last] = [0, PAGE];
+    drawChips();
+    update();
+  }
+
+  // A step chosen elsewhere brings the list to the events around it.
+  function follow(state, changed) {
+    filterEvents();
+    const index = shown.findIndex((event) => {
+      if (state.event !== null) return eventKey(event) === state.event;
+      return state.step !== null && momentOf(event) >= state.step;
+    });
+    if (index >= 0 && (index < first || index >= last)) {
+      first = Math.max(0, index - PAGE / 2);
+      last = first + PAGE;
+    }
+    drawRows();
+    const row = list.children[index - first];
+    const moved = ["event", "step", "shown"].some((key) => changed.includes(key));
+    if (index >= 0 && row && moved) revealIn(scroller, row);
+  }
+
+  scroller.addEventListener("scroll", () => {
+    const left = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
+    if (left < 40 && last < shown.length) turn(1);
+  });
+  store.on(["run"], () => [first, last] = [0, PAGE]);
+  store.on(["runData"], () => {
+    drawChips();
+    update();
+  });
+  store.on(["hiddenKinds", "onlyLayer"], restart);
+  store.on(["event", "step", "layer", "shown"], follow);
+  return card("events", "Events", [onlyLabel], chips, scroller);
+}

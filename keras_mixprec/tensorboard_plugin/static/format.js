@@ -1,0 +1,63 @@
+const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
+// The server writes what JSON cannot hold as the strings inf, -inf and nan.
+export function toNumber(value) {
+  if (value === "inf") return Infinity;
+  if (value === "-inf") return -Infinity;
+  return value === null || value === "nan" ? NaN : Number(value);
+}
+
+export function formatPower(exponent) {
+  const digits = String(Math.abs(exponent));
+  const sign = exponent < 0 ? "⁻" : "";
+  return "2" + sign + [...digits].map((digit) => SUPERSCRIPTS[digit]).join("");
+}
+
+export function formatScale(value) {
+  const exponent = Math.log2(toNumber(value));
+  if (Number.isInteger(exponent)) return formatPower(exponent);
+  return formatNumber(value);
+}
+
+export function formatNumber(value) {
+  const number = toNumber(value);
+  if (Number.isNaN(number)) return "NaN";
+  if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";
+  const size = Math.abs(number);
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return number.toExponential(1);
+  if (Number.isInteger(number) || size >= 1000) return formatInteger(number);
+  return String(Number(number.toPrecision(3)));
+}
+
+export function formatInteger(value) {
+  return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+}
+
+export function formatShare(share) {
+  if (!Number.isFinite(share)) return "–";
+  if (share === 0) return "0\u202f%";
+  if (share < 0.0001) return "<\u202f0.01\u202f%";
+  return `${Number((share * 100).toPrecision(2))}\u202f%`;
+}
+
+export function plural(count, noun) {
+  return `${formatInteger(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+export function words(name) {
+  return String(name).replaceAll("_", " ");
+}
+
+// The end of a layer's path tells layers apart, its beginning seldom does.
+export function shortenPath(path, length) {
+  if (path.length <= length) return path;
+  const end = path.slice(path.length - length + 1);
+  const slash = end.indexOf("/");
+  return "…" + (slash >= 0 && slash < length / 2 ? end.slice(slash) : end);
+}
+
+export function listSome(names, limit) {
+  const shown = names.slice(0, limit).join(", ");
+  const rest = names.length - limit;
+  return rest > 0 ? `${shown} and ${rest} more` : shown;
+}

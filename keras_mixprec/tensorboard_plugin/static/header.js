@@ -1,0 +1,118 @@
+import { chooseEvent, chooseLayer, NOTHING_CHOSEN } from "./actions.js";
+import { element, fillSelect } from "./dom.js";
+import { formatInteger } from "./format.js";
+import { headline } from "./summary.js";
+
+export function createHeader(store, { offline, copyLink }) {
+  const run = element("select", {
+    id: "run",
+    onchange: () => store.set({ run: run.value, zoom: null, ...NOTHING_CHOSEN }),
+  });
+  const compare = element("select", {
+    id: "compare", onchange: () => store.set({ compare: compare.value || null }),
+  });
+  const refreshed = element("span", { class: "refreshed", role: "status" });
+  const chips = element("div", { class: "headline" });
+  const copy = copyLink ? element("button", {
+    type: "button", class: "quiet",
+    async onclick() {
+      copy.textContent = await copyLink() ? "Copied" : "Copy failed";
+      setTimeout(() => copy.textContent = "Copy link", 1500);
+    },
+  }, "Copy link") : null;
+  const problem = element("div", { id: "problem", role: "alert", hidden: true });
+
+  function fill() {
+    const runs = store.state.runs ?? [];
+    fillSelect(run, runs.map((entry) => {
+      return [entry.run, entry.run + (entry.newer_schema ? " (newer version)" : "")];
+    }), store.state.run);
+    const others = runs.filter((entry) => {
+      return entry.run !== store.state.run && !entry.newer_schema;
+    });
+    const options = [["", "nothing"], ...others.map((entry) => [entry.run, entry.run])];
+    fillSelect(compare, options, store.state.compare);
+    compare.disabled = !others.length;
+    run.disabled = !runs.length;
+  }
+
+  function actionOf({ event, layer }) {
+    if (event) return () => chooseEvent(store, event);
+    return layer ? () => chooseLayer(store, layer.path) : null;
+  }
+
+  function drawChips() {
+    const { runData, compareData } = store.state;
+    const others = compareData ? headline(compareData) : [];
+    const entries = runData ? headline(runData) : [];
+    chips.replaceChildren(...entries.map((entry, index) => {
+      const action = actionOf(entry);
+      const other = others[index] ? `vs ${others[index].text}` : null;
+      return element(action ? "button" : "div", {
+        class: `health ${entry.level ?? ""}`, type: action ? "button" : null,
+        title: action ? "Show it below" : null, onclick: action,
+      },
+      element("span", { class: "name" }, entry.name),
+      element("span", { class: "value" }, entry.text),
+      other && element("span", { class: "versus" }, other));
+    }));
+  }
+
+  function tell() {
+    const { runs, run: name, failures } = store.state;
+    const [failure] = Object.values(failures);
+    const newer = runs?.find((entry) => entry.run === name)?.newer_schema;
+    const text = newer ? `${name} was written by a newer version of keras_mixprec. ` +
+      "Update keras_mixprec to read it: pip install -U keras_mixprec" :
+      failure ? `Could not load data: ${failure}` : "";
+    problem.textContent = text;
+    problem.hidden = !text;
+  }
+
+  function tellTime() {
+    const time = store.state.refreshed?.toLocaleTimeString();
+    refreshed.textContent = offline ? "offline report" :
+      time ? `updated ${time}` : "loading…";
+  }
+
+  store.on(["runs", "run", "compare"], fill);
+  store.on(["runData", "compareData"], drawChips);
+  store.on(["runs", "run", "failures"], tell);
+  store.on(["refreshed"], tellTime);
+  tellTime();
+  const title = element("h1", {}, "Mixed Precision",
+    element("span", { class: "by" }, "keras_mixprec"));
+  const field = (label, control) => {
+    return element("label", { class: "field" }, label, control);
+  };
+  return element("header", {}, element("div", { class: "bar-top" },
+    title, field("run", run), field("compare with", compare),
+    element("span", { class: "gap" }), refreshed, copy), problem, chips);
+}
+
+export function createSelection(store) {
+  const text = element("span", { "aria-live": "polite" });
+  const clear = element("button", {
+    type: "button", class: "quiet", onclick: () => store.set(NOTHING_CHOSEN),
+  }, "Clear");
+  const bar = element("div", { id: "selection", hidden: true }, text, clear);
+  store.on(["layer", "step"], ({ layer, step }) => {
+    const parts = [layer, step === null ? null : `step ${formatInteger(step)}`];
+    const chosen = parts.filter((part) => part !== null);
+    text.textContent = chosen.length ? `Selected: ${chosen.join(" · ")}` : "";
+    bar.hidden = !chosen.length;
+  });
+  return bar;
+}
+
+const SNIPPET = 'model.fit(..., callbacks=[keras_mixprec.MixPrecMonitor("logs")])';
+
+export function createEmpty(offline) {
+  const waits = offline ? "This report was made without data." :
+    "This page refreshes by itself as soon as a run writes data.";
+  return element("section", { id: "empty", class: "card", hidden: true },
+    element("h2", {}, "No mixed precision data yet"),
+    element("p", {}, "Record a run with the monitor callback:"),
+    element("pre", {}, element("code", {}, SNIPPET)),
+    element("p", {}, waits));
+}

@@ -1,0 +1,67 @@
+import { card, element } from "./dom.js";
+import { createHeatLegend } from "./heat_legend.js";
+import { createHeatmap } from "./heatmap.js";
+import { describeMetric, groupMetrics } from "./metrics.js";
+import { metricOf } from "./wanted.js";
+
+export function createHeatCard(store) {
+  const select = element("select", {
+    id: "metric", "aria-label": "Quantity shown in the heatmap",
+    "aria-describedby": "metric-meaning",
+    onchange: () => store.set({ metric: select.value }),
+  });
+  const fit = element("input", {
+    type: "checkbox", id: "fit",
+    onchange: () => store.set({ fit: fit.checked }),
+  });
+  const fitLabel = element("label", { class: "check" }, fit, "fit all rows");
+  const meaning = element("p", { id: "metric-meaning", class: "hint" });
+  const missing = element("p", { class: "nothing", hidden: true });
+  const ownTitle = element("h3", { hidden: true });
+  const otherTitle = element("h3", { hidden: true });
+  const own = createHeatmap(store, "heat", "runData");
+  const other = createHeatmap(store, "compareHeat", "compareData");
+  const legendBox = element("div", { class: "heat-legend" });
+  const maps = element("div", { class: "heat-maps" }, ownTitle, own, otherTitle, other);
+  const body = element("div", { class: "heat-body" }, maps, legendBox);
+  const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
+  const legend = createHeatLegend(legendBox, kindOf);
+
+  function fillMetrics() {
+    const { runData, metric } = store.state;
+    const groups = [...groupMetrics(runData?.heat?.metrics ?? [])];
+    select.replaceChildren(...groups.map(([group, metrics]) => {
+      return element("optgroup", { label: group }, ...metrics.map(({ name }) => {
+        return element("option", { value: name }, describeMetric(name).title);
+      }));
+    }));
+    select.value = metric ?? "";
+  }
+
+  function update() {
+    const { runData, heat, compare, compareData, compareHeat, metric } = store.state;
+    if (metric && select.value !== metric) select.value = metric;
+    meaning.textContent = metric ? describeMetric(metric).explanation : "";
+    const measured = Boolean(runData?.heat);
+    missing.hidden = measured && Boolean(heat);
+    missing.textContent = !measured ?
+      "This run holds no ranges per layer: let MixPrecMonitor record them." :
+      "No values of this quantity here.";
+    body.hidden = !heat;
+    select.disabled = !measured;
+    ownTitle.hidden = otherTitle.hidden = !compare;
+    ownTitle.textContent = runData?.run ?? "";
+    otherTitle.textContent = compareData ? compareData.run +
+      (compareHeat ? "" : ": does not hold this quantity") : "";
+    other.hidden = !compareHeat;
+  }
+
+  store.on(["runData"], fillMetrics);
+  store.on(
+    ["runData", "heat", "compare", "compareData", "compareHeat", "metric"], update,
+  );
+  store.on(["runData", "metric", "theme"], legend.redraw);
+  return card(
+    "heatmap", "Layers over time", [fitLabel, select], meaning, missing, body,
+  );
+}

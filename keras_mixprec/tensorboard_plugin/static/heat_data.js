@@ -1,0 +1,77 @@
+import { countAtMost } from "./scales.js";
+
+export function decodeHeat(buffer) {
+  const length = new DataView(buffer).getUint32(0, true);
+  const text = new TextDecoder().decode(new Uint8Array(buffer, 4, length));
+  const head = JSON.parse(text);
+  const halves = new DataView(buffer, 4 + length);
+  const count = head.layers.length * head.from.length;
+  const bits = new Uint32Array(count);
+  for (let index = 0; index < count; index += 1) {
+    bits[index] = halves.getUint16(index * 2, true) << 16;
+  }
+  return { ...head, values: new Float32Array(bits.buffer) };
+}
+
+// Columns meet half-way, so a run measured every 50 steps leaves no gaps.
+export function columnEdges(from, until) {
+  const last = from.length - 1;
+  if (last < 0) return [];
+  const edges = [];
+  for (let column = 0; column < last; column += 1) {
+    edges.push((until[column] + from[column + 1]) / 2);
+  }
+  const half = last > 0 ? (from[1] - until[0]) / 2 : 0.5;
+  return [from[0] - half, ...edges, until[last] + half];
+}
+
+export function columnAt(edges, step) {
+  const column = countAtMost(edges, step) - 1;
+  return column >= 0 && column < edges.length - 1 ? column : -1;
+}
+
+// First and last column under each pixel; -1 where nothing was measured.
+export function columnsOfPixels(edges, scale, width) {
+  const first = new Int32Array(width).fill(-1);
+  const last = new Int32Array(width).fill(-1);
+  const columns = edges.length - 1;
+  for (let pixel = 0; pixel < width; pixel += 1) {
+    const from = scale.invert(pixel);
+    const until = scale.invert(pixel + 1);
+    if (columns < 1 || until <= edges[0] || from >= edges[columns]) continue;
+    first[pixel] = Math.max(0, columnAt(edges, Math.max(from, edges[0])));
+    const end = columnAt(edges, until);
+    const touches = end >= 0 && edges[end] === until && end > first[pixel];
+    last[pixel] = end < 0 ? columns - 1 : end - (touches ? 1 : 0);
+  }
+  return { first, last };
+}
+
+export function poolRow(heat, row, pixels) {
+  const width = pixels.first.length;
+  const columns = heat.from.length;
+  const pooled = new Float32Array(width).fill(NaN);
+  const least = heat.pool === "min";
+  for (let pixel = 0; pixel < width; pixel += 1) {
+    if (pixels.first[pixel] < 0) continue;
+    let worst = NaN;
+    for (let at = pixels.first[pixel]; at <= pixels.last[pixel]; at += 1) {
+      const value = heat.values[row * columns + at];
+      if (Number.isNaN(value)) continue;
+      if (Number.isNaN(worst) || (least ? value < worst : value > worst)) {
+        worst = value;
+      }
+    }
+    pooled[pixel] = worst;
+  }
+  return pooled;
+}
+
+// A layer used twice has rows "path" and "path#1"; both belong to the layer `path`.
+export function pathOfCall(call, paths) {
+  return paths.has(call) ? call : call.replace(/#\d+$/, "");
+}
+
+export function rowOfLayer(layers, layer) {
+  return layer === null ? -1 : layers.indexOf(layer);
+}

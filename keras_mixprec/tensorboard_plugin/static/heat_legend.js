@@ -1,0 +1,42 @@
+import { createSurface, hatchPattern } from "./canvas.js";
+import { alarmLevel, cssColor, LEGENDS, valueColor } from "./palette.js";
+import { themeColor } from "./theme.js";
+
+const LEGEND_TOP = 30;
+const LEGEND_HEIGHT = 190;
+const LEGEND_BAR = 14;
+
+function between(from, until, part, logarithmic) {
+  if (logarithmic) return from * (until / from) ** part;
+  return from + (until - from) * part;
+}
+
+export function createHeatLegend(parent, kindOf) {
+  const surface = createSurface(parent, {
+    role: "img", "aria-label": "Colour scale of the heatmap",
+  }, (context) => {
+    const kind = kindOf();
+    if (!kind) return;
+    const { stops, labels, unit } = LEGENDS[kind];
+    const band = LEGEND_HEIGHT / (stops.length - 1);
+    const hatch = hatchPattern(context);
+    for (let y = 0; y < LEGEND_HEIGHT; y += 1) {
+      const index = Math.floor(y / band);
+      const part = (y + 0.5) / band - index;
+      const logarithmic = kind === "share" || kind === "error";
+      const value = between(stops[index], stops[index + 1], part, logarithmic);
+      const bad = alarmLevel(kind, value) === "bad";
+      context.fillStyle = bad ? hatch : cssColor(valueColor(kind, value));
+      context.fillRect(0, LEGEND_TOP + y, LEGEND_BAR, 1.5);
+    }
+    context.textAlign = "left";
+    context.fillStyle = themeColor("--muted");
+    context.fillText(unit, 0, 10);
+    labels.forEach((label, index) => {
+      const y = LEGEND_TOP + index * band;
+      context.fillText(label, LEGEND_BAR + 6, y);
+    });
+  });
+  surface.setHeight(LEGEND_TOP + LEGEND_HEIGHT + 14);
+  return surface;
+}

@@ -1,0 +1,280 @@
+import {
+  clamp, labelStride, linearScale, niceTicks, stepDomain,
+} from "./scales.js";
+import { chooseStep } from "./actions.js";
+import {
+  createSurface, drawLine, drawMarker, drawSoon, drawStepAxis, FONT, hatchPattern,
+} from "./canvas.js";
+import { element } from "./dom.js";
+import { formatInteger, shortenPath } from "./format.js";
+import { stepGestures } from "./gestures.js";
+import {
+  columnAt, columnEdges, columnsOfPixels, pathOfCall, poolRow, rowOfLayer,
+} from "./heat_data.js";
+import { describeMetric, valueInWords } from "./metrics.js";
+import { alarmLevel, valueColor } from "./palette.js";
+import { themeColor } from "./theme.js";
+import { hideTooltip, showTooltip } from "./tooltip.js";
+import { metricOf } from "./wanted.js";
+
+const LABEL_WIDTH = 208;
+const VIEW_HEIGHT = 440;
+const AXIS_HEIGHT = 24;
+const BAD_WIDTH = 3;
+
+// Only the rows in view are drawn: a canvas cannot be as tall as 1,000 layers.
+export function createHeatmap(store, heatSlot, dataSlot) {
+  const spacer = element("div", { class: "heat-spacer" });
+  const scroller = element("div", { class: "heat-scroll" }, spacer);
+  const surface = createSurface(spacer, {
+    tabindex: "0", role: "application", "aria-roledescription": "heatmap",
+    "aria-label": "Heatmap of layers and steps: arrow keys move the chosen cell, " +
+      "plus and minus zoom",
+  }, draw);
+  const plot = { left: LABEL_WIDTH, right: 0, scale: null, cursor: null };
+  let edges = [];
+  let rowHeight = 12;
+  let revealedRows = 0;
+
+  const heatOf = () => store.state[heatSlot];
+  const limits = () => stepDomain(lastStep(), null);
+  const gestures = stepGestures(surface, plot, {
+    limits,
+    onZoom: (zoom) => store.set({ zoom }),
+    onHover: hover,
+    onClick(at) {
+      const cell = cellAt(at);
+      if (cell) chooseStep(store, cell.step, cell.layer);
+    },
+  });
+
+  function lastStep() {
+    const { runData, compareData } = store.state;
+    return Math.max(runData?.last_step ?? 0, compareData?.last_step ?? 0);
+  }
+
+  function measure() {
+    const heat = heatOf();
+    edges = heat ? columnEdges(heat.from, heat.until) : [];
+    const rows = heat?.layers.length ?? 0;
+    const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows));
+    rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
+    const height = rows * rowHeight + AXIS_HEIGHT;
+    const view = Math.min(height, VIEW_HEIGHT + AXIS_HEIGHT);
+    spacer.style.height = `${height}px`;
+    scroller.style.height = `${view}px`;
+    surface.setHeight(view);
+  }
+
+  function rowAt(y) {
+    const heat = heatOf();
+    const row = Math.floor((y + scroller.scrollTop) / rowHeight);
+    const visible = y < scroller.clientHeight - AXIS_HEIGHT;
+    return heat && visible && row < heat.layers.length ? row : -1;
+  }
+
+  // The worst step under the pixel, as its colour shows that one.
+  function cellAt({ x, y }) {
+    const heat = heatOf();
+    const row = rowAt(y);
+    if (row < 0 || !plot.scale) return null;
+    const layer = heat.layers[row];
+    if (x < plot.left) return { layer, step: store.state.step, value: NaN };
+    const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
+    const reach = { invert: (pixel) => near(pixel) };
+    const pixels = columnsOfPixels(edges, reach, 1);
+    const value = poolRow(heat, row, pixels)[0];
+    const columns = heat.from.length;
+    let column = pixels.first[0];
+    if (column < 0) return null;
+    for (let at = column; at <= pixels.last[0]; at += 1) {
+      if (heat.values[row * columns + at] === value) {
+        column = at;
+        break;
+      }
+    }
+    const [from, until] = [heat.from[column], heat.until[column]];
+    const step = clamp(Math.round(plot.scale.invert(x)), from, until);
+    return { layer, step, value, from, until };
+  }
+
+  function hover(event, at) {
+    const cell = cellAt(at);
+    const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
+    if (!cell || !metric) return hideTooltip();
+    if (at.x < plot.left) return showTooltip(event, [cell.layer]);
+    const { title } = describeMetric(metric.name);
+    const steps = cell.from === cell.until ? `step ${formatInteger(cell.from)}` :
+      `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
+    const words = valueInWords(metric.kind, cell.value);
+    return showTooltip(event, [cell.layer, steps, title, words]);
+  }
+
+  function draw(context, width, height) {
+    const heat = heatOf();
+    const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
+    const bottom = height - AXIS_HEIGHT;
+    plot.right = width - 22;
+    const domain = stepDomain(lastStep(), store.state.zoom);
+    plot.scale = linearScale(domain, [LABEL_WIDTH, plot.right]);
+    plot.cursor = store.state.step;
+    if (!heat || !metric) return;
+    const size = Math.floor(plot.right - LABEL_WIDTH);
+    const pixels = columnsOfPixels(edges, {
+      invert: (pixel) => plot.scale.invert(pixel + LABEL_WIDTH),
+    }, size);
+    const first = Math.floor(scroller.scrollTop / rowHeight);
+    const last = Math.min(
+      heat.layers.length, Math.ceil((scroller.scrollTop + bottom) / rowHeight),
+    );
+    context.save();
+    context.beginPath();
+    context.rect(0, 0, width, bottom);
+    context.clip();
+    const rows = [];
+    for (let row = first; row < last; row += 1) {
+      rows.push({ row, values: poolRow(heat, row, pixels) });
+    }
+    drawCells(context, rows, metric.kind);
+    drawLabels(context, rows, metric.kind);
+    drawDemotions(context, rows);
+    drawChosen(context, bottom);
+    gestures.drawBrush(context, 0, bottom);
+    context.restore();
+    const ticks = niceTicks(Math.max(0, domain[0]), domain[1], size / 100);
+    drawStepAxis(context, plot.scale, ticks, bottom, null, formatInteger);
+  }
+
+  const topOf = (row) => row * rowHeight - scroller.scrollTop;
+
+  function drawCells(context, rows, kind) {
+    if (!rows.length) return;
+    const size = rows[0].values.length;
+    const picture = element("canvas", { width: size, height: rows.length });
+    const pen = picture.getContext("2d");
+    const image = pen.createImageData(size, rows.length);
+    rows.forEach(({ values }, index) => {
+      for (let pixel = 0; pixel < size; pixel += 1) {
+        const color = valueColor(kind, values[pixel]);
+        if (color) image.data.set([...color, 255], (index * size + pixel) * 4);
+      }
+    });
+    pen.putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    const height = rows.length * rowHeight;
+    context.drawImage(picture, LABEL_WIDTH, topOf(rows[0].row), size, height);
+    if (rowHeight >= 6) {
+      context.fillStyle = themeColor("--card");
+      for (const { row } of rows) context.fillRect(LABEL_WIDTH, topOf(row), size, 1);
+    }
+    context.fillStyle = hatchPattern(context);
+    for (const { row, values } of rows) {
+      for (let pixel = 0; pixel < size; pixel += 1) {
+        if (alarmLevel(kind, values[pixel]) !== "bad") continue;
+        const start = pixel;
+        while (alarmLevel(kind, values[pixel + 1] ?? NaN) === "bad") pixel += 1;
+        const run = Math.max(BAD_WIDTH, pixel - start + 1);
+        const gap = rowHeight >= 6 ? 1 : 0;
+        context.fillRect(LABEL_WIDTH + start, topOf(row) + gap, run, rowHeight - gap);
+      }
+    }
+  }
+
+  function drawLabels(context, rows, kind) {
+    const stride = labelStride(rowHeight, 11);
+    const heat = heatOf();
+    const chosenRow = rowOfLayer(heat.layers, store.state.layer);
+    context.textAlign = "right";
+    context.font = FONT;
+    for (const { row, values } of rows) {
+      const y = Math.max(topOf(row) + rowHeight / 2, row ? -Infinity : 6);
+      const bad = values.some((value) => alarmLevel(kind, value) === "bad");
+      const chosen = row === chosenRow;
+      const crowded = chosenRow >= 0 && Math.abs(row - chosenRow) < stride;
+      if (bad && rowHeight >= 6) {
+        drawMarker(context, "triangle", LABEL_WIDTH - 9, y, themeColor("--bad"));
+      }
+      if (!chosen && (row % stride || crowded)) continue;
+      context.fillStyle = themeColor(bad || chosen ? "--ink" : "--muted");
+      context.fillText(shortenPath(heat.layers[row], 32), LABEL_WIDTH - 18, y);
+    }
+  }
+
+  function drawDemotions(context, rows) {
+    const data = store.state[dataSlot];
+    const paths = new Map((data?.layers ?? []).map((layer) => [layer.path, layer]));
+    for (const { row } of rows) {
+      const layer = paths.get(pathOfCall(heatOf().layers[row], paths));
+      if (!layer || layer.demoted_at === null) continue;
+      const x = Math.max(LABEL_WIDTH, plot.scale(layer.demoted_at));
+      const y = topOf(row) + rowHeight;
+      const color = themeColor("--demote");
+      if (x > plot.right) continue;
+      drawLine(context, [[x, y - 1], [plot.right, y - 1]], color, 2);
+      drawLine(context, [[x, topOf(row)], [x, y]], color, 2);
+      if (rowHeight >= 9) drawMarker(context, "down", x, y - rowHeight / 2, color);
+    }
+  }
+
+  function drawChosen(context, bottom) {
+    const { step, layer } = store.state;
+    const heat = heatOf();
+    if (step !== null) {
+      const x = plot.scale(step);
+      if (x >= LABEL_WIDTH && x <= plot.right) {
+        drawLine(context, [[x, 0], [x, bottom]], themeColor("--card"), 3);
+        drawLine(context, [[x, 0], [x, bottom]], themeColor("--cursor"), 1.5);
+      }
+    }
+    const row = rowOfLayer(heat.layers, layer);
+    if (row < 0) return;
+    context.strokeStyle = themeColor("--cursor");
+    context.lineWidth = 2;
+    // A thin row's frame would cross out its own label.
+    const left = rowHeight < 12 ? LABEL_WIDTH : 2;
+    context.strokeRect(left, topOf(row) + 0.5, plot.right - left + 1, rowHeight);
+  }
+
+  function reveal() {
+    const heat = heatOf();
+    const row = heat ? rowOfLayer(heat.layers, store.state.layer) : -1;
+    if (row < 0) return;
+    const view = scroller.clientHeight - AXIS_HEIGHT;
+    const top = row * rowHeight;
+    const visible = top >= scroller.scrollTop &&
+      top + rowHeight <= scroller.scrollTop + view;
+    if (!visible) scroller.scrollTop = top - view / 2;
+  }
+
+  surface.canvas.addEventListener("keydown", (event) => {
+    const heat = heatOf();
+    if (!heat || !event.key.startsWith("Arrow")) return;
+    event.preventDefault();
+    const { layer, step } = store.state;
+    const size = event.shiftKey ? 10 : 1;
+    const down = { ArrowDown: size, ArrowUp: -size }[event.key] ?? 0;
+    const right = { ArrowRight: size, ArrowLeft: -size }[event.key] ?? 0;
+    const row = rowOfLayer(heat.layers, layer);
+    const newRow = clamp(row + down, 0, heat.layers.length - 1);
+    const columns = heat.from.length;
+    const at = step === null ? columns - 1 : Math.max(0, columnAt(edges, step));
+    const column = clamp(at + right, 0, columns - 1);
+    const newStep = right || step === null ? heat.from[column] : step;
+    chooseStep(store, newStep, heat.layers[newRow]);
+  });
+  scroller.addEventListener("scroll", surface.redraw);
+
+  // A live reload must not scroll away from what is being read.
+  store.on([heatSlot, "fit"], (state, changed) => {
+    measure();
+    const rows = heatOf()?.layers.length ?? 0;
+    if (rows !== revealedRows || changed.includes("fit")) drawSoon(reveal);
+    revealedRows = rows;
+  });
+  store.on(["layer"], reveal);
+  store.on(
+    ["runData", "compareData", "zoom", "step", "layer", "theme"],
+    surface.redraw,
+  );
+  return scroller;
+}

@@ -1,0 +1,248 @@
+import { exponentTicks, linearScale, valueAtStep } from "./scales.js";
+import { chooseLayer } from "./actions.js";
+import { createSurface, drawLine, hatchPattern, pointerIn } from "./canvas.js";
+import { card, element } from "./dom.js";
+import {
+  formatInteger, formatPower, formatShare, shortenPath, toNumber,
+} from "./format.js";
+import {
+  exponentDomain, histogramAt, scaleWindow, shareByZone, zoneOf,
+} from "./histogram_data.js";
+import { themeColor } from "./theme.js";
+import { hideTooltip, showTooltip } from "./tooltip.js";
+import { histogramLayer } from "./wanted.js";
+
+const MARGIN = { left: 40, right: 12, top: 28, axis: 26 };
+const BARS_HEIGHT = 300;
+const RULER_HEIGHT = 46;
+const PARTS_SHOWN = [["activation", "Activations"], ["gradient", "Gradients"]];
+const ZONE_NAMES = {
+  overflow: "overflow", normal: "normal", subnormal: "subnormal", vanishes: "→ 0",
+};
+
+export function createHistogram(store) {
+  const buttons = PARTS_SHOWN.map(([part, label]) => element("button", {
+    type: "button", class: "segment", "data-part": part,
+    onclick: () => store.set({ part }),
+  }, label));
+  const parts = element("div", {
+    class: "segments", role: "group", "aria-label": "Part of the layer",
+  }, ...buttons);
+  const caption = element("p", { class: "hint" });
+  const words = element("p", { class: "words" });
+  const nothing = element("div", { class: "nothing" });
+  const body = element("div", { class: "canvas-box" });
+  const surface = createSurface(body, { role: "img" }, draw);
+  const root = card("histogram", "Histogram", [parts], caption, nothing, body, words);
+  let shown = null;
+
+  function current() {
+    const { runData, histogram, step, part } = store.state;
+    const taken = histogramAt(histogram, step);
+    if (!taken?.bars.length || !runData?.format) return null;
+    const line = runData.scale[0];
+    const at = step ?? runData.last_step;
+    const scale = line ? toNumber(valueAtStep(line.steps, line.scale, at)) : NaN;
+    const shift = part === "gradient" ? Math.round(Math.log2(scale)) : NaN;
+    return {
+      ...taken, format: runData.format, part,
+      shift: Number.isFinite(shift) ? shift : null,
+      range: part === "gradient" ? scaleWindow(taken.bars, runData.format) : null,
+    };
+  }
+
+  function draw(context, width) {
+    if (!shown) return;
+    const { bars, format, shift, range } = shown;
+    const bottom = MARGIN.top + BARS_HEIGHT;
+    const domain = exponentDomain(bars, format, shift ?? 0);
+    const x = linearScale(domain, [MARGIN.left, width - MARGIN.right]);
+    const most = Math.max(...bars.map((bar) => bar.count));
+    const decades = Math.max(1, Math.ceil(Math.log10(most + 1)));
+    const y = linearScale([0, decades], [bottom, MARGIN.top + 14]);
+    const heightOf = (count) => y(Math.log10(count + 1));
+    shown.scale = x;
+    drawZones(context, x, domain, format, bottom);
+    context.textAlign = "right";
+    for (const tick of exponentTicks(0, decades, 5)) {
+      drawLine(context, [[MARGIN.left, y(tick)], [width - MARGIN.right, y(tick)]],
+        themeColor("--grid"));
+      context.fillStyle = themeColor("--muted");
+      context.fillText(tick ? tickCount(tick) : "0", MARGIN.left - 6, y(tick));
+    }
+    const hatch = hatchPattern(context);
+    for (const { exponent, count } of bars) {
+      const zone = zoneOf(exponent, format);
+      const color = themeColor(zone === "vanishes" ? "--warning" : "--bar");
+      // With a loss scale the outline tells what happens; the bars are context.
+      const faint = shift !== null;
+      context.fillStyle = zone === "overflow" && !faint ? hatch :
+        faint ? themeColor("--bar-faint") : color;
+      const left = x(exponent);
+      const top = heightOf(count);
+      const size = x(exponent + 1) - left;
+      context.fillRect(left, top, size - Math.min(1, size / 5), bottom - top);
+    }
+    if (shift !== null) drawScaled(context, x, bottom, heightOf, hatch);
+    const base = bottom + 0.5;
+    drawLine(context, [[MARGIN.left, base], [width - MARGIN.right, base]],
+      themeColor("--axis"));
+    context.textAlign = "center";
+    context.fillStyle = themeColor("--muted");
+    for (const tick of exponentTicks(domain[0], domain[1], width / 48)) {
+      drawLine(context, [[x(tick), bottom], [x(tick), bottom + 4]],
+        themeColor("--axis"));
+      context.fillText(formatPower(tick), x(tick), bottom + 13);
+    }
+    if (range) drawRuler(context, bottom + MARGIN.axis, width, range, shift);
+  }
+
+  function drawZones(context, x, domain, format, bottom) {
+    const limits = [
+      ["vanishes", domain[0], format.subnormal_exponent],
+      ["subnormal", format.subnormal_exponent, format.normal_exponent],
+      ["normal", format.normal_exponent, format.maximum_exponent],
+      ["overflow", format.maximum_exponent, domain[1]],
+    ];
+    context.textAlign = "center";
+    for (const [zone, from, until] of limits) {
+      const size = x(until) - x(from);
+      context.fillStyle = themeColor(`--zone-${zone}`);
+      context.fillRect(x(from), MARGIN.top, size, BARS_HEIGHT);
+      context.fillStyle = themeColor("--muted");
+      const name = zone === "normal" ? `normal ${format.name}` : ZONE_NAMES[zone];
+      const wide = context.measureText(name).width > size;
+      if (wide && zone === "subnormal") continue;
+      const center = Math.max((x(from) + x(until)) / 2, MARGIN.left + 8);
+      const nudged = zone === "overflow" && wide ? x(until) - 20 : center;
+      context.fillText(name, nudged, MARGIN.top - (wide ? 20 : 8));
+    }
+  }
+
+  function drawScaled(context, x, bottom, heightOf, hatch) {
+    const { bars, format, shift } = shown;
+    context.strokeStyle = themeColor("--bar");
+    context.lineWidth = 1.5;
+    for (const { exponent, count } of bars) {
+      const left = x(exponent + shift);
+      const top = heightOf(count);
+      const width = x(exponent + shift + 1) - left;
+      const zone = zoneOf(exponent + shift, format);
+      if (zone === "overflow") context.fillStyle = hatch;
+      else context.fillStyle = themeColor("--bar-tint");
+      context.fillRect(left, top, width, bottom - top);
+    }
+    const points = bars.flatMap(({ exponent, count }) => {
+      return [exponent, exponent + 1].map((edge) => [x(edge + shift), heightOf(count)]);
+    });
+    const ends = [[points[0][0], bottom], ...points, [points.at(-1)[0], bottom]];
+    drawLine(context, ends, themeColor("--bar"), 1.5);
+  }
+
+  function drawRuler(context, top, width, range, shift) {
+    const high = Math.max(range.highest, range.lowest, shift ?? 0, 16) + 2;
+    const low = Math.min(0, range.lowest, range.highest, shift ?? 0) - 1;
+    const x = linearScale([low, high], [MARGIN.left + 62, width - MARGIN.right]);
+    const y = top + 14;
+    context.textAlign = "left";
+    context.fillStyle = themeColor("--muted");
+    context.fillText("loss scale", MARGIN.left - 6, y);
+    drawLine(context, [[x(low), y], [x(high), y]], themeColor("--axis"));
+    context.fillStyle = themeColor("--promote");
+    if (range.highest >= range.lowest) {
+      const from = x(Math.max(low, range.lowest));
+      context.fillRect(from, y - 4, Math.max(2, x(range.highest) - from), 8);
+    }
+    context.textAlign = "center";
+    context.fillStyle = themeColor("--muted");
+    for (const tick of exponentTicks(low, high, (x(high) - x(low)) / 44)) {
+      context.fillText(formatPower(tick), x(tick), y + 16);
+    }
+    if (shift === null) return;
+    const at = x(shift);
+    drawLine(context, [[at, y - 9], [at, y + 9]], themeColor("--cursor"), 3);
+  }
+
+  function sentence() {
+    const { bars, format, shift, range } = shown;
+    if (range) {
+      const use = shift === null ? "" : `; in use: ${formatPower(shift)}`;
+      const { lowest, highest } = range;
+      const off = highest < lowest ||
+        (shift !== null && (shift > highest || shift < lowest));
+      const fits = highest >= lowest ?
+        `fits loss scales ${formatPower(lowest)} to ${formatPower(highest)}` :
+        "no loss scale fits: the gradients span more than the format holds";
+      words.classList.toggle("alarm", off);
+      return `${off ? "▲ " : ""}${fits}${use}`;
+    }
+    const shares = shareByZone(bars, format);
+    words.classList.toggle("alarm", shares.overflow > 0);
+    return Object.entries(shares)
+      .filter(([, share]) => share > 0)
+      .map(([zone, share]) => `${formatShare(share)} ${ZONE_NAMES[zone]}`)
+      .join(" · ");
+  }
+
+  function update() {
+    const { runData, layer, part } = store.state;
+    for (const button of buttons) {
+      button.setAttribute("aria-pressed", button.dataset.part === part);
+    }
+    shown = current();
+    const name = histogramLayer(store.state);
+    const automatic = layer === null && name ? " (no layer chosen)" : "";
+    caption.textContent = shown ?
+      `${name}${automatic} · taken at step ${formatInteger(shown.step)}` :
+      layer ?? "";
+    caption.title = caption.textContent;
+    body.hidden = !shown;
+    nothing.hidden = Boolean(shown);
+    words.textContent = shown ? sentence() : "";
+    if (!shown) offerOthers(runData?.histograms?.[part] ?? [], name);
+    surface.canvas.setAttribute(
+      "aria-label", `${caption.textContent}. ${words.textContent}`,
+    );
+    surface.setHeight(
+      MARGIN.top + BARS_HEIGHT + MARGIN.axis + (shown?.range ? RULER_HEIGHT : 0),
+    );
+  }
+
+  function offerOthers(names, name) {
+    const text = name ? "No histogram of this part was taken." : names.length ?
+      "No histogram was kept for this layer. Kept for:" :
+      "This run keeps no histograms of this part.";
+    const choices = name ? [] : names.slice(0, 12).map((other) => element("button", {
+      type: "button", class: "quiet", title: other,
+      onclick: () => chooseLayer(store, other),
+    }, shortenPath(other, 36)));
+    nothing.replaceChildren(element("p", {}, text), ...choices);
+  }
+
+  surface.canvas.addEventListener("pointermove", (event) => {
+    if (!shown?.scale) return;
+    const exponent = Math.floor(shown.scale.invert(pointerIn(surface.canvas, event).x));
+    const bar = shown.bars.find((one) => one.exponent === exponent);
+    if (!bar) return hideTooltip();
+    const total = shown.bars.reduce((sum, one) => sum + one.count, 0);
+    const lines = [
+      `${formatPower(exponent)} to ${formatPower(exponent + 1)}`,
+      `${formatInteger(bar.count)} elements (${formatShare(bar.count / total)})`,
+      zoneOf(exponent, shown.format),
+    ];
+    if (shown.shift !== null) {
+      lines[2] = `with the loss scale: ${zoneOf(exponent + shown.shift, shown.format)}`;
+    }
+    showTooltip(event, lines);
+  });
+  surface.canvas.addEventListener("pointerleave", hideTooltip);
+
+  store.on(["runData", "histogram", "step", "part", "layer"], update);
+  store.on(["theme"], surface.redraw);
+  return root;
+}
+
+function tickCount(decade) {
+  const units = ["", "k", "M", "G", "T"];
+  return 10 ** (decade % 3) + (units[Math.floor(decade / 3)] ?? "P");
+}

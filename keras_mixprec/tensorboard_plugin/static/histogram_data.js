@@ -1,0 +1,55 @@
+import { countAtMost } from "./scales.js";
+
+export function histogramAt(data, step) {
+  if (!data || !data.steps.length) return null;
+  const at = step === null ? data.steps.length : countAtMost(data.steps, step);
+  const index = Math.max(0, at - 1);
+  const bars = data.exponents[index].map((exponent, place) => {
+    return { exponent, count: data.counts[index][place] };
+  }).filter((bar) => bar.count > 0);
+  return { step: data.steps[index], bars };
+}
+
+export function zoneOf(exponent, format) {
+  if (exponent >= format.maximum_exponent) return "overflow";
+  if (exponent >= format.normal_exponent) return "normal";
+  return exponent >= format.subnormal_exponent ? "subnormal" : "vanishes";
+}
+
+export function shareByZone(bars, format, shift = 0) {
+  const shares = { overflow: 0, normal: 0, subnormal: 0, vanishes: 0 };
+  const total = bars.reduce((sum, bar) => sum + bar.count, 0);
+  for (const bar of bars) {
+    shares[zoneOf(bar.exponent + shift, format)] += bar.count / total;
+  }
+  return shares;
+}
+
+const VANISHING_SHARE = 0.01;
+
+// The log2 loss scales that neither overflow nor let a percent of elements vanish.
+export function scaleWindow(bars, format) {
+  if (!bars.length) return null;
+  const rising = [...bars].sort((one, other) => one.exponent - other.exponent);
+  const total = rising.reduce((sum, bar) => sum + bar.count, 0);
+  const highest = format.maximum_exponent - 1 - rising.at(-1).exponent;
+  let below = 0;
+  let kept = rising.at(-1).exponent;
+  for (const bar of rising) {
+    below += bar.count;
+    if (below >= VANISHING_SHARE * total) {
+      kept = bar.exponent;
+      break;
+    }
+  }
+  return { lowest: format.subnormal_exponent - kept, highest };
+}
+
+export function exponentDomain(bars, format, shift) {
+  const exponents = bars.map((bar) => bar.exponent);
+  const shifted = exponents.map((exponent) => exponent + shift);
+  return [
+    Math.min(format.subnormal_exponent - 4, ...exponents, ...shifted),
+    Math.max(format.maximum_exponent + 4, ...exponents, ...shifted) + 1,
+  ];
+}

@@ -1,0 +1,149 @@
+import { NOTHING_CHOSEN } from "./actions.js";
+import { isInline } from "./api.js";
+import { drawSoon } from "./canvas.js";
+import { element } from "./dom.js";
+import { createEvents } from "./events.js";
+import { connectHost } from "./guest.js";
+import { createEmpty, createHeader, createSelection } from "./header.js";
+import { createHeatCard } from "./heat_card.js";
+import { createHistogram } from "./histogram.js";
+import { createLayers } from "./layers.js";
+import { hostLink, readHash, readHostHash, readLink, writeHash } from "./link.js";
+import { createLoader } from "./loader.js";
+import { createStore } from "./store.js";
+import { createTimeline } from "./timeline.js";
+import { watchTheme } from "./theme.js";
+
+const POLL_EMPTY = 5000;
+const POLL = 30000;
+
+const INITIAL = {
+  runs: null, run: null, compare: null, metric: null, part: "activation",
+  ...NOTHING_CHOSEN,
+  zoom: null, fit: false, filter: "", onlyLayer: false, hiddenKinds: new Set(),
+  sort: { column: null, descending: false },
+  runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
+  failures: {}, refreshed: null, shown: null, theme: 0,
+};
+
+function hashOfPage() {
+  try {
+    return readHash(window.location.hash);
+  } catch {
+    return {};
+  }
+}
+
+// TensorBoard knows its hash only after the hash has changed: a link that was just
+// opened must be read from its address.
+function hashOfHost() {
+  try {
+    return readHostHash(window.parent.location.hash);
+  } catch {
+    return {};
+  }
+}
+
+async function linkedState(host) {
+  try {
+    const data = await host.ask("experimental.GetURLPluginData");
+    const link = { ...readLink(data ?? {}), ...hashOfHost() };
+    return { link, inTensorBoard: true };
+  } catch {
+    return { link: hashOfPage(), inTensorBoard: false };
+  }
+}
+
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = element("textarea", { class: "offscreen" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const copied = document.execCommand("copy");
+    area.remove();
+    return copied;
+  }
+}
+
+function copyHostLink(store) {
+  try {
+    const { origin, pathname } = window.parent.location;
+    return copyText(hostLink(origin + pathname, store.state));
+  } catch {
+    return false;
+  }
+}
+
+function keepHash(store) {
+  store.on(["run", "compare", "metric", "layer", "step", "part"], (state) => {
+    try {
+      window.history.replaceState(null, "", writeHash(state));
+    } catch {
+      // A sandboxed frame has no address of its own.
+    }
+  });
+}
+
+function addStyle() {
+  const link = element("link", { rel: "stylesheet", href: "./static/style.css" });
+  const loaded = new Promise((resolve) => {
+    link.addEventListener("load", resolve);
+    link.addEventListener("error", resolve);
+  });
+  document.head.append(link);
+  return loaded;
+}
+
+function keepFresh(store, loader, host) {
+  host?.on("experimental.DataReloaded", loader.refresh);
+  host?.on("experimental.RunsChanged", loader.refresh);
+  let waited = 0;
+  setInterval(() => {
+    waited += POLL_EMPTY;
+    if (document.hidden || (store.state.runs?.length && waited < POLL)) return;
+    waited = 0;
+    loader.refresh();
+  }, POLL_EMPTY);
+}
+
+export async function render() {
+  const offline = isInline();
+  const host = offline ? null : connectHost();
+  const [{ link, inTensorBoard }] = await Promise.all([
+    host ? linkedState(host) : { link: hashOfPage(), inTensorBoard: false },
+    offline ? null : addStyle(),
+  ]);
+  const store = createStore(INITIAL);
+  const copyLink = inTensorBoard ? () => copyHostLink(store) : null;
+  const header = createHeader(store, { offline, copyLink });
+  const selection = createSelection(store);
+  const empty = createEmpty(offline);
+  const main = element("main", { hidden: true },
+    createTimeline(store), createHeatCard(store), createHistogram(store),
+    createLayers(store), createEvents(store));
+  document.documentElement.lang = "en";
+  document.title ||= "Mixed Precision";
+  document.body.append(header, selection, empty, main);
+
+  watchTheme(inTensorBoard, () => store.set({ theme: store.state.theme + 1 }));
+  store.on(["runs", "runData"], ({ runs, runData }) => {
+    empty.hidden = runs === null || runs.length > 0;
+    main.hidden = !runData;
+    // Rows can be scrolled to only once they are laid out.
+    if (runData) drawSoon(() => store.set({ shown: runData.run }));
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.target.matches("select")) return;
+    if (store.state.zoom) store.set({ zoom: null });
+    else store.set(NOTHING_CHOSEN);
+  });
+  const loader = createLoader(store);
+  store.set(link);
+  if (!inTensorBoard) keepHash(store);
+  await loader.refresh();
+  if (!offline) keepFresh(store, loader, host);
+}

@@ -1,0 +1,135 @@
+import { chooseLayer } from "./actions.js";
+import { card, element, revealIn, walkRows } from "./dom.js";
+import { LEVELS, verdictLevel } from "./event_text.js";
+import { formatInteger, formatNumber, formatShare, plural, words } from "./format.js";
+import { pathOfCall } from "./heat_data.js";
+import { alarmLevel } from "./palette.js";
+import { layerColumns, matchesFilter, shortType, sortLayers } from "./summary.js";
+
+const FULL_HEADROOM = 24;
+
+function typeBadge(dtype) {
+  if (!dtype) return "–";
+  return element("span", { class: `type ${dtype}`, title: dtype }, shortType(dtype));
+}
+
+function verdictBadge(verdict) {
+  const level = verdictLevel(verdict);
+  const text = `${LEVELS[level].glyph} ${words(verdict)}`;
+  return element("span", { class: `badge ${level}` }, text);
+}
+
+function headroomBar(bits, step) {
+  if (bits === null) return "–";
+  const level = alarmLevel("headroom", bits);
+  const fill = element("span", { class: `fill ${level}` });
+  fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
+  const rounded = formatNumber(Number(bits.toFixed(1)));
+  const text = bits <= 0 ? "▲ overflow" : `${rounded} bits`;
+  const title = step === null ? text : `${text} at step ${step}`;
+  return element(
+    "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
+  );
+}
+
+function pathCell(layer) {
+  const reason = layer.demoted_because ?? "";
+  return element("div", {},
+    element("span", { class: "path" }, element("bdi", {}, layer.path)),
+    element("span", { class: "reason" }, reason && `float32 because: ${reason}`));
+}
+
+function demotion(layer) {
+  if (layer.demoted_at === null) return "";
+  const text = `▼\u00a0step\u00a0${formatInteger(layer.demoted_at)}`;
+  return element("span", { title: layer.demoted_because }, text);
+}
+
+export function createLayers(store) {
+  const filter = element("input", {
+    id: "layer-filter", type: "search", placeholder: "Filter layers",
+    "aria-label": "Filter layers by path, class, type or verdict",
+    oninput: () => store.set({ filter: filter.value }),
+  });
+  const count = element("span", { class: "hint", "aria-live": "polite" });
+  const head = element("thead");
+  const rows = element("tbody");
+  const table = element("table", {}, head, rows);
+  const scroller = element("div", { class: "table-scroll" }, table);
+  walkRows(rows, "tr[data-layer]");
+
+  const cells = {
+    path: pathCell,
+    class: (layer) => element("span", { class: "class", title: layer.class },
+      layer.class),
+    dtype: (layer) => typeBadge(layer.compute_dtype),
+    parameters: (layer) => formatInteger(layer.parameters ?? 0),
+    work: (layer) => formatShare(layer.work ?? NaN),
+    headroom: (layer, column) => headroomBar(column.of(layer), layer.worst_step),
+    verdicts: (layer) => element("span", {}, ...layer.verdicts.map(verdictBadge)),
+    demoted: demotion,
+    "other-dtype": (layer, column) => typeBadge(column.of(layer)),
+    "other-headroom": (layer, column) => headroomBar(column.of(layer), null),
+  };
+
+  function drawHead(columns) {
+    const { sort } = store.state;
+    const row = element("tr", {}, ...columns.map((column) => {
+      const chosen = sort.column === column.id;
+      const direction = sort.descending ? "descending" : "ascending";
+      const descending = chosen && !sort.descending;
+      return element("th", {
+        scope: "col", class: column.number ? "number" : null,
+        "aria-sort": chosen ? direction : "none",
+      }, element("button", {
+        type: "button", "data-column": column.id,
+        title: column.compares ? `in ${store.state.compareData.run}` : null,
+        onclick: () => store.set({ sort: { column: column.id, descending } }),
+      }, column.label));
+    }));
+    const focused = head.querySelector("button:focus")?.dataset.column;
+    head.replaceChildren(row);
+    if (focused) head.querySelector(`[data-column="${focused}"]`)?.focus();
+  }
+
+  function draw() {
+    const { runData, compareData, sort, filter: text } = store.state;
+    const layers = runData?.layers ?? [];
+    const columns = layerColumns(compareData);
+    drawHead(columns);
+    const column = columns.find((one) => one.id === sort.column);
+    const matching = layers.filter((layer) => matchesFilter(layer, text));
+    const shown = column ? sortLayers(matching, column.of, sort.descending) : matching;
+    const focused = rows.querySelector(":focus")?.dataset.layer;
+    rows.replaceChildren(...shown.map((layer, index) => element("tr", {
+      "data-layer": layer.path, tabindex: index ? "-1" : "0",
+      title: layer.notes || null,
+      onclick: () => chooseLayer(store, layer.path),
+    }, ...columns.map((one) => element("td", {
+      class: one.number ? "number" : one.id === "path" ? "path-cell" : null,
+      title: one.id === "path" ? layer.path : null,
+    }, cells[one.id](layer, one))))));
+    count.textContent = text ? `${shown.length} of ${layers.length}` :
+      plural(layers.length, "layer");
+    if (focused !== undefined) {
+      [...rows.children].find((row) => row.dataset.layer === focused)?.focus();
+    }
+    mark(false);
+  }
+
+  function mark(scroll = true) {
+    const { layer, runData } = store.state;
+    const paths = new Set((runData?.layers ?? []).map((one) => one.path));
+    const path = layer === null ? null : pathOfCall(layer, paths);
+    for (const row of rows.children) {
+      const chosen = row.dataset.layer === path;
+      row.classList.toggle("chosen", chosen);
+      row.setAttribute("aria-current", chosen);
+      if (chosen && scroll) revealIn(scroller, row, head.offsetHeight);
+    }
+  }
+
+  store.on(["runData", "compareData", "sort", "filter"], draw);
+  store.on(["layer", "shown"], () => mark());
+  return card("layers", "Layers", [count, filter], scroller);
+}

@@ -1,0 +1,104 @@
+import { api } from "./api.js";
+import { isReadable, metricOf, wantedPaths } from "./wanted.js";
+
+const TRIGGERS = [
+  "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData",
+];
+
+export function createLoader(store) {
+  const asked = {};
+  const tokens = {};
+  let pending = 0;
+
+  const settle = () => {
+    pending -= 1;
+    if (pending) return;
+    // The second frame comes after the panels have drawn theirs.
+    requestAnimationFrame(() => requestAnimationFrame(() => {
+      if (!pending) document.body.dataset.ready = "1";
+    }));
+  };
+
+  async function load(slot, path) {
+    tokens[slot] = (tokens[slot] ?? 0) + 1;
+    const token = tokens[slot];
+    pending += 1;
+    delete document.body.dataset.ready;
+    try {
+      const answer = await api(path);
+      if (tokens[slot] !== token) return;
+      fail(slot, null);
+      // What did not change must not be drawn anew under the reader's hands.
+      const text = answer?.values ? null : JSON.stringify(answer);
+      if (text && text === JSON.stringify(store.state[slot])) return;
+      store.set({ [slot]: answer });
+    } catch (error) {
+      if (tokens[slot] !== token) return;
+      // Forgotten, so that the next refresh asks again.
+      asked[slot] = null;
+      fail(slot, error.message);
+    } finally {
+      settle();
+    }
+  }
+
+  function fail(slot, message) {
+    const { [slot]: before, ...others } = store.state.failures;
+    if (message) store.set({ failures: { ...others, [slot]: message } });
+    else if (before) store.set({ failures: others });
+  }
+
+  // What depends on the run's data is asked for anew once that data has grown.
+  const versionOf = (slot, state) => {
+    if (slot === "runData" || slot === "compareData") return "";
+    const data = slot === "compareHeat" ? state.compareData : state.runData;
+    return data ? `${data.last_step}/${data.events.length}` : "";
+  };
+
+  function sync() {
+    const wanted = wantedPaths(store.state);
+    for (const [slot, path] of Object.entries(wanted)) {
+      const request = path && `${path} ${versionOf(slot, store.state)}`;
+      if (asked[slot] === request) continue;
+      const samePath = asked[slot]?.split(" ")[0] === path;
+      asked[slot] = request;
+      if (path && samePath) load(slot, path);
+      else {
+        tokens[slot] = (tokens[slot] ?? 0) + 1;
+        if (slot === "histogram" || !path) store.set({ [slot]: null });
+        if (path) load(slot, path);
+      }
+    }
+  }
+
+  store.on(["runs"], ({ runs, run, compare }) => {
+    const names = runs.map((entry) => entry.run);
+    const first = runs.find((entry) => !entry.newer_schema) ?? runs[0];
+    store.set({
+      run: names.includes(run) ? run : first?.run ?? null,
+      compare: isReadable(runs, compare) ? compare : null,
+    });
+  });
+  store.on(["run"], ({ run, compare }) => {
+    if (run === compare) store.set({ compare: null });
+  });
+  store.on(["runData"], ({ runData, metric }) => {
+    if (!runData || metricOf(runData, metric)) return;
+    const metrics = runData.heat?.metrics ?? [];
+    const usual = metricOf(runData, "activation_headroom_bits") ?? metrics[0];
+    store.set({ metric: usual?.name ?? null });
+  });
+  store.on(TRIGGERS, sync);
+
+  return {
+    async refresh() {
+      await load("runs", "./data/runs");
+      for (const slot of ["runData", "compareData"]) {
+        const path = wantedPaths(store.state)[slot];
+        if (path && store.state[slot]) load(slot, path);
+      }
+      sync();
+      store.set({ refreshed: new Date() });
+    },
+  };
+}

@@ -1,0 +1,111 @@
+import { formatInteger, formatShare, plural, toNumber, words } from "./format.js";
+import { LEVELS, verdictLevel, verdictSeverity, worstVerdict } from "./event_text.js";
+
+export function countBy(items, keyOf) {
+  const counts = new Map();
+  for (const item of items) {
+    const key = keyOf(item);
+    counts.set(key, (counts.get(key) ?? 0) + 1);
+  }
+  return counts;
+}
+
+function skippedCount(run) {
+  return run.scale.reduce((sum, line) => sum + (line.skipped.at(-1) ?? 0), 0);
+}
+
+export function shortType(dtype) {
+  const short = { float16: "fp16", bfloat16: "bf16", float32: "fp32" };
+  return short[dtype] ?? dtype ?? "–";
+}
+
+export function headline(run) {
+  const skipped = skippedCount(run);
+  const share = run.last_step > 0 ? ` (${formatShare(skipped / run.last_step)})` : "";
+  const types = [...countBy(run.layers, (layer) => layer.compute_dtype)];
+  const demoted = run.layers.filter((layer) => layer.demoted_at !== null);
+  const worst = worstVerdict(run.events);
+  const level = worst ? verdictLevel(worst.verdict) : "fine";
+  return [
+    { name: "steps", text: formatInteger(run.last_step) },
+    {
+      name: "skipped steps",
+      text: formatInteger(skipped) + share,
+      event: run.events.find((event) => event.kind === "skipped_step"),
+    },
+    {
+      name: "layers",
+      text: types.map(([type, n]) => `${n} ${type ?? "no type"}`).join(" · ") || "0",
+    },
+    {
+      name: "demoted",
+      text: plural(demoted.length, "layer"),
+      layer: demoted[0],
+    },
+    {
+      name: "most severe verdict",
+      text: worst ? `${LEVELS[level].glyph} ${words(worst.verdict)}` : "✓ none",
+      level,
+      event: worst,
+    },
+  ];
+}
+
+export function layerColumns(compared) {
+  const others = new Map((compared?.layers ?? []).map((layer) => [layer.path, layer]));
+  const other = (layer) => others.get(layer.path);
+  const columns = [
+    { id: "path", label: "Layer", of: (layer) => layer.path },
+    { id: "class", label: "Class", of: (layer) => layer.class },
+    { id: "dtype", label: "Type", of: (layer) => layer.compute_dtype },
+    {
+      id: "other-dtype", label: "Other", compares: true,
+      of: (layer) => other(layer)?.compute_dtype ?? null,
+    },
+    { id: "headroom", label: "Least headroom", of: headroomOf },
+    {
+      id: "other-headroom", label: "Other", compares: true,
+      of: (layer) => headroomOf(other(layer)),
+    },
+    { id: "verdicts", label: "Verdicts", of: severityOfLayer },
+    { id: "demoted", label: "Demoted", of: (layer) => layer.demoted_at },
+    {
+      id: "parameters", label: "Params", number: true,
+      of: (layer) => layer.parameters,
+    },
+    { id: "work", label: "Work", number: true, of: (layer) => layer.work },
+  ];
+  return columns.filter((column) => compared || !column.compares);
+}
+
+function headroomOf(layer) {
+  const bits = toNumber(layer?.least_headroom ?? null);
+  return Number.isNaN(bits) ? null : bits;
+}
+
+function severityOfLayer(layer) {
+  if (!layer.verdicts.length) return null;
+  return Math.max(...layer.verdicts.map(verdictSeverity));
+}
+
+// Missing values stay last whichever way the column is sorted.
+export function sortLayers(layers, valueOf, descending) {
+  const order = descending ? -1 : 1;
+  const known = (value) => value !== null && value !== undefined;
+  return layers
+    .map((layer, index) => ({ layer, index, value: valueOf(layer) }))
+    .sort((one, other) => {
+      if (!known(one.value) || !known(other.value)) {
+        return known(other.value) - known(one.value) || one.index - other.index;
+      }
+      if (one.value === other.value) return one.index - other.index;
+      return (one.value < other.value ? -1 : 1) * order;
+    })
+    .map((entry) => entry.layer);
+}
+
+export function matchesFilter(layer, text) {
+  const about = [layer.path, layer.class, layer.compute_dtype, ...layer.verdicts];
+  const haystack = about.join(" ").toLowerCase();
+  return text.toLowerCase().split(/\s+/).every((needle) => haystack.includes(needle));
+}

@@ -1,0 +1,242 @@
+import {
+  clamp, exponentTicks, linearScale, nearestMark, niceTicks, stepDomain, valueAtStep,
+} from "./scales.js";
+import { chooseEvent, chooseStep } from "./actions.js";
+import { createSurface, drawLine, drawMarker, drawStepAxis } from "./canvas.js";
+import { card, element } from "./dom.js";
+import {
+  describeEvent, eventKey, eventLevel, eventTitle, laneOf, LEVELS, momentOf,
+} from "./event_text.js";
+import {
+  formatInteger, formatPower, formatScale, shortenPath, toNumber,
+} from "./format.js";
+import { stepGestures } from "./gestures.js";
+import { themeColor } from "./theme.js";
+import { hideTooltip, showTooltip } from "./tooltip.js";
+
+const LEFT = 66;
+const RIGHT = 14;
+const TOP = 10;
+const PLOT_HEIGHT = 128;
+const LANE_HEIGHT = 20;
+const LANES = ["skipped", "verdicts", "precision"];
+const LANE_NAMES = ["skipped", "verdicts", "changes"];
+const LANES_TOP = TOP + PLOT_HEIGHT + 6;
+const AXIS_Y = LANES_TOP + LANES.length * LANE_HEIGHT;
+const LINE_COLORS = ["--line-1", "--line-2", "--line-3"];
+
+function legendItem(mark, color, label) {
+  const glyph = element("span", { class: "glyph", "aria-hidden": "true" }, mark);
+  glyph.style.color = `var(${color})`;
+  return element("span", { class: "legend-item" }, glyph, label);
+}
+
+function nameOfLine(line, data, several) {
+  const optimizer = line.optimizer ? ` ${line.optimizer}` : "";
+  return (several ? shortenPath(data.run, 28) : "loss scale") + optimizer;
+}
+
+export function createTimeline(store) {
+  const legend = element("div", { class: "legend" });
+  const reset = element("button", {
+    type: "button", class: "quiet", hidden: true,
+    onclick: () => store.set({ zoom: null }),
+  }, "Reset zoom");
+  const body = element("div", { class: "canvas-box" });
+  const root = card("timeline", "Loss scale and events", [legend, reset], body);
+  const surface = createSurface(body, {
+    tabindex: "0", role: "slider", "aria-valuemin": "0",
+    "aria-label": "Timeline: arrow keys move the step, Enter selects the event, " +
+      "plus and minus zoom",
+  }, draw);
+  surface.setHeight(AXIS_Y + 24);
+  const plot = { left: LEFT, right: 0, scale: null, cursor: null, marks: [] };
+
+  const limits = () => stepDomain(store.state.runData?.last_step ?? 0, null);
+  const gestures = stepGestures(surface, plot, {
+    limits,
+    onZoom: (zoom) => store.set({ zoom }),
+    onHover: hover,
+    onClick(at) {
+      const mark = nearestMark(plot.marks, at, 9);
+      if (mark) chooseEvent(store, mark.event);
+      else if (at.x >= plot.left) chooseStep(store, stepAt(at.x));
+    },
+  });
+
+  function stepAt(x) {
+    const last = store.state.runData?.last_step ?? 0;
+    return clamp(Math.round(plot.scale.invert(x)), 0, last);
+  }
+
+  function hover(event, at) {
+    const { runData, compareData } = store.state;
+    if (!runData || at.x < plot.left || at.x > plot.right) return hideTooltip();
+    const mark = nearestMark(plot.marks, at, 9);
+    if (mark) {
+      return showTooltip(event, [
+        `${eventTitle(mark.event)} · step ${formatInteger(momentOf(mark.event))}`,
+        describeEvent(mark.event),
+      ]);
+    }
+    const step = stepAt(at.x);
+    const lines = [`step ${formatInteger(step)}`];
+    for (const data of [runData, compareData]) {
+      for (const line of data?.scale ?? []) {
+        const scale = valueAtStep(line.steps, line.scale, step);
+        const skipped = valueAtStep(line.steps, line.skipped, step);
+        lines.push(`${nameOfLine(line, data, Boolean(compareData))}: ` +
+          `${formatScale(scale)}, ${formatInteger(skipped)} skipped so far`);
+      }
+    }
+    return showTooltip(event, lines);
+  }
+
+  function draw(context, width) {
+    const { runData, compareData, step, zoom, event: chosen } = store.state;
+    if (!runData) return;
+    const last = Math.max(runData.last_step, compareData?.last_step ?? 0);
+    plot.right = width - RIGHT;
+    plot.scale = linearScale(stepDomain(last, zoom), [LEFT, plot.right]);
+    plot.cursor = step;
+    const lines = [runData, compareData].flatMap((data) => {
+      return (data?.scale ?? []).map((line) => ({ ...line, dashed: data !== runData }));
+    });
+    const logs = lines.flatMap((line) => line.scale.map((scale) => {
+      return Math.log2(toNumber(scale));
+    })).filter(Number.isFinite);
+    let low = Infinity;
+    let high = -Infinity;
+    for (const log of logs) {
+      low = Math.min(low, log);
+      high = Math.max(high, log);
+    }
+    if (!logs.length) [low, high] = [0, 16];
+    const y = linearScale([low - 1, high + 1], [TOP + PLOT_HEIGHT, TOP]);
+
+    context.textAlign = "right";
+    for (const tick of exponentTicks(Math.floor(low), Math.ceil(high), 6)) {
+      drawLine(context, [[LEFT, y(tick)], [plot.right, y(tick)]], themeColor("--grid"));
+      context.fillStyle = themeColor("--muted");
+      context.fillText(formatPower(tick), LEFT - 8, y(tick));
+    }
+    LANES.forEach((lane, index) => {
+      const top = LANES_TOP + index * LANE_HEIGHT;
+      context.fillStyle = themeColor(index % 2 ? "--card" : "--stripe");
+      context.fillRect(LEFT, top, plot.right - LEFT, LANE_HEIGHT);
+      context.fillStyle = themeColor("--muted");
+      context.fillText(LANE_NAMES[index], LEFT - 8, top + LANE_HEIGHT / 2);
+    });
+    const domain = [LEFT, plot.right].map(plot.scale.invert);
+    const ticks = niceTicks(Math.max(0, domain[0]), domain[1], width / 110);
+    drawStepAxis(context, plot.scale, ticks, AXIS_Y, TOP, formatInteger);
+
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, 0, plot.right - LEFT, AXIS_Y);
+    context.clip();
+    let solid = 0;
+    for (const line of [...lines].sort((one, two) => two.dashed - one.dashed)) {
+      const points = [];
+      line.steps.forEach((at, index) => {
+        const log = Math.log2(toNumber(line.scale[index]));
+        if (!Number.isFinite(log)) return;
+        const x = plot.scale(at);
+        if (points.length) points.push([x, points.at(-1)[1]]);
+        points.push([x, y(log)]);
+      });
+      if (line.dashed) {
+        drawLine(context, points, themeColor("--compare"), 1.5, [5, 3]);
+      } else {
+        const color = LINE_COLORS[solid % LINE_COLORS.length];
+        drawLine(context, points, themeColor(color), 2);
+        solid += 1;
+      }
+    }
+    drawMarks(context, runData.events, domain);
+    if (step !== null) {
+      const x = plot.scale(step);
+      drawLine(context, [[x, TOP - 6], [x, AXIS_Y]], themeColor("--cursor"), 1.5);
+    }
+    const selected = plot.marks.find((mark) => eventKey(mark.event) === chosen);
+    if (selected) {
+      context.beginPath();
+      context.arc(selected.x, selected.y, 9, 0, 2 * Math.PI);
+      context.strokeStyle = themeColor("--cursor");
+      context.lineWidth = 2;
+      context.stroke();
+    }
+    gestures.drawBrush(context, TOP, AXIS_Y);
+    context.restore();
+    const canvas = surface.canvas;
+    canvas.setAttribute("aria-valuemax", last);
+    canvas.setAttribute("aria-valuenow", step ?? 0);
+    canvas.setAttribute("aria-valuetext", step === null ? "no step" : `step ${step}`);
+  }
+
+  function drawMarks(context, events, domain) {
+    plot.marks = [];
+    const taken = new Set();
+    for (const event of events) {
+      const lane = LANES.indexOf(laneOf(event));
+      const moment = momentOf(event);
+      if (lane < 0 || moment < domain[0] || moment > domain[1]) continue;
+      const x = plot.scale(moment);
+      const { shape, color } = LEVELS[eventLevel(event)];
+      // Thousands of skips share a few hundred pixels.
+      const place = `${lane} ${Math.round(x)} ${shape}`;
+      if (taken.has(place)) continue;
+      taken.add(place);
+      const mark = { event, x, y: LANES_TOP + (lane + 0.5) * LANE_HEIGHT };
+      plot.marks.push(mark);
+      if (shape === "triangle") {
+        drawLine(context, [[x, TOP], [x, mark.y]], themeColor(color), 1, [2, 3]);
+      }
+      drawMarker(context, shape, mark.x, mark.y, themeColor(color));
+    }
+  }
+
+  function updateLegend() {
+    const { runData, compareData, zoom } = store.state;
+    const items = (runData?.scale ?? []).map((line, index) => {
+      const color = LINE_COLORS[index % LINE_COLORS.length];
+      return legendItem("━", color, nameOfLine(line, runData, Boolean(compareData)));
+    });
+    if (compareData) {
+      items.push(legendItem("- -", "--compare", shortenPath(compareData.run, 28)));
+    }
+    const present = new Set((runData?.events ?? [])
+      .filter(laneOf).map((event) => eventLevel(event)));
+    for (const [level, { glyph, color, label }] of Object.entries(LEVELS)) {
+      if (present.has(level)) items.push(legendItem(glyph, color, label));
+    }
+    legend.replaceChildren(...items);
+    reset.hidden = !zoom;
+  }
+
+  surface.canvas.addEventListener("keydown", (event) => {
+    const { runData, step } = store.state;
+    if (!runData) return;
+    const size = event.shiftKey ? Math.max(1, Math.round(runData.last_step / 50)) : 1;
+    const from = step ?? runData.last_step;
+    const targets = {
+      ArrowLeft: from - size, ArrowRight: from + size,
+      Home: 0, End: runData.last_step,
+    };
+    if (event.key in targets) {
+      event.preventDefault();
+      chooseStep(store, clamp(targets[event.key], 0, runData.last_step));
+    } else if (event.key === "Enter" && plot.marks.length) {
+      const away = (mark) => Math.abs(momentOf(mark.event) - from);
+      chooseEvent(store, plot.marks.reduce((best, mark) => {
+        return away(mark) < away(best) ? mark : best;
+      }).event);
+    }
+  });
+
+  store.on(["runData", "compareData", "zoom"], updateLegend);
+  store.on(
+    ["runData", "compareData", "zoom", "step", "event", "theme"], surface.redraw,
+  );
+  return root;
+}

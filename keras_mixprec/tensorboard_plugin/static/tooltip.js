@@ -1,0 +1,23 @@
+import { element } from "./dom.js";
+
+let bubble = null;
+
+export function showTooltip(event, lines) {
+  if (!bubble) {
+    bubble = element("div", { class: "tooltip", role: "tooltip" });
+    document.body.append(bubble);
+  }
+  bubble.replaceChildren(...lines.map((line) => element("div", {}, line)));
+  bubble.hidden = false;
+  const room = document.documentElement.clientWidth;
+  const floor = document.documentElement.clientHeight;
+  const right = event.clientX + 14 + bubble.offsetWidth > room;
+  const left = event.clientX + (right ? -14 - bubble.offsetWidth : 14);
+  const top = Math.min(event.clientY + 16, floor - bubble.offsetHeight - 4);
+  bubble.style.left = `${Math.max(4, left)}px`;
+  bubble.style.top = `${Math.max(4, top)}px`;
+}
+
+export function hideTooltip() {
+  if (bubble) bubble.hidden = true;
+}
