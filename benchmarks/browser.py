@@ -1,6 +1,7 @@
 """A headless Chromium, for what is shown in TensorBoard."""
 
 import contextlib
+import shutil
 import tempfile
 import time
 
@@ -34,7 +35,10 @@ def browser(width: int = 1366, height: int = 768):
         options.add_argument(f"--user-data-dir={profile}")
         options.add_argument(f"--window-size={width},{height}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        driver = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
+        # Without a driver on the path Selenium fetches one, and a browser.
+        driver = webdriver.Chrome(
+            options, Service(shutil.which("chromedriver"))
+        )
         try:
             yield driver
         finally:

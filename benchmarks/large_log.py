@@ -8,14 +8,18 @@ at its real thinning, then opens it in a headless Chromium. Run it with
 import argparse
 import json
 import os
+import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+
+from plugin_client import ask
+from reporting_readers import poll, tensorboard
 
 from benchmarks.browser import browser, until_ready
 from keras_mixprec.callbacks.engine import ROWS_BY_VARIABLE
@@ -28,13 +32,6 @@ from keras_mixprec.reporting.thinning import Thinning
 LOOK, PROBE = 50, 100
 EPOCHS = 100
 RARE = 1000
-
-MAIN = """
-import sys, types
-sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
-from tensorboard import main
-main.run_main()
-"""
 
 
 def write(log_dir, steps, count):
@@ -74,42 +71,23 @@ def write(log_dir, steps, count):
     return log.folder
 
 
-def serve(log_dir):
-    """A TensorBoard, and its URL once it has loaded the log."""
-    output = tempfile.TemporaryFile("w+")
-    server = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "--logdir", log_dir]
-        + ["--host=127.0.0.1", "--port=0"],
-        stdout=output,
-        stderr=subprocess.STDOUT,
-    )
-    while True:
-        output.seek(0)
-        if found := re.search(r"http://127\.0\.0\.1:\d+/", output.read()):
-            break
-        time.sleep(0.05)
-    url, loaded = found[0], False
-    while not loaded:
-        time.sleep(0.1)
-        loaded = len(events(url)) == RARE
-    return server, url
-
-
-def events(url):
-    run = f"{url}data/plugin/mixed_precision/data/run?run=mixprec"
-    try:
-        with urllib.request.urlopen(run) as answer:
-            return json.load(answer)["events"]
-    except urllib.error.HTTPError:
-        return []
+def shown(url):
+    """How many events the tab shows; 0 while the log is not loaded."""
+    answer = ask(url, "data/run", run="mixprec")
+    return len(json.loads(answer.body)["events"]) if answer.status == 200 else 0
 
 
 def megabytes(pid):
-    """Resident memory of a process and its children."""
-    with open(f"/proc/{pid}/status") as status:
-        own = int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) / 1024
+    """Resident memory of a process and all that it started."""
     with open(f"/proc/{pid}/task/{pid}/children") as children:
-        return own + sum(map(megabytes, children.read().split()))
+        below = map(megabytes, children.read().split())
+        return own_megabytes(pid) + sum(below)
+
+
+def own_megabytes(pid):
+    """Resident memory of a process."""
+    with open(f"/proc/{pid}/status") as status:
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) / 1024
 
 
 def main():
@@ -124,9 +102,9 @@ def main():
         written = time.perf_counter() - started
         size = sum(os.path.getsize(e.path) for e in os.scandir(folder)) / 1e6
         started = time.perf_counter()
-        server, url = serve(log_dir)
-        loaded = time.perf_counter() - started
-        try:
+        with tensorboard(log_dir) as url:
+            rare = poll(lambda: shown(url) == RARE and RARE, 600)
+            loaded = time.perf_counter() - started
             opened = []
             for _ in range(arguments.rounds):
                 with browser() as driver:
@@ -134,15 +112,12 @@ def main():
                     driver.get(f"{url}#mixed_precision")
                     until_ready(driver)
                     opened.append(time.perf_counter() - started)
-            memory = megabytes(server.pid)
-        finally:
-            server.terminate()
-            server.wait()
+            memory = megabytes(os.getpid()) - own_megabytes(os.getpid())
     print(f"{arguments.steps:,} steps of {arguments.layers} layers")
     print(f"log                       {size:8.0f} MB")
     print(f"written in                {written:8.1f} s")
     print(f"served after              {loaded:8.1f} s")
-    print(f"rare events shown         {RARE:8d} of {RARE}")
+    print(f"rare events shown         {rare:8d} of {RARE}")
     print(f"page opened, first        {opened[0]:8.2f} s")
     print(f"page opened, median       {np.median(opened):8.2f} s")
     print(f"server's memory           {memory:8.0f} MB")

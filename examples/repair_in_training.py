@@ -60,12 +60,13 @@ def train(policy, *callbacks):
     return model, history["accuracy"][-1]
 
 
-_, exact = train("float32")
-_, broken = train("mixed_float16")
-tuner = kmp.PrecisionTuner(plan="plan.json")
-model, repaired = train("mixed_float16", tuner)
+if __name__ == "__main__":
+    _, exact = train("float32")
+    _, broken = train("mixed_float16")
+    tuner = kmp.PrecisionTuner(plan="plan.json")
+    model, repaired = train("mixed_float16", tuner)
 
-print(f"\n{'float32':24}{exact:8.1%}")
-print(f"{'mixed_float16':24}{broken:8.1%}")
-print(f"{'mixed_float16 and tuner':24}{repaired:8.1%}")
-print(f"\n{tuner.plan}")
+    print(f"\n{'float32':24}{exact:8.1%}")
+    print(f"{'mixed_float16':24}{broken:8.1%}")
+    print(f"{'mixed_float16 and tuner':24}{repaired:8.1%}")
+    print(f"\n{tuner.plan}")

@@ -93,11 +93,11 @@ def test_a_histogram_is_what_the_files_say(url, logs, part):
 
 
 def test_every_answer_says_what_it_is(url):
-    for route in "data/runs", "data/no", "static/index.js", "data/run":
+    for route in "data/runs", "data/no", "static/page.js", "data/run":
         headers = ask(url, route).headers
         assert headers["X-Content-Type-Options"] == "nosniff", route
         assert "text/html" not in headers["Content-Type"], route
-    script = ask(url, "static/index.js").headers["Content-Type"]
+    script = ask(url, "static/page.js").headers["Content-Type"]
     assert script.startswith("text/javascript")
 
 
@@ -109,6 +109,7 @@ def test_every_answer_says_what_it_is(url):
         "static/..%5cplugin.py",
         "static//etc/passwd",
         "static/__init__.py",
+        "static/index.js",
         "static/",
     ],
 )
@@ -117,7 +118,7 @@ def test_no_path_leads_out_of_the_page_s_folder(url, path):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-@pytest.mark.parametrize("route", ["data/runs", "data/run", "static/index.js"])
+@pytest.mark.parametrize("route", ["data/runs", "data/run", "static/page.js"])
 def test_nothing_but_get_is_allowed(url, method, route):
     assert ask(url, route, method).status == 405
 

@@ -20,8 +20,8 @@ from keras_mixprec.reporting import NoLog
 from keras_mixprec.reporting.thinning import Thinning
 
 # Curves of every variable are most of a log: 400 of them, looked at 20,000
-# times in a million steps, are 60 MB at this many points an interval.
-ROWS_BY_VARIABLE = 256
+# times in a million steps, are 40 MB at this many points an interval.
+ROWS_BY_VARIABLE = 128
 
 # The attribute of a model in `fit` that holds its engine. Kept anywhere else
 # it would keep the model alive.

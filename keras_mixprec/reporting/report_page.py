@@ -52,7 +52,7 @@ def page(runs: list, overviews: dict) -> str:
     packed = zlib.compress(to_json(answers).encode(), 9)
     return _PAGE.format(
         title=html.escape(f"Mixed precision: {', '.join(overviews)}"),
-        style=_static("style.css"),
+        style=static("style.css"),
         script=bundle(),
         data=base64.b64encode(packed).decode(),
     )
@@ -68,7 +68,7 @@ def bundle() -> str:
 
     def add(name):
         if name not in sources:
-            source = _static(name)
+            source = static(name)
             sources[name] = ""  # Its place, if modules import each other.
             for imported in _IMPORT.findall(source):
                 add(imported)
@@ -110,6 +110,7 @@ def _url(route, **query):
     return f"./data/{route}?{encoded}"
 
 
-def _static(name):
+def static(name: str) -> str:
+    """Returns a file of the page's source."""
     folder = resources.files("keras_mixprec.tensorboard_plugin") / "static"
     return (folder / name).read_text(encoding="utf-8")

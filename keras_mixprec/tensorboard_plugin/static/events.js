@@ -79,7 +79,7 @@ export function createEvents(store) {
     const focused = chips.querySelector(":focus")?.dataset.filter;
     chips.replaceChildren(...[...counts].map(([kind, count]) => element("button", {
       type: "button", class: "chip", "data-filter": kind,
-      "aria-pressed": !hiddenKinds.has(kind),
+      "aria-pressed": String(!hiddenKinds.has(kind)),
       onclick() {
         const hidden = new Set(store.state.hiddenKinds);
         if (!hidden.delete(kind)) hidden.add(kind);

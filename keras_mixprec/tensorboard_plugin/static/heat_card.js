@@ -4,6 +4,22 @@ import { createHeatmap } from "./heatmap.js";
 import { describeMetric, groupMetrics } from "./metrics.js";
 import { metricOf } from "./wanted.js";
 
+// The shorter one stops at its end, which must not pull the longer one back.
+function scrollTogether(one, other) {
+  let moved = null;
+  const follow = (leader, follower) => leader.addEventListener("scroll", () => {
+    if (moved === leader) {
+      moved = null;
+      return;
+    }
+    const before = follower.scrollTop;
+    follower.scrollTop = leader.scrollTop;
+    if (follower.scrollTop !== before) moved = follower;
+  });
+  follow(one, other);
+  follow(other, one);
+}
+
 export function createHeatCard(store) {
   const select = element("select", {
     id: "metric", "aria-label": "Quantity shown in the heatmap",
@@ -21,6 +37,7 @@ export function createHeatCard(store) {
   const otherTitle = element("h3", { hidden: true });
   const own = createHeatmap(store, "heat", "runData");
   const other = createHeatmap(store, "compareHeat", "compareData");
+  scrollTogether(own, other);
   const legendBox = element("div", { class: "heat-legend" });
   const maps = element("div", { class: "heat-maps" }, ownTitle, own, otherTitle, other);
   const body = element("div", { class: "heat-body" }, maps, legendBox);

@@ -1,10 +1,11 @@
 import { chooseLayer } from "./actions.js";
 import { card, element, revealIn, walkRows } from "./dom.js";
 import { LEVELS, verdictLevel } from "./event_text.js";
-import { formatInteger, formatNumber, formatShare, plural, words } from "./format.js";
+import { formatInteger, formatShare, plural, words } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
-import { alarmLevel } from "./palette.js";
-import { layerColumns, matchesFilter, shortType, sortLayers } from "./summary.js";
+import {
+  describeHeadroom, layerColumns, matchesFilter, shortType, sortLayers,
+} from "./summary.js";
 
 const FULL_HEADROOM = 24;
 
@@ -19,13 +20,11 @@ function verdictBadge(verdict) {
   return element("span", { class: `badge ${level}` }, text);
 }
 
-function headroomBar(bits, step) {
+function headroomBar(bits, type, data, step) {
   if (bits === null) return "–";
-  const level = alarmLevel("headroom", bits);
+  const { level, text } = describeHeadroom(bits, type, data.format?.name ?? "16 bits");
   const fill = element("span", { class: `fill ${level}` });
   fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
-  const rounded = formatNumber(Number(bits.toFixed(1)));
-  const text = bits <= 0 ? "▲ overflow" : `${rounded} bits`;
   const title = step === null ? text : `${text} at step ${step}`;
   return element(
     "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
@@ -65,11 +64,15 @@ export function createLayers(store) {
     dtype: (layer) => typeBadge(layer.compute_dtype),
     parameters: (layer) => formatInteger(layer.parameters ?? 0),
     work: (layer) => formatShare(layer.work ?? NaN),
-    headroom: (layer, column) => headroomBar(column.of(layer), layer.worst_step),
+    headroom: (layer, column) => headroomBar(
+      column.of(layer), column.typeOf(layer), store.state.runData, layer.worst_step,
+    ),
     verdicts: (layer) => element("span", {}, ...layer.verdicts.map(verdictBadge)),
     demoted: demotion,
     "other-dtype": (layer, column) => typeBadge(column.of(layer)),
-    "other-headroom": (layer, column) => headroomBar(column.of(layer), null),
+    "other-headroom": (layer, column) => headroomBar(
+      column.of(layer), column.typeOf(layer), store.state.compareData, null,
+    ),
   };
 
   function drawHead(columns) {

@@ -1,5 +1,8 @@
-import { formatInteger, formatShare, plural, toNumber, words } from "./format.js";
+import {
+  formatInteger, formatNumber, formatShare, plural, toNumber, words,
+} from "./format.js";
 import { LEVELS, verdictLevel, verdictSeverity, worstVerdict } from "./event_text.js";
+import { alarmLevel } from "./palette.js";
 
 export function countBy(items, keyOf) {
   const counts = new Map();
@@ -62,10 +65,14 @@ export function layerColumns(compared) {
       id: "other-dtype", label: "Other", compares: true,
       of: (layer) => other(layer)?.compute_dtype ?? null,
     },
-    { id: "headroom", label: "Least headroom", of: headroomOf },
+    {
+      id: "headroom", label: "Least headroom", of: headroomOf,
+      typeOf: (layer) => layer.compute_dtype,
+    },
     {
       id: "other-headroom", label: "Other", compares: true,
       of: (layer) => headroomOf(other(layer)),
+      typeOf: (layer) => other(layer)?.compute_dtype ?? null,
     },
     { id: "verdicts", label: "Verdicts", of: severityOfLayer },
     { id: "demoted", label: "Demoted", of: (layer) => layer.demoted_at },
@@ -81,6 +88,13 @@ export function layerColumns(compared) {
 function headroomOf(layer) {
   const bits = toNumber(layer?.least_headroom ?? null);
   return Number.isNaN(bits) ? null : bits;
+}
+
+// A layer in float32 may hold what is too large for 16 bits: that is what it is for.
+export function describeHeadroom(bits, type, formatName) {
+  const level = type === "float32" ? "quiet" : alarmLevel("headroom", bits);
+  if (bits > 0) return { level, text: `${formatNumber(Number(bits.toFixed(1)))} bits` };
+  return { level, text: level === "bad" ? "▲ overflow" : `beyond ${formatName}` };
 }
 
 function severityOfLayer(layer) {

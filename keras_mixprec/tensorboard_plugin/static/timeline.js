@@ -100,7 +100,9 @@ export function createTimeline(store) {
     plot.scale = linearScale(stepDomain(last, zoom), [LEFT, plot.right]);
     plot.cursor = step;
     const lines = [runData, compareData].flatMap((data) => {
-      return (data?.scale ?? []).map((line) => ({ ...line, dashed: data !== runData }));
+      return (data?.scale ?? []).map((line) => {
+        return { ...line, until: data.last_step, dashed: data !== runData };
+      });
     });
     const logs = lines.flatMap((line) => line.scale.map((scale) => {
       return Math.log2(toNumber(scale));
@@ -145,6 +147,8 @@ export function createTimeline(store) {
         if (points.length) points.push([x, points.at(-1)[1]]);
         points.push([x, y(log)]);
       });
+      // Rows are written on change only: the last one holds on.
+      if (points.length) points.push([plot.scale(line.until), points.at(-1)[1]]);
       if (line.dashed) {
         drawLine(context, points, themeColor("--compare"), 1.5, [5, 3]);
       } else {

@@ -1,0 +1,68 @@
+"""The notebook of `examples/`, executed as a person would."""
+
+import os
+import pathlib
+import sys
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = (
+    pathlib.Path(__file__).parents[1] / "examples" / "mixed_precision.ipynb"
+)
+
+
+# The server ends with the kernel, so it has to be asked from in there.
+ASK = """
+import json, urllib.request
+from tensorboard import manager
+port = manager.get_all()[-1].port
+url = f"http://127.0.0.1:{port}/data/plugins_listing"
+while not (found := json.load(urllib.request.urlopen(url))["mixed_precision"])[
+    "enabled"
+]:
+    pass
+print(found["tab_name"])
+"""
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """What each code cell put out, and at last what TensorBoard answered."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(ASK))
+    folder = {"metadata": {"path": tmp_path_factory.mktemp("notebook")}}
+    own = os.path.dirname(sys.executable)
+    with pytest.MonkeyPatch.context() as patch:
+        # `%tensorboard` runs the `tensorboard` of the path.
+        patch.setenv("PATH", own, prepend=os.pathsep)
+        NotebookClient(notebook, timeout=300, resources=folder).execute()
+    return [c.outputs for c in notebook.cells if c.cell_type == "code"]
+
+
+def texts(outputs):
+    return "".join(output.get("text", "") for output in outputs)
+
+
+def test_the_diagnosis_names_the_layer(outputs):
+    assert "forward_overflow in 'out_2'" in texts(outputs[2])
+
+
+def test_the_tuner_repairs_what_fails_without_it(outputs):
+    failed, _, tuned = texts(outputs[3]).partition("logs/float16: accuracy")
+    assert "128 of 128 steps skipped" in failed
+    assert "changes 'out_2', 'add_2' to float32" in tuned
+    assert float(tuned.rpartition("accuracy")[2].strip(" %\n")) > 85
+
+
+def test_the_report_is_shown_inline(outputs):
+    (shown,) = outputs[4]
+    assert shown.data["text/html"].startswith('<iframe sandbox="allow-scripts"')
+    assert shown.data["text/plain"].startswith("mixprec: 128 steps, none skip")
+    assert "image/png" in shown.data
+
+
+def test_tensorboard_has_the_tab(outputs):
+    assert "<iframe" in outputs[5][0].data["text/html"]
+    assert texts(outputs[6]) == "Mixed Precision\n"
