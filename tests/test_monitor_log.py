@@ -44,7 +44,8 @@ def run(request, tmp_path_factory):
 
 
 def test_tags(run):
-    assert tags(run) == {
+    # A run that XLA compiles is long enough for a diagnosis.
+    assert tags(run) - {"twin/00000"} == {
         "loss_scale",
         "log2_loss_scale",
         "skipped_steps",
