@@ -156,19 +156,19 @@ class PrecisionTuner(keras.callbacks.Callback):
         if use_bfloat16 == "auto":
             use_bfloat16 = recommend_policy().policy == "mixed_bfloat16"
         self._tuning = Tuning(self, self._engine, repairs, use_bfloat16)
-        self.history = self._tuning.history
+        self.history = self._tuning.telling.history
         if known:
             plan, state = known
             repairs.load_state(state)
             apply_policy(model, plan)
-            self._tuning.tell_at_first(
+            self._tuning.telling.at_first(
                 "start", f"starts from {self._disk.path}"
             )
         # Whether it can be written shall be known now.
         self.save(repairs)
         if not self.dry_run and _can_be_scaled(model):
             ensure_loss_scaling(model)
-            self._tuning.tell_at_first(
+            self._tuning.telling.at_first(
                 "loss_scaling", "the loss is scaled from now on"
             )
 
@@ -191,11 +191,11 @@ class PrecisionTuner(keras.callbacks.Callback):
         engine, tuning = self._engine, self._tuning
         tuning.end()
         engine.finish()
-        tuning.tell_rebuild(engine.step)
+        tuning.telling.rebuild(engine.step)
         self.plan = tuning.repairs.plan()
         self.save(tuning.repairs)
         if self.verbose and self.history:
-            io_utils.print_msg(str(tuning))
+            io_utils.print_msg(str(tuning.telling))
         engine.leave(self)
 
     @property

@@ -1,14 +1,15 @@
 """What a tuner does in one `fit`."""
 
-from collections import Counter, deque
+from collections import deque
 
 from keras.src.trainers.data_adapters import data_adapter_utils
-from keras.src.utils import io_utils
 
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.ballot import Ballot, any_worker
+from keras_mixprec.callbacks.giving_back import sound_as_built
 from keras_mixprec.callbacks.held_batch import HeldBatch
 from keras_mixprec.callbacks.suspicion import WINDOW, Suspicion
+from keras_mixprec.callbacks.telling import Telling
 from keras_mixprec.diagnosis.batch import head
 from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.diagnosis.proposal import Proposal, propose
@@ -46,12 +47,12 @@ class Tuning:
         use_bfloat16: Boolean. Whether the device computes in it.
 
     Attributes:
-        history: List of dicts, what was done.
+        telling: `Telling`, what was done.
         repairs: `Repairs` of the model.
     """
 
     def __init__(self, tuner, engine, repairs, use_bfloat16):
-        self.history = []
+        self.telling = Telling(tuner, engine, repairs)
         self._tuner = tuner
         self._engine = engine
         self.repairs = repairs
@@ -66,7 +67,6 @@ class Tuning:
         self._bad_here = self._bad_anywhere = 0
         self._over = False
         self._advised = set()
-        self._done_before = []
         self._changed_at = None
         self._next_look = self._next_audit = None
 
@@ -79,7 +79,7 @@ class Tuning:
             up_to_date: Function that brings the model's variables up to date.
         """
         step = self._engine.step
-        self.tell_rebuild(step)
+        self.telling.rebuild(step)
         if self._over:
             return
         if self._next_look is None:
@@ -99,8 +99,7 @@ class Tuning:
         self._held.disarm()
 
     def _begin(self, step):
-        for kind, message in self._done_before:
-            self._tell(kind, step, message)
+        self.telling.begin(step)
         self._engine.examiner.listener = self._on_examination
         self.repairs.wait_anew(step)
         self._next_look = step + 1
@@ -218,7 +217,7 @@ class Tuning:
         if self._tuner.dry_run:
             if wanted:
                 self._advised |= set(wanted)
-                self._tell_change("demote", step, _policies(wanted), wanted)
+                self.telling.change("demote", step, _policies(wanted), wanted)
         elif obstacle:
             self._give_up(step, obstacle)
         else:
@@ -274,7 +273,7 @@ class Tuning:
         self.repairs.demote(wanted)
         self._changed(step)
         changes = {p: (before[p], d.policy) for p, d in wanted.items()}
-        self._tell_change("demote", step, changes, wanted)
+        self.telling.change("demote", step, changes, wanted)
 
     def _changed(self, step):
         self._changed_at = step
@@ -287,7 +286,8 @@ class Tuning:
         self._over = True
         self._held_until = None
         on_limit = self._tuner.on_limit
-        self._tell("give_up", step, f"{reason}. {_BY_HAND}", on_limit=on_limit)
+        message = f"{reason}. {_BY_HAND}"
+        self.telling.tell("give_up", step, message, on_limit=on_limit)
         if on_limit == "stop":
             self._engine.model.stop_training = True
         elif on_limit == "float32":
@@ -313,14 +313,8 @@ class Tuning:
 
     def _give_back(self, kind, paths, batch, step):
         batches = [b for b in (*self._evidence, batch) if b is not None]
-        sound = set(paths)
-        # What is sound beside others may not be so alone, once.
-        for _ in range(2):
-            sound -= self._at_fault(sound, batches, step)
-        with following(self.repairs.as_built(sound)):
-            sound -= self.repairs.paths_of(lone_layers(self._engine.model))
-        self.repairs.tried(set(paths) - sound, step)
-        if not sound or self._at_fault(sound, batches, step):
+        sound = sound_as_built(self._engine, self.repairs, paths, batches, step)
+        if not sound:
             return
         changes = {
             p: (d.policy, d.before)
@@ -329,91 +323,8 @@ class Tuning:
         }
         self.repairs.restore(sound)
         self._changed(step)
-        self._tell_change(kind, step, changes, {})
-
-    def _at_fault(self, paths, batches, step):
-        """Which of the layers are at fault as they were built, anywhere."""
-        if not paths:
-            return set()
-        found = set(paths)
-        try:
-            found = self._at_fault_here(paths, batches, step)
-        # The other workers wait for this one.
-        except Exception as error:
-            self._engine.examiner.give_up(step, error)
-        paths = sorted(paths)
-        flags = any_worker(self._engine.model, [p in found for p in paths])
-        return {p for p, flag in zip(paths, flags, strict=True) if flag}
-
-    def _at_fault_here(self, paths, batches, step):
-        layers = []
-        with following(self.repairs.as_built(paths)):
-            for batch in batches:
-                for finding in self._examine(batch, step).findings:
-                    layers += finding.layers
-        return self.repairs.paths_of(layers)
-
-    # Telling.
-
-    def tell_rebuild(self, step: int):
-        """Tells what the last rebuild cost, once its step is done."""
-        seconds = self.repairs.rebuild_seconds()
-        if seconds is not None:
-            self.history[-1]["seconds"] = seconds
-            event = {"kind": "rebuild", "seconds": round(seconds, 3)}
-            self._engine.log.event(step, event)
-
-    def __str__(self):
-        policies = Counter(d.policy for d in self.repairs.demotions.values())
-        moved = ", ".join(
-            f"{_counted(n, 'layer')} to {p}" for p, n in policies.items()
-        )
-        return (
-            f"PrecisionTuner: {moved or 'nothing demoted'}, "
-            f"{self.repairs.share_in_16_bits():.0%} of the work in 16 bits, "
-            f"{_counted(self.repairs.rebuilds, 'rebuild')}."
-        )
-
-    def _tell_change(self, kind, step, changes, wanted):
-        after = sorted({policy for _, policy in changes.values()})
-        would = "would change" if self._tuner.dry_run else "changes"
-        reasons = list(dict.fromkeys(d.kind for d in wanted.values()))
-        self._tell(
-            kind,
-            step,
-            f"{would} {_listed(changes)} to {' and '.join(after)}"
-            + (f" because of {', '.join(reasons)}" if reasons else ""),
-            layers={
-                path: {"before": before, "after": after}
-                for path, (before, after) in changes.items()
-            },
-            reasons={path: d.reason for path, d in wanted.items()},
-            share_in_16_bits=self.repairs.share_in_16_bits(),
-        )
-
-    def tell_at_first(self, kind: str, message: str):
-        """Tells what was done before training, when there is a log."""
-        self._done_before.append((kind, message))
-
-    def _tell(self, kind, step, message, **fields):
-        entry = {"kind": kind, "step": step, **fields, "message": message}
-        self.history.append(entry)
-        self._engine.log.event(
-            step, {k: v for k, v in entry.items() if k != "step"}
-        )
-        if self._tuner.verbose:
-            io_utils.print_msg(f"\nPrecisionTuner at step {step}: {message}.")
+        self.telling.change(kind, step, changes, {})
 
 
 def _policies(wanted):
     return {path: (d.before, d.policy) for path, d in wanted.items()}
-
-
-def _listed(paths, shown=4):
-    names = [repr(path) for path in paths]
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
-
-
-def _counted(number, noun):
-    return f"{number} {noun}{'' if number == 1 else 's'}"

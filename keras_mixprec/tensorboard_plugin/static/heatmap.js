@@ -196,7 +196,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       }
       if (!chosen && (row % stride || crowded)) continue;
       context.fillStyle = themeColor(bad || chosen ? "--ink" : "--muted");
-      context.fillText(shortenPath(heat.layers[row], 32), LABEL_WIDTH - 18, y);
+      const label = shortenPath(heat.layers[row], 32);
+      context.fillText(label, LABEL_WIDTH - 18, y, LABEL_WIDTH - 22);
     }
   }
 

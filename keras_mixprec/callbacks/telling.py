@@ -1,0 +1,105 @@
+"""Telling what a tuner does: to its history, the log and the console."""
+
+from collections import Counter
+
+from keras.src.utils import io_utils
+
+
+class Telling:
+    """Tells each change once it is made.
+
+    Args:
+        tuner: The `PrecisionTuner`, for its arguments.
+        engine: The `Engine`, for its log.
+        repairs: `Repairs` of the model.
+
+    Attributes:
+        history: List of dicts, what was done.
+    """
+
+    def __init__(self, tuner, engine, repairs):
+        self.history = []
+        self._tuner = tuner
+        self._engine = engine
+        self._repairs = repairs
+        self._done_before = []
+
+    def at_first(self, kind: str, message: str):
+        """Tells what was done before training, when that begins."""
+        self._done_before.append((kind, message))
+
+    def begin(self, step: int):
+        """Training has begun, with this step."""
+        for kind, message in self._done_before:
+            self.tell(kind, step, message)
+
+    def tell(self, kind: str, step: int, message: str, **fields):
+        """Tells that something happened.
+
+        Args:
+            kind: String. As in `PrecisionTuner.history`.
+            step: Int.
+            message: String.
+            **fields: What else the history has of it.
+        """
+        event = {"kind": kind, **fields, "message": message}
+        self.history.append({"step": step, **event})
+        self._engine.log.event(step, event)
+        if self._tuner.verbose:
+            io_utils.print_msg(f"\nPrecisionTuner at step {step}: {message}.")
+
+    def change(self, kind: str, step: int, changes: dict, why: dict):
+        """Tells that layers compute in something else now, or would.
+
+        Args:
+            kind: As for `tell`.
+            step: As for `tell`.
+            changes: Dict from path to the names of the policies before and
+                after.
+            why: Dict from path to `Demotion`.
+        """
+        after = sorted({policy for _, policy in changes.values()})
+        would = "would change" if self._tuner.dry_run else "changes"
+        reasons = list(dict.fromkeys(d.kind for d in why.values()))
+        self.tell(
+            kind,
+            step,
+            f"{would} {_listed(changes)} to {' and '.join(after)}"
+            + (f" because of {', '.join(reasons)}" if reasons else ""),
+            layers={
+                path: {"before": before, "after": after}
+                for path, (before, after) in changes.items()
+            },
+            reasons={path: d.reason for path, d in why.items()},
+            share_in_16_bits=self._repairs.share_in_16_bits(),
+        )
+
+    def rebuild(self, step: int):
+        """Tells what the last rebuild cost, once its step is done."""
+        seconds = self._repairs.rebuild_seconds()
+        if seconds is not None:
+            self.history[-1]["seconds"] = seconds
+            event = {"kind": "rebuild", "seconds": round(seconds, 3)}
+            self._engine.log.event(step, event)
+
+    def __str__(self):
+        repairs = self._repairs
+        policies = Counter(d.policy for d in repairs.demotions.values())
+        moved = ", ".join(
+            f"{_counted(n, 'layer')} to {p}" for p, n in policies.items()
+        )
+        return (
+            f"PrecisionTuner: {moved or 'nothing demoted'}, "
+            f"{repairs.share_in_16_bits():.0%} of the work in 16 bits, "
+            f"{_counted(repairs.rebuilds, 'rebuild')}."
+        )
+
+
+def _listed(paths, shown=4):
+    names = [repr(path) for path in paths]
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def _counted(number, noun):
+    return f"{number} {noun}{'' if number == 1 else 's'}"
