@@ -6,20 +6,24 @@ that would cast a repaired result straight back as well.
 
 import math
 from collections import defaultdict
-from typing import NamedTuple
 
 import keras
-import numpy as np
-from keras import tree
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
-from keras_mixprec.diagnosis.cure import smallest_cure, without_needless
+from keras_mixprec.diagnosis.backward_judgement import (
+    judge_backward,
+    own_gradients,
+)
+from keras_mixprec.diagnosis.compare import relative_error
+from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.cure import without_needless
+from keras_mixprec.diagnosis.forward_judgement import (
+    judge_forward,
+    low_outputs,
+    range_fault,
+)
 from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
 from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
-from keras_mixprec.formats import get_format
-from keras_mixprec.numerics.arrays import is_float, to_array
-from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.twin import Twin
@@ -29,24 +33,6 @@ from keras_mixprec.policies.names import is_fixed
 _CONTAINERS = tuple(
     cls.call for cls in (keras.Sequential, keras.src.models.Functional)
 )
-
-
-class Culprit(NamedTuple):
-    """A layer at fault.
-
-    Attributes:
-        path: String. Its path.
-        layers: List of the layers to demote: it alone, or all inside it too.
-        kind: String. As in `Verdict`.
-        direction: String. `"forward"` or `"backward"`.
-        numbers: Dict. The evidence.
-    """
-
-    path: str
-    layers: list
-    kind: str
-    direction: str
-    numbers: dict
 
 
 class Search:
@@ -109,7 +95,13 @@ class Search:
         tries = [False] if math.isfinite(step.loss) else [False, True]
         for masks_matter in tries:
             for call in self._low(step):
-                culprit = self._judge_forward(call, masks_matter)
+                error, culprit = judge_forward(
+                    call,
+                    self._exact_calls.get(call.name),
+                    self._compiled,
+                    masks_matter,
+                )
+                self._note(call, "forward", error)
                 if culprit is not None:
                     return culprit
         return None
@@ -158,57 +150,6 @@ class Search:
             return False
         return True
 
-    def _judge_forward(self, call, masks_matter):
-        twin = Twin(call, self._compiled)
-        inputs = [to_array(x) for x in twin.inputs]
-        if nonfinite(inputs):
-            return None  # A victim of a layer before it.
-        exact = twin.forward("float32")
-        low = self._low_outputs(twin)
-        without = self._without_masks(call, low, exact, masks_matter)
-        error = relative_error(without, exact)
-        self.errors[call.name].setdefault("forward", error)
-        if error <= thresholds.FORWARD_ERROR:
-            return None
-        numbers = {
-            "error": error,
-            "largest_input": largest(inputs),
-            "largest_output_in_float32": largest(exact),
-            "nonfinite_outputs": nonfinite(low),
-        }
-        kind = _forward_kind(twin, inputs, low, exact, numbers)
-        layers = smallest_cure(twin, exact, kind)
-        return Culprit(call.path, layers, kind, "forward", numbers)
-
-    def _without_masks(self, call, low, exact, masks_matter):
-        """Takes an infinity in a mask for the number that it stands for.
-
-        Such as the -1e9 that attention adds to the scores of padding: one
-        beyond the format that the loss does not depend on. Of a tensor
-        without a cotangent, `masks_matter` says whether it does.
-        """
-        known = self._exact_calls.get(call.name)
-        if known is None:
-            return low
-        limit = get_format(call.layer.compute_dtype).maximum
-
-        def repaired(narrow, wide, cotangent):
-            mask = np.isinf(narrow) & (np.sign(narrow) == np.sign(wide))
-            mask &= np.abs(wide) > limit
-            if cotangent is None:
-                mask &= not masks_matter
-            else:
-                mask &= to_array(cotangent) == 0
-            return np.where(mask, wide, narrow)
-
-        cotangents = _float_cotangents(known)
-        return [*map(repaired, low, exact, cotangents)]
-
-    def _low_outputs(self, twin):
-        if self._compiled:
-            return twin.forward()
-        return [to_array(x) for x in _float_outputs(twin.call)]
-
     def _end_to_end(self, step):
         """Demotes the layers that a wrong loss is right without."""
         demoted, known = list(self._demoted), len(self.culprits)
@@ -244,7 +185,7 @@ class Search:
             numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
             fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
-                fault = _range_fault(Twin(call, self._compiled))
+                fault = range_fault(Twin(call, self._compiled))
             self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step
@@ -256,7 +197,7 @@ class Search:
                 continue  # With all inside it, which is no candidate.
             twin = Twin(call, self._compiled)
             error = relative_error(
-                self._low_outputs(twin), twin.forward("float32")
+                low_outputs(twin, self._compiled), twin.forward("float32")
             )
             rank = (twin.adds_loss, error)
             if (error or twin.adds_loss) and rank > ranks.get(call.path, ()):
@@ -286,7 +227,7 @@ class Search:
             if call.nested or exact is None:
                 continue
             if call.layer.compute_dtype == "float16":
-                own = self._own_gradients(exact, moves)
+                own = own_gradients(exact, self._exact, moves)
                 gradients.setdefault(call.path, (call, []))[1].extend(own)
         return gradients
 
@@ -314,18 +255,6 @@ class Search:
                 self._demote(Culprit(path, layers, kind, "backward", numbers))
         return bits
 
-    def _own_gradients(self, call, moves):
-        """Gradients of a call's outputs and weights, if they move weights."""
-        weights = [
-            (v, to_array(self._exact.gradients[id(v)]))
-            for v in call.layer.trainable_variables
-            if id(v) in self._exact.gradients
-        ]
-        moving = [g for v, g in weights if moves(v, g)]
-        if weights and not moving:
-            return []
-        return moving + [to_array(c) for c in call.cotangents if c is not None]
-
     def _backward(self, step, bits, moves):
         known = {c.path for c in self.culprits}
         low = {id(call) for call in self._low(step)}
@@ -338,49 +267,23 @@ class Search:
                 and call.path not in known
                 and exact is not None
             ):
-                culprit = self._judge_backward(
-                    call, exact, bits, moves, fed_by_weights
-                )
+                culprit = None
+                if own_gradients(exact, self._exact, moves):
+                    error, culprit = judge_backward(
+                        call, exact, self._compiled, bits, fed_by_weights
+                    )
+                    self._note(call, "backward", error)
                 if culprit is not None:
                     known.add(call.path)
                     self._demote(culprit)
             fed_by_weights |= bool(call.layer.trainable_variables)
 
-    def _judge_backward(self, call, exact, bits, moves, fed_by_weights):
-        floats = _float_outputs(exact)
-        cotangents = [
-            to_array(c) * 2.0**bits if c is not None else to_array(o) * 0.0
-            for c, o in zip(_float_cotangents(exact), floats, strict=True)
-        ]
-        if not any(c.any() for c in cotangents):
-            return None
-        if not self._own_gradients(exact, moves):
-            return None
-        twin = Twin(call, self._compiled)
-        if nonfinite([to_array(x) for x in twin.inputs]):
-            return None
-        wide = twin.gradients(cotangents, "float32")
-        low = twin.gradients(cotangents)
-        if not fed_by_weights:
-            # Gradients of the data, which nobody asks for.
-            count = len(twin.inputs)
-            wide, low = wide[count:], low[count:]
-        error = relative_error(low, wide)
-        self.errors[call.name]["backward"] = error
-        if error <= thresholds.BACKWARD_ERROR:
-            return None
-        numbers = {
-            "error": error,
-            "loss_scale_bits": bits,
-            "largest_gradient_in_float32": largest(wide) / 2.0**bits,
-            "nonfinite_gradients": nonfinite(low),
-        }
-        kind = "backward_overflow" if nonfinite(low) else "precision_loss"
-        return Culprit(
-            call.path, with_sublayers(call.layer), kind, "backward", numbers
-        )
-
     # Both.
+
+    def _note(self, call, direction, error):
+        # As the model is built: once a layer is demoted, others see better.
+        if error is not None:
+            self.errors[call.name].setdefault(direction, error)
 
     def _dry_step(self, demoted):
         with computing_in("float32", demoted):
@@ -419,56 +322,3 @@ def computes_low(layer) -> bool:
 def low_layers(model) -> list:
     """Returns the entries of a model that compute in 16 bits."""
     return [e for e in walk_with_model(model) if computes_low(e.layer)]
-
-
-def _forward_kind(twin, inputs, low, exact, numbers):
-    limit = get_format(twin.call.layer.compute_dtype).maximum
-    if numbers["largest_input"] > limit:
-        return "cast_overflow"
-    if nonfinite(low) and twin.starts_from_zero():
-        return "underflow"
-    numbers["largest_inside_in_float32"] = twin.largest_intermediate()
-    if numbers["largest_inside_in_float32"] > limit:
-        return "forward_overflow"
-    wider = relative_error(twin.forward("mixed_bfloat16"), exact)
-    if wider > thresholds.FORWARD_ERROR:
-        return "precision_loss"
-    vanished = any(
-        ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
-    )
-    return "underflow" if nonfinite(low) or vanished else "precision_loss"
-
-
-def _range_fault(twin: Twin):
-    """Kind and direction of what makes a loss infinite but no output."""
-    limit = get_format("float16").maximum
-    if twin.largest_intermediate() > limit:
-        return "forward_overflow", "forward"
-    # A gradient that is part of the loss, such as a penalty on its norm: what
-    # a cotangent of one becomes in this layer, as near to the maximum as a
-    # scale window ends.
-    ones = [np.ones(x.shape) for x in twin.forward("float32")]
-    if (
-        largest(twin.gradients(ones, "float32")) * 2**thresholds.BITS_ABOVE
-        > limit
-    ):
-        return "backward_overflow", "backward"
-    return "underflow", "forward"
-
-
-def _float_outputs(call: LayerCall):
-    return [x for x, _ in _float_pairs(call)]
-
-
-def _float_cotangents(call: LayerCall):
-    return [c for _, c in _float_pairs(call)]
-
-
-def _float_pairs(call):
-    return [
-        (x, c)
-        for x, c in zip(
-            tree.flatten(call.outputs), call.cotangents, strict=True
-        )
-        if is_float(x)
-    ]

@@ -45,6 +45,21 @@ class LayerCall:
         """The path, and which call of a layer that is called repeatedly."""
         return call_name(self.path, self.index)
 
+    @property
+    def float_outputs(self) -> list:
+        """The floating-point tensors in `outputs`."""
+        return [x for x, _ in self._float_pairs()]
+
+    @property
+    def float_cotangents(self) -> list:
+        """Their cotangents."""
+        return [c for _, c in self._float_pairs()]
+
+    def _float_pairs(self):
+        outputs = tree.flatten(self.outputs)
+        pairs = zip(outputs, self.cotangents, strict=True)
+        return [(x, c) for x, c in pairs if is_float(x)]
+
 
 class CallRecorder:
     """Records the calls of a model's layers, innermost first.

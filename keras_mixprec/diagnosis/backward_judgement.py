@@ -1,0 +1,81 @@
+"""Whether a layer's gradients bear 16 bits, and what is wrong if not."""
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
+from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.dry_step import DryStep
+from keras_mixprec.numerics.dtypes import with_sublayers
+from keras_mixprec.numerics.twin import Twin
+
+
+def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
+    """Returns the gradients of a call's outputs and weights, as arrays.
+
+    None if the layer has weights and none of them would move.
+
+    Args:
+        call: `LayerCall` of `exact`.
+        exact: `DryStep` of the model in float32, at loss scale 1.
+        moves: Function from a variable and its gradient to whether the
+            optimizer would move the variable by it.
+    """
+    weights = [
+        (v, to_array(exact.gradients[id(v)]))
+        for v in call.layer.trainable_variables
+        if id(v) in exact.gradients
+    ]
+    moving = [g for v, g in weights if moves(v, g)]
+    if weights and not moving:
+        return []
+    return moving + [to_array(c) for c in call.cotangents if c is not None]
+
+
+def judge_backward(
+    call: LayerCall,
+    known: LayerCall,
+    compiled: bool,
+    bits: float,
+    fed_by_weights: bool,
+) -> tuple[float | None, Culprit | None]:
+    """Compares the gradients of a layer with those of its float32 twin.
+
+    Args:
+        call: `LayerCall`, of a layer that computes in 16 bits.
+        known: `LayerCall`, the same one in float32, at loss scale 1.
+        compiled: Boolean. Whether XLA compiles the model's step.
+        bits: Float. The loss scale, as a power of two.
+        fed_by_weights: Boolean. Whether a layer before it has weights: else
+            nobody asks for the gradients of its inputs, which are data.
+
+    Returns:
+        As `judge_forward`; both are `None` where no gradient comes by.
+    """
+    outputs = zip(known.float_cotangents, known.float_outputs, strict=True)
+    cotangents = [
+        to_array(c) * 2.0**bits if c is not None else to_array(o) * 0.0
+        for c, o in outputs
+    ]
+    if not any(c.any() for c in cotangents):
+        return None, None
+    twin = Twin(call, compiled)
+    if nonfinite([to_array(x) for x in twin.inputs]):
+        return None, None
+    wide = twin.gradients(cotangents, "float32")
+    low = twin.gradients(cotangents)
+    if not fed_by_weights:
+        count = len(twin.inputs)
+        wide, low = wide[count:], low[count:]
+    error = relative_error(low, wide)
+    if error <= thresholds.BACKWARD_ERROR:
+        return error, None
+    numbers = {
+        "error": error,
+        "loss_scale_bits": bits,
+        "largest_gradient_in_float32": largest(wide) / 2.0**bits,
+        "nonfinite_gradients": nonfinite(low),
+    }
+    kind = "backward_overflow" if nonfinite(low) else "precision_loss"
+    layers = with_sublayers(call.layer)
+    return error, Culprit(call.path, layers, kind, "backward", numbers)

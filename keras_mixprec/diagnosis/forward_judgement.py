@@ -1,0 +1,115 @@
+"""Whether a layer's results bear 16 bits, and what is wrong if not."""
+
+import numpy as np
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
+from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.cure import smallest_cure
+from keras_mixprec.formats import get_format
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.twin import Twin
+
+
+def judge_forward(
+    call: LayerCall, known: LayerCall | None, compiled: bool, masks_matter: bool
+) -> tuple[float | None, Culprit | None]:
+    """Compares what a layer returned with its float32 twin.
+
+    Args:
+        call: `LayerCall`, of a layer that computes in 16 bits.
+        known: `LayerCall`, the same one in float32; `None` if it is not known.
+        compiled: Boolean. Whether XLA compiles the model's step.
+        masks_matter: Boolean. Whether the loss depends on infinities where no
+            weight comes before, so that no gradient tells.
+
+    Returns:
+        The relative error, and the `Culprit` if it is too large. Both are
+        `None` for a victim of a layer before it.
+    """
+    twin = Twin(call, compiled)
+    inputs = [to_array(x) for x in twin.inputs]
+    if nonfinite(inputs):
+        return None, None
+    exact = twin.forward("float32")
+    low = low_outputs(twin, compiled)
+    error = relative_error(
+        _without_masks(known, low, exact, masks_matter, _limit(twin)), exact
+    )
+    if error <= thresholds.FORWARD_ERROR:
+        return error, None
+    numbers = {
+        "error": error,
+        "largest_input": largest(inputs),
+        "largest_output_in_float32": largest(exact),
+        "nonfinite_outputs": nonfinite(low),
+    }
+    kind = _kind(twin, low, exact, numbers)
+    layers = smallest_cure(twin, exact, kind)
+    return error, Culprit(call.path, layers, kind, "forward", numbers)
+
+
+def low_outputs(twin: Twin, compiled: bool) -> list:
+    """Returns what a layer computes as it is, as arrays."""
+    if compiled:
+        return twin.forward()
+    return [to_array(x) for x in twin.call.float_outputs]
+
+
+def range_fault(twin: Twin) -> tuple[str, str]:
+    """Kind and direction of what makes a loss infinite but no output."""
+    limit = get_format("float16").maximum
+    if twin.largest_intermediate() > limit:
+        return "forward_overflow", "forward"
+    # A gradient that is part of the loss, such as a penalty on its norm: what
+    # a cotangent of one becomes in this layer, as near to the maximum as a
+    # scale window ends.
+    ones = [np.ones(x.shape) for x in twin.forward("float32")]
+    gradient = largest(twin.gradients(ones, "float32"))
+    if gradient * 2**thresholds.BITS_ABOVE > limit:
+        return "backward_overflow", "backward"
+    return "underflow", "forward"
+
+
+def _without_masks(known, low, exact, masks_matter, limit):
+    """Takes an infinity in a mask for the number that it stands for.
+
+    Such as the -1e9 that attention adds to the scores of padding: one beyond
+    the format that the loss does not depend on.
+    """
+    if known is None:
+        return low
+
+    def repaired(narrow, wide, cotangent):
+        mask = np.isinf(narrow) & (np.sign(narrow) == np.sign(wide))
+        mask &= np.abs(wide) > limit
+        if cotangent is None:
+            mask &= not masks_matter
+        else:
+            mask &= to_array(cotangent) == 0
+        return np.where(mask, wide, narrow)
+
+    return [*map(repaired, low, exact, known.float_cotangents)]
+
+
+def _kind(twin, low, exact, numbers):
+    limit = _limit(twin)
+    if numbers["largest_input"] > limit:
+        return "cast_overflow"
+    if nonfinite(low) and twin.starts_from_zero():
+        return "underflow"
+    numbers["largest_inside_in_float32"] = twin.largest_intermediate()
+    if numbers["largest_inside_in_float32"] > limit:
+        return "forward_overflow"
+    wider = relative_error(twin.forward("mixed_bfloat16"), exact)
+    if wider > thresholds.FORWARD_ERROR:
+        return "precision_loss"
+    vanished = any(
+        ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
+    )
+    return "underflow" if nonfinite(low) or vanished else "precision_loss"
+
+
+def _limit(twin):
+    return get_format(twin.call.layer.compute_dtype).maximum
