@@ -11,7 +11,7 @@ from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.prober import Prober
 from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
-from keras_mixprec.callbacks.skips import log_scale, log_skipped
+from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
 from keras_mixprec.loss_scaling import DynamicLossScale
@@ -163,6 +163,7 @@ class Engine:
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
         self._look()
+        self._skips.tell_rest(self.step)
         self._log_layers()
 
     def _start(self):
@@ -172,6 +173,7 @@ class Engine:
         self.first_step = self.step = self._epoch_start = self.log.next_step
         self._last_look = self._last_layers = self._plan = None
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
+        self._skips = Skips(self.log)
         self.watches = watch_optimizers(self._up_to_date())
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
@@ -290,8 +292,8 @@ class Engine:
                 self.prober.hurry()
             scalars |= reading.scalars(name, by_variable)
             offset = self.first_step - watch.first_attempted
-            log_skipped(self.log, self.step, name, reading, offset)
-            log_scale(self.log, self.step, name, reading, offset)
+            self._skips.tell(self.step, name, reading, offset)
+            self._skips.tell_scale(self.step, name, reading, offset)
         if scalars:
             self.log.scalars(self.step, scalars)
 

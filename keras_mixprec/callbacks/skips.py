@@ -1,67 +1,100 @@
 """Writing down which steps were skipped."""
 
+from collections import Counter
+
 from keras_mixprec.formats import format_power
 from keras_mixprec.reporting.markdown import markdown_table
+from keras_mixprec.reporting.thinning import Thinning
+
+# Skipped steps that are told one by one, half a kB each. A run that fails for
+# a night skips a million.
+_IN_FULL = 1000
 
 
-def log_skipped(log, step: int, name: str, reading, offset: int):
-    """Writes the non-finite steps that a look found.
+class Skips:
+    """Writes down which steps were skipped, most of them one by one.
 
     Args:
         log: The `RunLog`.
-        step: Int. The step of the look.
-        name: String. Which of several optimizers it is, `""` if there is one.
-        reading: `Reading` of that optimizer.
-        offset: Int. From the optimizer's count of steps to the log's.
     """
-    for skipped in reading.new_steps:
-        log.event(
-            step,
-            {
-                "kind": "skipped_step",
-                "optimizer": name,
-                "at_step": offset + skipped.step,
-                "scale": skipped.scale,
-                "variables": skipped.variables,
-            },
-        )
-    if reading.unseen:
-        log.event(
-            step,
-            {
-                "kind": "skipped_steps_not_kept",
-                "optimizer": name,
-                "count": reading.unseen,
-            },
-        )
-    if reading.new_steps:
-        log.text(
-            step,
-            f"mixprec/skipped_step{'/' + name if name else ''}",
-            markdown_table(_rows(reading.new_steps, offset)),
-        )
 
+    def __init__(self, log):
+        self._log = log
+        self._left = _IN_FULL
+        self._uncounted = Counter()
+        self._scales, self._unwritten = {}, {}
+        self._thinning, self._rows_of_scale = Thinning(), Thinning()
 
-def log_scale(log, step: int, name: str, reading, offset: int):
-    """Writes how the loss scale went up to a look, where anything changed.
+    def tell(self, step: int, name: str, reading, offset: int):
+        """Writes the non-finite steps that a look found.
 
-    Args:
-        log: As for `log_skipped`.
-        step: As for `log_skipped`.
-        name: As for `log_skipped`.
-        reading: As for `log_skipped`.
-        offset: As for `log_skipped`.
-    """
-    first = reading.skipped - len(reading.new_steps) + 1
-    # The scale was in use from the step before on.
-    rows = [
-        (offset + skipped.step - 1, skipped.scale, count, skipped.step - count)
-        for count, skipped in enumerate(reading.new_steps, first)
-    ]
-    if rows or reading.unseen or reading.changed:
-        count = reading.skipped
-        rows.append((step, reading.loss_scale, count, step - offset - count))
-        log.scale_rows(step, rows, name)
+        Args:
+            step: Int. The step of the look.
+            name: String. Which of several optimizers it is, `""` if there is
+                one.
+            reading: `Reading` of that optimizer.
+            offset: Int. From the optimizer's count of steps to the log's.
+        """
+        steps = reading.new_steps if self._left > 0 else []
+        self._left -= len(steps)
+        for skipped in steps:
+            self._log.event(
+                step,
+                {
+                    "kind": "skipped_step",
+                    "optimizer": name,
+                    "at_step": offset + skipped.step,
+                    "scale": skipped.scale,
+                    "variables": skipped.variables,
+                },
+            )
+        if steps:
+            tag = f"mixprec/skipped_step{'/' + name if name else ''}"
+            self._log.text(step, tag, markdown_table(_rows(steps, offset)))
+        others = len(reading.new_steps) - len(steps) + reading.unseen
+        self._uncounted[name] += others
+        if others and self._thinning.due():
+            self.tell_rest(step)
+
+    def tell_scale(self, step: int, name: str, reading, offset: int):
+        """Writes how the loss scale went up to a look, where it changed.
+
+        Args:
+            step: As for `tell`.
+            name: As for `tell`.
+            reading: As for `tell`.
+            offset: As for `tell`.
+        """
+        rows = []
+        count = reading.skipped - len(reading.new_steps)
+        scale = self._scales.get(name)
+        for skipped in reading.new_steps:
+            count += 1
+            if skipped.scale != scale:
+                # It was in use from the step before on.
+                at, good = offset + skipped.step - 1, skipped.step - count
+                rows.append((at, skipped.scale, count, good))
+            scale = skipped.scale
+        self._scales[name] = reading.loss_scale
+        good = step - offset - reading.skipped
+        now = step, reading.loss_scale, reading.skipped, good
+        due = reading.new_steps and self._rows_of_scale.due()
+        if rows or reading.changed or due:
+            self._log.scale_rows(step, [*rows, now], name)
+            self._unwritten.pop(name, None)
+        elif reading.new_steps:
+            self._unwritten[name] = now
+
+    def tell_rest(self, step: int):
+        """Writes what waits for being told."""
+        for name, row in self._unwritten.items():
+            self._log.scale_rows(step, [row], name)
+        self._unwritten.clear()
+        for name, count in self._uncounted.items():
+            if count:
+                event = {"kind": "skipped_steps_not_kept", "count": count}
+                self._log.event(step, event | {"optimizer": name})
+        self._uncounted.clear()
 
 
 def _rows(steps, offset):
