@@ -23,7 +23,7 @@ class Skips:
         self._left = _IN_FULL
         self._uncounted = Counter()
         self._scales, self._unwritten = {}, {}
-        self._thinning, self._rows_of_scale = Thinning(), Thinning()
+        self._rows_of_counts, self._rows_of_scale = Thinning(), Thinning()
 
     def tell(self, step: int, name: str, reading, offset: int):
         """Writes the non-finite steps that a look found.
@@ -53,8 +53,8 @@ class Skips:
             self._log.text(step, tag, markdown_table(_rows(steps, offset)))
         others = len(reading.new_steps) - len(steps) + reading.unseen
         self._uncounted[name] += others
-        if others and self._thinning.due():
-            self.tell_rest(step)
+        if others and self._rows_of_counts.due():
+            self._tell_uncounted(step)
 
     def tell_scale(self, step: int, name: str, reading, offset: int):
         """Writes how the loss scale went up to a look, where it changed.
@@ -90,6 +90,9 @@ class Skips:
         for name, row in self._unwritten.items():
             self._log.scale_rows(step, [row], name)
         self._unwritten.clear()
+        self._tell_uncounted(step)
+
+    def _tell_uncounted(self, step):
         for name, count in self._uncounted.items():
             if count:
                 event = {"kind": "skipped_steps_not_kept", "count": count}
