@@ -1,0 +1,293 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+// MIXPREC_STATIC points to another copy of the front end.
+const folder = process.env.MIXPREC_STATIC ??
+  fileURLToPath(new URL("../keras_mixprec/tensorboard_plugin/static", import.meta.url));
+const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
+
+const scales = await load("scales");
+const format = await load("format");
+const palette = await load("palette");
+const metrics = await load("metrics");
+const heatData = await load("heat_data");
+const histogram = await load("histogram_data");
+const eventText = await load("event_text");
+const summary = await load("summary");
+const link = await load("link");
+const wanted = await load("wanted");
+const { createStore } = await load("store");
+
+const FLOAT16 = {
+  name: "float16", maximum_exponent: 16, normal_exponent: -14, subnormal_exponent: -24,
+};
+
+test("a linear scale inverts", () => {
+  const scale = scales.linearScale([10, 20], [100, 300]);
+  assert.equal(scale(15), 200);
+  assert.equal(scale.invert(200), 15);
+});
+
+test("ticks are round and whole steps", () => {
+  assert.deepEqual(scales.niceTicks(0, 2000, 4), [0, 500, 1000, 1500, 2000]);
+  assert.deepEqual(scales.niceTicks(0, 3, 10), [0, 1, 2, 3]);
+  assert.deepEqual(scales.exponentTicks(1, 20, 6), [4, 8, 12, 16, 20]);
+});
+
+test("values are looked up at the latest step at or before", () => {
+  assert.equal(scales.countAtMost([1, 3, 5], 3), 2);
+  assert.equal(scales.valueAtStep([0, 5], [7, 8], 4), 7);
+  assert.equal(scales.valueAtStep([5, 9], [7, 8], 1), 7);
+  assert.equal(scales.valueAtStep([], [], 1), null);
+});
+
+test("zooming out past the limits resets", () => {
+  assert.equal(scales.zoomedDomain([0, 100], 50, 2, [0, 100]), null);
+  assert.deepEqual(scales.zoomedDomain([0, 100], 50, 0.5, [0, 100]), [25, 75]);
+});
+
+test("the nearest mark within reach is hit", () => {
+  const marks = [{ x: 0, y: 0 }, { x: 10, y: 0 }];
+  assert.equal(scales.nearestMark(marks, { x: 8, y: 1 }, 9), marks[1]);
+  assert.equal(scales.nearestMark(marks, { x: 30, y: 0 }, 9), null);
+  assert.equal(scales.labelStride(4, 11), 3);
+});
+
+test("numbers and powers read well", () => {
+  assert.equal(format.formatPower(-24), "2⁻²⁴");
+  assert.equal(format.formatScale(32768), "2¹⁵");
+  assert.equal(format.formatNumber("-inf"), "−∞");
+  assert.equal(format.formatNumber("nan"), "NaN");
+  assert.equal(format.formatInteger(1234567), "1\u202f234\u202f567");
+  assert.equal(format.shortenPath("model/block/dense", 9), "…/dense");
+  assert.equal(format.listSome(["a", "b", "c"], 2), "a, b and 1 more");
+});
+
+test("each kind of metric has its alarms", () => {
+  assert.equal(palette.alarmLevel("headroom", -Infinity), "bad");
+  assert.equal(palette.alarmLevel("headroom", 0), "bad");
+  assert.equal(palette.alarmLevel("headroom", 1.5), "warning");
+  assert.equal(palette.alarmLevel("headroom", Infinity), "quiet");
+  assert.equal(palette.alarmLevel("count", 1), "bad");
+  assert.equal(palette.alarmLevel("error", 0.1), "warning");
+  assert.equal(palette.alarmLevel("share", NaN), "none");
+});
+
+test("every value that was measured has a colour", () => {
+  const values = [-Infinity, -1, 0, 1e-9, 1e-3, 0.5, 3, 1e9, Infinity];
+  for (const kind of ["headroom", "count", "share", "error"]) {
+    assert.equal(palette.valueColor(kind, NaN), null);
+    for (const value of values) {
+      if (kind !== "headroom" && value < 0) continue;
+      const color = palette.valueColor(kind, value);
+      assert.ok(color.every((channel) => channel >= 0 && channel <= 255), kind);
+    }
+  }
+});
+
+test("the ramp grows lighter", () => {
+  const light = (rgb) => 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2];
+  for (let place = 0; place < 1; place += 0.05) {
+    assert.ok(light(palette.rampColor(place)) < light(palette.rampColor(place + 0.05)));
+  }
+});
+
+test("every metric of the data has a title and an explanation", () => {
+  for (const part of ["activation", "gradient", "weight_gradient"]) {
+    for (const name of ["headroom_bits", "nonfinite", "zero", "subnormal", "below"]) {
+      assert.ok(metrics.describeMetric(`${part}_${name}`).explanation);
+    }
+  }
+  for (const name of ["weight_headroom_bits", "lost_updates", "twin_forward_error"]) {
+    assert.notEqual(metrics.describeMetric(name).group, "Other");
+  }
+  assert.equal(metrics.describeMetric("constructor").group, "Other");
+  assert.match(metrics.valueInWords("headroom", -Infinity), /overflow/);
+});
+
+function heatBuffer(head, values) {
+  let text = JSON.stringify(head);
+  text += " ".repeat((4 - (text.length % 4)) % 4);
+  const buffer = new ArrayBuffer(4 + text.length + values.length * 2);
+  const view = new DataView(buffer);
+  view.setUint32(0, text.length, true);
+  new Uint8Array(buffer, 4).set(new TextEncoder().encode(text));
+  const bits = new Uint32Array(new Float32Array(values).buffer);
+  bits.forEach((word, index) => {
+    view.setUint16(4 + text.length + index * 2, word >>> 16, true);
+  });
+  return buffer;
+}
+
+const HEAD = { layers: ["a", "b"], from: [0, 10, 20], until: [9, 19, 29], pool: "min" };
+
+test("a heat answer is decoded", () => {
+  const values = [1, 2, 3, NaN, -Infinity, 0.5];
+  const heat = heatData.decodeHeat(heatBuffer(HEAD, values));
+  assert.deepEqual([...heat.values], values);
+  assert.deepEqual(heat.layers, ["a", "b"]);
+});
+
+test("columns leave no gaps between them", () => {
+  const edges = heatData.columnEdges([0, 50, 100], [0, 50, 100]);
+  assert.deepEqual(edges, [-25, 25, 75, 125]);
+  assert.equal(heatData.columnAt(edges, 24), 0);
+  assert.equal(heatData.columnAt(edges, 25), 1);
+  assert.equal(heatData.columnAt(edges, 200), -1);
+});
+
+test("one bad column stays visible however narrow the picture is", () => {
+  const count = 1000;
+  const steps = Array.from({ length: count }, (_, step) => step);
+  for (const [pool, bad] of [["min", -1], ["max", 9]]) {
+    for (const width of [1, 7, 333, 999, 2500]) {
+      const values = new Float32Array(count).fill(5);
+      values[617] = bad;
+      const heat = { layers: ["a"], from: steps, until: steps, pool, values };
+      const edges = heatData.columnEdges(steps, steps);
+      const scale = scales.linearScale([-0.5, count - 0.5], [0, width]);
+      const pixels = heatData.columnsOfPixels(edges, scale, width);
+      assert.ok(heatData.poolRow(heat, 0, pixels).includes(bad), `${pool} ${width}`);
+    }
+  }
+});
+
+test("calls belong to the layer of the table", () => {
+  const paths = new Set(["dense", "odd#1"]);
+  assert.equal(heatData.pathOfCall("dense#2", paths), "dense");
+  assert.equal(heatData.pathOfCall("odd#1", paths), "odd#1");
+});
+
+test("the histogram is the latest at or before the step, else the first", () => {
+  const data = { steps: [32, 64], exponents: [[0], [1]], counts: [[5], [6]] };
+  assert.equal(histogram.histogramAt(data, 63).step, 32);
+  assert.equal(histogram.histogramAt(data, 1).step, 32);
+  assert.equal(histogram.histogramAt(data, null).step, 64);
+  assert.equal(histogram.histogramAt(null, 3), null);
+});
+
+test("zones follow the format", () => {
+  assert.equal(histogram.zoneOf(16, FLOAT16), "overflow");
+  assert.equal(histogram.zoneOf(15, FLOAT16), "normal");
+  assert.equal(histogram.zoneOf(-15, FLOAT16), "subnormal");
+  assert.equal(histogram.zoneOf(-25, FLOAT16), "vanishes");
+});
+
+test("the loss-scale window neither overflows nor loses a percent", () => {
+  const bars = [];
+  for (let exponent = -30; exponent <= -6; exponent += 1) {
+    bars.push({ exponent, count: exponent === -30 ? 1 : 100 });
+  }
+  const { lowest, highest } = histogram.scaleWindow(bars, FLOAT16);
+  const share = (shift) => histogram.shareByZone(bars, FLOAT16, shift);
+  assert.equal(share(highest).overflow, 0);
+  assert.ok(share(highest + 1).overflow > 0);
+  assert.ok(share(lowest).vanishes < 0.01);
+  assert.ok(share(lowest - 1).vanishes >= 0.01);
+});
+
+test("events read as sentences, unknown kinds too", () => {
+  const skip = { kind: "skipped_step", step: 5, at_step: 4, scale: 1024, variables: [] };
+  assert.match(eventText.describeEvent(skip), /2¹⁰/);
+  assert.equal(eventText.momentOf(skip), 4);
+  assert.equal(
+    eventText.describeEvent({ kind: "new", step: 1, wall_time: 2, x: [1] }),
+    'new {"x":[1]}',
+  );
+  assert.match(eventText.describeEvent({ kind: "toString", step: 1 }), /toString/);
+  const kinds = [
+    "skipped_steps_not_kept", "demote", "shrink", "promote", "start", "loss_scaling",
+    "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
+    "stopped", "train_end", "diagnosis_failed", "verdict",
+  ];
+  for (const kind of kinds) {
+    const event = { kind, step: 1, wall_time: 0, verdict: "policy" };
+    assert.equal(typeof eventText.describeEvent(event), "string");
+    assert.ok(eventText.LEVELS[eventText.eventLevel(event)]);
+  }
+});
+
+const LAYER = {
+  path: "a", class: "Dense", compute_dtype: "float16", verdicts: [],
+  demoted_at: null, least_headroom: null,
+};
+
+test("the headline names the most severe verdict", () => {
+  const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
+  const run = {
+    last_step: 200, layers: [LAYER], scale: [{ skipped: [0, 4] }],
+    events: [verdict("scale_search", 1), verdict("weights_lost", 2), verdict("policy", 3)],
+  };
+  const chips = Object.fromEntries(summary.headline(run).map((chip) => [chip.name, chip]));
+  assert.equal(chips["most severe verdict"].event.step, 2);
+  assert.equal(chips["skipped steps"].text, "4 (2\u202f%)");
+});
+
+test("what is beyond 16 bits is no fault of a layer in float32", () => {
+  const state = (bits, type) => summary.describeHeadroom(bits, type, "float16");
+  assert.deepEqual(state(-3, "float16"), { level: "bad", text: "▲ overflow" });
+  assert.deepEqual(state(-3, "float32"), { level: "quiet", text: "beyond float16" });
+  assert.deepEqual(state(1.25, "float32"), { level: "quiet", text: "1.3 bits" });
+  assert.deepEqual(state(1.25, "float16"), { level: "warning", text: "1.3 bits" });
+});
+
+test("sorting keeps missing values last both ways", () => {
+  const layers = [3, null, 1].map((value) => ({ value }));
+  const values = (descending) => summary.sortLayers(
+    layers, (layer) => layer.value, descending,
+  ).map((layer) => layer.value);
+  assert.deepEqual(values(false), [1, 3, null]);
+  assert.deepEqual(values(true), [3, 1, null]);
+});
+
+test("the filter matches all its words", () => {
+  assert.ok(summary.matchesFilter(LAYER, "dense float16"));
+  assert.ok(!summary.matchesFilter(LAYER, "dense float32"));
+});
+
+test("links are read and written", () => {
+  const state = { run: "a/b", layer: "x y#1", step: 3, compare: null };
+  assert.deepEqual(link.readHash(link.writeHash(state)), {
+    run: "a/b", layer: "x y#1", step: 3,
+  });
+  assert.deepEqual(link.readLink({ part: "constructor", step: "x" }), {});
+  assert.equal(
+    link.hostLink("http://h/", { run: "a", step: 3 }),
+    "http://h/#mixed_precision&p.mixed_precision.run=a&p.mixed_precision.step=3",
+  );
+});
+
+test("a link made for TensorBoard is read back", () => {
+  const state = { run: "a b/c+d", layer: "x&y=1#2", step: 0 };
+  const { hash } = new URL(link.hostLink("http://h/", state));
+  assert.deepEqual(link.readHostHash(hash), state);
+});
+
+test("paths are asked for only once their run can be read", () => {
+  const runs = [{ run: "a", newer_schema: false }, { run: "b", newer_schema: true }];
+  const state = { runs, run: "b", compare: null, metric: "m", part: "activation",
+    layer: null, runData: null, compareData: null };
+  assert.ok(Object.values(wanted.wantedPaths(state)).every((path) => path === null));
+  const runData = {
+    run: "a", events: [], heat: { metrics: [{ name: "m" }] },
+    histograms: { activation: ["l"] },
+  };
+  assert.deepEqual(wanted.wantedPaths({ ...state, run: "a", runData }), {
+    runData: "./data/run?run=a",
+    compareData: null,
+    heat: "./data/heat?run=a&metric=m",
+    compareHeat: null,
+    histogram: "./data/histogram?run=a&layer=l&part=activation",
+  });
+});
+
+test("a store tells only those whose keys changed", () => {
+  const store = createStore({ a: 1, b: 2 });
+  const heard = [];
+  store.on(["a"], (state) => heard.push(state.a));
+  store.set({ b: 3 });
+  store.set({ a: 1 });
+  store.set({ a: 2 });
+  assert.deepEqual(heard, [2]);
+});

@@ -1,0 +1,620 @@
+"""The page of the tab in a browser, served by a TensorBoard on real runs."""
+
+import pathlib
+import shutil
+import subprocess
+import threading
+
+import keras
+import numpy as np
+import pytest
+from plugin_page import COMPARED, CURSOR, DARK_LINE, LINE, VERMILLION, Page
+from plugin_runs import train
+from reporting_readers import get, poll, tensorboard
+from selenium.webdriver.common.keys import Keys
+
+import keras_mixprec as kmp
+from benchmarks.browser import browser
+from keras_mixprec.reporting import RunLog, schema
+
+FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
+RARE, WIDE = "rare/mixprec", "wide/mixprec"
+TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
+HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
+SECOND_HEAT = "#heatmap .heat-scroll:nth-of-type(2) canvas"
+ROW, LABELS = 20, 208  # Pixels of the heatmap, if there are few layers.
+MANY = [f"block_{n}/dense" for n in range(100)]
+HOSTILE = '<img src=x onerror="window.hacked=1">'
+VERDICT = "#events li[data-kind=verdict]"
+
+
+def write(log_dir, layers, steps=2, every=1):
+    """A log without training: of many layers, or with many events.
+
+    The first two layers hold what is beyond float16; the second may.
+    """
+    metrics = {"activation_headroom_bits": "min"}
+    heat = np.full((len(layers), 1), 9.0)
+    heat[:2] = -3
+    dtypes = ["float16", "float32", *["float16"] * len(layers)]
+    with RunLog(log_dir) as log:
+        rows = zip(layers, dtypes, strict=False)
+        table = {"class": "Dense", "parameters": 1, "work": 0.5}
+        log.layers(
+            0, [table | {"path": p, "compute_dtype": t} for p, t in rows]
+        )
+        for step in range(2):
+            log.heat(step, heat, layers, metrics)
+        for step in range(0, steps * every, every):
+            skip = {"kind": "skipped_step", "at_step": step, "scale": 1.0}
+            log.event(step, skip | {"variables": [layers[0]]})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    log_dir = tmp_path_factory.mktemp("logs")
+    train(log_dir / "float16", epochs=1)
+    train(log_dir / "tuned", kmp.PrecisionTuner(verbose=0), epochs=1)
+    return log_dir
+
+
+@pytest.fixture(scope="module")
+def told(trained):
+    """What the log holds, read without TensorBoard."""
+    return kmp.load_report(trained).to_dict()
+
+
+@pytest.fixture(scope="module")
+def logs(trained, tmp_path_factory):
+    log_dir = tmp_path_factory.mktemp("own") / "logs"
+    shutil.copytree(trained, log_dir)
+    write(log_dir / "rare", MANY, steps=1000, every=1000)
+    write(log_dir / "wide", MANY[:60])
+    write(log_dir / HOSTILE, [HOSTILE, f"</script>{HOSTILE}"])
+    with pytest.MonkeyPatch.context() as patch:
+        newer = schema.SCHEMA_VERSION + 1
+        patch.setattr("keras_mixprec.reporting.summaries.SCHEMA_VERSION", newer)
+        write(log_dir / "newer", MANY[:1])
+    return log_dir
+
+
+@pytest.fixture(scope="module")
+def url(logs):
+    with tensorboard(str(logs)) as url:
+        assert poll(lambda: len(ask(url, "runs") or ()) >= 6)
+        # It may still be reading the last one.
+        assert poll(lambda: len(events(url, RARE)) == 1000)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def slow_url(logs):
+    flags = ("--load_fast=false", "--path_prefix=/deep/down")
+    with tensorboard(str(logs), *flags) as url:
+        assert poll(lambda: len(ask(url, "runs") or ()) >= 6)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with browser() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(driver):
+    """The page; whatever a test did, no error and no foreign request."""
+    page = Page(driver)
+    page.errors()
+    yield page
+    assert page.errors() == []
+    origin = page.run("return location.origin")
+    assert [x for x in page.requests() if not x.startswith(origin)] == []
+
+
+def ask(url, route, **query):
+    return get(url, f"plugin/mixed_precision/data/{route}", **query)
+
+
+def events(url, run):
+    return (ask(url, "run", run=run) or {"events": []})["events"]
+
+
+def test_its_functions_without_a_browser():
+    if not shutil.which("node"):
+        pytest.skip("no node")
+    tests = pathlib.Path(__file__).with_name("page_functions.test.mjs")
+    done = subprocess.run(
+        ["node", "--test", tests], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+# What is in TensorBoard around the page.
+
+
+def our_tab(page):
+    tabs = page.all("app-header [role=tab]")
+    named = [x for x in tabs if x.text.lower() == "mixed precision"]
+    return named[0] if named else None
+
+
+@pytest.mark.parametrize("served", ["url", "slow_url"])
+def test_a_click_on_an_active_tab_opens_it(page, request, served):
+    url = request.getfixturevalue(served)
+    page.driver.get(f"{url}#text")
+    page.until(lambda: our_tab(page))
+    assert our_tab(page).get_attribute("aria-disabled") == "false"
+    our_tab(page).click()
+    page.enter()
+    assert {FAILED, TUNED} < set(page.values("#run option", "value"))
+    page.pick("#run", TUNED)
+    assert len(page.layers()) == 15
+    assert len(page.colours(HEAT)) > 5
+    page.leave()  # So that TensorBoard's own requests are looked at as well.
+
+
+def test_a_link_opens_a_layer_at_a_step(page, slow_url):
+    page.open_tab(slow_url, run=TUNED, layer="out_1", step=7)
+    assert page.values("#run", "value") == [TUNED]
+    assert page.chosen() == ("Selected: out_1 · step 7", "out_1")
+    assert page.text("#histogram .hint").startswith("out_1")
+
+
+def test_a_copied_link_opens_what_it_was_copied_at(page, url):
+    page.open_tab(url, run=TUNED, layer="in_0", step=3)
+    page.click("header button.quiet")
+    page.until(lambda: page.text("header button.quiet") == "Copied")
+    page.type("#layer-filter", Keys.CONTROL + "v")
+    (copied,) = page.values("#layer-filter", "value")
+    assert copied.startswith(f"{url}#mixed_precision&")
+    page.driver.get("about:blank")
+    page.driver.get(copied)
+    assert page.enter().chosen() == ("Selected: in_0 · step 3", "in_0")
+
+
+def background(page):
+    return page.run("return getComputedStyle(document.body).backgroundColor")
+
+
+def test_it_is_as_dark_as_tensorboard(page, url):
+    page.open_tab(url, "?darkMode=true", run=FAILED)
+    assert background(page) == "rgb(22, 25, 31)"
+    assert page.colours(TIMELINE)[DARK_LINE] > 100
+    assert page.colours(TIMELINE)[LINE] == 0
+    for mode, line in ("light", LINE), ("dark", DARK_LINE), ("light", LINE):
+        page.leave()
+        page.click_host("app-header-dark-mode-toggle button")
+        page.click_host(f"button[title='Force {mode} TensorBoard theme.']")
+        page.enter()
+        page.until(lambda line=line: page.colours(TIMELINE)[line] > 100)
+    assert background(page) == "rgb(244, 245, 247)"
+
+
+class StepByStep(keras.callbacks.Callback):
+    """Trains only as many steps as it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.allowed = threading.Semaphore(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        assert self.allowed.acquire(timeout=60)
+
+
+@pytest.fixture
+def live(logs):
+    """A training that goes on: its thread, and what lets it make steps."""
+    steps = StepByStep()
+    thread = threading.Thread(
+        target=train, args=(logs / "live", steps), kwargs={"epochs": 1}
+    )
+    thread.start()
+    yield thread, steps.allowed
+    steps.allowed.release(1000)
+    thread.join()
+
+
+def last_step(page):
+    page.leave()
+    page.click_host("app-header .reload-button")
+    page.enter()
+    values = page.texts(".headline .value")
+    return int(values[0]) if values else 0
+
+
+def test_it_follows_a_training_and_keeps_what_was_chosen(page, url, live):
+    thread, allowed = live
+    allowed.release(8)
+    assert poll(lambda: events(url, "live/mixprec"))
+    page.open_tab(url, run="live/mixprec", layer="in_0", step=2)
+    page.type("#layer-filter", "in_")
+    page.until(lambda: last_step(page) >= 5)
+    before = last_step(page)
+    allowed.release(10)
+    page.until(lambda: last_step(page) > max(before, 12))
+    assert thread.is_alive()  # It is in the midst of it.
+    assert page.chosen() == ("Selected: in_0 · step 2", "in_0")
+    assert page.layers() == ["in_0", "in_1", "in_2"]
+
+
+def test_an_empty_folder_says_what_to_do_until_there_is_a_run(page, tmp_path):
+    with tensorboard(str(tmp_path)) as url:
+        page.open_tab(url)
+        assert "MixPrecMonitor" in page.one("#empty").text
+        assert not page.shown("main")
+        write(tmp_path, MANY)
+        page.until(page.layers)
+        page.settle()
+        assert not page.shown("#empty")
+        assert page.layers() == MANY
+
+
+def test_a_hostile_log_is_shown_as_text(page, url):
+    page.open_tab(url, run=f"{HOSTILE}/mixprec")
+    paths = [HOSTILE, f"</script>{HOSTILE}"]
+    assert page.layers() == paths
+    assert page.texts("#layers .path") == paths
+    page.pick("#compare", TUNED)
+    page.click("#events li:nth-child(1)")
+    page.click("#layers tbody tr:nth-child(2)")
+    assert page.chosen() == (f"Selected: {paths[1]} · step 0", paths[1])
+    page.hover(HEAT, LABELS + 10, ROW // 2)
+    assert HOSTILE in page.text(".tooltip")
+    assert page.all("main img, header img") == []
+    assert not page.run("return 'hacked' in window || 'hacked' in parent")
+
+
+# The panels.
+
+
+@pytest.mark.parametrize("run", [FAILED, TUNED])
+def test_every_panel_is_drawn(page, url, run):
+    page.open(url, run=run)
+    for canvas in TIMELINE, HEAT, HISTOGRAM, ".heat-legend canvas":
+        found = page.colours(canvas)
+        assert len([c for c, count in found.items() if count > 20]) > 2, canvas
+    assert page.colours(TIMELINE)[LINE] > 200
+    assert not page.shown(".nothing")
+
+
+def alarmed(page):
+    """The rows of the heatmap with an alarm, not just a mark beside."""
+    return {
+        y // ROW
+        for y, row in enumerate(page.pixels(HEAT))
+        if VERMILLION in row and row[VERMILLION]["last"] > LABELS
+    }
+
+
+def test_the_heatmap_is_alarmed_where_the_run_overflows(page, url, told):
+    page.open(url, run=FAILED)
+    rows = enumerate(told[FAILED]["layers"])
+    bad = {row for row, layer in rows if layer["least_headroom"] == 0}
+    assert len(bad) == 3
+    assert alarmed(page) == bad
+    page.pick("#run", TUNED)
+    assert alarmed(page) == set()
+
+
+def test_a_scale_that_never_changes_is_drawn_to_the_last_step(page, url, told):
+    assert told[TUNED]["scale"][0]["steps"] == [0]
+    page.open(url, run=TUNED)
+    line = [row[LINE] for row in page.pixels(TIMELINE) if LINE in row]
+    width = page.one(TIMELINE).size["width"]
+    assert line
+    # Half a step is left free on both sides.
+    lengths = [at["last"] - at["first"] for at in line]
+    assert min(lengths) > 0.93 * (width - 80)
+
+
+@pytest.mark.parametrize("run", [FAILED, TUNED])
+def test_layers_and_events_are_those_of_the_log(page, url, told, run):
+    page.open(url, run=run)
+    assert page.layers() == [layer["path"] for layer in told[run]["layers"]]
+    moments = [e.get("at_step", e["step"]) for e in told[run]["events"]]
+    steps = page.values("#events li", "dataset.step")
+    assert [int(step) for step in steps] == sorted(moments)
+    kinds = sorted(event["kind"] for event in told[run]["events"])
+    assert sorted(page.values("#events li", "dataset.kind")) == kinds
+
+
+def test_all_of_a_thousand_rare_events_can_be_reached(page, url):
+    page.open(url, run=RARE)
+    end = "const s = document.querySelector('.event-scroll'); s.scrollTop = 1e9"
+    assert len(page.all("#events li")) < 1000
+    page.until(lambda: page.run(end) or len(page.all("#events li")) == 1000)
+    steps = page.values("#events li", "dataset.step")
+    assert [int(step) for step in steps] == [1000 * n for n in range(1000)]
+
+
+def test_the_last_of_a_thousand_events_is_shown_when_it_is_chosen(page, url):
+    page.open(url, run=RARE)
+    page.type(TIMELINE, Keys.END + Keys.ENTER)
+    assert page.values("#events li.chosen", "dataset.step") == ["999000"]
+    assert page.in_view("#events li.chosen", ".event-scroll")
+
+
+def test_what_is_beyond_float16_is_a_fault_in_16_bits_alone(page, url):
+    page.open(url, run=WIDE, compare=RARE)
+    texts = page.texts("#layers .headroom")
+    assert texts[:2] == ["▲ overflow"] * 2
+    assert texts[2:4] == ["beyond float16"] * 2
+    assert texts[4:6] == ["9 bits"] * 2
+    levels = page.values("#layers .headroom .fill", "className")
+    assert levels[:4] == ["fill bad"] * 2 + ["fill quiet"] * 2
+
+
+def test_a_newer_log_says_so(page, url):
+    page.open(url, run="newer/mixprec")
+    assert "newer version of keras_mixprec" in page.one("#problem").text
+    assert not page.shown("main")
+    page.pick("#run", TUNED)
+    assert not page.shown("#problem")
+    assert page.shown("main")
+
+
+# From an alarm to the layer.
+
+
+def outlined(page):
+    """The layer of the heatmap with a frame around."""
+    lines = page.rows_of(HEAT, CURSOR)
+    return lines and lines[0] // ROW
+
+
+def test_the_headline_leads_to_the_event_that_matters_most(page, url):
+    page.open(url, run=FAILED)
+    assert page.text("button.health.bad .value") == "▲ forward overflow"
+    page.click("button.health.bad")
+    assert page.chosen() == ("Selected: overflowing · step 5", "overflowing")
+    assert page.values("#events .chosen", "dataset.kind") == ["verdict"]
+
+
+def test_a_click_on_the_verdict_moves_all_to_its_layer(page, url, told):
+    page.open_tab(url, run=TUNED, layer="embed", step=9)
+    assert outlined(page) == 0
+    page.click(VERDICT)
+    assert page.chosen() == ("Selected: overflowing · step 0", "overflowing")
+    row = told[TUNED]["heat"]["layers"].index("overflowing")
+    assert outlined(page) == row
+    assert page.text("#histogram .hint").startswith("overflowing · taken at")
+    assert page.in_view("#layers tr.chosen", ".table-scroll")
+    assert "largest input" in page.text(
+        "#events li.chosen .detail:nth-child(3)"
+    )
+
+
+def test_a_click_in_the_heatmap_moves_the_table(page, url, told):
+    page.open(url, run=TUNED)
+    layer = told[TUNED]["heat"]["layers"][9]
+    page.click_at(HEAT, LABELS + 200, 9 * ROW + 10)
+    text, chosen = page.chosen()
+    assert chosen == layer
+    assert text.startswith(f"Selected: {layer} · step ")
+    assert outlined(page) == 9
+    assert page.text("#histogram .hint").startswith(layer)
+
+
+def test_a_click_in_the_table_moves_the_heatmap(page, url):
+    page.open(url, run=TUNED, step=5)
+    before = page.colours(HISTOGRAM)
+    page.click("tr[data-layer=norm_2]")
+    assert page.chosen() == ("Selected: norm_2 · step 5", "norm_2")
+    assert outlined(page) == 10
+    assert page.colours(HISTOGRAM) != before
+    page.click("#selection button")
+    assert not page.shown("#selection")
+    assert outlined(page) == []
+
+
+def test_a_click_on_the_timeline_chooses_the_step_and_the_event(page, url):
+    page.open(url, run=FAILED)
+    width = page.one(TIMELINE).size["width"]
+    page.click_at(TIMELINE, (66 + width - 14) // 2, 60)
+    assert page.chosen() == ("Selected: step 10", None)
+    assert page.count(TIMELINE, CURSOR) > 100
+
+
+def test_the_histogram_shows_the_other_part(page, url):
+    page.open(url, run=TUNED, layer="in_1")
+    assert "fits loss scales" not in page.text("#histogram .words")
+    page.click("[data-part=gradient]")
+    assert "in use: 2¹⁵" in page.text("#histogram .words")
+    assert page.colours(HISTOGRAM)["009e73"] > 100  # The scales that fit.
+
+
+def test_kinds_of_events_can_be_hidden(page, url, told):
+    page.open(url, run=FAILED)
+    skips = "#events li[data-kind=skipped_step]"
+    chip = "[data-filter=skipped_step]"
+    assert len(page.all(skips)) == 20
+    page.click(chip)
+    assert page.all(skips) == []
+    assert len(page.all("#events li")) == len(told[FAILED]["events"]) - 20
+    assert page.one(chip).get_attribute("aria-pressed") == "false"
+    page.click(chip)
+    assert len(page.all(skips)) == 20
+    assert page.one(chip).get_attribute("aria-pressed") == "true"
+
+
+def test_layers_can_be_filtered(page, url):
+    page.open(url, run=TUNED)
+    page.type("#layer-filter", "norm")
+    assert page.layers() == ["norm_0", "norm_1", "norm_2"]
+    assert page.text("#layers .hint") == "3 of 15"
+    page.type("#layer-filter", " 32")
+    assert page.layers() == []
+    page.type("#layer-filter", Keys.BACKSPACE * 20 + "float32")
+    assert page.layers() == ["overflowing", "logits"]
+
+
+COLUMNS = {
+    "path": lambda layer: layer["path"],
+    "class": lambda layer: layer["class"],
+    "dtype": lambda layer: layer["compute_dtype"],
+    "headroom": lambda layer: layer["least_headroom"],
+    "verdicts": lambda layer: len(layer["verdicts"]) or None,
+    "demoted": lambda layer: layer["demoted_at"],
+    "parameters": lambda layer: layer["parameters"],
+    "work": lambda layer: layer["work"],
+}
+
+
+def ordered(layers, key, descending):
+    """Paths by rising or falling key; without one they come last."""
+    known = [layer for layer in layers if key(layer) is not None]
+    known = sorted(known, key=key, reverse=descending)
+    rest = [layer for layer in layers if key(layer) is None]
+    return [layer["path"] for layer in known + rest]
+
+
+def test_every_column_sorts(page, url, told):
+    page.open(url, run=TUNED)
+    heads = page.values("#layers th button", "dataset.column")
+    assert set(heads) == set(COLUMNS)
+    for column, key in COLUMNS.items():
+        for order in "ascending", "descending":
+            page.click(f"th [data-column={column}]")
+            wanted = ordered(told[TUNED]["layers"], key, order == "descending")
+            assert page.layers() == wanted, (column, order)
+            sorts = page.values("#layers th", "ariaSort")
+            assert sorts[heads.index(column)] == order
+            assert sorts.count("none") == len(heads) - 1
+
+
+# Two runs.
+
+
+def test_two_runs_are_shown_side_by_side(page, url):
+    page.open(url, run=FAILED)
+    assert not page.shown(SECOND_HEAT)
+    page.pick("#compare", TUNED)
+    assert page.shown(SECOND_HEAT)
+    assert len(page.colours(SECOND_HEAT)) > 5
+    assert page.texts("#layers th").count("Other") == 2
+    assert len(page.texts(".versus")) == 5
+    assert page.texts("#heatmap h3") == [FAILED, TUNED]
+    page.pick("#compare", "")
+    assert not page.shown(SECOND_HEAT)
+    assert page.texts("#layers th").count("Other") == 0
+    assert page.colours(TIMELINE)[COMPARED] == 0
+
+
+def test_the_other_run_has_a_dashed_line(page, url):
+    page.open(url, run=FAILED, compare=TUNED)
+    rows = [row for row in page.pixels(TIMELINE) if COMPARED in row]
+    dashes = max((row[COMPARED] for row in rows), key=lambda at: at["count"])
+    span = dashes["last"] - dashes["first"] + 1
+    assert span > 0.88 * (page.one(TIMELINE).size["width"] - 80)
+    assert 0.4 * span < dashes["count"] < 0.9 * span
+
+
+def test_two_heatmaps_scroll_together(page, url):
+    page.open(url, run=RARE, compare=WIDE)
+    tops = lambda: page.values(".heat-scroll", "scrollTop")  # noqa: E731
+    set_top = "document.querySelector('.heat-scroll').scrollTop = arguments[0]"
+    page.run(set_top, 150)
+    page.until(lambda: tops() == [150, 150])
+    page.run(set_top, 700)
+    page.until(lambda: tops()[1] > 200)
+    # The shorter one stops at its end, and leaves the longer one alone.
+    page.settle()
+    assert tops()[0] == 700 > tops()[1]
+
+
+# By the keyboard.
+
+
+def test_the_tab_key_reaches_all_that_can_be_used(page, url):
+    page.open(url, run=TUNED)
+    reached = []
+    while len(reached) < 60 and "LI" not in reached:
+        page.press(Keys.TAB)
+        reached.append(page.focused())
+    wanted = ["run", "compare", "slider", "metric", "application"]
+    wanted += ["layer-filter", "TR", "LI"]
+    assert [name for name in reached if name in wanted] == wanted
+
+
+def test_arrow_keys_move_in_the_heatmap(page, url):
+    page.open(url, run=TUNED, layer="in_0", step=10)
+    page.focus(HEAT)
+    page.press(Keys.ARROW_DOWN)
+    assert page.chosen() == ("Selected: out_0 · step 10", "out_0")
+    page.press(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert page.chosen() == ("Selected: out_0 · step 8", "out_0")
+    page.press(Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_RIGHT)
+    assert page.chosen() == ("Selected: norm_0 · step 9", "norm_0")
+
+
+@pytest.mark.parametrize("rows", ["#layers tbody tr", "#events li"])
+def test_enter_selects_and_escape_clears(page, url, rows):
+    page.open(url, run=TUNED)
+    page.focus(rows)
+    page.press(Keys.ARROW_DOWN, Keys.ENTER)
+    wanted = {
+        "#layers tbody tr": ("Selected: norm_0", "norm_0"),
+        "#events li": ("Selected: overflowing · step 0", "overflowing"),
+    }
+    assert page.chosen() == wanted[rows]
+    page.press(Keys.ESCAPE)
+    assert page.chosen() == ("", None)
+    assert not page.shown("#selection")
+
+
+def test_keys_zoom_the_timeline_and_escape_ends_it(page, url):
+    page.open(url, run=FAILED, step=5)
+    whole = page.colours(HEAT)
+    page.focus(TIMELINE)
+    page.press("+")
+    assert page.shown("#timeline button.quiet")
+    assert page.colours(HEAT) != whole  # Which follows.
+    page.press(Keys.ESCAPE)
+    assert page.colours(HEAT) == whole
+    assert page.chosen() == ("Selected: step 5", None)
+
+
+# The report.
+
+
+@pytest.fixture(scope="module")
+def report(trained, tmp_path_factory):
+    """The page as a file, and the notebook's form of it in another."""
+    folder = tmp_path_factory.mktemp("report")
+    loaded = kmp.load_report(trained)
+    loaded.save_html(folder / "report.html")
+    page = f"<!doctype html><meta charset=utf-8>{loaded._repr_html_()}"
+    (folder / "notebook.html").write_text(page, encoding="utf-8")
+    return folder
+
+
+def check_report(page, told):
+    assert page.layers() == [layer["path"] for layer in told[FAILED]["layers"]]
+    page.click("button.health.bad")
+    assert page.chosen() == ("Selected: overflowing · step 5", "overflowing")
+    page.pick("#run", TUNED)
+    page.click("tr[data-layer=in_1]")
+    for canvas in TIMELINE, HEAT, HISTOGRAM:
+        found = page.colours(canvas)
+        assert len([c for c, count in found.items() if count > 20]) > 2, canvas
+    assert outlined(page) == 6
+    assert page.text(".refreshed") == "offline report"
+    assert page.requests() == []
+
+
+def test_the_report_is_the_page_in_a_file_without_a_network(page, report, told):
+    off = {"offline": True, "latency": 0, "throughput": 0}
+    page.driver.set_network_conditions(**off)
+    try:
+        page.open_file(report / "report.html")
+        page.settle()
+        check_report(page, told)
+    finally:
+        page.driver.delete_network_conditions()
+
+
+def test_the_report_works_in_a_notebook_s_sandbox(page, report, told):
+    page.open_file(report / "notebook.html")
+    page.enter("iframe[sandbox='allow-scripts']")
+    check_report(page, told)
