@@ -30,11 +30,11 @@ CHOSEN = {
 
 
 def train(log_dir):
-    """Logs both runs, every step of them."""
+    """Logs both runs."""
     for name, callbacks in RUNS.items():
         monitor = MixPrecMonitor(
             f"{log_dir}/{name}",
-            update_freq=1,
+            update_freq=5,
             probe_every=2,
             max_overhead=1,
             verbose=0,
@@ -56,7 +56,7 @@ def main():
                 driver.switch_to.default_content()
                 path = PICTURES / f"tab_{theme}.png"
                 picture = Image.open(io.BytesIO(driver.get_screenshot_as_png()))
-                picture.quantize(128).save(path, optimize=True)
+                picture.quantize(256).save(path, optimize=True)
                 print(path)
 
 
