@@ -13,7 +13,7 @@ BACKEND = keras.backend.backend()
 
 # Compilation takes most of the time: `benchmarks/diagnosis.py` has them all.
 # JAX compiles every operation by itself, 10 s a case.
-OP_BY_OP = cases()[::4] if BACKEND == "jax" else cases()
+OP_BY_OP = cases()[::6] if BACKEND == "jax" else cases()
 COMPILED = ["healthy_mlp", "rms_overflow", "ratio_collapse", "range_conflict"]
 
 

@@ -97,11 +97,10 @@ class Twice(keras.Model):
         return self.rnn(ops.reshape(out, (-1, 2, 2)))
 
 
-@each_jit
-def test_calls_are_told_apart_and_in_order(jit):
+def test_calls_are_told_apart_and_in_order():
     model = Twice()
     model(X[:1])
-    probing = probed(compiled(model, jit))
+    probing = probed(compiled(model))
     readings = probing.readings()
     activations = [p for p, r in readings.items() if "activation" in r.parts]
     assert activations == ["shared", "shared#1", "inner/first", "rnn"]

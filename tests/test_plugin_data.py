@@ -60,6 +60,14 @@ def test_the_tab_is_there_and_active(url):
     assert listed["tab_name"] == "Mixed Precision"
 
 
+def test_the_standard_dashboards_have_something_to_show(url):
+    listed = get(url, "plugins_listing")
+    for name in "scalars", "custom_scalars", "text", "histograms", "hparams":
+        assert listed[name]["enabled"], name
+    (charts,) = get(url, "plugin/custom_scalars/layout")["category"]
+    assert "loss scale (log2)" in [chart["title"] for chart in charts["chart"]]
+
+
 def test_the_runs_are_those_of_the_log(url):
     assert runs(url) == [{"run": r, "newer_schema": False} for r in RUNS]
 
