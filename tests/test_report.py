@@ -78,6 +78,44 @@ def test_layers_know_their_worst_step_and_why_they_were_demoted(logs, report):
     )
 
 
+def test_what_is_only_advised_is_no_demotion(tmp_path):
+    train(tmp_path, kmp.PrecisionTuner(dry_run=True, verbose=0), epochs=1)
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert "demote" in [event["kind"] for event in run["events"]]
+    assert {layer["demoted_at"] for layer in run["layers"]} == {None}
+
+
+def test_a_second_run_adds_its_skipped_steps(tmp_path):
+    for _ in range(2):
+        train(tmp_path, epochs=1)
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["skipped"] == 40
+    train(tmp_path, kmp.PrecisionTuner(verbose=0), epochs=1)
+    assert str(kmp.load_report(tmp_path)).startswith("mixprec: 62 steps, 40 sk")
+
+
+def test_calls_and_layers_of_such_names_are_told_apart(tmp_path):
+    metrics = {"activation_headroom_bits": "min"}
+    with RunLog(tmp_path) as log:
+        paths = "a", "a#1", "b"
+        log.layers(0, [{"path": p, "compute_dtype": "float16"} for p in paths])
+        table = [[4.0], [3.0], [2.0], [1.0]]
+        log.heat(0, table, ["a", "a#1", "b", "b#1"], metrics)
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    found = {x["path"]: x["least_headroom"] for x in run["layers"]}
+    assert found == {"a": 4.0, "a#1": 3.0, "b": 1.0}
+
+
+def test_events_of_other_people_are_no_hindrance(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.event(0, {"kind": "verdict"})
+        log.event(1, {"kind": "mine", "layers": 3})
+        log.event(2, {"kind": "mine", "note": "hello"})
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert [event["kind"] for event in run["events"]] == ["mine", "mine"]
+    assert "No verdicts" in str(kmp.load_report(tmp_path))
+
+
 def test_the_page_is_whole_and_asks_nobody(report):
     page = report.to_html()
     assert "import " not in re.sub(r"<style>.*?</style>", "", page, flags=re.S)

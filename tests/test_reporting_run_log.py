@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -223,3 +224,15 @@ def test_writing_imports_no_backend(tmp_path):
     command = [sys.executable, "-c", WRITES, str(tmp_path)]
     printed = subprocess.check_output(command, env=environment, text=True)
     assert printed.strip() == "set()"
+
+
+def test_settings_are_written_once_and_beside_nobody_else(tmp_path):
+    for _ in range(2):
+        with RunLog(tmp_path / "own") as log:
+            log.settings({"policy": "mixed_float16"})
+    (path,) = event_file_paths(tmp_path / "own")
+    (tmp_path / "shared").mkdir()
+    shutil.copy(path, tmp_path / "shared" / "events.out.tfevents.1.theirs")
+    with RunLog(tmp_path / "shared") as log:
+        log.settings({"policy": "mixed_float16"})
+    assert len(event_file_paths(tmp_path / "shared")) == 1

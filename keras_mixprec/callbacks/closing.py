@@ -19,7 +19,7 @@ class TrainingSummary(NamedTuple):
         headroom: Dict from `"activation"` and `"gradient"` to the path of the
             layer with the least headroom and that headroom in bits, as of the
             last probed step; empty if none was probed.
-        folder: String. Where the log is.
+        folder: String. Where the log is; empty if another worker has it.
         unscaled_float16: Boolean. Whether layers compute in float16 and
             nothing scales the loss.
     """
@@ -57,7 +57,9 @@ class TrainingSummary(NamedTuple):
             for line in lines
         ]
         # A path is copied, so it stays whole.
-        return "\n".join([*wrapped, f"Log: {self.folder}"])
+        if self.folder:
+            wrapped.append(f"Log: {self.folder}")
+        return "\n".join(wrapped)
 
 
 class OptimizerSummary(NamedTuple):

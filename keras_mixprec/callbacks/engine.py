@@ -88,6 +88,8 @@ class Engine:
         engine = vars(model).get(_KEPT_AS)
         # One that has started is left from a `fit` that an exception ended.
         if not engine or engine._started or callback in engine._members:
+            if engine:
+                engine.log.close()
             engine = vars(model)[_KEPT_AS] = cls(model, settings)
         elif not modest:
             engine._configure(settings)
@@ -148,7 +150,7 @@ class Engine:
         self.prober.collect(self.step)
         if self._budget() > 0:
             self._timed(self._look)
-        if self._budget() > 0:
+        if self._budget() > 0 and self._by_epoch.due():
             self._timed(lambda: self.prober.write_histograms(self.step))
         self._timed(self._log_layers)
 
@@ -173,6 +175,7 @@ class Engine:
         self.first_step = self.step = self._epoch_start = self.log.next_step
         self._last_look = self._last_layers = self._plan = None
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
+        self._by_epoch = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(self.log)
         self.watches = watch_optimizers(self._up_to_date())
         self.log.layout(self.step, CHARTS)

@@ -6,11 +6,12 @@ import keras
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_integer, check_number
+from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
 from keras_mixprec.callbacks.engine import Engine, Settings
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import precision_summary
-from keras_mixprec.reporting import RunLog, load_report
+from keras_mixprec.reporting import NoLog, RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
 
@@ -41,6 +42,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
     batches, skipped ones included, on over several calls of `fit`. Between
     two looks the compiled step itself keeps the record, so a skipped step is
     not lost when nobody looks.
+
+    Of several workers the first writes the log.
 
     Works with `keras_mixprec.LossScaleOptimizer`, and with Keras' own, which
     it exchanges for one that shares its state and follows its rule. A model
@@ -146,10 +149,12 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Opens the log."""
+        # Workers that write to one folder would overwrite each other.
+        chief = backend_agreement.current().is_chief(self.model)
         self._engine = Engine.join(
             self,
             Settings(
-                log=RunLog(self.log_dir),
+                log=RunLog(self.log_dir) if chief else NoLog(),
                 update_freq=self.update_freq,
                 probe_every=self.probe_every,
                 max_overhead=self.max_overhead,

@@ -4,6 +4,8 @@ from collections import Counter
 
 import keras
 
+from keras_mixprec.policies import PrecisionPlan
+
 # What the Custom Scalars tab draws together; tags as regular expressions.
 CHARTS = {
     "Mixed precision": {
@@ -27,9 +29,11 @@ def settings_of(model: keras.Model) -> dict:
     Args:
         model: A built and compiled `keras.Model`.
     """
-    policies = Counter(x.dtype_policy.name for x in model._flatten_layers())
+    policies = Counter(PrecisionPlan.from_model(model).values())
     optimizer = model.optimizer
-    settings = {"policy": policies.most_common(1)[0][0]}
+    settings = {}
+    if policies:
+        settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         rule = getattr(optimizer, "rule", None)
         settings["loss_scale"] = type(rule).__name__

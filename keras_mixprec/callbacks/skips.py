@@ -1,6 +1,6 @@
 """Writing down which steps were skipped."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from keras_mixprec.formats import format_power
 from keras_mixprec.reporting.markdown import markdown_table
@@ -22,7 +22,8 @@ class Skips:
         self._log = log
         self._left = _IN_FULL
         self._uncounted = Counter()
-        self._scales, self._unwritten = {}, {}
+        self._scales, self._changed = {}, {}
+        self._waiting = defaultdict(list)
         self._rows_of_counts, self._rows_of_scale = Thinning(), Thinning()
 
     def tell(self, step: int, name: str, reading, offset: int):
@@ -43,7 +44,7 @@ class Skips:
                 {
                     "kind": "skipped_step",
                     "optimizer": name,
-                    "at_step": offset + skipped.step,
+                    "at_step": min(offset + skipped.step, step),
                     "scale": skipped.scale,
                     "variables": skipped.variables,
                 },
@@ -65,31 +66,39 @@ class Skips:
             reading: As for `tell`.
             offset: As for `tell`.
         """
-        rows = []
+        if not (reading.changed or reading.new_steps):
+            return
+        rows = self._waiting[name]
+        waited = len(rows)
         count = reading.skipped - len(reading.new_steps)
         scale = self._scales.get(name)
         for skipped in reading.new_steps:
             count += 1
             if skipped.scale != scale:
-                # It was in use from the step before on.
-                at, good = offset + skipped.step - 1, skipped.step - count
-                rows.append((at, skipped.scale, count, good))
+                # It was in use from the step before on. An optimizer that
+                # steps several times a batch counts further than batches.
+                at = min(offset + skipped.step - 1, step)
+                rows.append((at, skipped.scale, count, skipped.step - count))
             scale = skipped.scale
-        self._scales[name] = reading.loss_scale
+        self._scales[name] = scale = reading.loss_scale
+        changed = reading.changed or len(rows) > waited
+        if rows and not changed and not self._changed.get(name):
+            rows.pop()  # Nothing changed there either.
+        self._changed[name] = changed
         good = step - offset - reading.skipped
-        now = step, reading.loss_scale, reading.skipped, good
-        due = reading.new_steps and self._rows_of_scale.due()
-        if rows or reading.changed or due:
-            self._log.scale_rows(step, [*rows, now], name)
-            self._unwritten.pop(name, None)
-        elif reading.new_steps:
-            self._unwritten[name] = now
+        rows.append((step, scale, reading.skipped, good))
+        if self._rows_of_scale.due():
+            self._write_rows(step)
+
+    def _write_rows(self, step):
+        for name, rows in self._waiting.items():
+            if rows:
+                self._log.scale_rows(step, rows, name)
+        self._waiting.clear()
 
     def tell_rest(self, step: int):
         """Writes what waits for being told."""
-        for name, row in self._unwritten.items():
-            self._log.scale_rows(step, [row], name)
-        self._unwritten.clear()
+        self._write_rows(step)
         self._tell_uncounted(step)
 
     def _tell_uncounted(self, step):

@@ -72,6 +72,7 @@ class Telling:
             },
             reasons={path: d.reason for path, d in why.items()},
             share_in_16_bits=self._repairs.share_in_16_bits(),
+            **({"dry_run": True} if self._tuner.dry_run else {}),
         )
 
     def rebuild(self, step: int):

@@ -14,6 +14,9 @@ from keras_mixprec.reporting.schema import EXPONENTS
 _MOST_CELLS = 600_000
 _COLUMNS = (50, 400)
 
+# Steps of a layer's histogram: as many as one looks at.
+_MOST_HISTOGRAMS = 32
+
 _FIRST = "index.js"
 _IMPORT = re.compile(r'^import\s*\{[^}]*\}\s*from\s*"\./([^"]+)";\n', re.M)
 _EXPORT = re.compile(r"^export (?=async function|function|const|class)", re.M)
@@ -100,7 +103,9 @@ def _answers(runs, overviews):
         for part in EXPONENTS:
             for layer in overview["histograms"][part]:
                 url = _url("histogram", run=run.name, layer=layer, part=part)
-                answers[url] = run.histogram(layer, part)
+                found = run.histogram(layer, part)
+                every = -(-len(found["steps"]) // _MOST_HISTOGRAMS)
+                answers[url] = {k: v[:: every or 1] for k, v in found.items()}
     return answers
 
 

@@ -39,7 +39,7 @@ def png(runs: list, overviews: dict) -> bytes:
     axes = figure.subplots(2 * len(runs), 1, squeeze=False, sharex=False)[:, 0]
     for run, upper, lower in zip(runs, axes[::2], axes[1::2], strict=True):
         overview = overviews[run.name]
-        upper.set_title(run.name)
+        upper.set_title(run.name, parse_math=False)
         _draw_scale(upper, overview)
         if overview["heat"] and _is_known(overview["heat"]):
             _draw_headroom(figure, lower, run)
@@ -61,13 +61,15 @@ def _draw_scale(axis, overview):
     for course in overview["scale"]:
         steps = [*course["steps"], end]
         scales = np.log2([*course["scale"], course["scale"][-1]])
-        axis.step(steps, scales, where="post", label=course["optimizer"])
+        axis.step(
+            steps, scales, where="post", label=course["optimizer"].lstrip("_")
+        )
     bottom, top = axis.get_ylim()
     for kind, (marker, colour) in _MARKS.items():
         at = [
             event.get("at_step", event["step"])
             for event in overview["events"]
-            if event["kind"] == kind
+            if event["kind"] == kind and not event.get("dry_run")
         ]
         if at:
             axis.plot(
@@ -99,7 +101,9 @@ def _draw_headroom(figure, axis, run):
         vmax=_RANGE[1],
     )
     axis.invert_yaxis()
-    axis.set_yticks(np.arange(len(layers))[shown] + 0.5, layers[shown])
+    axis.set_yticks(
+        np.arange(len(layers))[shown] + 0.5, layers[shown], parse_math=False
+    )
     axis.tick_params(axis="y", labelsize=6)
     axis.set_xlabel("step")
     bar = figure.colorbar(drawn, ax=axis, extend="both")

@@ -32,9 +32,8 @@ def text(overview: dict) -> str:
 def _steps(overview):
     count = overview["last_step"]
     steps = f"{count:,} step{'' if count == 1 else 's'}"
-    told = [course["skipped"][-1] for course in overview["scale"]]
-    skipped = max(told, default=0)
-    # What earlier runs into the same folder skipped counts as well.
+    skipped = overview["skipped"]
+    # Several optimizers may skip the same step.
     share = f" ({skipped / count:.2%})" if 0 < skipped <= count else ""
     return f"{overview['run']}: {steps}, {skipped or 'none'} skipped{share}."
 

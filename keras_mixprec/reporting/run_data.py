@@ -4,8 +4,10 @@ Where the log comes from, a `source` knows: from files, or from a running
 TensorBoard. Of the log this file knows no more than its schema.
 """
 
+import itertools
 import json
 import math
+import re
 import struct
 from typing import NamedTuple, Protocol
 
@@ -25,6 +27,21 @@ _KINDS = {
     "headroom_bits": "headroom",
     "nonfinite": "count",
     "error": "error",
+}
+
+
+# What follows the path of a layer in the name of a call but its first.
+_SECOND_CALL = re.compile(r"#\d+$")
+
+# What the first value of a tag says of it.
+_CONTENT = dict.fromkeys(
+    (schema.HEAT, schema.TWIN), {"schema", "layers", "metrics"}
+)
+
+# What an event has at least: people may log their own.
+_FIELDS = {
+    "verdict": {"verdict", "layer", "direction", "advice"},
+    **dict.fromkeys(("demote", "shrink", "promote"), {"layers"}),
 }
 
 
@@ -94,7 +111,9 @@ class RunData:
     @staticmethod
     def is_newer(contents) -> bool:
         """Whether a newer version wrote any of these contents of tags."""
-        return any(c.get("schema", 0) > schema.SCHEMA_VERSION for c in contents)
+        found = (content.get("schema") for content in contents)
+        known = schema.SCHEMA_VERSION
+        return any(isinstance(x, int) and x > known for x in found)
 
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
@@ -108,6 +127,7 @@ class RunData:
         return {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
+            "skipped": sum(map(_skipped, scale)),
             "layers": layers,
             "scale": scale,
             "events": events,
@@ -131,7 +151,7 @@ class RunData:
             for tag in self._chunks(schema.EVENTS)
             for line in self._last(tag)
         ]
-        whole = [event for event in events if {"kind", "step"} <= event.keys()]
+        whole = [event for event in events if _is_whole(event)]
         return sorted(whole, key=lambda event: event["step"])
 
     def heat(self, metric: str, columns: int) -> bytes:
@@ -237,8 +257,10 @@ class RunData:
         found = map(schema.parse_chunk_tag, self._source.contents)
         indices = sorted(n for name, n in filter(None, found) if name == family)
         tags = [schema.chunk_tag(family, index) for index in indices]
-        # A tag that says nothing of itself is damaged.
-        return [tag for tag in tags if self._source.contents[tag]]
+        # A tag that does not say what it holds is damaged.
+        needed = _CONTENT.get(family, {"schema"})
+        contents = self._source.contents
+        return [tag for tag in tags if needed <= contents[tag].keys()]
 
     def _last(self, tag):
         points = self._source.read(tag)
@@ -300,6 +322,21 @@ def _limits(layers):
     }
 
 
+def _is_whole(event):
+    needed = {"kind", "step"} | _FIELDS.get(event.get("kind"), set())
+    return needed <= event.keys()
+
+
+def _skipped(course):
+    """How many steps were skipped, by all runs into the folder."""
+    counts = [0, *course["skipped"]]
+    # An optimizer that counts from 0 again was made for another run.
+    return sum(
+        now - before if now >= before else now
+        for before, now in itertools.pairwise(counts)
+    )
+
+
 def _add_verdicts(layers, events):
     known = {layer["path"]: layer for layer in layers}
     for layer in layers:
@@ -307,19 +344,25 @@ def _add_verdicts(layers, events):
     for event in events:
         if event["kind"] == "verdict" and event.get("layer") in known:
             known[event["layer"]]["verdicts"].append(event["verdict"])
-        changes = event.get("layers")
-        for path in changes if isinstance(changes, dict) else ():
-            if path not in known:
-                continue
-            back = event["kind"] == "promote"
-            known[path]["demoted_at"] = None if back else event["step"]
-            reason = event.get("reasons", {}).get(path)
-            known[path]["demoted_because"] = None if back else reason
+        changes = "layers" in _FIELDS.get(event["kind"], ())
+        for path, change in event["layers"].items() if changes else ():
+            if path in known:
+                _add_change(known[path], event, path, change)
+
+
+def _add_change(layer, event, path, change):
+    # Not if it was only advised, is undone, or was in an earlier run.
+    now = change["after"].removeprefix("mixed_") == layer["compute_dtype"]
+    demoted = now and event["kind"] not in ("promote", "shrink")
+    layer["demoted_at"] = event["step"] if demoted else None
+    reason = event.get("reasons", {}).get(path)
+    layer["demoted_because"] = reason if demoted else None
 
 
 def _add_headroom(layers, tables):
     """Adds the least headroom of a layer's activations, and when it was."""
     least = {}
+    paths = {layer["path"] for layer in layers}
     metric = "activation_headroom_bits"
     for table in tables:
         if metric not in table.metrics or not len(table.steps):
@@ -329,7 +372,8 @@ def _add_headroom(layers, tables):
         worst = rows.argmin(axis=0)
         columns = zip(table.layers, worst, rows.T, strict=True)
         for name, place, column in columns:
-            path, bits = name.partition("#")[0], column[place].item()
+            path = name if name in paths else _SECOND_CALL.sub("", name)
+            bits = column[place].item()
             if bits < least.get(path, (math.inf, None))[0]:
                 least[path] = round(bits, 2), table.steps[place].item()
     for layer in layers:

@@ -10,7 +10,7 @@ import numpy as np
 from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.append_file import AppendFile
 from keras_mixprec.reporting.chunks import Chunks
-from keras_mixprec.reporting.event_file import EventFile
+from keras_mixprec.reporting.event_file import EventFile, event_file_paths
 from keras_mixprec.reporting.json_text import to_json
 from keras_mixprec.reporting.markdown import markdown_table
 from keras_mixprec.reporting.resume import find_end
@@ -36,9 +36,10 @@ def check_local(log_dir: str | os.PathLike) -> str:
 class RunLog:
     """Writes a training run to `<log_dir>/mixprec`, for TensorBoard and people.
 
-    Every call is on disk when it returns, may come from any thread, and does
-    nothing in a forked child. A second run into the same `log_dir` goes into
-    a file of its own behind the first; it has to count its steps on from
+    Every call is on disk when it returns, but for the heat of a long run, of
+    which up to an interval waits for more. It may come from any thread, and
+    does nothing in a forked child. A second run into the same `log_dir` goes
+    into a file of its own behind the first; it has to count its steps on from
     `next_step`, because TensorBoard deletes what it is shown twice.
 
     Args:
@@ -198,8 +199,10 @@ class RunLog:
                 f"{table.shape} for {len(layers)} layers and {len(metrics)} "
                 "metrics"
             )
-        heat = self._heat[family]
-        self._write_heat(heat.add(step, table, list(layers), dict(metrics)))
+        with self._lock:
+            heat = self._heat[family]
+            ready = heat.add(step, table, list(layers), dict(metrics))
+            self._write_heat(ready)
 
     def event(self, step: int, event: Mapping) -> None:
         """Writes something that happened, here and to `events.jsonl`.
@@ -233,21 +236,26 @@ class RunLog:
     def settings(self, values: Mapping) -> None:
         """Writes what tells this run from others, for the HParams tab.
 
-        Into `log_dir` itself: it takes the runs in the folders below for the
-        sessions' metrics.
+        Into `log_dir` itself, once: it takes the runs in the folders below for
+        the sessions' metrics. Not where somebody else writes event files.
 
         Args:
             values: Dict name -> string, number or boolean.
         """
-        with EventFile(os.path.dirname(self.folder)) as file:
-            file.write(0, [summaries.settings(values)])
+        log_dir = os.path.dirname(self.folder)
+        # TensorBoard's Python loader would stop reading what is there.
+        if self._events.ours and not event_file_paths(log_dir):
+            with EventFile(log_dir) as file:
+                file.write(0, [summaries.settings(values)])
 
     def close(self) -> None:
         """Closes the files; nothing can be written any more."""
-        for heat in self._heat.values():
-            self._write_heat(heat.rest())
-        self._events.close()
-        self._lines.close()
+        try:
+            for heat in self._heat.values():
+                self._write_heat(heat.rest())
+        finally:
+            self._events.close()
+            self._lines.close()
 
     def __enter__(self):
         return self

@@ -107,4 +107,9 @@ class ProviderSource:
 
 
 def _bytes(points):
-    return sum(point.array.nbytes for point in points)
+    return sum(_size(point.array) for point in points)
+
+
+def _size(array):
+    strings = sum(map(len, array.flat)) if array.dtype == object else 0
+    return array.nbytes + strings

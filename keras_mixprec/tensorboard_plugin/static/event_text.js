@@ -23,9 +23,10 @@ const PRECISION_KINDS = [
 
 export function eventLevel(event) {
   const { kind } = event;
+  if (event.dry_run) return "info";
   if (kind === "verdict") return verdictLevel(event.verdict);
-  if (["demote", "shrink", "start", "loss_scaling"].includes(kind)) return "demote";
-  if (kind === "promote") return "promote";
+  if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
+  if (["promote", "shrink"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
   if (["trend", "probe_failed", "skipped_steps_not_kept"].includes(kind)) {
     return "warning";
@@ -39,7 +40,7 @@ export const LEVELS = {
   warning: { shape: "diamond", glyph: "◆", color: "--warning", label: "warning" },
   info: { shape: "circle", glyph: "●", color: "--info", label: "information" },
   demote: {
-    shape: "down", glyph: "▼", color: "--demote", label: "to float32",
+    shape: "down", glyph: "▼", color: "--demote", label: "demoted",
   },
   promote: {
     shape: "up", glyph: "△", color: "--promote", label: "back to 16 bits",
@@ -109,8 +110,8 @@ const SENTENCES = {
     const at = event.layer ? `${event.layer}: ` : "";
     return at + (event.advice || words(event.verdict));
   },
-  demote: (event) => changeSentence("Moved", event),
-  shrink: (event) => changeSentence("Reduced to", event),
+  demote: (event) => changeSentence(event.dry_run ? "Would move" : "Moved", event),
+  shrink: (event) => changeSentence("Gave back", event),
   promote: (event) => changeSentence("Brought back", event),
   start: (event) => changeSentence("Started with", event),
   loss_scaling: (event) => changeSentence("Loss scaling:", event),

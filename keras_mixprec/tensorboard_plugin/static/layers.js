@@ -35,7 +35,8 @@ function pathCell(layer) {
   const reason = layer.demoted_because ?? "";
   return element("div", {},
     element("span", { class: "path" }, element("bdi", {}, layer.path)),
-    element("span", { class: "reason" }, reason && `float32 because: ${reason}`));
+    element("span", { class: "reason" },
+      reason && `${layer.compute_dtype} because: ${reason}`));
 }
 
 function demotion(layer) {

@@ -13,18 +13,16 @@ export function countBy(items, keyOf) {
   return counts;
 }
 
-function skippedCount(run) {
-  return run.scale.reduce((sum, line) => sum + (line.skipped.at(-1) ?? 0), 0);
-}
-
 export function shortType(dtype) {
   const short = { float16: "fp16", bfloat16: "bf16", float32: "fp32" };
   return short[dtype] ?? dtype ?? "–";
 }
 
 export function headline(run) {
-  const skipped = skippedCount(run);
-  const share = run.last_step > 0 ? ` (${formatShare(skipped / run.last_step)})` : "";
+  const { skipped } = run;
+  // Several optimizers may skip the same step.
+  const told = skipped && skipped <= run.last_step;
+  const share = told ? ` (${formatShare(skipped / run.last_step)})` : "";
   const types = [...countBy(run.layers, (layer) => layer.compute_dtype)];
   const demoted = run.layers.filter((layer) => layer.demoted_at !== null);
   const worst = worstVerdict(run.events);
