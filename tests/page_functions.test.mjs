@@ -216,7 +216,7 @@ const LAYER = {
 test("the headline names the most severe verdict", () => {
   const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
   const run = {
-    last_step: 200, layers: [LAYER], scale: [{ skipped: [0, 4] }],
+    last_step: 200, layers: [LAYER], skipped: 4,
     events: [verdict("scale_search", 1), verdict("weights_lost", 2), verdict("policy", 3)],
   };
   const chips = Object.fromEntries(summary.headline(run).map((chip) => [chip.name, chip]));
