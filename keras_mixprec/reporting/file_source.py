@@ -2,16 +2,18 @@
 
 import os
 
-from tensorboard.compat.proto import event_pb2
 from tensorboard.util import tensor_util
 
 from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.records import read_records
 from keras_mixprec.reporting.run_data import Point
-from keras_mixprec.reporting.schema import PLUGIN_NAME, RUN_FOLDER
-
-_HISTOGRAMS = "histograms"
+from keras_mixprec.reporting.schema import (
+    HISTOGRAM_PLUGIN_NAME,
+    PLUGIN_NAME,
+    RUN_FOLDER,
+)
+from keras_mixprec.reporting.summaries import parse_event
 
 
 class FileSource:
@@ -27,6 +29,7 @@ class FileSource:
         self.contents = {}
         self.histograms = []
         self._values = {}
+        self._points = {}
         self._plugins = {}
         for path in event_file_paths(folder):
             for event in _events(path):
@@ -36,10 +39,13 @@ class FileSource:
 
     def read(self, tag: str) -> list[Point]:
         """Returns the values of a tag by rising step."""
-        return [
-            Point(step, tensor_util.make_ndarray(tensor))
-            for step, tensor in self._values[tag]
-        ]
+        # A page asks for each metric of the same tables.
+        if tag not in self._points:
+            self._points[tag] = [
+                Point(step, tensor_util.make_ndarray(tensor))
+                for step, tensor in self._values[tag]
+            ]
+        return self._points[tag]
 
     def _add(self, step, value):
         tag = value.tag
@@ -48,9 +54,9 @@ class FileSource:
             self._plugins[tag] = described.plugin_name
             if described.plugin_name == PLUGIN_NAME:
                 self.contents[tag] = parse_json(described.content, dict)
-            elif described.plugin_name == _HISTOGRAMS:
+            elif described.plugin_name == HISTOGRAM_PLUGIN_NAME:
                 self.histograms.append(tag)
-        if self._plugins[tag] in (PLUGIN_NAME, _HISTOGRAMS):
+        if self._plugins[tag] in (PLUGIN_NAME, HISTOGRAM_PLUGIN_NAME):
             self._values.setdefault(tag, []).append((step, value.tensor))
 
 
@@ -63,16 +69,15 @@ def find_runs(log_dir: str) -> dict[str, str]:
     """
     log_dir = os.fspath(log_dir)
     runs = {}
-    for folder, _, names in os.walk(log_dir):
+    for folder, _, _ in os.walk(log_dir):
         ours = os.path.basename(os.path.abspath(folder)) == RUN_FOLDER
-        if ours and any("tfevents" in name for name in names):
+        if ours and event_file_paths(folder):
             runs[os.path.relpath(folder, log_dir)] = folder
     return dict(sorted(runs.items()))
 
 
 def _events(path):
-    for record in read_records(path):
-        try:
-            yield event_pb2.Event.FromString(record)
-        except Exception:  # DecodeError, whose home moved between releases
-            return
+    try:
+        yield from map(parse_event, read_records(path))
+    except ValueError:
+        return

@@ -9,6 +9,7 @@ import re
 
 SCHEMA_VERSION = 1
 PLUGIN_NAME = "mixed_precision"
+HISTOGRAM_PLUGIN_NAME = "histograms"
 
 # The run's own folder inside `log_dir`: TensorBoard's Python loader stops
 # reading the older of two live event files in one folder, so sharing one with

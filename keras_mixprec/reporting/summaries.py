@@ -190,11 +190,20 @@ def decode_event(data: bytes) -> tuple[int, list[str]]:
     Raises:
         ValueError: If `data` is no event.
     """
+    event = parse_event(data)
+    return event.step, [value.tag for value in event.summary.value]
+
+
+def parse_event(data: bytes):
+    """Returns an event as TensorBoard's protocol buffer.
+
+    Raises:
+        ValueError: If `data` is no event.
+    """
     try:
-        event = event_pb2.Event.FromString(data)
+        return event_pb2.Event.FromString(data)
     except Exception as error:  # DecodeError, whose home moved between releases
         raise ValueError(f"Not an event: {error}") from error
-    return event.step, [value.tag for value in event.summary.value]
 
 
 def _own_metadata(content):

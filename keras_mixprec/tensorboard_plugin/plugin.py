@@ -58,16 +58,14 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
     def get_plugin_apps(self):
         """The routes."""
         return {
-            "/static/*": self._static,
+            "/static/*": self._answer(self._static),
             "/data/runs": self._answer(self._runs),
             "/data/run": self._answer(self._run),
             "/data/heat": self._answer(self._heat),
             "/data/histogram": self._answer(self._histogram),
         }
 
-    @wrappers.Request.application
     def _static(self, request):
-        _check_method(request)
         name = request.path.rpartition("/static/")[2]
         if name not in self._files:
             raise errors.NotFoundError("No such file")

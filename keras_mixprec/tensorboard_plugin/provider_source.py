@@ -7,9 +7,8 @@ from tensorboard.data import provider
 
 from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.run_data import Point
-from keras_mixprec.reporting.schema import PLUGIN_NAME
+from keras_mixprec.reporting.schema import HISTOGRAM_PLUGIN_NAME, PLUGIN_NAME
 
-_HISTOGRAMS = "histograms"
 # The provider samples what it returns down to this. What the server keeps is
 # set by the loader.
 _ALL = 1 << 30
@@ -75,7 +74,7 @@ class ProviderSource:
         self.contents = {
             tag: parse_json(s.plugin_content, dict) for tag, s in own.items()
         }
-        self.histograms = sorted(self._list(_HISTOGRAMS))
+        self.histograms = sorted(self._list(HISTOGRAM_PLUGIN_NAME))
 
     def read(self, tag: str) -> list[Point]:
         """Returns the values of a tag by rising step."""
