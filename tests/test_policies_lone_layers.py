@@ -17,8 +17,8 @@ def names(build, low):
     return [layer.name for layer in lone_layers(model)]
 
 
-def chain(width=64):
-    inputs = keras.Input((width,))
+def chain(width=64, features=2048):
+    inputs = keras.Input((features,))
     x = Dense(width, name="a")(inputs)
     x = Activation("relu", name="b")(x)
     x = Dense(width, name="c")(x)
@@ -37,9 +37,11 @@ def residual():
     ("build", "low", "lone"),
     [
         (chain, "b", "b"),
-        (chain, "c", "c"),  # 32 multiply-adds an element.
-        (lambda: chain(1024), "c", ""),  # 512 of them.
-        (lambda: chain(1024), "b", "b"),
+        (chain, "c", "c"),  # 32 multiply-adds an element, 3% of all.
+        (lambda: chain(features=64), "c", ""),  # 50% of all.
+        (lambda: chain(features=64), "b", "b"),
+        (lambda: chain(1024, 2**15), "c", ""),  # 512 an element, 3% of all.
+        (lambda: chain(1024, 2**15), "b", "b"),
         (chain, "bc", ""),  # Not alone.
         (chain, "a", ""),  # Its input comes from outside.
         (chain, "d", ""),

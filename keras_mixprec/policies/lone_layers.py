@@ -14,26 +14,35 @@ from keras_mixprec.policies.work import multiply_adds
 # backward, at 1.6e12 bytes a second: 7.5e-12 s, 390 times as much.
 WORTH_A_CAST = 400
 
+# Largest share of the model's multiply-adds that a lone layer may have. The
+# count above is of memory traffic, which compilers save by fusing casts; in a
+# small model it holds for every layer, and all of it would end in float32.
+SMALL_SHARE = 0.05
+
 
 def lone_layers(model) -> list:
     """Returns the 16-bit layers that had better compute in float32.
 
-    Those which only float32 layers feed and which feed only such, and which
-    multiply too little for the casts on both sides; normalizations,
-    activations and sums multiply nothing. A layer whose work cannot be told,
-    or that has layers inside, is left alone, and so are all in a subclassed
-    model, which has no graph.
+    Those which only float32 layers feed and which feed only such, which
+    multiply too little for the casts on both sides, and which do at most 5% of
+    the model's work; normalizations, activations and sums multiply nothing. A
+    layer whose work cannot be told, or that has layers inside, is left alone,
+    and so are all in a subclassed model, which has no graph.
 
     Args:
         model: A built `keras.Model`.
     """
     around = neighbours(model)
+    entries = list(walk(model))
+    works = [multiply_adds(entry) for entry in entries]
+    small = SMALL_SHARE * sum(work or 0 for work in works)
     return [
         entry.layer
-        for entry in walk(model)
+        for entry, work in zip(entries, works, strict=True)
         if _is_low(entry.layer)
         and _is_lone(*around.get(id(entry.layer), ([], [])))
-        and _saves_less_than_casts(entry)
+        and work is not None
+        and work <= min(small, WORTH_A_CAST * _elements(entry.layer))
     ]
 
 
@@ -47,15 +56,11 @@ def _is_lone(feeders, consumers):
     return bool(feeders and consumers) and around == {"float32"}
 
 
-def _saves_less_than_casts(entry):
-    work = multiply_adds(entry)
-    if work is None:
-        return False
-    call = entry.layer._inbound_nodes[0]
-    elements = sum(map(_elements, [*call.input_tensors, *call.output_tensors]))
-    return work < WORTH_A_CAST * elements
-
-
-def _elements(tensor):
-    # For one sample; of a length that varies, one position.
-    return math.prod(size or 1 for size in tensor.shape[1:])
+def _elements(layer):
+    """How many elements of one sample go in and out."""
+    call = layer._inbound_nodes[0]
+    # Of a length that varies, one position.
+    return sum(
+        math.prod(size or 1 for size in tensor.shape[1:])
+        for tensor in [*call.input_tensors, *call.output_tensors]
+    )
