@@ -4,6 +4,8 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
+from keras_mixprec.backend.programs import program
+
 
 def is_concrete(tensor):
     return not tf.is_symbolic_tensor(tensor)
@@ -45,12 +47,56 @@ def vjp(function, primals, pull):
 
 def compiled(function):
     def run(tensors):
-        # Called directly, TensorFlow warns that one function after the other
-        # is traced anew.
-        traced = tf.function(function, jit_compile=True, autograph=False)
-        return traced.get_concrete_function(tensors)(tensors)
+        traced = tf.function(function, autograph=False)
+        traced = traced.get_concrete_function(tensors)
+        graph, inputs, outputs = _numbered(traced)
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs]
+        evaluate = program(
+            (graph.SerializeToString(deterministic=True), *inputs, *outputs),
+            # Called directly, TensorFlow warns that one function after the
+            # other is traced anew.
+            lambda: _imported(graph, inputs, outputs).get_concrete_function(
+                specs
+            ),
+        )
+        captured = [outside for outside, _ in traced.graph.captures]
+        return evaluate([*tensors, *captured])
 
     return run
+
+
+def _numbered(traced):
+    """A function's graph with numbers for names, its inputs and outputs."""
+    graph = traced.graph.as_graph_def()
+    numbers = {node.name: f"n{i}" for i, node in enumerate(graph.node)}
+
+    def numbered(reference):
+        control = "^" if reference.startswith("^") else ""
+        name, colon, output = reference.removeprefix("^").partition(":")
+        return control + numbers[name] + colon + output
+
+    for node in graph.node:
+        node.name = numbered(node.name)
+        node.input[:] = map(numbered, node.input)
+    inputs = [numbered(t.op.name) for t in traced.inputs]
+    return graph, inputs, [numbered(t.name) for t in traced.outputs]
+
+
+def _imported(graph, inputs, outputs):
+    """A function of a graph, which XLA compiles."""
+    # The inputs are nodes as well, which XLA does not know.
+    own = [node for node in graph.node if node.name not in inputs]
+    used = {name.partition(":")[0] for node in own for name in node.input}
+    del graph.node[:]
+    graph.node.extend(own)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def evaluate(tensors):
+        given = dict(zip(inputs, tensors, strict=True))
+        given = {f"{n}:0": t for n, t in given.items() if n in used}
+        return tf.graph_util.import_graph_def(graph, given, outputs, name="")
+
+    return evaluate
 
 
 def each_operation(function, tensors, look):

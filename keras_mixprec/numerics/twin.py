@@ -63,10 +63,13 @@ class Twin:
             cotangents: List of arrays, one per float output.
             policy: String, as for `forward`.
         """
+        # Not in `pull`: they would be constants of the program, and that of
+        # each layer another.
+        cotangents = [ops.convert_to_tensor(c) for c in cotangents]
 
         def pull(outputs):
             return [
-                ops.cast(ops.convert_to_tensor(c), o.dtype)
+                ops.cast(c, o.dtype)
                 for c, o in zip(cotangents, outputs, strict=True)
             ]
 
