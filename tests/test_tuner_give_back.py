@@ -36,7 +36,9 @@ def test_what_the_weights_have_outgrown_is_promoted(jit):
 def test_a_fault_that_comes_and_goes_settles():
     """The weight that overflows is large for half of each period."""
     model = chain()
-    callback = tuner(promote_after=10, cooldown=5, max_rebuilds=100)
+    callback = tuner(
+        promote_after=10, cooldown=5, max_rebuilds=100, update_freq=10
+    )
 
     class Swing(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):

@@ -27,7 +27,7 @@ def test_a_model_that_cannot_work_never_takes_a_step(jit, wrap):
 @each_jit
 def test_a_fault_in_the_midst_of_training_is_repaired(jit):
     model = chain(jit)
-    callback = tuner()
+    callback = tuner(update_freq=10)
     fit(model, [GOOD] * 20 + [BIG] * 30, callback)
     assert demoted(model) == CURE
     (step,) = done(callback)

@@ -1,5 +1,6 @@
-"""The next batch on JAX; see `batches.py`."""
+"""Looking into `fit` on JAX; see `batches.py`."""
 
+import contextlib
 import itertools
 
 import jax
@@ -13,6 +14,26 @@ def tapped(model, train_function, look):
         return train_function(state, itertools.chain([first], iterator))
 
     return train
+
+
+@contextlib.contextmanager
+def newest(model, variables):
+    state = getattr(model, "_jax_state", None)
+    if not state or model._jax_state_synced:
+        yield
+        return
+    # Whatever else a variable may be, a trainable one is never asked for.
+    known = [*model.optimizer.variables, *model.metrics_variables]
+    values = [*state["optimizer_variables"], *state["metrics_variables"]]
+    values = dict(zip(map(id, known), values, strict=False))
+    before = [v._value for v in variables]
+    for variable in variables:
+        variable._value = values.get(id(variable), variable._value)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable._value = value
 
 
 def _with_values(model, state, work):

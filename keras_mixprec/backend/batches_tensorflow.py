@@ -1,5 +1,6 @@
-"""The next batch on TensorFlow; see `batches.py`."""
+"""Looking into `fit` on TensorFlow; see `batches.py`."""
 
+import contextlib
 import functools
 
 import tensorflow as tf
@@ -33,6 +34,10 @@ def tapped(model, train_function, look):
         return train_function(iterator)
 
     return train
+
+
+def newest(model, variables):
+    return contextlib.nullcontext()
 
 
 def _next(pipeline):

@@ -1,4 +1,6 @@
-"""The next batch on torch; see `batches.py`."""
+"""Looking into `fit` on torch; see `batches.py`."""
+
+import contextlib
 
 
 def tapped(model, train_function, look):
@@ -7,3 +9,7 @@ def tapped(model, train_function, look):
         return train_function(data)
 
     return train
+
+
+def newest(model, variables):
+    return contextlib.nullcontext()

@@ -40,13 +40,17 @@ def compiled(function):
     def run(tensors):
         jaxpr, outputs = jax.make_jaxpr(function, return_shape=True)(tensors)
 
-        @jax.jit
-        def evaluate(constants, arguments):
-            return jax.core.eval_jaxpr(jaxpr.jaxpr, constants, *arguments)
-
         # What it closes over is given too, as it is in a train step.
-        given = jaxpr.consts, jax.tree.leaves(tensors)
-        lowered = evaluate.lower(*given)
+        given = [*jaxpr.consts, *jax.tree.leaves(tensors)]
+
+        def evaluate(*given):
+            count = len(jaxpr.consts)
+            return jax.core.eval_jaxpr(
+                jaxpr.jaxpr, given[:count], *given[count:]
+            )
+
+        # What it ignores is part of its text only if it is kept.
+        lowered = jax.jit(evaluate, keep_unused=True).lower(*given)
         results = program(lowered.as_text(), lowered.compile)(*given)
         return jax.tree.unflatten(jax.tree.structure(outputs), results)
 

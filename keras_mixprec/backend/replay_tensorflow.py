@@ -78,6 +78,7 @@ def _numbered(traced):
     for node in graph.node:
         node.name = numbered(node.name)
         node.input[:] = map(numbered, node.input)
+        node.attr.pop("_class", None)  # Names of nodes to be placed beside.
     inputs = [numbered(t.op.name) for t in traced.inputs]
     return graph, inputs, [numbered(t.name) for t in traced.outputs]
 

@@ -40,9 +40,10 @@ class Examiner:
 
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
-        spent: Float. Seconds that diagnoses took.
+        spent: Float. Seconds that diagnoses took which were armed here.
+        cost: Float. Seconds that the last one took, whoever asked for it.
         listener: Function of `Examination`, batch and step, called with all
-            that is found; `None` for nobody. What it takes counts as spent.
+            that is found; `None` for nobody.
     """
 
     def __init__(self, log, verbose):
@@ -53,7 +54,7 @@ class Examiner:
         self._start = None
         self._log = log
         self._verbose = verbose
-        self._cost = _FIRST_COST
+        self.cost = _FIRST_COST
         self._last_errors = -1
         self._told = set()
         self._examined_trouble = self._found = False
@@ -81,13 +82,16 @@ class Examiner:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        return budget > self._cost
+        return budget > self.cost
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""
-        self.on_next_batch(
-            model, step, lambda batch: self._examine(model, batch, step)
-        )
+
+        def examine(batch):
+            self._examine(model, batch, step)
+            self.spent += self.cost
+
+        self.on_next_batch(model, step, examine)
 
     def examine(self, model, batch, step: int):
         """Diagnoses a batch now, as the `step`th.
@@ -193,8 +197,7 @@ class Examiner:
             if self.listener:
                 self.listener(found, batch, step)
         finally:
-            self._cost = time.perf_counter() - started
-            self.spent += self._cost
+            self.cost = time.perf_counter() - started
 
     def _log_errors(self, errors, step):
         if errors and step > self._last_errors:

@@ -72,6 +72,12 @@ class MetricGuard:
         count = self._nonfinite_losses
         return 0 if count is None else backend_step.current().read_sum(count)
 
+    @property
+    def counters(self) -> list:
+        """The variable that is read for it, if there is one."""
+        count = self._nonfinite_losses
+        return [] if count is None else [count]
+
     def _in_training(self):
         return getattr(self._inside, "training", False)
 

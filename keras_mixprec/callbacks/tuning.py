@@ -1,5 +1,6 @@
 """What a tuner does in one `fit`."""
 
+import time
 from collections import deque
 
 from keras.src.trainers.data_adapters import data_adapter_utils
@@ -20,6 +21,9 @@ from keras_mixprec.policies.lone_layers import lone_layers
 # four times as many as before: what fails without a sign is rarely new.
 _SECOND_AUDIT = 50
 _AUDITS_GROW = 4
+
+# Share of the time since the start that one of the later audits may take.
+_AUDIT_SHARE = 0.005
 
 # Failing batches that giving back is tried on, the last ones.
 _EVIDENCE = 4
@@ -69,15 +73,13 @@ class Tuning:
         self._advised = set()
         self._changed_at = None
         self._next_look = self._next_audit = None
+        self._audits = 0
+        self._begun = time.perf_counter()
 
     # Looking.
 
-    def before_batch(self, up_to_date):
-        """Looks, if it is time to.
-
-        Args:
-            up_to_date: Function that brings the model's variables up to date.
-        """
+    def before_batch(self):
+        """Looks, if it is time to."""
         step = self._engine.step
         self.telling.rebuild(step)
         if self._over:
@@ -86,10 +88,8 @@ class Tuning:
             self._begin(step)
             return
         if self._held_until is not None:
-            up_to_date()
             self._examine_if_bad(step)
         if step >= self._next_look and not self._over:
-            up_to_date()
             self._look(step)
         if self._held_until is not None:
             self._hold(step)
@@ -116,13 +116,23 @@ class Tuning:
             return
         if suspicious:
             self._held_until = step + WINDOW
-        elif step >= self._next_audit:
-            self._next_audit = step + _AUDITS_GROW * (
-                self._next_audit - self._engine.first_step
-            )
+        elif step >= self._next_audit and self._affords_audit():
+            self._audits += 1
+            self._next_audit = step + _AUDITS_GROW * taken
             self._examine_next(step, suspected=False)
         else:
             self._give_back_if_quiet(step)
+
+    def _affords_audit(self):
+        """Whether the next audit costs little enough, on all workers."""
+        if not self._audits:
+            return True
+        elapsed = time.perf_counter() - self._begun
+        cost = self._engine.examiner.cost
+        (dear,) = any_worker(
+            self._engine.model, [cost > _AUDIT_SHARE * elapsed]
+        )
+        return not dear
 
     def _new_bad_steps(self):
         """How many there were since the last call, on any worker."""
@@ -144,6 +154,7 @@ class Tuning:
         self._bad_anywhere += bad
         if bad:
             self._held_until = None
+            self._engine.up_to_date()
             self._examine_together(batch, step, suspected=True)
         elif step >= self._held_until:
             self._held_until = None

@@ -170,6 +170,11 @@ class LossScaleOptimizer(
         """The wrapper's variables, then those of the inner optimizer."""
         return self._variables + self.inner_optimizer.variables
 
+    @property
+    def counters(self) -> list:
+        """Those of them that are the wrapper's own: scale and history."""
+        return list(self._variables)
+
     def apply(self, grads, trainable_variables=None):
         """Updates the variables with scaled gradients, or skips the step.
 
