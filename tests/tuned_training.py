@@ -148,7 +148,7 @@ def main(folder, start, kill=None):
         epoch = int(model.optimizer.attempted_steps) // STEPS
     else:
         model = build()
-    tuner = kmp.PrecisionTuner(folder / "plan.json", update_freq=10, verbose=0)
+    tuner = kmp.PrecisionTuner(folder / "plan.json", verbose=0)
     watch = Watch(folder, tuner, kill)
     callbacks = [tuner, keras.callbacks.ModelCheckpoint(saved), watch]
     if start == "backup":

@@ -47,7 +47,8 @@ def vjp(function, primals, pull):
 
 def compiled(function):
     def run(tensors):
-        traced = tf.function(function, autograph=False)
+        # Not compiled, but loops are traced as XLA needs them.
+        traced = tf.function(function, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
         graph, inputs, outputs = _numbered(traced)
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs]
