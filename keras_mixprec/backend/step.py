@@ -11,8 +11,9 @@
 - `sum_over_replicas(tensor)`: the sum over the replicas of a strategy.
 - `to_host_bool(finite)`: a Python bool where the backend runs eagerly anyway
   and reads it at no cost in compilation, else the tensor as it is.
-- `read_if_free(finite)`: a Python bool where reading it waits for nothing, as
-  on a CPU outside of compiled functions, else the tensor as it is.
+- `known_finite(tensor)`: `True` if all of it is finite and knowing so waits for
+  nothing, as on a CPU outside of compiled functions; `False` if it is not or
+  that is not known.
 - `unscale(gradients, inverse, keep, variables=())`: gradients times `inverse`,
   in float32 or, where they are float64, in that; those that `keep` marks, and
   `None`, stay as they are. torch writes in place where a gradient is the

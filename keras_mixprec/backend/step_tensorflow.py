@@ -8,6 +8,8 @@ Three ways to hold back an update, each the fastest where it applies:
   replica context.
 """
 
+import math
+
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
@@ -47,8 +49,9 @@ def to_host_bool(finite):
     return bool(finite) if tf.executing_eagerly() else finite
 
 
-def read_if_free(finite):
-    return bool(finite) if tf.executing_eagerly() and _on_cpu() else finite
+def known_finite(tensor):
+    known = tf.executing_eagerly() and _on_cpu()
+    return known and math.isfinite(tf.reduce_sum(tensor))
 
 
 def unscale(gradients, inverse, keep, variables=()):

@@ -141,13 +141,16 @@ class MetricGuard:
         def guarded(*args, **kwargs):
             if not self._in_training():
                 return update_state(*args, **kwargs)
+            finite = self._loss_is_finite(metric, args)
+            if finite is True:
+                returned = update_state(*args, **kwargs)
+                seen.assign(_SOME_GOOD)
+                return returned
             # A copy, since torch writes into the variable's own memory.
             before = {id(v): ops.copy(v.value) for v in metric.variables}
             returned = update_state(*args, **kwargs)
-            finite = backend_step.current().read_if_free(self._judge(metric))
-            if finite is True:
-                seen.assign(_SOME_GOOD)
-                return returned
+            if finite is None:
+                finite = _has_finite_state(metric)
             for variable in metric.variables:
                 # Some metrics make theirs only now, of zeros.
                 old = before.get(id(variable), 0)
@@ -160,15 +163,20 @@ class MetricGuard:
 
         return guarded
 
-    def _judge(self, metric):
-        if self._inside.loss_is_finite is not None:
-            return self._inside.loss_is_finite
-        finite = ops.all(
-            ops.stack([ops.all(ops.isfinite(v)) for v in metric.variables])
-        )
-        if metric is self._loss_tracker:
-            self._inside.loss_is_finite = finite
-        return finite
+    def _loss_is_finite(self, metric, args):
+        """Whether this step's loss is, `None` if that is not known yet."""
+        if metric is self._loss_tracker and args:
+            known = backend_step.current().known_finite(args[0])
+            self._inside.loss_is_finite = known or ops.all(
+                ops.isfinite(args[0])
+            )
+        return self._inside.loss_is_finite
+
+
+def _has_finite_state(metric):
+    return ops.all(
+        ops.stack([ops.all(ops.isfinite(v)) for v in metric.variables])
+    )
 
 
 def _resetting(reset_state, seen):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from keras import ops
 from keras.src.backend import AutocastScope
 
+from keras_mixprec.backend import step as backend_step
+
 
 def guard_state(model, enabled: Callable[[], bool]) -> bool:
     """Keeps finite numbers in a model's state from becoming non-finite.
@@ -42,10 +44,12 @@ def _keeping_finite(variable, enabled):
     def guarded(value):
         if not enabled():
             return assign(value)
+        value = ops.convert_to_tensor(value, dtype=variable.dtype)
+        if backend_step.current().known_finite(value):
+            return assign(value)
         # As stored, not as a 16-bit layer would see it.
         with AutocastScope(None):
             old = ops.convert_to_tensor(variable.value)
-        value = ops.convert_to_tensor(value, dtype=variable.dtype)
         lost = ops.logical_and(
             ops.logical_not(ops.isfinite(value)), ops.isfinite(old)
         )
