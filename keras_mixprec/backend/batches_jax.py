@@ -23,9 +23,14 @@ def newest(model, variables):
         yield
         return
     # Whatever else a variable may be, a trainable one is never asked for.
-    known = [*model.optimizer.variables, *model.metrics_variables]
-    values = [*state["optimizer_variables"], *state["metrics_variables"]]
-    values = dict(zip(map(id, known), values, strict=False))
+    values = {
+        id(variable): value
+        for known, kind in (
+            (model.optimizer.variables, "optimizer_variables"),
+            (model.metrics_variables, "metrics_variables"),
+        )
+        for variable, value in zip(known, state[kind], strict=False)
+    }
     before = [v._value for v in variables]
     for variable in variables:
         variable._value = values.get(id(variable), variable._value)

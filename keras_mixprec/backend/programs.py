@@ -7,7 +7,7 @@ that a diagnosis of 40 dense layers takes.
 
 from collections.abc import Callable, Hashable
 
-_MOST = 512
+_MOST = 256
 _KNOWN = {}
 
 

@@ -51,7 +51,13 @@ def compiled(function):
 
         # What it ignores is part of its text only if it is kept.
         lowered = jax.jit(evaluate, keep_unused=True).lower(*given)
-        results = program(lowered.as_text(), lowered.compile)(*given)
+        text = lowered.as_text()
+        if "callback" in text:  # It does not say which.
+            compiled = lowered.compile()
+        else:
+            places = (getattr(array, "sharding", None) for array in given)
+            compiled = program((text, *places), lowered.compile)
+        results = compiled(*given)
         return jax.tree.unflatten(jax.tree.structure(outputs), results)
 
     return run

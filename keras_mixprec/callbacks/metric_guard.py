@@ -166,10 +166,10 @@ class MetricGuard:
     def _loss_is_finite(self, metric, args):
         """Whether this step's loss is, `None` if that is not known yet."""
         if metric is self._loss_tracker and args:
-            known = backend_step.current().known_finite(args[0])
-            self._inside.loss_is_finite = known or ops.all(
-                ops.isfinite(args[0])
-            )
+            loss = ops.convert_to_tensor(args[0])
+            self._inside.loss_is_finite = backend_step.current().known_finite(
+                loss
+            ) or ops.all(ops.isfinite(loss))
         return self._inside.loss_is_finite
 
 

@@ -22,6 +22,9 @@ from keras_mixprec.policies.lone_layers import lone_layers
 _SECOND_AUDIT = 50
 _AUDITS_GROW = 4
 
+# At first a look is taken whenever there are an eighth more steps.
+_LOOKS_GROW = 8
+
 # Share of the time since the start that one of the later audits may take.
 _AUDIT_SHARE = 0.005
 
@@ -109,7 +112,8 @@ class Tuning:
     def _look(self, step):
         # The first steps show most.
         taken = step - self._engine.first_step
-        self._next_look = step + min(taken, self._tuner.update_freq)
+        gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
+        self._next_look = step + max(gap, 1)
         self._bad_anywhere += self._new_bad_steps()
         suspicious = self._suspicion.add(step, self._bad_anywhere)
         if self._cooling(step) or self._held_until is not None:
