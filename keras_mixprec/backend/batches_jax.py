@@ -22,15 +22,7 @@ def newest(model, variables):
     if not state or model._jax_state_synced:
         yield
         return
-    # Whatever else a variable may be, a trainable one is never asked for.
-    values = {
-        id(variable): value
-        for known, kind in (
-            (model.optimizer.variables, "optimizer_variables"),
-            (model.metrics_variables, "metrics_variables"),
-        )
-        for variable, value in zip(known, state[kind], strict=False)
-    }
+    values = _values(model, state, {id(v) for v in variables})
     before = [v._value for v in variables]
     for variable in variables:
         variable._value = values.get(id(variable), variable._value)
@@ -39,6 +31,20 @@ def newest(model, variables):
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable._value = value
+
+
+def _values(model, state, wanted):
+    """The values of a state by the ids of variables, all wanted among them."""
+    values = {}
+    # Where they are most likely first: of a train step of the user's own other
+    # optimizers may be anywhere. A trainable variable is never asked for.
+    for kind in ("optimizer", "metrics", "non_trainable"):
+        if not wanted <= values.keys():
+            owner = model.optimizer if kind == "optimizer" else model
+            name = "variables" if kind == "optimizer" else f"{kind}_variables"
+            known = map(id, getattr(owner, name))
+            values |= zip(known, state[f"{kind}_variables"], strict=False)
+    return values
 
 
 def _with_values(model, state, work):
