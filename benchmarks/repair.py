@@ -2,7 +2,7 @@
 
 For every case and backend: the final metric in float32, in mixed_float16 as it
 is, and with the tuner; where that is not within 2% of float32's, the least and
-largest of five seeds in float32, which have to contain it; how many steps
+largest of five seeds, one of which it has to be as good as; how many steps
 after the first bad one the model was repaired, and with how many rebuilds; the
 share of parameters and of work that is left in 16 bits, and of the smallest
 set known to work. In a control nothing may be demoted.

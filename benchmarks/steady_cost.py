@@ -15,6 +15,7 @@ other beside those of the other fits.
     python benchmarks/steady_cost.py --setups torch --models transformer
 """
 
+import math
 import pathlib
 import queue
 import statistics
@@ -44,13 +45,11 @@ def measure(jit_compile, name, rounds, steps):
             for kind, callbacks in _callbacks(folder).items()
         }
         kinds = list(arms)
-        # Up to the first step.
-        seconds = {kind: [arms[kind].run()] for kind in kinds}
+        seconds = {kind: [0.0] * (rounds + 1) for kind in kinds}
+        for kind in kinds:  # Up to the first step.
+            seconds[kind][0] += arms[kind].run()
         for epoch in range(rounds + 1):
-            if epoch:
-                for kind in kinds:
-                    seconds[kind].append(0.0)
-            for turn in range(steps // _TURN):
+            for turn in range(math.ceil(steps / _TURN)):
                 shift = turn % len(kinds)
                 for kind in kinds[shift:] + kinds[:shift]:
                     seconds[kind][epoch] += arms[kind].run()

@@ -22,15 +22,10 @@ def newest(model, variables):
     if not state or model._jax_state_synced:
         yield
         return
-    values = _values(model, state, {id(v) for v in variables})
-    before = [v._value for v in variables]
-    for variable in variables:
-        variable._value = values.get(id(variable), variable._value)
-    try:
+    known = _values(model, state, {id(v) for v in variables})
+    values = [known.get(id(v), v._value) for v in variables]
+    with _holding(variables, values):
         yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable._value = value
 
 
 def _values(model, state, wanted):
@@ -38,12 +33,14 @@ def _values(model, state, wanted):
     values = {}
     # Where they are most likely first: of a train step of the user's own other
     # optimizers may be anywhere. A trainable variable is never asked for.
-    for kind in ("optimizer", "metrics", "non_trainable"):
+    for kind, owner, name in (
+        ("optimizer_variables", model.optimizer, "variables"),
+        ("metrics_variables", model, "metrics_variables"),
+        ("non_trainable_variables", model, "non_trainable_variables"),
+    ):
         if not wanted <= values.keys():
-            owner = model.optimizer if kind == "optimizer" else model
-            name = "variables" if kind == "optimizer" else f"{kind}_variables"
             known = map(id, getattr(owner, name))
-            values |= zip(known, state[f"{kind}_variables"], strict=False)
+            values |= zip(known, state[kind], strict=False)
     return values
 
 
@@ -58,13 +55,19 @@ def _with_values(model, state, work):
         *model.optimizer.variables,
         *model.metrics_variables,
     ]
-    before = [v._value for v in variables]
     leaves, structure = jax.tree.flatten(state)
-    for variable, value in zip(variables, leaves, strict=True):
-        variable._value = value
-    try:
+    with _holding(variables, leaves):
         work()
         return structure.unflatten([v._value for v in variables])
+
+
+@contextlib.contextmanager
+def _holding(variables, values):
+    before = [v._value for v in variables]
+    for variable, value in zip(variables, values, strict=True):
+        variable._value = value
+    try:
+        yield
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable._value = value

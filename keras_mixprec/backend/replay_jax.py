@@ -53,11 +53,11 @@ def compiled(function):
         lowered = jax.jit(evaluate, keep_unused=True).lower(*given)
         text = lowered.as_text()
         if "callback" in text:  # It does not say which.
-            compiled = lowered.compile()
+            executable = lowered.compile()
         else:
             places = (getattr(array, "sharding", None) for array in given)
-            compiled = program((text, *places), lowered.compile)
-        results = compiled(*given)
+            executable = program((text, *places), lowered.compile)
+        results = executable(*given)
         return jax.tree.unflatten(jax.tree.structure(outputs), results)
 
     return run

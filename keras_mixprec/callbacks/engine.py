@@ -237,11 +237,15 @@ class Engine:
                 if scale > float(watch.optimizer.loss_scale):
                     watch.optimizer.dynamic_scale.assign(scale)
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since training began."""
+        return time.perf_counter() - self._begun
+
     def _budget(self):
-        elapsed = time.perf_counter() - self._begun
         spent = self._spent + self.examiner.spent + self.prober.spent
         share = self.settings.max_overhead
-        return (share - min(share / 2, _UNTIMED)) * elapsed - spent
+        return (share - min(share / 2, _UNTIMED)) * self.elapsed - spent
 
     def _timed(self, work):
         started = time.perf_counter()
@@ -264,8 +268,7 @@ class Engine:
             and not self.examiner.armed
             and self.prober.wants(self.model, self.step, self._budget(), steps)
         ):
-            elapsed = time.perf_counter() - self._begun
-            self.prober.arm(self.model, self.step, elapsed / steps)
+            self.prober.arm(self.model, self.step, self.elapsed / steps)
 
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
@@ -286,9 +289,9 @@ class Engine:
         }
 
     def _newest_counters(self):
-        counters = [*guard_of(self.model).counters]
-        for watch in self.watches.values():
-            counters += watch.optimizer.counters
+        holders = [w.optimizer for w in self.watches.values()]
+        holders.append(guard_of(self.model))
+        counters = [v for holder in holders for v in holder.counters]
         return backend_batches.current().newest(self.model, counters)
 
     def _look(self):

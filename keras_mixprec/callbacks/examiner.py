@@ -86,12 +86,11 @@ class Examiner:
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""
-
-        def examine(batch):
-            self._examine(model, batch, step)
-            self.spent += self.cost
-
-        self.on_next_batch(model, step, examine)
+        self.on_next_batch(
+            model,
+            step,
+            lambda batch: self._examine(model, batch, step, counts=True),
+        )
 
     def examine(self, model, batch, step: int):
         """Diagnoses a batch now, as the `step`th.
@@ -181,7 +180,7 @@ class Examiner:
         )
         carry_on_without("diagnose this model any more", reason)
 
-    def _examine(self, model, batch, step):
+    def _examine(self, model, batch, step, counts=False):
         if batch is None:
             return
         started = time.perf_counter()
@@ -198,6 +197,7 @@ class Examiner:
                 self.listener(found, batch, step)
         finally:
             self.cost = time.perf_counter() - started
+            self.spent += self.cost if counts else 0.0
 
     def _log_errors(self, errors, step):
         if errors and step > self._last_errors:

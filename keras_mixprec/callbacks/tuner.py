@@ -25,8 +25,9 @@ class PrecisionTuner(keras.callbacks.Callback):
 
     Before the first step, when steps are skipped or losses are not finite
     more often than a search for the loss scale explains, after 50 steps and
-    rarely later, one batch is diagnosed as by `keras_mixprec.diagnose`: as
-    long as nothing fails, in at most 0.5% of the time. The smallest set of
+    rarely later, one batch is diagnosed as by `keras_mixprec.diagnose`; as
+    long as nothing fails, each later one takes at most 0.5% of the time since
+    the start. The smallest set of
     layers that cures what is found is demoted: to bfloat16 where the fault is
     one of range and the device computes in it, else to float32. Weights,
     optimizer state, metrics and counters stay; the compiled functions are

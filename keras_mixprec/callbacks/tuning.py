@@ -1,6 +1,5 @@
 """What a tuner does in one `fit`."""
 
-import time
 from collections import deque
 
 from keras.src.trainers.data_adapters import data_adapter_utils
@@ -76,8 +75,6 @@ class Tuning:
         self._advised = set()
         self._changed_at = None
         self._next_look = self._next_audit = None
-        self._audits = 0
-        self._begun = time.perf_counter()
 
     # Looking.
 
@@ -121,7 +118,6 @@ class Tuning:
         if suspicious:
             self._held_until = step + WINDOW
         elif step >= self._next_audit and self._affords_audit():
-            self._audits += 1
             self._next_audit = step + _AUDITS_GROW * taken
             self._examine_next(step, suspected=False)
         else:
@@ -129,13 +125,11 @@ class Tuning:
 
     def _affords_audit(self):
         """Whether the next audit costs little enough, on all workers."""
-        if not self._audits:
+        engine = self._engine
+        if self._next_audit == engine.first_step + _SECOND_AUDIT:
             return True
-        elapsed = time.perf_counter() - self._begun
-        cost = self._engine.examiner.cost
-        (dear,) = any_worker(
-            self._engine.model, [cost > _AUDIT_SHARE * elapsed]
-        )
+        dear = engine.examiner.cost > _AUDIT_SHARE * engine.elapsed
+        (dear,) = any_worker(engine.model, [dear])
         return not dear
 
     def _new_bad_steps(self):

@@ -172,7 +172,7 @@ class LossScaleOptimizer(
 
     @property
     def counters(self) -> list:
-        """Those of them that are the wrapper's own: scale and history."""
+        """The wrapper's own variables: loss scale, counters, history."""
         return list(self._variables)
 
     def apply(self, grads, trainable_variables=None):

@@ -33,7 +33,7 @@ def fault_on_the_second_device_at_first():
 
 
 def fault_on_the_second_device_later():
-    model, tuner = build(1.0), kmp.PrecisionTuner(update_freq=10, verbose=0)
+    model, tuner = build(1.0), kmp.PrecisionTuner(verbose=0)
     fit(model, [GOOD] * 40, [GOOD] * 20 + [BIG] * 20, tuner)
     assert demoted(model) == CURE, demoted(model)
     (step,) = [e["step"] for e in tuner.history]

@@ -46,7 +46,7 @@ def fault_on_the_second_replica_at_first():
 
 
 def fault_on_the_second_replica_later():
-    model, tuner = build(), kmp.PrecisionTuner(update_freq=10, verbose=0)
+    model, tuner = build(), kmp.PrecisionTuner(verbose=0)
     monitor = kmp.MixPrecMonitor(
         tempfile.mkdtemp(), keep_failing_batches=1, verbose=0
     )

@@ -29,9 +29,7 @@ class Case(NamedTuple):
 CASES = {
     # Only the second worker meets the fault.
     "at_first": Case(([GOOD] * 6, [BIG] * 6)),
-    "later": Case(
-        ([GOOD] * 40, [GOOD] * 20 + [BIG] * 20), arguments={"update_freq": 10}
-    ),
+    "later": Case(([GOOD] * 40, [GOOD] * 20 + [BIG] * 20)),
     # It alone remembers the fault when nothing seems to need the repair.
     "quiet": Case(
         ([GOOD] * 60, [BIG] * 5 + [GOOD] * 55), arguments={"promote_after": 20}
