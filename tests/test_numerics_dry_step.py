@@ -2,11 +2,12 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 from optimizer_models import assert_identical, make_variables, numbers
 
 import keras_mixprec as kmp
-from keras_mixprec.numerics.dry_step import dry_step, held
+from keras_mixprec.numerics.dry_step import compiled_loss, dry_step, held
 
 
 def test_optimizers_that_skip_together_are_held():
@@ -44,3 +45,23 @@ def test_a_dry_step_leaves_no_gradients_behind():
     assert len(step.gradients) == 2
     for variable in model.trainable_variables:
         assert getattr(variable.value, "grad", None) is None
+
+
+def test_the_compiled_loss_is_that_of_the_step():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    jit_compile = keras.backend.backend() != "torch"
+    model.compile("adam", "mse", jit_compile=jit_compile)
+    model.optimizer.build(model.trainable_variables)
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(64, 2)), random.normal(size=(64, 3))
+    before = [np.array(v) for v in model.variables]
+    for _ in range(2):
+        kernel, bias = (np.array(v, "float64") for v in model.weights)
+        expected = np.mean((x @ kernel + bias - y) ** 2)
+        batch = tuple(ops.convert_to_tensor(a, "float32") for a in (x, y))
+        # float32 sums of 192 terms.
+        assert compiled_loss(model, batch) == pytest.approx(expected, rel=1e-5)
+        assert_identical(numbers(model.variables), before)
+        model.train_on_batch(*batch)
+        before = numbers(model.variables)
+        random.shuffle(x)

@@ -24,7 +24,12 @@ from keras_mixprec.diagnosis.forward_judgement import (
 )
 from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
 from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
-from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
+from keras_mixprec.numerics.dry_step import (
+    DryStep,
+    compiled_loss,
+    dry_step,
+    exact_step,
+)
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.twin import Twin
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
@@ -159,7 +164,7 @@ class Search:
             lambda: exact_step(self._model, self._data).loss,
         )
         off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
-        if not off or not check.wrong(demoted):
+        if not off or not check.wrong(demoted) or self._right_when_compiled():
             return step
         cured = self._greedily(step)
         if len(self.culprits) == known or check.right(self._demoted):
@@ -168,6 +173,17 @@ class Search:
         del self.culprits[known:]
         self._demoted = demoted
         return step
+
+    def _right_when_compiled(self):
+        """Whether only the single operations of a dry step are wrong."""
+        if not self._compiled:
+            return False
+        with computing_in("float32", self._demoted):
+            low = compiled_loss(self._model, self._data)
+        # It may draw other random numbers than single operations do.
+        with computing_in("float32", list(self._model._flatten_layers())):
+            exact = compiled_loss(self._model, self._data)
+        return loss_error(low, exact) <= thresholds.LOSS_ERROR
 
     def _greedily(self, step):
         while self._loss_error(step.loss) > thresholds.LOSS_ERROR:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
-import numpy as np
 
 from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in
 from keras_mixprec.numerics.random_numbers import drawn_in_float32
@@ -39,16 +39,40 @@ def dry_step(model: keras.Model, data, scale: float) -> DryStep:
         scale: Float. Takes the place of every optimizer's loss scale.
     """
     recorder = CallRecorder(walk_with_model(model))
+    with _restored(model), recorder.recording():
+        losses, gradients = _run(model, data, scale)
+    concrete = filter(backend_replay.current().is_concrete, losses)
+    return DryStep(_total(concrete), gradients, recorder.calls)
+
+
+def compiled_loss(model: keras.Model, data) -> float:
+    """Returns the loss of the step as XLA computes it, compiled as a whole.
+
+    Which may be right where single operations are not: an average over
+    128 x 128 float16 pixels is off by 30% to 90% on TensorFlow, by 0.04% in XLA.
+    """
+
+    def losses(_):
+        return _run(model, data, 1.0)[0]
+
+    with _restored(model):
+        return _total(backend_replay.current().compiled(losses)([]))
+
+
+def _run(model, data, scale):
+    """Lets the model take the step; returns losses and scaled gradients."""
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers_of(model).values():
             stack.enter_context(held(optimizer, scale, losses, gradients))
-        stack.enter_context(_restored(model))
         stack.enter_context(drawn_in_float32())
-        stack.enter_context(recorder.recording())
         stack.enter_context(keras.StatelessScope(collect_losses=True))
         backend_replay.current().train_step(model, data)
-    return DryStep(float(np.sum(losses)), gradients, recorder.calls)
+    return losses, gradients
+
+
+def _total(losses):
+    return float(sum(to_array(loss) for loss in losses))
 
 
 def exact_step(model: keras.Model, data) -> DryStep:
@@ -71,13 +95,9 @@ def held(optimizer, scale, losses, gradients):
     """Lets an optimizer see losses and gradients, and do nothing."""
     backend = backend_replay.current()
 
-    def keep_loss(loss):
-        if backend.is_concrete(loss):
-            losses.append(float(keras.ops.convert_to_numpy(loss)))
-
     def scale_loss(loss):
         loss = keras.ops.cast(loss, "float32")
-        return backend.observe(loss, keep_loss, lambda _: None) * scale
+        return backend.observe(loss, losses.append, lambda _: None) * scale
 
     def apply(grads, trainable_variables=None):
         variables = trainable_variables or optimizer._trainable_variables

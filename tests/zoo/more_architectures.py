@@ -55,11 +55,11 @@ def rnn_integrator():
     return keras.Model(inputs, head(x, 1))
 
 
-def bright_images(samples=32, size=128):
+def bright_images(samples=32, size=(250, 64)):
     def data():
         random = np.random.default_rng(0)
         y = random.uniform(1, 3, (samples, 1))
-        x = 0.1 * random.normal(size=(samples, size, size, 1))
+        x = 0.1 * random.normal(size=(samples, *size, 1))
         x = x + y[:, None, None]
         y = y - 2 + 0.1 * random.normal(size=y.shape)
         return x.astype("float32"), y.astype("float32")
@@ -70,7 +70,7 @@ def bright_images(samples=32, size=128):
 @case(
     data=bright_images(),
     culprits=frozenset({"pool"}),
-    tolerated=frozenset({"conv", "pool"}),
+    tolerated=frozenset({"conv"}),
     kind="precision_loss",
     direction="forward",
     decoy="h1",
@@ -81,15 +81,16 @@ def bright_images(samples=32, size=128):
     samples=16,
     optimizer=lambda: keras.optimizers.Adam(0.05),
     initial_scale=2.0**10,
-    # XLA's sum is off by 20% as well, which this model learns to live with.
-    absent_on=frozenset({"torch", "tensorflow-xla", "jax"}),
+    absent_on=frozenset({"torch", "tensorflow-xla"}),
 )
 def avgpool_builtin():
-    inputs = keras.Input((128, 128, 1))
+    # The sums get stuck: on TensorFlow in any shape; in JAX only along the
+    # first axis, so that 128 x 128 is off by 20%, which the model bears.
+    inputs = keras.Input((250, 64, 1))
     x = layers.Conv2D(
         2, 1, kernel_initializer=keras.initializers.Constant(1.0), name="conv"
     )(inputs)
-    x = layers.AveragePooling2D(128, name="pool")(x)
+    x = layers.AveragePooling2D((250, 64), name="pool")(x)
     x = layers.Dense(16, "relu", name="h1")(layers.Flatten()(x))
     return keras.Model(inputs, head(x, 1))
 
