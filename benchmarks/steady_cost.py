@@ -1,171 +1,211 @@
-"""What `MixPrecMonitor` and `PrecisionTuner` cost a healthy run that lasts.
+"""What `MixPrecMonitor` and `PrecisionTuner` cost a healthy run, by parts.
 
-Each arm is one long `fit` of the same mixed_float16 model with our
-`LossScaleOptimizer`: without a callback, with the monitor, and with monitor
-and tuner, all at their defaults. The fits run in threads that take turns every
-twenty steps, so that noise meets all alike; the clock that the budgets go by
-stands still while others run. A ratio is the median, over the epochs after the
-first, of an epoch's time to that of the same epoch without a callback; the
-ratio of the fastest epochs stands beside it in brackets. "First epoch" is what
-setting up, the diagnosis before the first step and the compilation of the
-probed step added to it, once. With one thread torch's own do not wait for each
-other beside those of the other fits.
+Two `fit`s next to each other differ by 2% to 5% on a shared machine even if
+they are the same, so that their ratio tells nothing about 1%. Here the parts
+are timed where they happen, all at their defaults, in one `fit` of a
+mixed_float16 model with our `LossScaleOptimizer` that lasts some epochs:
 
-    OMP_NUM_THREADS=1 python benchmarks/steady_cost.py
-    python benchmarks/steady_cost.py --setups torch --models transformer
+- guard: what keeping bad batches out of metrics adds to the compiled step, from
+  single steps with and without it that alternate on the same weights;
+- hooks: the time within the callbacks' own methods, waiting for the device
+  included;
+- special steps: what probed and diagnosed steps take beyond the median step.
+
+Hooks and special steps are those of the epochs after the first, as a share of
+the rest of the time of those epochs. "Total" is the sum of the three. "Once"
+is what setting up, the diagnosis before the first step and the compilation of
+the probed step add to the first epoch, in seconds.
+
+    python benchmarks/steady_cost.py
+    OMP_NUM_THREADS=1 python benchmarks/steady_cost.py --setups torch
 """
 
-import math
+import functools
 import pathlib
-import queue
 import statistics
 import sys
 import tempfile
-import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from benchmarks.timing import argument_parser, print_table, ratio
+from benchmarks.timing import argument_parser, interleave, print_table
 
 MODELS = ("convolutional", "40 Dense(64)", "transformer")
 
 _BATCH = 64
 
-# Steps between two changes of turn.
-_TURN = 20
+# Pairs of single steps: their ratios vary by 10%, so that the median of so
+# many is known to 0.3%.
+_PAIRS = 1001
 
 
 def measure(jit_compile, name, rounds, steps):
     """Returns the table cells of one model on the active backend."""
-    time.perf_counter = _own_time
-    with tempfile.TemporaryDirectory() as folder:
-        arms = {
-            kind: _Arm(jit_compile, name, steps, rounds + 1, callbacks)
-            for kind, callbacks in _callbacks(folder).items()
-        }
-        kinds = list(arms)
-        seconds = {kind: [0.0] * (rounds + 1) for kind in kinds}
-        for kind in kinds:  # Up to the first step.
-            seconds[kind][0] += arms[kind].run()
-        for epoch in range(rounds + 1):
-            for turn in range(math.ceil(steps / _TURN)):
-                shift = turn % len(kinds)
-                for kind in kinds[shift:] + kinds[:shift]:
-                    seconds[kind][epoch] += arms[kind].run()
-    first = {kind: times.pop(0) for kind, times in seconds.items()}
-    none, *others = kinds
+    import keras_mixprec as kmp
+
+    guard = _guard(jit_compile, name)
+    plain = _Run(jit_compile, name, steps, 1, [])
+    shares, once = [], []
+    for tuners in ([], [kmp.PrecisionTuner(verbose=0)]):
+        with tempfile.TemporaryDirectory() as folder:
+            monitor = kmp.MixPrecMonitor(folder, verbose=0)
+            run = _Run(jit_compile, name, steps, rounds + 1, [monitor, *tuners])
+        shares.append([guard, *run.shares()])
+        once.append(run.first_epoch - plain.first_epoch)
     return [
-        f"{1e3 * statistics.median(seconds[none]) / steps:.2f}",
-        *(ratio(seconds[kind], seconds[none], digits=3) for kind in others),
-        *(f"{first[kind] - first[none]:.1f} s" for kind in others),
+        f"{1e3 * run.median_step:.2f}",
+        *(
+            " + ".join(f"{s:.2%}" for s in parts) + f" = {sum(parts):.2%}"
+            for parts in shares
+        ),
+        *(f"{seconds:.1f} s" for seconds in once),
     ]
 
 
-def _callbacks(folder):
-    import keras_mixprec as kmp
+def _guard(jit_compile, name):
+    """What the guard adds to a step, as a share of it."""
+    from benchmarks.train_steps import stepper
+    from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
 
-    def monitor(name):
-        return kmp.MixPrecMonitor(pathlib.Path(folder, name), verbose=0)
+    model, x, y = _compiled(jit_compile, name, 1)
+    watch_optimizers(model)
+    run = stepper(model, x, y)
+    guard, functions = guard_of(model), {True: model.train_function}
+    guard.enabled = False  # As the next function is traced,
+    train_step = model.train_step
+    model.train_step = lambda *args: train_step(*args)  # which JAX shall do.
+    model.make_train_function(force=True)
+    functions[False] = model.train_function
 
-    return {
-        "none": [],
-        "monitor": [monitor("alone")],
-        "both": [monitor("beside"), kmp.PrecisionTuner(verbose=0)],
-    }
+    def step(guarded):
+        guard.enabled = guarded
+        model.train_function = functions[guarded]
+        run(1)
+
+    arms = {g: functools.partial(step, g) for g in functions}
+    interleave(arms, 20)
+    seconds = interleave(arms, _PAIRS)
+    pairs = zip(seconds[True], seconds[False], strict=True)
+    return statistics.median(guarded / own for guarded, own in pairs) - 1
 
 
-class _Arm:
-    """One `fit`, which goes on when it is asked to."""
+def _compiled(jit_compile, name, steps):
+    """Returns a compiled model and its data."""
+    import keras
+    import numpy as np
+
+    import keras_mixprec
+    from benchmarks.models import MODELS
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    model, shape = MODELS[name]()
+    model.compile(
+        keras_mixprec.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit_compile,
+    )
+    random = np.random.default_rng(0)
+    x = random.normal(size=(steps * _BATCH, *shape)).astype("float32")
+    return model, x, random.integers(0, 10, size=len(x))
+
+
+class _Run:
+    """One `fit`, timed from within."""
 
     def __init__(self, jit_compile, name, steps, epochs, callbacks):
         import keras
-        import numpy as np
 
-        import keras_mixprec
-        from benchmarks.models import MODELS
-
-        keras.utils.set_random_seed(0)
-        keras.config.set_dtype_policy("mixed_float16")
-        model, shape = MODELS[name]()
-        model.compile(
-            keras_mixprec.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            jit_compile=jit_compile,
+        self._steps, self._epochs = steps, epochs
+        self._hooks = 0.0  # In this batch.
+        self._batches = []  # Seconds in hooks, seconds of the step, special.
+        model, x, y = _compiled(jit_compile, name, steps)
+        for callback in callbacks:
+            self._time_hooks(callback)
+        begin = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs: self._stamp(),
+            # With it Keras reads the loss and so waits for every step, as
+            # whoever asked first would have to otherwise.
+            on_train_batch_end=lambda batch, logs: None,
         )
-        random = np.random.default_rng(0)
-        x = random.normal(size=(steps * _BATCH, *shape)).astype("float32")
-        y = random.integers(0, 10, size=len(x))
-        self._turn, self._done = queue.Queue(), queue.Queue()
+        end = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: self._note_own(model),
+            on_train_batch_begin=lambda batch, logs: self._note_special(model),
+        )
+        self._special = False
+        self._last = time.perf_counter()
+        model.fit(
+            x,
+            y,
+            _BATCH,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[begin, *callbacks, end],
+        )
+        self._stamp()
 
-        def wait(batch, logs):
-            if batch % _TURN == 0:
-                _finish_steps(model)
-                self._done.put(None)
-                _wait(self._turn)
+    @property
+    def first_epoch(self):
+        """Seconds from before `fit` to the second epoch."""
+        return sum(h + s for h, s, _ in self._batches[: self._steps + 1])
 
-        def fit():
-            _wait(self._turn)
+    @property
+    def median_step(self):
+        """Seconds of a plain step."""
+        return statistics.median(s for _, s, _ in self._steady())
+
+    def shares(self):
+        """Hooks and special steps, as shares of what remains."""
+        steady = self._steady()
+        hooks = sum(h for h, _, _ in steady)
+        special = sum(s - self.median_step for _, s, odd in steady if odd)
+        rest = sum(s for _, s, _ in steady) - special
+        return hooks / rest, special / rest
+
+    def _steady(self):
+        return self._batches[self._steps + 1 :]
+
+    def _time_hooks(self, callback):
+        for name in dir(callback):
+            if name.startswith("on_"):
+                setattr(callback, name, self._timed(getattr(callback, name)))
+
+    def _timed(self, method):
+        @functools.wraps(method)
+        def timed(*args, **kwargs):
+            start = time.perf_counter()
             try:
-                model.fit(
-                    x,
-                    y,
-                    _BATCH,
-                    epochs=epochs,
-                    shuffle=False,
-                    verbose=0,
-                    callbacks=[
-                        keras.callbacks.LambdaCallback(
-                            on_train_batch_begin=wait
-                        ),
-                        *callbacks,
-                    ],
-                )
-                self._done.put(None)
-            except BaseException as error:
-                self._done.put(error)
+                return method(*args, **kwargs)
+            finally:
+                self._hooks += time.perf_counter() - start
 
-        threading.Thread(target=fit, daemon=True).start()
+        return timed
 
-    def run(self):
-        """Lets it come to its next turn, or the end; returns the seconds."""
-        start = _clock()
-        self._turn.put(None)
-        error = self._done.get()
-        if error is not None:
-            raise error
-        return _clock() - start
+    def _stamp(self):
+        """A batch ends where the next begins."""
+        now = time.perf_counter()
+        step = now - self._last - self._hooks
+        self._batches.append((self._hooks, step, self._special))
+        self._last, self._hooks = now, 0.0
 
+    def _note_own(self, model):
+        self._own = model.train_function
 
-def _finish_steps(model):
-    # JAX may have some under way, which the next in turn would wait for.
-    if hasattr(model, "_jax_state"):
-        import jax
-
-        jax.block_until_ready(model._jax_state)
-
-
-_clock = time.perf_counter
-_waited = threading.local()
-
-
-def _wait(turn):
-    start = _clock()
-    turn.get()
-    _waited.seconds = getattr(_waited, "seconds", 0.0) + _clock() - start
-
-
-def _own_time():
-    return _clock() - getattr(_waited, "seconds", 0.0)
+    def _note_special(self, model):
+        # Another function has taken its place for this call.
+        self._special = model.train_function is not self._own
 
 
 def main():
     """Prints the table."""
-    parser = argument_parser(__doc__, rounds=21, steps=200)
+    parser = argument_parser(__doc__, rounds=10, steps=200)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     arguments = parser.parse_args()
-    header = ["without, ms a step", "monitor", "monitor and tuner"]
-    header += ["first epoch: monitor", "first epoch: both"]
+    parts = "guard + hooks + special = total"
+    header = ["plain step, ms", f"monitor: {parts}", f"both: {parts}"]
+    header += ["once: monitor", "once: both"]
     models = {name: name for name in arguments.models}
     rest = arguments.rounds, arguments.steps
     print_table(header, arguments.setups, models, measure, *rest)

@@ -1,5 +1,6 @@
 """What the callbacks of one `fit` share, so that together they cost once."""
 
+import contextlib
 import dataclasses
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from keras_mixprec.callbacks.prober import Prober
 from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
+from keras_mixprec.callbacks.spending import LOOKS, Spending
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
 from keras_mixprec.loss_scaling import DynamicLossScale
@@ -24,9 +26,9 @@ from keras_mixprec.reporting.thinning import Thinning
 # times in a million steps, are 40 MB at this many points an interval.
 ROWS_BY_VARIABLE = 128
 
-# Share of the training time that cannot be timed from here: guarding metrics
-# in every step, and steps that wait for each other when one is looked at.
-_UNTIMED = 0.01
+# How often, between two looks, to ask whether one is affordable that is due:
+# asking takes 20 microseconds, 1% of a step of small layers in JAX.
+_RETRIES = 8
 
 # The attribute of a model in `fit` that holds its engine. Kept anywhere else
 # it would keep the model alive.
@@ -63,6 +65,7 @@ class Engine:
         first_step: Int. What it was at the start.
         log: The `RunLog`.
         watches: Dict from optimizer name to `Watch`.
+        spending: `Spending`, what all of this costs.
         examiner, prober, recorder: The parts that diagnose, measure and keep.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further, as of the last look.
@@ -113,9 +116,14 @@ class Engine:
         self.settings = settings
         self.log = log = settings.log
         verbose = settings.verbose
-        self.examiner = Examiner(log, verbose)
+        self.spending = Spending(settings.max_overhead)
+        self.examiner = Examiner(log, verbose, self.spending)
         self.prober = Prober(
-            log, settings.probe_every, settings.max_overhead, verbose
+            log,
+            settings.probe_every,
+            settings.max_overhead,
+            verbose,
+            self.spending,
         )
         self.recorder = Recorder(settings.keep_failing_batches)
 
@@ -131,12 +139,18 @@ class Engine:
         """Looks at the steps before this one, if it is time to."""
         if callback is not self._members[0]:
             return
-        self._settle()
         self.step = self._epoch_start + batch
+        if self.step >= self._idle_until:
+            self._act()
+
+    def _act(self):
+        self._settle()
+        if self.step > self.first_step:
+            self.spending.begin(self.step)
         self.prober.collect(self.step)
         due = self.step - self._last_look >= self.settings.update_freq
-        if due and self._budget() > 0:
-            self._timed(self._look)
+        if due and self.spending.left(LOOKS) > 0:
+            self._look()
         if self._in_a_row >= SUSPICIOUS_STEPS:
             self._examine_if_wanted()
             self._probe_if_wanted()
@@ -146,6 +160,17 @@ class Engine:
         self._predict_scale_if_wanted()
         if not self.recorder.full:
             self.recorder.hold(self.model, self.step, self._scaling())
+        self._idle_until = self.step + self._idle_steps()
+
+    def _idle_steps(self):
+        """In how many steps there may be something to do."""
+        armed = self.prober.armed or self.examiner.armed
+        if armed or not self.recorder.full or self.step == self.first_step:
+            return 1
+        freq = self.settings.update_freq
+        due = min(self._last_look + freq, self.prober.due_at) - self.step
+        # What the budget does not allow yet need not be asked for in each.
+        return max(due, freq // _RETRIES, 1)
 
     def end_epoch(self, callback):
         """Looks at the last steps of an epoch."""
@@ -153,11 +178,14 @@ class Engine:
             return
         self.step = self._step_at_epoch_end(callback.params.get("steps"))
         self.prober.collect(self.step)
-        if self._budget() > 0:
-            self._timed(self._look)
-        if self._budget() > 0 and self._by_epoch.due():
-            self._timed(lambda: self.prober.write_histograms(self.step))
-        self._timed(self._log_layers)
+        if self.spending.left(LOOKS) > 0:
+            self._look()
+        started = time.perf_counter()
+        if self.spending.left(LOOKS) > 0 and self._by_epoch.due():
+            self.prober.write_histograms(self.step)
+        self._log_layers()
+        self.spending.add(LOOKS, time.perf_counter() - started)
+        self._idle_until = self.step
 
     def finish(self):
         """Takes the last look; `fit` has ended."""
@@ -178,6 +206,7 @@ class Engine:
             return
         self._started = True
         self.first_step = self.step = self._epoch_start = self.log.next_step
+        self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
@@ -187,7 +216,6 @@ class Engine:
         self.log.settings(settings_of(self.model))
         self._log_layers()
         self._look()
-        self._begun, self._spent = time.perf_counter(), 0.0
 
     def _step_at_epoch_end(self, steps):
         # The last call of several steps may have been cut short.
@@ -221,7 +249,7 @@ class Engine:
 
     def bad_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""
-        with self._newest_counters():
+        with self._reading():
             skipped = [w.skipped() for w in self.used_watches().values()]
             return max([*skipped, guard_of(self.model).nonfinite_losses])
 
@@ -237,38 +265,21 @@ class Engine:
                 if scale > float(watch.optimizer.loss_scale):
                     watch.optimizer.dynamic_scale.assign(scale)
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since training began."""
-        return time.perf_counter() - self._begun
-
-    def _budget(self):
-        spent = self._spent + self.examiner.spent + self.prober.spent
-        share = self.settings.max_overhead
-        return (share - min(share / 2, _UNTIMED)) * self.elapsed - spent
-
-    def _timed(self, work):
-        started = time.perf_counter()
-        work()
-        self._spent += time.perf_counter() - started
-
     def _examine_if_wanted(self):
         looked = self._last_look == self.step
         if (
             looked
             and not self.prober.armed
-            and self.examiner.wants(self._in_a_row, self._budget())
+            and self.examiner.wants(self._in_a_row)
         ):
             self.examiner.arm(self.model, self.step)
 
     def _probe_if_wanted(self):
         steps = self.step - self.first_step
-        if (
-            self.settings.probe_every
-            and not self.examiner.armed
-            and self.prober.wants(self.model, self.step, self._budget(), steps)
+        if not self.examiner.armed and self.prober.wants(
+            self.model, self.step, steps
         ):
-            self.prober.arm(self.model, self.step, self.elapsed / steps)
+            self.prober.arm(self.model, self.step)
 
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
@@ -298,8 +309,25 @@ class Engine:
         if self.step == self._last_look:
             return
         self._last_look = self.step
-        with self._newest_counters():
+        with self._reading():
             self._read()
+
+    @contextlib.contextmanager
+    def _reading(self):
+        """Context in which counters are those of the last step."""
+        started = time.perf_counter()
+        with self._newest_counters():
+            waited = self._wait_for_steps()
+            yield
+        seconds = time.perf_counter() - started
+        self.spending.add(LOOKS, seconds - waited)
+
+    def _wait_for_steps(self):
+        """Lets the steps under way end; returns the seconds."""
+        started = time.perf_counter()
+        for watch in self.watches.values():
+            watch.attempted()
+        return time.perf_counter() - started
 
     def _read(self):
         scalars, by_variable = {}, self._by_variable.due()

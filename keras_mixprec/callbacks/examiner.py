@@ -24,6 +24,9 @@ from keras_mixprec.reporting.schema import TWIN
 
 _DIRECTIONS = ("forward", "backward")
 
+# What diagnoses are spent for.
+DIAGNOSES = "diagnoses"
+
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
 
@@ -37,23 +40,23 @@ class Examiner:
     Args:
         log: The `RunLog`.
         verbose: `0` or `1`. Whether to print what is found.
+        spending: `Spending`.
 
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
-        spent: Float. Seconds that diagnoses took which were armed here.
-        cost: Float. Seconds that the last one took, whoever asked for it.
+        cost: Float. Seconds that the last diagnosis took.
         listener: Function of `Examination`, batch and step, called with all
             that is found; `None` for nobody.
     """
 
-    def __init__(self, log, verbose):
+    def __init__(self, log, verbose, spending):
         self.verdicts = []
-        self.spent = 0.0
         self.listener = None
         self._works = []
         self._start = None
         self._log = log
         self._verbose = verbose
+        self._spending = spending
         self.cost = _FIRST_COST
         self._last_errors = -1
         self._told = set()
@@ -66,12 +69,11 @@ class Examiner:
         """Whether the next batch is going to be diagnosed."""
         return self._next_call.armed
 
-    def wants(self, in_a_row: int, budget: float) -> bool:
+    def wants(self, in_a_row: int) -> bool:
         """Whether to diagnose now.
 
         Args:
             in_a_row: Int. Steps skipped since the last one applied.
-            budget: Float. Seconds that may be spent.
         """
         if self._failed or self.armed:
             return False
@@ -82,7 +84,7 @@ class Examiner:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        return budget > self.cost
+        return self._spending.left(DIAGNOSES) > self.cost
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""
@@ -92,15 +94,16 @@ class Examiner:
             lambda batch: self._examine(model, batch, step, counts=True),
         )
 
-    def examine(self, model, batch, step: int):
+    def examine(self, model, batch, step: int, counts: bool):
         """Diagnoses a batch now, as the `step`th.
 
         Args:
             model: The `keras.Model`, with variables that are up to date.
             batch: As `train_step` takes it.
             step: Int.
+            counts: Boolean. Whether it counts as overhead.
         """
-        self._try(step, lambda: self._examine(model, batch, step))
+        self._try(step, lambda: self._examine(model, batch, step, counts))
 
     def arm_first_scale(self, model, optimizer, step: int):
         """Sets the loss scale to what the next batch's gradients need.
@@ -180,7 +183,7 @@ class Examiner:
         )
         carry_on_without("diagnose this model any more", reason)
 
-    def _examine(self, model, batch, step, counts=False):
+    def _examine(self, model, batch, step, counts):
         if batch is None:
             return
         started = time.perf_counter()
@@ -197,7 +200,7 @@ class Examiner:
                 self.listener(found, batch, step)
         finally:
             self.cost = time.perf_counter() - started
-            self.spent += self.cost if counts else 0.0
+            self._spending.add(DIAGNOSES, self.cost, counts)
 
     def _log_errors(self, errors, step):
         if errors and step > self._last_errors:

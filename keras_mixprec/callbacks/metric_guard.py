@@ -146,17 +146,16 @@ class MetricGuard:
                 returned = update_state(*args, **kwargs)
                 seen.assign(_SOME_GOOD)
                 return returned
-            # A copy, since torch writes into the variable's own memory.
-            before = {id(v): ops.copy(v.value) for v in metric.variables}
-            returned = update_state(*args, **kwargs)
-            if finite is None:
-                finite = _has_finite_state(metric)
-            for variable in metric.variables:
-                # Some metrics make theirs only now, of zeros.
-                old = before.get(id(variable), 0)
-                variable.assign(ops.where(finite, variable.value, old))
             if metric is self._loss_tracker:
+                returned = _average_if(finite, update_state, *args, **kwargs)
                 self._nonfinite_losses.assign_add(ops.where(finite, 0.0, 1.0))
+            else:
+                # A copy, since torch writes into the variable's own memory.
+                before = {id(v): ops.copy(v.value) for v in metric.variables}
+                returned = update_state(*args, **kwargs)
+                if finite is None:
+                    finite = _has_finite_state(metric)
+                _put_back_unless(finite, metric, before)
             bad = ops.maximum(seen.value, _ONLY_BAD)
             seen.assign(ops.where(finite, float(_SOME_GOOD), bad))
             return returned
@@ -169,8 +168,32 @@ class MetricGuard:
             loss = ops.convert_to_tensor(args[0])
             self._inside.loss_is_finite = backend_step.current().known_finite(
                 loss
-            ) or ops.all(ops.isfinite(loss))
+            ) or _all_finite(loss)
         return self._inside.loss_is_finite
+
+
+def _all_finite(tensor):
+    finite = ops.isfinite(tensor)
+    return finite if finite.shape == () else ops.all(finite)
+
+
+def _average_if(finite, update_state, values, sample_weight=1.0):
+    """Updates a `Mean` with nothing unless `finite`.
+
+    Half the operations of putting its state back: on TensorFlow op by op that
+    is 1% of a step of 40 small layers.
+    """
+    return update_state(
+        ops.where(finite, values, 0),
+        sample_weight=ops.where(finite, sample_weight, 0),
+    )
+
+
+def _put_back_unless(finite, metric, before):
+    for variable in metric.variables:
+        # Some metrics make theirs only now, of zeros.
+        old = before.get(id(variable), 0)
+        variable.assign(ops.where(finite, variable.value, old))
 
 
 def _has_finite_state(metric):

@@ -1,5 +1,6 @@
 """When to probe a step, and writing what it told."""
 
+import math
 import time
 from collections import defaultdict
 
@@ -18,6 +19,9 @@ from keras_mixprec.reporting.schema import EXPONENTS
 # take.
 _COMPILING = 5 / 4
 
+# What probes are spent for.
+_PROBES = "probes"
+
 # The attribute of a model that holds its probe, with the train function that
 # it is the twin of: a second `fit` need not compile it again. Both refer to the
 # model, so that kept anywhere else they would keep it alive.
@@ -29,19 +33,17 @@ class Prober:
 
     Args:
         log: The `RunLog`.
-        every: Int. Steps between two probes.
+        every: Int. Steps between two probes, 0 for none.
         max_overhead: Float. Share of the training time that they may take.
         verbose: `0` or `1`. Whether to print a warning of an overflow to come.
+        spending: `Spending`.
 
     Attributes:
-        spent: Float. Seconds that probes took beyond those of a plain step,
-            without the first, which compiles.
         readings: List of `LayerReading` of the last probe.
         limits: The `Format` that it refers to, `None` before.
     """
 
-    def __init__(self, log, every, max_overhead, verbose):
-        self.spent = 0.0
+    def __init__(self, log, every, max_overhead, verbose, spending):
         self.readings = []
         self.limits = None
         self._unwritten = []
@@ -49,6 +51,7 @@ class Prober:
         self._every = every
         self._max_overhead = max_overhead
         self._verbose = verbose
+        self._spending = spending
         self._next = None
         self._pending = None
         self._failed = False
@@ -63,36 +66,43 @@ class Prober:
         """Whether the next step is going to be probed."""
         return self._next_call.armed
 
-    def wants(self, model, step: int, budget: float, steps: int) -> bool:
+    @property
+    def due_at(self) -> float:
+        """The step from which on a probe is due, infinite for never."""
+        if self._failed or not self._every:
+            return math.inf
+        return self._next or 0
+
+    def wants(self, model, step: int, steps: int) -> bool:
         """Whether to probe the next step.
 
         Args:
             model: The `keras.Model`.
             step: Int. The number of the next batch.
-            budget: Float. Seconds that may be spent.
             steps: Int. How many steps `fit` has taken.
         """
-        elapsed = time.perf_counter() - self._started
         if not steps:
             return False
         if self._first_call is None:
-            self._first_call = elapsed
+            self._first_call = time.perf_counter() - self._started
             self._next = self._next or step + self._every - steps
-        if self._failed or self.armed or step < self._next:
+        if step < self.due_at or self.armed:
             return False
         if not self._is_made(model):
+            elapsed = time.perf_counter() - self._started
             return _COMPILING * self._max_overhead * elapsed > self._first_call
-        return budget > vars(model)[_KEPT_AS][1].seconds
+        return self._spending.left(_PROBES) > vars(model)[_KEPT_AS][1].seconds
 
     def hurry(self):
         """Probes as soon as the budget allows: something has changed."""
         self._next = 0
 
-    def arm(self, model, step: int, seconds_per_step: float):
+    def arm(self, model, step: int):
         """Lets the next call of the train function be a probed one."""
         self._next = step + self._every
         own = model.train_function
         first = not self._is_made(model)
+        plain = self._spending.seconds_per_step(step)
 
         def train(*args):
             self._next_call.disarm()
@@ -109,7 +119,7 @@ class Prober:
             except Exception as error:
                 self._give_up(step, error)
                 return own(*args)
-            self._pending = probe, started, seconds_per_step, first
+            self._pending = probe, started, plain, first
             return result
 
         self._next_call.arm(model, train)
@@ -122,7 +132,7 @@ class Prober:
         """
         if self._pending is None:
             return
-        probe, started, seconds_per_step, first = self._pending
+        probe, started, plain, first = self._pending
         self._pending = None
         try:
             self.readings, self.limits = probe.read(), probe.limits
@@ -138,9 +148,9 @@ class Prober:
             self._log.event(
                 step, {"kind": "probe_compiled", "seconds": round(seconds, 3)}
             )
-            return
-        probe.seconds = max(seconds - seconds_per_step, 0.0)
-        self.spent += probe.seconds
+        else:
+            probe.seconds = seconds = max(seconds - plain, 0.0)
+        self._spending.add(_PROBES, seconds, counts=not first)
 
     def write_histograms(self, step: int):
         """Writes the exponents of the last probe's tensors, once."""

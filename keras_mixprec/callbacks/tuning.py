@@ -24,7 +24,7 @@ _AUDITS_GROW = 4
 # At first a look is taken whenever there are an eighth more steps.
 _LOOKS_GROW = 8
 
-# Share of the time since the start that one of the later audits may take.
+# Share of the time trained that one of the later audits may take.
 _AUDIT_SHARE = 0.005
 
 # Failing batches that giving back is tried on, the last ones.
@@ -118,17 +118,23 @@ class Tuning:
         if suspicious:
             self._held_until = step + WINDOW
         elif step >= self._next_audit and self._affords_audit():
+            later = self._audits_later
             self._next_audit = step + _AUDITS_GROW * taken
-            self._examine_next(step, suspected=False)
+            self._examine_next(step, suspected=False, counts=later)
         else:
             self._give_back_if_quiet(step)
+
+    @property
+    def _audits_later(self):
+        """Whether the next audit is not one of the first two."""
+        return self._next_audit > self._engine.first_step + _SECOND_AUDIT
 
     def _affords_audit(self):
         """Whether the next audit costs little enough, on all workers."""
         engine = self._engine
-        if self._next_audit == engine.first_step + _SECOND_AUDIT:
+        if not self._audits_later:
             return True
-        dear = engine.examiner.cost > _AUDIT_SHARE * engine.elapsed
+        dear = engine.examiner.cost > _AUDIT_SHARE * engine.spending.trained
         (dear,) = any_worker(engine.model, [dear])
         return not dear
 
@@ -165,14 +171,16 @@ class Tuning:
             return False
         return step < changed + self._tuner.cooldown
 
-    def _examine_next(self, step, suspected):
+    def _examine_next(self, step, suspected, counts=False):
         self._engine.examiner.on_next_batch(
             self._engine.model,
             step,
-            lambda batch: self._examine_together(batch, step, suspected),
+            lambda batch: self._examine_together(
+                batch, step, suspected, counts
+            ),
         )
 
-    def _examine_together(self, batch, step, suspected):
+    def _examine_together(self, batch, step, suspected, counts=False):
         """Diagnoses a batch; each worker does its own at this step.
 
         Args:
@@ -180,12 +188,13 @@ class Tuning:
             step: Int.
             suspected: Boolean. Whether it is because of bad steps, and all of
                 it is looked at.
+            counts: Boolean. Whether it counts as overhead.
         """
         self._suspected = suspected
         if not suspected and batch is not None:
             batch = head(batch)
         self._ballot = Ballot(Proposal())
-        self._engine.examiner.examine(self._engine.model, batch, step)
+        self._engine.examiner.examine(self._engine.model, batch, step, counts)
         if self._shared:
             self._decide(step)
 
