@@ -251,9 +251,20 @@ def test_scale_windows():
     assert scale_window([np.array([1.0, 1e-9])]).low == -21
     assert scale_window([np.zeros(3)]) == (-np.inf, np.inf)
     assert scale_window([]) == (-np.inf, np.inf)
-    assert best_scale_bits([]) == 15
-    narrow = [scale_window([np.array([2.0**b])]) for b in (4, 5, 20)]
-    assert all(w.holds(best_scale_bits(narrow)) for w in narrow[:2])
+
+
+def test_the_best_loss_scale_is_that_of_the_costliest_layers():
+    def window(bits):
+        return scale_window([np.array([2.0**bits])])
+
+    small = {"a": window(4), "b": window(5)}
+    both = small | {"large": window(-40)}
+    assert best_scale_bits({}, {}) == 15
+    for costs in {}, {"a": 2, "b": 1, "large": 2}:
+        bits = best_scale_bits(both, costs)
+        assert all(own.holds(bits) for own in small.values())
+    bits = best_scale_bits(both, {"a": 2, "b": 1, "large": 4})
+    assert both["large"].holds(bits)
 
 
 class MaskedScores(layers.Layer):

@@ -34,6 +34,7 @@ from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.twin import Twin
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_fixed
+from keras_mixprec.policies.shares import costs
 
 _CONTAINERS = tuple(
     cls.call for cls in (keras.Sequential, keras.src.models.Functional)
@@ -227,13 +228,16 @@ class Search:
     # Backward.
 
     def predict_scale_bits(self, moves) -> int:
-        """Returns the loss scale that suits most layers as they are.
+        """Returns the loss scale that suits most of the model as it is.
 
         Args:
             moves: As for `run`.
         """
-        gradients = self._gradients(self._exact, moves).values()
-        return best_scale_bits([scale_window(own) for _, own in gradients])
+        gradients = self._gradients(self._exact, moves)
+        windows = {
+            path: scale_window(own) for path, (_, own) in gradients.items()
+        }
+        return best_scale_bits(windows, costs(self._model))
 
     def _gradients(self, step, moves):
         """A call of each float16 layer, and the gradients of all its calls."""
@@ -254,7 +258,7 @@ class Search:
             path: scale_window(own) for path, (_, own) in gradients.items()
         }
         bits = (
-            best_scale_bits(windows.values())
+            best_scale_bits(windows, costs(self._model))
             if scale_bits is None
             else scale_bits
         )

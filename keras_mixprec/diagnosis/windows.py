@@ -59,15 +59,21 @@ def scale_window(
     )
 
 
-def best_scale_bits(windows: Sequence[Window]) -> int:
-    """Returns the power of two that lies in the most windows.
+def best_scale_bits(windows: dict[str, Window], costs: dict[str, float]) -> int:
+    """Returns the power of two that suits the costliest set of layers.
 
-    Of equally good ones, that nearest to where Keras starts.
+    Of equally good ones that which suits the most layers, and of those that
+    nearest to where Keras starts.
+
+    Args:
+        windows: Dict from the path of a layer to its `Window`.
+        costs: Dict from a path to what the layer costs, nothing if it is not
+            there.
     """
-    return max(
-        thresholds.SCALE_BITS,
-        key=lambda bits: (
-            sum(window.holds(bits) for window in windows),
-            -abs(bits - thresholds.USUAL_SCALE_BITS),
-        ),
-    )
+
+    def merit(bits):
+        held = [path for path, own in windows.items() if own.holds(bits)]
+        cost = sum(costs.get(path, 0) for path in held)
+        return cost, len(held), -abs(bits - thresholds.USUAL_SCALE_BITS)
+
+    return max(thresholds.SCALE_BITS, key=merit)

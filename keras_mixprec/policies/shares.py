@@ -28,13 +28,28 @@ def shares_in_16_bits(model) -> Shares:
     parameters = _share(rows, _parameters)
     if parameters is None:
         parameters = _share(rows, lambda row: 1) or 0.0
+    work = _share(rows, _work) if _tells_work(rows) else None
+    return Shares(parameters if work is None else work, parameters)
+
+
+def costs(model) -> dict[str, float]:
+    """Returns what each layer costs, path -> number, as `Shares.work` has it.
+
+    Args:
+        model: A `keras.Model`.
+    """
+    rows = precision_summary(model).to_list()
+    measure = _work if _tells_work(rows) else _parameters
+    return {row["path"]: measure(row) for row in rows}
+
+
+def _tells_work(rows):
     known = [row for row in rows if row["work"] is not None]
-    work = _share(known, lambda row: row["work"])
-    if work is None or 2 * sum(map(_parameters, known)) < sum(
-        map(_parameters, rows)
-    ):
-        work = parameters
-    return Shares(work, parameters)
+    return 2 * sum(map(_parameters, known)) >= sum(map(_parameters, rows))
+
+
+def _work(row):
+    return row["work"] or 0
 
 
 def _parameters(row):
