@@ -9,18 +9,20 @@ mixed_float16 model with our `LossScaleOptimizer` that lasts some epochs:
   single steps with and without it that alternate on the same weights;
 - hooks: the time within the callbacks' own methods, waiting for the device
   included;
-- special steps: what probed and diagnosed steps take beyond the median step.
+- special steps: what probed and diagnosed steps take beyond the median step,
+  the first probe apart, which compiles.
 
 Hooks and special steps are those of the epochs after the first, as a share of
 the rest of the time of those epochs. "Total" is the sum of the three. "Once"
-is what setting up, the diagnosis before the first step and the compilation of
-the probed step add to the first epoch, in seconds.
+is how long the hooks and diagnoses of the first epoch and the first probe
+take, in seconds.
 
     python benchmarks/steady_cost.py
     OMP_NUM_THREADS=1 python benchmarks/steady_cost.py --setups torch
 """
 
 import functools
+import json
 import pathlib
 import statistics
 import sys
@@ -45,14 +47,14 @@ def measure(jit_compile, name, rounds, steps):
     import keras_mixprec as kmp
 
     guard = _guard(jit_compile, name)
-    plain = _Run(jit_compile, name, steps, 1, [])
     shares, once = [], []
     for tuners in ([], [kmp.PrecisionTuner(verbose=0)]):
         with tempfile.TemporaryDirectory() as folder:
             monitor = kmp.MixPrecMonitor(folder, verbose=0)
             run = _Run(jit_compile, name, steps, rounds + 1, [monitor, *tuners])
-        shares.append([guard, *run.shares()])
-        once.append(run.first_epoch - plain.first_epoch)
+            early, late = _compilation(folder, steps)
+        shares.append([guard, *run.shares(late)])
+        once.append(run.once + early + late)
     return [
         f"{1e3 * run.median_step:.2f}",
         *(
@@ -90,6 +92,15 @@ def _guard(jit_compile, name):
     return statistics.median(guarded / own for guarded, own in pairs) - 1
 
 
+def _compilation(folder, steps):
+    """Seconds of the first probe, in the first epoch and after that."""
+    path = pathlib.Path(folder, "mixprec", "events.jsonl")
+    events = map(json.loads, path.read_text().splitlines())
+    probes = [e for e in events if e["kind"] == "probe_compiled"]
+    early = sum(e["seconds"] for e in probes if e["step"] <= steps)
+    return early, sum(e["seconds"] for e in probes) - early
+
+
 def _compiled(jit_compile, name, steps):
     """Returns a compiled model and its data."""
     import keras
@@ -117,7 +128,9 @@ class _Run:
     def __init__(self, jit_compile, name, steps, epochs, callbacks):
         import keras
 
-        self._steps, self._epochs = steps, epochs
+        from keras_mixprec.callbacks import examiner
+
+        self._steps, self._diagnoses = steps, 0.0
         self._hooks = 0.0  # In this batch.
         self._batches = []  # Seconds in hooks, seconds of the step, special.
         model, x, y = _compiled(jit_compile, name, steps)
@@ -135,34 +148,44 @@ class _Run:
         )
         self._special = False
         self._last = time.perf_counter()
-        model.fit(
-            x,
-            y,
-            _BATCH,
-            epochs=epochs,
-            shuffle=False,
-            verbose=0,
-            callbacks=[begin, *callbacks, end],
-        )
+        examine = examiner.examine
+        examiner.examine = self._timed_diagnosis(examine)
+        try:
+            model.fit(
+                x,
+                y,
+                _BATCH,
+                epochs=epochs,
+                shuffle=False,
+                verbose=0,
+                callbacks=[begin, *callbacks, end],
+            )
+        finally:
+            examiner.examine = examine
         self._stamp()
 
     @property
-    def first_epoch(self):
-        """Seconds from before `fit` to the second epoch."""
-        return sum(h + s for h, s, _ in self._batches[: self._steps + 1])
+    def once(self):
+        """Seconds of hooks and diagnoses up to the second epoch."""
+        hooks = sum(h for h, _, _ in self._batches[: self._steps + 1])
+        return hooks + self._diagnoses
 
     @property
     def median_step(self):
         """Seconds of a plain step."""
         return statistics.median(s for _, s, _ in self._steady())
 
-    def shares(self):
-        """Hooks and special steps, as shares of what remains."""
+    def shares(self, compilation):
+        """Hooks and special steps but for compilation, as shares of the rest.
+
+        Args:
+            compilation: Float. Its seconds.
+        """
         steady = self._steady()
         hooks = sum(h for h, _, _ in steady)
         special = sum(s - self.median_step for _, s, odd in steady if odd)
         rest = sum(s for _, s, _ in steady) - special
-        return hooks / rest, special / rest
+        return hooks / rest, (special - compilation) / rest
 
     def _steady(self):
         return self._batches[self._steps + 1 :]
@@ -180,6 +203,16 @@ class _Run:
                 return method(*args, **kwargs)
             finally:
                 self._hooks += time.perf_counter() - start
+
+        return timed
+
+    def _timed_diagnosis(self, examine):
+        def timed(*args, **kwargs):
+            start = time.perf_counter()
+            found = examine(*args, **kwargs)
+            if len(self._batches) <= self._steps:
+                self._diagnoses += time.perf_counter() - start
+            return found
 
         return timed
 

@@ -10,6 +10,7 @@ from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.carry_on import carry_on_without
 from keras_mixprec.callbacks.next_call import NextCall
+from keras_mixprec.callbacks.spending import DIAGNOSES
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.diagnosis import Verdict
 from keras_mixprec.diagnosis.advice import advice
@@ -23,9 +24,6 @@ from keras_mixprec.diagnosis.on_demand import (
 from keras_mixprec.reporting.schema import TWIN
 
 _DIRECTIONS = ("forward", "backward")
-
-# What diagnoses are spent for.
-DIAGNOSES = "diagnoses"
 
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
@@ -69,6 +67,11 @@ class Examiner:
         """Whether the next batch is going to be diagnosed."""
         return self._next_call.armed
 
+    @property
+    def affordable(self) -> bool:
+        """Whether there is enough left to spend on a diagnosis."""
+        return self._spending.left(DIAGNOSES) > self.cost
+
     def wants(self, in_a_row: int) -> bool:
         """Whether to diagnose now.
 
@@ -84,7 +87,8 @@ class Examiner:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        return self._spending.left(DIAGNOSES) > self.cost
+        # Whoever listens asks for diagnoses at times of its own.
+        return self.listener is None and self.affordable
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""

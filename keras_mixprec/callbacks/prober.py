@@ -9,6 +9,7 @@ from keras.src.utils import io_utils
 from keras_mixprec.backend import probe as backend_probe
 from keras_mixprec.callbacks.carry_on import carry_on_without
 from keras_mixprec.callbacks.next_call import NextCall
+from keras_mixprec.callbacks.spending import PROBES
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.trend import Trend
 from keras_mixprec.numerics.probe import Probe
@@ -18,9 +19,6 @@ from keras_mixprec.reporting.schema import EXPONENTS
 # happens once: that may be five times the share of the run that probes may
 # take.
 _COMPILING = 5 / 4
-
-# What probes are spent for.
-_PROBES = "probes"
 
 # The attribute of a model that holds its probe, with the train function that
 # it is the twin of: a second `fit` need not compile it again. Both refer to the
@@ -91,7 +89,7 @@ class Prober:
         if not self._is_made(model):
             elapsed = time.perf_counter() - self._started
             return _COMPILING * self._max_overhead * elapsed > self._first_call
-        return self._spending.left(_PROBES) > vars(model)[_KEPT_AS][1].seconds
+        return self._spending.left(PROBES) > vars(model)[_KEPT_AS][1].seconds
 
     def hurry(self):
         """Probes as soon as the budget allows: something has changed."""
@@ -150,7 +148,7 @@ class Prober:
             )
         else:
             probe.seconds = seconds = max(seconds - plain, 0.0)
-        self._spending.add(_PROBES, seconds, counts=not first)
+        self._spending.add(PROBES, seconds, counts=not first)
 
     def write_histograms(self, step: int):
         """Writes the exponents of the last probe's tensors, once."""

@@ -17,15 +17,12 @@ from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies.lone_layers import lone_layers
 
 # A model is audited before its first step, after this many, and then after
-# four times as many as before: what fails without a sign is rarely new.
+# twice as many more as before: what fails without a sign is rarely new.
 _SECOND_AUDIT = 50
-_AUDITS_GROW = 4
+_AUDITS_GROW = 2
 
 # At first a look is taken whenever there are an eighth more steps.
 _LOOKS_GROW = 8
-
-# Share of the time trained that one of the later audits may take.
-_AUDIT_SHARE = 0.005
 
 # Failing batches that giving back is tried on, the last ones.
 _EVIDENCE = 4
@@ -75,12 +72,15 @@ class Tuning:
         self._advised = set()
         self._changed_at = None
         self._next_look = self._next_audit = None
+        self._idle_until = 0
 
     # Looking.
 
     def before_batch(self):
         """Looks, if it is time to."""
         step = self._engine.step
+        if step < self._idle_until:
+            return
         self.telling.rebuild(step)
         if self._over:
             return
@@ -93,6 +93,8 @@ class Tuning:
             self._look(step)
         if self._held_until is not None:
             self._hold(step)
+        else:
+            self._idle_until = self._next_look
 
     def end(self):
         """Looks no more."""
@@ -134,7 +136,7 @@ class Tuning:
         engine = self._engine
         if not self._audits_later:
             return True
-        dear = engine.examiner.cost > _AUDIT_SHARE * engine.spending.trained
+        dear = not engine.examiner.affordable
         (dear,) = any_worker(engine.model, [dear])
         return not dear
 
@@ -294,7 +296,7 @@ class Tuning:
         self.telling.change("demote", step, changes, wanted)
 
     def _changed(self, step):
-        self._changed_at = step
+        self._changed_at = self._idle_until = step
         self._held_until = None
         self._suspicion.start_over()
         self._engine.examiner.forget_trouble()
