@@ -17,6 +17,10 @@ from keras_mixprec.backend.gated_assign import gated_update
 from keras_mixprec.backend.grouped_norms import grouped_map, grouped_norms
 from keras_mixprec.backend.xla_context import under_xla
 
+# Elements of a variable on average beyond which memory costs more than
+# Switches: 2% of a step of six Dense(1024), where 256 x 256 lose 1%.
+_LARGE = 2**17
+
 
 def gradient_norms(gradients):
     rows = [_rows(g) for g in gradients]
@@ -89,7 +93,11 @@ def commit(optimizer, finite, unscaled, variables, record):
     elif _merges():
         _commit_across_replicas(finite, unscaled(), update, record)
     else:
-        _cond(finite, _effect(update), _effect(lambda: None))
+        branches = _effect(update), _effect(lambda: None)
+        if _are_large(variables):
+            tf.cond(finite, *branches)
+        else:
+            _cond(finite, *branches)
         record()
 
 
@@ -190,12 +198,18 @@ def _effect(function):
     return run
 
 
+def _are_large(variables):
+    elements = sum(math.prod(variable.shape) for variable in variables)
+    return elements > _LARGE * len(variables)
+
+
 def _cond(condition, if_true, if_false):
     """A `tf.cond` that stays one operation in the graph of a CPU.
 
     TensorFlow lowers a cond to one Switch for each tensor that its branches
     read, some 1,000 of them for the Adam update of 200 variables: 30% of such
-    a step, against 15% for a call of the branch as a function.
+    a step, against 15% for a call of the branch as a function. That call
+    cannot write into the memory of the gradients it is given.
     """
     if tf.executing_eagerly() or not _on_cpu():
         return tf.cond(condition, if_true, if_false)

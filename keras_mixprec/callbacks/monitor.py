@@ -59,7 +59,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
     When five steps in a row are skipped, the next batch is diagnosed as by
     `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
     written to `events.jsonl`. Faults that skip no step are looked for as far
-    as `max_overhead` allows, which is after minutes.
+    as `max_overhead` allows, which is after minutes, unless a `PrecisionTuner`
+    does so.
 
     While an optimizer skips bad steps, a batch whose loss is not finite is
     kept out of the running loss and metrics, so that callbacks which stop, or
@@ -72,9 +73,12 @@ class MixPrecMonitor(keras.callbacks.Callback):
         log_dir: String or path-like. Defaults to `"logs"`.
         update_freq: Int, batches. Defaults to `50`.
         probe_every: Int, steps. `0` for no probes. Defaults to `100`.
-        max_overhead: Float, share of the training time. Looks and probes are
-            thinned to stay below it, setting up, compiling the twin and the
-            last look apart. Defaults to `0.02`.
+        max_overhead: Float, share of the training time. Looks, probes and
+            diagnoses of healthy runs are thinned to stay below it, all that
+            happens once apart: setting up, compiling the twin, the last look.
+            0.0125 of it, at most half, is left for what cannot be timed; looks
+            and probes take at most half of the rest each. At 1 these two are
+            not thinned. Defaults to `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,
             every batch is held until its step is known to have succeeded,
