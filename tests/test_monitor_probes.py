@@ -62,9 +62,11 @@ def heat(log_dir):
     return read_tag(str(log_dir / "mixprec"), "mixprec/heat/00000")
 
 
-def test_steps_are_probed_every_so_often(tmp_path):
+@pytest.mark.parametrize("update_freq", [1, 1000])
+def test_steps_are_probed_every_so_often(tmp_path, update_freq):
     # At this scale no step is skipped, after which one would be probed.
-    run(model_with(layers.Dense(8, name="first"), scale=2.0**8), tmp_path)
+    model = model_with(layers.Dense(8, name="first"), scale=2.0**8)
+    run(model, tmp_path, update_freq=update_freq)
     steps = list(heat(tmp_path))
     assert len(steps) >= 5
     assert set(np.diff(steps)) <= {4, 5}

@@ -26,8 +26,9 @@ from keras_mixprec.reporting.thinning import Thinning
 # times in a million steps, are 40 MB at this many points an interval.
 ROWS_BY_VARIABLE = 128
 
-# How often, between two looks, to ask whether one is affordable that is due:
-# asking takes 20 microseconds, 1% of a step of small layers in JAX.
+# How often, in the time between two looks or probes, to ask whether one is
+# affordable that is due: asking takes 20 microseconds, 1% of a step of small
+# layers in JAX.
 _RETRIES = 8
 
 # The attribute of a model in `fit` that holds its engine. Kept anywhere else
@@ -169,8 +170,11 @@ class Engine:
             return 1
         freq = self.settings.update_freq
         due = min(self._last_look + freq, self.prober.due_at) - self.step
+        if due > 0:
+            return due
         # What the budget does not allow yet need not be asked for in each.
-        return max(due, freq // _RETRIES, 1)
+        every = self.settings.probe_every or freq
+        return max(min(freq, every) // _RETRIES, 1)
 
     def end_epoch(self, callback):
         """Looks at the last steps of an epoch."""
