@@ -158,7 +158,7 @@ class MetricGuard:
         update_state = loss_tracker.update_state
 
         @functools.wraps(update_state)
-        def guarded(values, sample_weight=1.0):
+        def guarded(values, sample_weight=None):
             if not self._in_training():
                 return update_state(values, sample_weight=sample_weight)
             loss = ops.convert_to_tensor(values)
@@ -169,6 +169,8 @@ class MetricGuard:
             self._nonfinite_losses.assign_add(ops.where(finite, 0.0, 1.0))
             # A third of the operations of putting its state back: on
             # TensorFlow op by op that is 1% of a step of 40 small layers.
+            if sample_weight is None:
+                sample_weight = ops.ones_like(loss)
             return update_state(
                 ops.where(finite, loss, 0),
                 sample_weight=ops.where(finite, sample_weight, 0),
