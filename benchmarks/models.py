@@ -1,7 +1,12 @@
-"""The models that `monitor_overhead.py` trains."""
+"""The models that `monitor_overhead.py` and `steady_cost.py` train."""
 
 import keras
+import numpy as np
 from keras import layers, ops
+
+import keras_mixprec
+
+BATCH = 64
 
 
 def convolutional() -> tuple:
@@ -67,3 +72,24 @@ MODELS = {
     "40 Dense(64)": many_small_layers,
     "transformer": transformer,
 }
+
+
+def compiled(name: str, jit_compile: bool, steps: int) -> tuple:
+    """Returns a mixed_float16 model, compiled, and as many batches of x and y.
+
+    Args:
+        name: String, one of `MODELS`.
+        jit_compile: Boolean, as in `compile`.
+        steps: Int. Batches of `BATCH` samples.
+    """
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    model, shape = MODELS[name]()
+    model.compile(
+        keras_mixprec.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit_compile,
+    )
+    random = np.random.default_rng(0)
+    x = random.normal(size=(steps * BATCH, *shape)).astype("float32")
+    return model, x, random.integers(0, 10, size=len(x))

@@ -31,8 +31,6 @@ from benchmarks.timing import argument_parser, interleave, print_table, ratio
 MODELS = ("convolutional", "40 Dense(64)", "transformer")
 PEERS = ("TensorBoard", "check_numerics", "CONCISE_HEALTH", "FULL_HEALTH")
 
-_BATCH = 64
-
 
 def measure(jit_compile, name, rounds, steps):
     """Returns the table cells of one model on the active backend."""
@@ -68,26 +66,12 @@ def _interleaved(jit_compile, name, rounds, steps, kinds):
 
 class _Arm:
     def __init__(self, jit_compile, name, steps, kind, folder):
-        import keras
-        import numpy as np
+        from benchmarks.models import BATCH, compiled
 
-        import keras_mixprec
-        from benchmarks.models import MODELS
-
-        keras.utils.set_random_seed(0)
-        keras.config.set_dtype_policy("mixed_float16")
-        self._model, shape = MODELS[name]()
-        self._model.compile(
-            keras_mixprec.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            jit_compile=jit_compile,
-        )
+        self._model, x, y = compiled(name, jit_compile, steps)
         self._losses = []
-        random = np.random.default_rng(0)
-        x = random.normal(size=(steps * _BATCH, *shape)).astype("float32")
-        y = random.integers(0, 10, size=len(x))
         self._fit = functools.partial(
-            self._model.fit, x, y, _BATCH, shuffle=False, verbose=0
+            self._model.fit, x, y, BATCH, shuffle=False, verbose=0
         )
         self._kind = kind
         self._log_dir = pathlib.Path(folder, kind.replace(" ", "_"))

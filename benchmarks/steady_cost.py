@@ -35,8 +35,6 @@ from benchmarks.timing import argument_parser, interleave, print_table
 
 MODELS = ("convolutional", "40 Dense(64)", "transformer")
 
-_BATCH = 64
-
 # Pairs of single steps: their ratios vary by 10%, so that the median of so
 # many is known to 0.3%.
 _PAIRS = 1001
@@ -67,10 +65,11 @@ def measure(jit_compile, name, rounds, steps):
 
 def _guard(jit_compile, name):
     """What the guard adds to a step, as a share of it."""
+    from benchmarks.models import compiled
     from benchmarks.train_steps import stepper
     from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
 
-    model, x, y = _compiled(jit_compile, name, 1)
+    model, x, y = compiled(name, jit_compile, 1)
     watch_optimizers(model)
     run = stepper(model, x, y)
     guard, functions = guard_of(model), {True: model.train_function}
@@ -101,39 +100,19 @@ def _compilation(folder, steps):
     return early, sum(e["seconds"] for e in probes) - early
 
 
-def _compiled(jit_compile, name, steps):
-    """Returns a compiled model and its data."""
-    import keras
-    import numpy as np
-
-    import keras_mixprec
-    from benchmarks.models import MODELS
-
-    keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy("mixed_float16")
-    model, shape = MODELS[name]()
-    model.compile(
-        keras_mixprec.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=jit_compile,
-    )
-    random = np.random.default_rng(0)
-    x = random.normal(size=(steps * _BATCH, *shape)).astype("float32")
-    return model, x, random.integers(0, 10, size=len(x))
-
-
 class _Run:
     """One `fit`, timed from within."""
 
     def __init__(self, jit_compile, name, steps, epochs, callbacks):
         import keras
 
+        from benchmarks.models import BATCH, compiled
         from keras_mixprec.callbacks import examiner
 
         self._steps, self._diagnoses = steps, 0.0
         self._hooks = 0.0  # In this batch.
         self._batches = []  # Seconds in hooks, seconds of the step, special.
-        model, x, y = _compiled(jit_compile, name, steps)
+        model, x, y = compiled(name, jit_compile, steps)
         for callback in callbacks:
             self._time_hooks(callback)
         begin = keras.callbacks.LambdaCallback(
@@ -154,7 +133,7 @@ class _Run:
             model.fit(
                 x,
                 y,
-                _BATCH,
+                BATCH,
                 epochs=epochs,
                 shuffle=False,
                 verbose=0,

@@ -19,6 +19,7 @@ from monitor_models import (
 )
 
 from keras_mixprec.callbacks.metric_guard import WORST
+from keras_mixprec.callbacks.watching import guard_of
 
 # Five batches an epoch: first, middle, last of the first and second epoch.
 POSITIONS = (0, 2, 4, 5, 7, 9)
@@ -103,6 +104,16 @@ def test_an_epoch_of_bad_batches_reports_the_maximum(jit, tmp_path):
     history = fit(model, values, [monitor(tmp_path)], epochs=3)
     assert history["loss"] == [1 / 64, WORST, 1 / 256]
     assert np.finfo("float32").max == WORST
+
+
+@each_jit
+def test_a_model_compiled_anew_counts_on(jit, tmp_path):
+    model = one_weight(jit=jit)
+    for fits in 1, 2:
+        history = fit(model, [BAD, BAD], [monitor(tmp_path)])
+        assert history["loss"] == [WORST]
+        assert guard_of(model).nonfinite_losses == 2 * fits
+        model.compile(model.optimizer, "mse", jit_compile=jit)
 
 
 def test_an_epoch_of_bad_batches_is_never_the_best(tmp_path):

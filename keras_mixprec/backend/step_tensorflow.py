@@ -94,10 +94,7 @@ def commit(optimizer, finite, unscaled, variables, record):
         _commit_across_replicas(finite, unscaled(), update, record)
     else:
         branches = _effect(update), _effect(lambda: None)
-        if _are_large(variables):
-            tf.cond(finite, *branches)
-        else:
-            _cond(finite, *branches)
+        _cond(finite, *branches, lowered=_are_large(variables))
         record()
 
 
@@ -203,15 +200,15 @@ def _are_large(variables):
     return elements > _LARGE * len(variables)
 
 
-def _cond(condition, if_true, if_false):
-    """A `tf.cond` that stays one operation in the graph of a CPU.
+def _cond(condition, if_true, if_false, lowered):
+    """A `tf.cond` that stays one operation in a CPU's graph unless `lowered`.
 
     TensorFlow lowers a cond to one Switch for each tensor that its branches
     read, some 1,000 of them for the Adam update of 200 variables: 30% of such
     a step, against 15% for a call of the branch as a function. That call
     cannot write into the memory of the gradients it is given.
     """
-    if tf.executing_eagerly() or not _on_cpu():
+    if lowered or tf.executing_eagerly() or not _on_cpu():
         return tf.cond(condition, if_true, if_false)
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())

@@ -303,12 +303,6 @@ class Engine:
             for name, watch in self.watches.items()
         }
 
-    def _newest_counters(self):
-        holders = [w.optimizer for w in self.watches.values()]
-        holders.append(guard_of(self.model))
-        counters = [v for holder in holders for v in holder.counters]
-        return backend_batches.current().newest(self.model, counters)
-
     def _look(self):
         if self.step == self._last_look:
             return
@@ -320,7 +314,10 @@ class Engine:
     def _reading(self):
         """Context in which counters are those of the last step."""
         started = time.perf_counter()
-        with self._newest_counters():
+        holders = [w.optimizer for w in self.watches.values()]
+        holders.append(guard_of(self.model))
+        counters = [v for holder in holders for v in holder.counters]
+        with backend_batches.current().newest(self.model, counters):
             waited = self._wait_for_steps()
             yield
         seconds = time.perf_counter() - started

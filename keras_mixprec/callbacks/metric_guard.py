@@ -44,6 +44,7 @@ class MetricGuard:
     def __init__(self):
         self.enabled = False
         self._nonfinite_losses = self._nonfinite_before = None
+        self._nonfinite_earlier = 0
         self._loss_tracker = None
         # The replicas of a `MirroredStrategy` are threads that take turns.
         self._inside = threading.local()
@@ -55,8 +56,7 @@ class MetricGuard:
         # Keras' own step updates it first. Another may do so within
         # `jax.grad`, whose tensors must not be used outside.
         if type(model).train_step is keras.Model.train_step:
-            self._loss_tracker = getattr(model, "_loss_tracker", None)
-            fresh |= self._count_on(self._loss_tracker)
+            fresh |= self._count_on(getattr(model, "_loss_tracker", None))
         for metric in model.metrics:
             fresh |= self._guard_metric(metric)
         # The trackers of several outputs' losses appear when it is built.
@@ -70,7 +70,8 @@ class MetricGuard:
         0 for a `train_step` of the user's own.
         """
         count = self._nonfinite_losses
-        return 0 if count is None else backend_step.current().read_sum(count)
+        now = 0 if count is None else backend_step.current().read_sum(count)
+        return self._nonfinite_earlier + now
 
     @property
     def counters(self) -> list:
@@ -82,8 +83,11 @@ class MetricGuard:
         return getattr(self._inside, "training", False)
 
     def _count_on(self, loss_tracker):
-        if loss_tracker is None or self._nonfinite_losses is not None:
+        # `compile` makes another one.
+        if loss_tracker is None or loss_tracker is self._loss_tracker:
             return False
+        self._nonfinite_earlier = self.nonfinite_losses
+        self._loss_tracker = loss_tracker
         # The tracker is a `Mean`, which resets its own two variables only.
         self._nonfinite_losses, self._nonfinite_before = (
             loss_tracker.add_variable((), "zeros", name=name)

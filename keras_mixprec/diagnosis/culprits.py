@@ -233,10 +233,7 @@ class Search:
         Args:
             moves: As for `run`.
         """
-        gradients = self._gradients(self._exact, moves)
-        windows = {
-            path: scale_window(own) for path, (_, own) in gradients.items()
-        }
+        windows = _scale_windows(self._gradients(self._exact, moves))
         return best_scale_bits(windows, costs(self._model))
 
     def _gradients(self, step, moves):
@@ -254,9 +251,7 @@ class Search:
     def _windows(self, step, scale_bits, moves):
         """Demotes the layers whose gradients fit no common loss scale."""
         gradients = self._gradients(step, moves)
-        windows = {
-            path: scale_window(own) for path, (_, own) in gradients.items()
-        }
+        windows = _scale_windows(gradients)
         bits = (
             best_scale_bits(windows, costs(self._model))
             if scale_bits is None
@@ -321,6 +316,10 @@ class Search:
     def _demote(self, culprit):
         self.culprits.append(culprit)
         self._demoted += culprit.layers
+
+
+def _scale_windows(gradients):
+    return {path: scale_window(own) for path, (_, own) in gradients.items()}
 
 
 def _around(path):
