@@ -13,9 +13,7 @@ from keras_mixprec.backend.grouped_norms import grouped_norms
 def gradient_norms(gradients):
     return grouped_norms(
         gradients,
-        lambda stack: jnp.sum(
-            jnp.square(stack), axis=tuple(range(1, stack.ndim))
-        ),
+        lambda tensor, axes: jnp.sum(jnp.square(tensor), axis=axes),
         _cond,
     )
 

@@ -138,28 +138,30 @@ def _with_rows(gradient, rows):
     return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
 
 
-def _sums_of_squares(stack):
-    if stack.shape[0] == 1:
-        return 2.0 * tf.nn.l2_loss(stack)[None]
-    return tf.reduce_sum(
-        tf.square(stack), axis=list(range(1, stack.shape.rank))
-    )
+def _sums_of_squares(tensor, axes):
+    if len(axes) == tensor.shape.rank:
+        return 2.0 * tf.nn.l2_loss(tensor)
+    return tf.reduce_sum(tf.square(tensor), axis=axes)
 
 
-def _wide_sums_of_squares(stack):
+def _wide_sums_of_squares(tensor, axes):
     # What XLA's CPU compiler likes. In float64 no square overflows: a cond
     # for those that do costs 5% of a step of six Dense(1024). And it adds a
     # long row up one by one, since it may not reorder floating-point sums:
     # 1.2 ms for 2**20 numbers. Adding halves elementwise vectorizes: 0.3 ms.
-    stack = tf.cast(stack, tf.float64)
-    if not stack.shape.is_fully_defined():
-        return _sums_of_squares(stack)
-    squares = tf.square(tf.reshape(stack, [stack.shape[0], -1]))
-    length = squares.shape[1]
-    while length > 2048 and length % 2 == 0:
-        length //= 2
-        squares = squares[:, :length] + squares[:, length:]
-    return tf.reduce_sum(squares, axis=1)
+    # The longest axis first, so that it does in whatever order they lie.
+    squares = tf.square(tf.cast(tensor, tf.float64))
+    while axes and squares.shape.is_fully_defined():
+        lengths = {axis: squares.shape[axis] for axis in axes}
+        axis = max(
+            (axis for axis in axes if lengths[axis] % 2 == 0),
+            key=lengths.get,
+            default=None,
+        )
+        if axis is None or math.prod(lengths.values()) <= 2048:
+            break
+        squares = tf.add_n(tf.split(squares, 2, axis))
+    return tf.reduce_sum(squares, axis=axes)
 
 
 def _merges():
