@@ -6,6 +6,8 @@ import math
 
 import ml_dtypes
 
+SIXTEEN_BITS = ("float16", "bfloat16")
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:

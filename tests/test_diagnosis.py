@@ -267,6 +267,27 @@ def test_the_best_loss_scale_is_that_of_the_costliest_layers():
     assert both["large"].holds(bits)
 
 
+@pytest.mark.parametrize("preset", ["torch", "deepspeed"])
+def test_gradients_may_need_a_loss_scale_below_one(preset):
+    # Those of `first` and `head` are up to 2**17, which float16 holds from a
+    # scale of 2**-3 down; but not every system goes that far.
+    inputs = keras.Input((4,))
+    x = layers.Dense(4, "linear", name="first")(inputs)
+    x = layers.Rescaling(2.0**11, name="times")(x)
+    outputs = layers.Dense(1, dtype="float32", name="head")(x)
+    model = keras.Model(inputs, outputs)
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    rule = kmp.DynamicLossScale.preset(preset)
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.SGD(1e-9), rule),
+        loss=lambda y, p: keras.ops.sum(p),
+        jit_compile=False,
+    )
+    found = kmp.diagnose(model, np.full((8, 4), 8.0), np.zeros((8, 1)))
+    named = {v.layer for v in found} - {None}
+    assert bool(named) == (preset == "deepspeed")
+
+
 class MaskedScores(layers.Layer):
     """Adds -1e9 where there is padding, and hands it on as well."""
 

@@ -23,7 +23,9 @@ from keras_mixprec.diagnosis.forward_judgement import (
     range_fault,
 )
 from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
+from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.dry_step import (
     DryStep,
     compiled_loss,
@@ -233,8 +235,13 @@ class Search:
         Args:
             moves: As for `run`.
         """
-        windows = _scale_windows(self._gradients(self._exact, moves))
-        return best_scale_bits(windows, costs(self._model))
+        return self._best_bits(
+            _scale_windows(self._gradients(self._exact, moves))
+        )
+
+    def _best_bits(self, windows):
+        possible = scale_in_use(self._model).possible
+        return best_scale_bits(windows, costs(self._model), possible)
 
     def _gradients(self, step, moves):
         """A call of each float16 layer, and the gradients of all its calls."""
@@ -252,11 +259,7 @@ class Search:
         """Demotes the layers whose gradients fit no common loss scale."""
         gradients = self._gradients(step, moves)
         windows = _scale_windows(gradients)
-        bits = (
-            best_scale_bits(windows, costs(self._model))
-            if scale_bits is None
-            else scale_bits
-        )
+        bits = self._best_bits(windows) if scale_bits is None else scale_bits
         self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
@@ -332,7 +335,7 @@ def _around(path):
 def computes_low(layer) -> bool:
     """Whether a layer itself computes something in a 16-bit float."""
     return (
-        layer.compute_dtype in ("float16", "bfloat16")
+        layer.compute_dtype in SIXTEEN_BITS
         and not is_fixed(layer)
         and type(layer).call not in _CONTAINERS
     )

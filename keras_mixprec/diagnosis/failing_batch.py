@@ -8,10 +8,10 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.diagnosis.on_demand import diagnose
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.calls import seed_states
-from keras_mixprec.numerics.dry_step import optimizers_of
 from keras_mixprec.policies import PrecisionPlan
 from keras_mixprec.policies.layers import check_model
 

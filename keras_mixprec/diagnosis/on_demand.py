@@ -162,7 +162,7 @@ class _Verdicts:
         search = Search(
             self._model, self._batch, exact, self._common["compiled"]
         )
-        bits, adapts = scale_in_use(self._model)
+        bits, adapts, _ = scale_in_use(self._model)
         search.run(None if adapts else bits, mover(self._model))
         findings = [
             Finding(self._culprit(c, adapts), c.layers) for c in search.culprits

@@ -47,8 +47,11 @@ SHARE_OF_EPSILON = 0.01
 # Half the distance to the next float32 number, as a share of the weight.
 SHARE_OF_WEIGHT = 2.0**-24
 
-# The loss scales among which the best is sought, as powers of two.
-SCALE_BITS = range(0, 25)
+# The loss scales among which the best is sought, as powers of two: down to
+# where `DynamicLossScale` stops by default. (It was 2**0 until the sweep over
+# keras.applications, which blamed the first layers of EfficientNets: their
+# gradients on a batch of 4 fit from 2**-1 or 2**-4 downwards.)
+SCALE_BITS = range(-14, 25)
 
 # The scale that Keras starts from, which decides between equally good ones.
 USUAL_SCALE_BITS = 15

@@ -59,7 +59,11 @@ def scale_window(
     )
 
 
-def best_scale_bits(windows: dict[str, Window], costs: dict[str, float]) -> int:
+def best_scale_bits(
+    windows: dict[str, Window],
+    costs: dict[str, float],
+    possible: range = thresholds.SCALE_BITS,
+) -> int:
     """Returns the power of two that suits the costliest set of layers.
 
     Of equally good ones that which suits the most layers, and of those that
@@ -69,6 +73,7 @@ def best_scale_bits(windows: dict[str, Window], costs: dict[str, float]) -> int:
         windows: Dict from the path of a layer to its `Window`.
         costs: Dict from a path to what the layer costs, nothing if it is not
             there.
+        possible: Range of the powers of two to choose from.
     """
 
     def merit(bits):
@@ -76,4 +81,4 @@ def best_scale_bits(windows: dict[str, Window], costs: dict[str, float]) -> int:
         cost = sum(costs.get(path, 0) for path in held)
         return cost, len(held), -abs(bits - thresholds.USUAL_SCALE_BITS)
 
-    return max(thresholds.SCALE_BITS, key=merit)
+    return max(possible, key=merit)

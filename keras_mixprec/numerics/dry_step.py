@@ -7,6 +7,7 @@ from typing import NamedTuple
 import keras
 
 from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.backend.model_state import all_variables, optimizers_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in
@@ -81,15 +82,6 @@ def exact_step(model: keras.Model, data) -> DryStep:
         return dry_step(model, data, 1.0)
 
 
-def optimizers_of(model) -> dict:
-    """Returns the optimizers of a model, by the name of the attribute."""
-    return {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer)
-    }
-
-
 @contextlib.contextmanager
 def held(optimizer, scale, losses, gradients):
     """Lets an optimizer see losses and gradients, and do nothing."""
@@ -144,9 +136,7 @@ def _restored(model):
     if type(model).train_step is keras.Model.train_step:
         yield
         return
-    variables = [*model.variables, *model.metrics_variables]
-    for optimizer in optimizers_of(model).values():
-        variables += optimizer.variables
+    variables = all_variables(model)
     before = [keras.ops.copy(v.value) for v in variables]
     try:
         yield

@@ -2,6 +2,7 @@
 
 import math
 
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.names import is_fixed
@@ -47,7 +48,7 @@ def lone_layers(model) -> list:
 
 
 def _is_low(layer):
-    low = layer.compute_dtype in ("float16", "bfloat16")
+    low = layer.compute_dtype in SIXTEEN_BITS
     return low and not is_fixed(layer) and not layer._layers
 
 

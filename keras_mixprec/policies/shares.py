@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.policies.summary import precision_summary
 
 
@@ -58,5 +59,5 @@ def _parameters(row):
 
 def _share(rows, weight):
     total = sum(map(weight, rows))
-    low = [r for r in rows if r["compute_dtype"] in ("float16", "bfloat16")]
+    low = [r for r in rows if r["compute_dtype"] in SIXTEEN_BITS]
     return sum(map(weight, low)) / total if total else None
