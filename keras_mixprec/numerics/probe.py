@@ -1,6 +1,7 @@
 """The train step's twin that measures every tensor it passes."""
 
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -9,10 +10,10 @@ from keras import ops, tree
 
 from keras_mixprec.backend import probe as backend_probe
 from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.formats import Format, get_format
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.calls import with_mask
-from keras_mixprec.numerics.dry_step import optimizers_of
 from keras_mixprec.numerics.hook import CallHook, call_name
 from keras_mixprec.numerics.statistics import Statistics, measure
 from keras_mixprec.policies.layers import walk
@@ -139,23 +140,48 @@ class Probe:
     @contextlib.contextmanager
     def _watched(self, optimizer):
         """Measures what an optimizer is given and what it does with it."""
-        original = optimizer.apply
+        # `apply_together` does not pass through `apply`, but both through this.
+        name = "_guard" if hasattr(optimizer, "_guard") else "apply"
+        original = getattr(optimizer, name)
+
+        def guard(grads, trainable_variables):
+            grads = list(grads)
+            tell_update = self._tell_gradients(
+                optimizer, grads, trainable_variables
+            )
+            step = original(grads, trainable_variables)
+            return _WatchedStep(step, step.finite, tell_update)
 
         def apply(grads, trainable_variables=None):
             grads = list(grads)
-            variables = trainable_variables or optimizer._trainable_variables
-            pairs = [
-                (variable, self._backend.rows(gradient))
-                for gradient, variable in zip(grads, variables, strict=True)
-                if gradient is not None
-            ]
-            before = [ops.copy(v.value) for v, _ in pairs]
-            moving = [ops.not_equal(gradient, 0) for _, gradient in pairs]
-            inverse = 1.0 / _loss_scale(optimizer)
-            for variable, gradient in pairs:
-                gradient = ops.cast(gradient, "float32") * inverse
-                self._put_weight(variable, "weight_gradient", gradient)
+            tell_update = self._tell_gradients(
+                optimizer, grads, trainable_variables
+            )
             original(grads, trainable_variables)
+            tell_update()
+
+        vars(optimizer)[name] = {"_guard": guard, "apply": apply}[name]
+        try:
+            yield
+        finally:
+            del vars(optimizer)[name]
+
+    def _tell_gradients(self, optimizer, grads, trainable_variables):
+        """Returns the function that tells what the update did."""
+        variables = trainable_variables or optimizer._trainable_variables
+        pairs = [
+            (variable, self._backend.rows(gradient))
+            for gradient, variable in zip(grads, variables, strict=True)
+            if gradient is not None
+        ]
+        before = [ops.copy(v.value) for v, _ in pairs]
+        moving = [ops.not_equal(gradient, 0) for _, gradient in pairs]
+        inverse = 1.0 / _loss_scale(optimizer)
+        for variable, gradient in pairs:
+            gradient = ops.cast(gradient, "float32") * inverse
+            self._put_weight(variable, "weight_gradient", gradient)
+
+        def tell_update():
             for (variable, _), old, mask in zip(
                 pairs, before, moving, strict=True
             ):
@@ -163,11 +189,7 @@ class Probe:
                 self._put_weight(variable, "weight", new)
                 self._put_lost_updates(variable, mask, old, new)
 
-        vars(optimizer)["apply"] = apply
-        try:
-            yield
-        finally:
-            del vars(optimizer)["apply"]
+        return tell_update
 
     def _put_weight(self, variable, part, tensor):
         path, position = self._owner(variable)
@@ -195,6 +217,18 @@ class Probe:
             self._slots.put((path, part, position), vector())
         except Exception as error:
             self.failures.setdefault(path, f"{type(error).__name__}: {error}")
+
+
+class _WatchedStep(NamedTuple):
+    """Takes the place of a `GuardedStep`."""
+
+    step: object
+    finite: object
+    tell_update: Callable
+
+    def commit(self, finite):
+        self.step.commit(finite)
+        self.tell_update()
 
 
 def _count_lost(moving, old, new):
