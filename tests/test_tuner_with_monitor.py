@@ -33,8 +33,8 @@ def test_both_share_one_diagnosis_and_one_log(
     fit(model, [GOOD] * 20 + [BIG] * 20, *order([callback, watcher]))
     assert demoted(model) == CURE
     (step,) = done(callback)
-    # Before the first step, and when the first bad batch was seen.
-    assert counted == [0, step]
+    # The first two audits, and when the first bad batch was seen.
+    assert counted == [0, 16, step]
     kinds = {v.kind for v in watcher.verdicts}
     assert kinds == {"forward_overflow", "cast_overflow"}
     (event,) = told(tmp_path, "demote")

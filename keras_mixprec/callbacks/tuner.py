@@ -24,9 +24,9 @@ class PrecisionTuner(keras.callbacks.Callback):
     """Moves the layers that cannot bear 16 bits to a wider type, in training.
 
     Before the first step, when steps are skipped or losses are not finite
-    more often than a search for the loss scale explains, after 50 steps, and
+    more often than a search for the loss scale explains, after 16 steps, and
     then after three times as many as the time before, one batch is diagnosed
-    as by `keras_mixprec.diagnose`; from the third time on, as far as the
+    as by `keras_mixprec.diagnose`; from the fourth time on, as far as the
     monitor's `max_overhead` allows (0.02 if there is none). The smallest set
     of layers that cures what is found is demoted: to bfloat16 where the fault
     is one of range and the device computes in it, else to float32. Weights,

@@ -17,9 +17,12 @@ from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies.lone_layers import lone_layers
 
 # A model is audited before its first step, after this many, and then after
-# twice as many more as before: what fails without a sign is rarely new.
-_SECOND_AUDIT = 50
+# twice as many more as before: what fails without a sign is rarely new. The
+# first ones cost what they cost: activations grow the fastest then, and a T5
+# whose norms overflow by its 16th step trains for nothing until that is found.
+_SECOND_AUDIT = 16
 _AUDITS_GROW = 2
+_AUDITS_AT_ANY_COST = 3
 
 # At first a look is taken whenever there are an eighth more steps.
 _LOOKS_GROW = 8
@@ -72,6 +75,7 @@ class Tuning:
         self._advised = set()
         self._changed_at = None
         self._next_look = self._next_audit = None
+        self._audits = 0
         self._idle_until = 0
 
     # Looking.
@@ -106,6 +110,7 @@ class Tuning:
         self.repairs.wait_anew(step)
         self._next_look = step + 1
         self._next_audit = step + _SECOND_AUDIT
+        self._audits = 1
         self._examine_next(step, suspected=False)
 
     def _look(self, step):
@@ -120,21 +125,21 @@ class Tuning:
         if suspicious:
             self._held_until = step + WINDOW
         elif step >= self._next_audit and self._affords_audit():
-            later = self._audits_later
             self._next_audit = step + _AUDITS_GROW * taken
-            self._examine_next(step, suspected=False, counts=later)
+            self._examine_next(step, suspected=False, counts=self._audits_count)
+            self._audits += 1
         else:
             self._give_back_if_quiet(step)
 
     @property
-    def _audits_later(self):
-        """Whether the next audit is not one of the first two."""
-        return self._next_audit > self._engine.first_step + _SECOND_AUDIT
+    def _audits_count(self):
+        """Whether the next audit counts as overhead."""
+        return self._audits >= _AUDITS_AT_ANY_COST
 
     def _affords_audit(self):
         """Whether the next audit costs little enough, on all workers."""
         engine = self._engine
-        if not self._audits_later:
+        if not self._audits_count:
             return True
         dear = not engine.examiner.affordable
         (dear,) = any_worker(engine.model, [dear])

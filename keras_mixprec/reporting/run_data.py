@@ -122,7 +122,8 @@ class RunData:
         layers = self._layers()
         _add_verdicts(layers, events)
         _add_headroom(layers, heat)
-        tables = heat + self._tables(schema.TWIN)
+        twin = self._tables(schema.TWIN)
+        tables = heat + twin
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         return {
             "run": self.name,
@@ -133,7 +134,8 @@ class RunData:
             "events": events,
             "heat": {
                 "metrics": [_describe(*item) for item in metrics.items()],
-                "layers": _names(tables),
+                # Diagnoses leave out layers in float32: probes know the order.
+                "layers": _names(twin + heat),
             }
             if tables
             else None,

@@ -387,11 +387,15 @@ class Gan(keras.Model):
     def train_step(self, *arguments):
         return STEPS[keras.backend.backend()](self, *arguments)
 
-    def apply(self, gradients):
-        optimizers = self.optimizer, self.judge
-        for each in zip(optimizers, gradients, self.players, strict=True):
-            optimizer, gradient, player = each
-            optimizer.apply(gradient, player.trainable_variables)
+    def apply(self, *steps):
+        for optimizer, gradients, weights in steps:
+            optimizer.apply(gradients, weights)
+
+    def stateless_apply(self, *steps):
+        return [
+            optimizer.stateless_apply(state, gradients, weights)
+            for optimizer, state, gradients, weights in steps
+        ]
 
 
 def adam_for(player):
@@ -408,23 +412,32 @@ def tensorflow_step(gan, data):
         paint, judge, logs = gan.losses_of(*data)
         paint = gan.optimizer.scale_loss(paint)
         judge = gan.judge.scale_loss(judge)
-    gan.apply([tape.gradient(paint, paints), tape.gradient(judge, judges)])
+    gan.apply(
+        (gan.optimizer, tape.gradient(paint, paints), paints),
+        (gan.judge, tape.gradient(judge, judges), judges),
+    )
     return logs
 
 
 def torch_step(gan, data):
     import torch
 
-    def gradients(loss, player):
-        weights = [v.value for v in player.trainable_variables]
-        return torch.autograd.grad(loss, weights, retain_graph=True)
+    def step(optimizer, loss, player):
+        weights = player.trainable_variables
+        gradients = torch.autograd.grad(
+            optimizer.scale_loss(loss),
+            [v.value for v in weights],
+            retain_graph=True,
+        )
+        return optimizer, gradients, weights
 
     paint, judge, logs = gan.losses_of(*data)
-    paint = gan.optimizer.scale_loss(paint)
-    judge = gan.judge.scale_loss(judge)
-    found = [gradients(paint, gan.generator), gradients(judge, gan.critic)]
+    steps = [
+        step(gan.optimizer, paint, gan.generator),
+        step(gan.judge, judge, gan.critic),
+    ]
     with torch.no_grad():
-        gan.apply(found)
+        gan.apply(*steps)
     return logs
 
 
@@ -448,11 +461,11 @@ def jax_step(gan, state, data):
         _, judge, _ = losses(players[0], judges)
         return gan.judge.stateless_scale_loss(judge_state, judge)
 
-    found, logs = jax.grad(paint_loss, has_aux=True)(players[0])
-    paints, state = gan.optimizer.stateless_apply(state, found, players[0])
-    found = jax.grad(judge_loss)(players[1])
-    judges, judge_state = gan.judge.stateless_apply(
-        judge_state, found, players[1]
+    from_paint, logs = jax.grad(paint_loss, has_aux=True)(players[0])
+    from_judge = jax.grad(judge_loss)(players[1])
+    (paints, state), (judges, judge_state) = gan.stateless_apply(
+        (gan.optimizer, state, from_paint, players[0]),
+        (gan.judge, judge_state, from_judge, players[1]),
     )
     return logs, ([*paints, *judges], judge_state, state, metrics)
 
