@@ -5,12 +5,15 @@ import itertools
 
 import jax
 
+from keras_mixprec.backend.own_rows import own_rows
+
 
 def tapped(model, train_function, look):
     def train(state, iterator):
         iterator = iter(iterator)
         first = next(iterator)
-        state = _with_values(model, state, lambda: look(first))
+        own = jax.tree.map(own_rows, first)
+        state = _with_values(model, state, lambda: look(own))
         return train_function(state, itertools.chain([first], iterator))
 
     return train

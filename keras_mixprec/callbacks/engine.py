@@ -2,12 +2,15 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 from typing import Any
 
 from keras.src.utils import io_utils
 
+from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.prober import Prober
@@ -152,6 +155,8 @@ class Engine:
         due = self.step - self._last_look >= self.settings.update_freq
         if due and self.spending.left(LOOKS) > 0:
             self._look()
+        if self.step >= self._next_vote:
+            self._vote()
         if self._in_a_row >= SUSPICIOUS_STEPS:
             self._examine_if_wanted()
             self._probe_if_wanted()
@@ -169,12 +174,14 @@ class Engine:
         if armed or not self.recorder.full or self.step == self.first_step:
             return 1
         freq = self.settings.update_freq
-        due = min(self._last_look + freq, self.prober.due_at) - self.step
-        if due > 0:
-            return due
+        probe = self._next_vote if self._shared else self.prober.due_at
+        due = [at - self.step for at in (self._last_look + freq, probe)]
+        if min(due) > 0:
+            return min(due)
         # What the budget does not allow yet need not be asked for in each.
         every = self.settings.probe_every or freq
-        return max(min(freq, every) // _RETRIES, 1)
+        retry = max(min(freq, every) // _RETRIES, 1)
+        return min([retry, *(steps for steps in due if steps > 0)])
 
     def end_epoch(self, callback):
         """Looks at the last steps of an epoch."""
@@ -212,6 +219,12 @@ class Engine:
         self.first_step = self.step = self._epoch_start = self.log.next_step
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
+        self._shared = backend_agreement.current().workers(self.model) > 1
+        settings = self.settings
+        to_agree_on = settings.probe_every or settings.stop_after is not None
+        self._next_vote = math.inf
+        if self._shared and to_agree_on:
+            self._next_vote = self.first_step + settings.update_freq
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(self.log)
@@ -279,10 +292,27 @@ class Engine:
             self.examiner.arm(self.model, self.step)
 
     def _probe_if_wanted(self):
+        if self._wants_probe() and not self._shared:
+            self.prober.arm(self.model, self.step)
+
+    def _wants_probe(self):
         steps = self.step - self.first_step
-        if not self.examiner.armed and self.prober.wants(
+        return not self.examiner.armed and self.prober.wants(
             self.model, self.step, steps
-        ):
+        )
+
+    def _vote(self):
+        """Does what all workers must do at one step, if all are for it.
+
+        A worker whose step is probed, or who stops, while others go on waits
+        for them for ever: the twin adds gradients up in calls of its own.
+        """
+        self._next_vote = self.step + self.settings.update_freq
+        votes = [not self._wants_probe(), self._hopeless is not None]
+        unwanted, hopeless = any_worker(self.model, votes)
+        if hopeless:
+            self._stop(self._hopeless or "another worker cannot go on")
+        elif not unwanted:
             self.prober.arm(self.model, self.step)
 
     def _predict_scale_if_wanted(self):
@@ -309,6 +339,8 @@ class Engine:
         self._last_look = self.step
         with self._reading():
             self._read()
+        if self._hopeless and not self._shared:
+            self._stop(self._hopeless)
 
     @contextlib.contextmanager
     def _reading(self):
@@ -332,11 +364,11 @@ class Engine:
 
     def _read(self):
         scalars, by_variable = {}, self._by_variable.due()
-        self._in_a_row, self.collapsed = 0, False
+        self._in_a_row, self.collapsed, self._hopeless = 0, False, None
         for name, watch in self.used_watches().items():
             reading = watch.read()
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
-            self._stop_if_hopeless(reading)
+            self._judge(reading)
             if reading.new_steps or reading.grown:
                 self.prober.hurry()
             scalars |= reading.scalars(name, by_variable)
@@ -346,20 +378,23 @@ class Engine:
         if scalars:
             self.log.scalars(self.step, scalars)
 
-    def _stop_if_hopeless(self, reading):
+    def _judge(self, reading):
         if reading.collapsed:
             self.collapsed = True
             self.examiner.tell_collapse(
                 reading.loss_scale, reading.in_a_row, self.step
             )
-        reason = reason_to_stop(
+        self._hopeless = self._hopeless or reason_to_stop(
             reading, self.examiner.verdicts, self.settings.stop_after
         )
-        if reason and not self.model.stop_training:
-            self.model.stop_training = True
-            self.log.event(self.step, {"kind": "stopped", "reason": reason})
-            if self.settings.verbose:
-                io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
+
+    def _stop(self, reason):
+        if self.model.stop_training:
+            return
+        self.model.stop_training = True
+        self.log.event(self.step, {"kind": "stopped", "reason": reason})
+        if self.settings.verbose:
+            io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 
     def _log_layers(self):
         # With what has changed since the last step none was taken.

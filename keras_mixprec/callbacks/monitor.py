@@ -43,7 +43,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
     two looks the compiled step itself keeps the record, so a skipped step is
     not lost when nobody looks.
 
-    Of several workers the first writes the log.
+    Of several workers the first writes the log. All need it, with the same
+    arguments: they probe the same steps, and stop together.
 
     Works with `keras_mixprec.LossScaleOptimizer`, and with Keras' own, which
     it exchanges for one that shares its state and follows its rule. A model

@@ -1,7 +1,12 @@
-"""One worker of a MultiWorkerMirroredStrategy; `TF_CONFIG` says which."""
+"""One worker of a MultiWorkerMirroredStrategy; `TF_CONFIG` says which.
 
+It does the work of the module that the command line names.
+"""
+
+import importlib
 import json
 import os
+import sys
 
 import tensorflow as tf
 
@@ -9,7 +14,7 @@ import tensorflow as tf
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
 
 from keras.src.backend.tensorflow import trainer  # noqa: E402
-from tuned import ROWS, rows, work  # noqa: E402
+from tuned import ROWS, rows  # noqa: E402
 
 
 def mirrored(make):
@@ -47,6 +52,5 @@ def dataset(values):
 
 
 if __name__ == "__main__":
-    work(
-        json.loads(os.environ["TF_CONFIG"])["task"]["index"], mirrored, dataset
-    )
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    importlib.import_module(sys.argv[1]).work(index, mirrored, dataset)

@@ -1,11 +1,16 @@
-"""One process of torch's distributed data parallel; `RANK` says which."""
+"""One process of torch's distributed data parallel; `RANK` says which.
 
+It does the work of the module that the command line names.
+"""
+
+import importlib
 import os
+import sys
 
 import keras
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from tuned import ROWS, rows, work
+from tuned import ROWS, rows
 
 
 def parallel(make):
@@ -43,5 +48,6 @@ def dataset(values):
 
 if __name__ == "__main__":
     torch.distributed.init_process_group("gloo")
-    work(int(os.environ["RANK"]), parallel, dataset)
+    index = int(os.environ["RANK"])
+    importlib.import_module(sys.argv[1]).work(index, parallel, dataset)
     torch.distributed.destroy_process_group()
