@@ -1,12 +1,14 @@
 """What `MixPrecMonitor` adds to `fit`, beside what other tools add.
 
 All arms fit the same mixed_float16 model with our `LossScaleOptimizer` on the
-same batches: without a callback, with the monitor at its defaults, and with
+same batches: without a callback, the same once more, whose ratio shows how much
+equal models differ by themselves, with the monitor at its defaults, and with
 every step probed. On TensorFlow as well: Keras' `TensorBoard` with histograms
 of each epoch, `enable_check_numerics` and the Debugger V2. Fits of all arms
 alternate in one process per backend. A ratio is the median, over the rounds,
-of a fit's time to that without a callback in the same round; the ratio of the
-fastest fits stands beside it in brackets. "Twin" is how long the probed step
+of a fit's time to that without a callback in the same round, but for the
+Debugger V2, which cannot be switched on twice; the ratio of the fastest fits
+stands beside it in brackets. "Twin" is how long the probed step
 took to compile, in the round before the first. "Same" says whether the losses
 of all epochs and the final weights, with defaults, are the same bit for bit,
 and otherwise by how much a weight differs at most.
@@ -34,10 +36,11 @@ PEERS = ("TensorBoard", "check_numerics", "CONCISE_HEALTH", "FULL_HEALTH")
 
 def measure(jit_compile, name, rounds, steps):
     """Returns the table cells of one model on the active backend."""
-    kinds = ("none", "defaults", "every step")
+    kinds = ("none", "none again", "defaults", "every step")
     arms, seconds = _interleaved(jit_compile, name, rounds, steps, kinds)
     return [
         f"{1e3 * statistics.median(seconds['none']) / steps:.2f}",
+        ratio(seconds["none again"], seconds["none"], digits=3),
         ratio(seconds["defaults"], seconds["none"], digits=3),
         ratio(seconds["every step"], seconds["none"], digits=3),
         f"{arms['every step'].compilation:.1f} s",
@@ -48,7 +51,8 @@ def measure(jit_compile, name, rounds, steps):
 def measure_peer(jit_compile, name_and_peer, rounds, steps):
     """Returns the table cells of another tool on one model."""
     name, peer = name_and_peer
-    _, seconds = _interleaved(jit_compile, name, rounds, steps, ("none", peer))
+    measured = _one_by_one if peer in PEERS[2:] else _interleaved
+    _, seconds = measured(jit_compile, name, rounds, steps, ("none", peer))
     return [
         f"{1e3 * statistics.median(seconds['none']) / steps:.2f}",
         ratio(seconds[peer], seconds["none"], digits=3),
@@ -62,6 +66,17 @@ def _interleaved(jit_compile, name, rounds, steps, kinds):
         for arm in arms.values():
             arm.read_compilation()
         return arms, interleave(arms, rounds)
+
+
+def _one_by_one(jit_compile, name, rounds, steps, kinds):
+    # For the Debugger V2: TensorFlow 2.21 crashes if it is enabled again.
+    with tempfile.TemporaryDirectory() as folder:
+        arms, seconds = {}, {}
+        for kind in kinds:
+            arms[kind] = _Arm(jit_compile, name, steps, kind, folder)
+            with _watching(kind, folder):
+                seconds |= interleave({kind: arms[kind].fit}, 1 + rounds)
+        return arms, {kind: found[1:] for kind, found in seconds.items()}
 
 
 class _Arm:
@@ -78,7 +93,11 @@ class _Arm:
 
     def __call__(self):
         with _watching(self._kind, self._log_dir):
-            history = self._fit(callbacks=self._callbacks()).history
+            self.fit()
+
+    def fit(self):
+        """Fits once."""
+        history = self._fit(callbacks=self._callbacks()).history
         self._losses += history["loss"]
 
     def _callbacks(self):
@@ -155,7 +174,8 @@ def main():
     )
     arguments = parser.parse_args()
     rest = arguments.rounds, arguments.steps
-    header = ["without, ms a step", "defaults", "every step", "twin", "same"]
+    header = ["without, ms a step", "without again", "defaults"]
+    header += ["every step", "twin", "same"]
     models = {name: name for name in arguments.models}
     print_table(header, arguments.setups, models, measure, *rest)
     if arguments.peers:
