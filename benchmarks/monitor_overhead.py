@@ -2,25 +2,30 @@
 
 All arms fit the same mixed_float16 model with our `LossScaleOptimizer` on the
 same batches: without a callback, the same once more, whose ratio shows how much
-equal models differ by themselves, with the monitor at its defaults, and with
-every step probed. On TensorFlow as well: Keras' `TensorBoard` with histograms
-of each epoch, `enable_check_numerics` and the Debugger V2. Fits of all arms
-alternate in one process per backend. A ratio is the median, over the rounds,
-of a fit's time to that without a callback in the same round, but for the
-Debugger V2, which cannot be switched on twice; the ratio of the fastest fits
-stands beside it in brackets. "Twin" is how long the probed step
-took to compile, in the round before the first. "Same" says whether the losses
-of all epochs and the final weights, with defaults, are the same bit for bit,
-and otherwise by how much a weight differs at most.
+equal models differ by themselves, with the monitor at its defaults, with every
+step probed and, with `--peers`, with Keras' `TensorBoard` and its histograms of
+each epoch (a fit is an epoch) and, on TensorFlow, `enable_check_numerics` and
+the Debugger V2. Every arm has a process of its own, because TensorFlow's tools
+stay in what it compiled and the debugger cannot be switched on twice; their
+fits alternate. A ratio is the median, over the rounds, of a step's time to that
+without a callback in the same round; the ratio of the fastest rounds stands
+beside it in brackets. What costs a multiple fits an eighth of the steps. "Twin"
+is how long the probed step took to compile, in the round before the first.
+"Same" says whether the losses of all epochs and the final weights, with
+defaults, are the same bit for bit, and otherwise by how much a weight differs
+at most.
 
     python benchmarks/monitor_overhead.py
     python benchmarks/monitor_overhead.py --setups torch --rounds 41
     python benchmarks/monitor_overhead.py --setups tensorflow --peers
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import json
+import multiprocessing
+import os
 import pathlib
 import statistics
 import sys
@@ -31,52 +36,111 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from benchmarks.timing import argument_parser, interleave, print_table, ratio
 
 MODELS = ("convolutional", "40 Dense(64)", "transformer")
-PEERS = ("TensorBoard", "check_numerics", "CONCISE_HEALTH", "FULL_HEALTH")
+OURS = ("none", "none again", "defaults", "every step")
+TENSORFLOW_TOOLS = ("check_numerics", "CONCISE_HEALTH", "FULL_HEALTH")
+PEERS = ("TensorBoard", *TENSORFLOW_TOOLS)
+
+# Of the arms whose steps take a multiple of a plain one, so few of the steps.
+_SHORTER = dict.fromkeys(("every step", *TENSORFLOW_TOOLS), 8)
 
 
-def measure(jit_compile, name, rounds, steps):
+def measure(jit_compile, name, rounds, steps, peers):
     """Returns the table cells of one model on the active backend."""
-    kinds = ("none", "none again", "defaults", "every step")
-    arms, seconds = _interleaved(jit_compile, name, rounds, steps, kinds)
-    return [
-        f"{1e3 * statistics.median(seconds['none']) / steps:.2f}",
-        ratio(seconds["none again"], seconds["none"], digits=3),
-        ratio(seconds["defaults"], seconds["none"], digits=3),
-        ratio(seconds["every step"], seconds["none"], digits=3),
-        f"{arms['every step'].compilation:.1f} s",
-        arms["defaults"].difference(arms["none"]),
-    ]
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        peers = [peer for peer in peers if peer not in TENSORFLOW_TOOLS]
+    kinds = (*OURS, *peers)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        arms = {
+            kind: stack.enter_context(
+                _Remote(jit_compile, name, _steps_of(kind, steps), kind, folder)
+            )
+            for kind in kinds
+        }
+        failed = _warm_up(arms)
+        twin = arms["every step"].run(_compilation)
+        fits = {k: a.fit for k, a in arms.items() if k not in failed}
+        seconds = interleave(fits, rounds)
+        same = _difference(*(arms[k].run(_result) for k in OURS[::2]))
+    per_step = {
+        kind: [s / _steps_of(kind, steps) for s in found]
+        for kind, found in seconds.items()
+    }
+    ratios = {k: ratio(s, per_step["none"], 3) for k, s in per_step.items()}
+    cells = [f"{1e3 * statistics.median(per_step['none']):.2f}"]
+    cells += [ratios[kind] for kind in OURS[1:]]
+    cells += [f"{twin:.1f} s", same]
+    return cells + [failed.get(k) or ratios.get(k, "-") for k in PEERS]
 
 
-def measure_peer(jit_compile, name_and_peer, rounds, steps):
-    """Returns the table cells of another tool on one model."""
-    name, peer = name_and_peer
-    measured = _one_by_one if peer in PEERS[2:] else _interleaved
-    _, seconds = measured(jit_compile, name, rounds, steps, ("none", peer))
-    return [
-        f"{1e3 * statistics.median(seconds['none']) / steps:.2f}",
-        ratio(seconds[peer], seconds["none"], digits=3),
-    ]
+def _steps_of(kind, steps):
+    return max(steps // _SHORTER.get(kind, 1), 1)
 
 
-def _interleaved(jit_compile, name, rounds, steps, kinds):
-    with tempfile.TemporaryDirectory() as folder:
-        arms = {k: _Arm(jit_compile, name, steps, k, folder) for k in kinds}
-        interleave(arms, 1)
-        for arm in arms.values():
-            arm.read_compilation()
-        return arms, interleave(arms, rounds)
+def _warm_up(arms):
+    """Fits once; returns what the tools raised that failed."""
+    failed = {}
+    for kind, arm in arms.items():
+        try:
+            arm.fit()
+        except Exception as error:
+            if kind not in PEERS:
+                raise
+            failed[kind] = f"{type(error).__name__}"
+    return failed
 
 
-def _one_by_one(jit_compile, name, rounds, steps, kinds):
-    # For the Debugger V2: TensorFlow 2.21 crashes if it is enabled again.
-    with tempfile.TemporaryDirectory() as folder:
-        arms, seconds = {}, {}
-        for kind in kinds:
-            arms[kind] = _Arm(jit_compile, name, steps, kind, folder)
-            with _watching(kind, folder):
-                seconds |= interleave({kind: arms[kind].fit}, 1 + rounds)
-        return arms, {kind: found[1:] for kind, found in seconds.items()}
+def _difference(one, other):
+    """Returns whether two runs were the same."""
+    losses, weights = zip(one, other, strict=True)
+    largest = max(
+        float(abs(a - b).max()) for a, b in zip(*weights, strict=True)
+    )
+    same = not largest and losses[0] == losses[1]
+    return "yes" if same else f"{largest:.1e}"
+
+
+class _Remote:
+    """An arm in a process of its own."""
+
+    def __init__(self, *args):
+        self._pool = concurrent.futures.ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), _start, args
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        self._pool.shutdown()
+
+    def fit(self):
+        """Fits once."""
+        self.run(_fit)
+
+    def run(self, function):
+        """Returns what a function without arguments returns there."""
+        return self._pool.submit(function).result()
+
+
+# What follows runs in an arm's process.
+
+
+def _start(*args):
+    global _arm
+    _arm = _Arm(*args)
+
+
+def _fit():
+    _arm.fit()
+
+
+def _compilation():
+    return _arm.compilation()
+
+
+def _result():
+    return _arm.result()
 
 
 class _Arm:
@@ -90,10 +154,7 @@ class _Arm:
         )
         self._kind = kind
         self._log_dir = pathlib.Path(folder, kind.replace(" ", "_"))
-
-    def __call__(self):
-        with _watching(self._kind, self._log_dir):
-            self.fit()
+        _switch_on(kind, self._log_dir)
 
     def fit(self):
         """Fits once."""
@@ -115,74 +176,49 @@ class _Arm:
             keras_mixprec.MixPrecMonitor(self._log_dir, verbose=0, **arguments)
         ]
 
-    def read_compilation(self):
-        """Notes how many seconds compiling the probed step took."""
+    def compilation(self):
+        """Returns how many seconds compiling the probed step took."""
         path = self._log_dir / "mixprec" / "events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        events = map(json.loads, lines)
-        self.compilation = sum(e["seconds"] for e in events if "seconds" in e)
+        events = map(json.loads, path.read_text().splitlines())
+        return sum(e["seconds"] for e in events if "seconds" in e)
 
-    def difference(self, other):
-        """Returns whether the run was the same as another."""
-        weights = zip(
-            self._model.get_weights(), other._model.get_weights(), strict=True
-        )
-        largest = max(float(abs(a - b).max()) for a, b in weights)
-        same = not largest and self._losses == other._losses
-        return "yes" if same else f"{largest:.1e}"
+    def result(self):
+        """Returns the losses of all epochs and the weights."""
+        return self._losses, self._model.get_weights()
 
 
-@contextlib.contextmanager
-def _watching(kind, folder):
+def _switch_on(kind, folder):
     """Switches a tool of TensorFlow on, or keeps ours from diagnosing."""
-    if kind in PEERS[1:]:
-        import tensorflow as tf
+    if kind in TENSORFLOW_TOOLS:
+        from tensorflow import debugging
 
-        debugging = tf.debugging
-    if kind == "check_numerics":
-        debugging.enable_check_numerics()
-        try:
-            yield
-        finally:
-            debugging.disable_check_numerics()
-    elif kind in PEERS[2:]:
-        debugging.experimental.enable_dump_debug_info(
-            str(folder), tensor_debug_mode=kind, circular_buffer_size=-1
-        )
-        try:
-            yield
-        finally:
-            debugging.experimental.disable_dump_debug_info()
+        if kind == "check_numerics":
+            debugging.enable_check_numerics()
+        else:
+            debugging.experimental.enable_dump_debug_info(
+                str(folder), tensor_debug_mode=kind, circular_buffer_size=-1
+            )
     elif kind == "every step":
         from keras_mixprec.callbacks import examiner
 
         # At this budget it would diagnose as often as it could.
-        before, examiner._FIRST_COST = examiner._FIRST_COST, float("inf")
-        try:
-            yield
-        finally:
-            examiner._FIRST_COST = before
-    else:
-        yield
+        examiner._FIRST_COST = float("inf")
 
 
 def main():
+    """Prints the table."""
     parser = argument_parser(__doc__, rounds=15, steps=300)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument(
-        "--peers", action="store_true", help="TensorFlow's tools as well"
+        "--peers", action="store_true", help="other tools as well"
     )
     arguments = parser.parse_args()
-    rest = arguments.rounds, arguments.steps
+    peers = PEERS if arguments.peers else ()
     header = ["without, ms a step", "without again", "defaults"]
-    header += ["every step", "twin", "same"]
+    header += ["every step", "twin", "same", *PEERS]
     models = {name: name for name in arguments.models}
+    rest = arguments.rounds, arguments.steps, peers
     print_table(header, arguments.setups, models, measure, *rest)
-    if arguments.peers:
-        # Each in a process of its own: they stay in what TensorFlow compiled.
-        models = {f"{m}, {p}": (m, p) for m in models for p in PEERS}
-        setups = [s for s in arguments.setups if s.startswith("tensorflow")]
-        print_table([header[0], "with"], setups, models, measure_peer, *rest)
 
 
 if __name__ == "__main__":
