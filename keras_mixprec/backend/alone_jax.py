@@ -5,6 +5,7 @@ import contextlib
 import jax
 import keras
 
+from keras_mixprec.backend.holding_jax import holding
 from keras_mixprec.backend.model_state import all_variables
 
 
@@ -15,16 +16,14 @@ def alone(model):
         yield
         return
     variables = all_variables(model)
-    before = [variable._value for variable in variables]
-    own = [_replica(value) for value in before]
+    own = [_replica(variable._value) for variable in variables]
     distribution = keras.distribution.distribution()
     keras.distribution.set_distribution(None)
-    _assign(variables, own)
     try:
-        yield
+        with holding(variables, own):
+            yield
     finally:
         keras.distribution.set_distribution(distribution)
-        _assign(variables, before)
 
 
 def _replica(array):
@@ -33,8 +32,3 @@ def _replica(array):
             "its weights are spread over several processes"
         )
     return array.addressable_data(0)
-
-
-def _assign(variables, values):
-    for variable, value in zip(variables, values, strict=True):
-        variable._value = value

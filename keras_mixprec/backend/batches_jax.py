@@ -5,6 +5,7 @@ import itertools
 
 import jax
 
+from keras_mixprec.backend.holding_jax import holding
 from keras_mixprec.backend.own_rows import own_rows
 
 
@@ -27,7 +28,7 @@ def newest(model, variables):
         return
     known = _values(model, state, {id(v) for v in variables})
     values = [known.get(id(v), v._value) for v in variables]
-    with _holding(variables, values):
+    with holding(variables, values):
         yield
 
 
@@ -59,18 +60,6 @@ def _with_values(model, state, work):
         *model.metrics_variables,
     ]
     leaves, structure = jax.tree.flatten(state)
-    with _holding(variables, leaves):
+    with holding(variables, leaves):
         work()
         return structure.unflatten([v._value for v in variables])
-
-
-@contextlib.contextmanager
-def _holding(variables, values):
-    before = [v._value for v in variables]
-    for variable, value in zip(variables, values, strict=True):
-        variable._value = value
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable._value = value

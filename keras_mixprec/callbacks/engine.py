@@ -9,8 +9,8 @@ from typing import Any
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import agreement as backend_agreement
-from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.ballot import any_worker
+from keras_mixprec.callbacks.counters import Counters
 from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.prober import Prober
@@ -19,8 +19,6 @@ from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
-from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
-from keras_mixprec.loss_scaling import DynamicLossScale
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import NoLog
 from keras_mixprec.reporting.thinning import Thinning
@@ -68,7 +66,7 @@ class Engine:
             wrote to the same log included.
         first_step: Int. What it was at the start.
         log: The `RunLog`.
-        watches: Dict from optimizer name to `Watch`.
+        counters: `Counters` of the model, from the first step on.
         spending: `Spending`, what all of this costs.
         examiner, prober, recorder: The parts that diagnose, measure and keep.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
@@ -77,7 +75,7 @@ class Engine:
 
     def __init__(self, model, settings):
         self.model = model
-        self.watches = {}
+        self.counters = None
         self.step = self.first_step = 0
         self.collapsed = False
         self._members = []
@@ -165,7 +163,9 @@ class Engine:
             self._examine_if_wanted()
         self._predict_scale_if_wanted()
         if not self.recorder.full:
-            self.recorder.hold(self.model, self.step, self._scaling())
+            self.recorder.hold(
+                self.model, self.step, self.counters.optimizers()
+            )
         self._idle_until = self.step + self._idle_steps()
 
     def _idle_steps(self):
@@ -228,7 +228,7 @@ class Engine:
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(self.log)
-        self.watches = watch_optimizers(self.up_to_date())
+        self.counters = Counters(self.up_to_date())
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
         self._log_layers()
@@ -239,48 +239,23 @@ class Engine:
         last = self.step + getattr(self.model, "steps_per_execution", 1)
         if steps:
             return min(last, self._epoch_start + steps)
-        if "" in self.watches:
-            # An epoch of unknown length may end with a call of no step.
-            attempted = self.first_step + self.watches[""].attempted()
-            return max(self.step, min(last, attempted))
-        return last
+        attempted = self.counters.attempted()
+        if attempted is None:
+            return last
+        # An epoch of unknown length may end with a call of no step.
+        return max(self.step, min(last, self.first_step + attempted))
 
     def up_to_date(self):
         """Returns the model, with variables that are those of the last step."""
         # On JAX reading `callback.model` sees to that.
         return self._members[0].model
 
-    # Looking.
-
-    def used_watches(self) -> dict:
-        """Returns the watches of the optimizers that training uses.
-
-        `compile` without an optimizer makes one that a `train_step` with
-        several of its own never uses.
-        """
-        return {
-            name: watch
-            for name, watch in self.watches.items()
-            if name != "optimizer" or watch.optimizer.attempted_steps
-        }
-
     def bad_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""
         with self._reading():
-            skipped = [w.skipped() for w in self.used_watches().values()]
-            return max([*skipped, guard_of(self.model).nonfinite_losses])
+            return self.counters.bad_steps()
 
-    def raise_scale(self, bits: float):
-        """Raises loss scales that fell below what is needed now.
-
-        Args:
-            bits: Float. The scale that suits the model, as a power of two.
-        """
-        for watch in self.used_watches().values():
-            if isinstance(watch.optimizer.rule, DynamicLossScale):
-                scale = min(2.0**bits, watch.first_scale)
-                if scale > float(watch.optimizer.loss_scale):
-                    watch.optimizer.dynamic_scale.assign(scale)
+    # Looking.
 
     def _examine_if_wanted(self):
         looked = self._last_look == self.step
@@ -318,20 +293,14 @@ class Engine:
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
             return
-        for optimizer in self._scaling().values():
+        for optimizer in self.counters.optimizers().values():
             automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
             if automatic and not optimizer.attempted_steps:
                 self.examiner.arm_first_scale(self.model, optimizer, self.step)
 
     def _settle(self):
         if not self.recorder.full:
-            self.recorder.settle(self.up_to_date(), self._scaling())
-
-    def _scaling(self):
-        return {
-            name or "optimizer": watch.optimizer
-            for name, watch in self.watches.items()
-        }
+            self.recorder.settle(self.up_to_date(), self.counters.optimizers())
 
     def _look(self):
         if self.step == self._last_look:
@@ -346,26 +315,15 @@ class Engine:
     def _reading(self):
         """Context in which counters are those of the last step."""
         started = time.perf_counter()
-        holders = [w.optimizer for w in self.watches.values()]
-        holders.append(guard_of(self.model))
-        counters = [v for holder in holders for v in holder.counters]
-        with backend_batches.current().newest(self.model, counters):
-            waited = self._wait_for_steps()
+        with self.counters.newest() as waited:
             yield
         seconds = time.perf_counter() - started
         self.spending.add(LOOKS, seconds - waited)
 
-    def _wait_for_steps(self):
-        """Lets the steps under way end; returns the seconds."""
-        started = time.perf_counter()
-        for watch in self.watches.values():
-            watch.attempted()
-        return time.perf_counter() - started
-
     def _read(self):
         scalars, by_variable = {}, self._by_variable.due()
         self._in_a_row, self.collapsed, self._hopeless = 0, False, None
-        for name, watch in self.used_watches().items():
+        for name, watch in self.counters.used().items():
             reading = watch.read()
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
             self._judge(reading)

@@ -211,7 +211,7 @@ def _summarize(engine):
                 last_scale=float(w.optimizer.loss_scale),
                 overflow_counts=w.overflow_counts(),
             )
-            for name, w in engine.used_watches().items()
+            for name, w in engine.counters.used().items()
         },
         headroom=engine.prober.least_headroom(),
         folder=engine.log.folder,

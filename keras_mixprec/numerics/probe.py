@@ -144,23 +144,17 @@ class Probe:
         name = "_guard" if hasattr(optimizer, "_guard") else "apply"
         original = getattr(optimizer, name)
 
-        def guard(grads, trainable_variables):
+        def watched(grads, trainable_variables=None):
             grads = list(grads)
             tell_update = self._tell_gradients(
                 optimizer, grads, trainable_variables
             )
             step = original(grads, trainable_variables)
-            return _WatchedStep(step, step.finite, tell_update)
+            if name == "_guard":
+                return _WatchedStep(step, step.finite, tell_update)
+            return tell_update()
 
-        def apply(grads, trainable_variables=None):
-            grads = list(grads)
-            tell_update = self._tell_gradients(
-                optimizer, grads, trainable_variables
-            )
-            original(grads, trainable_variables)
-            tell_update()
-
-        vars(optimizer)[name] = {"_guard": guard, "apply": apply}[name]
+        vars(optimizer)[name] = watched
         try:
             yield
         finally:

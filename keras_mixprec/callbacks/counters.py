@@ -1,0 +1,80 @@
+"""What a model in `fit` counts, and what is to be done about it."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.callbacks.watch import Watch
+from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
+from keras_mixprec.loss_scaling import DynamicLossScale
+
+
+class Counters:
+    """The counters of a model's optimizers and of the guard of its metrics.
+
+    Args:
+        model: A compiled `keras.Model`, with variables that are up to date.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._watches = watch_optimizers(model)
+
+    def used(self) -> dict[str, Watch]:
+        """Returns the watches of the optimizers that training uses, by name.
+
+        `compile` without an optimizer makes one that a `train_step` with
+        several of its own never uses. The name of the only one is `""`.
+        """
+        return {
+            name: watch
+            for name, watch in self._watches.items()
+            if name != "optimizer" or watch.optimizer.attempted_steps
+        }
+
+    def optimizers(self) -> dict:
+        """Returns all loss scale optimizers, by the name of the attribute."""
+        return {
+            name or "optimizer": watch.optimizer
+            for name, watch in self._watches.items()
+        }
+
+    def attempted(self) -> int | None:
+        """Returns the steps attempted since the start.
+
+        `None` where not every step is one of a single optimizer.
+        """
+        only = self._watches.get("")
+        return only and only.attempted()
+
+    def bad_steps(self) -> int:
+        """Returns how many steps were skipped or had a loss not finite."""
+        skipped = [watch.skipped() for watch in self.used().values()]
+        return max([*skipped, guard_of(self._model).nonfinite_losses])
+
+    def raise_scale(self, bits: float):
+        """Raises loss scales that fell below what is needed now.
+
+        Args:
+            bits: Float. The scale that suits the model, as a power of two.
+        """
+        for watch in self.used().values():
+            if isinstance(watch.optimizer.rule, DynamicLossScale):
+                scale = min(2.0**bits, watch.first_scale)
+                if scale > float(watch.optimizer.loss_scale):
+                    watch.optimizer.dynamic_scale.assign(scale)
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[float]:
+        """Context in which counters are those of the last step.
+
+        It is given the seconds that the steps under way took to end.
+        """
+        holders = [*self.optimizers().values(), guard_of(self._model)]
+        counters = [v for holder in holders for v in holder.counters]
+        with backend_batches.current().newest(self._model, counters):
+            started = time.perf_counter()
+            for watch in self._watches.values():
+                watch.attempted()
+            yield time.perf_counter() - started
