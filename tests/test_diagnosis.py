@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from diagnosis_models import Block, Overflowing
 from keras import layers, ops
+from monitor_models import each_jit
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis.compare import relative_error
@@ -64,12 +65,9 @@ def test_a_layer_called_twice():
     shared = Overflowing(name="shared")
     x = shared(layers.Rescaling(1e-3, dtype="float32")(inputs))
     x = shared(layers.Dense(8, name="between")(x))
-    model = keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
-    kmp.apply_policy(
-        model,
-        "mixed_float16",
-        rules=[kmp.PrecisionRule("rescaling"), kmp.PrecisionRule("dense")],
-    )
+    model = keras.Model(inputs, layers.Dense(3, name="head")(x))
+    wide = [kmp.PrecisionRule(name) for name in ("small", "add", "head")]
+    kmp.apply_policy(model, "mixed_float16", rules=wide)
     verdicts = kmp.diagnose(compiled(model), 1000 * X, Y)
     assert found(verdicts) == [("shared", "forward_overflow")]
 
@@ -299,6 +297,34 @@ class MaskedScores(layers.Layer):
         bias = ops.where(masked > 0, ops.cast(-1e9, scores.dtype), 0.0)
         bias = ops.cast(bias, scores.dtype)
         return ops.softmax(scores + bias + ops.cast(known, bias.dtype)), bias
+
+
+class HandsOn(layers.Layer):
+    """Hands on what overflows in the layer inside it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.large = layers.Rescaling(1e5, name="large")
+        self.dense = layers.Dense(8, name="dense")
+
+    def build(self, input_shape):
+        self.dense.build(input_shape)
+
+    def call(self, x):
+        return self.dense(x), self.large(x)
+
+
+@each_jit
+def test_a_layer_around_a_cured_one_is_not_blamed(jit):
+    inputs = keras.Input((8,))
+    x, large = HandsOn(name="around")(layers.Dense(8, name="first")(inputs))
+    small = layers.Rescaling(1e-5, name="small")(large)
+    x = layers.Add(name="add")([x, small])
+    model = keras.Model(inputs, layers.Dense(3, name="head")(x))
+    wide = [kmp.PrecisionRule(name) for name in ("small", "add", "head")]
+    kmp.apply_policy(model, "mixed_float16", rules=wide)
+    verdicts = kmp.diagnose(compiled(model, jit_compile=jit), X, Y)
+    assert found(verdicts) == [("around/large", "forward_overflow")]
 
 
 def test_an_infinity_in_a_mask_is_no_overflow():

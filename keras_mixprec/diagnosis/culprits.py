@@ -103,12 +103,13 @@ class Search:
         tries = [False] if math.isfinite(step.loss) else [False, True]
         for masks_matter in tries:
             for call in self._low(step):
-                error, culprit = judge_forward(
-                    call,
-                    self._exact_calls.get(call.name),
-                    self._compiled,
-                    masks_matter,
-                )
+                with self._as_demoted():
+                    error, culprit = judge_forward(
+                        call,
+                        self._exact_calls.get(call.name),
+                        self._compiled,
+                        masks_matter,
+                    )
                 self._note(call, "forward", error)
                 if culprit is not None:
                     return culprit
@@ -133,7 +134,8 @@ class Search:
             self.culprits.pop()
             del self._demoted[-len(culprit.layers) :]
             twin = Twin(calls[path], self._compiled)
-            layers = without_needless(twin, twin.forward("float32"))
+            with self._as_demoted():
+                layers = without_needless(twin, twin.forward("float32"))
             culprit = culprit._replace(layers=layers)
 
     def _take_what_is_around(self, step, first):
@@ -181,7 +183,7 @@ class Search:
         """Whether only the single operations of a dry step are wrong."""
         if not self._compiled:
             return False
-        with computing_in("float32", self._demoted):
+        with self._as_demoted():
             low = compiled_loss(self._model, self._data)
         # It may draw other random numbers than single operations do.
         with computing_in("float32", list(self._model._flatten_layers())):
@@ -215,9 +217,9 @@ class Search:
             if call.layer is self._model:
                 continue  # With all inside it, which is no candidate.
             twin = Twin(call, self._compiled)
-            error = relative_error(
-                low_outputs(twin, self._compiled), twin.forward("float32")
-            )
+            with self._as_demoted():
+                low = low_outputs(twin, self._compiled)
+                error = relative_error(low, twin.forward("float32"))
             rank = (twin.adds_loss, error)
             if (error or twin.adds_loss) and rank > ranks.get(call.path, ()):
                 ranks[call.path], calls[call.path] = rank, call
@@ -287,9 +289,10 @@ class Search:
             ):
                 culprit = None
                 if own_gradients(exact, self._exact, moves):
-                    error, culprit = judge_backward(
-                        call, exact, self._compiled, bits, fed_by_weights
-                    )
+                    with self._as_demoted():
+                        error, culprit = judge_backward(
+                            call, exact, self._compiled, bits, fed_by_weights
+                        )
                     self._note(call, "backward", error)
                 if culprit is not None:
                     known.add(call.path)
@@ -302,6 +305,10 @@ class Search:
         # As the model is built: once a layer is demoted, others see better.
         if error is not None:
             self.errors[call.name].setdefault(direction, error)
+
+    def _as_demoted(self):
+        """Context in which a layer contains what it will, not what it did."""
+        return computing_in("float32", self._demoted)
 
     def _dry_step(self, demoted):
         with computing_in("float32", demoted):
