@@ -5,15 +5,15 @@ same batches: without a callback, the same once more, whose ratio shows how much
 equal models differ by themselves, with the monitor at its defaults, with every
 step probed and, with `--peers`, with Keras' `TensorBoard` and its histograms of
 each epoch (a fit is an epoch) and, on TensorFlow, `enable_check_numerics` and
-the Debugger V2. Every arm has a process of its own, because TensorFlow's tools
-stay in what it compiled and the debugger cannot be switched on twice; their
-fits alternate. A ratio is the median, over the rounds, of a step's time to that
-without a callback in the same round; the ratio of the fastest rounds stands
-beside it in brackets. What costs a multiple fits an eighth of the steps. "Twin"
-is how long the probed step took to compile, in the round before the first.
-"Same" says whether the losses of all epochs and the final weights, with
-defaults, are the same bit for bit, and otherwise by how much a weight differs
-at most.
+the Debugger V2. The fits of all arms alternate: ours in one process, the others
+each in one of its own, because TensorFlow's tools stay in what it compiled and
+the debugger cannot be switched on twice. A ratio is the median, over the
+rounds, of a step's time to that without a callback in the same round; the ratio
+of the fastest rounds stands beside it in brackets. What costs a multiple fits
+an eighth of the steps. "Twin" is how long the probed step took to compile, in
+the round before the first. "Same" says whether the losses of all epochs and the
+final weights, with defaults, are the same bit for bit, and otherwise by how
+much a weight differs at most.
 
     python benchmarks/monitor_overhead.py
     python benchmarks/monitor_overhead.py --setups torch --rounds 41
@@ -48,20 +48,23 @@ def measure(jit_compile, name, rounds, steps, peers):
     """Returns the table cells of one model on the active backend."""
     if os.environ["KERAS_BACKEND"] != "tensorflow":
         peers = [peer for peer in peers if peer not in TENSORFLOW_TOOLS]
-    kinds = (*OURS, *peers)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
+
+        def process(kinds):
+            arguments = (jit_compile, name, steps, kinds, folder)
+            return stack.enter_context(_Process(*arguments))
+
+        ours = process(OURS)
+        processes = dict.fromkeys(OURS, ours) | {p: process([p]) for p in peers}
         arms = {
-            kind: stack.enter_context(
-                _Remote(jit_compile, name, _steps_of(kind, steps), kind, folder)
-            )
-            for kind in kinds
+            kind: functools.partial(process.run, _fit, kind)
+            for kind, process in processes.items()
         }
         failed = _warm_up(arms)
-        twin = arms["every step"].run(_compilation)
-        fits = {k: a.fit for k, a in arms.items() if k not in failed}
-        seconds = interleave(fits, rounds)
-        same = _difference(*(arms[k].run(_result) for k in OURS[::2]))
+        twin = ours.run(_compilation, "every step")
+        seconds = interleave(arms, rounds)
+        same = _difference(*(ours.run(_result, k) for k in OURS[::2]))
     per_step = {
         kind: [s / _steps_of(kind, steps) for s in found]
         for kind, found in seconds.items()
@@ -78,15 +81,16 @@ def _steps_of(kind, steps):
 
 
 def _warm_up(arms):
-    """Fits once; returns what the tools raised that failed."""
+    """Fits once; takes out the tools that fail, and returns what they raise."""
     failed = {}
-    for kind, arm in arms.items():
+    for kind in list(arms):
         try:
-            arm.fit()
+            arms[kind]()
         except Exception as error:
             if kind not in PEERS:
                 raise
-            failed[kind] = f"{type(error).__name__}"
+            failed[kind] = type(error).__name__
+            del arms[kind]
     return failed
 
 
@@ -100,8 +104,8 @@ def _difference(one, other):
     return "yes" if same else f"{largest:.1e}"
 
 
-class _Remote:
-    """An arm in a process of its own."""
+class _Process:
+    """A process with some of the arms."""
 
     def __init__(self, *args):
         self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -114,33 +118,32 @@ class _Remote:
     def __exit__(self, *args):
         self._pool.shutdown()
 
-    def fit(self):
-        """Fits once."""
-        self.run(_fit)
-
-    def run(self, function):
-        """Returns what a function without arguments returns there."""
-        return self._pool.submit(function).result()
+    def run(self, function, kind):
+        """Returns what a function returns there of an arm."""
+        return self._pool.submit(function, kind).result()
 
 
-# What follows runs in an arm's process.
+# What follows runs there.
 
 
-def _start(*args):
-    global _arm
-    _arm = _Arm(*args)
+def _start(jit_compile, name, steps, kinds, folder):
+    global _arms
+    _arms = {
+        kind: _Arm(jit_compile, name, _steps_of(kind, steps), kind, folder)
+        for kind in kinds
+    }
 
 
-def _fit():
-    _arm.fit()
+def _fit(kind):
+    _arms[kind].fit()
 
 
-def _compilation():
-    return _arm.compilation()
+def _compilation(kind):
+    return _arms[kind].compilation()
 
 
-def _result():
-    return _arm.result()
+def _result(kind):
+    return _arms[kind].result()
 
 
 class _Arm:
@@ -158,7 +161,8 @@ class _Arm:
 
     def fit(self):
         """Fits once."""
-        history = self._fit(callbacks=self._callbacks()).history
+        with _diagnoses(self._kind != "every step"):
+            history = self._fit(callbacks=self._callbacks()).history
         self._losses += history["loss"]
 
     def _callbacks(self):
@@ -188,21 +192,31 @@ class _Arm:
 
 
 def _switch_on(kind, folder):
-    """Switches a tool of TensorFlow on, or keeps ours from diagnosing."""
-    if kind in TENSORFLOW_TOOLS:
-        from tensorflow import debugging
+    """Switches a tool of TensorFlow on."""
+    if kind not in TENSORFLOW_TOOLS:
+        return
+    from tensorflow import debugging
 
-        if kind == "check_numerics":
-            debugging.enable_check_numerics()
-        else:
-            debugging.experimental.enable_dump_debug_info(
-                str(folder), tensor_debug_mode=kind, circular_buffer_size=-1
-            )
-    elif kind == "every step":
-        from keras_mixprec.callbacks import examiner
+    if kind == "check_numerics":
+        debugging.enable_check_numerics()
+    else:
+        debugging.experimental.enable_dump_debug_info(
+            str(folder), tensor_debug_mode=kind, circular_buffer_size=-1
+        )
 
-        # At this budget it would diagnose as often as it could.
+
+@contextlib.contextmanager
+def _diagnoses(wanted):
+    """Context in which no budget is large enough for one, unless wanted."""
+    from keras_mixprec.callbacks import examiner
+
+    before = examiner._FIRST_COST
+    if not wanted:
         examiner._FIRST_COST = float("inf")
+    try:
+        yield
+    finally:
+        examiner._FIRST_COST = before
 
 
 def main():
