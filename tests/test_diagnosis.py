@@ -8,6 +8,7 @@ import pytest
 from diagnosis_models import Block, Overflowing
 from keras import layers, ops
 from monitor_models import each_jit
+from optimizer_models import only_tensorflow
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis.compare import relative_error
@@ -112,6 +113,11 @@ def test_training_goes_on_as_if_nothing_had_been():
 class Step(keras.Model):
     """A step of the user's own, which writes its optimizer by hand."""
 
+    unscales = False
+
+    def gradients_for(self, gradients):
+        return self.optimizer.unscale(gradients) if self.unscales else gradients
+
     if BACKEND == "tensorflow":
 
         def train_step(self, data):
@@ -122,6 +128,7 @@ class Step(keras.Model):
                 loss = self.compute_loss(x, y, self(x, training=True))
                 scaled = self.optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, self.trainable_variables)
+            gradients = self.gradients_for(gradients)
             self.optimizer.apply(gradients, self.trainable_variables)
             return {"loss": loss}
 
@@ -133,6 +140,7 @@ class Step(keras.Model):
             self.zero_grad()
             self.optimizer.scale_loss(loss).backward()
             gradients = [v.value.grad for v in self.trainable_variables]
+            gradients = self.gradients_for(gradients)
             self.optimizer.apply(gradients, self.trainable_variables)
             return {"loss": loss}
 
@@ -149,6 +157,80 @@ def test_a_train_step_of_the_users_own():
     assert found(verdicts) == [("bad", "forward_overflow")]
     for a, b in zip(before, everything(model), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX hands on its state itself")
+def test_a_train_step_that_unscales_its_gradients():
+    # At 2**15 the gradients of `units` overflow; nobody sees that after
+    # unscaling them with another scale than they have.
+    def verdicts(unscales):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((8,))
+        x = layers.Rescaling(1e3, name="up")(inputs)
+        x = layers.Dense(8, name="units")(x)
+        model = Step(inputs, layers.Dense(3, dtype="float32")(x))
+        model.unscales = unscales
+        kmp.apply_policy(
+            model, "mixed_float16", rules=[kmp.PrecisionRule("dense")]
+        )
+        rule = kmp.FixedLossScale(2.0**15)
+        compiled(model, kmp.LossScaleOptimizer("adam", rule))
+        found = kmp.diagnose(model, X, Y)
+        assert found == kmp.diagnose(model, X, Y)
+        assert not model.optimizer._unscaled
+        return found
+
+    assert verdicts(True) == verdicts(False) != []
+
+
+def test_an_optimizer_with_two_names():
+    model = compiled(sequential(Overflowing(name="bad")))
+    model.its_optimizer = model.optimizer
+    verdicts = kmp.diagnose(model, 10 * X, Y)
+    assert found(verdicts) == [("bad", "forward_overflow")]
+
+
+class Noisy(layers.Layer):
+    """Adds random numbers that Keras knows nothing of."""
+
+    def call(self, x):
+        noise = np.random.default_rng().normal(size=8)
+        return x + ops.cast(noise, x.dtype)
+
+
+def test_a_layer_that_does_not_repeat_itself_is_not_blamed():
+    model = sequential(layers.Dense(8), Noisy(name="noisy"))
+    assert kmp.diagnose(compiled(model), X, Y) == []
+
+
+class OnlyStep(keras.Model):
+    """A model that is never called as a whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = sequential(Overflowing(name="bad"))
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self.body(x, training=True))
+            scaled = self.optimizer.scale_loss(loss)
+        weights = self.body.trainable_variables
+        self.optimizer.apply(tape.gradient(scaled, weights), weights)
+        return {"loss": loss}
+
+
+@only_tensorflow
+def test_a_model_without_a_call():
+    model = OnlyStep()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(kmp.LossScaleOptimizer("adam"), loss, jit_compile=False)
+    verdicts = kmp.diagnose(model, 10 * X, Y)
+    assert [v.kind for v in verdicts] == ["forward_overflow"]
+    assert verdicts[0].layer.endswith("bad")
+    model.fit(X, Y, verbose=0, callbacks=[kmp.PrecisionTuner(verbose=0)])
 
 
 def test_rows_of_bad_data_are_named():

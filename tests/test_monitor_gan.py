@@ -10,6 +10,7 @@ from monitor_models import (
     fit,
     good,
     monitor,
+    one_weight,
     scalars,
     tags,
     with_bad,
@@ -130,3 +131,13 @@ def test_each_optimizer_keeps_to_its_own_variables(make, tmp_path):
     for optimizer in model.left_optimizer, model.right_optimizer:
         assert isinstance(optimizer, kmp.LossScaleOptimizer)
         assert len(optimizer.overflow_counts()) == 1
+
+
+@each_jit
+def test_one_optimizer_with_two_names(jit, tmp_path):
+    model = one_weight(keras.optimizers.LossScaleOptimizer, jit)
+    model.its_optimizer = model.optimizer
+    watcher = monitor(tmp_path)
+    fit(model, with_bad(good(4), 2), [watcher])
+    assert model.its_optimizer is model.optimizer
+    assert watcher.summary.optimizers[""].skipped == 1

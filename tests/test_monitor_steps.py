@@ -18,6 +18,7 @@ from monitor_models import (
     told,
     with_bad,
 )
+from optimizer_models import only_tensorflow
 
 import keras_mixprec as kmp
 
@@ -74,6 +75,24 @@ def of_unknown_length(x, y):
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
         return data.filter(lambda *_: True)
     return ((x[i : i + 4], y[i : i + 4]) for i in range(0, len(x), 4))
+
+
+# Keras says so at the end of each epoch of unknown length but the first.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@only_tensorflow
+def test_epochs_that_end_with_a_call_without_a_batch(tmp_path):
+    # Of which nothing may be left that waits for one.
+    model = one_weight()
+    x, y = arrays(with_bad(good(7), 3))
+    watcher = monitor(tmp_path, keep_failing_batches=3)
+    callbacks = [watcher, kmp.PrecisionTuner(verbose=0)]
+    data = of_unknown_length(x, y)
+    model.fit(data, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+    assert model.optimizer.attempted_steps == 4 * 7
+    assert len(watcher.failing_batches) == 3
+    own = model.train_function
+    model.make_train_function()
+    assert model.train_function is own
 
 
 class StopAfter(keras.callbacks.Callback):

@@ -235,3 +235,59 @@ def test_a_layer_that_is_left_alone_comes_along(jit):
     assert set(demoted(model)) == {"big", "small", "alone", "last"}
     assert "casts cost more" in callback.plan.reasons["alone"]
     assert len(done(callback)) == 1
+
+
+class Within(keras.layers.Layer):
+    """Two layers, of which the second's kernel has a large gradient."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.up = keras.layers.Dense(8, name="up")
+        self.down = keras.layers.Dense(8, name="down")
+
+    def build(self, input_shape):
+        self.up.build(input_shape)
+        self.down.build(input_shape)
+        self.up.kernel.assign(self.up.kernel * 1e3)
+        self.down.kernel.assign(self.down.kernel * 1e-3)
+
+    def call(self, x):
+        return self.down(self.up(x))
+
+
+class Around(keras.layers.Layer):
+    """Adds what it was given, in its own dtype."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.within = Within(name="within")
+
+    def build(self, input_shape):
+        self.within.build(input_shape)
+
+    def call(self, x):
+        return x + self.within(x)
+
+
+def test_a_repair_takes_along_all_that_it_takes_to_run():
+    # TensorFlow does not add float32 to float16, two levels up from `down`.
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    x = Around(name="around")(keras.layers.Dense(8, name="first")(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
+    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("head")])
+    rule = kmp.FixedLossScale(2.0**10)
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.SGD(1e-6), rule),
+        "mse",
+        jit_compile=False,
+    )
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+    callback = tuner()
+    model.fit(x, x[:, :3], verbose=0, epochs=2, callbacks=[callback])
+    found = demoted(model)
+    assert "around/within/down" in found
+    assert "first" not in found
+    around = {"around", "around/within", "around/within/up"} <= found.keys()
+    assert around == (BACKEND == "tensorflow")
+    assert model.optimizer.skipped_steps == 0

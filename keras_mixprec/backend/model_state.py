@@ -4,12 +4,18 @@ import keras
 
 
 def optimizers_of(model: keras.Model) -> dict:
-    """Returns the optimizers of a model, by the name of the attribute."""
-    return {
+    """Returns the optimizers of a model, by the name of the attribute.
+
+    One that has several names is `"optimizer"`, or what it was called first.
+    """
+    found = {
         name: value
         for name, value in vars(model).items()
         if isinstance(value, keras.optimizers.Optimizer)
     }
+    names = sorted(found, key=lambda name: name != "optimizer")
+    first = {id(found[name]): name for name in reversed(names)}
+    return {name: o for name, o in found.items() if first[id(o)] == name}
 
 
 def all_variables(model: keras.Model) -> list:

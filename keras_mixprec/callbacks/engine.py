@@ -187,6 +187,7 @@ class Engine:
         """Looks at the last steps of an epoch."""
         if callback is not self._members[0]:
             return
+        self.recorder.end_epoch()
         self.step = self._step_at_epoch_end(callback.params.get("steps"))
         self.prober.collect(self.step)
         if self.spending.left(LOOKS) > 0:

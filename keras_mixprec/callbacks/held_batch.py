@@ -41,6 +41,10 @@ class HeldBatch:
         held, self._held = self._held, None
         return held
 
+    def end_epoch(self):
+        """Waits no more for a batch: there was none left to hold."""
+        self._next_call.disarm()
+
     def disarm(self):
         """Holds no batch after all."""
         self._next_call.disarm()

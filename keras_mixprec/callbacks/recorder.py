@@ -58,6 +58,10 @@ class Recorder:
             batch, described = held
             self.kept.append(FailingBatch.of(model, batch, *described))
 
+    def end_epoch(self):
+        """An epoch of unknown length ends with a call without a batch."""
+        self._held.end_epoch()
+
     def disarm(self):
         """Holds no batch any more."""
         self._held.disarm()

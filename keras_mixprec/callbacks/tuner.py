@@ -186,6 +186,7 @@ class PrecisionTuner(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Looks at the last steps of the epoch."""
         self._engine.end_epoch(self)
+        self._tuning.end_epoch()
 
     def on_train_end(self, logs=None):
         """Writes the plan and says what came out."""

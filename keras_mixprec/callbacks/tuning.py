@@ -100,6 +100,10 @@ class Tuning:
         else:
             self._idle_until = self._next_look
 
+    def end_epoch(self):
+        """An epoch of unknown length ends with a call without a batch."""
+        self._held.end_epoch()
+
     def end(self):
         """Looks no more."""
         self._held.disarm()

@@ -4,6 +4,7 @@ import weakref
 
 import keras
 
+from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.backend.variable_scope import variable_scope
 from keras_mixprec.callbacks.metric_guard import MetricGuard
 from keras_mixprec.callbacks.watch import Watch
@@ -34,7 +35,8 @@ def guard_of(model) -> MetricGuard:
 
 def _watch(model):
     wrapper = keras.optimizers.LossScaleOptimizer
-    found = {n: o for n, o in vars(model).items() if isinstance(o, wrapper)}
+    every = {n: o for n, o in vars(model).items() if isinstance(o, wrapper)}
+    found = {n: o for n, o in optimizers_of(model).items() if n in every}
     changed = False
     for name, optimizer in found.items():
         # Which variables others are for only the model's `train_step` knows.
@@ -43,7 +45,8 @@ def _watch(model):
             optimizer.build(weights)
         found[name] = adopt(optimizer)
         if found[name] is not optimizer:
-            setattr(model, name, found[name])
+            for other in (n for n, o in every.items() if o is optimizer):
+                setattr(model, other, found[name])
             changed = True
     guard = guard_of(model)
     guard.enabled = bool(found)

@@ -1,7 +1,12 @@
 """Whether a layer's gradients bear 16 bits, and what is wrong if not."""
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
+from keras_mixprec.diagnosis.compare import (
+    largest,
+    nonfinite,
+    relative_error,
+    repeats,
+)
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
@@ -50,7 +55,7 @@ def judge_backward(
             nobody asks for the gradients of its inputs, which are data.
 
     Returns:
-        As `judge_forward`; both are `None` where no gradient comes by.
+        As `judge_forward`; both are `None` where no gradient comes by, too.
     """
     outputs = zip(known.float_cotangents, known.float_outputs, strict=True)
     cotangents = [
@@ -62,14 +67,14 @@ def judge_backward(
     twin = Twin(call, compiled)
     if nonfinite([to_array(x) for x in twin.inputs]):
         return None, None
-    wide = twin.gradients(cotangents, "float32")
-    low = twin.gradients(cotangents)
-    if not fed_by_weights:
-        count = len(twin.inputs)
-        wide, low = wide[count:], low[count:]
+    first = 0 if fed_by_weights else len(twin.inputs)
+    wide = twin.gradients(cotangents, "float32")[first:]
+    low = twin.gradients(cotangents)[first:]
     error = relative_error(low, wide)
     if error <= thresholds.BACKWARD_ERROR:
         return error, None
+    if not repeats(twin.gradients(cotangents)[first:], low):
+        return None, None
     numbers = {
         "error": error,
         "loss_scale_bits": bits,

@@ -1,5 +1,6 @@
 """One batch, as it is handed to a diagnosis."""
 
+import keras
 from keras import ops, tree
 
 from keras_mixprec.backend.variable_scope import variable_scope
@@ -13,10 +14,18 @@ def build_for(model, data: tuple):
         data: What `to_tensors` returned.
     """
     with variable_scope(model):
-        model._symbolic_build(data_batch=data)
+        if not _needs_no_call(model):
+            model._symbolic_build(data_batch=data)
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
+
+
+def _needs_no_call(model):
+    """Whether a model has only a `train_step`, of layers that are built."""
+    parts = model._flatten_layers(include_self=False)
+    no_call = type(model).call is keras.Model.call
+    return no_call and all(part.built for part in parts)
 
 
 # Rows that show whether a layer bears its precision, unless the fault is in

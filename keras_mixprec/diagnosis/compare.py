@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.numerics.arrays import largest_magnitude
 
 
@@ -31,6 +32,18 @@ def relative_error(
     if size == 0.0:
         return math.inf if off else 0.0
     return off / size
+
+
+def repeats(again: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> bool:
+    """Whether a computation in 16 bits came out the same twice.
+
+    Args:
+        again: Float64 arrays.
+        before: Float64 arrays of the same shapes.
+    """
+    # Both ways, since what is not finite in the second does not count.
+    errors = relative_error(again, before), relative_error(before, again)
+    return max(errors) <= thresholds.FORWARD_ERROR
 
 
 def largest(arrays: Sequence[np.ndarray]) -> float:

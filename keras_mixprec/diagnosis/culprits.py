@@ -143,19 +143,23 @@ class Search:
 
         If the step does not run without, as above.
         """
-        if len(self.culprits) == first or self._runs():
+        if len(self.culprits) == first or self._runs(self._demoted):
             return
         calls = {call.path: call for call in step.calls}
+        demoted = [x for c in self.culprits[:first] for x in c.layers]
         for index, culprit in enumerate(self.culprits[first:], first):
-            path = _around(culprit.path)
-            if path in calls:
+            path, layers = culprit.path, culprit.layers
+            while not self._runs([*demoted, *layers]):
+                path = _around(path)
+                if path not in calls:
+                    break
                 layers = with_sublayers(calls[path].layer)
-                self.culprits[index] = culprit._replace(layers=layers)
-                self._demoted += layers
+            self.culprits[index] = culprit._replace(layers=layers)
+            self._demoted += layers
 
-    def _runs(self):
+    def _runs(self, demoted):
         try:
-            self._dry_step(self._demoted)
+            self._dry_step(demoted)
         except Exception:
             return False
         return True
@@ -195,7 +199,11 @@ class Search:
             best, best_step = None, step
             for call in self._candidates(step):
                 layers = with_sublayers(call.layer)
-                trial = self._dry_step([*self._demoted, *layers])
+                try:
+                    trial = self._dry_step([*self._demoted, *layers])
+                # It may not run in float32 without what is around it.
+                except Exception:
+                    continue
                 if self._loss_error(trial.loss) < self._loss_error(
                     best_step.loss
                 ):

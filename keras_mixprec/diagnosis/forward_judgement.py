@@ -3,7 +3,12 @@
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
+from keras_mixprec.diagnosis.compare import (
+    largest,
+    nonfinite,
+    relative_error,
+    repeats,
+)
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.cure import smallest_cure
 from keras_mixprec.formats import get_format
@@ -26,7 +31,9 @@ def judge_forward(
 
     Returns:
         The relative error, and the `Culprit` if it is too large. Both are
-        `None` for a victim of a layer before it.
+        `None` for a victim of a layer before it, and where the layer does not
+        do the same twice: its random numbers are not Keras' own, or the step
+        has written what it reads.
     """
     twin = Twin(call, compiled)
     inputs = [to_array(x) for x in twin.inputs]
@@ -39,6 +46,8 @@ def judge_forward(
     )
     if error <= thresholds.FORWARD_ERROR:
         return error, None
+    if not repeats(twin.forward(), low):
+        return None, None
     numbers = {
         "error": error,
         "largest_input": largest(inputs),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import keras
 
 from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.backend import step as backend_step
 from keras_mixprec.backend.model_state import all_variables, optimizers_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
@@ -85,14 +86,25 @@ def exact_step(model: keras.Model, data) -> DryStep:
 @contextlib.contextmanager
 def held(optimizer, scale, losses, gradients):
     """Lets an optimizer see losses and gradients, and do nothing."""
-    backend = backend_replay.current()
+    backend, step = backend_replay.current(), backend_step.current()
+    unscaled = []
 
     def scale_loss(loss):
         loss = keras.ops.cast(loss, "float32")
         return backend.observe(loss, losses.append, lambda _: None) * scale
 
+    def unscale(grads):
+        unscaled.append(True)
+        return times(grads, 1.0 / scale)
+
+    def times(grads, factor):
+        grads = list(grads)
+        return step.unscale(grads, factor, [False] * len(grads))
+
     def apply(grads, trainable_variables=None):
         variables = trainable_variables or optimizer._trainable_variables
+        if unscaled:
+            grads = times(grads, scale)
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:
                 gradients[id(variable)] = gradient
@@ -103,6 +115,7 @@ def held(optimizer, scale, losses, gradients):
 
     methods = {
         "scale_loss": scale_loss,
+        "unscale": unscale,
         "stateless_scale_loss": lambda variables, loss: scale_loss(loss),
         "apply": apply,
         "apply_gradients": lambda pairs: apply(*zip(*pairs, strict=True)),
