@@ -66,9 +66,12 @@ def test_a_layer_called_twice():
     shared = Overflowing(name="shared")
     x = shared(layers.Rescaling(1e-3, dtype="float32")(inputs))
     x = shared(layers.Dense(8, name="between")(x))
-    model = keras.Model(inputs, layers.Dense(3, name="head")(x))
-    wide = [kmp.PrecisionRule(name) for name in ("small", "add", "head")]
-    kmp.apply_policy(model, "mixed_float16", rules=wide)
+    model = keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
+    kmp.apply_policy(
+        model,
+        "mixed_float16",
+        rules=[kmp.PrecisionRule("rescaling"), kmp.PrecisionRule("dense")],
+    )
     verdicts = kmp.diagnose(compiled(model), 1000 * X, Y)
     assert found(verdicts) == [("shared", "forward_overflow")]
 
