@@ -1,8 +1,8 @@
 """All replicas and workers change the same layers at the same step."""
 
-from optimizer_models import only_jax, only_tensorflow, only_torch
+from optimizer_models import only_jax, only_tensorflow
 from tuner_models import CURE
-from workers import run, run_jax_processes, run_multi_worker, run_torch_ddp
+from workers import run, run_two_workers
 
 
 @only_tensorflow
@@ -15,22 +15,8 @@ def test_data_parallel_on_two_devices():
     run("data_parallel_tuner.py")
 
 
-@only_tensorflow
-def test_multi_worker_mirrored_strategy_in_two_processes():
-    check_alike(*run_multi_worker("tuned"))
-
-
-@only_torch
-def test_distributed_data_parallel_in_two_processes():
-    check_alike(*run_torch_ddp("tuned"))
-
-
-@only_jax
-def test_jax_data_parallel_in_two_processes():
-    check_alike(*run_jax_processes("tuned"))
-
-
-def check_alike(first, second):
+def test_two_workers():
+    first, second = run_two_workers("tuned")
     for case in set(first) - {"untuned", "unlike"}:
         chief, other = first[case], second[case]
         assert (chief.pop("wrote"), other.pop("wrote")) == (True, False)

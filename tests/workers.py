@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import keras
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).parent / "distribution"
@@ -22,8 +23,20 @@ def run(script):
     assert said.endswith("done\n")
 
 
+def run_two_workers(work):
+    """Runs two workers of the backend; returns what each tells at the end.
+
+    `MultiWorkerMirroredStrategy` of TensorFlow, `DistributedDataParallel` of
+    torch, `keras.distribution.DataParallel` of JAX.
+    """
+    return {
+        "tensorflow": run_multi_worker,
+        "torch": run_torch_ddp,
+        "jax": run_jax_processes,
+    }[keras.backend.backend()](work)
+
+
 def run_multi_worker(work):
-    """Runs two workers of TensorFlow; returns what each tells at the end."""
     ports = free_port(), free_port()
     workers = [f"127.0.0.1:{port}" for port in ports]
 
@@ -39,12 +52,10 @@ def run_multi_worker(work):
 
 
 def run_torch_ddp(work):
-    """Runs two processes of torch; returns what each tells at the end."""
     return run_ranks("torch_ddp.py", work)
 
 
 def run_jax_processes(work):
-    """Runs two processes of JAX; returns what each tells at the end."""
     # A device each: on two cores the programs of four that wait for each
     # other may leave no thread for the one that they wait for.
     return run_ranks("jax_processes.py", work, XLA_FLAGS="")

@@ -190,7 +190,7 @@ class Search:
         with self._as_demoted():
             low = compiled_loss(self._model, self._data)
         # It may draw other random numbers than single operations do.
-        with computing_in("float32", list(self._model._flatten_layers())):
+        with computing_in("float32", with_sublayers(self._model)):
             exact = compiled_loss(self._model, self._data)
         return loss_error(low, exact) <= thresholds.LOSS_ERROR
 

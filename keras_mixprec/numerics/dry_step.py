@@ -11,7 +11,7 @@ from keras_mixprec.backend import step as backend_step
 from keras_mixprec.backend.model_state import all_variables, optimizers_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
-from keras_mixprec.numerics.dtypes import computing_in
+from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.random_numbers import drawn_in_float32
 from keras_mixprec.policies.layers import walk_with_model
 
@@ -79,7 +79,7 @@ def _total(losses):
 
 def exact_step(model: keras.Model, data) -> DryStep:
     """Runs the step in float32 throughout, at loss scale 1."""
-    with computing_in("float32", list(model._flatten_layers())):
+    with computing_in("float32", with_sublayers(model)):
         return dry_step(model, data, 1.0)
 
 

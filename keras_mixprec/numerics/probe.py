@@ -151,7 +151,7 @@ class Probe:
             )
             step = original(grads, trainable_variables)
             if name == "_guard":
-                return _WatchedStep(step, step.finite, tell_update)
+                return _WatchedStep(step, tell_update)
             return tell_update()
 
         vars(optimizer)[name] = watched
@@ -217,8 +217,11 @@ class _WatchedStep(NamedTuple):
     """Takes the place of a `GuardedStep`."""
 
     step: object
-    finite: object
     tell_update: Callable
+
+    @property
+    def finite(self):
+        return self.step.finite
 
     def commit(self, finite):
         self.step.commit(finite)
