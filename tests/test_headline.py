@@ -123,3 +123,22 @@ def test_a_run_that_is_killed_has_one(tmp_path):
         fit(one_weight(jit=JIT), [BAD] * 4, [watcher, stopper])
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["headline"]["text"].startswith("All 3 steps skipped")
+
+
+def test_a_collapse_waits_for_the_diagnosis_of_its_cause(tmp_path):
+    watcher = monitor(tmp_path, update_freq=30)
+    fit(chain(scale=2.0**-10), [1000.0] * 60, [watcher])
+    kinds = [verdict.kind for verdict in watcher.verdicts]
+    assert kinds[0] == "forward_overflow"
+    assert "scale_collapsed" not in kinds
+
+
+def test_a_collapse_without_a_known_cause_is_reported_at_the_end(tmp_path):
+    watcher = monitor(tmp_path)
+    fit(chain(scale=2.0**-10), [1000.0] * 20, [watcher])
+    (verdict,) = watcher.verdicts
+    assert verdict.kind == "scale_collapsed"
+    assert "keras_mixprec.diagnose" in verdict.advice
+    assert watcher.summary.headline["text"].startswith(
+        "Loss scale at its floor"
+    )

@@ -213,6 +213,8 @@ class Engine:
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
         self._look()
+        if self.collapsed:
+            self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
         self._log_layers()
 

@@ -74,6 +74,8 @@ def _because(layer):
 
 def _verdicts(events):
     verdicts = [event for event in events if event["kind"] == "verdict"]
+    # A symptom comes behind its causes.
+    verdicts.sort(key=lambda event: event["verdict"] == "scale_collapsed")
     if not verdicts:
         yield "No verdicts."
     for event in verdicts[:_MOST_VERDICTS]:
