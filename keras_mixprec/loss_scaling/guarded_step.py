@@ -101,8 +101,9 @@ class GuardedStep:
                 self._gradients, self._inverse, self._keep, self._variables
             ),
             self._variables,
-            lambda: optimizer._advance(
-                finite, self.flags, self.norms, self.scale
+            lambda: optimizer._advance(finite, self.norms),
+            lambda skipped: optimizer.history.remember(
+                skipped, self.flags, self.scale
             ),
         )
 

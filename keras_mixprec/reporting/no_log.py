@@ -5,6 +5,7 @@ class NoLog:
     """Takes what a `RunLog` takes and keeps nothing."""
 
     next_step = 0
+    skipped = {}
     folder = ""
 
     def _ignore(self, *args, **options):
