@@ -11,6 +11,7 @@ from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.append_file import AppendFile
 from keras_mixprec.reporting.chunks import Chunks
 from keras_mixprec.reporting.event_file import EventFile, event_file_paths
+from keras_mixprec.reporting.facts import Story
 from keras_mixprec.reporting.json_text import to_json
 from keras_mixprec.reporting.markdown import markdown_table
 from keras_mixprec.reporting.resume import find_end
@@ -57,6 +58,7 @@ class RunLog:
             one begins.
         skipped: Dict from the name of an optimizer to how many of its steps
             earlier runs logged as skipped.
+        story: `Story` of this run, for the closing sentence.
 
     Example:
     >>> import tempfile
@@ -72,6 +74,7 @@ class RunLog:
     def __init__(self, log_dir: str | os.PathLike):
         log_dir = check_local(log_dir)
         self.folder = os.path.join(log_dir, schema.RUN_FOLDER)
+        self.story = Story()
         try:
             os.makedirs(self.folder, exist_ok=True)
             self._open()
@@ -220,6 +223,7 @@ class RunLog:
         Raises:
             TypeError: If JSON has no form for a value.
         """
+        self.story.add(step, event)
         line = to_json({**event, "step": step, "wall_time": time.time()})
         size, build = schema.EVENTS_PER_CHUNK, summaries.strings
         if self._events.ours:
