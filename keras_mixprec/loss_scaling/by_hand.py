@@ -21,7 +21,7 @@ class HandScaling(threading.local):
 
     def __init__(self):
         self.scaled = self.checked = False
-        self._unscaled = False
+        self.pending = False
         self._known = {}
 
     def may_scale(self):
@@ -31,7 +31,7 @@ class HandScaling(threading.local):
 
     def unscaled(self, gradients):
         """Remembers what `unscale` returns."""
-        self._unscaled = True
+        self.pending = True
         for gradient in gradients:
             if gradient is not None:
                 self.unscaled_in_place(gradient)
@@ -49,11 +49,11 @@ class HandScaling(threading.local):
 
     def take(self, gradients) -> bool:
         """Returns whether the gradients of an `apply` have been unscaled."""
-        unscaled = self._unscaled or self.knows(gradients)
-        self._unscaled, self._known = False, {}
+        unscaled = self.pending or self.knows(gradients)
+        self.pending, self._known = False, {}
         if unscaled:
             self.unscaled(gradients)
-            self._unscaled = False
+            self.pending = False
         return unscaled
 
     def __reduce__(self):
@@ -126,6 +126,11 @@ class ScalesByHand:
         unscaled = step.unscale(gradients, inverse, keep)
         self._by_hand.unscaled(unscaled)
         return unscaled
+
+    @property
+    def _unscaled(self):
+        """Whether the next `apply` takes gradients that are unscaled."""
+        return self._by_hand.pending
 
     def get_scaled_loss(self, loss):
         """`scale_loss` under its Keras 2 name; a function is wrapped."""
