@@ -199,7 +199,7 @@ class Engine:
         started = time.perf_counter()
         if self.spending.left(LOOKS) > 0 and self._by_epoch.due():
             self.prober.write_histograms(self.step)
-        self._log_layers()
+        self.log_layers()
         self.spending.add(LOOKS, time.perf_counter() - started)
         self._idle_until = self.step
 
@@ -217,7 +217,7 @@ class Engine:
         if self.collapsed:
             self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
-        self._log_layers()
+        self.log_layers()
 
     def _start(self):
         if self._started:
@@ -243,7 +243,7 @@ class Engine:
         self.log.settings(settings_of(self.model))
         if lacks_loss_scaling(self.model):
             self.log.event(self.step, {"kind": "no_loss_scaling"})
-        self._log_layers()
+        self.log_layers()
         self._look()
 
     def _step_at_epoch_end(self, steps):
@@ -368,11 +368,14 @@ class Engine:
         if self.settings.verbose:
             io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 
-    def _log_layers(self):
-        # With what has changed since the last step none was taken.
-        if self.step == self._last_layers:
-            return
+    def log_layers(self):
+        """Logs what the layers compute in, if that has changed."""
         plan = PrecisionPlan.from_model(self.model)
-        if plan != self._plan:
+        if plan == self._plan:
+            return
+        table = precision_summary(self.model).to_list()
+        self.prober.dtypes = {x["path"]: x["compute_dtype"] for x in table}
+        # With what has changed since the last step none was taken.
+        if self.step != self._last_layers:
             self._plan, self._last_layers = plan, self.step
-            self.log.layers(self.step, precision_summary(self.model).to_list())
+            self.log.layers(self.step, table)

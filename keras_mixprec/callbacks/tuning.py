@@ -309,6 +309,7 @@ class Tuning:
         self._held_until = None
         self._suspicion.start_over()
         self._engine.examiner.forget_trouble()
+        self._engine.log_layers()
         self._tuner.save(self.repairs)
 
     def _give_up(self, step, reason):

@@ -5,7 +5,7 @@ from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.loss_scaling.arguments import check_inner, resolve_rule
-from keras_mixprec.loss_scaling.by_hand import ScalesByHand
+from keras_mixprec.loss_scaling.by_hand import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.delegation import DelegatesToInner
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.guarded_step import (
@@ -97,7 +97,7 @@ class LossScaleOptimizer(
         self.rule = rule
         self.initial_scale = self._initial_scale()
         self.history = StepHistory()
-        self._unscaled = False
+        self._by_hand = HandScaling()
         self._unread_state = None
 
     # Without it Keras would count the model's variables as the optimizer's.
@@ -186,6 +186,8 @@ class LossScaleOptimizer(
             ValueError: If there is no gradient at all, or there are not as
                 many gradients as variables.
         """
+        if not self._by_hand.checked:
+            self._check_loss_was_scaled()
         if len(grads):
             commit_together([self._guard(grads, trainable_variables)])
 
@@ -268,7 +270,7 @@ class LossScaleOptimizer(
                 "Received: loss_scale_factor="
                 f"{self.inner_optimizer.loss_scale_factor!r}"
             )
-        unscaled, self._unscaled = self._unscaled, False
+        unscaled = self._by_hand.take(grads)
         return GuardedStep(self, grads, variables, unscaled)
 
     def _check_variables(self, grads, variables):

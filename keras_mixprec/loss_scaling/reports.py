@@ -15,6 +15,7 @@ class ReportsSteps:
 
         Inside a compiled step, the value of that step.
         """
+        self._by_hand.may_scale()
         if not self.built:
             return self._initial_scale()
         return backend_step.current().value(self.dynamic_scale)
