@@ -120,7 +120,7 @@ def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path, make):
     path = tmp_path / "plan.json"
     make(path)
     kind = path.stat().st_mode
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="A plan is a file.*Not a regular"):
         PrecisionPlan.load(path)
     with pytest.raises(OSError, match="Not a regular file"):
         PLAN.save(path)

@@ -1,7 +1,6 @@
 """A plan on disk: JSON with a version, written at once or not at all."""
 
 import contextlib
-import errno
 import glob
 import json
 import os
@@ -10,7 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
-from keras_mixprec._locks import try_lock
+from keras_mixprec._files import check_regular, try_lock
 
 FORMAT = "keras_mixprec.plan"
 VERSION = 1
@@ -39,9 +38,7 @@ def write(path, plan, tuner: dict | None = None):
         OSError: If it cannot be written; the old file is left as it was.
     """
     path = Path(os.path.realpath(path))
-    # `os.replace` would put the plan in the place of a device.
-    if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "Not a regular file", str(path))
+    check_regular(path)
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -104,13 +101,13 @@ def read_tuner(path) -> dict:
 
 
 def _content(path):
-    # Reading a pipe would wait for somebody to write to it.
-    exists = os.path.exists(path)
-    _require(path, not exists or os.path.isfile(path), "it is no regular file")
     try:
+        check_regular(path)
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         # Half of a surrogate pair is JSON, but no text.
         json.dumps(content, ensure_ascii=False).encode()
+    except FileExistsError as error:
+        raise ValueError(f"A plan is a file. Received: {error}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(
             "The file is not JSON; it is damaged or was cut short. Delete it "

@@ -4,7 +4,7 @@ import errno
 import os
 import weakref
 
-from keras_mixprec._locks import try_lock, unlock
+from keras_mixprec._files import check_regular, try_lock, unlock
 
 
 class AppendFile:
@@ -26,9 +26,7 @@ class AppendFile:
     """
 
     def __init__(self, path, exclusive: bool = False):
-        # Opening a pipe would wait for somebody to read it.
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise FileExistsError(errno.EEXIST, "Not a regular file", path)
+        check_regular(path)
         # The finalizer below closes it, at the latest when Python exits.
         file = open(path, "ab", buffering=0)  # noqa: SIM115
         if exclusive and try_lock(file) is False:

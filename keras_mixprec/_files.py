@@ -1,6 +1,8 @@
-"""Locks of the operating system, which end with the process that has them."""
+"""What the files of a log, a plan and a batch have in common."""
 
 import contextlib
+import errno
+import os
 
 try:
     import fcntl
@@ -8,8 +10,26 @@ except ImportError:  # Windows
     fcntl = None
 
 
+def check_regular(path) -> None:
+    """Raises if there is something else than a file at a path.
+
+    Opening a pipe waits for whoever is at its other end, and a device must not
+    be replaced by a file.
+
+    Args:
+        path: String or path-like.
+
+    Raises:
+        FileExistsError: If it is a folder, a pipe or a device.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileExistsError(
+            errno.EEXIST, "Not a regular file", os.fspath(path)
+        )
+
+
 def try_lock(file) -> bool | None:
-    """Locks an open file until it is unlocked or closed, or this process ends.
+    """Locks an open file for this process, which need not live to unlock it.
 
     Args:
         file: File object, open for writing.
