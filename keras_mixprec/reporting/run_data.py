@@ -16,6 +16,8 @@ import numpy as np
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.facts import facts_of
+from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.thinning import pool_groups
 
@@ -125,7 +127,7 @@ class RunData:
         twin = self._tables(schema.TWIN)
         tables = heat + twin
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
-        return {
+        overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
             "skipped": sum(map(_skipped, scale)),
@@ -145,6 +147,7 @@ class RunData:
                 for part, family in schema.EXPONENTS.items()
             },
         }
+        return overview | {"headline": headline(facts_of(overview))}
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""

@@ -14,6 +14,7 @@ from keras_mixprec.reporting.append_file import AppendFile
 from keras_mixprec.reporting.backlog import LIMIT, Backlog
 from keras_mixprec.reporting.chunks import Chunks
 from keras_mixprec.reporting.event_file import EventFile, event_file_paths
+from keras_mixprec.reporting.facts import Story
 from keras_mixprec.reporting.heat_tables import HeatTables
 from keras_mixprec.reporting.json_text import to_json
 from keras_mixprec.reporting.markdown import markdown_table
@@ -63,6 +64,7 @@ class RunLog:
     Attributes:
         folder: String. `<log_dir>/mixprec`, or `mixprec_2` and so on.
         next_step: Int. The first step this run may write; 0 in a new folder.
+        story: `Story` of this run, for the closing sentence.
 
     Example:
     >>> import tempfile
@@ -77,6 +79,7 @@ class RunLog:
 
     def __init__(self, log_dir: str | os.PathLike):
         self._log_dir = log_dir = check_local(log_dir)
+        self.story = Story()
         try:
             self._claim_folder()
             end = find_end(self.folder)
@@ -230,6 +233,7 @@ class RunLog:
         Raises:
             TypeError: If JSON has no form for a value.
         """
+        self.story.add(step, event)
         line = to_json({**event, "step": step, "wall_time": time.time()})
         size, build = schema.EVENTS_PER_CHUNK, summaries.strings
         if self._events.ours:
