@@ -8,7 +8,7 @@ from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.ballot import any_worker
-from keras_mixprec.callbacks.carry_on import carry_on_without
+from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import DIAGNOSES
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
@@ -190,9 +190,7 @@ class Examiner:
             reason: The exception.
         """
         self._failed = True
-        self._log.event(
-            step, {"kind": "diagnosis_failed", "reason": str(reason)[:500]}
-        )
+        self._log.event(step, failure("diagnosis_failed", reason))
         carry_on_without("diagnose this model any more", reason)
 
     def _examine(self, model, batch, step, counts):
