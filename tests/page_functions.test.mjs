@@ -11,6 +11,7 @@ const scales = await load("scales");
 const format = await load("format");
 const palette = await load("palette");
 const metrics = await load("metrics");
+const precision = await load("precision");
 const heatData = await load("heat_data");
 const histogram = await load("histogram_data");
 const eventText = await load("event_text");
@@ -68,7 +69,9 @@ test("each kind of metric has its alarms", () => {
   assert.equal(palette.alarmLevel("headroom", -Infinity), "bad");
   assert.equal(palette.alarmLevel("headroom", 0), "bad");
   assert.equal(palette.alarmLevel("headroom", 1.5), "warning");
-  assert.equal(palette.alarmLevel("headroom", Infinity), "quiet");
+  assert.equal(palette.alarmLevel("headroom", -1, true), "beyond");
+  assert.equal(palette.alarmLevel("headroom", -Infinity, true), "bad");
+  assert.equal(palette.alarmLevel("headroom", 1.5, true), "quiet");
   assert.equal(palette.alarmLevel("count", 1), "bad");
   assert.equal(palette.alarmLevel("error", 0.1), "warning");
   assert.equal(palette.alarmLevel("share", NaN), "none");
@@ -84,6 +87,39 @@ test("every value that was measured has a colour", () => {
       assert.ok(color.every((channel) => channel >= 0 && channel <= 255), kind);
     }
   }
+});
+
+test("all zero has a colour of its own, and so has what a wider dtype holds", () => {
+  assert.equal(palette.alarmLevel("headroom", Infinity), "zero");
+  const values = [1e9, 24, 20, 15, 10, 5, 2.5, 1, -1, -Infinity];
+  const colors = values.map((value) => palette.valueColor("headroom", value).join());
+  assert.ok(!colors.includes(palette.valueColor("headroom", Infinity).join()));
+  assert.ok(!colors.includes(palette.valueColor("headroom", -1, true).join()));
+  assert.equal(metrics.valueInWords("headroom", Infinity), "all values are zero");
+  assert.equal(
+    metrics.valueInWords("headroom", -2.5, "float32", "float16"),
+    "2.5 bits beyond float16, computed in float32",
+  );
+});
+
+test("a layer has at each step the dtype that it was computed in", () => {
+  const layer = { compute_dtype: "float32", dtypes: [[0, "float16"], [28, "float32"]] };
+  const found = [0, 28, 29].map((step) => precision.dtypeAt(layer, step));
+  assert.deepEqual(found, ["float16", "float16", "float32"]);
+  assert.equal(precision.widerAt(layer, 28, "float16"), null);
+  assert.equal(precision.widerAt(layer, 29, "float16"), "float32");
+  assert.equal(precision.dtypeAt({ compute_dtype: "float16" }, 3), "float16");
+  assert.ok(precision.isWider("bfloat16", "float16"));
+  assert.ok(!precision.isWider("float32", "bfloat16"));
+});
+
+test("a finding is repaired once its layer computes in what it needs", () => {
+  const layers = [{ path: "a", compute_dtype: "bfloat16" }];
+  const finding = (verdict) => ({ verdict, layer: "a" });
+  assert.ok(precision.isRepaired(finding("forward_overflow"), layers));
+  assert.ok(!precision.isRepaired(finding("precision_loss"), layers));
+  assert.ok(!precision.isRepaired(finding("scale_collapsed"), layers));
+  assert.ok(!precision.isRepaired({ verdict: "underflow", layer: null }, layers));
 });
 
 test("the ramp grows lighter", () => {
@@ -148,7 +184,7 @@ test("one bad column stays visible however narrow the picture is", () => {
       const edges = heatData.columnEdges(steps, steps);
       const scale = scales.linearScale([-0.5, count - 0.5], [0, width]);
       const pixels = heatData.columnsOfPixels(edges, scale, width);
-      assert.ok(heatData.poolRow(heat, 0, pixels).includes(bad), `${pool} ${width}`);
+      assert.ok(heatData.poolRow(heat, 0, pixels).values.includes(bad), `${pool} ${width}`);
     }
   }
 });
@@ -227,8 +263,10 @@ test("the headline names the most severe verdict", () => {
 test("what is beyond 16 bits is no fault of a layer in float32", () => {
   const state = (bits, type) => summary.describeHeadroom(bits, type, "float16");
   assert.deepEqual(state(-3, "float16"), { level: "bad", text: "▲ overflow" });
-  assert.deepEqual(state(-3, "float32"), { level: "quiet", text: "beyond float16" });
+  assert.deepEqual(state(-3, "float32"), { level: "beyond", text: "beyond float16" });
   assert.deepEqual(state(1.25, "float32"), { level: "quiet", text: "1.3 bits" });
+  assert.deepEqual(state(Infinity, "float16"), { level: "zero", text: "all zero" });
+  assert.deepEqual(state(-Infinity, "float32"), { level: "bad", text: "▲ not finite" });
   assert.deepEqual(state(1.25, "float16"), { level: "warning", text: "1.3 bits" });
 });
 

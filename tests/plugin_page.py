@@ -15,6 +15,7 @@ from benchmarks.browser import until_ready
 LINE, COMPARED, CURSOR = "0072b2", "7d5600", "111827"
 DARK_LINE = "56b4e9"
 VERMILLION = "d55e00"
+SKY, BEYOND = "56b4e9", "b0b6be"
 
 # Requests delay `ready`, and what has come is drawn in the frame after.
 _SETTLED = """

@@ -8,8 +8,17 @@ import threading
 import keras
 import numpy as np
 import pytest
-from plugin_page import COMPARED, CURSOR, DARK_LINE, LINE, VERMILLION, Page
-from plugin_runs import train
+from plugin_page import (
+    BEYOND,
+    COMPARED,
+    CURSOR,
+    DARK_LINE,
+    LINE,
+    SKY,
+    VERMILLION,
+    Page,
+)
+from plugin_runs import train, train_growing
 from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
 
@@ -18,6 +27,7 @@ from benchmarks.browser import browser
 from keras_mixprec.reporting import RunLog, schema
 
 FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
+REPAIRED = "repaired/mixprec"
 RARE, WIDE = "rare/mixprec", "wide/mixprec"
 TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
@@ -31,11 +41,12 @@ VERDICT = "#events li[data-kind=verdict]"
 def write(log_dir, layers, steps=2, every=1):
     """A log without training: of many layers, or with many events.
 
-    The first two layers hold what is beyond float16; the second may.
+    The first two layers hold what is beyond float16; the second may. The
+    third holds zeros.
     """
     metrics = {"activation_headroom_bits": "min"}
     heat = np.full((len(layers), 1), 9.0)
-    heat[:2] = -3
+    heat[:2], heat[2:3] = -3, np.inf
     dtypes = ["float16", "float32", *["float16"] * len(layers)]
     with RunLog(log_dir) as log:
         rows = zip(layers, dtypes, strict=False)
@@ -54,6 +65,7 @@ def write(log_dir, layers, steps=2, every=1):
 def trained(tmp_path_factory):
     log_dir = tmp_path_factory.mktemp("logs")
     train(log_dir / "float16", epochs=1)
+    train_growing(log_dir / "repaired", kmp.PrecisionTuner(verbose=0))
     train(log_dir / "tuned", kmp.PrecisionTuner(verbose=0), epochs=1)
     return log_dir
 
@@ -81,7 +93,7 @@ def logs(trained, tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(logs):
     with tensorboard(str(logs)) as url:
-        assert poll(lambda: len(ask(url, "runs") or ()) >= 6)
+        assert poll(lambda: len(ask(url, "runs") or ()) >= 7)
         # It may still be reading the last one.
         assert poll(lambda: len(events(url, RARE)) == 1000)
         yield url
@@ -91,7 +103,7 @@ def url(logs):
 def slow_url(logs):
     flags = ("--load_fast=false", "--path_prefix=/deep/down")
     with tensorboard(str(logs), *flags) as url:
-        assert poll(lambda: len(ask(url, "runs") or ()) >= 6)
+        assert poll(lambda: len(ask(url, "runs") or ()) >= 7)
         yield url
 
 
@@ -290,8 +302,9 @@ def alarmed(page):
 def test_the_heatmap_is_alarmed_where_the_run_overflows(page, url, told):
     page.open(url, run=FAILED)
     rows = enumerate(told[FAILED]["layers"])
-    bad = {row for row, layer in rows if layer["least_headroom"] == 0}
-    assert len(bad) == 3
+    bad = {row for row, layer in rows if layer["least_headroom"] == -np.inf}
+    culprit = told[FAILED]["heat"]["layers"].index("overflowing")
+    assert min(bad) == culprit  # What follows it is not finite either.
     assert alarmed(page) == bad
     page.pick("#run", TUNED)
     assert alarmed(page) == set()
@@ -340,9 +353,48 @@ def test_what_is_beyond_float16_is_a_fault_in_16_bits_alone(page, url):
     texts = page.texts("#layers .headroom")
     assert texts[:2] == ["▲ overflow"] * 2
     assert texts[2:4] == ["beyond float16"] * 2
-    assert texts[4:6] == ["9 bits"] * 2
+    assert texts[4:8] == ["all zero"] * 2 + ["9 bits"] * 2
     levels = page.values("#layers .headroom .fill", "className")
-    assert levels[:4] == ["fill bad"] * 2 + ["fill quiet"] * 2
+    assert levels[:4] == ["fill bad"] * 2 + ["fill beyond"] * 2
+
+
+def test_all_zero_has_a_colour_of_its_own_with_a_legend(page, url):
+    page.open(url, run=WIDE)
+    rows = page.pixels(HEAT)
+    sky = [
+        y // 12
+        for y, row in enumerate(rows)
+        if row.get(SKY, {}).get("count", 0) > 99
+    ]
+    assert set(sky) == {2}
+    assert "all zero" in page.texts(".heat-legend li")
+    assert "beyond float16, computed in float32" in page.texts(
+        ".heat-legend li"
+    )
+    page.hover(HEAT, LABELS + 100, 2 * 12 + 6)
+    assert "all values are zero" in page.text(".tooltip")
+
+
+def test_a_repaired_layer_is_grey_where_it_computed_in_float32(page, url, told):
+    page.open(url, run=REPAIRED, layer="square")
+    demoted = told[REPAIRED]["layers"][0]["demoted_at"]
+    row = page.pixels(HEAT)[4]  # Above the marks, through the square's row.
+    width = page.one(HEAT).size["width"] - LABELS - 22
+    alarm, grey = row[VERMILLION], row[BEYOND]
+    step = width / told[REPAIRED]["last_step"]
+    border = LABELS + step * (demoted + 0.5)
+    assert abs(alarm["last"] - border) < step
+    assert abs(grey["first"] - border) < step
+    assert grey["last"] > LABELS + width - step  # To the end.
+    assert page.texts("#layers .headroom")[0] == "beyond float16"
+    assert "beyond float16, computed in float32" in page.text(
+        "#histogram .words"
+    )
+    assert (
+        page.colours(HISTOGRAM)[BEYOND]
+        > page.colours(HISTOGRAM)[VERMILLION]
+        == 0
+    )
 
 
 def test_a_newer_log_says_so(page, url):

@@ -216,6 +216,9 @@ class RunLog:
         Raises:
             TypeError: If JSON has no form for a value.
         """
+        if event.get("kind") in schema.PRECISION_CHANGES:
+            # What was measured of other dtypes is not pooled with the rest.
+            self._write_waiting()
         line = to_json({**event, "step": step, "wall_time": time.time()})
         size, build = schema.EVENTS_PER_CHUNK, summaries.strings
         if self._events.ours:
@@ -251,8 +254,7 @@ class RunLog:
     def close(self) -> None:
         """Closes the files; nothing can be written any more."""
         try:
-            for heat in self._heat.values():
-                self._write_heat(heat.rest())
+            self._write_waiting()
         finally:
             self._events.close()
             self._lines.close()
@@ -272,6 +274,11 @@ class RunLog:
                 self._chunks[family] = Chunks(family, size, index)
             if changed := self._chunks[family].extend(entries):
                 self._events.replace(step, [build(*chunk) for chunk in changed])
+
+    def _write_waiting(self):
+        with self._lock:
+            for heat in self._heat.values():
+                self._write_heat(heat.rest())
 
     def _write_heat(self, tables):
         for step, tag, table, content in tables:

@@ -42,7 +42,8 @@ export function createHeatCard(store) {
   const maps = element("div", { class: "heat-maps" }, ownTitle, own, otherTitle, other);
   const body = element("div", { class: "heat-body" }, maps, legendBox);
   const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
-  const legend = createHeatLegend(legendBox, kindOf);
+  const formatOf = () => store.state.runData?.format?.name ?? "float16";
+  const legend = createHeatLegend(legendBox, kindOf, formatOf);
 
   function fillMetrics() {
     const { runData, metric } = store.state;

@@ -13,6 +13,7 @@ import {
 } from "./heat_data.js";
 import { describeMetric, valueInWords } from "./metrics.js";
 import { alarmLevel, valueColor } from "./palette.js";
+import { everWider, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
@@ -33,6 +34,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }, draw);
   const plot = { left: LABEL_WIDTH, right: 0, scale: null, cursor: null };
   let edges = [];
+  let layers = new Map();
   let rowHeight = 12;
   let revealedRows = 0;
 
@@ -51,6 +53,30 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   function lastStep() {
     const { runData, compareData } = store.state;
     return Math.max(runData?.last_step ?? 0, compareData?.last_step ?? 0);
+  }
+
+  const formatName = () => store.state[dataSlot]?.format?.name ?? "float16";
+
+  function layerOf(call) {
+    return layers.get(pathOfCall(call, layers)) ?? null;
+  }
+
+  function readLayers() {
+    const rows = store.state[dataSlot]?.layers ?? [];
+    layers = new Map(rows.map((layer) => [layer.path, layer]));
+    surface.redraw();
+  }
+
+  // What the values under the pixels of a row are: see `alarmLevel`.
+  function pooledRow(row, pixels) {
+    const heat = heatOf();
+    const layer = layerOf(heat.layers[row]);
+    const { values, columns } = poolRow(heat, row, pixels);
+    const ever = everWider(layer, formatName());
+    const wider = (pixel) => {
+      return ever && Boolean(widerAt(layer, heat.until[columns[pixel]], formatName()));
+    };
+    return { row, layer, values, wider };
   }
 
   function measure() {
@@ -83,19 +109,13 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
     const reach = { invert: (pixel) => near(pixel) };
     const pixels = columnsOfPixels(edges, reach, 1);
-    const value = poolRow(heat, row, pixels)[0];
-    const columns = heat.from.length;
-    let column = pixels.first[0];
+    const { values, columns } = poolRow(heat, row, pixels);
+    const column = Math.max(columns[0], pixels.first[0]);
     if (column < 0) return null;
-    for (let at = column; at <= pixels.last[0]; at += 1) {
-      if (heat.values[row * columns + at] === value) {
-        column = at;
-        break;
-      }
-    }
     const [from, until] = [heat.from[column], heat.until[column]];
     const step = clamp(Math.round(plot.scale.invert(x)), from, until);
-    return { layer, step, value, from, until };
+    const wider = widerAt(layerOf(layer), until, formatName());
+    return { layer, step, value: values[0], from, until, wider };
   }
 
   function hover(event, at) {
@@ -106,7 +126,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const { title } = describeMetric(metric.name);
     const steps = cell.from === cell.until ? `step ${formatInteger(cell.from)}` :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = valueInWords(metric.kind, cell.value);
+    const words = valueInWords(metric.kind, cell.value, cell.wider, formatName());
     return showTooltip(event, [cell.layer, steps, title, words]);
   }
 
@@ -133,7 +153,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     context.clip();
     const rows = [];
     for (let row = first; row < last; row += 1) {
-      rows.push({ row, values: poolRow(heat, row, pixels) });
+      rows.push(pooledRow(row, pixels));
     }
     drawCells(context, rows, metric.kind);
     drawLabels(context, rows, metric.kind);
@@ -153,9 +173,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const picture = element("canvas", { width: size, height: rows.length });
     const pen = picture.getContext("2d");
     const image = pen.createImageData(size, rows.length);
-    rows.forEach(({ values }, index) => {
+    rows.forEach(({ values, wider }, index) => {
       for (let pixel = 0; pixel < size; pixel += 1) {
-        const color = valueColor(kind, values[pixel]);
+        const color = valueColor(kind, values[pixel], wider(pixel));
         if (color) image.data.set([...color, 255], (index * size + pixel) * 4);
       }
     });
@@ -167,16 +187,22 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       context.fillStyle = themeColor("--card");
       for (const { row } of rows) context.fillRect(LABEL_WIDTH, topOf(row), size, 1);
     }
-    context.fillStyle = hatchPattern(context);
-    for (const { row, values } of rows) {
-      for (let pixel = 0; pixel < size; pixel += 1) {
-        if (alarmLevel(kind, values[pixel]) !== "bad") continue;
-        const start = pixel;
-        while (alarmLevel(kind, values[pixel + 1] ?? NaN) === "bad") pixel += 1;
-        const run = Math.max(BAD_WIDTH, pixel - start + 1);
-        const gap = rowHeight >= 6 ? 1 : 0;
-        context.fillRect(LABEL_WIDTH + start, topOf(row) + gap, run, rowHeight - gap);
-      }
+    for (const level of ["beyond", "bad"]) {
+      context.fillStyle = hatchPattern(context, level);
+      for (const row of rows) hatch(context, row, kind, level);
+    }
+  }
+
+  function hatch(context, { row, values, wider }, kind, level) {
+    const is = (pixel) => alarmLevel(kind, values[pixel], wider(pixel)) === level;
+    const gap = rowHeight >= 6 ? 1 : 0;
+    for (let pixel = 0; pixel < values.length; pixel += 1) {
+      if (!is(pixel)) continue;
+      const start = pixel;
+      while (pixel + 1 < values.length && is(pixel + 1)) pixel += 1;
+      // One bad step stays visible however narrow it is.
+      const run = Math.max(level === "bad" ? BAD_WIDTH : 1, pixel - start + 1);
+      context.fillRect(LABEL_WIDTH + start, topOf(row) + gap, run, rowHeight - gap);
     }
   }
 
@@ -186,9 +212,11 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const chosenRow = rowOfLayer(heat.layers, store.state.layer);
     context.textAlign = "right";
     context.font = FONT;
-    for (const { row, values } of rows) {
+    for (const { row, values, wider } of rows) {
       const y = Math.max(topOf(row) + rowHeight / 2, row ? -Infinity : 6);
-      const bad = values.some((value) => alarmLevel(kind, value) === "bad");
+      const bad = values.some((value, pixel) => {
+        return alarmLevel(kind, value, wider(pixel)) === "bad";
+      });
       const chosen = row === chosenRow;
       const crowded = chosenRow >= 0 && Math.abs(row - chosenRow) < stride;
       if (bad && rowHeight >= 6) {
@@ -202,10 +230,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }
 
   function drawDemotions(context, rows) {
-    const data = store.state[dataSlot];
-    const paths = new Map((data?.layers ?? []).map((layer) => [layer.path, layer]));
-    for (const { row } of rows) {
-      const layer = paths.get(pathOfCall(heatOf().layers[row], paths));
+    for (const { row, layer } of rows) {
       if (!layer || layer.demoted_at === null) continue;
       const x = Math.max(LABEL_WIDTH, plot.scale(layer.demoted_at));
       const y = topOf(row) + rowHeight;
@@ -273,6 +298,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     revealedRows = rows;
   });
   store.on(["layer"], reveal);
+  store.on([dataSlot], readLayers);
   store.on(
     ["runData", "compareData", "zoom", "step", "layer", "theme"],
     surface.redraw,

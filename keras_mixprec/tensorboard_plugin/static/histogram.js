@@ -8,6 +8,8 @@ import {
 import {
   exponentDomain, histogramAt, scaleWindow, shareByZone, zoneOf,
 } from "./histogram_data.js";
+import { pathOfCall } from "./heat_data.js";
+import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer } from "./wanted.js";
@@ -18,6 +20,7 @@ const RULER_HEIGHT = 46;
 const PARTS_SHOWN = [["activation", "Activations"], ["gradient", "Gradients"]];
 const ZONE_NAMES = {
   overflow: "overflow", normal: "normal", subnormal: "subnormal", vanishes: "→ 0",
+  beyond: "beyond",
 };
 
 export function createHistogram(store) {
@@ -44,8 +47,11 @@ export function createHistogram(store) {
     const at = step ?? runData.last_step;
     const scale = line ? toNumber(valueAtStep(line.steps, line.scale, at)) : NaN;
     const shift = part === "gradient" ? Math.round(Math.log2(scale)) : NaN;
+    const paths = new Map(runData.layers.map((layer) => [layer.path, layer]));
+    const layer = paths.get(pathOfCall(histogramLayer(store.state), paths));
     return {
       ...taken, format: runData.format, part,
+      wider: widerAt(layer, taken.step, runData.format.name),
       shift: Number.isFinite(shift) ? shift : null,
       range: part === "gradient" ? scaleWindow(taken.bars, runData.format) : null,
     };
@@ -53,7 +59,7 @@ export function createHistogram(store) {
 
   function draw(context, width) {
     if (!shown) return;
-    const { bars, format, shift, range } = shown;
+    const { bars, format, shift, range, wider } = shown;
     const bottom = MARGIN.top + BARS_HEIGHT;
     const domain = exponentDomain(bars, format, shift ?? 0);
     const x = linearScale(domain, [MARGIN.left, width - MARGIN.right]);
@@ -70,7 +76,7 @@ export function createHistogram(store) {
       context.fillStyle = themeColor("--muted");
       context.fillText(tick ? tickCount(tick) : "0", MARGIN.left - 6, y(tick));
     }
-    const hatch = hatchPattern(context);
+    const hatch = hatchPattern(context, wider ? "beyond" : "bad");
     for (const { exponent, count } of bars) {
       const zone = zoneOf(exponent, format);
       const color = themeColor(zone === "vanishes" ? "--warning" : "--bar");
@@ -107,10 +113,11 @@ export function createHistogram(store) {
     context.textAlign = "center";
     for (const [zone, from, until] of limits) {
       const size = x(until) - x(from);
-      context.fillStyle = themeColor(`--zone-${zone}`);
+      const fill = zone === "overflow" && shown.wider ? "beyond" : zone;
+      context.fillStyle = themeColor(`--zone-${fill}`);
       context.fillRect(x(from), MARGIN.top, size, BARS_HEIGHT);
       context.fillStyle = themeColor("--muted");
-      const name = zone === "normal" ? `normal ${format.name}` : ZONE_NAMES[zone];
+      const name = zone === "normal" ? `normal ${format.name}` : ZONE_NAMES[fill];
       const wide = context.measureText(name).width > size;
       if (wide && zone === "subnormal") continue;
       const center = Math.max((x(from) + x(until)) / 2, MARGIN.left + 8);
@@ -164,7 +171,8 @@ export function createHistogram(store) {
   }
 
   function sentence() {
-    const { bars, format, shift, range } = shown;
+    const { bars, format, shift, range, wider } = shown;
+    const computed = wider ? `, computed in ${wider}` : "";
     if (range) {
       const use = shift === null ? "" : `; in use: ${formatPower(shift)}`;
       const { lowest, highest } = range;
@@ -173,15 +181,17 @@ export function createHistogram(store) {
       const fits = highest >= lowest ?
         `fits loss scales ${formatPower(lowest)} to ${formatPower(highest)}` :
         "no loss scale fits: the gradients span more than the format holds";
-      words.classList.toggle("alarm", off);
-      return `${off ? "▲ " : ""}${fits}${use}`;
+      const alarm = off && !wider;
+      words.classList.toggle("alarm", alarm);
+      return `${alarm ? "▲ " : ""}${fits}${use}${off && wider ? computed : ""}`;
     }
     const shares = shareByZone(bars, format);
-    words.classList.toggle("alarm", shares.overflow > 0);
+    words.classList.toggle("alarm", shares.overflow > 0 && !wider);
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
-      .map(([zone, share]) => `${formatShare(share)} ${ZONE_NAMES[zone]}`)
-      .join(" · ");
+      .map(([zone, share]) => `${formatShare(share)} ` + (
+        zone === "overflow" && wider ? `beyond ${format.name}` : ZONE_NAMES[zone]))
+      .join(" · ") + (shares.overflow > 0 ? computed : "");
   }
 
   function update() {
@@ -219,6 +229,12 @@ export function createHistogram(store) {
     nothing.replaceChildren(element("p", {}, text), ...choices);
   }
 
+  function zoneInWords(exponent) {
+    const zone = zoneOf(exponent, shown.format);
+    if (zone !== "overflow" || !shown.wider) return zone;
+    return `beyond ${shown.format.name}, computed in ${shown.wider}`;
+  }
+
   surface.canvas.addEventListener("pointermove", (event) => {
     if (!shown?.scale) return;
     const exponent = Math.floor(shown.scale.invert(pointerIn(surface.canvas, event).x));
@@ -228,10 +244,10 @@ export function createHistogram(store) {
     const lines = [
       `${formatPower(exponent)} to ${formatPower(exponent + 1)}`,
       `${formatInteger(bar.count)} elements (${formatShare(bar.count / total)})`,
-      zoneOf(exponent, shown.format),
+      zoneInWords(exponent),
     ];
     if (shown.shift !== null) {
-      lines[2] = `with the loss scale: ${zoneOf(exponent + shown.shift, shown.format)}`;
+      lines[2] = `with the loss scale: ${zoneInWords(exponent + shown.shift)}`;
     }
     showTooltip(event, lines);
   });

@@ -22,10 +22,12 @@ function verdictBadge(verdict) {
 
 function headroomBar(bits, type, data, step) {
   if (bits === null) return "–";
-  const { level, text } = describeHeadroom(bits, type, data.format?.name ?? "16 bits");
+  const formatName = data.format?.name ?? "float16";
+  const { level, text } = describeHeadroom(bits, type, formatName);
   const fill = element("span", { class: `fill ${level}` });
   fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
-  const title = step === null ? text : `${text} at step ${step}`;
+  const at = step === null ? "" : ` at step ${formatInteger(step)}`;
+  const title = text + at + (level === "beyond" ? `, computed in ${type}` : "");
   return element(
     "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
   );

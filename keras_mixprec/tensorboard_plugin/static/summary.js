@@ -3,6 +3,7 @@ import {
 } from "./format.js";
 import { LEVELS, verdictLevel, verdictSeverity, worstVerdict } from "./event_text.js";
 import { alarmLevel } from "./palette.js";
+import { isWider } from "./precision.js";
 
 export function countBy(items, keyOf) {
   const counts = new Map();
@@ -90,9 +91,13 @@ function headroomOf(layer) {
 
 // A layer in float32 may hold what is too large for 16 bits: that is what it is for.
 export function describeHeadroom(bits, type, formatName) {
-  const level = type === "float32" ? "quiet" : alarmLevel("headroom", bits);
-  if (bits > 0) return { level, text: `${formatNumber(Number(bits.toFixed(1)))} bits` };
-  return { level, text: level === "bad" ? "▲ overflow" : `beyond ${formatName}` };
+  const level = alarmLevel("headroom", bits, isWider(type, formatName));
+  const number = `${formatNumber(Number(bits.toFixed(1)))} bits`;
+  const texts = {
+    zero: "all zero", beyond: `beyond ${formatName}`,
+    bad: bits === -Infinity ? "▲ not finite" : "▲ overflow",
+  };
+  return { level, text: texts[level] ?? number };
 }
 
 function severityOfLayer(layer) {
