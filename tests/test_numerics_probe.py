@@ -6,8 +6,9 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 from keras import layers, ops
-from monitor_models import JITS, each_jit, not_torch, one_weight
+from monitor_models import BACKEND, JITS, each_jit, not_torch, one_weight
 from optimizer_models import numbers, only_jax, only_tensorflow
 
 import keras_mixprec as kmp
@@ -189,6 +190,42 @@ def test_a_skipped_step_tells_what_was_not_finite():
     assert dense.parts["weight_gradient"].nonfinite
     assert dense.parts["weight"].nonfinite == 0
     assert dense.lost_updates == 1.0
+
+
+def free_axes(images, words):
+    """Layers over axes whose lengths nobody knows before a batch comes."""
+    x = layers.Conv2D(2, 3, padding="same", name="convolution")(images)
+    x = layers.GlobalAveragePooling2D()(x)
+    y = layers.Embedding(5, 2, mask_zero=True, name="embedding")(words)
+    y = layers.GlobalAveragePooling1D()(y)
+    return layers.Dense(2, name="head")(layers.Concatenate()([x, y]))
+
+
+@pytest.mark.parametrize(
+    ("jit", "steps"),
+    [
+        *((j, 1) for j in JITS),
+        *([(False, 2)] if BACKEND == "tensorflow" else ()),
+    ],
+)
+def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
+    inputs = [keras.Input((None, None, 3)), keras.Input((None,), dtype="int32")]
+    model = keras.Model(inputs, free_axes(*inputs))
+    model = compiled(model, jit, steps_per_execution=steps)
+
+    def batches():
+        for rows, side in [(4, 3), (4, 2), (3, 5), (3, 5)]:
+            images = np.full((rows, side, side, 3), 2.0, "float32")
+            yield (images, np.ones((rows, side), "int32")), np.zeros((rows, 2))
+
+    probing = probed(model, batches(), None, batch_size=None, steps_per_epoch=4)
+    assert probing.probe.failures == {}
+    found = {
+        p: r.parts["activation"].size for p, r in probing.readings().items()
+    }
+    assert found["convolution"] == 3 * 5 * 5 * 2
+    assert (found["embedding"], found["head"]) == (3 * 5 * 2, 3 * 2)
+    assert "AutoGraph" not in "".join(capfd.readouterr())
 
 
 def test_bfloat16_is_its_own_measure():

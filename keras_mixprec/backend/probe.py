@@ -4,6 +4,8 @@
 
 - `as_held(tensor)`: what a 16-bit tensor's dtype can hold of it. XLA may keep
   more digits and a wider range than that where it fuses operations.
+- `bits(tensor)`: those of a float32 tensor, as an int32 tensor. (Keras' own
+  `view` needs a shape known when it is traced on TensorFlow.)
 - `bincount(values, length)`: how often each number below `length` occurs in an
   int32 tensor. (Keras' own needs a length known late, or counts in float32.)
 - `traced_once(function)`: a function of tensors, traced once for each shape

@@ -16,6 +16,10 @@ def as_held(tensor):
     return jax.lax.reduce_precision(tensor, *_BITS[tensor.dtype])
 
 
+def bits(tensor):
+    return jax.lax.bitcast_convert_type(tensor, jnp.int32)
+
+
 def bincount(values, length):
     return jnp.bincount(values, length=length)
 

@@ -20,6 +20,10 @@ def as_held(tensor):
     )
 
 
+def bits(tensor):
+    return tf.bitcast(tensor, tf.int32)
+
+
 def bincount(values, length):
     # Not `tf.math.bincount`, which XLA has not.
     return tf.math.unsorted_segment_sum(tf.ones_like(values), values, length)

@@ -7,6 +7,10 @@ def as_held(tensor):
     return tensor
 
 
+def bits(tensor):
+    return tensor.view(torch.int32)
+
+
 def bincount(values, length):
     return torch.bincount(values, minlength=length)
 

@@ -19,6 +19,7 @@ from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
+from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import NoLog
 from keras_mixprec.reporting.thinning import Thinning
@@ -43,6 +44,7 @@ class Settings:
 
     Attributes:
         log: A `RunLog`. Defaults to one that keeps nothing.
+        summary: Boolean. Whether the `TrainingSummary` is printed at the end.
     """
 
     log: Any = dataclasses.field(default_factory=NoLog)
@@ -52,6 +54,7 @@ class Settings:
     keep_failing_batches: int = 0
     stop_after: int | None = None
     verbose: int = 1
+    summary: bool = False
 
 
 class Engine:
@@ -210,6 +213,8 @@ class Engine:
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
         self._look()
+        if self.collapsed:
+            self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
         self._log_layers()
 
@@ -232,6 +237,8 @@ class Engine:
         self.counters = Counters(self.up_to_date())
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
+        if lacks_loss_scaling(self.model):
+            self.log.event(self.step, {"kind": "no_loss_scaling"})
         self._log_layers()
         self._look()
 

@@ -58,6 +58,7 @@ class Examiner:
         self.cost = _FIRST_COST
         self._last_errors = -1
         self._told = set()
+        self._collapse = None
         self._examined_trouble = self._found = False
         self._failed = False
         self._next_call = NextCall()
@@ -161,18 +162,25 @@ class Examiner:
     def forget_trouble(self):
         """Takes skipped steps from here on for a new fault."""
         self._found = self._examined_trouble = False
+        self._collapse = None
 
     def tell_collapse(self, loss_scale: float, in_a_row: int, step: int):
-        """Tells that the loss scale is at its floor and does not help.
+        """Reports that the loss scale is at its floor and does not help.
 
-        Unless the reason is told already.
+        Unless the cause is reported, or a diagnosis has yet to look for it.
         """
-        if self._found:
-            return
         kind = "scale_collapsed"
         numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
-        verdict = Verdict(kind, step=step, numbers=numbers, advice=advice(kind))
-        self._tell(verdict, step)
+        self._collapse = Verdict(
+            kind, step=step, numbers=numbers, advice=advice(kind)
+        )
+        if self._failed or self._examined_trouble and not self.armed:
+            self.tell_rest(step)
+
+    def tell_rest(self, step: int):
+        """Reports a collapse that no diagnosis has found the cause of."""
+        if self._collapse and not self._found:
+            self._tell(self._collapse, step)
 
     def give_up(self, step: int, reason):
         """Tells that diagnoses fail; training goes on.

@@ -1,16 +1,12 @@
 """The monitoring callback."""
 
-from collections import Counter
-
 import keras
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_integer, check_number
 from keras_mixprec.backend import agreement as backend_agreement
-from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
+from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.engine import Engine, Settings
-from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
-from keras_mixprec.policies import precision_summary
 from keras_mixprec.reporting import NoLog, RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
@@ -166,6 +162,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
                 keep_failing_batches=self.keep_failing_batches,
                 stop_after=self.stop_after,
                 verbose=self.verbose,
+                summary=bool(self.verbose),
             ),
         )
         self.verdicts = self._engine.examiner.verdicts
@@ -189,31 +186,10 @@ class MixPrecMonitor(keras.callbacks.Callback):
         """Takes the last look, writes the summary and closes the log."""
         engine = self._engine
         engine.finish()
-        self.summary = _summarize(engine)
+        self.summary = summarize(engine)
         engine.log.event(
             engine.step, {"kind": "train_end", "summary": str(self.summary)}
         )
         engine.leave(self)
         if self.verbose:
             io_utils.print_msg(str(self.summary))
-
-
-def _summarize(engine):
-    rows = precision_summary(engine.model).to_list()
-    return TrainingSummary(
-        dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
-        optimizers={
-            name: OptimizerSummary(
-                steps=w.attempted(),
-                skipped=w.skipped(),
-                in_a_row=w.optimizer.consecutive_skipped_steps,
-                first_scale=w.first_scale,
-                last_scale=float(w.optimizer.loss_scale),
-                overflow_counts=w.overflow_counts(),
-            )
-            for name, w in engine.counters.used().items()
-        },
-        headroom=engine.prober.least_headroom(),
-        folder=engine.log.folder,
-        unscaled_float16=lacks_loss_scaling(engine.model),
-    )

@@ -6,6 +6,7 @@ from keras.src.utils import io_utils
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.ballot import check_alike
+from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.engine import Engine, Settings
 from keras_mixprec.callbacks.plan_on_disk import PlanOnDisk
 from keras_mixprec.callbacks.repairs import Repairs
@@ -196,8 +197,10 @@ class PrecisionTuner(keras.callbacks.Callback):
         tuning.telling.rebuild(engine.step)
         self.plan = tuning.repairs.plan()
         self.save(tuning.repairs)
-        if self.verbose and self.history:
-            io_utils.print_msg(str(tuning.telling))
+        # The monitor's summary begins with the same sentence.
+        if self.verbose and self.history and not engine.settings.summary:
+            said = summarize(engine).headline["text"]
+            io_utils.print_msg(f"PrecisionTuner: {said}")
         engine.leave(self)
 
     @property

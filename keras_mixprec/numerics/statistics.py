@@ -36,7 +36,7 @@ def measure(tensor):
     """
     values = ops.cast(ops.reshape(tensor, (-1,)), "float32")
     magnitudes = ops.abs(values)
-    exponents = ops.right_shift(ops.view(magnitudes, "int32"), _MANTISSA_BITS)
+    exponents = _exponents(magnitudes)
     counts = backend_probe.current().bincount(exponents, _EXPONENTS)
     finite = ops.where(exponents < _EXPONENTS - 1, magnitudes, 0.0)
     largest = ops.max(finite, initial=0.0)
@@ -49,14 +49,19 @@ def measure(tensor):
     )
 
 
+def _exponents(magnitudes):
+    bits = backend_probe.current().bits(magnitudes)
+    return ops.right_shift(bits, _MANTISSA_BITS)
+
+
 def _power_near_inverse(number):
     """A power of two with which squares neither overflow nor underflow.
 
     Not the inverse itself: that of 2**127 is no normal float32, and flushed
     to zero.
     """
-    exponent = ops.right_shift(ops.view(number, "int32"), _MANTISSA_BITS)
-    exponent = ops.clip(ops.cast(exponent, "float32") - _BIAS, -80.0, 80.0)
+    exponent = ops.cast(_exponents(number), "float32") - _BIAS
+    exponent = ops.clip(exponent, -80.0, 80.0)
     return ops.power(2.0, -exponent)
 
 

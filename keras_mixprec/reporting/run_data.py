@@ -15,6 +15,8 @@ import numpy as np
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.facts import facts_of
+from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.run_layers import (
     add_events,
@@ -83,10 +85,12 @@ class Source(Protocol):
         contents: Dict from each tag of ours to what its first value says of
             it: a dict with `"schema"`.
         histograms: List of the tags of histograms.
+        written: Float. Time of the last value, in seconds since 1970.
     """
 
     contents: dict
     histograms: list
+    written: float
 
     def read(self, tag: str) -> list[Point]:
         """Returns the values of a tag by rising step."""
@@ -103,6 +107,11 @@ class RunData:
     def __init__(self, name: str, source: Source):
         self.name = name
         self._source = source
+
+    @property
+    def written(self) -> float:
+        """When the run was last written to, in seconds since 1970."""
+        return self._source.written
 
     @property
     def newer_schema(self) -> bool:
@@ -126,7 +135,7 @@ class RunData:
         twin = self._tables(schema.TWIN)
         tables = heat + twin
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
-        return {
+        overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
             "skipped": sum(map(_skipped, scale)),
@@ -145,6 +154,7 @@ class RunData:
                 for part, family in schema.EXPONENTS.items()
             },
         }
+        return overview | {"headline": headline(facts_of(overview))}
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""

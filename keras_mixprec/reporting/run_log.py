@@ -11,6 +11,7 @@ from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.append_file import AppendFile
 from keras_mixprec.reporting.chunks import Chunks
 from keras_mixprec.reporting.event_file import EventFile, event_file_paths
+from keras_mixprec.reporting.facts import Story
 from keras_mixprec.reporting.json_text import to_json
 from keras_mixprec.reporting.markdown import markdown_table
 from keras_mixprec.reporting.resume import find_end
@@ -53,6 +54,7 @@ class RunLog:
     Attributes:
         folder: String. `<log_dir>/mixprec`.
         next_step: Int. The first step this run may write; 0 in a new folder.
+        story: `Story` of this run, for the closing sentence.
 
     Example:
     >>> import tempfile
@@ -68,6 +70,7 @@ class RunLog:
     def __init__(self, log_dir: str | os.PathLike):
         log_dir = check_local(log_dir)
         self.folder = os.path.join(log_dir, schema.RUN_FOLDER)
+        self.story = Story()
         try:
             os.makedirs(self.folder, exist_ok=True)
             self._open()
@@ -216,6 +219,7 @@ class RunLog:
         Raises:
             TypeError: If JSON has no form for a value.
         """
+        self.story.add(step, event)
         if event.get("kind") in schema.PRECISION_CHANGES:
             # What was measured of other dtypes is not pooled with the rest.
             self._write_waiting()
