@@ -5,8 +5,11 @@ import builtins
 import json
 import math
 import os
+import pathlib
 import re
+import shutil
 import struct
+import subprocess
 import zlib
 
 import ml_dtypes
@@ -17,7 +20,12 @@ from reporting_readers import read_tag
 
 import keras_mixprec as kmp
 from keras_mixprec import cli
-from keras_mixprec.reporting import RunLog, schema
+from keras_mixprec.reporting import RunLog, report_picture, schema
+from keras_mixprec.reporting.report_colours import headroom_colours, level
+
+PALETTE = (
+    pathlib.Path(kmp.__file__).parent / "tensorboard_plugin/static/palette.js"
+)
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +247,48 @@ def test_a_notebook_gets_page_picture_and_text(report):
     assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts"')
     assert bundle["image/png"].startswith(b"\x89PNG")
     assert bundle["text/html"].count("<") == 2  # All inside is escaped.
+
+
+HEADROOMS = [np.nan, -np.inf, -4, 0, 0.5, 1.99, 2, 5, 11.3, 24, 30, np.inf]
+
+
+def test_the_picture_has_the_colours_of_the_page():
+    if not shutil.which("node"):
+        pytest.skip("no node")
+    found = np.array([HEADROOMS, HEADROOMS], "float64")
+    wider = np.array([[False], [True]]) & np.ones(found.shape, bool)
+    script = (
+        (
+            f"const {{ valueColor }} = await import('{PALETTE.as_uri()}');"
+            f"const bits = {HEADROOMS};"
+            "console.log(JSON.stringify([false, true].map(wider => "
+            "bits.map(x => valueColor('headroom', x, wider)))));"
+        )
+        .replace("inf", "Infinity")
+        .replace("nan", "NaN")
+    )
+    command = ["node", "--input-type=module", "--eval", script]
+    done = subprocess.run(command, capture_output=True, text=True)
+    shown = json.loads(done.stdout)
+    drawn = headroom_colours(found, wider) * 255
+    for page, picture in zip(sum(shown, []), drawn.reshape(-1, 4), strict=True):
+        assert picture[3] == (0 if page is None else 255)
+        assert page is None or abs(picture[:3] - page).max() <= 0.5
+
+
+def test_the_picture_names_axes_and_dtypes(tmp_path):
+    pytest.importorskip("matplotlib")
+    train_growing(tmp_path, kmp.PrecisionTuner(verbose=0))
+    report = kmp.load_report(tmp_path)
+    upper, lower, bar = report_picture.draw(report._runs, report.to_dict()).axes
+    assert (upper.get_xlabel(), upper.get_ylabel()) == ("step", "loss scale")
+    assert upper.yaxis.get_major_formatter()(15, 0) == "$2^{15}$"
+    assert bar.get_ylabel() == "headroom in bits"
+    (mesh,) = lower.collections
+    colours = mesh.get_facecolor().reshape(3, -1, 4)
+    assert colours[0, -1, :3] == pytest.approx(level("beyond"))
+    assert level("bad").tolist() in colours[0, :, :3].tolist()
+    assert level("bad").tolist() not in colours[:, -1, :3].tolist()
 
 
 def test_without_matplotlib_there_is_no_picture(report, monkeypatch):
