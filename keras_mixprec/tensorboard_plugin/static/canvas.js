@@ -112,7 +112,8 @@ export function hatchPattern(context, level) {
   return context.createPattern(tile, "repeat");
 }
 
-export function drawStepAxis(context, scale, ticks, y, top, label) {
+export function drawStepAxis(context, scale, start, ticks, y, top, label) {
+  drawAxisName(context, "step", start - 24, y + 12);
   context.textAlign = "center";
   for (const tick of ticks) {
     const x = Math.round(scale(tick)) + 0.5;
@@ -121,6 +122,16 @@ export function drawStepAxis(context, scale, ticks, y, top, label) {
     context.fillStyle = themeColor("--muted");
     context.fillText(label(tick), x, y + 12);
   }
+}
+
+export function drawAxisName(context, name, x, y, upright = false) {
+  context.save();
+  context.translate(x, y);
+  if (upright) context.rotate(-Math.PI / 2);
+  context.textAlign = "center";
+  context.fillStyle = themeColor("--muted");
+  context.fillText(name, 0, 0);
+  context.restore();
 }
 
 export function pointerIn(canvas, event) {

@@ -6,12 +6,13 @@ import {
   createSurface, drawLine, drawMarker, drawSoon, drawStepAxis, FONT, hatchPattern,
 } from "./canvas.js";
 import { element } from "./dom.js";
-import { formatInteger, shortenPath } from "./format.js";
+import { formatInteger } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
   columnAt, columnEdges, columnsOfPixels, pathOfCall, poolRow, rowOfLayer,
 } from "./heat_data.js";
 import { describeMetric, valueInWords } from "./metrics.js";
+import { shortNames } from "./names.js";
 import { alarmLevel, valueColor } from "./palette.js";
 import { everWider, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
@@ -19,6 +20,7 @@ import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
 
 const LABEL_WIDTH = 208;
+const LABEL_LENGTH = 32;
 const VIEW_HEIGHT = 440;
 const AXIS_HEIGHT = 24;
 const BAD_WIDTH = 3;
@@ -35,6 +37,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   const plot = { left: LABEL_WIDTH, right: 0, scale: null, cursor: null };
   let edges = [];
   let layers = new Map();
+  let labels = new Map();
   let rowHeight = 12;
   let revealedRows = 0;
 
@@ -84,6 +87,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     edges = heat ? columnEdges(heat.from, heat.until) : [];
     const rows = heat?.layers.length ?? 0;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows));
+    labels = shortNames(heat?.layers ?? [], LABEL_LENGTH);
     rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
     const height = rows * rowHeight + AXIS_HEIGHT;
     const view = Math.min(height, VIEW_HEIGHT + AXIS_HEIGHT);
@@ -162,7 +166,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     gestures.drawBrush(context, 0, bottom);
     context.restore();
     const ticks = niceTicks(Math.max(0, domain[0]), domain[1], size / 100);
-    drawStepAxis(context, plot.scale, ticks, bottom, null, formatInteger);
+    drawStepAxis(context, plot.scale, LABEL_WIDTH, ticks, bottom, null, formatInteger);
   }
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
@@ -224,8 +228,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       }
       if (!chosen && (row % stride || crowded)) continue;
       context.fillStyle = themeColor(bad || chosen ? "--ink" : "--muted");
-      const label = shortenPath(heat.layers[row], 32);
-      context.fillText(label, LABEL_WIDTH - 18, y, LABEL_WIDTH - 22);
+      context.fillText(labels.get(heat.layers[row]), LABEL_WIDTH - 18, y, LABEL_WIDTH - 22);
     }
   }
 

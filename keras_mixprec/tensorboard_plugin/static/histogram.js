@@ -1,20 +1,23 @@
 import { exponentTicks, linearScale, valueAtStep } from "./scales.js";
 import { chooseLayer } from "./actions.js";
-import { createSurface, drawLine, hatchPattern, pointerIn } from "./canvas.js";
+import {
+  createSurface, drawAxisName, drawLine, hatchPattern, pointerIn,
+} from "./canvas.js";
 import { card, element } from "./dom.js";
 import {
-  formatInteger, formatPower, formatShare, shortenPath, toNumber,
+  formatInteger, formatPower, formatShare, toNumber,
 } from "./format.js";
 import {
-  exponentDomain, histogramAt, scaleWindow, shareByZone, zoneOf,
+  exponentDomain, histogramAt, scaleWindow, shareByZone, unscaled, zoneOf,
 } from "./histogram_data.js";
 import { pathOfCall } from "./heat_data.js";
+import { shortNames } from "./names.js";
 import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer } from "./wanted.js";
 
-const MARGIN = { left: 40, right: 12, top: 28, axis: 26 };
+const MARGIN = { left: 54, right: 12, top: 28, axis: 42 };
 const BARS_HEIGHT = 300;
 const RULER_HEIGHT = 46;
 const PARTS_SHOWN = [["activation", "Activations"], ["gradient", "Gradients"]];
@@ -43,18 +46,22 @@ export function createHistogram(store) {
     const { runData, histogram, step, part } = store.state;
     const taken = histogramAt(histogram, step);
     if (!taken?.bars.length || !runData?.format) return null;
-    const line = runData.scale[0];
-    const at = step ?? runData.last_step;
-    const scale = line ? toNumber(valueAtStep(line.steps, line.scale, at)) : NaN;
-    const shift = part === "gradient" ? Math.round(Math.log2(scale)) : NaN;
+    const shift = part === "gradient" ? scaleBefore(runData.scale[0], taken.step) : null;
+    const bars = unscaled(taken.bars, shift ?? 0);
     const paths = new Map(runData.layers.map((layer) => [layer.path, layer]));
     const layer = paths.get(pathOfCall(histogramLayer(store.state), paths));
     return {
-      ...taken, format: runData.format, part,
+      ...taken, bars, shift, format: runData.format, part,
       wider: widerAt(layer, taken.step, runData.format.name),
-      shift: Number.isFinite(shift) ? shift : null,
-      range: part === "gradient" ? scaleWindow(taken.bars, runData.format) : null,
+      range: part === "gradient" ? scaleWindow(bars, runData.format) : null,
     };
+  }
+
+  // The power of the loss scale that a step was taken with, which its skip changes.
+  function scaleBefore(line, step) {
+    if (!line) return null;
+    const scale = toNumber(valueAtStep(line.steps, line.scale, step - 1));
+    return scale > 0 && scale < Infinity ? Math.round(Math.log2(scale)) : null;
   }
 
   function draw(context, width) {
@@ -100,6 +107,8 @@ export function createHistogram(store) {
         themeColor("--axis"));
       context.fillText(formatPower(tick), x(tick), bottom + 13);
     }
+    drawAxisName(context, "magnitude", (MARGIN.left + width) / 2, bottom + 30);
+    drawAxisName(context, "elements", 8, (MARGIN.top + bottom) / 2, true);
     if (range) drawRuler(context, bottom + MARGIN.axis, width, range, shift);
   }
 
@@ -187,11 +196,12 @@ export function createHistogram(store) {
     }
     const shares = shareByZone(bars, format);
     words.classList.toggle("alarm", shares.overflow > 0 && !wider);
+    const names = { ...ZONE_NAMES };
+    if (wider) names.overflow = `beyond ${format.name}${computed}`;
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
-      .map(([zone, share]) => `${formatShare(share)} ` + (
-        zone === "overflow" && wider ? `beyond ${format.name}` : ZONE_NAMES[zone]))
-      .join(" · ") + (shares.overflow > 0 ? computed : "");
+      .map(([zone, share]) => `${formatShare(share)} ${names[zone]}`)
+      .join(" · ");
   }
 
   function update() {
@@ -202,16 +212,18 @@ export function createHistogram(store) {
     shown = current();
     const name = histogramLayer(store.state);
     const automatic = layer === null && name ? " (no layer chosen)" : "";
+    const paths = (runData?.layers ?? []).map((one) => one.path);
+    const label = shortNames([...new Set([name ?? layer ?? "", ...paths])], 44);
+    const what = label.get(name ?? layer ?? "");
     caption.textContent = shown ?
-      `${name}${automatic} · taken at step ${formatInteger(shown.step)}` :
-      layer ?? "";
-    caption.title = caption.textContent;
+      `${what}${automatic} · taken at step ${formatInteger(shown.step)}` : what;
+    caption.title = name ?? layer ?? "";
     body.hidden = !shown;
     nothing.hidden = Boolean(shown);
     words.textContent = shown ? sentence() : "";
     if (!shown) offerOthers(runData?.histograms?.[part] ?? [], name);
     surface.canvas.setAttribute(
-      "aria-label", `${caption.textContent}. ${words.textContent}`,
+      "aria-label", `${caption.title}: ${caption.textContent}. ${words.textContent}`,
     );
     surface.setHeight(
       MARGIN.top + BARS_HEIGHT + MARGIN.axis + (shown?.range ? RULER_HEIGHT : 0),
@@ -219,14 +231,20 @@ export function createHistogram(store) {
   }
 
   function offerOthers(names, name) {
-    const text = name ? "No histogram of this part was taken." : names.length ?
-      "No histogram was kept for this layer. Kept for:" :
-      "This run keeps no histograms of this part.";
+    const { runData, layer } = store.state;
+    const { withheld, layers = [] } = runData ?? {};
+    const row = layers.find((one) => one.path === layer);
+    const text = name ? "No histogram of this part was taken." :
+      row && toNumber(row.least_headroom) === Infinity ? "All its values are zero." :
+      names.length ? "No histogram was kept for this layer. Kept for:" :
+        "This run keeps no histograms of this part.";
+    const labels = shortNames(names, 36);
     const choices = name ? [] : names.slice(0, 12).map((other) => element("button", {
       type: "button", class: "quiet", title: other,
       onclick: () => chooseLayer(store, other),
-    }, shortenPath(other, 36)));
-    nothing.replaceChildren(element("p", {}, text), ...choices);
+    }, labels.get(other)));
+    const why = withheld && !names.length ? element("p", {}, withheld) : null;
+    nothing.replaceChildren(element("p", {}, text), ...[why].filter(Boolean), ...choices);
   }
 
   function zoneInWords(exponent) {
