@@ -8,7 +8,7 @@ from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.ballot import any_worker
-from keras_mixprec.callbacks.carry_on import carry_on_without
+from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import DIAGNOSES
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
@@ -110,7 +110,7 @@ class Examiner:
         """
         self._try(step, lambda: self._examine(model, batch, step, counts))
 
-    def arm_first_scale(self, model, optimizer, step: int):
+    def arm_first_scale(self, model, watch, step: int):
         """Sets the loss scale to what the next batch's gradients need.
 
         Of several workers' batches, the one that needs the smallest.
@@ -122,10 +122,10 @@ class Examiner:
             (lowest,) = any_worker(model, [-min(bits)])
             if np.isinf(lowest):
                 return
-            scale, rule = 2.0**-lowest, optimizer.rule
+            scale, rule = 2.0**-lowest, watch.optimizer.rule
             scale = max(scale, rule.min_scale or 0.0)
             scale = min(scale, rule.max_scale or scale)
-            optimizer.dynamic_scale.assign(scale)
+            watch.set_scale(step, scale)
             self._log.event(step, {"kind": "first_scale", "scale": scale})
 
         self.on_next_batch(model, step, predict)
@@ -190,9 +190,7 @@ class Examiner:
             reason: The exception.
         """
         self._failed = True
-        self._log.event(
-            step, {"kind": "diagnosis_failed", "reason": str(reason)[:500]}
-        )
+        self._log.event(step, failure("diagnosis_failed", reason))
         carry_on_without("diagnose this model any more", reason)
 
     def _examine(self, model, batch, step, counts):

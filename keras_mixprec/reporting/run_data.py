@@ -21,6 +21,7 @@ from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
+    add_repairs,
     read_layers,
 )
 from keras_mixprec.reporting.run_tables import Table, rows_in_order
@@ -132,6 +133,7 @@ class RunData:
         layers = self._layers()
         add_events(layers, events)
         add_headroom(layers, heat)
+        add_repairs(layers, _measured_against(layers))
         twin = self._tables(schema.TWIN)
         tables = heat + twin
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
@@ -148,7 +150,8 @@ class RunData:
             }
             if tables
             else None,
-            "format": _limits(layers),
+            "format": _limits(_measured_against(layers)),
+            "formats": _formats(layers),
             "histograms": {
                 part: self._histograms_of(family)
                 for part, family in schema.EXPONENTS.items()
@@ -302,10 +305,22 @@ def _describe(metric, pool):
     return {"name": metric, "kind": (kinds or ["share"])[0], "worst": pool}
 
 
-def _limits(layers):
+def _measured_against(layers):
+    """The dtype that headroom refers to."""
     dtypes = {layer["compute_dtype"] for layer in layers}
     only_wide = "bfloat16" in dtypes and "float16" not in dtypes
-    limits = get_format("bfloat16" if only_wide else "float16")
+    return "bfloat16" if only_wide else "float16"
+
+
+def _formats(layers):
+    """The limits of the formats that layers compute in, by dtype."""
+    dtypes = sorted({str(layer["compute_dtype"]) for layer in layers})
+    known = [dtype for dtype in dtypes if "float" in dtype]
+    return {dtype: _limits(dtype) for dtype in known}
+
+
+def _limits(dtype):
+    limits = get_format(dtype)
     return {
         "name": limits.name,
         "maximum_exponent": math.frexp(limits.maximum)[1],

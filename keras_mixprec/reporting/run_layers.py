@@ -1,9 +1,11 @@
 """The layers of a run: what they compute in, and what happened to them."""
 
 import itertools
+import math
 
 import numpy as np
 
+from keras_mixprec.reporting.facts import WIDE, is_repaired
 from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.run_tables import layer_of
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
@@ -71,6 +73,29 @@ def add_headroom(layers: list, tables: list):
         bits, step = least.get(layer["path"], (None, None))
         bits = None if bits is None else round(bits, 2)
         layer |= {"least_headroom": bits, "worst_step": step}
+
+
+def add_repairs(layers: list, limit: str):
+    """Adds what is no finding any more.
+
+    `"repaired"` is whether a layer computes by now in what all its verdicts
+    ask for, `"beyond"` the format whose range the activations of a wider layer
+    exceed.
+
+    Args:
+        layers: List of dicts, the table of layers.
+        limit: String. The dtype that headroom refers to.
+    """
+    for layer in layers:
+        dtype, kinds = layer["compute_dtype"], layer["verdicts"]
+        low = layer["least_headroom"]
+        # Not what overflows even there.
+        exceeds = dtype in WIDE and low is not None and -math.inf < low <= 0
+        layer |= {
+            "repaired": bool(kinds)
+            and all(is_repaired(kind, dtype) for kind in kinds),
+            "beyond": limit if exceeds else None,
+        }
 
 
 def _add_change(layer, event, path, change):
