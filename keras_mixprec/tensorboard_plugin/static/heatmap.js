@@ -19,8 +19,9 @@ import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
 
-const LABEL_WIDTH = 208;
-const LABEL_LENGTH = 32;
+const LABEL_WIDTHS = [208, 380];
+const LABEL_SHARE = 0.25;
+const CHARACTER = 5.8;
 const VIEW_HEIGHT = 440;
 const AXIS_HEIGHT = 24;
 const BAD_WIDTH = 3;
@@ -34,10 +35,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     "aria-label": "Heatmap of layers and steps: arrow keys move the chosen cell, " +
       "plus and minus zoom",
   }, draw);
-  const plot = { left: LABEL_WIDTH, right: 0, scale: null, cursor: null };
+  const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
   let edges = [];
   let layers = new Map();
-  let labels = new Map();
+  let labels = { length: 0, names: new Map() };
   let rowHeight = 12;
   let revealedRows = 0;
 
@@ -87,7 +88,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     edges = heat ? columnEdges(heat.from, heat.until) : [];
     const rows = heat?.layers.length ?? 0;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows));
-    labels = shortNames(heat?.layers ?? [], LABEL_LENGTH);
+    labels = { length: 0, names: new Map() };
     rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
     const height = rows * rowHeight + AXIS_HEIGHT;
     const view = Math.min(height, VIEW_HEIGHT + AXIS_HEIGHT);
@@ -138,14 +139,15 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
     const bottom = height - AXIS_HEIGHT;
+    plot.left = clamp(Math.round(width * LABEL_SHARE), ...LABEL_WIDTHS);
     plot.right = width - 22;
     const domain = stepDomain(lastStep(), store.state.zoom);
-    plot.scale = linearScale(domain, [LABEL_WIDTH, plot.right]);
+    plot.scale = linearScale(domain, [plot.left, plot.right]);
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
-    const size = Math.floor(plot.right - LABEL_WIDTH);
+    const size = Math.floor(plot.right - plot.left);
     const pixels = columnsOfPixels(edges, {
-      invert: (pixel) => plot.scale.invert(pixel + LABEL_WIDTH),
+      invert: (pixel) => plot.scale.invert(pixel + plot.left),
     }, size);
     const first = Math.floor(scroller.scrollTop / rowHeight);
     const last = Math.min(
@@ -166,7 +168,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     gestures.drawBrush(context, 0, bottom);
     context.restore();
     const ticks = niceTicks(Math.max(0, domain[0]), domain[1], size / 100);
-    drawStepAxis(context, plot.scale, LABEL_WIDTH, ticks, bottom, null, formatInteger);
+    drawStepAxis(context, plot.scale, plot.left, ticks, bottom, null, formatInteger);
   }
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
@@ -186,10 +188,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     pen.putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
     const height = rows.length * rowHeight;
-    context.drawImage(picture, LABEL_WIDTH, topOf(rows[0].row), size, height);
+    context.drawImage(picture, plot.left, topOf(rows[0].row), size, height);
     if (rowHeight >= 6) {
       context.fillStyle = themeColor("--card");
-      for (const { row } of rows) context.fillRect(LABEL_WIDTH, topOf(row), size, 1);
+      for (const { row } of rows) context.fillRect(plot.left, topOf(row), size, 1);
     }
     for (const level of ["beyond", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
@@ -206,13 +208,23 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       while (pixel + 1 < values.length && is(pixel + 1)) pixel += 1;
       // One bad step stays visible however narrow it is.
       const run = Math.max(level === "bad" ? BAD_WIDTH : 1, pixel - start + 1);
-      context.fillRect(LABEL_WIDTH + start, topOf(row) + gap, run, rowHeight - gap);
+      context.fillRect(plot.left + start, topOf(row) + gap, run, rowHeight - gap);
     }
+  }
+
+  // A wide page has room for longer names.
+  function namesOf(heat) {
+    const length = Math.floor((plot.left - 22) / CHARACTER);
+    if (labels.length !== length) {
+      labels = { length, names: shortNames(heat.layers, length) };
+    }
+    return labels.names;
   }
 
   function drawLabels(context, rows, kind) {
     const stride = labelStride(rowHeight, 11);
     const heat = heatOf();
+    const names = namesOf(heat);
     const chosenRow = rowOfLayer(heat.layers, store.state.layer);
     context.textAlign = "right";
     context.font = FONT;
@@ -224,18 +236,18 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       const chosen = row === chosenRow;
       const crowded = chosenRow >= 0 && Math.abs(row - chosenRow) < stride;
       if (bad && rowHeight >= 6) {
-        drawMarker(context, "triangle", LABEL_WIDTH - 9, y, themeColor("--bad"));
+        drawMarker(context, "triangle", plot.left - 9, y, themeColor("--bad"));
       }
       if (!chosen && (row % stride || crowded)) continue;
       context.fillStyle = themeColor(bad || chosen ? "--ink" : "--muted");
-      context.fillText(labels.get(heat.layers[row]), LABEL_WIDTH - 18, y, LABEL_WIDTH - 22);
+      context.fillText(names.get(heat.layers[row]), plot.left - 18, y, plot.left - 22);
     }
   }
 
   function drawDemotions(context, rows) {
     for (const { row, layer } of rows) {
       if (!layer || layer.demoted_at === null) continue;
-      const x = Math.max(LABEL_WIDTH, plot.scale(layer.demoted_at));
+      const x = Math.max(plot.left, plot.scale(layer.demoted_at));
       const y = topOf(row) + rowHeight;
       const color = themeColor("--demote");
       if (x > plot.right) continue;
@@ -250,7 +262,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     if (step !== null) {
       const x = plot.scale(step);
-      if (x >= LABEL_WIDTH && x <= plot.right) {
+      if (x >= plot.left && x <= plot.right) {
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--card"), 3);
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--cursor"), 1.5);
       }
@@ -260,7 +272,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     context.strokeStyle = themeColor("--cursor");
     context.lineWidth = 2;
     // A thin row's frame would cross out its own label.
-    const left = rowHeight < 12 ? LABEL_WIDTH : 2;
+    const left = rowHeight < 12 ? plot.left : 2;
     context.strokeRect(left, topOf(row) + 0.5, plot.right - left + 1, rowHeight);
   }
 
