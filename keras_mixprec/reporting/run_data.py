@@ -20,6 +20,7 @@ from keras_mixprec.reporting.facts import facts_of
 from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.thinning import pool_groups
+from keras_mixprec.reporting.well_formed import CHANGES, is_event, is_layer
 
 # The page shows fewer than this at once, and a picture element that wide
 # would be most of what a screen has.
@@ -39,12 +40,6 @@ _SECOND_CALL = re.compile(r"#\d+$")
 _CONTENT = dict.fromkeys(
     (schema.HEAT, schema.TWIN), {"schema", "layers", "metrics"}
 )
-
-# What an event has at least: people may log their own.
-_FIELDS = {
-    "verdict": {"verdict", "layer", "direction", "advice"},
-    **dict.fromkeys(("demote", "shrink", "promote"), {"layers"}),
-}
 
 
 class Point(NamedTuple):
@@ -156,7 +151,7 @@ class RunData:
             for tag in self._chunks(schema.EVENTS)
             for line in self._last(tag)
         ]
-        whole = [event for event in events if _is_whole(event)]
+        whole = filter(is_event, events)
         return sorted(whole, key=lambda event: event["step"])
 
     def heat(self, metric: str, columns: int) -> bytes:
@@ -230,7 +225,8 @@ class RunData:
             if schema.LAYERS_TAG in self._source.contents
             else []
         )
-        return parse_json(points[-1].array.item(), list) if points else []
+        rows = parse_json(points[-1].array.item(), list) if points else []
+        return list(filter(is_layer, rows))
 
     def _scale(self):
         rows = {}
@@ -327,11 +323,6 @@ def _limits(layers):
     }
 
 
-def _is_whole(event):
-    needed = {"kind", "step"} | _FIELDS.get(event.get("kind"), set())
-    return needed <= event.keys()
-
-
 def _skipped(course):
     """How many steps were skipped, by all runs into the folder."""
     counts = [0, *course["skipped"]]
@@ -349,8 +340,8 @@ def _add_verdicts(layers, events):
     for event in events:
         if event["kind"] == "verdict" and event.get("layer") in known:
             known[event["layer"]]["verdicts"].append(event["verdict"])
-        changes = "layers" in _FIELDS.get(event["kind"], ())
-        for path, change in event["layers"].items() if changes else ():
+        changes = event["layers"] if event["kind"] in CHANGES else {}
+        for path, change in changes.items():
             if path in known:
                 _add_change(known[path], event, path, change)
 
