@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 from keras.src.utils import io_utils
@@ -117,16 +118,15 @@ class Engine:
 
     def _is_of(self, callback):
         """Whether this is the engine of the callback's `fit`."""
-        # Keras gives all callbacks of a `fit` the same dict.
-        same_fit = callback.params is self._params
-        return same_fit and callback not in self._members
+        # In which Keras gives all callbacks the same dict.
+        return callback.params is self._params and callback not in self._members
 
     def _check_only(self, callback):
         if self._leader is not None:
             raise ValueError(
-                "A `fit` can have one `MixPrecMonitor`: another one is among "
-                "its callbacks already. Received: monitors of log_dir="
-                f"{self._leader.log_dir!r} and log_dir={callback.log_dir!r}"
+                "A `fit` can have one `MixPrecMonitor` only. Received: those "
+                f"of log_dir={self._leader.log_dir!r} and "
+                f"log_dir={callback.log_dir!r}"
             )
 
     def leave(self, callback):
@@ -218,7 +218,7 @@ class Engine:
         started = time.perf_counter()
         if self.spending.left(LOOKS) > 0 and self._by_epoch.due():
             self.prober.write_histograms(self.step)
-        self._log_layers()
+        self.log_layers()
         self.spending.add(LOOKS, time.perf_counter() - started)
         self._idle_until = self.step
 
@@ -236,13 +236,16 @@ class Engine:
         if self.collapsed:
             self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
-        self._log_layers()
+        self.log_layers()
 
     def _start(self):
         if self._started:
             return
         self._started = True
-        self.first_step = self.step = self._epoch_start = self.log.next_step
+        # What an earlier `fit` logged last is after the step that this begins
+        # with.
+        start = max(self.log.next_step - 1, 0)
+        self.first_step = self.step = self._epoch_start = start
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
         self._shared = backend_agreement.current().workers(self.model) > 1
@@ -254,12 +257,12 @@ class Engine:
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(self.log)
-        self.counters = Counters(self.up_to_date())
+        self.counters = Counters(self.up_to_date(), self.log, self.step)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
         if lacks_loss_scaling(self.model):
             self.log.event(self.step, {"kind": "no_loss_scaling"})
-        self._log_layers()
+        self.log_layers()
         self._look()
 
     def _step_at_epoch_end(self, steps):
@@ -321,10 +324,11 @@ class Engine:
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
             return
-        for optimizer in self.counters.optimizers().values():
+        for watch in self.counters.all():
+            optimizer = watch.optimizer
             automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
             if automatic and not optimizer.attempted_steps:
-                self.examiner.arm_first_scale(self.model, optimizer, self.step)
+                self.examiner.arm_first_scale(self.model, watch, self.step)
 
     def _settle(self):
         if not self.recorder.full:
@@ -349,20 +353,21 @@ class Engine:
         self.spending.add(LOOKS, seconds - waited)
 
     def _read(self):
-        scalars, by_variable = {}, self._by_variable.due()
+        curves, by_variable = defaultdict(dict), self._by_variable.due()
         self._in_a_row, self.collapsed, self._hopeless = 0, False, None
         for name, watch in self.counters.used().items():
-            reading = watch.read()
+            reading = watch.read(self.step)
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
             self._judge(reading)
             if reading.new_steps or reading.grown:
                 self.prober.hurry()
-            scalars |= reading.scalars(name, by_variable)
-            offset = self.first_step - watch.first_attempted
-            self._skips.tell(self.step, name, reading, offset)
-            self._skips.tell_scale(self.step, name, reading, offset)
-        if scalars:
-            self.log.scalars(self.step, scalars)
+            for step, values in reading.curves(name, by_variable).items():
+                curves[step] |= values
+            self._skips.tell(name, reading)
+        for step in sorted(curves):
+            # An earlier `fit` may have ended where this one begins.
+            if step >= self.log.next_step:
+                self.log.scalars(step, curves[step])
 
     def _judge(self, reading):
         if reading.collapsed:
@@ -382,11 +387,14 @@ class Engine:
         if self.settings.verbose:
             io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 
-    def _log_layers(self):
-        # With what has changed since the last step none was taken.
-        if self.step == self._last_layers:
-            return
+    def log_layers(self):
+        """Logs what the layers compute in, if that has changed."""
         plan = PrecisionPlan.from_model(self.model)
-        if plan != self._plan:
+        if plan == self._plan:
+            return
+        table = precision_summary(self.model).to_list()
+        self.prober.dtypes = {x["path"]: x["compute_dtype"] for x in table}
+        # With what has changed since the last step none was taken.
+        if self.step != self._last_layers:
             self._plan, self._last_layers = plan, self.step
-            self.log.layers(self.step, precision_summary(self.model).to_list())
+            self.log.layers(self.step, table)

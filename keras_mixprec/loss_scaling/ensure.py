@@ -16,6 +16,11 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     `model.save` writes Keras' own `LossScaleOptimizer`, with the scale reached,
     so that the file loads where keras_mixprec is not installed.
 
+    An optimizer that scales the loss already stays, Keras' own
+    `LossScaleOptimizer` included: the callbacks exchange that by themselves,
+    and `compile(LossScaleOptimizer(model.optimizer.inner_optimizer), ...)`
+    does so by hand.
+
     Args:
         model: A compiled `keras.Model`.
 

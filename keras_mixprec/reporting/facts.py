@@ -16,6 +16,21 @@ STORY = frozenset(
 )
 
 
+# Where what is beyond 16 bits is no matter.
+WIDE = ("float32", "float64")
+
+
+def is_repaired(kind: str, compute_dtype: str | None) -> bool:
+    """Whether a layer computes by now in what such a finding asks for.
+
+    Args:
+        kind: String. The kind of a verdict.
+        compute_dtype: String, or `None` if not known.
+    """
+    bears = kind != "precision_loss" and compute_dtype == "bfloat16"
+    return bears or compute_dtype in WIDE
+
+
 class Story(list):
     """The events of a run that its one sentence is made of."""
 

@@ -6,7 +6,7 @@ the log, all of them here, so that they say the same.
 
 from keras_mixprec.flops import share_in_16_bits
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.reporting.facts import STORY, Facts
+from keras_mixprec.reporting.facts import STORY, Facts, is_repaired
 
 # Skipped in a row, this many are no scale search any more.
 _STUCK = 5
@@ -138,10 +138,9 @@ class _Story:
         kind, layer = verdict["verdict"], verdict["layer"]
         if kind not in _OF_LAYERS or layer is None:
             return False
-        wide = {"float32", "float64"}
-        if kind != "precision_loss":
-            wide.add("bfloat16")
-        return self._now.get(layer) in wide or self._is_returned(layer)
+        return is_repaired(kind, self._now.get(layer)) or self._is_returned(
+            layer
+        )
 
     def _is_returned(self, layer):
         """Whether it was demoted, and found sound in 16 bits since."""

@@ -63,7 +63,11 @@ class RunLog:
 
     Attributes:
         folder: String. `<log_dir>/mixprec`, or `mixprec_2` and so on.
-        next_step: Int. The first step this run may write; 0 in a new folder.
+        next_step: Int. The first step this run may write curves of; 0 in a
+            new folder. Where an earlier run ended, at the step before, this
+            one begins.
+        skipped: Dict from the name of an optimizer to how many of its steps
+            earlier runs logged as skipped.
         story: `Story` of this run, for the closing sentence.
 
     Example:
@@ -92,7 +96,7 @@ class RunLog:
                 "Received: log_dir",
                 log_dir,
             ) from error
-        self.next_step = end.next_step
+        self.next_step, self.skipped = end.next_step, end.skipped
         self._next_chunks = end.next_chunks
         self._chunks = {}
         self._heat = {
