@@ -43,7 +43,7 @@ _CONTENT = dict.fromkeys(
 # What an event has at least: people may log their own.
 _FIELDS = {
     "verdict": {"verdict", "layer", "direction", "advice"},
-    **dict.fromkeys(("demote", "shrink", "promote"), {"layers"}),
+    **dict.fromkeys(("demote", "shrink", "promote", "undo"), {"layers"}),
 }
 
 
@@ -372,7 +372,7 @@ def _add_verdicts(layers, events):
 def _add_change(layer, event, path, change):
     # Not if it was only advised, is undone, or was in an earlier run.
     now = change["after"].removeprefix("mixed_") == layer["compute_dtype"]
-    demoted = now and event["kind"] not in ("promote", "shrink")
+    demoted = now and event["kind"] == "demote"
     layer["demoted_at"] = event["step"] if demoted else None
     reason = event.get("reasons", {}).get(path)
     layer["demoted_because"] = reason if demoted else None
