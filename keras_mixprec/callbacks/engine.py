@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections import defaultdict
 from typing import Any
 
 from keras.src.utils import io_utils
@@ -222,7 +223,10 @@ class Engine:
         if self._started:
             return
         self._started = True
-        self.first_step = self.step = self._epoch_start = self.log.next_step
+        # What an earlier `fit` logged last is after the step that this begins
+        # with.
+        start = max(self.log.next_step - 1, 0)
+        self.first_step = self.step = self._epoch_start = start
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
         self._shared = backend_agreement.current().workers(self.model) > 1
@@ -234,7 +238,7 @@ class Engine:
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(self.log)
-        self.counters = Counters(self.up_to_date())
+        self.counters = Counters(self.up_to_date(), self.log, self.step)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
         if lacks_loss_scaling(self.model):
@@ -301,10 +305,11 @@ class Engine:
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
             return
-        for optimizer in self.counters.optimizers().values():
+        for watch in self.counters.all():
+            optimizer = watch.optimizer
             automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
             if automatic and not optimizer.attempted_steps:
-                self.examiner.arm_first_scale(self.model, optimizer, self.step)
+                self.examiner.arm_first_scale(self.model, watch, self.step)
 
     def _settle(self):
         if not self.recorder.full:
@@ -329,20 +334,21 @@ class Engine:
         self.spending.add(LOOKS, seconds - waited)
 
     def _read(self):
-        scalars, by_variable = {}, self._by_variable.due()
+        curves, by_variable = defaultdict(dict), self._by_variable.due()
         self._in_a_row, self.collapsed, self._hopeless = 0, False, None
         for name, watch in self.counters.used().items():
-            reading = watch.read()
+            reading = watch.read(self.step)
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
             self._judge(reading)
             if reading.new_steps or reading.grown:
                 self.prober.hurry()
-            scalars |= reading.scalars(name, by_variable)
-            offset = self.first_step - watch.first_attempted
-            self._skips.tell(self.step, name, reading, offset)
-            self._skips.tell_scale(self.step, name, reading, offset)
-        if scalars:
-            self.log.scalars(self.step, scalars)
+            for step, values in reading.curves(name, by_variable).items():
+                curves[step] |= values
+            self._skips.tell(name, reading)
+        for step in sorted(curves):
+            # An earlier `fit` may have ended where this one begins.
+            if step >= self.log.next_step:
+                self.log.scalars(step, curves[step])
 
     def _judge(self, reading):
         if reading.collapsed:

@@ -110,7 +110,7 @@ class Examiner:
         """
         self._try(step, lambda: self._examine(model, batch, step, counts))
 
-    def arm_first_scale(self, model, optimizer, step: int):
+    def arm_first_scale(self, model, watch, step: int):
         """Sets the loss scale to what the next batch's gradients need.
 
         Of several workers' batches, the one that needs the smallest.
@@ -122,10 +122,10 @@ class Examiner:
             (lowest,) = any_worker(model, [-min(bits)])
             if np.isinf(lowest):
                 return
-            scale, rule = 2.0**-lowest, optimizer.rule
+            scale, rule = 2.0**-lowest, watch.optimizer.rule
             scale = max(scale, rule.min_scale or 0.0)
             scale = min(scale, rule.max_scale or scale)
-            optimizer.dynamic_scale.assign(scale)
+            watch.set_scale(step, scale)
             self._log.event(step, {"kind": "first_scale", "scale": scale})
 
         self.on_next_batch(model, step, predict)

@@ -18,8 +18,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     | tag | what | when |
     |---|---|---|
-    | `mixprec/loss_scale`, `mixprec/log2_loss_scale` | scale in use | U |
-    | `mixprec/skipped_steps` | skipped so far | U |
+    | `mixprec/loss_scale`, `mixprec/log2_loss_scale` | scale in use | U, S |
+    | `mixprec/skipped_steps` | skipped so far in this log | U |
     | `mixprec/gradient_norm` | unscaled norm of all gradients | U |
     | `mixprec/gradient_norm_by_variable/<path>` | of each gradient | U |
     | `mixprec/overflow_count/<path>` | steps in which it overflowed | U |
@@ -33,11 +33,18 @@ class MixPrecMonitor(keras.callbacks.Callback):
     | `mixprec/heat/<n>` | all of these by layer, for the plugin | P |
     | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch |
 
-    U: every `update_freq` steps and at the end of an epoch. P: when a step was
-    probed. The x axis counts
-    batches, skipped ones included, on over several calls of `fit`. Between
-    two looks the compiled step itself keeps the record, so a skipped step is
-    not lost when nobody looks.
+    U: every `update_freq` steps and at the end of an epoch. S: at each step
+    that changed it. P: when a step was probed. The x axis counts batches,
+    skipped ones included, on over several calls of `fit`. Between two readings
+    the compiled step itself keeps the record, so a skipped step is not lost
+    when nobody reads.
+
+    The scale at step `s` is the one in use after `s` batches: the batch that
+    Keras counts as `s`, from 0, runs with it. A `skipped_step` event names the
+    number of the batch from 1 as `at_step`, where the scale falls, and the
+    scale that it ran with. A scale that was set by hand between two readings is
+    known from the second on, and `events.jsonl` says so
+    (`loss_scale_not_known`).
 
     Of several workers the first writes the log. All need it, with the same
     arguments: they probe the same steps, and stop together.

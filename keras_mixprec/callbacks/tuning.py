@@ -259,7 +259,7 @@ class Tuning:
         else:
             self._demote(step, wanted)
             if ballot.scale_bits is not None:
-                self._engine.counters.raise_scale(ballot.scale_bits)
+                self._engine.counters.raise_scale(ballot.scale_bits, step)
 
     def _left_alone(self, proposal, step):
         """The demotions of layers that those proposed leave alone."""
@@ -366,7 +366,7 @@ class Tuning:
         }
         self._harmful |= changes.keys()
         probation.restore()
-        self._engine.counters.raise_scale(probation.scale_bits)
+        self._engine.counters.raise_scale(probation.scale_bits, step)
         self.repairs.restore(changes)
         self._changed(step)
         self._suspicion.came_to_nothing()

@@ -99,8 +99,9 @@ class GuardedStep:
             finite,
             self._unscaled,
             self._variables,
-            lambda: optimizer._advance(
-                finite, self.flags, self.norms, self.scale
+            lambda: optimizer._advance(finite, self.norms),
+            lambda skipped: optimizer.history.remember(
+                skipped, self.flags, self.scale
             ),
         )
 

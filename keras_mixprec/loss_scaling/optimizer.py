@@ -15,10 +15,8 @@ from keras_mixprec.loss_scaling.guarded_step import (
 from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
 from keras_mixprec.loss_scaling.reports import ReportsSteps
 from keras_mixprec.loss_scaling.rules import (
-    LARGEST_SCALE,
-    SMALLEST_SCALE,
     LossScaleState,
-    namespace,
+    safe_scale,
 )
 from keras_mixprec.loss_scaling.saving import SavesOnce
 
@@ -163,7 +161,7 @@ class LossScaleOptimizer(
 
     def _initial_scale(self):
         scale = self.rule.initial_state().scale
-        return float(_safe_scale(scale, scale))
+        return float(safe_scale(scale, scale))
 
     @property
     def variables(self):
@@ -299,12 +297,11 @@ class LossScaleOptimizer(
         self._check_variables_are_known(variables)
         return variables
 
-    def _advance(self, finite, flags, norms, scale):
-        """Moves the scale on and records the step."""
+    def _advance(self, finite, norms):
+        """Moves the scale on and counts the step."""
         before = self._state(on_host=isinstance(finite, bool))
-        after = self.rule.update(before, finite)
-        after = after._replace(scale=_safe_scale(after.scale, before.scale))
-        self.history.record(finite, flags, norms, scale, after)
+        after = self.rule.next_state(before, finite)
+        self.history.record(finite, norms, after)
         self.step_counter.assign(after.good_steps)
         self.dynamic_scale.assign(after.scale)
 
@@ -375,10 +372,3 @@ class LossScaleOptimizer(
                     config[key], custom_objects=custom_objects
                 )
         return cls(**config)
-
-
-def _safe_scale(scale, previous):
-    """Holds a scale within the range in which scaling can be undone."""
-    xp = namespace(previous)
-    scale = xp.where(xp.isnan(scale), previous, scale)
-    return xp.clip(scale, SMALLEST_SCALE, LARGEST_SCALE)

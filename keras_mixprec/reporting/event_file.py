@@ -44,6 +44,7 @@ class EventFile:
         self._file.write(frame(summaries.encode_first_event()))
         self._first_step = first_step
         self._last_steps = {}
+        self._moved = set()
         self._lock = threading.Lock()
 
     @property
@@ -55,7 +56,9 @@ class EventFile:
         """Writes a step's values.
 
         A tag's steps have to rise: TensorBoard's fast loader deletes, without
-        a word, whatever a tag has at a later or the same step.
+        a word, whatever a tag has at a later or the same step. The step that
+        earlier files end with is moved to the next one, where it gives way to
+        what comes there.
 
         Args:
             step: Int. Of the training batch.
@@ -71,8 +74,12 @@ class EventFile:
         if not self.ours:
             return
         with self._lock:
+            moved = step == self._first_step - 1
+            step += moved
             self._check_rises(step, values)
             self._append(step, values)
+            tags = {value.tag for value in values}
+            self._moved = self._moved | tags if moved else self._moved - tags
 
     def replace(self, step: int, values: list) -> None:
         """Writes values that contain all that their tags held before.
@@ -109,7 +116,7 @@ class EventFile:
     def _check_rises(self, step, values):
         for value in values:
             last = self._last_steps.get(value.tag, self._first_step - 1)
-            if step <= last:
+            if step <= last - (value.tag in self._moved):
                 raise ValueError(
                     f"The steps of a tag must rise; '{value.tag}' continues "
                     f"from step {last + 1}. Count batches across calls of "

@@ -53,7 +53,11 @@ class RunLog:
 
     Attributes:
         folder: String. `<log_dir>/mixprec`.
-        next_step: Int. The first step this run may write; 0 in a new folder.
+        next_step: Int. The first step this run may write curves of; 0 in a
+            new folder. Where an earlier run ended, at the step before, this
+            one begins.
+        skipped: Dict from the name of an optimizer to how many of its steps
+            earlier runs logged as skipped.
         story: `Story` of this run, for the closing sentence.
 
     Example:
@@ -85,7 +89,7 @@ class RunLog:
 
     def _open(self):
         end = find_end(self.folder)
-        self.next_step = end.next_step
+        self.next_step, self.skipped = end.next_step, end.skipped
         self._lines = _open_lines(os.path.join(self.folder, schema.EVENTS_FILE))
         self._events = EventFile(self.folder, end.next_step)
         self._next_chunks = end.next_chunks

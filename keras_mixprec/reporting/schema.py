@@ -17,6 +17,8 @@ HISTOGRAM_PLUGIN_NAME = "histograms"
 RUN_FOLDER = "mixprec"
 EVENTS_FILE = "events.jsonl"
 
+SKIPPED_TAG = "mixprec/skipped_steps"
+
 LAYERS_TAG = "mixprec/layers"
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
 
@@ -52,6 +54,11 @@ _CHUNK_TAG = re.compile(r"(mixprec/\w+)/(\d{5,})")
 def scale_family(optimizer: str) -> str:
     """Returns the family of an optimizer's scale, `""` for an only one."""
     return f"{SCALE}_{optimizer}" if optimizer else SCALE
+
+
+def curve_tag(tag: str, optimizer: str) -> str:
+    """Returns the tag of an optimizer's curve, `""` for an only one."""
+    return f"{tag}/{optimizer}" if optimizer else tag
 
 
 def chunk_tag(family: str, index: int) -> str:
