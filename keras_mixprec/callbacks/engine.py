@@ -19,6 +19,11 @@ from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
+from keras_mixprec.callbacks.watching import (
+    after_epoch,
+    keep_watching,
+    stop_watching,
+)
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import NoLog
 from keras_mixprec.reporting.thinning import Thinning
@@ -69,6 +74,7 @@ class Engine:
         counters: `Counters` of the model, from the first step on.
         spending: `Spending`, what all of this costs.
         examiner, prober, recorder: The parts that diagnose, measure and keep.
+        started: Boolean. Whether it watches; not before the model is built.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further, as of the last look.
     """
@@ -79,7 +85,8 @@ class Engine:
         self.step = self.first_step = 0
         self.collapsed = False
         self._members = []
-        self._started = self._finished = False
+        self.started = self._finished = False
+        self._batch = -1
         self._configure(settings)
 
     @classmethod
@@ -97,9 +104,10 @@ class Engine:
         model = callback.model
         engine = vars(model).get(_KEPT_AS)
         # One that has started is left from a `fit` that an exception ended.
-        if not engine or engine._started or callback in engine._members:
+        if not engine or engine.started or callback in engine._members:
             if engine:
                 engine.log.close()
+            stop_watching(model)
             engine = vars(model)[_KEPT_AS] = cls(model, settings)
         elif not modest:
             engine._configure(settings)
@@ -110,6 +118,7 @@ class Engine:
         """The last callback to leave closes the log."""
         self._members.remove(callback)
         if not self._members:
+            stop_watching(self.model)
             self.log.close()
             if vars(self.model).get(_KEPT_AS) is self:
                 del vars(self.model)[_KEPT_AS]
@@ -133,17 +142,35 @@ class Engine:
 
     def begin_epoch(self, callback):
         """Starts counting the batches of an epoch."""
-        if callback is self._members[0]:
+        if callback is self._members[0] and self._can_start():
             self._start()
-            self._epoch_start = self.step
+            after_epoch(self.model)
+            self._begin_counting()
 
     def begin_batch(self, callback, batch: int):
         """Looks at the steps before this one, if it is time to."""
-        if callback is not self._members[0]:
+        if callback is not self._members[0] or not self._can_start():
             return
+        self._start()
+        keep_watching(self.model)
+        if batch <= self._batch:  # Of a loop that tells of no epochs.
+            self._begin_counting()
+        self._batch = batch
         self.step = self._epoch_start + batch
         if self.step >= self._idle_until:
             self._act()
+
+    def _can_start(self):
+        # In a loop written by hand its first batch may build the model.
+        return self.started or all(
+            layer.built for layer in self.model._flatten_layers()
+        )
+
+    def _begin_counting(self):
+        # No end of an epoch was told of since the last batch.
+        if self._batch >= 0:
+            self.step += 1
+        self._epoch_start, self._batch = self.step, -1
 
     def _act(self):
         self._settle()
@@ -185,10 +212,12 @@ class Engine:
 
     def end_epoch(self, callback):
         """Looks at the last steps of an epoch."""
-        if callback is not self._members[0]:
+        if callback is not self._members[0] or not self.started:
             return
         self.recorder.end_epoch()
-        self.step = self._step_at_epoch_end(callback.params.get("steps"))
+        steps = (callback.params or {}).get("steps")
+        self.step = self._step_at_epoch_end(steps)
+        self._batch = -1
         self.prober.collect(self.step)
         if self.spending.left(LOOKS) > 0:
             self._look()
@@ -205,6 +234,8 @@ class Engine:
             return
         self._start()  # There may have been no epoch.
         self._finished = True
+        self._begin_counting()
+        after_epoch(self.model)
         self.up_to_date()
         self._settle()
         for part in self.recorder, self.prober, self.examiner:
@@ -214,9 +245,11 @@ class Engine:
         self._log_layers()
 
     def _start(self):
-        if self._started:
+        if self.started:
             return
-        self._started = True
+        self.started = True
+        # In `fit` there is one; `train_on_batch` makes it too late.
+        self.model.make_train_function()
         self.first_step = self.step = self._epoch_start = self.log.next_step
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
