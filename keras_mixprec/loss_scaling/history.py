@@ -156,7 +156,12 @@ class StepHistory(KerasSaveable):
 
     def save_own_variables(self, store):
         """Writes the history beside the optimizer's own variables."""
-        for name in self._NAMES if self.paths is not None else ():
+        if self.paths is None:
+            # What it has read and waits for, if anything.
+            for name, values in self._unread.items():
+                store[name] = values
+            return
+        for name in self._NAMES:
             values = self._read(getattr(self, name))
             # They are 0 or 1: the file need not be larger for the workers.
             flags = name == "recent_flags"
