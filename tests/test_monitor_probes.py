@@ -16,6 +16,7 @@ from reporting_readers import read_events, read_tag
 import keras_mixprec as kmp
 from keras_mixprec.callbacks import examiner, prober
 from keras_mixprec.diagnosis import ranges
+from keras_mixprec.numerics import collector as collector_module
 from keras_mixprec.numerics import probe as probe_module
 
 JIT = next(iter(JITS))
@@ -109,7 +110,9 @@ def test_histograms_are_written_at_the_end_of_an_epoch(tmp_path):
 
 def test_the_summary_says_where_headroom_is_least(tmp_path):
     big, small = layers.Rescaling(2.0**8, name="big"), layers.Rescaling(2.0**-8)
-    watcher, _ = run(model_with(big, small), tmp_path)
+    model = model_with(big, small)
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    watcher, _ = run(model, tmp_path)
     path, bits = watcher.summary.headroom["activation"]
     assert path == "big"
     assert 4 < bits < 8  # 2**16 / (2**8 * largest of 64 normal numbers).
@@ -223,8 +226,8 @@ def test_a_layer_that_cannot_be_measured_is_named_once(tmp_path, monkeypatch):
             raise TypeError("no fives")
         return original(tensor)
 
-    original = probe_module.measure
-    monkeypatch.setattr(probe_module, "measure", picky)
+    original = collector_module.measure
+    monkeypatch.setattr(collector_module, "measure", picky)
     model = model_with(layers.Dense(5, name="five"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable
 
 from keras.src.utils import io_utils
 
@@ -18,12 +19,14 @@ from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
+from keras_mixprec.callbacks.step_count import StepCount
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.callbacks.watching import (
     after_epoch,
     keep_watching,
     stop_watching,
 )
+from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import NoLog
 from keras_mixprec.reporting.thinning import Thinning
@@ -47,16 +50,19 @@ class Settings:
     """How an engine looks; the arguments of `MixPrecMonitor`.
 
     Attributes:
-        log: A `RunLog`. Defaults to one that keeps nothing.
+        open_log: Function that returns a `RunLog`. Defaults to one that keeps
+            nothing.
+        summary: Boolean. Whether the `TrainingSummary` is printed at the end.
     """
 
-    log: Any = dataclasses.field(default_factory=NoLog)
+    open_log: Callable = NoLog
     update_freq: int = 50
     probe_every: int = 0
     max_overhead: float = 0.02
     keep_failing_batches: int = 0
     stop_after: int | None = None
     verbose: int = 1
+    summary: bool = False
 
 
 class Engine:
@@ -82,11 +88,12 @@ class Engine:
     def __init__(self, model, settings):
         self.model = model
         self.counters = None
-        self.step = self.first_step = 0
+        self.first_step = 0
+        self._count = StepCount(0, 1)
         self.collapsed = False
         self._members = []
+        self._leader = self._params = None
         self.started = self._finished = False
-        self._batch = -1
         self._configure(settings)
 
     @classmethod
@@ -103,16 +110,33 @@ class Engine:
         """
         model = callback.model
         engine = vars(model).get(_KEPT_AS)
-        # One that has started is left from a `fit` that an exception ended.
-        if not engine or engine.started or callback in engine._members:
+        # It may be left from a `fit` that an exception ended.
+        if not engine or engine.started or not engine._is_of(callback):
             if engine:
                 engine.log.close()
             stop_watching(model)
             engine = vars(model)[_KEPT_AS] = cls(model, settings)
         elif not modest:
+            engine._check_only(callback)
             engine._configure(settings)
+        if not modest:
+            engine._leader = callback
+        engine._params = callback.params
         engine._members.append(callback)
         return engine
+
+    def _is_of(self, callback):
+        """Whether this is the engine of the callback's `fit`."""
+        # In which Keras gives all callbacks the same dict.
+        return callback.params is self._params and callback not in self._members
+
+    def _check_only(self, callback):
+        if self._leader is not None:
+            raise ValueError(
+                "A `fit` can have one `MixPrecMonitor` only. Received: those "
+                f"of log_dir={self._leader.log_dir!r} and "
+                f"log_dir={callback.log_dir!r}"
+            )
 
     def leave(self, callback):
         """The last callback to leave closes the log."""
@@ -125,7 +149,7 @@ class Engine:
 
     def _configure(self, settings):
         self.settings = settings
-        self.log = log = settings.log
+        self.log = log = settings.open_log()
         verbose = settings.verbose
         self.spending = Spending(settings.max_overhead)
         self.examiner = Examiner(log, verbose, self.spending)
@@ -138,6 +162,10 @@ class Engine:
         )
         self.recorder = Recorder(settings.keep_failing_batches)
 
+    @property
+    def step(self) -> int:
+        return self._count.step
+
     # What `fit` tells.
 
     def begin_epoch(self, callback):
@@ -145,7 +173,7 @@ class Engine:
         if callback is self._members[0] and self._can_start():
             self._start()
             after_epoch(self.model)
-            self._begin_counting()
+            self._count.begin_epoch()
 
     def begin_batch(self, callback, batch: int):
         """Looks at the steps before this one, if it is time to."""
@@ -153,10 +181,7 @@ class Engine:
             return
         self._start()
         keep_watching(self.model)
-        if batch <= self._batch:  # Of a loop that tells of no epochs.
-            self._begin_counting()
-        self._batch = batch
-        self.step = self._epoch_start + batch
+        self._count.begin_batch(batch)
         if self.step >= self._idle_until:
             self._act()
 
@@ -165,12 +190,6 @@ class Engine:
         return self.started or all(
             layer.built for layer in self.model._flatten_layers()
         )
-
-    def _begin_counting(self):
-        # No end of an epoch was told of since the last batch.
-        if self._batch >= 0:
-            self.step += 1
-        self._epoch_start, self._batch = self.step, -1
 
     def _act(self):
         self._settle()
@@ -216,15 +235,15 @@ class Engine:
             return
         self.recorder.end_epoch()
         steps = (callback.params or {}).get("steps")
-        self.step = self._step_at_epoch_end(steps)
-        self._batch = -1
+        attempted = None if steps else self.counters.attempted()
+        self._count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
         if self.spending.left(LOOKS) > 0:
             self._look()
         started = time.perf_counter()
         if self.spending.left(LOOKS) > 0 and self._by_epoch.due():
             self.prober.write_histograms(self.step)
-        self._log_layers()
+        self.log_layers()
         self.spending.add(LOOKS, time.perf_counter() - started)
         self._idle_until = self.step
 
@@ -234,15 +253,17 @@ class Engine:
             return
         self._start()  # There may have been no epoch.
         self._finished = True
-        self._begin_counting()
+        self._count.begin_epoch()
         after_epoch(self.model)
         self.up_to_date()
         self._settle()
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
         self._look()
+        if self.collapsed:
+            self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
-        self._log_layers()
+        self.log_layers()
 
     def _start(self):
         if self.started:
@@ -250,7 +271,12 @@ class Engine:
         self.started = True
         # In `fit` there is one; `train_on_batch` makes it too late.
         self.model.make_train_function()
-        self.first_step = self.step = self._epoch_start = self.log.next_step
+        # What an earlier `fit` logged last is after the step that this begins
+        # with.
+        self.first_step = max(self.log.next_step - 1, 0)
+        self._count = StepCount(
+            self.first_step, getattr(self.model, "steps_per_execution", 1)
+        )
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
         self._shared = backend_agreement.current().workers(self.model) > 1
@@ -262,22 +288,13 @@ class Engine:
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(self.log)
-        self.counters = Counters(self.up_to_date())
+        self.counters = Counters(self.up_to_date(), self.log, self.step)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
-        self._log_layers()
+        if lacks_loss_scaling(self.model):
+            self.log.event(self.step, {"kind": "no_loss_scaling"})
+        self.log_layers()
         self._look()
-
-    def _step_at_epoch_end(self, steps):
-        # The last call of several steps may have been cut short.
-        last = self.step + getattr(self.model, "steps_per_execution", 1)
-        if steps:
-            return min(last, self._epoch_start + steps)
-        attempted = self.counters.attempted()
-        if attempted is None:
-            return last
-        # An epoch of unknown length may end with a call of no step.
-        return max(self.step, min(last, self.first_step + attempted))
 
     def up_to_date(self):
         """Returns the model, with variables that are those of the last step."""
@@ -327,10 +344,11 @@ class Engine:
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
             return
-        for optimizer in self.counters.optimizers().values():
+        for watch in self.counters.all():
+            optimizer = watch.optimizer
             automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
             if automatic and not optimizer.attempted_steps:
-                self.examiner.arm_first_scale(self.model, optimizer, self.step)
+                self.examiner.arm_first_scale(self.model, watch, self.step)
 
     def _settle(self):
         if not self.recorder.full:
@@ -355,20 +373,21 @@ class Engine:
         self.spending.add(LOOKS, seconds - waited)
 
     def _read(self):
-        scalars, by_variable = {}, self._by_variable.due()
+        curves, by_variable = defaultdict(dict), self._by_variable.due()
         self._in_a_row, self.collapsed, self._hopeless = 0, False, None
         for name, watch in self.counters.used().items():
-            reading = watch.read()
+            reading = watch.read(self.step)
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
             self._judge(reading)
             if reading.new_steps or reading.grown:
                 self.prober.hurry()
-            scalars |= reading.scalars(name, by_variable)
-            offset = self.first_step - watch.first_attempted
-            self._skips.tell(self.step, name, reading, offset)
-            self._skips.tell_scale(self.step, name, reading, offset)
-        if scalars:
-            self.log.scalars(self.step, scalars)
+            for step, values in reading.curves(name, by_variable).items():
+                curves[step] |= values
+            self._skips.tell(name, reading)
+        for step in sorted(curves):
+            # An earlier `fit` may have ended where this one begins.
+            if step >= self.log.next_step:
+                self.log.scalars(step, curves[step])
 
     def _judge(self, reading):
         if reading.collapsed:
@@ -388,11 +407,14 @@ class Engine:
         if self.settings.verbose:
             io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 
-    def _log_layers(self):
-        # With what has changed since the last step none was taken.
-        if self.step == self._last_layers:
-            return
+    def log_layers(self):
+        """Logs what the layers compute in, if that has changed."""
         plan = PrecisionPlan.from_model(self.model)
-        if plan != self._plan:
+        if plan == self._plan:
+            return
+        table = precision_summary(self.model).to_list()
+        self.prober.dtypes = {x["path"]: x["compute_dtype"] for x in table}
+        # With what has changed since the last step none was taken.
+        if self.step != self._last_layers:
             self._plan, self._last_layers = plan, self.step
-            self.log.layers(self.step, precision_summary(self.model).to_list())
+            self.log.layers(self.step, table)
