@@ -86,7 +86,7 @@ class Tuning:
     def before_batch(self):
         """Looks, if it is time to."""
         step = self._engine.step
-        if step < self._idle_until:
+        if step < self._idle_until or not self._engine.started:
             return
         self.telling.rebuild(step)
         if self._over:
