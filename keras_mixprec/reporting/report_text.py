@@ -1,5 +1,6 @@
 """A run in a screen of text."""
 
+import math
 import textwrap
 from collections import Counter
 
@@ -17,6 +18,7 @@ def text(overview: dict) -> str:
         overview: Dict, as `RunData.overview` returns it.
     """
     lines = [
+        f"{overview['run']}: {overview['headline']['text']}",
         _steps(overview),
         _dtypes(overview["layers"]),
         *map(_scale, overview["scale"]),
@@ -31,11 +33,10 @@ def text(overview: dict) -> str:
 
 def _steps(overview):
     count = overview["last_step"]
-    steps = f"{count:,} step{'' if count == 1 else 's'}"
     skipped = overview["skipped"]
     # Several optimizers may skip the same step.
     share = f" ({skipped / count:.2%})" if 0 < skipped <= count else ""
-    return f"{overview['run']}: {steps}, {skipped or 'none'} skipped{share}."
+    return f"Steps: {count:,}, {skipped or 'none'} skipped{share}."
 
 
 def _dtypes(layers):
@@ -74,6 +75,8 @@ def _because(layer):
 
 def _verdicts(events):
     verdicts = [event for event in events if event["kind"] == "verdict"]
+    # A symptom comes behind its causes.
+    verdicts.sort(key=lambda event: event["verdict"] == "scale_collapsed")
     if not verdicts:
         yield "No verdicts."
     for event in verdicts[:_MOST_VERDICTS]:
@@ -90,11 +93,20 @@ def _verdicts(events):
 def _headroom(layers):
     # What a wider layer holds would be no matter for it.
     low = [x for x in layers if x["compute_dtype"] != "float32"]
-    told = [x for x in low if x["least_headroom"] is not None]
+    told = [x for x in low if _is_range(x["least_headroom"])]
     told.sort(key=lambda layer: layer["least_headroom"])
     if told:
         yield "Least headroom: " + ", ".join(
-            f"{x['path']} {x['least_headroom']:.1f} bits at step "
+            f"{x['path']} {_bits(x['least_headroom'])} at step "
             f"{x['worst_step']:,}"
             for x in told[:_MOST_LAYERS]
         )
+
+
+def _is_range(bits):
+    # Infinite if all numbers were zero.
+    return bits is not None and bits < math.inf
+
+
+def _bits(bits):
+    return "not finite" if bits == -math.inf else f"{bits:.1f} bits"
