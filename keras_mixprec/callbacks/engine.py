@@ -54,6 +54,7 @@ class Settings:
     max_overhead: float = 0.02
     keep_failing_batches: int = 0
     stop_after: int | None = None
+    on_stop: str = "stop"
     verbose: int = 1
     summary: bool = False
 
@@ -84,6 +85,7 @@ class Engine:
         self.collapsed = False
         self._members = []
         self._started = self._finished = False
+        self._failure = None
         self._configure(settings)
 
     @classmethod
@@ -148,6 +150,7 @@ class Engine:
         self.step = self._epoch_start + batch
         if self.step >= self._idle_until:
             self._act()
+        self.raise_if_failed()
 
     def _act(self):
         self._settle()
@@ -202,6 +205,28 @@ class Engine:
         self._log_layers()
         self.spending.add(LOOKS, time.perf_counter() - started)
         self._idle_until = self.step
+        self.raise_if_failed()
+
+    def fail(self, reason: str):
+        """Lets `fit` end with an exception as soon as it can.
+
+        Args:
+            reason: String. Its message.
+        """
+        self._failure = reason
+
+    def raise_if_failed(self):
+        """Raises what was asked for, with our own callbacks at their end.
+
+        Others do not come to theirs, where `BackupAndRestore` deletes its
+        backup.
+        """
+        if self._failure is None:
+            return
+        reason, self._failure = self._failure, None
+        for member in [*self._members]:
+            member.on_train_end()
+        raise FloatingPointError(reason)
 
     def finish(self):
         """Takes the last look; `fit` has ended."""
@@ -222,7 +247,7 @@ class Engine:
     def _start(self):
         if self._started:
             return
-        self._started = True
+        self._started, self._stopped = True, False
         # What an earlier `fit` logged last is after the step that this begins
         # with.
         start = max(self.log.next_step - 1, 0)
@@ -241,6 +266,9 @@ class Engine:
         self.counters = Counters(self.up_to_date(), self.log, self.step)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
+        self.log.event(
+            self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
+        )
         if lacks_loss_scaling(self.model):
             self.log.event(self.step, {"kind": "no_loss_scaling"})
         self._log_layers()
@@ -361,10 +389,18 @@ class Engine:
         )
 
     def _stop(self, reason):
-        if self.model.stop_training:
+        if self._stopped:
+            return
+        self._stopped = True
+        self.log.event(self.step, {"kind": "stopped", "reason": reason})
+        if self.settings.on_stop == "raise":
+            where = self.log.folder or "the log of the first worker"
+            self.fail(
+                f"MixPrecMonitor stops at step {self.step}: {reason}. See "
+                f"{where} for what is wrong, or pass `on_stop='stop'`."
+            )
             return
         self.model.stop_training = True
-        self.log.event(self.step, {"kind": "stopped", "reason": reason})
         if self.settings.verbose:
             io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 

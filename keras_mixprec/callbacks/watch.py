@@ -12,6 +12,13 @@ from keras_mixprec.reporting.schema import SKIPPED_TAG, curve_tag
 # that finds a scale of 2**10, and few models need a smaller one.
 SUSPICIOUS_STEPS = 5
 
+# A rule without a floor of its own counts as being at it here: float16's
+# smallest normal number, the floor of `DynamicLossScale()`. A gradient that
+# overflows float16 even so is above 1e9. Others stop earlier: fairseq raises
+# below 1e-4 (`--min-loss-scale`), DeepSpeed, Megatron and jmp hold the scale
+# at 1.
+_LEAST_USEFUL = 2.0**-14
+
 # Changes of the scale that are logged one by one, 0.1 kB each. A schedule may
 # change it in every step of a long run.
 _CHANGES = 20_000
@@ -239,7 +246,8 @@ class Watch:
 
     def _floor(self):
         # A fixed or scheduled scale does not fall at all.
-        return getattr(self.optimizer.rule, "min_scale", math.inf) or 0.0
+        floor = getattr(self.optimizer.rule, "min_scale", math.inf)
+        return _LEAST_USEFUL if floor is None else floor
 
     def attempted(self) -> int:
         """Returns the number of steps attempted since the start."""

@@ -58,6 +58,7 @@ class RunLog:
             one begins.
         skipped: Dict from the name of an optimizer to how many of its steps
             earlier runs logged as skipped.
+        fits: Int. How many runs were logged in the folder before this one.
         story: `Story` of this run, for the closing sentence.
 
     Example:
@@ -90,6 +91,7 @@ class RunLog:
     def _open(self):
         end = find_end(self.folder)
         self.next_step, self.skipped = end.next_step, end.skipped
+        self.fits = len(event_file_paths(self.folder))
         self._lines = _open_lines(os.path.join(self.folder, schema.EVENTS_FILE))
         self._events = EventFile(self.folder, end.next_step)
         self._next_chunks = end.next_chunks
