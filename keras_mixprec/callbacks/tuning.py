@@ -223,7 +223,7 @@ class Tuning:
         self._ballot = Ballot(
             proposal,
             not kinds.isdisjoint(_EXPLAINED),
-            self._engine.collapsed,
+            self._engine.counters.collapsed(),
             examination.scale_bits,
         )
         # Among several workers this may be a diagnosis of this one only.

@@ -157,20 +157,15 @@ class Watch:
             step: Int. Step of the log.
         """
         self._advance(step)
-        optimizer, in_a_row = (
-            self.optimizer,
-            self.optimizer.consecutive_skipped_steps,
-        )
-        now = self._point()
+        optimizer, now = self.optimizer, self._point()
         if now not in (self._points[0], self._points[-1]):
             self._points.append(now)
         reading = Reading(
             points=self._points,
             gaps=self._gaps,
             skipped=now.skipped,
-            in_a_row=in_a_row,
-            collapsed=in_a_row >= SUSPICIOUS_STEPS
-            and now.scale <= self._floor(),
+            in_a_row=optimizer.consecutive_skipped_steps,
+            collapsed=self.collapsed(),
             new_steps=self._new_steps,
             others=self._others,
             overflow_counts=optimizer.overflow_counts(),
@@ -244,10 +239,15 @@ class Watch:
         if not known:
             self._gaps.append((stretch.first_step, stretch.last_step))
 
-    def _floor(self):
+    def collapsed(self) -> bool:
+        """Returns whether steps are skipped at as low a scale as there is."""
+        optimizer = self.optimizer
         # A fixed or scheduled scale does not fall at all.
-        floor = getattr(self.optimizer.rule, "min_scale", math.inf)
-        return _LEAST_USEFUL if floor is None else floor
+        floor = getattr(optimizer.rule, "min_scale", math.inf)
+        floor = _LEAST_USEFUL if floor is None else floor
+        in_a_row = optimizer.consecutive_skipped_steps
+        low = float(optimizer.loss_scale) <= floor
+        return low and in_a_row >= SUSPICIOUS_STEPS
 
     def attempted(self) -> int:
         """Returns the number of steps attempted since the start."""
