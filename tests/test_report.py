@@ -104,7 +104,8 @@ def test_a_second_run_adds_its_skipped_steps(tmp_path):
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["skipped"] == 40
     train(tmp_path, kmp.PrecisionTuner(verbose=0), epochs=1)
-    assert "Steps: 60, 40 skipped" in str(kmp.load_report(tmp_path))
+    text = str(kmp.load_report(tmp_path))
+    assert "Steps: 60 in 3 calls of fit, 40 skipped" in text
 
 
 def test_calls_and_layers_of_such_names_are_told_apart(tmp_path):

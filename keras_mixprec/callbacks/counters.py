@@ -68,6 +68,10 @@ class Counters:
         """Returns the watches of all loss scale optimizers."""
         return list(self._watches.values())
 
+    def collapsed(self) -> bool:
+        """Returns whether any loss scale has collapsed, as of now."""
+        return any(watch.collapsed() for watch in self.used().values())
+
     def raise_scale(self, bits: float, step: int):
         """Raises loss scales that fell below what is needed now.
 

@@ -61,6 +61,7 @@ class Settings:
     max_overhead: float = 0.02
     keep_failing_batches: int = 0
     stop_after: int | None = None
+    on_stop: str = "stop"
     verbose: int = 1
     summary: bool = False
 
@@ -94,6 +95,7 @@ class Engine:
         self._members = []
         self._leader = self._params = None
         self.started = self._finished = False
+        self._failure = None
         self._configure(settings)
 
     @classmethod
@@ -164,6 +166,7 @@ class Engine:
 
     @property
     def step(self) -> int:
+        """The number of the next batch, counted over the fits of a log."""
         return self._count.step
 
     # What `fit` tells.
@@ -184,6 +187,7 @@ class Engine:
         self._count.begin_batch(batch)
         if self.step >= self._idle_until:
             self._act()
+        self.raise_if_failed()
 
     def _can_start(self):
         # In a loop written by hand its first batch may build the model.
@@ -246,6 +250,28 @@ class Engine:
         self.log_layers()
         self.spending.add(LOOKS, time.perf_counter() - started)
         self._idle_until = self.step
+        self.raise_if_failed()
+
+    def fail(self, reason: str):
+        """Lets `fit` end with an exception as soon as it can.
+
+        Args:
+            reason: String. Its message.
+        """
+        self._failure = reason
+
+    def raise_if_failed(self):
+        """Raises what was asked for, with our own callbacks at their end.
+
+        Others do not come to theirs, where `BackupAndRestore` deletes its
+        backup.
+        """
+        if self._failure is None:
+            return
+        reason, self._failure = self._failure, None
+        for member in [*self._members]:
+            member.on_train_end()
+        raise FloatingPointError(reason)
 
     def finish(self):
         """Takes the last look; `fit` has ended."""
@@ -268,7 +294,7 @@ class Engine:
     def _start(self):
         if self.started:
             return
-        self.started = True
+        self.started, self._stopped = True, False
         # In `fit` there is one; `train_on_batch` makes it too late.
         self.model.make_train_function()
         # What an earlier `fit` logged last is after the step that this begins
@@ -291,6 +317,9 @@ class Engine:
         self.counters = Counters(self.up_to_date(), self.log, self.step)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
+        self.log.event(
+            self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
+        )
         if lacks_loss_scaling(self.model):
             self.log.event(self.step, {"kind": "no_loss_scaling"})
         self.log_layers()
@@ -400,10 +429,18 @@ class Engine:
         )
 
     def _stop(self, reason):
-        if self.model.stop_training:
+        if self._stopped:
+            return
+        self._stopped = True
+        self.log.event(self.step, {"kind": "stopped", "reason": reason})
+        if self.settings.on_stop == "raise":
+            where = self.log.folder or "the log of the first worker"
+            self.fail(
+                f"MixPrecMonitor stops at step {self.step}: {reason}. See "
+                f"{where} for what is wrong, or pass `on_stop='stop'`."
+            )
             return
         self.model.stop_training = True
-        self.log.event(self.step, {"kind": "stopped", "reason": reason})
         if self.settings.verbose:
             io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 

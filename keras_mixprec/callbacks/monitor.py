@@ -4,7 +4,7 @@ from functools import partial
 
 from keras.src.utils import io_utils
 
-from keras_mixprec._checks import check_integer, check_number
+from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.copied import CopiedCallback
@@ -101,11 +101,16 @@ class MixPrecMonitor(CopiedCallback):
             with all that made them fail, the first ones. While there is room,
             every batch is held until its step is known to have succeeded,
             which waits for the device in every step. Defaults to `0`.
-        stop_after: Int. Skipped steps in a row after which training stops, if
-            the loss scale cannot fall any further or the weights are not
-            finite any more. Defaults to `None`, never.
+        stop_after: Int. Skipped steps in a row after which training stops,
+            whatever the loss scale, at the next reading of the counters.
+            Defaults to `None`, never.
         verbose: `0` or `1`. Whether to print the summary at the end. Defaults
             to `1`.
+        on_stop: `"stop"` to end `fit` as `model.stop_training` does, or
+            `"raise"` to end it with a `FloatingPointError`, so that a job
+            fails and `keras.callbacks.BackupAndRestore`, which deletes its
+            backup when `fit` returns, keeps it. The log is closed and
+            `summary` is there in either case. Defaults to `"stop"`.
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
@@ -123,6 +128,7 @@ class MixPrecMonitor(CopiedCallback):
         ValueError: If a number is outside its range; when training starts, if
             another `MixPrecMonitor` is among the callbacks of the same `fit`.
         OSError: When training starts, if `log_dir` cannot be written to.
+        FloatingPointError: In training, as `on_stop` says.
 
     Example:
     >>> import tempfile
@@ -145,6 +151,7 @@ class MixPrecMonitor(CopiedCallback):
         keep_failing_batches: int = 0,
         stop_after: int | None = None,
         verbose: int = 1,
+        on_stop: str = "stop",
     ):
         super().__init__()
         self.log_dir = check_local(log_dir)
@@ -159,6 +166,7 @@ class MixPrecMonitor(CopiedCallback):
         self.stop_after = stop_after
         if stop_after is not None:
             self.stop_after = check_integer("stop_after", stop_after, low=1)
+        self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
         self.summary = None
         self.verdicts = []
@@ -184,6 +192,7 @@ class MixPrecMonitor(CopiedCallback):
                 max_overhead=self.max_overhead,
                 keep_failing_batches=self.keep_failing_batches,
                 stop_after=self.stop_after,
+                on_stop=self.on_stop,
                 verbose=self.verbose,
                 summary=bool(self.verbose),
             ),
@@ -217,3 +226,4 @@ class MixPrecMonitor(CopiedCallback):
         engine.leave(self)
         if self.verbose:
             io_utils.print_msg(str(self.summary))
+        engine.raise_if_failed()

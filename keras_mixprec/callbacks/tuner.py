@@ -21,7 +21,7 @@ from keras_mixprec.loss_scaling.ensure import (
 )
 from keras_mixprec.policies import apply_policy, recommend_policy
 
-_ON_LIMIT = ("continue", "stop", "float32")
+_ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
 
 
@@ -75,7 +75,9 @@ class PrecisionTuner(CopiedCallback):
         max_rebuilds: Int. How often the compiled functions may be made anew.
             Defaults to `10`.
         on_limit: String, what to do when a limit does not allow a repair, or
-            none is known: `"continue"` as it is, `"stop"` training, or
+            none is known: `"continue"` as it is, `"stop"` training as
+            `model.stop_training` does, `"raise"` a `FloatingPointError`, which
+            lets `keras.callbacks.BackupAndRestore` keep its backup, or
             `"float32"` for all layers. Defaults to `"continue"`.
         bfloat16: Boolean, or `"auto"`: whether the device is one for which
             `recommend_policy` says `"mixed_bfloat16"`. Defaults to `"auto"`.
@@ -97,6 +99,7 @@ class PrecisionTuner(CopiedCallback):
         ValueError: If a number is outside its range; when training starts, if
             the plan is damaged or belongs to another model.
         OSError: When training starts, if the plan cannot be written.
+        FloatingPointError: In training, as `on_limit` says.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -213,6 +216,7 @@ class PrecisionTuner(CopiedCallback):
             said = summarize(engine).headline["text"]
             io_utils.print_msg(f"PrecisionTuner: {said}")
         engine.leave(self)
+        engine.raise_if_failed()
 
     @property
     def _is_dry(self):

@@ -227,7 +227,7 @@ class Tuning:
         self._ballot = Ballot(
             proposal,
             not kinds.isdisjoint(_EXPLAINED),
-            self._engine.collapsed,
+            self._engine.counters.collapsed(),
             examination.scale_bits,
         )
         # Among several workers this may be a diagnosis of this one only.
@@ -277,7 +277,7 @@ class Tuning:
         if ballot.collapsed and not ballot.explained:
             self._give_up(
                 step,
-                "the loss scale is at its floor and no layer is to blame",
+                "no loss scale helps and no layer is to blame",
             )
         elif self._suspected:
             self._suspicion.came_to_nothing()
@@ -328,6 +328,10 @@ class Tuning:
         self.telling.tell("give_up", step, message, on_limit=on_limit)
         if on_limit == "stop":
             self._engine.model.stop_training = True
+        elif on_limit == "raise":
+            self._engine.fail(
+                f"PrecisionTuner stops at step {step}: {message}."
+            )
         elif on_limit == "float32":
             wanted = self.repairs.all_in_float32(step, reason)
             self._demote(step, wanted)

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import struct
+from collections import Counter
 from typing import NamedTuple, Protocol
 
 import ml_dtypes
@@ -135,7 +136,7 @@ class RunData:
         overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
-            "skipped": sum(map(_skipped, scale)),
+            "skipped": _batches_skipped(events, scale),
             "layers": layers,
             "scale": scale,
             "events": events,
@@ -332,6 +333,22 @@ def _skipped(course):
         now - before if now >= before else now
         for before, now in itertools.pairwise(counts)
     )
+
+
+def _batches_skipped(events, scale):
+    """In how many batches updates were skipped; several may be in one.
+
+    At least: of steps that are not listed one by one, those of the optimizer
+    that skipped most.
+    """
+    listed = [
+        (event.get("optimizer", ""), event["at_step"])
+        for event in events
+        if event["kind"] == "skipped_step" and "at_step" in event
+    ]
+    counts = Counter(name for name, _ in set(listed))
+    others = [_skipped(c) - counts[c["optimizer"]] for c in scale]
+    return len({step for _, step in listed}) + max([0, *others])
 
 
 def _binary(header, numbers):

@@ -1,5 +1,5 @@
 import {
-  formatNumber, formatScale, listSome, plural, readablePowers, words,
+  formatInteger, formatNumber, formatScale, listSome, plural, readablePowers, words,
 } from "./format.js";
 import { isRepaired } from "./precision.js";
 
@@ -27,7 +27,7 @@ const PRECISION_KINDS = [
 ];
 
 const WARNING_KINDS = [
-  "trend", "probe_failed", "skipped_steps_not_kept", "log_gap", "plan_not_written",
+  "trend", "probe_failed", "loss_scale_not_known", "log_gap", "plan_not_written",
 ];
 
 export function eventLevel(event) {
@@ -38,7 +38,7 @@ export function eventLevel(event) {
   if (["promote", "shrink", "undo"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
   if (WARNING_KINDS.includes(kind)) return "warning";
-  return kind === "skipped_step" ? "skip" : "info";
+  return laneOf(event) === "skipped" ? "skip" : "info";
 }
 
 // Shapes repeat what colours say, for readers who cannot tell the colours apart.
@@ -56,14 +56,14 @@ export const LEVELS = {
 };
 
 export function laneOf(event) {
-  if (event.kind === "skipped_step") return "skipped";
+  if (["skipped_step", "skipped_steps_not_kept"].includes(event.kind)) return "skipped";
   if (event.kind === "verdict" || event.kind === "trend") return "verdicts";
   return PRECISION_KINDS.includes(event.kind) ? "precision" : null;
 }
 
 // A skip is noticed some steps after it happened.
 export function momentOf(event) {
-  return event.at_step ?? event.step;
+  return event.at_step ?? event.first_step ?? event.step;
 }
 
 export function layersOf(event) {
@@ -107,6 +107,12 @@ function changeSentence(verb, event) {
   return `${verb} ${what}`.trim() + ".";
 }
 
+function span(event) {
+  if (event.first_step === undefined) return "";
+  const [first, last] = [event.first_step, event.last_step].map(formatInteger);
+  return ` between steps ${first} and ${last}`;
+}
+
 const SENTENCES = {
   skipped_step(event) {
     const variables = event.variables ?? [];
@@ -116,8 +122,13 @@ const SENTENCES = {
       `gradients not finite${where}.`;
   },
   skipped_steps_not_kept(event) {
-    return `${plural(event.count ?? 0, "more skipped step")} not listed one by one.`;
+    const more = plural(event.count ?? 0, "more skipped step");
+    return `${more}${span(event)}, not listed one by one.`;
   },
+  loss_scale_not_known(event) {
+    return `Loss scale set by hand or not known at each step${span(event)}.`;
+  },
+  train_begin: (event) => `Call ${event.fit ?? ""} of fit starts.`,
   verdict(event) {
     const at = event.layer ? `${event.layer}: ` : "";
     return at + (event.advice || words(event.verdict));
