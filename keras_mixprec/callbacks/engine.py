@@ -10,6 +10,7 @@ from collections.abc import Callable
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import agreement as backend_agreement
+from keras_mixprec.callbacks.audit_schedule import audit_schedule
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.counters import Counters
 from keras_mixprec.callbacks.examiner import Examiner
@@ -238,6 +239,7 @@ class Engine:
             self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
         self.log_layers()
+        self.examiner.schedule.leave(self.model, self.step - self.first_step)
 
     def _start(self):
         if self._started:
@@ -249,6 +251,7 @@ class Engine:
         self.first_step = self.step = self._epoch_start = start
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
+        self.examiner.schedule = audit_schedule(self.up_to_date())
         self._shared = backend_agreement.current().workers(self.model) > 1
         settings = self.settings
         to_agree_on = settings.probe_every or settings.stop_after is not None
