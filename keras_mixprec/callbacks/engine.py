@@ -10,7 +10,6 @@ from collections.abc import Callable
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import agreement as backend_agreement
-from keras_mixprec.callbacks.audit_schedule import audit_schedule
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.counters import Counters
 from keras_mixprec.callbacks.examiner import Examiner
@@ -30,13 +29,11 @@ from keras_mixprec.reporting.thinning import Thinning
 # times in a million steps, are 40 MB at this many points an interval.
 ROWS_BY_VARIABLE = 128
 
-# How often, in the time between two looks or probes, to ask whether one is
-# affordable that is due: asking takes 20 microseconds, 1% of a step of small
-# layers in JAX.
+# How often, between two looks or probes, to ask whether one that is due is
+# affordable: asking takes 20 us, 1% of a step of small layers in JAX.
 _RETRIES = 8
 
-# The attribute of a model in `fit` that holds its engine. Kept anywhere else
-# it would keep the model alive.
+# The attribute of a model that holds its engine: elsewhere it keeps it alive.
 _KEPT_AS = "_keras_mixprec_engine"
 
 
@@ -250,7 +247,7 @@ class Engine:
         self.first_step = self.step = self._epoch_start = start
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
-        self.examiner.schedule = audit_schedule(self.up_to_date())
+        self.examiner.follow_schedule_of(self.up_to_date())
         self._shared = backend_agreement.current().workers(self.model) > 1
         settings = self.settings
         to_agree_on = settings.probe_every or settings.stop_after is not None

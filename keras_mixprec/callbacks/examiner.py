@@ -7,7 +7,10 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
-from keras_mixprec.callbacks.audit_schedule import AuditSchedule
+from keras_mixprec.callbacks.audit_schedule import (
+    AuditSchedule,
+    audit_schedule,
+)
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
@@ -64,6 +67,10 @@ class Examiner:
         self._examined_trouble = self._found = False
         self._failed = False
         self._next_call = NextCall()
+
+    def follow_schedule_of(self, model):
+        """Goes on with the audits of a model where its last `fit` ended."""
+        self.schedule = audit_schedule(model)
 
     @property
     def armed(self) -> bool:
