@@ -29,8 +29,9 @@ from benchmarks.timing import argument_parser, interleave, print_table, ratio
 SIZES = {"100 Dense(64)": (100, 64), "6 Dense(1024)": (6, 1024)}
 
 
-def measure(jit_compile, size, batch, rounds, steps):
+def measure(jit_compile, model, rounds, steps):
     """Returns the table cells of one model on the active backend."""
+    size, batch = model
     runs = {
         arm: _prepare(arm, jit_compile, size, batch)
         for arm in ("none", "keras", "ours", "floor")
@@ -108,14 +109,17 @@ def _optimizer(arm):
 def main():
     parser = argument_parser(__doc__, rounds=51, steps=4)
     parser.add_argument("--models", nargs="+", choices=SIZES, default=[*SIZES])
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batches", type=int, nargs="+", default=[32, 128])
     arguments = parser.parse_args()
     print_table(
         ["no scaling, ms", "Keras", "ours", "floor", "ours : Keras"],
         arguments.setups,
-        {name: SIZES[name] for name in arguments.models},
+        {
+            f"{name}, batch {batch}": (SIZES[name], batch)
+            for name in arguments.models
+            for batch in arguments.batches
+        },
         measure,
-        arguments.batch,
         arguments.rounds,
         arguments.steps,
     )

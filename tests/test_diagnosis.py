@@ -452,3 +452,19 @@ def test_an_unsettled_loss_blames_nobody():
     x = random.normal(size=(4, 8)).astype("float32")
     verdicts = kmp.diagnose(model, x, random.normal(size=(4, 1)))
     assert [v for v in verdicts if v.direction == "forward"] == []
+
+
+def test_a_healthy_layer_runs_no_more_often_than_the_steps():
+    class Counted(layers.Dense):
+        calls = 0
+
+        def call(self, inputs):
+            self.calls += 1
+            return super().call(inputs)
+
+    counted = Counted(8, name="counted")
+    model = compiled(sequential(counted), jit_compile=True)
+    counted.calls = 0
+    assert kmp.diagnose(model, X, Y) == []
+    # Once to find shapes, once in float32 and once in float16.
+    assert counted.calls <= 3

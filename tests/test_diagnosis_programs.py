@@ -8,6 +8,7 @@ from optimizer_models import BACKEND
 
 import keras_mixprec as kmp
 from keras_mixprec.backend import programs
+from keras_mixprec.diagnosis import thresholds
 
 # TensorFlow makes constants of tensors of up to 128 elements.
 ROWS = 32
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.skipif(BACKEND == "torch", reason="it has no XLA")
 @pytest.fixture(autouse=True)
 def empty(monkeypatch):
     monkeypatch.setattr(programs, "_KNOWN", {})
+    # Only what is suspicious is compiled.
+    monkeypatch.setattr(thresholds, "UNSUSPICIOUS", 0)
 
 
 def compiled_programs(*parts):

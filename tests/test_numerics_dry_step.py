@@ -65,3 +65,25 @@ def test_the_compiled_loss_is_that_of_the_step():
         model.train_on_batch(*batch)
         before = numbers(model.variables)
         random.shuffle(x)
+
+
+def test_a_layer_is_given_the_cotangents_of_the_exact_step():
+    keras.utils.set_random_seed(0)
+    dense = [keras.layers.Dense(8, "tanh", name=name) for name in "abc"]
+    model = keras.Sequential([keras.Input((8,)), *dense])
+    model.compile("sgd", loss="mse", jit_compile=False)
+    data = tuple(np.random.default_rng(0).normal(size=(2, 4, 8)))
+    exact = dry_step(model, data, 1.0)
+    # As if the layers after `a` had lost their gradients.
+    for call in exact.calls[1:]:
+        call.cotangents = [c * 0 for c in call.cotangents]
+    known = {call.name: call for call in exact.calls}
+    step = dry_step(model, data, 4.0, known)
+    kept, *lost = (
+        np.abs(keras.ops.convert_to_numpy(step.gradients[id(layer.kernel)]))
+        for layer in dense
+    )
+    expected = exact.gradients[id(dense[0].kernel)]
+    expected = np.abs(keras.ops.convert_to_numpy(expected))
+    np.testing.assert_allclose(kept, 4 * expected, rtol=1e-5)
+    assert not np.any(lost)

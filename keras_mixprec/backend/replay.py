@@ -6,7 +6,8 @@
   a traced function runs.
 - `observe(tensor, on_value, on_cotangent)`: the tensor unchanged. Calls
   `on_value(tensor)` now, and `on_cotangent(gradient)` if a backward pass
-  comes by. Neither changes what flows on.
+  comes by, which goes on with what it returns in place of the gradient, if
+  that is not `None`.
 - `stop_gradient(tensor)`: the value alone, without what it was computed from.
 - `vjp(function, primals, pull)`: `function(primals)`, a list of float
   tensors, and the gradients at the list `primals` of those outputs for the

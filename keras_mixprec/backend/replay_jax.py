@@ -21,8 +21,8 @@ def observe(tensor, on_value, on_cotangent):
         return values, None
 
     def backward(_, cotangent):
-        on_cotangent(cotangent)
-        return (cotangent,)
+        instead = on_cotangent(cotangent)
+        return (cotangent if instead is None else instead,)
 
     identity.defvjp(forward, backward)
     return identity(tensor)

@@ -19,8 +19,8 @@ def observe(tensor, on_value, on_cotangent):
         seen = tf.identity(tensor)
 
     def backward(cotangent):
-        on_cotangent(cotangent)
-        return [cotangent]
+        instead = on_cotangent(cotangent)
+        return [cotangent if instead is None else instead]
 
     record.record_operation_backprop_only(
         "Observed", [seen], [tensor], backward

@@ -13,7 +13,7 @@ def observe(tensor, on_value, on_cotangent):
     if tensor.requires_grad:
         # An own view: what others do to the tensor's hooks is theirs.
         tensor = tensor.view_as(tensor)
-        tensor.register_hook(lambda cotangent: on_cotangent(cotangent))
+        tensor.register_hook(on_cotangent)
     return tensor
 
 
@@ -22,7 +22,7 @@ def stop_gradient(tensor):
 
 
 def vjp(function, primals, pull):
-    primals = [p.detach().clone().requires_grad_() for p in primals]
+    primals = [p.detach().requires_grad_() for p in primals]
     with torch.enable_grad():
         outputs = function(primals)
     cotangents = pull(outputs)

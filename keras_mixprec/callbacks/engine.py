@@ -35,13 +35,11 @@ from keras_mixprec.reporting.thinning import Thinning
 # times in a million steps, are 40 MB at this many points an interval.
 ROWS_BY_VARIABLE = 128
 
-# How often, in the time between two looks or probes, to ask whether one is
-# affordable that is due: asking takes 20 microseconds, 1% of a step of small
-# layers in JAX.
+# How often, between two looks or probes, to ask whether one that is due is
+# affordable: asking takes 20 us, 1% of a step of small layers in JAX.
 _RETRIES = 8
 
-# The attribute of a model in `fit` that holds its engine. Kept anywhere else
-# it would keep the model alive.
+# The attribute of a model that holds its engine: elsewhere it keeps it alive.
 _KEPT_AS = "_keras_mixprec_engine"
 
 
@@ -290,6 +288,7 @@ class Engine:
             self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
         self.log_layers()
+        self.examiner.schedule.leave(self.model, self.step - self.first_step)
 
     def _start(self):
         if self.started:
@@ -305,6 +304,7 @@ class Engine:
         )
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
+        self.examiner.follow_schedule_of(self.up_to_date())
         self._shared = backend_agreement.current().workers(self.model) > 1
         settings = self.settings
         to_agree_on = settings.probe_every or settings.stop_after is not None

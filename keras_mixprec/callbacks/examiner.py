@@ -7,9 +7,14 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.callbacks.audit_schedule import (
+    AuditSchedule,
+    audit_schedule,
+)
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
+from keras_mixprec.callbacks.progress import progress
 from keras_mixprec.callbacks.spending import DIAGNOSES
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.diagnosis import Verdict
@@ -43,7 +48,7 @@ class Examiner:
 
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
-        cost: Float. Seconds that the last diagnosis took.
+        schedule: `AuditSchedule` of the model.
         listener: Function of `Examination`, batch and step, called with all
             that is found; `None` for nobody.
     """
@@ -52,17 +57,20 @@ class Examiner:
         self.verdicts = []
         self.listener = None
         self._works = []
-        self._start = None
+        self.schedule = AuditSchedule()
         self._log = log
         self._verbose = verbose
         self._spending = spending
-        self.cost = _FIRST_COST
         self._last_errors = -1
         self._told = set()
         self._collapse = None
         self._examined_trouble = self._found = False
         self._failed = False
         self._next_call = NextCall()
+
+    def follow_schedule_of(self, model):
+        """Goes on with the audits of a model where its last `fit` ended."""
+        self.schedule = audit_schedule(model)
 
     @property
     def armed(self) -> bool:
@@ -72,7 +80,8 @@ class Examiner:
     @property
     def affordable(self) -> bool:
         """Whether there is enough left to spend on a diagnosis."""
-        return self._spending.left(DIAGNOSES) > self.cost
+        cost = self.schedule.cost or _FIRST_COST
+        return self._spending.left(DIAGNOSES) > cost
 
     def wants(self, in_a_row: int) -> bool:
         """Whether to diagnose now.
@@ -97,10 +106,12 @@ class Examiner:
         self.on_next_batch(
             model,
             step,
-            lambda batch: self._examine(model, batch, step, counts=True),
+            lambda batch: self._examine(
+                model, batch, step, True, "MixPrecMonitor" * self._verbose
+            ),
         )
 
-    def examine(self, model, batch, step: int, counts: bool):
+    def examine(self, model, batch, step: int, counts: bool, who: str):
         """Diagnoses a batch now, as the `step`th.
 
         Args:
@@ -108,8 +119,10 @@ class Examiner:
             batch: As `train_step` takes it.
             step: Int.
             counts: Boolean. Whether it counts as overhead.
+            who: String. The callback that shows its progress, none for
+                nobody.
         """
-        self._try(step, lambda: self._examine(model, batch, step, counts))
+        self._try(step, lambda: self._examine(model, batch, step, counts, who))
 
     def arm_first_scale(self, model, watch, step: int):
         """Sets the loss scale to what the next batch's gradients need.
@@ -194,26 +207,29 @@ class Examiner:
         self._log.event(step, failure("diagnosis_failed", reason))
         carry_on_without("diagnose this model any more", reason)
 
-    def _examine(self, model, batch, step, counts):
+    def _examine(self, model, batch, step, counts, who):
         if batch is None:
             return
         started = time.perf_counter()
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
         try:
-            found = self._unless_diverged(
-                model, examine(model, *parts, step=step), step
-            )
+            when = f"before step {step}" if step else "before the first step"
+            with progress(model, who, when, self.schedule.cost):
+                found = examine(model, *parts, step=step)
+            self.schedule.found(found)
+            found = self._unless_diverged(model, found, step)
             for finding in found.findings:
                 if finding.verdict.kind != "scale_search":  # That is normal.
                     self._tell(finding.verdict, step)
-            self._log_errors(found.errors, step)
+            self.log_errors(found.errors, step)
             if self.listener:
                 self.listener(found, batch, step)
         finally:
-            self.cost = time.perf_counter() - started
-            self._spending.add(DIAGNOSES, self.cost, counts)
+            cost = self.schedule.cost = time.perf_counter() - started
+            self._spending.add(DIAGNOSES, cost, counts)
 
-    def _log_errors(self, errors, step):
+    def log_errors(self, errors: dict, step: int):
+        """Logs what a diagnosis measured, once for each step."""
         if errors and step > self._last_errors:
             self._last_errors = step
             table = [
@@ -227,9 +243,9 @@ class Examiner:
         if found.exact_loss is None:
             return found
         now = Course.of(model, found.exact_loss)
-        if self._start is None:
-            self._start = now
-        verdict = now.left(self._start, step)
+        if self.schedule.start is None:
+            self.schedule.start = now
+        verdict = now.left(self.schedule.start, step)
         return Examination([Finding(verdict, [])]) if verdict else found
 
     def _try(self, step, work):

@@ -32,7 +32,9 @@ class PrecisionTuner(CopiedCallback):
     more often than a search for the loss scale explains, after 16 steps, and
     then after three times as many as the time before, one batch is diagnosed
     as by `keras_mixprec.diagnose`; from the fourth time on, as far as the
-    monitor's `max_overhead` allows (0.02 if there is none). The smallest set
+    monitor's `max_overhead` allows (0.02 if there is none). Steps count over
+    all `fit` calls until the model is compiled again or its dtypes or weights
+    are set. A diagnosis that takes long shows its progress. The smallest set
     of layers that cures what is found is demoted: to bfloat16 where the fault
     is one of range and the device computes in it, else to float32. Weights,
     optimizer state, metrics and counters stay; the compiled functions are

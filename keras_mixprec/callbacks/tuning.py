@@ -17,14 +17,6 @@ from keras_mixprec.diagnosis.proposal import Proposal, propose
 from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies.lone_layers import lone_layers
 
-# A model is audited before its first step, after this many, and then after
-# twice as many more as before: what fails without a sign is rarely new. The
-# first ones cost what they cost: activations grow the fastest then, and a T5
-# whose norms overflow by its 16th step trains for nothing until that is found.
-_SECOND_AUDIT = 16
-_AUDITS_GROW = 2
-_AUDITS_AT_ANY_COST = 3
-
 # At first a look is taken whenever there are an eighth more steps.
 _LOOKS_GROW = 8
 
@@ -77,8 +69,7 @@ class Tuning:
         self._probation = None
         self._harmful = set()
         self._changed_at = None
-        self._next_look = self._next_audit = None
-        self._audits = 0
+        self._next_look = None
         self._idle_until = 0
 
     # Looking.
@@ -116,14 +107,21 @@ class Tuning:
         self._engine.examiner.listener = self._on_examination
         self.repairs.wait_anew(step)
         self._next_look = step + 1
-        self._next_audit = step + _SECOND_AUDIT
-        self._audits = 1
-        self._examine_next(step, suspected=False)
+        schedule = self._engine.examiner.schedule
+        # Of a model that one worker does not know yet, nobody knows more.
+        (new,) = any_worker(self._engine.model, [schedule.is_new])
+        if new:
+            schedule.start_over()
+        if schedule.due(0):
+            self._audit(step)
+        elif step == 0:
+            self._engine.examiner.log_errors(schedule.errors, step)
 
     def _look(self, step):
         self._take_back_if_diverged(step)
         # The first steps show most.
-        taken = step - self._engine.first_step
+        engine = self._engine
+        taken = step - engine.first_step
         gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
         self._next_look = step + max(gap, 1)
         self._bad_anywhere += self._new_bad_steps()
@@ -132,22 +130,21 @@ class Tuning:
             return
         if suspicious:
             self._held_until = step + WINDOW
-        elif step >= self._next_audit and self._affords_audit():
-            self._next_audit = step + _AUDITS_GROW * taken
-            self._examine_next(step, suspected=False, counts=self._audits_count)
-            self._audits += 1
+        elif engine.examiner.schedule.due(taken) and self._affords_audit():
+            self._audit(step)
         else:
             self._give_back_if_quiet(step)
 
-    @property
-    def _audits_count(self):
-        """Whether the next audit counts as overhead."""
-        return self._audits >= _AUDITS_AT_ANY_COST
+    def _audit(self, step):
+        schedule = self._engine.examiner.schedule
+        counts = schedule.counts
+        schedule.audit(step - self._engine.first_step)
+        self._examine_next(step, suspected=False, counts=counts)
 
     def _affords_audit(self):
         """Whether the next audit costs little enough, on all workers."""
         engine = self._engine
-        if not self._audits_count:
+        if not engine.examiner.schedule.counts:
             return True
         dear = not engine.examiner.affordable
         (dear,) = any_worker(engine.model, [dear])
@@ -209,7 +206,10 @@ class Tuning:
         if not suspected and batch is not None:
             batch = head(batch)
         self._ballot = Ballot(Proposal())
-        self._engine.examiner.examine(self._engine.model, batch, step, counts)
+        who = "PrecisionTuner" * self._tuner.verbose
+        self._engine.examiner.examine(
+            self._engine.model, batch, step, counts, who
+        )
         if self._shared:
             self._decide(step)
 
@@ -308,6 +308,7 @@ class Tuning:
         }
         self.repairs.demote(wanted)
         self._put_on_probation(step, wanted)
+        self._engine.examiner.schedule.sound = True
         self._changed(step)
         changes = {p: (before[p], d.policy) for p, d in wanted.items()}
         self.telling.change("demote", step, changes, wanted)

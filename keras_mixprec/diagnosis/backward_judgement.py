@@ -1,5 +1,7 @@
 """Whether a layer's gradients bear 16 bits, and what is wrong if not."""
 
+import numpy as np
+
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import (
     largest,
@@ -35,6 +37,42 @@ def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
     if weights and not moving:
         return []
     return moving + [to_array(c) for c in call.cotangents if c is not None]
+
+
+def error_in_step(
+    call: LayerCall,
+    known: LayerCall,
+    step: DryStep,
+    exact: DryStep,
+    fed_by_weights: bool,
+) -> float:
+    """Returns how far a layer's gradients are from those in the float32 step.
+
+    Infinite where there are not the same ones in both.
+
+    Args:
+        call: `LayerCall` of `step`.
+        known: `LayerCall`, the same one in float32.
+        step: `DryStep` of the model in 16 bits.
+        exact: `DryStep` in float32, at loss scale 1.
+        fed_by_weights: Boolean, as for `judge_backward`.
+    """
+    weights = [id(v) for v in call.layer.trainable_variables]
+    low, wide = (
+        [s.gradients.get(key) for key in weights]
+        + [*c.input_cotangents] * fed_by_weights
+        for s, c in ((step, call), (exact, known))
+    )
+    if [_shape(x) for x in low] != [_shape(x) for x in wide]:
+        return np.inf
+    low = [to_array(x) / np.float32(step.scale) for x in low if x is not None]
+    if not low:
+        return np.inf
+    return relative_error(low, [to_array(x) for x in wide if x is not None])
+
+
+def _shape(tensor):
+    return None if tensor is None else tuple(tensor.shape)
 
 
 def judge_backward(

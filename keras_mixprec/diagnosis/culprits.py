@@ -11,6 +11,7 @@ import keras
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward_judgement import (
+    error_in_step,
     judge_backward,
     own_gradients,
 )
@@ -33,6 +34,7 @@ from keras_mixprec.numerics.dry_step import (
     exact_step,
 )
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
+from keras_mixprec.numerics.ticks import tick
 from keras_mixprec.numerics.twin import Twin
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_fixed
@@ -57,8 +59,7 @@ class Search:
         windows: Dict path -> `Window` of the layers that are left in float16.
         scale_bits: Float. The loss scale that was found or given, as a power
             of two.
-        errors: Dict from the name of a call to its largest relative error as
-            the model is built, `{"forward": ..., "backward": ...}`.
+        errors: As in `Examination`, as the model is built.
     """
 
     def __init__(self, model, data, exact: DryStep, compiled: bool):
@@ -68,6 +69,7 @@ class Search:
         self._exact_calls = {call.name: call for call in exact.calls}
         self._compiled = compiled
         self._demoted = []
+        self._scale = 1.0
         self.culprits = []
         self.windows = {}
         self.scale_bits = None
@@ -82,10 +84,12 @@ class Search:
             moves: Function from a variable and its float32 gradient to
                 whether the optimizer would move the variable by it.
         """
+        windows = self._find_windows(moves)
+        self._scale = 2.0 ** self._bits(windows, scale_bits)
         step = self._forward()
         step = self._end_to_end(step)
         known = len(self.culprits)
-        self.scale_bits = self._windows(step, scale_bits, moves)
+        self.scale_bits = self._judge_windows(step, windows, scale_bits)
         self._backward(step, self.scale_bits, moves)
         self._take_what_is_around(step, known)
 
@@ -110,6 +114,7 @@ class Search:
                         self._compiled,
                         masks_matter,
                     )
+                tick()
                 self._note(call, "forward", error)
                 if culprit is not None:
                     return culprit
@@ -245,31 +250,28 @@ class Search:
         Args:
             moves: As for `run`.
         """
-        return self._best_bits(
-            _scale_windows(self._gradients(self._exact, moves))
-        )
+        return self._bits(self._find_windows(moves))
 
-    def _best_bits(self, windows):
+    def _bits(self, windows, scale_bits=None):
+        if scale_bits is not None:
+            return scale_bits
         possible = scale_in_use(self._model).possible
         return best_scale_bits(windows, costs(self._model), possible)
 
-    def _gradients(self, step, moves):
-        """A call of each float16 layer, and the gradients of all its calls."""
+    def _find_windows(self, moves):
+        """The `Window` of each float16 layer's gradients in float32."""
         gradients = {}
-        for call in self._low(step):
-            exact = self._exact_calls.get(call.name)
-            if call.nested or exact is None:
-                continue
-            if call.layer.compute_dtype == "float16":
-                own = own_gradients(exact, self._exact, moves)
-                gradients.setdefault(call.path, (call, []))[1].extend(own)
-        return gradients
+        for call in self._low(self._exact):
+            if not call.nested and call.layer.compute_dtype == "float16":
+                own = own_gradients(call, self._exact, moves)
+                gradients.setdefault(call.path, []).extend(own)
+        return {path: scale_window(own) for path, own in gradients.items()}
 
-    def _windows(self, step, scale_bits, moves):
+    def _judge_windows(self, step, windows, scale_bits):
         """Demotes the layers whose gradients fit no common loss scale."""
-        gradients = self._gradients(step, moves)
-        windows = _scale_windows(gradients)
-        bits = self._best_bits(windows) if scale_bits is None else scale_bits
+        calls = {c.path: c for c in self._low(step) if not c.nested}
+        windows = {p: w for p, w in windows.items() if p in calls}
+        bits = self._bits(windows, scale_bits)
         self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
@@ -279,7 +281,7 @@ class Search:
                     "lowest_bits": window.low,
                     "highest_bits": window.high,
                 }
-                layers = with_sublayers(gradients[path][0].layer)
+                layers = with_sublayers(calls[path].layer)
                 self._demote(Culprit(path, layers, kind, "backward", numbers))
         return bits
 
@@ -288,6 +290,7 @@ class Search:
         low = {id(call) for call in self._low(step)}
         fed_by_weights = False
         for call in step.calls:
+            tick()
             exact = self._exact_calls.get(call.name)
             if (
                 id(call) in low
@@ -297,15 +300,26 @@ class Search:
             ):
                 culprit = None
                 if own_gradients(exact, self._exact, moves):
-                    with self._as_demoted():
-                        error, culprit = judge_backward(
-                            call, exact, self._compiled, bits, fed_by_weights
-                        )
+                    error, culprit = self._judge_backward(
+                        call, exact, step, bits, fed_by_weights
+                    )
                     self._note(call, "backward", error)
                 if culprit is not None:
                     known.add(call.path)
                     self._demote(culprit)
             fed_by_weights |= bool(call.layer.trainable_variables)
+
+    def _judge_backward(self, call, exact, step, bits, fed_by_weights):
+        if step.scale == 2.0**bits:
+            error = error_in_step(
+                call, exact, step, self._exact, fed_by_weights
+            )
+            if error <= thresholds.BACKWARD_ERROR * thresholds.UNSUSPICIOUS:
+                return error, None
+        with self._as_demoted():
+            return judge_backward(
+                call, exact, self._compiled, bits, fed_by_weights
+            )
 
     # Both.
 
@@ -320,7 +334,9 @@ class Search:
 
     def _dry_step(self, demoted):
         with computing_in("float32", demoted):
-            return dry_step(self._model, self._data, 1.0)
+            return dry_step(
+                self._model, self._data, self._scale, self._exact_calls
+            )
 
     def _low(self, step):
         """The recorded calls that compute in 16 bits, not demoted yet."""
@@ -334,10 +350,6 @@ class Search:
     def _demote(self, culprit):
         self.culprits.append(culprit)
         self._demoted += culprit.layers
-
-
-def _scale_windows(gradients):
-    return {path: scale_window(own) for path, (_, own) in gradients.items()}
 
 
 def _around(path):

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.arrays import largest_magnitude, to_array
 
 
 def mover(model) -> Callable:
@@ -22,10 +20,10 @@ def mover(model) -> Callable:
     epsilon = getattr(inner, "epsilon", None)
 
     def moves(variable, gradient):
-        size = float(np.abs(gradient).max(initial=0.0))
+        size = largest_magnitude(gradient)
         if isinstance(epsilon, float):
             return size >= thresholds.SHARE_OF_EPSILON * epsilon
-        weight = float(np.abs(to_array(variable.value)).max(initial=0.0))
+        weight = largest_magnitude(to_array(variable.value))
         rate = float(inner.learning_rate) if inner is not None else 1.0
         return rate * size >= thresholds.SHARE_OF_WEIGHT * weight
 

@@ -25,12 +25,12 @@ def diagnose(
 ) -> list[Verdict]:
     """Says what is wrong with the precision of a model on one batch.
 
-    The model's own `train_step` runs a few times with its optimizers held,
-    once in float32 and then as it is, while every layer is recorded; and each
-    layer that computes in 16 bits runs once more in float32 on the very
-    inputs it saw, forward and backward. Layers that are found are demoted for
-    the rest of the search, so that those which would cast the repaired result
-    back are found too. Nothing is changed in the model.
+    The model's own `train_step` runs with its optimizers held, once in float32
+    and once as it is, while every layer is recorded. Layers whose results or
+    gradients are off by more than a rounding run once more in float32 on the
+    very inputs they saw, forward and backward. Layers that are found are
+    demoted for the rest of the search, so that those which would cast the
+    repaired result back are found too. Nothing is changed in the model.
 
     Args:
         model: A compiled `keras.Model`.
@@ -91,7 +91,9 @@ class Examination(NamedTuple):
             layers that are left in float16, `None` if none was sought.
         exact_loss: Float. The loss in float32, `None` if it was not computed.
         errors: Dict from the names of layer calls to the relative errors of
-            what they compute in 16 bits, `{"forward": ..., "backward": ...}`.
+            what they compute in 16 bits, `{"forward": ..., "backward": ...}`:
+            against the float32 step, so that a forward one includes those of
+            the layers before; where that is suspicious, on equal inputs.
     """
 
     findings: list

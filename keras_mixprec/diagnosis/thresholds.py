@@ -12,6 +12,11 @@ FORWARD_ERROR = 0.1
 # Gradients of small differences lose more digits and training forgives more.
 BACKWARD_ERROR = 0.3
 
+# A layer whose results in a 16-bit step are within this share of the two above
+# of those in a float32 step needs no judgement by itself: errors of the layers
+# around it only add to its own.
+UNSUSPICIOUS = 0.5
+
 # Share by which the loss may be off when no single layer is to blame.
 LOSS_ERROR = 0.1
 

@@ -3,13 +3,15 @@
 from typing import Any
 
 import keras
-from keras import tree
+import numpy as np
+from keras import ops, tree
 from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 
 from keras_mixprec.backend import replay as backend_replay
-from keras_mixprec.numerics.arrays import is_float
+from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.hook import CallHook, call_name
+from keras_mixprec.numerics.ticks import tick
 
 
 class LayerCall:
@@ -23,9 +25,12 @@ class LayerCall:
         outputs: What it returned.
         cotangents: List, for each tensor in `outputs` the gradient of the
             scaled loss, or `None` where none came by.
+        input_cotangents: List, the same for each tensor in `(args, kwargs)`.
         training: Boolean or `None`. The value in force.
         seeds: List of `(variable, value)` of the random state before.
         nested: Boolean. Whether other recorded calls happened inside.
+        received: Int. How many cotangents came by; more than there are in
+            `cotangents` if there was more than one backward pass.
     """
 
     def __init__(self, path, layer, index, args, kwargs):
@@ -35,10 +40,11 @@ class LayerCall:
         self.args = args
         self.kwargs = kwargs
         self.outputs: Any = None
-        self.cotangents = []
+        self.cotangents, self.input_cotangents = [], []
         self.training = None
         self.seeds = []
         self.nested = False
+        self.received = 0
 
     @property
     def name(self) -> str:
@@ -55,6 +61,14 @@ class LayerCall:
         """Their cotangents."""
         return [c for _, c in self._float_pairs()]
 
+    def only_cotangent(self, position: int):
+        """That of one output, `None` if there were several backward passes."""
+        known = [c for c in self.cotangents if c is not None]
+        inside = position < len(self.cotangents)
+        if not inside or self.received != len(known):
+            return None
+        return self.cotangents[position]
+
     def _float_pairs(self):
         outputs = tree.flatten(self.outputs)
         pairs = zip(outputs, self.cotangents, strict=True)
@@ -69,10 +83,17 @@ class CallRecorder:
 
     Args:
         entries: List of `LayerEntry`, the layers to record.
+        known: Dict from names to `LayerCall`s of the same step at loss scale 1.
+            In the backward pass every layer is given their cotangents in
+            place of those that come from the layers after it, so that its
+            gradients have its own errors only.
+        scale: Float. The loss scale, by which those are multiplied.
     """
 
-    def __init__(self, entries):
+    def __init__(self, entries, known=(), scale=1.0):
         self.calls = []
+        self._known = dict(known)
+        self._scale = np.float32(scale)
         self._open = []
         self._backend = backend_replay.current()
         self._hook = CallHook(entries, self._record)
@@ -86,41 +107,55 @@ class CallRecorder:
         call.seeds = [(v, v.value) for v in seed_states(layer)]
         context = global_state.get_global_attribute("current_call_ctx")
         call.training = getattr(context, "training", None)
-        (args, kwargs), (call.args, call.kwargs) = self._observe((args, kwargs))
+        (args, kwargs), (call.args, call.kwargs) = self._observe(
+            (args, kwargs), call.input_cotangents
+        )
         self._open.append(call)
         try:
             outputs = run(*args, **kwargs)
         finally:
             self._open.pop()
-        outputs, call.outputs = self._observe(outputs, call.cotangents)
+        outputs, call.outputs = self._observe(
+            outputs,
+            call.cotangents,
+            lambda *cotangent: self._instead(call, *cotangent),
+        )
         if _has_values(call):
             self.calls.append(call)
+            tick()
             for outer in self._open:
                 outer.nested = True
         return outputs
 
-    def _observe(self, structure, cotangents=None):
+    def _instead(self, call, position, value):
+        """What a layer is given instead of a cotangent, if there is that."""
+        call.received += 1
+        known = self._known.get(call.name)
+        exact = None if known is None else known.only_cotangent(position)
+        if exact is None or tuple(exact.shape) != tuple(value.shape):
+            return None
+        dtype = keras_backend.standardize_dtype(value.dtype)
+        return ops.convert_to_tensor(to_array(exact) * self._scale, dtype)
+
+    def _observe(self, structure, cotangents, instead=lambda *_: None):
         """Returns the structure to go on with, and the one with the values."""
         values = tree.flatten(structure)
+        cotangents += [None] * len(values)
 
         def observe(position, leaf):
             if not is_float(leaf):
-                if cotangents is not None:
-                    cotangents.append(None)
                 return leaf
 
             def on_value(value):
                 values[position] = with_mask(value, leaf)
 
             def on_cotangent(value):
-                if self._backend.is_concrete(value):
-                    cotangents[position] = value
+                if not self._backend.is_concrete(value):
+                    return None
+                cotangents[position] = value
+                return instead(position, value)
 
-            if cotangents is None:
-                seen = self._backend.observe(leaf, on_value, _ignore)
-            else:
-                cotangents.append(None)
-                seen = self._backend.observe(leaf, on_value, on_cotangent)
+            seen = self._backend.observe(leaf, on_value, on_cotangent)
             return with_mask(seen, leaf)
 
         onward = [observe(*item) for item in enumerate(list(values))]
@@ -151,7 +186,3 @@ def _has_values(call):
     concrete = backend_replay.current().is_concrete
     leaves = tree.flatten((call.args, call.kwargs, call.outputs))
     return all(concrete(x) for x in leaves if keras.ops.is_tensor(x))
-
-
-def _ignore(value):
-    pass

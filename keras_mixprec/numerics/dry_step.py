@@ -23,14 +23,16 @@ class DryStep(NamedTuple):
         loss: Float. The sum of all losses, unscaled.
         gradients: Dict from `id(variable)` to the scaled gradient.
         calls: List of `LayerCall`, innermost first, in the order they ended.
+        scale: Float. The loss scale.
     """
 
     loss: float
     gradients: dict
     calls: list[LayerCall]
+    scale: float
 
 
-def dry_step(model: keras.Model, data, scale: float) -> DryStep:
+def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
 
     Weights, optimizers, metrics and random state are as before afterwards.
@@ -39,12 +41,17 @@ def dry_step(model: keras.Model, data, scale: float) -> DryStep:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         scale: Float. Takes the place of every optimizer's loss scale.
+        known: Dict from names to `LayerCall`s of the exact step, as for
+            `CallRecorder`; a `train_step` of the user's own, the loss of which
+            may contain gradients, gets those that are. Defaults to none.
     """
-    recorder = CallRecorder(walk_with_model(model))
+    if _has_own_step(model):
+        known = ()
+    recorder = CallRecorder(walk_with_model(model), known, scale)
     with _restored(model), recorder.recording():
         losses, gradients = _run(model, data, scale)
     concrete = filter(backend_replay.current().is_concrete, losses)
-    return DryStep(_total(concrete), gradients, recorder.calls)
+    return DryStep(_total(concrete), gradients, recorder.calls, scale)
 
 
 def compiled_loss(model: keras.Model, data) -> float:
@@ -149,10 +156,14 @@ class _HeldStep(NamedTuple):
         self.apply(self.gradients, self.variables)
 
 
+def _has_own_step(model):
+    return type(model).train_step is not keras.Model.train_step
+
+
 @contextlib.contextmanager
 def _restored(model):
     """Undoes what a `train_step` of the user's own may write directly."""
-    if type(model).train_step is keras.Model.train_step:
+    if not _has_own_step(model):
         yield
         return
     variables = all_variables(model)

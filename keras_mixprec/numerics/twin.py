@@ -47,7 +47,7 @@ class Twin:
         return [self._leaves[i] for i in self._floats]
 
     def forward(self, policy=None, layers=None) -> list[np.ndarray]:
-        """Returns the float outputs, as float64 arrays.
+        """Returns the float outputs, as float32 arrays.
 
         Args:
             policy: String. What `layers` compute in. Defaults to `None`, what
@@ -57,7 +57,7 @@ class Twin:
         return self._arrays(self._run, policy, layers)
 
     def gradients(self, cotangents, policy=None) -> list[np.ndarray]:
-        """Returns the gradients at inputs and weights, as float64 arrays.
+        """Returns the gradients at inputs and weights, as float32 arrays.
 
         Args:
             cotangents: List of arrays, one per float output.

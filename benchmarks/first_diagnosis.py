@@ -1,0 +1,188 @@
+"""What the diagnosis before the first step costs, beside the plain first step.
+
+In each round a new process builds a mixed_float16 model with random weights
+and times, in an order that alternates: the first train step with all its
+compilation, and a diagnosis of the same batch with all of its own. Then some
+more steps, whose median is the plain step. Caches of compiled programs on
+disk are off. The columns are medians over the rounds of the seconds, and of
+the ratios within each round: of the diagnosis to the first step, and to the
+plain step.
+
+    python benchmarks/first_diagnosis.py
+    python benchmarks/first_diagnosis.py --setups torch --models transformer
+    python benchmarks/first_diagnosis.py --setups jax --rounds 1 --profile
+"""
+
+import cProfile
+import pathlib
+import pstats
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from benchmarks.timing import (
+    argument_parser,
+    in_subprocess,
+    print_table,
+)
+
+MODELS = ("resnet50", "transformer", "efficientnetv2")
+
+# Samples in a batch, and pixels: what a CPU trains on in a minute.
+_BATCH, _PIXELS = 16, 64
+_CLASSES, _TOKENS, _WIDTH, _BLOCKS = 10, 64, 128, 12
+
+
+def measure(jit_compile, name, rounds, steps, profile):
+    """Returns the table cells of one model on the active backend."""
+    import keras
+
+    backend = keras.backend.backend()
+    runs = [
+        in_subprocess(
+            backend, _run, jit_compile, name, turn % 2, steps, profile
+        )
+        for turn in range(rounds)
+    ]
+    diagnosis, first, plain = zip(*runs, strict=True)
+    columns = [diagnosis, first, plain]
+    columns += [_ratios(diagnosis, first), _ratios(diagnosis, plain)]
+    return [f"{statistics.median(column):.2f}" for column in columns]
+
+
+def _ratios(seconds, base):
+    return [s / b for s, b in zip(seconds, base, strict=True)]
+
+
+def _run(jit_compile, name, diagnosis_first, steps, profile):
+    """Seconds of a diagnosis, of the first step and of a later one."""
+    import keras
+
+    import keras_mixprec as kmp
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_enable_compilation_cache", False)
+    model, x, y = _compiled(name, jit_compile)
+
+    def diagnose():
+        found = kmp.diagnose(model, x, y)
+        if found:
+            print(*found, sep="\n", file=sys.stderr)
+
+    def step():
+        model.fit(x, y, _BATCH, verbose=0)
+
+    seconds = {}
+    for work in (diagnose, step) if diagnosis_first else (step, diagnose):
+        if profile and work is diagnose:
+            seconds[work] = _profiled(work)
+        else:
+            seconds[work] = _timed(work)
+    plain = [_timed(step) for _ in range(steps)]
+    return seconds[diagnose], seconds[step], statistics.median(plain)
+
+
+def _timed(work):
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _profiled(work):
+    profiler = cProfile.Profile()
+    start = time.perf_counter()
+    profiler.runcall(work)
+    seconds = time.perf_counter() - start
+    stats = pstats.Stats(profiler, stream=sys.stderr)
+    stats.sort_stats("cumulative").print_stats(70)
+    return seconds
+
+
+def _compiled(name, jit_compile):
+    import keras
+    import numpy as np
+
+    import keras_mixprec as kmp
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    model = {
+        "resnet50": _resnet50,
+        "transformer": _transformer,
+        "efficientnetv2": _efficientnetv2,
+    }[name]()
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
+        loss=keras.losses.SparseCategoricalCrossentropy(),
+        jit_compile=jit_compile,
+    )
+    random = np.random.default_rng(0)
+    shape = (_BATCH, *model.input_shape[1:])
+    if name == "transformer":
+        x = random.integers(0, 1000, size=shape)
+    else:
+        x = random.uniform(0, 255, size=shape).astype("float32")
+    return model, x, random.integers(0, _CLASSES, size=_BATCH)
+
+
+def _resnet50():
+    import keras
+
+    return keras.applications.ResNet50(
+        weights=None, input_shape=(_PIXELS, _PIXELS, 3), classes=_CLASSES
+    )
+
+
+def _efficientnetv2():
+    import keras
+
+    return keras.applications.EfficientNetV2B0(
+        weights=None, input_shape=(_PIXELS, _PIXELS, 3), classes=_CLASSES
+    )
+
+
+def _transformer():
+    from keras import Input, Model, layers
+
+    from benchmarks.models import SelfAttention
+
+    inputs = Input((_TOKENS,), dtype="int32")
+    x = layers.Embedding(1000, _WIDTH)(inputs)
+    for _ in range(_BLOCKS):
+        y = SelfAttention()(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dropout(0.1)(y)])
+        y = layers.Dense(4 * _WIDTH, "gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(_WIDTH)(y))])
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return Model(inputs, layers.Dense(_CLASSES, "softmax", dtype="float32")(x))
+
+
+def main():
+    """Prints the table."""
+    parser = argument_parser(__doc__, rounds=6, steps=5)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    print_table(
+        [
+            "diagnosis, s",
+            "first step, s",
+            "plain step, s",
+            "diagnosis : first step",
+            "in plain steps",
+        ],
+        arguments.setups,
+        {name: name for name in arguments.models},
+        measure,
+        arguments.rounds,
+        arguments.steps,
+        arguments.profile,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""When a model is due for an audit, over all of its `fit` calls."""
+
+import math
+import weakref
+import zlib
+
+from keras_mixprec.backend import step as backend_step
+
+# A model is audited before its first step, after this many, and then after
+# twice as many more as before: what fails without a sign is rarely new. The
+# first ones cost what they cost: activations grow the fastest then, and a T5
+# whose norms overflow by its 16th step trains for nothing until that is found.
+_SECOND_AUDIT = 16
+_AUDITS_GROW = 2
+_AUDITS_AT_ANY_COST = 3
+
+# Weights that are compared to see if somebody else has set them: a few small
+# ones, since all of them take as long as a step.
+_COMPARED, _ELEMENTS = 8, 2**14
+
+_SCHEDULES = weakref.WeakKeyDictionary()
+
+
+class AuditSchedule:
+    """Says when a model is audited, and knows what the last audit found.
+
+    It lasts as long as the model stays what it is: until it is compiled again,
+    or layers get other dtypes, or weights other values, between two `fit`s.
+
+    Attributes:
+        steps: Int. Steps taken under it, up to the last `fit`.
+        start: `Course` of the model at its first diagnosis, `None` before.
+        errors: Dict, as in `Examination`, of the last diagnosis.
+        sound: Boolean. Whether all that the last diagnosis found is repaired.
+            If not, the next `fit` knows nothing of this one.
+        cost: Float. Seconds that the last diagnosis took, `None` before one.
+    """
+
+    def __init__(self):
+        self._identity = None
+        self.start_over()
+
+    def start_over(self):
+        """Forgets all, as for another model."""
+        self.steps = self._audits = self._next = 0
+        self.start = self.cost = None
+        self.errors, self.sound = {}, True
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no audit yet."""
+        return not self._audits
+
+    @property
+    def counts(self) -> bool:
+        """Whether the next audit counts as overhead."""
+        return self._audits >= _AUDITS_AT_ANY_COST
+
+    def due(self, taken: int) -> bool:
+        """Whether it is time for the next audit.
+
+        Args:
+            taken: Int. Steps taken in this `fit`.
+        """
+        return self.steps + taken >= self._next
+
+    def audit(self, taken: int):
+        """An audit is made now.
+
+        Args:
+            taken: Int. Steps taken in this `fit`.
+        """
+        steps = self.steps + taken
+        self._next = steps + max(_AUDITS_GROW * steps, _SECOND_AUDIT)
+        self._audits += 1
+
+    def found(self, examination):
+        """A diagnosis found this.
+
+        Args:
+            examination: `Examination`.
+        """
+        self.errors = examination.errors
+        kinds = {finding.verdict.kind for finding in examination.findings}
+        self.sound = kinds <= {"scale_search"}
+
+    def leave(self, model, taken: int):
+        """A `fit` ends.
+
+        Args:
+            model: The `keras.Model`, with variables that are up to date.
+            taken: Int. Steps taken in it.
+        """
+        self.steps += taken
+        self._identity = _identity(model)
+
+    def belongs_to(self, model) -> bool:
+        """Whether the model is still what it was when a `fit` ended."""
+        return self.sound and self._identity == _identity(model)
+
+
+def audit_schedule(model) -> AuditSchedule:
+    """Returns the schedule of a model, a new one if it has changed.
+
+    Args:
+        model: A compiled `keras.Model`, with variables that are up to date.
+    """
+    known = _SCHEDULES.get(model)
+    if known is None or not known.belongs_to(model):
+        known = _SCHEDULES[model] = AuditSchedule()
+    return known
+
+
+def _identity(model):
+    policies = [layer.dtype_policy.name for layer in model._flatten_layers()]
+    small = [
+        v for v in model.trainable_variables if math.prod(v.shape) <= _ELEMENTS
+    ]
+    read = backend_step.current().read
+    weights = [zlib.crc32(read(v).tobytes()) for v in small[:_COMPARED]]
+    # Every `compile` makes a new one.
+    return model._loss_tracker, policies, weights

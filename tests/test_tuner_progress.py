@@ -1,0 +1,38 @@
+"""A diagnosis that takes long says so before, and shows how far it is."""
+
+import keras
+import pytest
+from tuner_models import chain, fit
+
+import keras_mixprec as kmp
+from keras_mixprec.callbacks import progress
+
+
+def deep(layers=40):
+    keras.config.set_dtype_policy("mixed_float16")
+    dense = [keras.layers.Dense(1) for _ in range(layers)]
+    model = keras.Sequential([keras.Input((1,)), *dense])
+    model.compile("sgd", loss="mse", jit_compile=False)
+    return model
+
+
+def test_a_long_diagnosis_is_announced_and_concluded(capsys):
+    fit(deep(), [1.0], kmp.PrecisionTuner())
+    out = capsys.readouterr().out
+    before, after = out.index("checking 40 layers"), out.index("checked 40")
+    assert "PrecisionTuner: checking 40 layers before the first step ..." in out
+    assert before < after
+
+
+def test_one_that_takes_its_time_shows_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    fit(chain(), [1.0], kmp.PrecisionTuner())
+    out = capsys.readouterr().out
+    assert "12/12" in out
+    assert "checked 3 layers in" in out
+
+
+@pytest.mark.parametrize(("layers", "verbose"), [(40, 0), (3, 1)])
+def test_else_it_is_silent(layers, verbose, capsys):
+    fit(deep(layers), [1.0], kmp.PrecisionTuner(verbose=verbose))
+    assert "check" not in capsys.readouterr().out

@@ -1,0 +1,96 @@
+"""A model that is fitted again and again is audited as in one long `fit`."""
+
+import keras
+import pytest
+from monitor_models import BACKEND, tags
+from tuner_models import fit, tuner
+
+import keras_mixprec as kmp
+from keras_mixprec.callbacks import examiner
+
+
+@pytest.fixture
+def audits(monkeypatch):
+    """A list that gets the step of every diagnosis."""
+    steps, examine = [], examiner.examine
+
+    def counted(*args, step, **kwargs):
+        steps.append(step)
+        return examine(*args, step=step, **kwargs)
+
+    monkeypatch.setattr(examiner, "examine", counted)
+    return steps
+
+
+def healthy():
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    layer = keras.layers.Dense(1, bias_initializer="ones")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    compiled(model)
+    return model
+
+
+def compiled(model):
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.SGD(1e-3)),
+        loss="mse",
+        jit_compile=BACKEND == "jax",
+    )
+
+
+def test_five_fits_are_audited_as_one_of_their_length(audits):
+    model, callback = healthy(), tuner()
+    for _ in range(5):
+        fit(model, [1.0] * 6, callback)
+    assert audits == [0, 16 - 2 * 6]
+
+
+def test_beside_a_monitor_they_are_audited_as_often(audits, tmp_path):
+    model = healthy()
+    for _ in range(5):
+        fit(model, [1.0] * 6, kmp.MixPrecMonitor(tmp_path, verbose=0), tuner())
+    assert len(audits) == 2
+
+
+def test_a_monitor_alone_audits_as_its_budget_allows(audits, tmp_path):
+    model = healthy()
+    for _ in range(5):
+        fit(model, [1.0] * 6, kmp.MixPrecMonitor(tmp_path, verbose=0))
+    assert audits == []
+
+
+def set_weights(model):
+    model.set_weights([w + 1 for w in model.get_weights()])
+
+
+def set_dtypes(model):
+    kmp.apply_policy(model, "mixed_bfloat16")
+
+
+@pytest.mark.parametrize("change", [compiled, set_weights, set_dtypes])
+def test_what_has_changed_is_audited_before_its_first_step(audits, change):
+    model = healthy()
+    fit(model, [1.0] * 2, tuner())
+    change(model)
+    fit(model, [1.0] * 2, tuner())
+    assert audits == [0, 0]
+
+
+def test_what_was_only_advised_is_found_again(audits):
+    keras.config.set_dtype_policy("mixed_float16")
+    layer = keras.layers.Dense(1, kernel_initializer="ones", name="big")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    compiled(model)
+    fit(model, [1e5], tuner(dry_run=True))
+    callback = tuner()
+    fit(model, [1e5], callback)
+    assert [e["kind"] for e in callback.history] == ["demote"]
+
+
+def test_a_new_log_has_the_errors_of_the_last_audit(tmp_path):
+    model = healthy()
+    for name in "ab":
+        watcher = kmp.MixPrecMonitor(tmp_path / name, verbose=0)
+        fit(model, [1.0] * 2, watcher, tuner())
+    assert "twin/00000" in tags(tmp_path / "b")
