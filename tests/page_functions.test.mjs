@@ -199,6 +199,7 @@ test("events read as sentences, unknown kinds too", () => {
   const kinds = [
     "skipped_steps_not_kept", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
+    "ranges_measured", "ranges_withheld",
     "stopped", "train_end", "diagnosis_failed", "verdict",
   ];
   for (const kind of kinds) {

@@ -22,6 +22,8 @@ class TrainingSummary(NamedTuple):
         folder: String. Where the log is; empty if another worker has it.
         unscaled_float16: Boolean. Whether layers compute in float16 and
             nothing scales the loss.
+        ranges: String. How often the ranges of layers were measured beside
+            training, what that took, and why any were withheld.
     """
 
     dtypes: dict
@@ -29,6 +31,7 @@ class TrainingSummary(NamedTuple):
     headroom: dict
     folder: str
     unscaled_float16: bool
+    ranges: str = ""
 
     def __str__(self):
         layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
@@ -45,6 +48,8 @@ class TrainingSummary(NamedTuple):
         )
         if least:
             lines.append(f"Least headroom: {least}.")
+        if self.ranges:
+            lines.append(self.ranges)
         if self.unscaled_float16:
             lines.append(
                 "Layers compute in float16 but nothing scales the loss: small "

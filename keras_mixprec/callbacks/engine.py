@@ -14,6 +14,7 @@ from keras_mixprec.callbacks.counters import Counters
 from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.prober import Prober
+from keras_mixprec.callbacks.range_reader import RangeReader
 from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
@@ -68,7 +69,8 @@ class Engine:
         log: The `RunLog`.
         counters: `Counters` of the model, from the first step on.
         spending: `Spending`, what all of this costs.
-        examiner, prober, recorder: The parts that diagnose, measure and keep.
+        examiner, prober, ranges, recorder: The parts that diagnose, measure
+            and keep.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further, as of the last look.
     """
@@ -127,6 +129,9 @@ class Engine:
             verbose,
             self.spending,
         )
+        self.ranges = RangeReader(
+            self.model, settings, self.prober, self.spending
+        )
         self.recorder = Recorder(settings.keep_failing_batches)
 
     # What `fit` tells.
@@ -162,6 +167,7 @@ class Engine:
             self._probe_if_wanted()
             self._examine_if_wanted()
         self._predict_scale_if_wanted()
+        self.ranges.read_if_due(self.up_to_date, self.step)
         if not self.recorder.full:
             self.recorder.hold(
                 self.model, self.step, self.counters.optimizers()
@@ -175,7 +181,8 @@ class Engine:
             return 1
         freq = self.settings.update_freq
         probe = self._next_vote if self._shared else self.prober.due_at
-        due = [at - self.step for at in (self._last_look + freq, probe)]
+        dates = self._last_look + freq, probe, self.ranges.due_at
+        due = [at - self.step for at in dates]
         if min(due) > 0:
             return min(due)
         # What the budget does not allow yet need not be asked for in each.
@@ -190,6 +197,7 @@ class Engine:
         self.recorder.end_epoch()
         self.step = self._step_at_epoch_end(callback.params.get("steps"))
         self.prober.collect(self.step)
+        self.ranges.end_epoch()
         if self.spending.left(LOOKS) > 0:
             self._look()
         started = time.perf_counter()
@@ -212,6 +220,7 @@ class Engine:
         self._look()
         self._skips.tell_rest(self.step)
         self._log_layers()
+        self.ranges.finish(self.model, self.step)
 
     def _start(self):
         if self._started:
@@ -234,6 +243,7 @@ class Engine:
         self.log.settings(settings_of(self.model))
         self._log_layers()
         self._look()
+        self.ranges.start(self.model, self.step, self.examiner)
 
     def _step_at_epoch_end(self, steps):
         # The last call of several steps may have been cut short.

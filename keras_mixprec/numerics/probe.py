@@ -67,7 +67,7 @@ class Probe:
         self._count_lost = self._backend.traced_once(_count_lost)
         self._entries = walk(model)
         self._owners = _owners(self._entries)
-        self.limits = _limits(self._entries)
+        self.limits = limits_of(self._entries)
         self.seconds = 0.0
         self.failures = {}
         self.train_function = self._twin()
@@ -170,7 +170,7 @@ class Probe:
         ]
         before = [ops.copy(v.value) for v, _ in pairs]
         moving = [ops.not_equal(gradient, 0) for _, gradient in pairs]
-        inverse = 1.0 / _loss_scale(optimizer)
+        inverse = 1.0 / loss_scale(optimizer)
         for variable, gradient in pairs:
             gradient = ops.cast(gradient, "float32") * inverse
             self._put_weight(variable, "weight_gradient", gradient)
@@ -246,7 +246,8 @@ def _reading(path, parts):
     )
 
 
-def _loss_scale(optimizer):
+def loss_scale(optimizer):
+    """Returns what an optimizer's gradients are scaled by in this step."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.loss_scale_factor or 1.0
     if getattr(optimizer, "_unscaled", False):
@@ -254,7 +255,8 @@ def _loss_scale(optimizer):
     return ops.convert_to_tensor(optimizer.dynamic_scale)
 
 
-def _limits(entries) -> Format:
+def limits_of(entries) -> Format:
+    """Returns the format that the headroom of a model's layers refers to."""
     dtypes = {entry.layer.compute_dtype for entry in entries}
     only_bfloat16 = "bfloat16" in dtypes and "float16" not in dtypes
     return get_format("bfloat16" if only_bfloat16 else "float16")

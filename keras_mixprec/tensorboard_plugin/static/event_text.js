@@ -28,9 +28,10 @@ export function eventLevel(event) {
   if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
   if (["promote", "shrink"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
-  if (["trend", "probe_failed", "skipped_steps_not_kept"].includes(kind)) {
-    return "warning";
-  }
+  const warnings = [
+    "trend", "probe_failed", "ranges_withheld", "skipped_steps_not_kept",
+  ];
+  if (warnings.includes(kind)) return "warning";
   return kind === "skipped_step" ? "skip" : "info";
 }
 
@@ -126,6 +127,12 @@ const SENTENCES = {
     const at = event.layer ? ` at ${event.layer}` : "";
     return `Probe failed${at}: ${event.reason}`;
   },
+  ranges_measured(event) {
+    const steps = plural(event.steps?.length ?? 0, "step");
+    return `Ranges of all layers measured at ${steps} beside training, in ` +
+      `${formatNumber(event.seconds)} s.`;
+  },
+  ranges_withheld: (event) => event.message ?? "",
   trend(event) {
     const when = event.overflows_in_steps;
     const soon = when === undefined || when === null ? "" :

@@ -62,7 +62,7 @@ export function createHeatCard(store) {
     const measured = Boolean(runData?.heat);
     missing.hidden = measured && Boolean(heat);
     missing.textContent = !measured ?
-      "This run holds no ranges per layer: let MixPrecMonitor record them." :
+      runData?.withheld ?? "This run holds no ranges per layer." :
       "No values of this quantity here.";
     body.hidden = !heat;
     select.disabled = !measured;
