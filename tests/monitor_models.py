@@ -126,3 +126,33 @@ def texts(log_dir, tag):
     """Dict step -> Markdown of one entry of the Text tab."""
     points = read_tag(os.path.join(log_dir, "mixprec"), f"mixprec/{tag}")
     return {step: value.item().decode() for step, value in points.items()}
+
+
+class EveryStep(keras.callbacks.Callback):
+    """Reads the scale after every batch."""
+
+    def __init__(self, name="optimizer"):
+        super().__init__()
+        self.name, self.scales = name, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 0:
+            self.on_train_batch_end(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.scales.append(float(getattr(self.model, self.name).loss_scale))
+
+
+def assert_logged(log_dir, scales, optimizer=""):
+    """Both forms in which the log has them; scales by step from 0 on."""
+    steps = range(len(scales))
+    points = scalars(log_dir, f"loss_scale/{optimizer}".rstrip("/"))
+    assert max(points) == steps[-1]
+    line = np.interp(steps, list(points), np.log2(list(points.values())))
+    np.testing.assert_allclose(2.0**line, scales, rtol=1e-5)
+    (run,) = kmp.load_report(log_dir).to_dict().values()
+    courses = {course["optimizer"]: course for course in run["scale"]}
+    course = courses[optimizer]
+    places = np.searchsorted(course["steps"], steps, side="right") - 1
+    rows = np.array(course["scale"])[places]
+    np.testing.assert_allclose(rows, scales, rtol=1e-5)

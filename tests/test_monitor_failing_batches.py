@@ -158,9 +158,10 @@ def test_a_hopeless_run_is_stopped_with_the_reason(tmp_path, capsys):
     [event] = told(tmp_path, "stopped")
     assert "the loss scale cannot fall below 1" in event["reason"]
     assert event["reason"] in capsys.readouterr().out
+    # The cause, not the collapse that it brings about.
     kinds = [v.kind for v in watcher.verdicts]
-    assert kinds.count("scale_collapsed") == 1
-    assert len(kinds) > 1, "The cause was not looked for."
+    assert kinds
+    assert "scale_collapsed" not in kinds
 
 
 @pytest.mark.parametrize(

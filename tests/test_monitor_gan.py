@@ -6,6 +6,8 @@ import pytest
 from keras import ops
 from monitor_models import (
     BACKEND,
+    EveryStep,
+    assert_logged,
     each_jit,
     fit,
     good,
@@ -123,6 +125,22 @@ def test_each_optimizer_is_logged_by_name(make, jit, tmp_path):
     assert scalars(tmp_path, "skipped_steps/left_optimizer") == expected
     tag = "gradient_norm_by_variable/left_optimizer/"
     assert sum(t.startswith(tag) for t in tags(tmp_path)) == 1
+
+
+def test_the_scale_of_each_is_that_of_each_step(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = type("Gan", (TwoPlayers,), {"train_step": STEPS[BACKEND]})()
+    model.build((None, 1))
+    rule = kmp.DynamicLossScale(growth_interval=5)
+    model.compile(lambda inner: kmp.LossScaleOptimizer(inner, rule))
+    # The gradient of `right` is the smaller one.
+    names = "left_optimizer", "right_optimizer"
+    values = [[1 / 8, 30.0][i % 23 == 22] for i in range(120)]
+    seen = [EveryStep(name) for name in names]
+    fit(model, values, [monitor(tmp_path), *seen])
+    assert seen[0].scales != seen[1].scales
+    for name, each in zip(names, seen, strict=True):
+        assert_logged(tmp_path, each.scales, name)
 
 
 @each_maker

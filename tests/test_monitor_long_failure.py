@@ -1,8 +1,9 @@
 """A run that fails for a night leaves a log that can be opened."""
 
-from typing import NamedTuple
-
 from keras_mixprec.callbacks.skips import Skips
+from keras_mixprec.callbacks.stretch import Block, ScalePoint
+from keras_mixprec.callbacks.watch import Reading
+from keras_mixprec.loss_scaling.history import NonfiniteStep
 from keras_mixprec.reporting import RunLog
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
@@ -10,34 +11,23 @@ from keras_mixprec.reporting.run_data import RunData
 LOOK, LOOKS = 50, 2000
 
 
-class Step(NamedTuple):
-    step: int
-    scale: float
-    variables: list
-
-
-class Reading(NamedTuple):
-    new_steps: list
-    skipped: int
-    unseen: int
-    loss_scale: float
-    changed: bool
-
-
 def failing(look):
-    """What a look finds where all steps are skipped at the lowest scale."""
-    steps = range(LOOK * look + 1, LOOK * (look + 1) + 1)
-    last = [Step(step, 0.5, ["dense/kernel"]) for step in steps[-32:]]
-    unseen = LOOK - len(last)
-    return Reading(last, LOOK * (look + 1), unseen, 0.5, look == 0)
+    """What a reading finds where all steps are skipped at the lowest scale."""
+    first, last = LOOK * look, LOOK * (look + 1)
+    steps = [
+        NonfiniteStep(step, 0.5, ["dense/kernel"])
+        for step in range(last - 31, last + 1)
+    ]
+    points = [ScalePoint(step, 0.5, step, 0) for step in (first, last)]
+    others = [Block(first + 1, last - 32, LOOK - 32)]
+    return Reading(points, [], last, last, True, steps, others, {}, {}, 0)
 
 
 def test_it_is_small_and_every_skip_is_counted(tmp_path):
     with RunLog(tmp_path) as log:
         skips = Skips(log)
         for look in range(LOOKS):
-            for tell in skips.tell, skips.tell_scale:
-                tell(LOOK * (look + 1), "", failing(look), 0)
+            skips.tell("", failing(look))
         skips.tell_rest(LOOK * LOOKS)
     size = sum(path.stat().st_size for path in (tmp_path / "mixprec").iterdir())
     assert size < 20e6  # 120 MB if each were told.

@@ -6,6 +6,7 @@ from monitor_models import BAD, fit, good, monitor, one_weight
 
 from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
 
+HEADLINE = {"text": "9 steps, none skipped, no findings.", "state": "healthy"}
 LONG = "a_rather_long_model_name/encoder/block_{}/multi_head_attention/kernel"
 
 
@@ -29,14 +30,18 @@ def assert_fits_a_screen(text):
 
 def test_one_optimizer_fits_a_screen():
     assert_fits_a_screen(
-        str(TrainingSummary({"float16": 500}, {"": done()}, {}, "logs", True))
+        str(
+            TrainingSummary(
+                {"float16": 500}, {"": done()}, {}, "logs", True, HEADLINE
+            )
+        )
     )
 
 
 def test_ten_optimizers_fit_a_screen():
     optimizers = {f"optimizer_of_player_{n}": done() for n in range(10)}
     dtypes = {"float16": 480, "float32": 15, "bfloat16": 3, "float64": 2}
-    text = str(TrainingSummary(dtypes, optimizers, {}, "logs", True))
+    text = str(TrainingSummary(dtypes, optimizers, {}, "logs", True, HEADLINE))
     assert_fits_a_screen(text)
     for name in optimizers:
         assert name in text

@@ -11,6 +11,7 @@ from optimizer_models import (
     make_variables,
     numbers,
     only_jax,
+    only_torch,
 )
 
 from keras_mixprec import LossScaleOptimizer
@@ -148,15 +149,59 @@ def test_keras_2_names():
     assert none is None
 
 
-def test_unscaling_twice_is_refused_until_the_next_apply():
+def test_unscaling_what_is_unscaled_is_refused():
     optimizer, variables = make()
     gradients = [ops.convert_to_tensor([8.0])]
     unscaled = optimizer.unscale(gradients)
-    with pytest.raises(ValueError, match="already been called"):
+    with pytest.raises(ValueError, match="unscaled already"):
         optimizer.unscale(unscaled)
     optimizer.apply(unscaled, variables)
+    with pytest.raises(ValueError, match="unscaled already"):
+        optimizer.unscale(unscaled)
     np.testing.assert_array_equal(numbers(variables)[0], [0])
     optimizer.unscale(gradients)
+
+
+@each_mode
+def test_two_backward_passes_in_a_step(mode):
+    """Sharpness-aware minimization unscales the gradients of both."""
+    optimizer, variables = make()
+
+    def ascend_then_descend(gradients):
+        first = optimizer.unscale(gradients)
+        (second,) = optimizer.unscale([g * 1.0 for g in gradients])
+        return [second + 0 * first[0]]
+
+    assert train(optimizer, variables, 3, mode, ascend_then_descend) == [
+        -2,
+        -5,
+        -8,
+    ]
+
+
+def test_unscaled_gradients_applied_twice_are_divided_once():
+    optimizer, variables = make()
+    unscaled = optimizer.unscale([ops.convert_to_tensor([8.0])])
+    for _ in range(2):
+        optimizer.apply(unscaled, variables)
+    np.testing.assert_array_equal(numbers(variables)[0], [-1])
+    clipped = [ops.clip(optimizer.unscale([unscaled[0] * 64])[0], -1, 1)]
+    for _ in range(2):
+        optimizer.apply(clipped, variables)
+    np.testing.assert_array_equal(numbers(variables)[0], [-3])
+
+
+@only_torch
+def test_gradients_unscaled_in_place_are_known_until_they_are_written():
+    optimizer, (variable,) = make(growth_interval=100)
+    optimizer.scale_loss(loss_of(variable)).backward()
+    for _ in range(2):
+        optimizer.apply([variable.value.grad])
+    np.testing.assert_array_equal(numbers([variable])[0], [1 - 2 * TRUE])
+    variable.value.grad.zero_()
+    optimizer.scale_loss(loss_of(variable)).backward()
+    optimizer.apply([variable.value.grad])
+    np.testing.assert_array_equal(numbers([variable])[0], [1 - 3 * TRUE])
 
 
 @only_jax

@@ -43,6 +43,29 @@ def test_judgement(kind, capability, policy):
 
 
 @pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("NVIDIA GeForce GTX 1650", "float32"),
+        ("NVIDIA GeForce GTX 1660 Ti with Max-Q Design", "float32"),
+        ("NVIDIA GeForce MX450", "float32"),
+        ("Quadro T1000", "float32"),
+        ("NVIDIA T400 4GB", "float32"),
+        ("NVIDIA T1200 Laptop GPU", "float32"),
+        ("Tesla T4", "mixed_float16"),
+        ("NVIDIA GeForce RTX 2060 SUPER", "mixed_float16"),
+        ("Quadro RTX 4000", "mixed_float16"),
+        ("NVIDIA TITAN RTX", "mixed_float16"),
+    ],
+)
+def test_turing_without_tensor_cores(name, policy):
+    others = found("cuda", (7, 5)) | {"devices": ["Tesla T4", name]}
+    recommendation = judge(others)
+    assert recommendation.policy == policy
+    assert (name in recommendation.reason) is (policy == "float32")
+    assert bool(slow_because("mixed_float16", others)) is (policy == "float32")
+
+
+@pytest.mark.parametrize(
     ("policy", "kind", "capability", "slow"),
     [
         ("float32", "cpu", None, False),

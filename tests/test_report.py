@@ -39,10 +39,14 @@ def unpacked(page):
 
 def test_the_text_tells_what_happened(report):
     failed, tuned = str(report).split("\n\n")
-    assert failed.startswith("float16/mixprec: 40 steps, 40 skipped (100.00%)")
+    assert failed.startswith(
+        "float16/mixprec: overflowing overflowed at step 5"
+    )
+    assert "Steps: 40, 40 skipped (100.00%)." in failed
     assert "Loss scale: 2**15 -> 2**-14" in failed
     assert "forward_overflow in overflowing, forward" in failed
-    assert tuned.startswith("tuned/mixprec: 40 steps, none skipped.")
+    assert tuned.startswith("tuned/mixprec: overflowing overflowed at step 0")
+    assert "Steps: 40, none skipped." in tuned
     assert "Now in float32, since step 0: overflowing, because of" in tuned
     assert all(len(line) <= 100 for line in str(report).splitlines())
     assert len(failed.splitlines()) < 25  # A screen.
@@ -91,7 +95,7 @@ def test_a_second_run_adds_its_skipped_steps(tmp_path):
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["skipped"] == 40
     train(tmp_path, kmp.PrecisionTuner(verbose=0), epochs=1)
-    assert str(kmp.load_report(tmp_path)).startswith("mixprec: 62 steps, 40 sk")
+    assert "Steps: 60, 40 skipped" in str(kmp.load_report(tmp_path))
 
 
 def test_calls_and_layers_of_such_names_are_told_apart(tmp_path):
@@ -189,8 +193,8 @@ def test_without_matplotlib_there_is_no_picture(report, monkeypatch):
 def test_the_monitor_has_it(tmp_path):
     assert kmp.MixPrecMonitor(tmp_path).report is None
     monitor = train(tmp_path, epochs=1)
-    assert str(monitor.report).startswith("mixprec: 20 steps, 20 skipped")
-    assert str(kmp.load_report(tmp_path / "mixprec")).startswith(".: 20 steps")
+    assert "Steps: 20, 20 skipped" in str(monitor.report)
+    assert str(kmp.load_report(tmp_path / "mixprec")).startswith(".: overflow")
 
 
 def test_the_command_line_prints_and_writes_it(logs, report, tmp_path, capsys):

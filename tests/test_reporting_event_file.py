@@ -67,10 +67,20 @@ def test_steps_of_a_tag_must_rise(tmp_path, step):
 def test_steps_begin_at_the_first_step(tmp_path):
     with EventFile(tmp_path, first_step=9) as file:
         with pytest.raises(ValueError, match="continues from step 9"):
-            write_scalars(file, [8])
+            write_scalars(file, [7])
         file.replace(3, [summaries.strings("late", ["a"])])
         write_scalars(file, [9])
     assert list(read_tag(tmp_path, "late")) == [9]
+
+
+def test_the_step_before_the_first_moves_and_gives_way(tmp_path):
+    with EventFile(tmp_path, first_step=9) as file:
+        write_scalars(file, [8], tag="moved")
+        write_scalars(file, [8, 9], tag="both")
+        with pytest.raises(ValueError, match="continues from step 10"):
+            write_scalars(file, [9], tag="both")
+    assert list(read_tag(tmp_path, "moved")) == [9]
+    assert list(read_tag(tmp_path, "both").values()) == [np.float32(9 / 7)]
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@
   `None`, stay as they are. torch writes in place where a gradient is the
   `.grad` of one of `variables`, as `torch.amp.GradScaler` does: a copy costs
   15% of a step of large layers.
-- `commit(optimizer, finite, unscaled, variables, record)`: applies the inner
-  optimizer to the gradients that `unscaled()` returns if `finite`, and calls
-  `record()` once whatever the case. Unscaling next to the update that reads
-  the gradients saves 10% of the update of large layers.
+- `commit(optimizer, finite, unscaled, variables, record, remember)`: applies
+  the inner optimizer to the gradients that `unscaled()` returns if `finite`;
+  else calls `remember(True)`, or where there is no branch for it
+  `remember(skipped)` with a tensor in every step. Then calls `record()`,
+  whatever the case. Unscaling next to the update that reads the gradients
+  saves 10% of the update of large layers.
 - `outside_graph()`: context in which assignments happen now, even while a
   step is being traced.
 - `read(variable)`: the variable's value as a NumPy array.

@@ -48,12 +48,16 @@ def unscale(gradients, inverse, keep, variables=()):
     ]
 
 
-def commit(optimizer, finite, unscaled, variables, record):
-    inner = optimizer.inner_optimizer
+def commit(optimizer, finite, unscaled, variables, record, remember):
+    def update():
+        optimizer.inner_optimizer.apply(unscaled(), variables)
+
     if not isinstance(finite, bool):
-        _commit_traced(inner, finite, unscaled, variables)
+        _commit_traced(optimizer, finite, update, lambda: remember(True))
     elif finite:
-        inner.apply(unscaled(), variables)
+        update()
+    else:
+        remember(True)
     record()
 
 
@@ -73,22 +77,26 @@ def value(variable):
     return variable.value
 
 
-def _commit_traced(inner, finite, unscaled, variables):
+def _commit_traced(optimizer, finite, update, remember):
     # All trainable variables: averaging may write those without a gradient.
+    inner = optimizer.inner_optimizer
     touched = [*inner._trainable_variables, *inner.variables]
+    touched += optimizer.history.variables
     before = [v.value for v in touched]
 
-    def update():
+    def after(work):
         mapping = list(zip(touched, before, strict=True))
         with keras.StatelessScope(state_mapping=mapping) as scope:
-            inner.apply(unscaled(), variables)
+            work()
         return [
             scope.get_current_value(v).astype(b.dtype)
             for v, b in zip(touched, before, strict=True)
         ]
 
-    after = jax.lax.cond(finite, update, lambda: before)
-    for variable, value in zip(touched, after, strict=True):
+    values = jax.lax.cond(
+        finite, lambda: after(update), lambda: after(remember)
+    )
+    for variable, value in zip(touched, values, strict=True):
         variable.assign(value)
 
 

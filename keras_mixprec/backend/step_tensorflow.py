@@ -76,7 +76,7 @@ def unscale(gradients, inverse, keep, variables=()):
     return result
 
 
-def commit(optimizer, finite, unscaled, variables, record):
+def commit(optimizer, finite, unscaled, variables, record, remember):
     inner = optimizer.inner_optimizer
 
     def update(gradients=None):
@@ -89,13 +89,14 @@ def commit(optimizer, finite, unscaled, variables, record):
             update,
             [*inner._trainable_variables, *inner.variables],
         )
-        record()
+        remember(tf.logical_not(finite))
     elif _merges():
-        _commit_across_replicas(finite, unscaled(), update, record)
+        _update_across_replicas(finite, unscaled(), update)
+        remember(tf.logical_not(finite))
     else:
-        branches = _effect(update), _effect(lambda: None)
+        branches = _effect(update), _effect(lambda: remember(True))
         _cond(finite, *branches, lowered=_are_large(variables))
-        record()
+    record()
 
 
 def outside_graph():
@@ -173,7 +174,7 @@ def _merges():
     )
 
 
-def _commit_across_replicas(finite, gradients, update, record):
+def _update_across_replicas(finite, gradients, update):
     def decide(strategy, finite, gradients):
         # All replicas computed the same flag: it was summed over them.
         finite = strategy.experimental_local_results(finite)[0]
@@ -186,7 +187,6 @@ def _commit_across_replicas(finite, gradients, update, record):
     tf.distribute.get_replica_context().merge_call(
         decide, args=(finite, gradients)
     )
-    record()
 
 
 def _effect(function):

@@ -59,9 +59,11 @@ def unscale(gradients, inverse, keep, variables=()):
     return result
 
 
-def commit(optimizer, finite, unscaled, variables, record):
+def commit(optimizer, finite, unscaled, variables, record, remember):
     if finite:
         optimizer.inner_optimizer.apply(unscaled(), variables)
+    else:
+        remember(True)
     record()
 
 

@@ -5,6 +5,10 @@ from collections import Counter
 from typing import NamedTuple
 
 from keras_mixprec.formats import format_power
+from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
+from keras_mixprec.policies import precision_summary
+from keras_mixprec.reporting.facts import Facts
+from keras_mixprec.reporting.headline import headline
 
 _WIDTH = 100
 
@@ -22,6 +26,9 @@ class TrainingSummary(NamedTuple):
         folder: String. Where the log is; empty if another worker has it.
         unscaled_float16: Boolean. Whether layers compute in float16 and
             nothing scales the loss.
+        headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
+            `"healthy"`, `"repaired"`, `"warning"` or `"failing"`. The report
+            and the tab say the same.
         ranges: String. How often the ranges of layers were measured beside
             training, what that took, and why any were withheld.
     """
@@ -31,11 +38,15 @@ class TrainingSummary(NamedTuple):
     headroom: dict
     folder: str
     unscaled_float16: bool
+    headline: dict
     ranges: str = ""
 
     def __str__(self):
         layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
-        lines = [f"Mixed precision: {layers or 'no layers'}."]
+        lines = [
+            f"Mixed precision: {self.headline['text']}",
+            f"Layers: {layers or 'none'}.",
+        ]
         for name, optimizer in self.optimizers.items():
             label = f"Loss scale of {name}" if name else "Loss scale"
             lines.append(f"{label}: {optimizer}")
@@ -110,3 +121,41 @@ class OptimizerSummary(NamedTuple):
                 "at the layers named above."
             )
         return lines
+
+
+def summarize(engine) -> TrainingSummary:
+    """Returns what a run comes down to.
+
+    Args:
+        engine: The `Engine`, after its last look.
+    """
+    rows = precision_summary(engine.model).to_list()
+    optimizers = {
+        name: OptimizerSummary(
+            steps=w.attempted(),
+            skipped=w.skipped(),
+            in_a_row=w.optimizer.consecutive_skipped_steps,
+            first_scale=w.first_scale,
+            last_scale=float(w.optimizer.loss_scale),
+            overflow_counts=w.overflow_counts(),
+        )
+        for name, w in engine.counters.used().items()
+    }
+    headroom = engine.prober.least_headroom()
+    facts = Facts(
+        events=engine.log.story,
+        layers=rows,
+        steps=engine.step - engine.first_step,
+        skipped={name: o.skipped for name, o in optimizers.items()},
+        in_a_row=max((o.in_a_row for o in optimizers.values()), default=0),
+        measured="activation" in headroom,
+    )
+    return TrainingSummary(
+        dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
+        optimizers=optimizers,
+        headroom=headroom,
+        folder=engine.log.folder,
+        unscaled_float16=lacks_loss_scaling(engine.model),
+        headline=headline(facts),
+        ranges=str(engine.ranges),
+    )

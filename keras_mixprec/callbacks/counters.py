@@ -15,11 +15,15 @@ class Counters:
 
     Args:
         model: A compiled `keras.Model`, with variables that are up to date.
+        log: The `RunLog`.
+        step: Int. The step of the log at which training starts.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, log, step):
         self._model = model
         self._watches = watch_optimizers(model)
+        for name, watch in self._watches.items():
+            watch.begin(step, log.skipped.get(name, 0), log.next_step)
 
     def used(self) -> dict[str, Watch]:
         """Returns the watches of the optimizers that training uses, by name.
@@ -53,17 +57,22 @@ class Counters:
         skipped = [watch.skipped() for watch in self.used().values()]
         return max([*skipped, guard_of(self._model).nonfinite_losses])
 
-    def raise_scale(self, bits: float):
+    def all(self) -> list[Watch]:
+        """Returns the watches of all loss scale optimizers."""
+        return list(self._watches.values())
+
+    def raise_scale(self, bits: float, step: int):
         """Raises loss scales that fell below what is needed now.
 
         Args:
             bits: Float. The scale that suits the model, as a power of two.
+            step: Int. Step of the log.
         """
         for watch in self.used().values():
             if isinstance(watch.optimizer.rule, DynamicLossScale):
                 scale = min(2.0**bits, watch.first_scale)
                 if scale > float(watch.optimizer.loss_scale):
-                    watch.optimizer.dynamic_scale.assign(scale)
+                    watch.set_scale(step, scale)
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[float]:

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable
 
 from keras.src.utils import io_utils
 
@@ -20,6 +21,7 @@ from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
+from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import NoLog
 from keras_mixprec.reporting.thinning import Thinning
@@ -43,16 +45,19 @@ class Settings:
     """How an engine looks; the arguments of `MixPrecMonitor`.
 
     Attributes:
-        log: A `RunLog`. Defaults to one that keeps nothing.
+        open_log: Function that returns a `RunLog`. Defaults to one that keeps
+            nothing.
+        summary: Boolean. Whether the `TrainingSummary` is printed at the end.
     """
 
-    log: Any = dataclasses.field(default_factory=NoLog)
+    open_log: Callable = NoLog
     update_freq: int = 50
     probe_every: int = 0
     max_overhead: float = 0.02
     keep_failing_batches: int = 0
     stop_after: int | None = None
     verbose: int = 1
+    summary: bool = False
 
 
 class Engine:
@@ -81,6 +86,7 @@ class Engine:
         self.step = self.first_step = 0
         self.collapsed = False
         self._members = []
+        self._leader = self._params = None
         self._started = self._finished = False
         self._configure(settings)
 
@@ -98,15 +104,33 @@ class Engine:
         """
         model = callback.model
         engine = vars(model).get(_KEPT_AS)
-        # One that has started is left from a `fit` that an exception ended.
-        if not engine or engine._started or callback in engine._members:
+        # It may be left from a `fit` that an exception ended.
+        if not engine or engine._started or not engine._is_of(callback):
             if engine:
                 engine.log.close()
             engine = vars(model)[_KEPT_AS] = cls(model, settings)
         elif not modest:
+            engine._check_only(callback)
             engine._configure(settings)
+        if not modest:
+            engine._leader = callback
+        engine._params = callback.params
         engine._members.append(callback)
         return engine
+
+    def _is_of(self, callback):
+        """Whether this is the engine of the callback's `fit`."""
+        # Keras gives all callbacks of a `fit` the same dict.
+        same_fit = callback.params is self._params
+        return same_fit and callback not in self._members
+
+    def _check_only(self, callback):
+        if self._leader is not None:
+            raise ValueError(
+                "A `fit` can have one `MixPrecMonitor`: another one is among "
+                "its callbacks already. Received: monitors of log_dir="
+                f"{self._leader.log_dir!r} and log_dir={callback.log_dir!r}"
+            )
 
     def leave(self, callback):
         """The last callback to leave closes the log."""
@@ -118,7 +142,7 @@ class Engine:
 
     def _configure(self, settings):
         self.settings = settings
-        self.log = log = settings.log
+        self.log = log = settings.open_log()
         verbose = settings.verbose
         self.spending = Spending(settings.max_overhead)
         self.examiner = Examiner(log, verbose, self.spending)
@@ -130,7 +154,7 @@ class Engine:
             self.spending,
         )
         self.ranges = RangeReader(
-            self.model, settings, self.prober, self.spending
+            self.model, log, settings, self.prober, self.spending
         )
         self.recorder = Recorder(settings.keep_failing_batches)
 
@@ -203,7 +227,7 @@ class Engine:
         started = time.perf_counter()
         if self.spending.left(LOOKS) > 0 and self._by_epoch.due():
             self.prober.write_histograms(self.step)
-        self._log_layers()
+        self.log_layers()
         self.spending.add(LOOKS, time.perf_counter() - started)
         self._idle_until = self.step
 
@@ -218,15 +242,20 @@ class Engine:
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
         self._look()
+        if self.collapsed:
+            self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
-        self._log_layers()
+        self.log_layers()
         self.ranges.finish(self.model, self.step)
 
     def _start(self):
         if self._started:
             return
         self._started = True
-        self.first_step = self.step = self._epoch_start = self.log.next_step
+        # What an earlier `fit` logged last is after the step that this begins
+        # with.
+        start = max(self.log.next_step - 1, 0)
+        self.first_step = self.step = self._epoch_start = start
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
         self._shared = backend_agreement.current().workers(self.model) > 1
@@ -238,10 +267,12 @@ class Engine:
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(self.log)
-        self.counters = Counters(self.up_to_date())
+        self.counters = Counters(self.up_to_date(), self.log, self.step)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
-        self._log_layers()
+        if lacks_loss_scaling(self.model):
+            self.log.event(self.step, {"kind": "no_loss_scaling"})
+        self.log_layers()
         self._look()
         self.ranges.start(self.model, self.step, self.examiner)
 
@@ -304,10 +335,11 @@ class Engine:
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
             return
-        for optimizer in self.counters.optimizers().values():
+        for watch in self.counters.all():
+            optimizer = watch.optimizer
             automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
             if automatic and not optimizer.attempted_steps:
-                self.examiner.arm_first_scale(self.model, optimizer, self.step)
+                self.examiner.arm_first_scale(self.model, watch, self.step)
 
     def _settle(self):
         if not self.recorder.full:
@@ -332,20 +364,21 @@ class Engine:
         self.spending.add(LOOKS, seconds - waited)
 
     def _read(self):
-        scalars, by_variable = {}, self._by_variable.due()
+        curves, by_variable = defaultdict(dict), self._by_variable.due()
         self._in_a_row, self.collapsed, self._hopeless = 0, False, None
         for name, watch in self.counters.used().items():
-            reading = watch.read()
+            reading = watch.read(self.step)
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
             self._judge(reading)
             if reading.new_steps or reading.grown:
                 self.prober.hurry()
-            scalars |= reading.scalars(name, by_variable)
-            offset = self.first_step - watch.first_attempted
-            self._skips.tell(self.step, name, reading, offset)
-            self._skips.tell_scale(self.step, name, reading, offset)
-        if scalars:
-            self.log.scalars(self.step, scalars)
+            for step, values in reading.curves(name, by_variable).items():
+                curves[step] |= values
+            self._skips.tell(name, reading)
+        for step in sorted(curves):
+            # An earlier `fit` may have ended where this one begins.
+            if step >= self.log.next_step:
+                self.log.scalars(step, curves[step])
 
     def _judge(self, reading):
         if reading.collapsed:
@@ -365,11 +398,14 @@ class Engine:
         if self.settings.verbose:
             io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 
-    def _log_layers(self):
-        # With what has changed since the last step none was taken.
-        if self.step == self._last_layers:
-            return
+    def log_layers(self):
+        """Logs what the layers compute in, if that has changed."""
         plan = PrecisionPlan.from_model(self.model)
-        if plan != self._plan:
+        if plan == self._plan:
+            return
+        table = precision_summary(self.model).to_list()
+        self.prober.dtypes = {x["path"]: x["compute_dtype"] for x in table}
+        # With what has changed since the last step none was taken.
+        if self.step != self._last_layers:
             self._plan, self._last_layers = plan, self.step
-            self.log.layers(self.step, precision_summary(self.model).to_list())
+            self.log.layers(self.step, table)

@@ -8,7 +8,7 @@ from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.ballot import any_worker
-from keras_mixprec.callbacks.carry_on import carry_on_without
+from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import DIAGNOSES
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
@@ -58,6 +58,7 @@ class Examiner:
         self.cost = _FIRST_COST
         self._last_errors = -1
         self._told = set()
+        self._collapse = None
         self._examined_trouble = self._found = False
         self._failed = False
         self._next_call = NextCall()
@@ -109,7 +110,7 @@ class Examiner:
         """
         self._try(step, lambda: self._examine(model, batch, step, counts))
 
-    def arm_first_scale(self, model, optimizer, step: int):
+    def arm_first_scale(self, model, watch, step: int):
         """Sets the loss scale to what the next batch's gradients need.
 
         Of several workers' batches, the one that needs the smallest.
@@ -121,10 +122,10 @@ class Examiner:
             (lowest,) = any_worker(model, [-min(bits)])
             if np.isinf(lowest):
                 return
-            scale, rule = 2.0**-lowest, optimizer.rule
+            scale, rule = 2.0**-lowest, watch.optimizer.rule
             scale = max(scale, rule.min_scale or 0.0)
             scale = min(scale, rule.max_scale or scale)
-            optimizer.dynamic_scale.assign(scale)
+            watch.set_scale(step, scale)
             self._log.event(step, {"kind": "first_scale", "scale": scale})
 
         self.on_next_batch(model, step, predict)
@@ -161,18 +162,25 @@ class Examiner:
     def forget_trouble(self):
         """Takes skipped steps from here on for a new fault."""
         self._found = self._examined_trouble = False
+        self._collapse = None
 
     def tell_collapse(self, loss_scale: float, in_a_row: int, step: int):
-        """Tells that the loss scale is at its floor and does not help.
+        """Reports that the loss scale is at its floor and does not help.
 
-        Unless the reason is told already.
+        Unless the cause is reported, or a diagnosis has yet to look for it.
         """
-        if self._found:
-            return
         kind = "scale_collapsed"
         numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
-        verdict = Verdict(kind, step=step, numbers=numbers, advice=advice(kind))
-        self._tell(verdict, step)
+        self._collapse = Verdict(
+            kind, step=step, numbers=numbers, advice=advice(kind)
+        )
+        if self._failed or self._examined_trouble and not self.armed:
+            self.tell_rest(step)
+
+    def tell_rest(self, step: int):
+        """Reports a collapse that no diagnosis has found the cause of."""
+        if self._collapse and not self._found:
+            self._tell(self._collapse, step)
 
     def give_up(self, step: int, reason):
         """Tells that diagnoses fail; training goes on.
@@ -182,9 +190,7 @@ class Examiner:
             reason: The exception.
         """
         self._failed = True
-        self._log.event(
-            step, {"kind": "diagnosis_failed", "reason": str(reason)[:500]}
-        )
+        self._log.event(step, failure("diagnosis_failed", reason))
         carry_on_without("diagnose this model any more", reason)
 
     def _examine(self, model, batch, step, counts):

@@ -1,16 +1,14 @@
 """The monitoring callback."""
 
-from collections import Counter
+from functools import partial
 
 import keras
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_integer, check_number
 from keras_mixprec.backend import agreement as backend_agreement
-from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
+from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.engine import Engine, Settings
-from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
-from keras_mixprec.policies import precision_summary
 from keras_mixprec.reporting import NoLog, RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
@@ -22,8 +20,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     | tag | what | when |
     |---|---|---|
-    | `mixprec/loss_scale`, `mixprec/log2_loss_scale` | scale in use | U |
-    | `mixprec/skipped_steps` | skipped so far | U |
+    | `mixprec/loss_scale`, `mixprec/log2_loss_scale` | scale in use | U, S |
+    | `mixprec/skipped_steps` | skipped so far in this log | U |
     | `mixprec/gradient_norm` | unscaled norm of all gradients | U |
     | `mixprec/gradient_norm_by_variable/<path>` | of each gradient | U |
     | `mixprec/overflow_count/<path>` | steps in which it overflowed | U |
@@ -37,11 +35,23 @@ class MixPrecMonitor(keras.callbacks.Callback):
     | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |
     | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch, R |
 
-    U: every `update_freq` steps and at the end of an epoch. P: when a step was
-    probed. R: when ranges were read. The x axis counts
-    batches, skipped ones included, on over several calls of `fit`. Between
-    two looks the compiled step itself keeps the record, so a skipped step is
-    not lost when nobody looks.
+    U: every `update_freq` steps and at the end of an epoch. S: at each step
+    that changed it. P: when a step was probed. R: when ranges were read. The
+    x axis counts batches, skipped ones included, on over several calls of
+    `fit`. Between two readings the compiled step itself keeps the record, so a
+    skipped step is not lost when nobody reads.
+
+    The scale at step `s` is the one in use after `s` batches: the batch that
+    Keras counts as `s`, from 0, runs with it. A `skipped_step` event names the
+    number of the batch from 1 as `at_step`, where the scale falls, and the
+    scale that it ran with. A scale that was set by hand between two readings is
+    known from the second on, and `events.jsonl` says so
+    (`loss_scale_not_known`).
+
+    A disk that becomes full, or a removed folder, does not end training: one
+    warning reports it, and what is lost is logged when that is possible again.
+    While another run is logged to the same `log_dir`, in any process, this one
+    writes to `<log_dir>/mixprec_2` and so on.
 
     Of several workers the first writes the log. All need it, with the same
     arguments: they probe the same steps, and stop together.
@@ -113,7 +123,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a number is outside its range.
+        ValueError: If a number is outside its range; when training starts, if
+            another `MixPrecMonitor` is among the callbacks of the same `fit`.
         OSError: When training starts, if `log_dir` cannot be written to.
 
     Example:
@@ -169,13 +180,14 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self._engine = Engine.join(
             self,
             Settings(
-                log=RunLog(self.log_dir) if chief else NoLog(),
+                open_log=partial(RunLog, self.log_dir) if chief else NoLog,
                 update_freq=self.update_freq,
                 probe_every=self.probe_every,
                 max_overhead=self.max_overhead,
                 keep_failing_batches=self.keep_failing_batches,
                 stop_after=self.stop_after,
                 verbose=self.verbose,
+                summary=bool(self.verbose),
             ),
         )
         self.verdicts = self._engine.examiner.verdicts
@@ -199,32 +211,10 @@ class MixPrecMonitor(keras.callbacks.Callback):
         """Takes the last look, writes the summary and closes the log."""
         engine = self._engine
         engine.finish()
-        self.summary = _summarize(engine)
+        self.summary = summarize(engine)
         engine.log.event(
             engine.step, {"kind": "train_end", "summary": str(self.summary)}
         )
         engine.leave(self)
         if self.verbose:
             io_utils.print_msg(str(self.summary))
-
-
-def _summarize(engine):
-    rows = precision_summary(engine.model).to_list()
-    return TrainingSummary(
-        dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
-        optimizers={
-            name: OptimizerSummary(
-                steps=w.attempted(),
-                skipped=w.skipped(),
-                in_a_row=w.optimizer.consecutive_skipped_steps,
-                first_scale=w.first_scale,
-                last_scale=float(w.optimizer.loss_scale),
-                overflow_counts=w.overflow_counts(),
-            )
-            for name, w in engine.counters.used().items()
-        },
-        headroom=engine.prober.least_headroom(),
-        folder=engine.log.folder,
-        unscaled_float16=lacks_loss_scaling(engine.model),
-        ranges=str(engine.ranges),
-    )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import probe as backend_probe
-from keras_mixprec.callbacks.carry_on import carry_on_without
+from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import PROBES
 from keras_mixprec.diagnosis import ranges
@@ -42,12 +42,14 @@ class Prober:
         limits: The `Format` that it refers to, `None` before.
         last_step: Int. How many steps were taken when something was measured
             last, -1 before.
+        dtypes: Dict from layer path to the dtype that it computes in now.
     """
 
     def __init__(self, log, every, max_overhead, verbose, spending):
         self.readings = []
         self.limits = None
         self.last_step = -1
+        self.dtypes = {}
         self._unwritten = []
         self._last_histograms = -1
         self._log = log
@@ -186,9 +188,12 @@ class Prober:
         self._unwritten = []
 
     def least_headroom(self) -> dict:
-        """Returns `(path, bits)` of the last probe, by part of a layer."""
+        """Returns `(path, bits)` of the last probe, by part of a layer.
+
+        Of layers in 16 bits.
+        """
         found = {
-            part: ranges.least_headroom(self.readings, self.limits, part)
+            part: ranges.least_headroom(self.readings, self.dtypes, part)
             for part in EXPONENTS
         }
         return {part: least for part, least in found.items() if least}
@@ -205,10 +210,11 @@ class Prober:
         table = ranges.heat(self.readings, self.limits)
         paths = [reading.path for reading in self.readings]
         self._log.heat(step, table, paths, ranges.METRICS)
-        curves = ranges.curves(table)
+        narrow = ranges.in_16_bits(self.readings, self.dtypes)
+        curves = ranges.curves(table, narrow)
         self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
-        for reading in self.readings:
-            if "activation" in reading.parts:
+        for reading, is_narrow in zip(self.readings, narrow, strict=True):
+            if is_narrow and "activation" in reading.parts:
                 bits = reading.parts["activation"].headroom_bits(self.limits)
                 self._tell_trend(reading.path, bits, step)
 
@@ -235,15 +241,11 @@ class Prober:
         for path, reason in failures.items():
             if path not in self._told:
                 self._told.add(path)
-                self._log.event(
-                    step,
-                    {"kind": "probe_failed", "layer": path, "reason": reason},
-                )
+                event = failure("probe_failed", reason, layer=path)
+                self._log.event(step, event)
                 carry_on_without(f"measure {path!r}", reason)
 
     def _give_up(self, step, reason):
         self._failed = True
-        self._log.event(
-            step, {"kind": "probe_failed", "reason": str(reason)[:500]}
-        )
+        self._log.event(step, failure("probe_failed", reason))
         carry_on_without("probe this model any more", reason)

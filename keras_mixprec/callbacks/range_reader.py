@@ -44,6 +44,7 @@ class RangeReader:
 
     Args:
         model: The `keras.Model`.
+        log: The `RunLog`.
         settings: `Settings` of the engine.
         prober: `Prober`, which writes what is measured.
         spending: `Spending`.
@@ -53,9 +54,9 @@ class RangeReader:
             empty if all was.
     """
 
-    def __init__(self, model, settings, prober, spending):
+    def __init__(self, model, log, settings, prober, spending):
         self.withheld = ""
-        self._log = settings.log
+        self._log = log
         self._share = max(settings.max_overhead, _SHARE)
         self._limited = settings.max_overhead < 1
         self._off = _reason_for_none(settings)

@@ -1,9 +1,11 @@
 """Writing down which steps were skipped."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
+from keras_mixprec.callbacks.stretch import Block
 from keras_mixprec.formats import format_power
 from keras_mixprec.reporting.markdown import markdown_table
+from keras_mixprec.reporting.schema import curve_tag
 from keras_mixprec.reporting.thinning import Thinning
 
 # Skipped steps that are told one by one, half a kB each. A run that fails for
@@ -12,7 +14,7 @@ _IN_FULL = 1000
 
 
 class Skips:
-    """Writes down which steps were skipped, most of them one by one.
+    """Writes down which steps were skipped, and how the loss scale went.
 
     Args:
         log: The `RunLog`.
@@ -21,22 +23,33 @@ class Skips:
     def __init__(self, log):
         self._log = log
         self._left = _IN_FULL
-        self._uncounted = Counter()
-        self._scales, self._changed = {}, {}
-        self._waiting = defaultdict(list)
-        self._rows_of_counts, self._rows_of_scale = Thinning(), Thinning()
+        self._blocks, self._gaps = {}, {}
+        self._waiting, self._closed = defaultdict(list), {}
+        self._blocks_thinning, self._rows_thinning = Thinning(), Thinning()
 
-    def tell(self, step: int, name: str, reading, offset: int):
-        """Writes the non-finite steps that a look found.
+    def tell(self, name: str, reading):
+        """Writes what a reading found.
 
         Args:
-            step: Int. The step of the look.
             name: String. Which of several optimizers it is, `""` if there is
                 one.
             reading: `Reading` of that optimizer.
-            offset: Int. From the optimizer's count of steps to the log's.
         """
-        steps = reading.new_steps if self._left > 0 else []
+        self._tell_steps(name, reading)
+        self._tell_scale(name, reading)
+
+    def tell_rest(self, step: int):
+        """Writes what waits for being told.
+
+        Args:
+            step: Int.
+        """
+        self._write_rows(step)
+        self._write_blocks(step)
+
+    def _tell_steps(self, name, reading):
+        step = reading.step
+        steps = reading.new_steps[: self._left]
         self._left -= len(steps)
         for skipped in steps:
             self._log.event(
@@ -44,51 +57,42 @@ class Skips:
                 {
                     "kind": "skipped_step",
                     "optimizer": name,
-                    "at_step": min(offset + skipped.step, step),
+                    "at_step": skipped.step,
                     "scale": skipped.scale,
                     "variables": skipped.variables,
                 },
             )
         if steps:
-            tag = f"mixprec/skipped_step{'/' + name if name else ''}"
-            self._log.text(step, tag, markdown_table(_rows(steps, offset)))
-        others = len(reading.new_steps) - len(steps) + reading.unseen
-        self._uncounted[name] += others
-        if others and self._rows_of_counts.due():
-            self._tell_uncounted(step)
+            tag = curve_tag("mixprec/skipped_step", name)
+            self._log.text(step, tag, markdown_table(_rows(steps)))
+        blocks = [*reading.others]
+        if others := reading.new_steps[len(steps) :]:
+            block = Block(others[0].step, others[-1].step, len(others))
+            blocks.append(block)
+        for block in blocks:
+            self._blocks[name] = block.joined(self._blocks.get(name))
+        for first, last in reading.gaps:
+            self._gaps[name] = self._gaps.get(name, (first,))[0], last
+        if (blocks or reading.gaps) and self._blocks_thinning.due():
+            self._write_blocks(step)
 
-    def tell_scale(self, step: int, name: str, reading, offset: int):
-        """Writes how the loss scale went up to a look, where it changed.
-
-        Args:
-            step: As for `tell`.
-            name: As for `tell`.
-            reading: As for `tell`.
-            offset: As for `tell`.
-        """
-        if not (reading.changed or reading.new_steps):
-            return
+    def _tell_scale(self, name, reading):
         rows = self._waiting[name]
-        waited = len(rows)
-        count = reading.skipped - len(reading.new_steps)
-        scale = self._scales.get(name)
-        for skipped in reading.new_steps:
-            count += 1
-            if skipped.scale != scale:
-                # It was in use from the step before on. An optimizer that
-                # steps several times a batch counts further than batches.
-                at = min(offset + skipped.step - 1, step)
-                rows.append((at, skipped.scale, count, skipped.step - count))
-            scale = skipped.scale
-        self._scales[name] = scale = reading.loss_scale
-        changed = reading.changed or len(rows) > waited
-        if rows and not changed and not self._changed.get(name):
-            rows.pop()  # Nothing changed there either.
-        self._changed[name] = changed
-        good = step - offset - reading.skipped
-        rows.append((step, scale, reading.skipped, good))
-        if self._rows_of_scale.due():
-            self._write_rows(step)
+        start, *points = reading.points
+        if name not in self._closed:
+            rows.append(start)
+            self._closed[name] = False
+        for point in points:
+            changed = point.scale != start.scale
+            if changed or point.skipped != start.skipped:
+                # Between two readings without a change only the last counts.
+                if rows and self._closed[name] and not changed:
+                    rows.pop()
+                rows.append(point)
+                self._closed[name] = not changed
+            start = point
+        if len(rows) and self._rows_thinning.due():
+            self._write_rows(reading.step)
 
     def _write_rows(self, step):
         for name, rows in self._waiting.items():
@@ -96,23 +100,22 @@ class Skips:
                 self._log.scale_rows(step, rows, name)
         self._waiting.clear()
 
-    def tell_rest(self, step: int):
-        """Writes what waits for being told."""
-        self._write_rows(step)
-        self._tell_uncounted(step)
+    def _write_blocks(self, step):
+        for name, block in self._blocks.items():
+            event = {"kind": "skipped_steps_not_kept", "optimizer": name}
+            self._log.event(step, event | block._asdict())
+        for name, (first, last) in self._gaps.items():
+            event = {"kind": "loss_scale_not_known", "optimizer": name}
+            steps = {"first_step": first, "last_step": last}
+            self._log.event(step, event | steps)
+        self._blocks.clear()
+        self._gaps.clear()
 
-    def _tell_uncounted(self, step):
-        for name, count in self._uncounted.items():
-            if count:
-                event = {"kind": "skipped_steps_not_kept", "count": count}
-                self._log.event(step, event | {"optimizer": name})
-        self._uncounted.clear()
 
-
-def _rows(steps, offset):
+def _rows(steps):
     return [
         {
-            "step": offset + step.step,
+            "step": step.step,
             "loss scale": format_power(step.scale),
             "non-finite gradients": ", ".join(step.variables[:5])
             + (f" and {n} more" if (n := len(step.variables) - 5) > 0 else ""),

@@ -1,7 +1,5 @@
 """Telling what a tuner does: to its history, the log and the console."""
 
-from collections import Counter
-
 from keras.src.utils import io_utils
 
 
@@ -83,24 +81,8 @@ class Telling:
             event = {"kind": "rebuild", "seconds": round(seconds, 3)}
             self._engine.log.event(step, event)
 
-    def __str__(self):
-        repairs = self._repairs
-        policies = Counter(d.policy for d in repairs.demotions.values())
-        moved = ", ".join(
-            f"{_counted(n, 'layer')} to {p}" for p, n in policies.items()
-        )
-        return (
-            f"PrecisionTuner: {moved or 'nothing demoted'}, "
-            f"{repairs.share_in_16_bits():.0%} of the work in 16 bits, "
-            f"{_counted(repairs.rebuilds, 'rebuild')}."
-        )
-
 
 def _listed(paths, shown=4):
     names = [repr(path) for path in paths]
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
-
-
-def _counted(number, noun):
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -252,7 +252,7 @@ class Tuning:
         else:
             self._demote(step, wanted)
             if ballot.scale_bits is not None:
-                self._engine.counters.raise_scale(ballot.scale_bits)
+                self._engine.counters.raise_scale(ballot.scale_bits, step)
 
     def _left_alone(self, proposal, step):
         """The demotions of layers that those proposed leave alone."""
@@ -309,6 +309,7 @@ class Tuning:
         self._held_until = None
         self._suspicion.start_over()
         self._engine.examiner.forget_trouble()
+        self._engine.log_layers()
         self._tuner.save(self.repairs)
 
     def _give_up(self, step, reason):

@@ -18,8 +18,8 @@ _ADVICE = {
     "epsilon, above 6e-8.",
     "precision_loss": f"{_TO_FLOAT32} and not bfloat16, which has still fewer "
     "digits: it is finite but wrong.",
-    "scale_collapsed": "Let the layers named by the other verdicts compute in "
-    "float32, or the whole model if there are none: no loss scale helps.",
+    "scale_collapsed": "No loss scale helps, so its cause is elsewhere: call "
+    "keras_mixprec.diagnose(model, x, y) on a batch whose step is skipped.",
     "policy": "Use the policy 'mixed_float16', which keeps variables in "
     "float32: 16-bit variables lose small updates.",
     "scale_search": "Nothing: the loss scale is on its way down to where "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_mixprec.formats import Format
+from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.numerics.probe import LayerReading
 
 # The names end the names of the columns.
@@ -59,11 +59,27 @@ def heat(readings: Sequence[LayerReading], limits: Format) -> np.ndarray:
     return np.array(rows, "float32").reshape(len(rows), len(METRICS))
 
 
-def curves(table: np.ndarray) -> dict[str, float]:
+def in_16_bits(readings: Sequence[LayerReading], dtypes: dict) -> np.ndarray:
+    """Returns which of the layers compute in 16 bits, as far as is known.
+
+    What others hold beyond the range of 16 bits is no finding.
+
+    Args:
+        readings: List of `LayerReading`.
+        dtypes: Dict from layer path to compute dtype.
+    """
+    return np.array(
+        [_dtype(r.path, dtypes) in (*SIXTEEN_BITS, None) for r in readings],
+        bool,
+    )
+
+
+def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
     """Returns what the worst layer's numbers are, by name.
 
     Args:
         table: Array, as `heat` returns it.
+        narrow: Boolean array, which of its rows are about layers in 16 bits.
 
     Returns:
         Dict with the smallest headroom, the largest share of subnormal
@@ -71,6 +87,8 @@ def curves(table: np.ndarray) -> dict[str, float]:
         numbers; without what no layer told.
     """
     column = dict(zip(METRICS, table.T, strict=True))
+    own = {name: column[name][narrow] for name in METRICS}
+    own["lost_updates"] = column["lost_updates"]
     worst = {
         "activation_headroom_bits": _finite_min,
         "gradient_headroom_bits": _finite_min,
@@ -79,23 +97,38 @@ def curves(table: np.ndarray) -> dict[str, float]:
         "weight_gradient_below": _finite_max,
         "lost_updates": _finite_max,
     }
-    found = {name: pick(column[name]) for name, pick in worst.items()}
+    found = {name: pick(own[name]) for name, pick in worst.items()}
     found = {name: value for name, value in found.items() if value is not None}
     bad = [column[f"{part}_nonfinite"] > 0 for part in _PARTS]
     return found | {"nonfinite_layers": float(np.any(bad, axis=0).sum())}
 
 
 def least_headroom(
-    readings: Sequence[LayerReading], limits: Format, part: str
+    readings: Sequence[LayerReading], dtypes: dict, part: str
 ) -> tuple[str, float] | None:
-    """Returns the path and headroom of the layer that has least, or `None`."""
+    """Returns the path and headroom of the layer that has least, or `None`.
+
+    Of layers in 16 bits, each in the format that it computes in.
+
+    Args:
+        readings: List of `LayerReading`.
+        dtypes: Dict from layer path to compute dtype.
+        part: String, as in `LayerReading.parts`.
+    """
     found = [
-        (r.parts[part].headroom_bits(limits), r.path)
+        (r.parts[part].headroom_bits(get_format(dtype)), r.path)
         for r in readings
-        if part in r.parts and r.parts[part].largest
+        if part in r.parts
+        and r.parts[part].largest
+        and (dtype := _dtype(r.path, dtypes)) in SIXTEEN_BITS
     ]
     bits, path = min(found, default=(None, None))
     return None if path is None else (path, bits)
+
+
+def _dtype(path, dtypes):
+    # The path of a second call ends with "#1".
+    return dtypes.get(path) or dtypes.get(path.rpartition("#")[0])
 
 
 def _number(statistics, measure, limits):

@@ -1,9 +1,67 @@
 """Scaling and unscaling in custom training loops."""
 
+import sys
+import threading
+import warnings
+import weakref
+
 import keras
 from keras import ops
 
 from keras_mixprec.backend import step as backend_step
+
+
+class HandScaling(threading.local):
+    """What a custom training loop has called, on one thread.
+
+    A replica of a `MirroredStrategy` is a thread. Gradients that were unscaled
+    are known again by identity, and on torch by the version that each write
+    into a tensor counts up.
+    """
+
+    def __init__(self):
+        self.scaled = self.checked = False
+        self.pending = False
+        self._known = {}
+
+    def may_scale(self):
+        """The loss scale is read; a `train_step` may multiply by it."""
+        if not self.checked and not self.scaled:
+            self.scaled = _training_model() is not None
+
+    def unscaled(self, gradients):
+        """Remembers what `unscale` returns."""
+        self.pending = True
+        for gradient in gradients:
+            if gradient is not None:
+                self.unscaled_in_place(gradient)
+
+    def unscaled_in_place(self, gradient):
+        """Remembers what has been unscaled in its own memory."""
+        mark = weakref.ref(gradient), _version(gradient)
+        self._known[id(gradient)] = mark
+
+    def knows(self, gradients) -> bool:
+        """Whether gradients have been unscaled already."""
+        first = next((g for g in gradients if g is not None), None)
+        reference, version = self._known.get(id(first), (lambda: self, None))
+        return reference() is first and version == _version(first)
+
+    def take(self, gradients) -> bool:
+        """Returns whether the gradients of an `apply` have been unscaled."""
+        unscaled = self.pending or self.knows(gradients)
+        self.pending, self._known = False, {}
+        if unscaled:
+            self.unscaled(gradients)
+            self.pending = False
+        return unscaled
+
+    def __reduce__(self):
+        return HandScaling, ()
+
+
+def _version(gradient):
+    return getattr(gradient, "_version", None)
 
 
 class ScalesByHand:
@@ -15,6 +73,7 @@ class ScalesByHand:
         A float16 loss is cast first: 3.0 times a scale of 2**15 is infinite
         in float16.
         """
+        self._by_hand.scaled = True
         return ops.cast(loss, "float32") * self.loss_scale
 
     def stateless_scale_loss(self, optimizer_variables, loss):
@@ -39,8 +98,10 @@ class ScalesByHand:
         """Returns gradients divided by the loss scale, in float32.
 
         For what has to see true gradients before `apply`, such as clipping
-        by hand. The next `apply` takes them as unscaled, still checks them
-        and still moves the scale.
+        by hand. The next `apply` takes its gradients as unscaled, still checks
+        them and still moves the scale. A step may unscale the gradients of
+        several backward passes: sharpness-aware minimization, for one,
+        unscales those of both of its passes and applies the second.
 
         Args:
             gradients: List of gradients of the scaled loss, or `None`.
@@ -49,19 +110,27 @@ class ScalesByHand:
             List of float32 gradients.
 
         Raises:
-            ValueError: If called a second time before `apply`.
+            ValueError: If they are what `unscale` returned.
         """
         self._check_built("unscale")
-        if self._unscaled:
-            raise ValueError(
-                "`unscale` has already been called since the last `apply`; "
-                "a second time would divide the gradients twice."
-            )
-        self._unscaled = True
         gradients = list(gradients)
+        if self._by_hand.knows(gradients):
+            raise ValueError(
+                "These gradients are unscaled already: `unscale` has returned "
+                "them, or `apply` has taken them as unscaled. A second time "
+                "would divide them by the loss scale twice."
+            )
         step = backend_step.current()
         inverse = 1.0 / step.value(self.dynamic_scale)
-        return step.unscale(gradients, inverse, [False] * len(gradients))
+        keep = [False] * len(gradients)
+        unscaled = step.unscale(gradients, inverse, keep)
+        self._by_hand.unscaled(unscaled)
+        return unscaled
+
+    @property
+    def _unscaled(self):
+        """Whether the next `apply` takes gradients that are unscaled."""
+        return self._by_hand.pending
 
     def get_scaled_loss(self, loss):
         """`scale_loss` under its Keras 2 name; a function is wrapped."""
@@ -73,9 +142,41 @@ class ScalesByHand:
         """`unscale` under its Keras 2 name."""
         return self.unscale(grads)
 
+    def _check_loss_was_scaled(self):
+        """Warns once of a `train_step` that divides what it never multiplied.
+
+        Elsewhere the loss may have been scaled in any way.
+        """
+        used = self._by_hand
+        used.checked = True
+        if not used.scaled and (model := _training_model()) is not None:
+            warnings.warn(
+                f"The `train_step` of {model.name!r} applies gradients that "
+                f"are divided by the loss scale of {self.name!r}, but its loss "
+                "is not multiplied by it: updates are that much too small. "
+                "Call `loss = self.optimizer.scale_loss(loss)` before the "
+                "gradients are computed.",
+                stacklevel=3,
+            )
+
     def _check_built(self, method):
         if not self.built:
             raise ValueError(
                 f"`{method}` needs an optimizer that has been built. Call "
                 "`optimizer.build(model.trainable_variables)` first."
             )
+
+
+def _training_model():
+    """The model whose `train_step` is on the stack, `None` if there is none.
+
+    AutoGraph calls its own translation `tf__train_step`.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name in ("train_step", "tf__train_step"):
+            model = frame.f_locals.get("self")
+            if isinstance(model, keras.Model):
+                return model
+        frame = frame.f_back
+    return None

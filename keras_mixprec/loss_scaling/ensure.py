@@ -13,6 +13,11 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     pure float16 model, and a mixed_float16 model loaded under another global
     policy train without. Weights and optimizer state stay as they are.
 
+    An optimizer that scales the loss already stays, Keras' own
+    `LossScaleOptimizer` included: the callbacks exchange that by themselves,
+    and `compile(LossScaleOptimizer(model.optimizer.inner_optimizer), ...)`
+    does so by hand.
+
     Args:
         model: A compiled `keras.Model`.
 

@@ -97,14 +97,23 @@ class GuardedStep:
         self._backend.commit(
             optimizer,
             finite,
-            lambda: self._backend.unscale(
-                self._gradients, self._inverse, self._keep, self._variables
-            ),
+            self._unscaled,
             self._variables,
-            lambda: optimizer._advance(
-                finite, self.flags, self.norms, self.scale
+            lambda: optimizer._advance(finite, self.norms),
+            lambda skipped: optimizer.history.remember(
+                skipped, self.flags, self.scale
             ),
         )
+
+    def _unscaled(self):
+        given = self._gradients
+        unscaled = self._backend.unscale(
+            given, self._inverse, self._keep, self._variables
+        )
+        first = next(i for i, g in enumerate(given) if g is not None)
+        if unscaled[first] is given[first] and not self._keep[first]:
+            self._optimizer._by_hand.unscaled_in_place(given[first])
+        return unscaled
 
 
 def commit_together(steps):

@@ -1,18 +1,23 @@
 """What the optimizer remembers of its steps, as variables of the step itself.
 
 Nothing here needs the host: a compiled step, or many of them in one call,
-keeps the record, and whoever looks later finds every non-finite step counted
-and the last 32 of them in full.
+keeps the record, and whoever looks later finds every non-finite step counted,
+the numbers of the last 1,024 of them and the last 32 in full.
 """
 
 from typing import NamedTuple
 
+import numpy as np
 from keras import ops
 from keras.src.saving.keras_saveable import KerasSaveable
 
 from keras_mixprec.backend import step as backend_step
 
+# Skipped steps kept in full, and those of which only the number is: the loss
+# scale of every step in between follows from these. 1,024 last for 20 times
+# `update_freq` at its default even if every step is skipped.
 CAPACITY = 32
+STEPS_CAPACITY = 1024
 
 # Columns of `counts`.
 STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS = range(4)
@@ -71,7 +76,9 @@ class StepHistory(KerasSaveable):
             "gradient_norms", (count,), "float32"
         )
         self.overflows = add_variable("overflow_counts", (count,), "int32")
-        self.recent_steps = add_variable("recent_steps", (CAPACITY,), "int32")
+        self.recent_steps = add_variable(
+            "recent_steps", (STEPS_CAPACITY,), "int32"
+        )
         self.recent_scales = add_variable(
             "recent_scales", (CAPACITY,), "float32"
         )
@@ -81,27 +88,55 @@ class StepHistory(KerasSaveable):
         )
         self.load_own_variables(self._unread)
 
-    def record(self, finite, flags, norms, scale, state):
-        """Records one attempted step.
+    @property
+    def variables(self) -> list:
+        """All variables of the record."""
+        return [getattr(self, name) for name in self._NAMES]
+
+    def remember(self, skipped, flags, scale):
+        """Writes down which variables made a step that is skipped fail.
+
+        Comes before `record`. Where a step can branch it is called for skipped
+        ones only, so that it costs a good step nothing.
+
+        Args:
+            skipped: `True`, or a boolean scalar: a step that is not skipped
+                leaves everything as it is.
+            flags: Int `(n,)`. 1 where a variable's gradient was not finite.
+            scale: float32 scalar. The loss scale the step ran with.
+        """
+        counts = ops.convert_to_tensor(self.counts)
+        flags = ops.cast(flags, "int32")
+        # A good step has no flag set, so this needs no condition.
+        self.overflows.assign_add(flags)
+        row = self._row(CAPACITY, counts, skipped)
+        self._write(self.recent_scales, row, scale)
+        self._write(self.recent_flags, row[:, None], flags[None, :])
+        row = self._row(STEPS_CAPACITY, counts, skipped)
+        self._write(self.recent_steps, row, counts[STEPS] + 1)
+
+    @staticmethod
+    def _row(capacity, counts, skipped):
+        slot = counts[SKIPPED] % capacity
+        row = ops.equal(ops.arange(capacity, dtype="int32"), slot)
+        return row if skipped is True else ops.logical_and(row, skipped)
+
+    def record(self, finite, norms, state):
+        """Counts one attempted step.
 
         Args:
             finite: Boolean scalar. Whether the step was applied.
-            flags: Int `(n,)`. 1 where a variable's gradient was not finite.
             norms: float32 `(n,)`. Unscaled gradient norms.
-            scale: float32 scalar. The loss scale the step ran with.
             state: The `LossScaleState` after the step.
         """
-        counts = ops.convert_to_tensor(self.counts)
-        skipped = counts[SKIPPED]
         self.gradient_norms.assign(norms)
         self.pending_scale.assign(state.pending_scale)
+        counts = ops.convert_to_tensor(self.counts)
+        skipped, consecutive = counts[SKIPPED], ops.zeros((), "int32")
         if finite is not True:
-            self._remember(finite, flags, scale, skipped, state.steps)
             bad = 1 - ops.cast(finite, "int32")
             skipped = skipped + bad
             consecutive = (counts[CONSECUTIVE] + 1) * bad
-        else:
-            consecutive = ops.zeros((), "int32")
         self.counts.assign(
             ops.stack(
                 [
@@ -116,16 +151,6 @@ class StepHistory(KerasSaveable):
             )
         )
 
-    def _remember(self, finite, flags, scale, slot, step):
-        row = ops.equal(ops.arange(CAPACITY, dtype="int32"), slot % CAPACITY)
-        row = ops.logical_and(row, ops.logical_not(finite))
-        flags = ops.cast(flags, "int32")
-        # A good step has no flag set, so this needs no condition.
-        self.overflows.assign_add(flags)
-        self._write(self.recent_steps, row, step)
-        self._write(self.recent_scales, row, scale)
-        self._write(self.recent_flags, row[:, None], flags[None, :])
-
     @staticmethod
     def _write(ring, row, value):
         ring.assign(ops.where(row, value, ops.convert_to_tensor(ring)))
@@ -139,28 +164,43 @@ class StepHistory(KerasSaveable):
         values = self._read(getattr(self, name)).tolist()
         return dict(zip(self.paths, values, strict=True))
 
-    def read_recent(self):
-        """Returns the recent `NonfiniteStep`s, oldest first."""
+    def read_skipped(self):
+        """Returns the numbers of the last 1,024 skipped steps, rising."""
         steps = self._read(self.recent_steps)
+        return steps[self._slots(STEPS_CAPACITY, self.read_counts()[SKIPPED])]
+
+    def read_recent(self):
+        """Returns the last 32 `NonfiniteStep`s, oldest first."""
+        steps = self.read_skipped()[-CAPACITY:]
         scales = self._read(self.recent_scales)
         flags = self._read(self.recent_flags)
+        slots = self._slots(CAPACITY, self.read_counts()[SKIPPED])
         return [
             NonfiniteStep(
-                int(steps[i]),
+                int(step),
                 float(scales[i]),
                 [p for p, f in zip(self.paths, flags[i], strict=True) if f],
             )
-            for i in steps.argsort(kind="stable")
-            if steps[i] > 0
+            for step, i in zip(steps, slots, strict=True)
         ]
+
+    @staticmethod
+    def _slots(capacity, skipped):
+        """Where a ring keeps the last of so many skipped steps, in order."""
+        return np.arange(max(skipped - capacity, 0), skipped) % capacity
 
     def save_own_variables(self, store):
         """Writes the history beside the optimizer's own variables."""
-        for name in self._NAMES if self.paths is not None else ():
-            values = self._read(getattr(self, name))
-            # They are 0 or 1: the file need not be larger for the workers.
-            flags = name == "recent_flags"
-            store[name] = values.astype("uint8") if flags else values
+        if self.paths is None:
+            return
+        values = {name: self._read(getattr(self, name)) for name in self._NAMES}
+        # They are 0 or 1: the file need not be larger for the workers.
+        values["recent_flags"] = values["recent_flags"].astype("uint8")
+        # A step without its variables and scale is of no use to anybody later.
+        last = self.read_skipped()[-CAPACITY:]
+        values["recent_steps"] = self._ring(CAPACITY, last)
+        for name, value in values.items():
+            store[name] = value
 
     def load_own_variables(self, store):
         """Reads a history; a file of Keras' optimizer has none."""
@@ -171,6 +211,17 @@ class StepHistory(KerasSaveable):
             variable = getattr(self, name)
             if name in store and store[name].shape == tuple(variable.shape):
                 variable.assign(store[name])
+        if "recent_steps" in store:
+            slots = self._slots(CAPACITY, self.read_counts()[SKIPPED])
+            steps = np.asarray(store["recent_steps"])[slots]
+            self.recent_steps.assign(self._ring(STEPS_CAPACITY, steps))
+
+    def _ring(self, capacity, last):
+        """A ring of so many slots that holds the last skipped steps."""
+        ring = np.zeros(capacity, "int32")
+        slots = self._slots(capacity, self.read_counts()[SKIPPED])
+        ring[slots[len(slots) - len(last) :]] = last
+        return ring
 
     def _obj_type(self):
         return "Optimizer"

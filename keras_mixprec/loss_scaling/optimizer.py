@@ -5,7 +5,7 @@ from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.loss_scaling.arguments import check_inner, resolve_rule
-from keras_mixprec.loss_scaling.by_hand import ScalesByHand
+from keras_mixprec.loss_scaling.by_hand import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.delegation import DelegatesToInner
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.guarded_step import (
@@ -15,10 +15,8 @@ from keras_mixprec.loss_scaling.guarded_step import (
 from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
 from keras_mixprec.loss_scaling.reports import ReportsSteps
 from keras_mixprec.loss_scaling.rules import (
-    LARGEST_SCALE,
-    SMALLEST_SCALE,
     LossScaleState,
-    namespace,
+    safe_scale,
 )
 from keras_mixprec.loss_scaling.saving import SavesOnce
 
@@ -99,7 +97,7 @@ class LossScaleOptimizer(
         self.rule = rule
         self.initial_scale = self._initial_scale()
         self.history = StepHistory()
-        self._unscaled = False
+        self._by_hand = HandScaling()
         self._unread_state = None
 
     # Without it Keras would count the model's variables as the optimizer's.
@@ -163,7 +161,7 @@ class LossScaleOptimizer(
 
     def _initial_scale(self):
         scale = self.rule.initial_state().scale
-        return float(_safe_scale(scale, scale))
+        return float(safe_scale(scale, scale))
 
     @property
     def variables(self):
@@ -188,6 +186,8 @@ class LossScaleOptimizer(
             ValueError: If there is no gradient at all, or there are not as
                 many gradients as variables.
         """
+        if not self._by_hand.checked:
+            self._check_loss_was_scaled()
         if len(grads):
             commit_together([self._guard(grads, trainable_variables)])
 
@@ -270,7 +270,7 @@ class LossScaleOptimizer(
                 "Received: loss_scale_factor="
                 f"{self.inner_optimizer.loss_scale_factor!r}"
             )
-        unscaled, self._unscaled = self._unscaled, False
+        unscaled = self._by_hand.take(grads)
         return GuardedStep(self, grads, variables, unscaled)
 
     def _check_variables(self, grads, variables):
@@ -297,12 +297,11 @@ class LossScaleOptimizer(
         self._check_variables_are_known(variables)
         return variables
 
-    def _advance(self, finite, flags, norms, scale):
-        """Moves the scale on and records the step."""
+    def _advance(self, finite, norms):
+        """Moves the scale on and counts the step."""
         before = self._state(on_host=isinstance(finite, bool))
-        after = self.rule.update(before, finite)
-        after = after._replace(scale=_safe_scale(after.scale, before.scale))
-        self.history.record(finite, flags, norms, scale, after)
+        after = self.rule.next_state(before, finite)
+        self.history.record(finite, norms, after)
         self.step_counter.assign(after.good_steps)
         self.dynamic_scale.assign(after.scale)
 
@@ -373,10 +372,3 @@ class LossScaleOptimizer(
                     config[key], custom_objects=custom_objects
                 )
         return cls(**config)
-
-
-def _safe_scale(scale, previous):
-    """Holds a scale within the range in which scaling can be undone."""
-    xp = namespace(previous)
-    scale = xp.where(xp.isnan(scale), previous, scale)
-    return xp.clip(scale, SMALLEST_SCALE, LARGEST_SCALE)

@@ -1,6 +1,9 @@
 """What the optimizer tells about its steps."""
 
+import numpy as np
+
 from keras_mixprec.backend import step as backend_step
+from keras_mixprec.loss_scaling.rules import LossScaleState
 
 
 class ReportsSteps:
@@ -12,6 +15,7 @@ class ReportsSteps:
 
         Inside a compiled step, the value of that step.
         """
+        self._by_hand.may_scale()
         if not self.built:
             return self._initial_scale()
         return backend_step.current().value(self.dynamic_scale)
@@ -19,17 +23,17 @@ class ReportsSteps:
     @property
     def attempted_steps(self) -> int:
         """Steps taken or skipped; `iterations` counts those taken."""
-        return self._counts()[0]
+        return self.step_counts()[0]
 
     @property
     def skipped_steps(self) -> int:
         """Steps skipped since the optimizer was built."""
-        return self._counts()[1]
+        return self.step_counts()[1]
 
     @property
     def consecutive_skipped_steps(self) -> int:
         """Steps skipped since the last one that was taken."""
-        return self._counts()[2]
+        return self.step_counts()[2]
 
     @property
     def last_step_skipped(self) -> bool:
@@ -56,5 +60,32 @@ class ReportsSteps:
         """
         return self.history.read_recent() if self.built else []
 
-    def _counts(self):
+    def loss_scale_state(self) -> LossScaleState:
+        """Returns the state that the update rule is in, as NumPy scalars."""
+        if self.built:
+            # Copies: on torch what is read is the variable's own memory.
+            state = self._state(on_host=True)
+            return LossScaleState(*(np.copy(value)[()] for value in state))
+        state = self.rule.initial_state()
+        return state._replace(scale=np.float32(self._initial_scale()))
+
+    def set_loss_scale(self, scale: float):
+        """Continues with another loss scale.
+
+        Args:
+            scale: Float.
+        """
+        self.dynamic_scale.assign(scale)
+        # Or a rule that publishes late would go back to what it decided on.
+        self.history.pending_scale.assign(scale)
+
+    def skipped_step_numbers(self):
+        """Returns the numbers of the last 1,024 skipped steps, rising.
+
+        They count attempted steps from 1.
+        """
+        return self.history.read_skipped() if self.built else np.zeros(0, int)
+
+    def step_counts(self) -> tuple:
+        """Returns attempted, skipped and consecutive skipped steps."""
         return self.history.read_counts() if self.built else (0, 0, 0)

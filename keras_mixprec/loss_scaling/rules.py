@@ -67,6 +67,25 @@ class LossScale:
             f"{type(self).__name__} must define `update(state, finite)`."
         )
 
+    def next_state(self, state: LossScaleState, finite) -> LossScaleState:
+        """Returns the state after a step of an optimizer.
+
+        That of `update`, with the scale held where scaling can be undone.
+        """
+        after = self.update(state, finite)
+        return after._replace(scale=safe_scale(after.scale, state.scale))
+
+    def unchanged_for(self, state: LossScaleState, finite: bool) -> int:
+        """Returns how many steps change nothing but the counts of steps.
+
+        A lower bound; lets `replay` pass over such stretches at once.
+
+        Args:
+            state: A `LossScaleState` of NumPy scalars.
+            finite: Boolean. Whether those steps are finite.
+        """
+        return 0
+
     def _initial_counts(self):
         return 0, 1
 
@@ -93,6 +112,13 @@ def namespace(value):
     """NumPy for host values, `keras.ops` for tensors and variables."""
     host = isinstance(value, (np.generic, np.ndarray, int, float))
     return np if host else ops
+
+
+def safe_scale(scale, previous):
+    """Holds a scale within the range in which scaling can be undone."""
+    xp = namespace(previous)
+    scale = xp.where(xp.isnan(scale), previous, scale)
+    return xp.clip(scale, SMALLEST_SCALE, LARGEST_SCALE)
 
 
 def check_scale(name, value, optional=False):

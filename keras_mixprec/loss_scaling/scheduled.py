@@ -1,5 +1,7 @@
 """Loss scales that do not depend on the gradients."""
 
+import sys
+
 import keras
 import numpy as np
 from keras import ops
@@ -37,6 +39,10 @@ class FixedLossScale(LossScale):
     def update(self, state: LossScaleState, finite) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         return _step_with(state, state.scale, finite)
+
+    def unchanged_for(self, state: LossScaleState, finite: bool) -> int:
+        """See `LossScale.unchanged_for`."""
+        return sys.maxsize if finite or not state.good_steps else 0
 
     def _initial_scale(self):
         return self.scale
@@ -107,6 +113,16 @@ class ScheduledLossScale(LossScale):
     def update(self, state: LossScaleState, finite) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         return _step_with(state, self.scale_at(state.steps + 1), finite)
+
+    def unchanged_for(self, state: LossScaleState, finite: bool) -> int:
+        """See `LossScale.unchanged_for`."""
+        table = isinstance(self.schedule, dict)
+        if not table or state.scale != self.scale_at(state.steps):
+            return 0
+        if not finite and state.good_steps:
+            return 0
+        later = [start for start in self.schedule if start > state.steps]
+        return min(later, default=sys.maxsize) - int(state.steps) - 1
 
     def _initial_scale(self):
         return self._first

@@ -1,5 +1,6 @@
 """Which policy suits the hardware: capabilities in, recommendation out."""
 
+import re
 from dataclasses import dataclass
 
 from keras_mixprec.backend import devices
@@ -7,6 +8,13 @@ from keras_mixprec.backend import devices
 # Tensor cores: float16 since Volta, bfloat16 since Ampere.
 _FLOAT16_FROM = (7, 0)
 _BFLOAT16_FROM = (8, 0)
+
+# Turing chips without them (TU116, TU117), whose capability is 7.5 like that
+# of those that have them: GTX 16 series, MX450 and MX550, Quadro T series
+# (not the Tesla T4), CMP 30HX.
+_NO_TENSOR_CORES = re.compile(
+    r"\b(GTX 16\d\d|MX[45]50|T(400|5[05]0|600|1000|1200|2000)|CMP 30HX)\b"
+)
 
 _WITHOUT_CAPABILITY = {
     "tpu": ("mixed_bfloat16", "TPUs multiply in bfloat16"),
@@ -59,7 +67,8 @@ def recommend_policy() -> Recommendation:
 
     bfloat16 wherever it is fast, because it has float32's range and needs no
     loss scaling; float16 on GPUs that have nothing faster than that; float32
-    where 16 bits bring nothing. Of several GPUs the oldest decides.
+    where 16 bits bring nothing, such as the GTX 16 series, which has no tensor
+    cores. Of several GPUs the oldest decides.
 
     On JAX this initializes the backend, so call
     `jax.distributed.initialize()` first in a job of several processes.
@@ -83,7 +92,9 @@ def judge(capabilities: dict) -> Recommendation:
     """
     device = ", ".join(dict.fromkeys(capabilities["devices"]))
     capability = capabilities["compute_capability"]
-    if capability is not None:
+    if without := _without_tensor_cores(capabilities):
+        policy, reason = "float32", f"{without} has no tensor cores"
+    elif capability is not None:
         policy, reason = _judge_cuda(tuple(capability))
     else:
         policy, reason = _WITHOUT_CAPABILITY.get(
@@ -104,6 +115,8 @@ def slow_because(policy: str, capabilities: dict) -> str:
         return ""
     if capabilities["kind"] == "cpu":
         return "on a CPU it is usually no faster than float32"
+    if without := _without_tensor_cores(capabilities):
+        return f"{without} has no tensor cores, which make it faster"
     capability = capabilities["compute_capability"]
     bfloat16 = policy.endswith("bfloat16")
     needed = _BFLOAT16_FROM if bfloat16 else _FLOAT16_FROM
@@ -113,6 +126,14 @@ def slow_because(policy: str, capabilities: dict) -> str:
         f"it needs a GPU of compute capability {_text(needed)} or higher to "
         f"be faster than float32, and this one has {_text(capability)}"
     )
+
+
+def _without_tensor_cores(capabilities):
+    """The first device without them, `""` if none is known to be one."""
+    if capabilities["compute_capability"] is None:
+        return ""
+    names = capabilities["devices"]
+    return next((n for n in names if _NO_TENSOR_CORES.search(n)), "")
 
 
 def _judge_cuda(capability):

@@ -2,7 +2,13 @@
 
 from typing import NamedTuple
 
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.flops import (
+    knows_work,
+    parameters,
+    share_in_16_bits,
+    share_of_parameters,
+    work,
+)
 from keras_mixprec.policies.summary import precision_summary
 
 
@@ -26,11 +32,7 @@ def shares_in_16_bits(model) -> Shares:
         model: A `keras.Model`.
     """
     rows = precision_summary(model).to_list()
-    parameters = _share(rows, _parameters)
-    if parameters is None:
-        parameters = _share(rows, lambda row: 1) or 0.0
-    work = _share(rows, _work) if _tells_work(rows) else None
-    return Shares(parameters if work is None else work, parameters)
+    return Shares(share_in_16_bits(rows) or 0.0, share_of_parameters(rows))
 
 
 def costs(model) -> dict[str, float]:
@@ -40,24 +42,5 @@ def costs(model) -> dict[str, float]:
         model: A `keras.Model`.
     """
     rows = precision_summary(model).to_list()
-    measure = _work if _tells_work(rows) else _parameters
+    measure = work if knows_work(rows) else parameters
     return {row["path"]: measure(row) for row in rows}
-
-
-def _tells_work(rows):
-    known = [row for row in rows if row["work"] is not None]
-    return 2 * sum(map(_parameters, known)) >= sum(map(_parameters, rows))
-
-
-def _work(row):
-    return row["work"] or 0
-
-
-def _parameters(row):
-    return row["parameters"] or 0
-
-
-def _share(rows, weight):
-    total = sum(map(weight, rows))
-    low = [r for r in rows if r["compute_dtype"] in SIXTEEN_BITS]
-    return sum(map(weight, low)) / total if total else None

@@ -17,6 +17,7 @@ def text(overview: dict) -> str:
         overview: Dict, as `RunData.overview` returns it.
     """
     lines = [
+        f"{overview['run']}: {overview['headline']['text']}",
         _steps(overview),
         _dtypes(overview["layers"]),
         *map(_scale, overview["scale"]),
@@ -32,11 +33,10 @@ def text(overview: dict) -> str:
 
 def _steps(overview):
     count = overview["last_step"]
-    steps = f"{count:,} step{'' if count == 1 else 's'}"
     skipped = overview["skipped"]
     # Several optimizers may skip the same step.
     share = f" ({skipped / count:.2%})" if 0 < skipped <= count else ""
-    return f"{overview['run']}: {steps}, {skipped or 'none'} skipped{share}."
+    return f"Steps: {count:,}, {skipped or 'none'} skipped{share}."
 
 
 def _dtypes(layers):
@@ -75,6 +75,8 @@ def _because(layer):
 
 def _verdicts(events):
     verdicts = [event for event in events if event["kind"] == "verdict"]
+    # A symptom comes behind its causes.
+    verdicts.sort(key=lambda event: event["verdict"] == "scale_collapsed")
     if not verdicts:
         yield "No verdicts."
     for event in verdicts[:_MOST_VERDICTS]:

@@ -16,6 +16,8 @@ import numpy as np
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.facts import WIDE, facts_of, is_repaired
+from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.thinning import pool_groups
 
@@ -123,10 +125,11 @@ class RunData:
         layers = self._layers()
         _add_verdicts(layers, events)
         _add_headroom(layers, heat)
+        _add_repairs(layers)
         twin = self._tables(schema.TWIN)
         tables = heat + twin
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
-        return {
+        overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
             "skipped": sum(map(_skipped, scale)),
@@ -140,13 +143,15 @@ class RunData:
             }
             if tables
             else None,
-            "format": _limits(layers),
+            "format": _limits(_measured_against(layers)),
+            "formats": _formats(layers),
             "withheld": _withheld(events),
             "histograms": {
                 part: self._histograms_of(family)
                 for part, family in schema.EXPONENTS.items()
             },
         }
+        return overview | {"headline": headline(facts_of(overview))}
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""
@@ -314,10 +319,22 @@ def _describe(metric, pool):
     return {"name": metric, "kind": (kinds or ["share"])[0], "worst": pool}
 
 
-def _limits(layers):
+def _measured_against(layers):
+    """The dtype that headroom refers to."""
     dtypes = {layer["compute_dtype"] for layer in layers}
     only_wide = "bfloat16" in dtypes and "float16" not in dtypes
-    limits = get_format("bfloat16" if only_wide else "float16")
+    return "bfloat16" if only_wide else "float16"
+
+
+def _formats(layers):
+    """The limits of the formats that layers compute in, by dtype."""
+    dtypes = sorted({str(layer["compute_dtype"]) for layer in layers})
+    known = [dtype for dtype in dtypes if "float" in dtype]
+    return {dtype: _limits(dtype) for dtype in known}
+
+
+def _limits(dtype):
+    limits = get_format(dtype)
     return {
         "name": limits.name,
         "maximum_exponent": math.frexp(limits.maximum)[1],
@@ -389,6 +406,25 @@ def _add_headroom(layers, tables):
     for layer in layers:
         bits, step = least.get(layer["path"], (None, None))
         layer |= {"least_headroom": bits, "worst_step": step}
+
+
+def _add_repairs(layers):
+    """Adds what is no finding any more.
+
+    `"repaired"` is whether a layer computes by now in what all its verdicts
+    ask for, `"beyond"` the format whose range the activations of a wider layer
+    exceed.
+    """
+    limit = _measured_against(layers)
+    for layer in layers:
+        dtype, kinds = layer["compute_dtype"], layer["verdicts"]
+        low = layer["least_headroom"]
+        exceeds = dtype in WIDE and low is not None and low <= 0
+        layer |= {
+            "repaired": bool(kinds)
+            and all(is_repaired(kind, dtype) for kind in kinds),
+            "beyond": limit if exceeds else None,
+        }
 
 
 def _binary(header, numbers):

@@ -17,8 +17,13 @@ HISTOGRAM_PLUGIN_NAME = "histograms"
 RUN_FOLDER = "mixprec"
 EVENTS_FILE = "events.jsonl"
 
+SKIPPED_TAG = "mixprec/skipped_steps"
+
 LAYERS_TAG = "mixprec/layers"
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
+
+# What a run is called while another one writes to the folder of that name.
+_RUN_FOLDERS = re.compile(rf"{RUN_FOLDER}(_\d+)?")
 
 # Families of chunk tags: `mixprec/events/00000`, `mixprec/events/00001`, ...
 EVENTS = "mixprec/events"
@@ -49,9 +54,24 @@ SCALE_COLUMNS = ("step", "scale", "nonfinite_count", "iterations")
 _CHUNK_TAG = re.compile(r"(mixprec/\w+)/(\d{5,})")
 
 
+def run_folder(number: int) -> str:
+    """Returns the name of the folder of the `number`th run at a time."""
+    return RUN_FOLDER if number == 1 else f"{RUN_FOLDER}_{number}"
+
+
+def is_run_folder(name: str) -> bool:
+    """Whether a folder of that name is one of a run."""
+    return bool(_RUN_FOLDERS.fullmatch(name))
+
+
 def scale_family(optimizer: str) -> str:
     """Returns the family of an optimizer's scale, `""` for an only one."""
     return f"{SCALE}_{optimizer}" if optimizer else SCALE
+
+
+def curve_tag(tag: str, optimizer: str) -> str:
+    """Returns the tag of an optimizer's curve, `""` for an only one."""
+    return f"{tag}/{optimizer}" if optimizer else tag
 
 
 def chunk_tag(family: str, index: int) -> str:

@@ -21,6 +21,11 @@ const PRECISION_KINDS = [
   "demote", "shrink", "promote", "start", "loss_scaling", "give_up",
 ];
 
+const WARNING_KINDS = [
+  "trend", "probe_failed", "ranges_withheld", "skipped_steps_not_kept", "log_gap",
+  "plan_not_written",
+];
+
 export function eventLevel(event) {
   const { kind } = event;
   if (event.dry_run) return "info";
@@ -28,10 +33,7 @@ export function eventLevel(event) {
   if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
   if (["promote", "shrink"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
-  const warnings = [
-    "trend", "probe_failed", "ranges_withheld", "skipped_steps_not_kept",
-  ];
-  if (warnings.includes(kind)) return "warning";
+  if (WARNING_KINDS.includes(kind)) return "warning";
   return kind === "skipped_step" ? "skip" : "info";
 }
 
@@ -142,6 +144,11 @@ const SENTENCES = {
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
   train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],
+  log_gap(event) {
+    return `Nothing could be logged from step ${event.from_step} on ` +
+      `(${event.reason}); ${plural(event.lost ?? 0, "record")} lost.`;
+  },
+  plan_not_written: (event) => `Plan not written: ${event.reason}`,
   diagnosis_failed: (event) => `Diagnosis failed: ${event.reason}`,
 };
 
@@ -166,5 +173,6 @@ export function eventDetails(event) {
   }
   if (event.variables?.length) lines.push(`variables: ${event.variables.join(", ")}`);
   if (event.summary) lines.push(event.summary);
+  if (event.details) lines.push(event.details);
   return lines;
 }

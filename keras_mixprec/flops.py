@@ -1,0 +1,47 @@
+"""Shares of a model's FLOPs, from the table of its layers."""
+
+from keras_mixprec.formats import SIXTEEN_BITS
+
+
+def share_in_16_bits(rows: list[dict]) -> float | None:
+    """Returns the share of the FLOPs in float16 or bfloat16.
+
+    Of the parameters where the layers of unknown FLOPs hold most of them, of
+    the layers where there are no parameters either, `None` without layers.
+
+    Args:
+        rows: List of dicts, as `PrecisionSummary.to_list` returns them.
+    """
+    measures = [parameters, lambda row: 1]
+    if knows_work(rows):
+        measures.insert(0, work)
+    shares = (_share(rows, measure) for measure in measures)
+    return next((share for share in shares if share is not None), None)
+
+
+def share_of_parameters(rows: list[dict]) -> float:
+    """Returns the share of the parameters, or else of the layers."""
+    share = _share(rows, parameters)
+    return (_share(rows, lambda row: 1) or 0.0) if share is None else share
+
+
+def knows_work(rows: list[dict]) -> bool:
+    """Whether most parameters are in layers whose FLOPs are known."""
+    known = [row for row in rows if row.get("work") is not None]
+    return 2 * sum(map(parameters, known)) >= sum(map(parameters, rows))
+
+
+def work(row: dict) -> float:
+    """Returns a layer's share of the FLOPs, 0 if unknown."""
+    return row.get("work") or 0
+
+
+def parameters(row: dict) -> int:
+    """Returns a layer's number of parameters, 0 if unknown."""
+    return row.get("parameters") or 0
+
+
+def _share(rows, measure):
+    total = sum(map(measure, rows))
+    low = [r for r in rows if r["compute_dtype"] in SIXTEEN_BITS]
+    return sum(map(measure, low)) / total if total else None

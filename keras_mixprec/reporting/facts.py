@@ -1,0 +1,127 @@
+"""What a run's one sentence is made of, from its log."""
+
+from typing import NamedTuple
+
+# What a log tells of the run as a whole, a few of each at most.
+STORY = frozenset(
+    (
+        "verdict",
+        "demote",
+        "shrink",
+        "promote",
+        "give_up",
+        "stopped",
+        "no_loss_scaling",
+    )
+)
+
+
+# Where what is beyond 16 bits is no matter.
+WIDE = ("float32", "float64")
+
+
+def is_repaired(kind: str, compute_dtype: str | None) -> bool:
+    """Whether a layer computes by now in what such a finding asks for.
+
+    Args:
+        kind: String. The kind of a verdict.
+        compute_dtype: String, or `None` if not known.
+    """
+    bears = kind != "precision_loss" and compute_dtype == "bfloat16"
+    return bears or compute_dtype in WIDE
+
+
+class Story(list):
+    """The events of a run that its one sentence is made of."""
+
+    def add(self, step: int, event: dict):
+        """Keeps an event if it is one of those.
+
+        Args:
+            step: Int.
+            event: Dict, as `RunLog.event` takes it.
+        """
+        if event.get("kind") in STORY:
+            self.append({**event, "step": step})
+
+
+class Facts(NamedTuple):
+    """What the sentence is made of.
+
+    Attributes:
+        events: List of dicts, the events of the last `fit` by rising step.
+            Only those of a kind in `STORY` count.
+        layers: List of dicts with `"path"`, `"compute_dtype"`, `"work"` and
+            `"parameters"`, as they are now.
+        steps: Int. Steps of the last `fit`.
+        skipped: Dict from the name of each loss scale optimizer, `""` for an
+            only one, to the steps that it skipped.
+        in_a_row: Int. Steps skipped since the last one applied.
+        measured: Boolean. Whether the range of any layer is known.
+        fits: Int. How many calls of `fit` the log has. Defaults to `1`.
+    """
+
+    events: list
+    layers: list
+    steps: int
+    skipped: dict
+    in_a_row: int
+    measured: bool
+    fits: int = 1
+
+
+def facts_of(overview: dict) -> Facts:
+    """Returns the facts of the last `fit` in a log.
+
+    Args:
+        overview: Dict, as `RunData.overview` returns it.
+    """
+    before, events = _last_fit(overview["events"])
+    first = before[-1]["step"] if before else 0
+    fits = sum(event["kind"] == "train_end" for event in before) + 1
+    skipped = {
+        course["optimizer"]: _skipped_since(first, course)
+        for course in overview["scale"]
+    }
+    steps = overview["last_step"] - first
+    return Facts(
+        events,
+        overview["layers"],
+        steps,
+        skipped,
+        _in_a_row(events, overview["last_step"]),
+        any(
+            layer["least_headroom"] is not None for layer in overview["layers"]
+        ),
+        fits,
+    )
+
+
+def _last_fit(events):
+    """Splits events into those of earlier fits and those of the last."""
+    ends = [i for i, e in enumerate(events[:-1]) if e["kind"] == "train_end"]
+    start = ends[-1] + 1 if ends else 0
+    return events[:start], events[start:]
+
+
+def _skipped_since(first, course):
+    rows = list(zip(course["steps"], course["skipped"], strict=True))
+    counts = [count for step, count in rows if step <= first][-1:] or [0]
+    counts += [count for step, count in rows if step > first]
+    # An optimizer that counts from 0 again was made for another run.
+    return sum(
+        now - before if now >= before else now
+        for before, now in zip(counts, counts[1:], strict=False)
+    )
+
+
+def _in_a_row(events, last_step):
+    skipped = {
+        event["at_step"]
+        for event in events
+        if event["kind"] == "skipped_step" and "at_step" in event
+    }
+    count = 0
+    while last_step - count in skipped:
+        count += 1
+    return count

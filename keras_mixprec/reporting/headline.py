@@ -1,0 +1,244 @@
+"""One sentence on a run: the cause, what was done about it, what it cost.
+
+The console makes it from what it has in memory, the report and the tab from
+the log, all of them here, so that they say the same.
+"""
+
+from keras_mixprec.flops import share_in_16_bits
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.reporting.facts import STORY, Facts, is_repaired
+
+# Skipped in a row, this many are no scale search any more.
+_STUCK = 5
+
+# What layers do. Their findings come as the diagnosis has them: what the repair
+# of one layer brings about in the next comes behind it.
+_OF_LAYERS = {
+    "cast_overflow": "received an input beyond float16",
+    "forward_overflow": "overflowed",
+    "backward_overflow": "overflowed in the backward pass",
+    "underflow": "underflowed",
+    "precision_loss": "lost precision",
+}
+_CAUSES = ("bad_data", "divergence", *_OF_LAYERS, "policy")
+
+
+def headline(facts: Facts) -> dict:
+    """Returns what a run comes down to.
+
+    Args:
+        facts: `Facts`.
+
+    Returns:
+        Dict with `"text"`, one sentence, and `"state"`: `"healthy"`,
+        `"repaired"`, `"warning"` (there is something to do) or `"failing"`
+        (training does not get on).
+
+    Example:
+    >>> from keras_mixprec.reporting.facts import Facts
+    >>> from keras_mixprec.reporting.headline import headline
+    >>> layer = {"path": "a", "compute_dtype": "float16"}
+    >>> headline(Facts([], [layer], 9, {"": 0}, 0, True))["text"]
+    '9 steps, none skipped, no findings; 100% of FLOPs in 16 bits.'
+    """
+    story = _Story(facts)
+    clauses = [
+        *story.cause(),
+        *story.outcome(),
+        *_skips(facts, story.quiet),
+        *_share(facts.layers, story.demoted),
+    ]
+    if story.quiet and not facts.measured and _is_low(facts.layers):
+        clauses.append("no range measured")
+    text = "; ".join(clauses)
+    if not story.names_layer:
+        text = text[:1].upper() + text[1:]
+    start = f"Last of {facts.fits} fits: " if facts.fits > 1 else ""
+    return {"text": f"{start}{text}.", "state": story.state()}
+
+
+class _Story:
+    """What happened, each finding with whether it is over."""
+
+    def __init__(self, facts):
+        self._facts = facts
+        events = [e for e in facts.events if e["kind"] in STORY]
+        self._kinds = {event["kind"] for event in events}
+        self._last = {event["kind"]: event for event in events}
+        self._now = {x["path"]: x["compute_dtype"] for x in facts.layers}
+        verdicts = [e for e in events if e["kind"] == "verdict"]
+        self._verdicts = {e["verdict"]: e for e in verdicts[::-1]}
+        self._changes = [e for e in events if "layers" in e]
+        self.demoted = {
+            path: change["after"].removeprefix("mixed_")
+            for event in self._changes
+            if event["kind"] == "demote" and not event.get("dry_run")
+            for path, change in event["layers"].items()
+            if change["after"].removeprefix("mixed_") == self._now.get(path)
+        }
+        causes = [v for v in verdicts if v["verdict"] in _CAUSES]
+        causes.sort(key=lambda v: (self._is_over(v), v["verdict"] == "policy"))
+        self._causes = causes
+        self.names_layer = bool(causes and causes[0]["layer"])
+        self.quiet = not (verdicts or self._kinds - {"verdict"})
+
+    def cause(self):
+        """The most important finding, and how many more there are."""
+        if not self._causes:
+            if "no_loss_scaling" in self._kinds:
+                yield "float16 without loss scaling: small gradients vanish"
+            return
+        first = self._causes[0]
+        alike = [v for v in self._causes if self._is_like(v, first)]
+        yield self._describe(first, alike)
+        if (more := len(self._causes) - len(alike)) > 0:
+            yield f"{more} more finding{'s' if more > 1 else ''}"
+
+    def outcome(self):
+        """What came of it."""
+        facts = self._facts
+        if "weights_lost" in self._verdicts:
+            yield f"weights not finite{_at(self._verdicts['weights_lost'])}"
+        elif self._is_stuck() and facts.in_a_row < facts.steps:
+            yield f"the last {facts.in_a_row} steps were all skipped"
+        elif self._is_collapsed():
+            yield "loss scale at its floor"
+        if "give_up" in self._kinds:
+            reason = self._last["give_up"].get("message", "").partition(". ")
+            yield f"the tuner gave up: {reason[0]}"
+        if "stopped" in self._kinds:
+            yield f"training stopped{_at(self._last['stopped'])}"
+
+    def state(self):
+        """Healthy, repaired, warning or failing."""
+        dead = "weights_lost" in self._verdicts or self._has_diverged()
+        if dead or "stopped" in self._kinds:
+            return "failing"
+        is_open = [v for v in self._causes if not self._is_over(v)]
+        stuck = self._is_stuck() or "give_up" in self._kinds
+        if self._is_collapsed() or is_open and stuck:
+            return "failing"
+        if is_open or self._is_stuck() or "no_loss_scaling" in self._kinds:
+            return "warning"
+        return "healthy" if self.quiet else "repaired"
+
+    def _is_stuck(self):
+        return self._facts.in_a_row >= _STUCK
+
+    def _is_collapsed(self):
+        # One that was followed by good steps is over.
+        return "scale_collapsed" in self._verdicts and self._facts.in_a_row > 0
+
+    def _has_diverged(self):
+        # One batch alone that fails in float32 as well tells no numbers.
+        return bool(self._verdicts.get("divergence", {}).get("numbers"))
+
+    def _is_over(self, verdict):
+        """Whether the layer computes in what it needs by now."""
+        kind, layer = verdict["verdict"], verdict["layer"]
+        if kind not in _OF_LAYERS or layer is None:
+            return False
+        return is_repaired(kind, self._now.get(layer)) or self._is_returned(
+            layer
+        )
+
+    def _is_returned(self, layer):
+        """Whether it was demoted, and found sound in 16 bits since."""
+        kinds = [e["kind"] for e in self._changes if layer in e["layers"]]
+        return kinds[-1:] in (["promote"], ["shrink"])
+
+    def _is_like(self, verdict, first):
+        """Whether two findings are counted as one."""
+        if self._is_over(first):
+            return self._is_over(verdict)
+        alike = verdict["verdict"] == first["verdict"]
+        return alike and not self._is_over(verdict)
+
+    def _describe(self, first, alike):
+        kind, at = first["verdict"], _at(first)
+        if kind == "bad_data":
+            return f"bad data{at}{_rows(first)}"
+        if kind == "divergence":
+            diverged = self._has_diverged()
+            what = "training diverged" if diverged else "the loss is not finite"
+            return f"{what}{at}, in float32 as well"
+        if kind == "policy":
+            return "16-bit variables lose small updates"
+        others = 0 if self._is_over(first) else len(alike) - 1
+        more = f" and {_counted(others, 'more layer')}" if others else ""
+        at = f", first{at}" if others else at
+        names = (first["layer"] or "the model") + more
+        return f"{names} {_OF_LAYERS[kind]}{at}{self._fate(first)}"
+
+    def _fate(self, first):
+        layer = first["layer"]
+        if self._is_over(first):
+            if layer not in self.demoted:
+                now = self._now.get(layer)
+                back = self._is_returned(layer)
+                return f", {'returned to' if back else 'now in'} {now}"
+            others = len(self.demoted) - 1
+            beside = f" with {_counted(others, 'more layer')}" if others else ""
+            return f", demoted to {self.demoted[layer]}{beside}"
+        for event in self._changes:
+            if event.get("dry_run") and layer in event["layers"]:
+                after = event["layers"][layer]["after"].removeprefix("mixed_")
+                return f", would be demoted to {after} (dry run)"
+        now = self._now.get(layer)
+        return f", still in {now}" if now else ""
+
+
+def _skips(facts, quiet):
+    steps, skipped = facts.steps, facts.skipped
+    total = max(skipped.values(), default=0)
+    taken = _counted(steps, "step")
+    if not total:
+        none = ", none skipped" if skipped and steps else ""
+        yield f"{taken}{none}, no findings" if quiet else f"{taken}{none}"
+    elif len(skipped) > 1:
+        yield ", ".join(
+            f"{_skipped(n, steps)} by {name}" for name, n in skipped.items()
+        )
+    else:
+        searched = " while the loss scale was searched" if quiet else ""
+        yield f"{_skipped(total, steps)}{searched}"
+
+
+def _skipped(count, steps):
+    if count >= steps > 0:
+        return f"all {_counted(steps, 'step')} skipped"
+    return f"{_counted(count, 'step') if count else 'none'} skipped"
+
+
+def _share(layers, demoted):
+    share = share_in_16_bits(layers)
+    if share is None:
+        return
+    if not _is_low(layers):
+        yield "no layer in 16 bits"
+    else:
+        # Neither all nor nothing if it is not.
+        percent = 100 if share == 1 else min(max(round(100 * share), 1), 99)
+        still = "still " if demoted else ""
+        yield f"{percent}% of FLOPs {still}in 16 bits"
+
+
+def _is_low(layers):
+    return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
+
+
+def _rows(verdict):
+    rows = [
+        f"rows {', '.join(map(str, rows))} of {part}"
+        for part in ("x", "y", "sample_weight")
+        if (rows := verdict.get("numbers", {}).get(f"rows_of_{part}"))
+    ]
+    return f" ({'; '.join(rows)} not finite)" if rows else ""
+
+
+def _at(event):
+    return "" if event.get("step") is None else f" at step {event['step']:,}"
+
+
+def _counted(number, noun):
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,144 @@
+"""The one sentence on a run: true, and the same wherever it is said."""
+
+import keras
+import numpy as np
+import pytest
+from monitor_models import BACKEND, BAD, fit, good, monitor, one_weight
+from tuner_models import chain, tuner
+
+import keras_mixprec as kmp
+
+JIT = BACKEND == "jax"
+
+
+def headline(tmp_path, model, values, *callbacks, **arguments):
+    """Trains and returns the sentence, which report and console share."""
+    watcher = monitor(tmp_path, update_freq=1, **arguments)
+    fit(model, values, [watcher, *callbacks])
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["headline"] == watcher.summary.headline
+    assert run["headline"]["text"] in str(kmp.load_report(tmp_path)).replace(
+        "\n    ", " "
+    )
+    return run["headline"]["text"], run["headline"]["state"]
+
+
+def test_a_healthy_run(tmp_path):
+    text, state = headline(
+        tmp_path, one_weight(jit=JIT), good(3), probe_every=1
+    )
+    assert text == (
+        "3 steps, none skipped, no findings; 100% of FLOPs in 16 bits."
+    )
+    assert state == "healthy"
+
+
+def test_a_search_for_the_scale_is_healthy(tmp_path):
+    model = chain(jit=JIT, scale=2.0**17)
+    text, state = headline(tmp_path, model, [1.0] * 12)
+    assert "skipped while the loss scale was searched" in text
+    assert state == "healthy"
+
+
+def test_a_repaired_run_names_cause_repair_and_cost(tmp_path):
+    text, state = headline(tmp_path, chain(), [1.0] * 3 + [1000.0] * 9, tuner())
+    assert text == (
+        "big overflowed at step 5, demoted to float32 with 1 more layer; "
+        "2 steps skipped; 33% of FLOPs still in 16 bits."
+    )
+    assert state == "repaired"
+
+
+def test_a_dry_run_says_what_would_be_done(tmp_path):
+    text, state = headline(tmp_path, chain(), [1000.0] * 3, tuner(dry_run=True))
+    assert text.startswith(
+        "big overflowed at step 0, would be demoted to float32 (dry run); "
+        "1 more finding; all 3 steps skipped; 100%"
+    )
+    assert state == "warning"
+
+
+def test_a_collapse_is_no_more_than_a_symptom(tmp_path):
+    text, state = headline(tmp_path, chain(), [1000.0] * 40)
+    assert text.startswith("big overflowed at step 5, still in")
+    assert "all 40 steps skipped" in text
+    assert state == "failing"
+
+
+def test_bad_data_are_said_to_be_that(tmp_path):
+    values = [1.0] * 4 + [np.nan] * 2 + [1.0] * 4
+    text, state = headline(tmp_path, chain(), values, tuner())
+    assert text.startswith("Bad data at step 6 (rows 0, 1, 2, 3 of x not fin")
+    assert "2 steps skipped" in text
+    assert state == "warning"
+
+
+def test_lost_weights_fail(tmp_path):
+    model = one_weight(jit=JIT)
+    model.set_weights([np.full((1, 1), np.nan)])
+    text, state = headline(tmp_path, model, good(8))
+    assert text.startswith("Weights not finite at step")
+    assert state == "failing"
+
+
+def test_float16_without_loss_scaling(tmp_path):
+    model = one_weight(jit=JIT)
+    model.compile("sgd", "mse", jit_compile=JIT, auto_scale_loss=False)
+    text, state = headline(tmp_path, model, good(3))
+    assert text.startswith("Float16 without loss scaling")
+    assert "skipped" not in text
+    assert state == "warning"
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_no_loss_scaling_is_needed(policy, tmp_path):
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=JIT)
+    text, state = headline(tmp_path, model, good(3), probe_every=1)
+    low = "no layer" if policy == "float32" else "100% of FLOPs"
+    assert text == f"3 steps, no findings; {low} in 16 bits."
+    assert state == "healthy"
+
+
+def test_the_last_of_several_fits_counts(tmp_path):
+    fit(chain(), [1000.0] * 3, [monitor(tmp_path)])
+    fit(one_weight(jit=JIT), good(3), [monitor(tmp_path)])
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["headline"]["state"] == "healthy"
+    assert run["headline"]["text"].startswith("Last of 2 fits: ")
+    assert "none skipped, no findings" in run["headline"]["text"]
+
+
+def test_a_run_that_is_killed_has_one(tmp_path):
+    watcher = monitor(tmp_path, update_freq=1)
+
+    def stop(batch, logs):
+        raise KeyboardInterrupt
+
+    stopper = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: batch > 2 and stop(batch, logs)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        fit(one_weight(jit=JIT), [BAD] * 4, [watcher, stopper])
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["headline"]["text"].startswith("All 3 steps skipped")
+
+
+def test_a_collapse_waits_for_the_diagnosis_of_its_cause(tmp_path):
+    watcher = monitor(tmp_path, update_freq=30)
+    fit(chain(scale=2.0**-10), [1000.0] * 60, [watcher])
+    kinds = [verdict.kind for verdict in watcher.verdicts]
+    assert kinds[0] == "forward_overflow"
+    assert "scale_collapsed" not in kinds
+
+
+def test_a_collapse_without_a_known_cause_is_reported_at_the_end(tmp_path):
+    watcher = monitor(tmp_path)
+    fit(chain(scale=2.0**-10), [1000.0] * 20, [watcher])
+    (verdict,) = watcher.verdicts
+    assert verdict.kind == "scale_collapsed"
+    assert "keras_mixprec.diagnose" in verdict.advice
+    assert watcher.summary.headline["text"].startswith(
+        "Loss scale at its floor"
+    )

@@ -1,0 +1,100 @@
+"""A `train_step` that divides by the loss scale without multiplying by it."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from optimizer_models import BACKEND
+
+from keras_mixprec import LossScaleOptimizer
+
+X = np.ones((4, 2), "float32")
+JITS = {"tensorflow": [False, True], "jax": [True], "torch": [False]}[BACKEND]
+
+
+def by_hand(scale):
+    """A model whose `train_step` scales the loss as `scale` does, or not."""
+
+    class ByHand(keras.Sequential):
+        def train_step(self, *arguments):
+            return STEPS[BACKEND](self, scale, *arguments)
+
+    return ByHand([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def _tensorflow_step(model, scale, data):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        loss = scale(model.optimizer, ops.mean(model(data[0])))
+    weights = model.trainable_variables
+    gradients = tape.gradient(loss, [v.value for v in weights])
+    model.optimizer.apply(gradients, weights)
+    return {"loss": loss}
+
+
+def _torch_step(model, scale, data):
+    import torch
+
+    model.zero_grad()
+    loss = scale(model.optimizer, ops.mean(model(data[0])))
+    loss.backward()
+    weights = model.trainable_variables
+    with torch.no_grad():
+        model.optimizer.apply([v.value.grad for v in weights], weights)
+    return {"loss": loss}
+
+
+def _jax_step(model, scale, state, data):
+    import jax
+
+    weights, others, own, metrics = state
+
+    def loss_of(weights):
+        y, _ = model.stateless_call(weights, others, data[0])
+        mapping = list(zip(model.optimizer.variables, own, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            return scale(model.optimizer, ops.mean(y))
+
+    loss, gradients = jax.value_and_grad(loss_of)(weights)
+    weights, own = model.optimizer.stateless_apply(own, gradients, weights)
+    return {"loss": loss}, (weights, others, own, metrics)
+
+
+STEPS = {
+    "tensorflow": _tensorflow_step,
+    "torch": _torch_step,
+    "jax": _jax_step,
+}
+
+
+def train(scale, jit):
+    model = by_hand(scale)
+    model.compile(LossScaleOptimizer("sgd"), jit_compile=jit)
+    model.fit(X, X, batch_size=2, epochs=2, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_forgotten_scale_is_warned_of_once(jit):
+    with pytest.warns(UserWarning, match="optimizer.scale_loss") as caught:
+        train(lambda optimizer, loss: loss, jit)
+    assert sum("scale_loss" in str(w.message) for w in caught) == 1
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda optimizer, loss: optimizer.scale_loss(loss),
+        lambda optimizer, loss: optimizer.get_scaled_loss(loss),
+        lambda optimizer, loss: loss * optimizer.loss_scale,
+    ],
+    ids=["scale_loss", "get_scaled_loss", "loss_scale"],
+)
+def test_a_scaled_loss_is_not(scale, jit):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(scale, jit)
