@@ -15,6 +15,7 @@ from keras_mixprec.callbacks.counters import Counters
 from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.prober import Prober
+from keras_mixprec.callbacks.range_reader import RangeReader
 from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
@@ -78,7 +79,8 @@ class Engine:
         log: The `RunLog`.
         counters: `Counters` of the model, from the first step on.
         spending: `Spending`, what all of this costs.
-        examiner, prober, recorder: The parts that diagnose, measure and keep.
+        examiner, prober, ranges, recorder: The parts that diagnose, measure
+            and keep.
         started: Boolean. Whether it watches; not before the model is built.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further, as of the last look.
@@ -160,6 +162,9 @@ class Engine:
             verbose,
             self.spending,
         )
+        self.ranges = RangeReader(
+            self.model, log, settings, self.prober, self.spending
+        )
         self.recorder = Recorder(settings.keep_failing_batches)
 
     @property
@@ -210,6 +215,7 @@ class Engine:
             self._probe_if_wanted()
             self._examine_if_wanted()
         self._predict_scale_if_wanted()
+        self.ranges.read_if_due(self.up_to_date, self.step)
         if not self.recorder.full:
             self.recorder.hold(
                 self.model, self.step, self.counters.optimizers()
@@ -223,7 +229,8 @@ class Engine:
             return 1
         freq = self.settings.update_freq
         probe = self._next_vote if self._shared else self.prober.due_at
-        due = [at - self.step for at in (self._last_look + freq, probe)]
+        dates = self._last_look + freq, probe, self.ranges.due_at
+        due = [at - self.step for at in dates]
         if min(due) > 0:
             return min(due)
         # What the budget does not allow yet need not be asked for in each.
@@ -240,6 +247,7 @@ class Engine:
         attempted = None if steps else self.counters.attempted()
         self._count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
+        self.ranges.end_epoch()
         if self.spending.left(LOOKS) > 0:
             self._look()
         started = time.perf_counter()
@@ -289,6 +297,7 @@ class Engine:
         self._skips.tell_rest(self.step)
         self.log_layers()
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
+        self.ranges.finish(self.model, self.step)
 
     def _start(self):
         if self.started:
@@ -324,6 +333,7 @@ class Engine:
             self.log.event(self.step, {"kind": "no_loss_scaling"})
         self.log_layers()
         self._look()
+        self.ranges.start(self.model, self.step, self.examiner)
 
     def up_to_date(self):
         """Returns the model, with variables that are those of the last step."""

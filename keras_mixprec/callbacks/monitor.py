@@ -27,19 +27,19 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec/overflow_count/<path>` | steps in which it overflowed | U |
     | `mixprec/layer_dtypes` (text) | dtypes of each layer | start, change |
     | `mixprec/skipped_step` (text) | what overflowed at which scale | U |
-    | `mixprec/{activation,gradient,weight}_headroom_bits` | least one | P |
-    | `mixprec/gradient_subnormal` | largest share in one layer | P |
-    | `mixprec/weight_gradient_below` | same, below all of float16 | P |
+    | `mixprec/{activation,gradient,weight}_headroom_bits` | least one | P, R |
+    | `mixprec/gradient_subnormal` | largest share in one layer | P, R |
+    | `mixprec/weight_gradient_below` | same, below all of float16 | P, R |
     | `mixprec/lost_updates` | same, of weights that a step left alone | P |
-    | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P |
-    | `mixprec/heat/<n>` | all of these by layer, for the plugin | P |
-    | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch |
+    | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P, R |
+    | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |
+    | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch, R |
 
     U: every `update_freq` steps and at the end of an epoch. S: at each step
-    that changed it. P: when a step was probed. The x axis counts batches,
-    skipped ones included, on over several calls of `fit`. Between two readings
-    the compiled step itself keeps the record, so a skipped step is not lost
-    when nobody reads.
+    that changed it. P: when a step was probed. R: when ranges were read. The
+    x axis counts batches, skipped ones included, on over several calls of
+    `fit`. Between two readings the compiled step itself keeps the record, so a
+    skipped step is not lost when nobody reads.
 
     The scale at step `s` is the one in use after `s` batches: the batch that
     Keras counts as `s`, from 0, runs with it. A `skipped_step` event names the
@@ -67,6 +67,15 @@ class MixPrecMonitor(CopiedCallback):
     The twin is compiled once that takes, as far as the first step tells, no
     more than five times that share; `events.jsonl` says how long it took.
 
+    However short a run is, ranges are read after its first step and after its
+    last, and in between after 2, 4, 8 and so on unless steps are probed: the
+    model's `train_step` runs on the first batch, with the optimizers held, and
+    takes no step. That is not compiled, but on JAX, and no part of the
+    overhead. All of it takes at most 5% of the first epoch, or `max_overhead`
+    if that is more, or 2 s if that is more; on JAX, where the first one
+    compiles, an estimate decides. The summary and `events.jsonl` say how long
+    it took, and what was withheld and why.
+
     When five steps in a row are skipped, the next batch is diagnosed as by
     `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
     written to `events.jsonl`. Faults that skip no step are looked for as far
@@ -90,13 +99,14 @@ class MixPrecMonitor(CopiedCallback):
     Args:
         log_dir: String or path-like. Defaults to `"logs"`.
         update_freq: Int, batches. Defaults to `50`.
-        probe_every: Int, steps. `0` for no probes. Defaults to `100`.
+        probe_every: Int, steps. `0` for no probes, and no ranges at all.
+            Defaults to `100`.
         max_overhead: Float, share of the training time. Looks, probes and
             diagnoses of healthy runs are thinned to stay below it, all that
             happens once apart: setting up, compiling the twin, the last look.
             0.0125 of it, at most half, is left for what cannot be timed; looks
             and probes take at most half of the rest each. At 1 these two are
-            not thinned. Defaults to `0.02`.
+            not thinned. At 0 no ranges are read. Defaults to `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,
             every batch is held until its step is known to have succeeded,

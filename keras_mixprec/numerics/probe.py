@@ -70,7 +70,7 @@ class Probe:
         self._owners = _owners(self._entries)
         self._running = threading.local()
         self._instrumented_function = None
-        self.limits = _limits(self._entries)
+        self.limits = limits_of(self._entries)
         self.seconds = 0.0
         self.failures = {}
 
@@ -215,7 +215,8 @@ def _reading(path, parts):
     )
 
 
-def _limits(entries) -> Format:
+def limits_of(entries) -> Format:
+    """Returns the format that the headroom of a model's layers refers to."""
     dtypes = {entry.layer.compute_dtype for entry in entries}
     only_bfloat16 = "bfloat16" in dtypes and "float16" not in dtypes
     return get_format("bfloat16" if only_bfloat16 else "float16")

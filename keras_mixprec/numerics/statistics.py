@@ -15,6 +15,7 @@ from keras_mixprec.formats import Format
 # at least `2**(k - 127)` and less than twice that.
 _EXPONENTS = 256
 _BIAS = 127
+_MANTISSA_BITS = 23
 
 # Numbers in a row of what `pack` returns.
 WIDTH = 3 + _EXPONENTS
@@ -38,6 +39,31 @@ def measure(tensors) -> tuple:
         which tells NaN from infinity, int `(k, 512)`.
     """
     return backend_probe.current().measure(tensors)
+
+
+def statistics_of(array: np.ndarray) -> "Statistics":
+    """Returns the statistics of an array in the host's memory.
+
+    On a CPU that takes a tenth of the time that a tensor's operations do one by
+    one, and nothing has to be compiled.
+
+    Args:
+        array: Float array of any shape and dtype.
+    """
+    with np.errstate(over="ignore"):
+        values = np.ravel(array).astype("float32")
+    magnitudes = np.abs(values)
+    exponents = magnitudes.view("int32") >> _MANTISSA_BITS
+    finite = magnitudes[exponents < _EXPONENTS - 1]
+    counts = np.bincount(exponents, minlength=_EXPONENTS)
+    return Statistics(
+        np.pad(counts.cumsum(), (1, 0)),
+        float(finite.max(initial=0.0)),
+        math.sqrt(
+            np.square(finite, dtype="float64").sum() / max(finite.size, 1)
+        ),
+        int(np.isnan(values).sum()),
+    )
 
 
 def pack(measured: Sequence[tuple]):

@@ -25,6 +25,7 @@ def text(overview: dict) -> str:
         *_demoted(overview["layers"]),
         *_verdicts(overview["events"]),
         *_headroom(overview["layers"]),
+        *filter(None, [overview["withheld"]]),
     ]
     return "\n".join(
         textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines

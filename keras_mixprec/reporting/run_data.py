@@ -148,6 +148,7 @@ class RunData:
             else None,
             "format": _limits(_measured_against(layers)),
             "formats": _formats(layers),
+            "withheld": _withheld(events),
             "histograms": {
                 part: self._histograms_of(family)
                 for part, family in schema.EXPONENTS.items()
@@ -323,6 +324,12 @@ def _limits(dtype):
         "normal_exponent": int(math.log2(limits.smallest_normal)),
         "subnormal_exponent": int(math.log2(limits.smallest_subnormal)),
     }
+
+
+def _withheld(events):
+    """Why ranges of layers were not measured, `None` if that is not logged."""
+    logged = [e for e in events if e["kind"] == "ranges_withheld"]
+    return logged[-1]["message"] if logged else None
 
 
 def _skipped(course):

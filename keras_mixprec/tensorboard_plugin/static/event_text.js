@@ -27,7 +27,8 @@ const PRECISION_KINDS = [
 ];
 
 const WARNING_KINDS = [
-  "trend", "probe_failed", "loss_scale_not_known", "log_gap", "plan_not_written",
+  "trend", "probe_failed", "ranges_withheld", "loss_scale_not_known", "log_gap",
+  "plan_not_written",
 ];
 
 export function eventLevel(event) {
@@ -150,6 +151,12 @@ const SENTENCES = {
     const at = event.layer ? ` at ${event.layer}` : "";
     return `Probe failed${at}: ${event.reason}`;
   },
+  ranges_measured(event) {
+    const steps = plural(event.steps?.length ?? 0, "step");
+    return `Ranges of all layers measured at ${steps} beside training, in ` +
+      `${formatNumber(event.seconds)} s.`;
+  },
+  ranges_withheld: (event) => event.message ?? "",
   trend(event) {
     const when = event.overflows_in_steps;
     const soon = when === undefined || when === null ? "" :
