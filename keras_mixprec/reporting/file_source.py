@@ -28,11 +28,13 @@ class FileSource:
     def __init__(self, folder: str):
         self.contents = {}
         self.histograms = []
+        self.written = 0.0
         self._values = {}
         self._points = {}
         self._plugins = {}
         for path in event_file_paths(folder):
             for event in _events(path):
+                self.written = max(self.written, event.wall_time)
                 for value in event.summary.value:
                     self._add(event.step, value)
         self.histograms.sort()

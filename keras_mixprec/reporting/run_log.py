@@ -238,6 +238,9 @@ class RunLog:
             TypeError: If JSON has no form for a value.
         """
         self.story.add(step, event)
+        if event.get("kind") in schema.PRECISION_CHANGES:
+            # What was measured of other dtypes is not pooled with the rest.
+            self._write_waiting()
         line = to_json({**event, "step": step, "wall_time": time.time()})
         size, build = schema.EVENTS_PER_CHUNK, summaries.strings
         if self._events.ours:
@@ -280,8 +283,7 @@ class RunLog:
     def close(self) -> None:
         """Closes the files; nothing can be written any more."""
         try:
-            for heat in self._heat.values():
-                self._write_heat(heat.rest())
+            self._write_waiting()
         finally:
             try:
                 self._events.close()
@@ -309,6 +311,11 @@ class RunLog:
                     _bytes(values),
                     lambda: self._events.replace(step, values),
                 )
+
+    def _write_waiting(self):
+        with self._lock:
+            for heat in self._heat.values():
+                self._write_heat(heat.rest())
 
     def _write_heat(self, tables):
         for step, tag, table, content in tables:

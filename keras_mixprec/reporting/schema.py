@@ -31,6 +31,9 @@ SCALE = "mixprec/scale"
 HEAT = "mixprec/heat"
 TWIN = "mixprec/twin"
 
+# Kinds of events that change what layers compute in.
+PRECISION_CHANGES = ("demote", "shrink", "promote")
+
 # What the families of exponent histograms are called in TensorBoard's tab,
 # by what they are of.
 EXPONENTS = {

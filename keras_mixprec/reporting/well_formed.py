@@ -5,9 +5,7 @@ and a log may be damaged: what has another form is left out.
 """
 
 from keras_mixprec.reporting.facts import STORY
-
-# What readers may expect to say how layers changed.
-CHANGES = frozenset(("demote", "shrink", "promote"))
+from keras_mixprec.reporting.schema import PRECISION_CHANGES
 
 _NAME = str | None
 
@@ -44,7 +42,7 @@ def is_event(event: dict) -> bool:
         return False
     if kind == "verdict" and not _fits(event, _OF_VERDICT.keys(), _OF_VERDICT):
         return False
-    if kind in CHANGES and "layers" not in event:
+    if kind in PRECISION_CHANGES and "layers" not in event:
         return False
     return all(map(_is_change, event.get("layers", {}).values())) and all(
         isinstance(rows, list)
