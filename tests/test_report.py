@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import zlib
 
 import ml_dtypes
@@ -323,12 +324,36 @@ def test_the_command_line_prints_and_writes_it(logs, report, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--html", "/no/such/folder/a"]])
+@pytest.mark.parametrize("arguments", [[], ["--html", "/dev/null/a"]])
 def test_the_command_line_says_what_is_wrong(logs, tmp_path, capsys, arguments):
     log_dir = logs if arguments else tmp_path
     assert cli.main(["report", str(log_dir), *arguments]) == 1
     error = capsys.readouterr().err
-    assert ("No such file" if arguments else "no log of `MixPrecMon") in error
+    assert ("'/dev/null'" if arguments else "no log of `MixPrecMon") in error
+
+
+def test_the_command_line_makes_the_folders_of_its_files(
+    logs, tmp_path, capsys
+):
+    pytest.importorskip("matplotlib")
+    for name, flag in (("a/b/report.html", "--html"), ("c/r.png", "--png")):
+        assert cli.main(["report", str(logs), flag, str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 10_000
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "x.html", tmp_path / "a"):
+        assert cli.main(["report", str(logs), "--html", str(path)]) == 1
+        message = capsys.readouterr().err
+        assert message.startswith("keras-mixprec: ")
+        assert message.count("\n") == 1
+
+
+def test_nobody_has_to_read_all_of_it(logs):
+    command = [sys.executable, "-m", "keras_mixprec", "report", str(logs)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_no_log_is_an_error(tmp_path):
