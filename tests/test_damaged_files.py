@@ -20,8 +20,9 @@ from tuner_models import chain, demoted, fit, tuner
 import keras_mixprec as kmp
 from keras_mixprec.callbacks.repairs import Repairs
 from keras_mixprec.diagnosis import FailingBatch
-from keras_mixprec.reporting import RunLog
+from keras_mixprec.reporting import MixPrecReport, RunLog
 from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.run_data import Point, RunData
 
 STRANGE = [
     None,
@@ -324,14 +325,62 @@ def test_every_byte_of_a_log(log, tmp_path):
         assert survives(read, damaged, path, ())
 
 
-@pytest.mark.parametrize("event", [VERDICT, DEMOTE], ids=["verdict", "demote"])
-def test_every_value_of_an_event(event, tmp_path):
-    """The log of somebody else, or of another version, has its own events."""
-    with RunLog(tmp_path) as log:
-        layer = {"path": "dense", "compute_dtype": "float16"}
-        log.layers(0, [layer])
-        for path, _, damaged in damaged_json(event):
-            if path:
-                log.event(1, damaged)
-    assert str(kmp.load_report(tmp_path))
-    keras.utils.clear_session()
+OTHERS = {
+    "bad_data": VERDICT
+    | {"verdict": "bad_data", "numbers": {"rows_of_x": [1, 2]}},
+    "divergence": VERDICT | {"verdict": "divergence", "layer": None},
+    "promote": DEMOTE | {"kind": "promote"},
+    "advised": DEMOTE | {"dry_run": True},
+    "skipped_step": {"kind": "skipped_step", "at_step": 1, "scale": 2.0},
+    "give_up": {"kind": "give_up", "message": "It ends. So"},
+    "stopped": {"kind": "stopped", "reason": "why"},
+    "train_end": {"kind": "train_end", "summary": "a\nb"},
+}
+EVENTS = {"verdict": VERDICT, "demote": DEMOTE, **OTHERS}
+LAYER = {
+    "path": "dense",
+    "class": "Dense",
+    "compute_dtype": "float16",
+    "work": 1.0,
+    "parameters": 4,
+}
+
+
+class Source:
+    """A log that says what somebody else made it say."""
+
+    def __init__(self, layers, events):
+        lines = [json.dumps(event) for event in events]
+        self._values = {
+            "mixprec/layers": np.array(json.dumps(layers)),
+            "mixprec/events/00000": np.array(lines, object),
+        }
+        self.contents = {tag: {"schema": 1} for tag in self._values}
+        self.histograms = []
+
+    def read(self, tag):
+        return [Point(0, self._values[tag])]
+
+
+def told_of(*source):
+    report = MixPrecReport([RunData("run", Source(*source))])
+    return str(report), report.to_html()
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_every_value_of_an_event(event):
+    event = event | {"step": 1}
+    for path, new, damaged in damaged_json(event):
+        try:
+            assert told_of([LAYER], [VERDICT | {"step": 0}, damaged])
+        except Exception as error:
+            raise AssertionError(f"{path} as {new!r}") from error
+
+
+def test_every_value_of_the_layers():
+    events = [VERDICT | {"step": 0}, DEMOTE | {"step": 1}]
+    for path, new, damaged in damaged_json([LAYER]):
+        try:
+            assert told_of(damaged, events)
+        except Exception as error:
+            raise AssertionError(f"{path} as {new!r}") from error

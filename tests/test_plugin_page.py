@@ -8,6 +8,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+from missing_programs import browser_or_skip, skip_without
 from plugin_page import (
     BEYOND,
     COMPARED,
@@ -23,7 +24,6 @@ from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
-from benchmarks.browser import browser
 from keras_mixprec.reporting import RunLog, report_page, schema
 
 FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
@@ -115,7 +115,7 @@ def slow_url(logs):
 
 @pytest.fixture(scope="module")
 def driver():
-    with browser() as driver:
+    with browser_or_skip() as driver:
         yield driver
 
 
@@ -140,7 +140,7 @@ def events(url, run):
 
 def test_its_functions_without_a_browser():
     if not shutil.which("node"):
-        pytest.skip("no node")
+        skip_without("node", "apt-get install nodejs")
     tests = pathlib.Path(__file__).with_name("page_functions.test.mjs")
     done = subprocess.run(
         ["node", "--test", tests], capture_output=True, text=True

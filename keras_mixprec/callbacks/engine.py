@@ -118,16 +118,15 @@ class Engine:
 
     def _is_of(self, callback):
         """Whether this is the engine of the callback's `fit`."""
-        # Keras gives all callbacks of a `fit` the same dict.
-        same_fit = callback.params is self._params
-        return same_fit and callback not in self._members
+        # In which Keras gives all callbacks the same dict.
+        return callback.params is self._params and callback not in self._members
 
     def _check_only(self, callback):
         if self._leader is not None:
             raise ValueError(
-                "A `fit` can have one `MixPrecMonitor`: another one is among "
-                "its callbacks already. Received: monitors of log_dir="
-                f"{self._leader.log_dir!r} and log_dir={callback.log_dir!r}"
+                "A `fit` can have one `MixPrecMonitor` only. Received: those "
+                f"of log_dir={self._leader.log_dir!r} and "
+                f"log_dir={callback.log_dir!r}"
             )
 
     def leave(self, callback):

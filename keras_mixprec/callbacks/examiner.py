@@ -14,6 +14,7 @@ from keras_mixprec.callbacks.spending import DIAGNOSES
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.diagnosis import Verdict
 from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.batch import NotBuiltError
 from keras_mixprec.diagnosis.divergence import Course
 from keras_mixprec.diagnosis.on_demand import (
     Examination,
@@ -234,9 +235,18 @@ class Examiner:
     def _try(self, step, work):
         try:
             work()
+        except NotBuiltError as error:
+            self._put_off(step, error)
         # Whatever a diagnosis runs into, training goes on.
         except Exception as error:
             self.give_up(step, error)
+
+    def _put_off(self, step, error):
+        """Tells, once, that the first step has to build the model."""
+        if NotBuiltError not in self._told:
+            self._told.add(NotBuiltError)
+            self._log.event(step, failure("diagnosis_failed", error))
+            carry_on_without("diagnose this model before its first step", error)
 
     def _tell(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)

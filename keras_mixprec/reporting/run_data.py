@@ -26,6 +26,7 @@ from keras_mixprec.reporting.run_layers import (
 )
 from keras_mixprec.reporting.run_tables import Table, rows_in_order
 from keras_mixprec.reporting.thinning import pool_groups
+from keras_mixprec.reporting.well_formed import is_event
 
 # The page shows fewer than this at once, and a picture element that wide
 # would be most of what a screen has.
@@ -41,12 +42,6 @@ _KINDS = {
 _CONTENT = dict.fromkeys(
     (schema.HEAT, schema.TWIN), {"schema", "layers", "metrics"}
 )
-
-# What an event has at least: people may log their own.
-_FIELDS = {
-    "verdict": {"verdict", "layer", "direction", "advice"},
-    **dict.fromkeys(schema.PRECISION_CHANGES, {"layers"}),
-}
 
 
 class Point(NamedTuple):
@@ -166,7 +161,7 @@ class RunData:
             for tag in self._chunks(schema.EVENTS)
             for line in self._last(tag)
         ]
-        whole = [event for event in events if _is_whole(event)]
+        whole = filter(is_event, events)
         return sorted(whole, key=lambda event: event["step"])
 
     def heat(self, metric: str, columns: int) -> bytes:
@@ -327,11 +322,6 @@ def _limits(dtype):
         "normal_exponent": int(math.log2(limits.smallest_normal)),
         "subnormal_exponent": int(math.log2(limits.smallest_subnormal)),
     }
-
-
-def _is_whole(event):
-    needed = {"kind", "step"} | _FIELDS.get(event.get("kind"), set())
-    return needed <= event.keys()
 
 
 def _skipped(course):

@@ -9,6 +9,7 @@ from keras_mixprec.reporting.facts import WIDE, is_repaired
 from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.run_tables import layer_of
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
+from keras_mixprec.reporting.well_formed import is_layer
 
 _METRIC = "activation_headroom_bits"
 
@@ -25,7 +26,8 @@ def read_layers(points: list) -> list[dict]:
     """
     history, table = {}, []
     for point in points:
-        table = parse_json(point.array.item(), list)
+        rows = parse_json(point.array.item(), list)
+        table = list(filter(is_layer, rows))
         for layer in table:
             dtypes = history.setdefault(layer["path"], [])
             dtype = layer["compute_dtype"]
