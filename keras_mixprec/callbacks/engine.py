@@ -19,7 +19,13 @@ from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
+from keras_mixprec.callbacks.step_count import StepCount
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
+from keras_mixprec.callbacks.watching import (
+    after_epoch,
+    keep_watching,
+    stop_watching,
+)
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting import NoLog
@@ -74,6 +80,7 @@ class Engine:
         counters: `Counters` of the model, from the first step on.
         spending: `Spending`, what all of this costs.
         examiner, prober, recorder: The parts that diagnose, measure and keep.
+        started: Boolean. Whether it watches; not before the model is built.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further, as of the last look.
     """
@@ -81,11 +88,12 @@ class Engine:
     def __init__(self, model, settings):
         self.model = model
         self.counters = None
-        self.step = self.first_step = 0
+        self.first_step = 0
+        self._count = StepCount(0, 1)
         self.collapsed = False
         self._members = []
         self._leader = self._params = None
-        self._started = self._finished = False
+        self.started = self._finished = False
         self._configure(settings)
 
     @classmethod
@@ -103,9 +111,10 @@ class Engine:
         model = callback.model
         engine = vars(model).get(_KEPT_AS)
         # It may be left from a `fit` that an exception ended.
-        if not engine or engine._started or not engine._is_of(callback):
+        if not engine or engine.started or not engine._is_of(callback):
             if engine:
                 engine.log.close()
+            stop_watching(model)
             engine = vars(model)[_KEPT_AS] = cls(model, settings)
         elif not modest:
             engine._check_only(callback)
@@ -133,6 +142,7 @@ class Engine:
         """The last callback to leave closes the log."""
         self._members.remove(callback)
         if not self._members:
+            stop_watching(self.model)
             self.log.close()
             if vars(self.model).get(_KEPT_AS) is self:
                 del vars(self.model)[_KEPT_AS]
@@ -152,21 +162,34 @@ class Engine:
         )
         self.recorder = Recorder(settings.keep_failing_batches)
 
+    @property
+    def step(self) -> int:
+        return self._count.step
+
     # What `fit` tells.
 
     def begin_epoch(self, callback):
         """Starts counting the batches of an epoch."""
-        if callback is self._members[0]:
+        if callback is self._members[0] and self._can_start():
             self._start()
-            self._epoch_start = self.step
+            after_epoch(self.model)
+            self._count.begin_epoch()
 
     def begin_batch(self, callback, batch: int):
         """Looks at the steps before this one, if it is time to."""
-        if callback is not self._members[0]:
+        if callback is not self._members[0] or not self._can_start():
             return
-        self.step = self._epoch_start + batch
+        self._start()
+        keep_watching(self.model)
+        self._count.begin_batch(batch)
         if self.step >= self._idle_until:
             self._act()
+
+    def _can_start(self):
+        # In a loop written by hand its first batch may build the model.
+        return self.started or all(
+            layer.built for layer in self.model._flatten_layers()
+        )
 
     def _act(self):
         self._settle()
@@ -208,10 +231,12 @@ class Engine:
 
     def end_epoch(self, callback):
         """Looks at the last steps of an epoch."""
-        if callback is not self._members[0]:
+        if callback is not self._members[0] or not self.started:
             return
         self.recorder.end_epoch()
-        self.step = self._step_at_epoch_end(callback.params.get("steps"))
+        steps = (callback.params or {}).get("steps")
+        attempted = None if steps else self.counters.attempted()
+        self._count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
         if self.spending.left(LOOKS) > 0:
             self._look()
@@ -228,6 +253,8 @@ class Engine:
             return
         self._start()  # There may have been no epoch.
         self._finished = True
+        self._count.begin_epoch()
+        after_epoch(self.model)
         self.up_to_date()
         self._settle()
         for part in self.recorder, self.prober, self.examiner:
@@ -239,13 +266,17 @@ class Engine:
         self.log_layers()
 
     def _start(self):
-        if self._started:
+        if self.started:
             return
-        self._started = True
+        self.started = True
+        # In `fit` there is one; `train_on_batch` makes it too late.
+        self.model.make_train_function()
         # What an earlier `fit` logged last is after the step that this begins
         # with.
-        start = max(self.log.next_step - 1, 0)
-        self.first_step = self.step = self._epoch_start = start
+        self.first_step = max(self.log.next_step - 1, 0)
+        self._count = StepCount(
+            self.first_step, getattr(self.model, "steps_per_execution", 1)
+        )
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
         self._shared = backend_agreement.current().workers(self.model) > 1
@@ -264,17 +295,6 @@ class Engine:
             self.log.event(self.step, {"kind": "no_loss_scaling"})
         self.log_layers()
         self._look()
-
-    def _step_at_epoch_end(self, steps):
-        # The last call of several steps may have been cut short.
-        last = self.step + getattr(self.model, "steps_per_execution", 1)
-        if steps:
-            return min(last, self._epoch_start + steps)
-        attempted = self.counters.attempted()
-        if attempted is None:
-            return last
-        # An epoch of unknown length may end with a call of no step.
-        return max(self.step, min(last, self.first_step + attempted))
 
     def up_to_date(self):
         """Returns the model, with variables that are those of the last step."""

@@ -2,18 +2,18 @@
 
 from functools import partial
 
-import keras
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_integer, check_number
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.closing import summarize
+from keras_mixprec.callbacks.copied import CopiedCallback
 from keras_mixprec.callbacks.engine import Engine, Settings
 from keras_mixprec.reporting import NoLog, RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
 
-class MixPrecMonitor(keras.callbacks.Callback):
+class MixPrecMonitor(CopiedCallback):
     """Shows the loss scale, skipped steps and layer dtypes of a training run.
 
     Writes to `<log_dir>/mixprec`, for TensorBoard and as `events.jsonl`:
@@ -76,9 +76,16 @@ class MixPrecMonitor(keras.callbacks.Callback):
     While an optimizer skips bad steps, a batch whose loss is not finite is
     kept out of the running loss and metrics, so that callbacks which stop, or
     save the best, see the loss of the steps that were taken. An epoch without
-    any such step reports float32's largest number. Nor does such a batch make
-    the state that layers write themselves non-finite, such as the moving mean
-    of a `BatchNormalization`.
+    any such step reports NaN, which Keras' callbacks then do not keep as the
+    best value. Once weights are lost, or five losses in a row are not finite,
+    every batch reports NaN: `TerminateOnNaN` ends such a run. Nor does a
+    skipped batch make the state that layers write themselves non-finite, such
+    as the moving mean of a `BatchNormalization`. After `fit` the model and its
+    metrics are as they were before.
+
+    A loop written by hand calls the methods of the callback as `fit` does, in
+    a `keras.callbacks.CallbackList` say; those of epochs may be left out. A
+    copy (`copy.deepcopy`, `pickle`) has the results, but not the model.
 
     Args:
         log_dir: String or path-like. Defaults to `"logs"`.
@@ -157,11 +164,12 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self.verdicts = []
         self.failing_batches = []
         self._engine = None
+        self._has_logged = False
 
     @property
     def report(self):
         """What was logged, for people."""
-        return load_report(self.log_dir) if self._engine else None
+        return load_report(self.log_dir) if self._has_logged else None
 
     def on_train_begin(self, logs=None):
         """Opens the log."""
@@ -180,6 +188,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
                 summary=bool(self.verbose),
             ),
         )
+        self._has_logged = True
         self.verdicts = self._engine.examiner.verdicts
         self.failing_batches = self._engine.recorder.kept
 

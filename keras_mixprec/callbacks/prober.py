@@ -10,6 +10,7 @@ from keras_mixprec.backend import probe as backend_probe
 from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import PROBES
+from keras_mixprec.callbacks.watching import guarded_steps
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.trend import Trend
 from keras_mixprec.numerics.probe import Probe
@@ -109,10 +110,11 @@ class Prober:
             started = time.perf_counter()
             twin_args, args = backend_probe.current().twice(args)
             try:
-                if first:
-                    vars(model)[_KEPT_AS] = own, Probe(model)
-                _, probe = vars(model)[_KEPT_AS]
-                result = probe.train_function(*twin_args)
+                with guarded_steps(model):
+                    if first:
+                        vars(model)[_KEPT_AS] = own, Probe(model)
+                    _, probe = vars(model)[_KEPT_AS]
+                    result = probe.train_function(*twin_args)
             except StopIteration:
                 raise
             # Whatever it runs into, training goes on.

@@ -10,6 +10,7 @@ from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.ballot import check_alike
 from keras_mixprec.callbacks.carry_on import failure
 from keras_mixprec.callbacks.closing import summarize
+from keras_mixprec.callbacks.copied import CopiedCallback
 from keras_mixprec.callbacks.engine import Engine, Settings
 from keras_mixprec.callbacks.plan_on_disk import PlanOnDisk
 from keras_mixprec.callbacks.repairs import Repairs
@@ -24,7 +25,7 @@ _ON_LIMIT = ("continue", "stop", "float32")
 _BFLOAT16 = ("auto", True, False)
 
 
-class PrecisionTuner(keras.callbacks.Callback):
+class PrecisionTuner(CopiedCallback):
     """Moves the layers that cannot bear 16 bits to a wider type, in training.
 
     Before the first step, when steps are skipped or losses are not finite
@@ -49,6 +50,10 @@ class PrecisionTuner(keras.callbacks.Callback):
 
     Use it alone or beside `MixPrecMonitor`, which then logs what it does:
     both share one look and one diagnosis.
+
+    A loop written by hand calls the methods of the callback as `fit` does and
+    trains with `train_on_batch`; the model must be built when it starts from a
+    plan. A copy (`copy.deepcopy`, `pickle`) has the results, not the model.
 
     A compiled model that computes in float16 without loss scaling gets a
     `LossScaleOptimizer` if it trains by Keras' own `train_step`.

@@ -8,6 +8,7 @@ from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.ballot import Ballot, any_worker
 from keras_mixprec.callbacks.giving_back import sound_as_built
 from keras_mixprec.callbacks.held_batch import HeldBatch
+from keras_mixprec.callbacks.probation import Probation
 from keras_mixprec.callbacks.suspicion import WINDOW, Suspicion
 from keras_mixprec.callbacks.telling import Telling
 from keras_mixprec.diagnosis.batch import head
@@ -73,6 +74,8 @@ class Tuning:
         self._bad_here = self._bad_anywhere = 0
         self._over = False
         self._advised = set()
+        self._probation = None
+        self._harmful = set()
         self._changed_at = None
         self._next_look = self._next_audit = None
         self._audits = 0
@@ -83,7 +86,7 @@ class Tuning:
     def before_batch(self):
         """Looks, if it is time to."""
         step = self._engine.step
-        if step < self._idle_until:
+        if step < self._idle_until or not self._engine.started:
             return
         self.telling.rebuild(step)
         if self._over:
@@ -118,6 +121,7 @@ class Tuning:
         self._examine_next(step, suspected=False)
 
     def _look(self, step):
+        self._take_back_if_diverged(step)
         # The first steps show most.
         taken = step - self._engine.first_step
         gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
@@ -239,6 +243,9 @@ class Tuning:
             return
         self._held_until = None
         wanted = self.repairs.wanted(ballot.proposal, step)
+        if not self._harmful.isdisjoint(wanted):
+            self._suspicion.came_to_nothing()
+            return
         wanted = {p: d for p, d in wanted.items() if p not in self._advised}
         if wanted:
             wanted |= self._left_alone(ballot.proposal, step)
@@ -300,6 +307,7 @@ class Tuning:
             if path in self.repairs.demotions
         }
         self.repairs.demote(wanted)
+        self._put_on_probation(step, wanted)
         self._changed(step)
         changes = {p: (before[p], d.policy) for p, d in wanted.items()}
         self.telling.change("demote", step, changes, wanted)
@@ -323,6 +331,46 @@ class Tuning:
         elif on_limit == "float32":
             wanted = self.repairs.all_in_float32(step, reason)
             self._demote(step, wanted)
+
+    def _put_on_probation(self, step, paths):
+        # Several workers may hold parts of a model, which none can copy.
+        if self._shared:
+            return
+        if self._probation is None:
+            engine = self._engine
+            self._probation = Probation(
+                engine.up_to_date(),
+                step,
+                self._tuner.cooldown,
+                engine.counters.scale_bits(),
+            )
+        self._probation.paths |= set(paths)
+
+    def _take_back_if_diverged(self, step):
+        """Undoes a demotion after which weights grow beyond measure."""
+        probation = self._probation
+        if probation is None or not probation.due(step):
+            return
+        growth = probation.growth(self._engine.up_to_date())
+        if growth.diverged:
+            self._take_back(probation, growth, step)
+        elif probation.over():
+            self._probation = None
+
+    def _take_back(self, probation, growth, step):
+        self._probation = None
+        changes = {
+            p: (d.policy, d.before)
+            for p, d in self.repairs.demotions.items()
+            if p in probation.paths
+        }
+        self._harmful |= changes.keys()
+        probation.restore()
+        self._engine.counters.raise_scale(probation.scale_bits, step)
+        self.repairs.restore(changes)
+        self._changed(step)
+        self._suspicion.came_to_nothing()
+        self.telling.undo(step, changes, growth, probation.step)
 
     # Giving back.
 

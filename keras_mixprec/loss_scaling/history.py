@@ -192,6 +192,9 @@ class StepHistory(KerasSaveable):
     def save_own_variables(self, store):
         """Writes the history beside the optimizer's own variables."""
         if self.paths is None:
+            # What it has read and waits for, if anything.
+            for name, values in self._unread.items():
+                store[name] = values
             return
         values = {name: self._read(getattr(self, name)) for name in self._NAMES}
         # They are 0 or 1: the file need not be larger for the workers.

@@ -21,7 +21,6 @@ class Update:
 
     def __init__(self, collector, optimizer, gradients, variables, owner_of):
         self._collector = collector
-        self._backend = backend_probe.current()
         self._owner_of = owner_of
         self._inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._iterations = self._steps()

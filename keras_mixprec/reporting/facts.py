@@ -9,6 +9,7 @@ STORY = frozenset(
         "demote",
         "shrink",
         "promote",
+        "undo",
         "give_up",
         "stopped",
         "no_loss_scaling",
