@@ -287,7 +287,7 @@ def test_the_picture_names_axes_and_dtypes(tmp_path):
     assert upper.yaxis.get_major_formatter()(15, 0) == "$2^{15}$"
     assert bar.get_ylabel() == "headroom in bits"
     (mesh,) = lower.collections
-    colours = mesh.get_facecolor().reshape(3, -1, 4)
+    colours = np.asarray(mesh.get_array())
     assert colours[0, -1, :3] == pytest.approx(level("beyond"))
     assert level("bad").tolist() in colours[0, :, :3].tolist()
     assert level("bad").tolist() not in colours[:, -1, :3].tolist()
