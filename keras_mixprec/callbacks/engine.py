@@ -10,6 +10,7 @@ from typing import Any
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import agreement as backend_agreement
+from keras_mixprec.callbacks.bad_data import BadData
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.counters import Counters
 from keras_mixprec.callbacks.examiner import Examiner
@@ -73,6 +74,7 @@ class Engine:
         counters: `Counters` of the model, from the first step on.
         spending: `Spending`, what all of this costs.
         examiner, prober, recorder: The parts that diagnose, measure and keep.
+        bad_data: `BadData` of this `fit`.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further, as of the last look.
     """
@@ -82,6 +84,7 @@ class Engine:
         self.counters = None
         self.step = self.first_step = 0
         self.collapsed = False
+        self.bad_data = BadData()
         self._members = []
         self._started = self._finished = False
         self._configure(settings)
@@ -135,11 +138,12 @@ class Engine:
 
     # What `fit` tells.
 
-    def begin_epoch(self, callback):
+    def begin_epoch(self, callback, epoch: int):
         """Starts counting the batches of an epoch."""
         if callback is self._members[0]:
             self._start()
             self._epoch_start = self.step
+            self.bad_data.begin_epoch(self.step, epoch)
 
     def begin_batch(self, callback, batch: int):
         """Looks at the steps before this one, if it is time to."""
@@ -321,6 +325,7 @@ class Engine:
         self._last_look = self.step
         with self._reading():
             self._read()
+        self.bad_data.settle(self)
         if self._hopeless and not self._shared:
             self._stop(self._hopeless)
 
@@ -345,6 +350,7 @@ class Engine:
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.tell(name, reading)
+            self.bad_data.add(watch, reading)
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.
             if step >= self.log.next_step:

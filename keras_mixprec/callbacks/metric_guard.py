@@ -15,6 +15,7 @@ from keras import ops
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.callbacks.state_guard import guard_state
 from keras_mixprec.formats import get_format
+from keras_mixprec.loss_scaling.inputs import training_on
 
 # What a metric without any finite batch reports. It is no NaN, which would
 # become the "best" value of a callback for ever, and never the best itself.
@@ -105,7 +106,9 @@ class MetricGuard:
             self._inside.training = self.enabled
             self._inside.loss_is_finite = None
             try:
-                return train_step(*args, **kwargs)
+                # JAX passes the state first.
+                with training_on(args[-1] if args else None):
+                    return train_step(*args, **kwargs)
             finally:
                 self._inside.training = False
                 self._inside.loss_is_finite = None
