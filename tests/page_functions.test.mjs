@@ -11,6 +11,8 @@ const scales = await load("scales");
 const format = await load("format");
 const palette = await load("palette");
 const metrics = await load("metrics");
+const names = await load("names");
+const precision = await load("precision");
 const heatData = await load("heat_data");
 const histogram = await load("histogram_data");
 const eventText = await load("event_text");
@@ -60,7 +62,10 @@ test("numbers and powers read well", () => {
   assert.equal(format.formatNumber("-inf"), "−∞");
   assert.equal(format.formatNumber("nan"), "NaN");
   assert.equal(format.formatInteger(1234567), "1\u202f234\u202f567");
-  assert.equal(format.shortenPath("model/block/dense", 9), "…/dense");
+  assert.equal(
+    format.readablePowers("Loss scale: 2**15 -> 2**-14, x = 2**0.5"),
+    "Loss scale: 2¹⁵ -> 2⁻¹⁴, x = 2**0.5",
+  );
   assert.equal(format.listSome(["a", "b", "c"], 2), "a, b and 1 more");
 });
 
@@ -68,7 +73,9 @@ test("each kind of metric has its alarms", () => {
   assert.equal(palette.alarmLevel("headroom", -Infinity), "bad");
   assert.equal(palette.alarmLevel("headroom", 0), "bad");
   assert.equal(palette.alarmLevel("headroom", 1.5), "warning");
-  assert.equal(palette.alarmLevel("headroom", Infinity), "quiet");
+  assert.equal(palette.alarmLevel("headroom", -1, true), "beyond");
+  assert.equal(palette.alarmLevel("headroom", -Infinity, true), "bad");
+  assert.equal(palette.alarmLevel("headroom", 1.5, true), "quiet");
   assert.equal(palette.alarmLevel("count", 1), "bad");
   assert.equal(palette.alarmLevel("error", 0.1), "warning");
   assert.equal(palette.alarmLevel("share", NaN), "none");
@@ -84,6 +91,39 @@ test("every value that was measured has a colour", () => {
       assert.ok(color.every((channel) => channel >= 0 && channel <= 255), kind);
     }
   }
+});
+
+test("all zero has a colour of its own, and so has what a wider dtype holds", () => {
+  assert.equal(palette.alarmLevel("headroom", Infinity), "zero");
+  const values = [1e9, 24, 20, 15, 10, 5, 2.5, 1, -1, -Infinity];
+  const colors = values.map((value) => palette.valueColor("headroom", value).join());
+  assert.ok(!colors.includes(palette.valueColor("headroom", Infinity).join()));
+  assert.ok(!colors.includes(palette.valueColor("headroom", -1, true).join()));
+  assert.equal(metrics.valueInWords("headroom", Infinity), "all values are zero");
+  assert.equal(
+    metrics.valueInWords("headroom", -2.5, "float32", "float16"),
+    "2.5 bits beyond float16, computed in float32",
+  );
+});
+
+test("a layer has at each step the dtype that it was computed in", () => {
+  const layer = { compute_dtype: "float32", dtypes: [[0, "float16"], [28, "float32"]] };
+  const found = [0, 28, 29].map((step) => precision.dtypeAt(layer, step));
+  assert.deepEqual(found, ["float16", "float16", "float32"]);
+  assert.equal(precision.widerAt(layer, 28, "float16"), null);
+  assert.equal(precision.widerAt(layer, 29, "float16"), "float32");
+  assert.equal(precision.dtypeAt({ compute_dtype: "float16" }, 3), "float16");
+  assert.ok(precision.isWider("bfloat16", "float16"));
+  assert.ok(!precision.isWider("float32", "bfloat16"));
+});
+
+test("a finding is repaired once its layer computes in what it needs", () => {
+  const layers = [{ path: "a", compute_dtype: "bfloat16" }];
+  const finding = (verdict) => ({ verdict, layer: "a" });
+  assert.ok(precision.isRepaired(finding("forward_overflow"), layers));
+  assert.ok(!precision.isRepaired(finding("precision_loss"), layers));
+  assert.ok(!precision.isRepaired(finding("scale_collapsed"), layers));
+  assert.ok(!precision.isRepaired({ verdict: "underflow", layer: null }, layers));
 });
 
 test("the ramp grows lighter", () => {
@@ -148,7 +188,7 @@ test("one bad column stays visible however narrow the picture is", () => {
       const edges = heatData.columnEdges(steps, steps);
       const scale = scales.linearScale([-0.5, count - 0.5], [0, width]);
       const pixels = heatData.columnsOfPixels(edges, scale, width);
-      assert.ok(heatData.poolRow(heat, 0, pixels).includes(bad), `${pool} ${width}`);
+      assert.ok(heatData.poolRow(heat, 0, pixels).values.includes(bad), `${pool} ${width}`);
     }
   }
 });
@@ -187,6 +227,14 @@ test("the loss-scale window neither overflows nor loses a percent", () => {
   assert.ok(share(lowest - 1).vanishes >= 0.01);
 });
 
+test("the window is of the gradients without the loss scale in them", () => {
+  const measured = [{ exponent: 10, count: 100 }, { exponent: 12, count: 5 }];
+  const bars = histogram.unscaled(measured, 17);
+  assert.deepEqual(bars.map((bar) => bar.exponent), [-7, -5]);
+  const { lowest, highest } = histogram.scaleWindow(bars, FLOAT16);
+  assert.ok(lowest < 17 && 17 < highest && highest === 20);
+});
+
 test("events read as sentences, unknown kinds too", () => {
   const skip = { kind: "skipped_step", step: 5, at_step: 4, scale: 1024, variables: [] };
   assert.match(eventText.describeEvent(skip), /2¹⁰/);
@@ -199,7 +247,7 @@ test("events read as sentences, unknown kinds too", () => {
   const kinds = [
     "skipped_steps_not_kept", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
-    "stopped", "train_end", "diagnosis_failed", "verdict",
+    "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
   ];
   for (const kind of kinds) {
     const event = { kind, step: 1, wall_time: 0, verdict: "policy" };
@@ -213,22 +261,94 @@ const LAYER = {
   demoted_at: null, least_headroom: null,
 };
 
-test("the headline names the most severe verdict", () => {
+test("the key figures name the main finding, which is a cause", () => {
   const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
   const run = {
     last_step: 200, layers: [LAYER], skipped: 4,
-    events: [verdict("scale_search", 1), verdict("weights_lost", 2), verdict("policy", 3)],
+    events: [
+      verdict("scale_collapsed", 1), verdict("forward_overflow", 2),
+      verdict("cast_overflow", 3), verdict("weights_lost", 4),
+    ],
   };
-  const chips = Object.fromEntries(summary.headline(run).map((chip) => [chip.name, chip]));
-  assert.equal(chips["most severe verdict"].event.step, 2);
+  const chips = Object.fromEntries(
+    summary.keyFigures(run).map((chip) => [chip.name, chip]),
+  );
+  assert.equal(chips["main finding"].event.step, 2);
+  assert.equal(chips["main finding"].text, "▲ forward overflow");
   assert.equal(chips["skipped steps"].text, "4 (2\u202f%)");
+});
+
+test("a repaired finding is green, and comes behind what is open", () => {
+  const layers = [{ ...LAYER, compute_dtype: "float32" }, { ...LAYER, path: "b" }];
+  const overflow = (layer) => {
+    return { kind: "verdict", verdict: "forward_overflow", step: 1, layer };
+  };
+  const run = { last_step: 9, layers, skipped: 0, events: [overflow("a")] };
+  const finding = (events) => summary.keyFigures({ ...run, events }).at(-1);
+  assert.equal(finding([overflow("a")]).level, "fine");
+  assert.equal(finding([overflow("a")]).text, "✓ forward overflow, repaired");
+  assert.equal(finding([overflow("a"), overflow("b")]).event.layer, "b");
+  assert.equal(finding([overflow("a"), overflow("b")]).level, "bad");
+});
+
+const BLOCK = [
+  "", "/self_attention", "/self_attention/query", "/self_attention/attention_output",
+  "/self_attention_layer_norm", "/feedforward_intermediate_dense",
+];
+const DEEP = ["token_embedding", ...[...Array(12).keys()].flatMap((block) => {
+  return BLOCK.map((part) => `bert_base_en_backbone/transformer_encoder_${block}${part}`);
+}), "pool"];
+
+test("what tells long names apart stays visible", () => {
+  const labels = names.shortNames(DEEP, 32);
+  const label = (block, part) => {
+    return labels.get(`bert_base_en_backbone/transformer_encoder_${block}${part}`);
+  };
+  assert.equal(label(11, BLOCK[2]), "…encoder_11/self_attention/query");
+  assert.equal(label(3, BLOCK[3]), "…encoder_3/…/attention_output");
+  assert.equal(labels.get("pool"), "pool");
+  assert.match(label(7, BLOCK[5]), /^…encoder_7\/feed.*ate_dense$/);
+});
+
+test("no two labels are alike, and none is longer than it may be", () => {
+  const equal = (count) => [...Array(count).keys()].map((n) => {
+    return `${"x".repeat(50)}${n}${"y".repeat(50)}`;
+  });
+  const towers = ["text", "image"].flatMap((tower) => DEEP.map((path) => {
+    return `${tower}_encoder_with_a_name/${path}`;
+  }));
+  for (const paths of [DEEP, equal(200), towers, ["a"], []]) {
+    for (const length of [20, 32, 36]) {
+      const labels = [...names.shortNames(paths, length).values()];
+      assert.equal(new Set(labels).size, paths.length);
+      assert.ok(labels.every((label) => label.length <= length));
+    }
+  }
+});
+
+test("runs are told apart without what both end with", () => {
+  assert.equal(names.shortRun("tuned/mixprec", "float16/mixprec"), "tuned");
+  assert.equal(names.shortRun("mixprec", "a/mixprec"), "mixprec");
+  assert.equal(names.shortRun("tuned/mixprec"), "tuned/mixprec");
+});
+
+test("the newest run that can be read is the default", () => {
+  const runs = [
+    { run: "a", written: 1 }, { run: "b", written: 3 }, { run: "c", written: 2 },
+    { run: "d", written: 4, newer_schema: true },
+  ];
+  assert.equal(wanted.newestRun(runs), "b");
+  assert.equal(wanted.newestRun([]), null);
+  assert.equal(wanted.newestRun([runs[3]]), "d");
 });
 
 test("what is beyond 16 bits is no fault of a layer in float32", () => {
   const state = (bits, type) => summary.describeHeadroom(bits, type, "float16");
   assert.deepEqual(state(-3, "float16"), { level: "bad", text: "▲ overflow" });
-  assert.deepEqual(state(-3, "float32"), { level: "quiet", text: "beyond float16" });
+  assert.deepEqual(state(-3, "float32"), { level: "beyond", text: "beyond float16" });
   assert.deepEqual(state(1.25, "float32"), { level: "quiet", text: "1.3 bits" });
+  assert.deepEqual(state(Infinity, "float16"), { level: "zero", text: "all zero" });
+  assert.deepEqual(state(-Infinity, "float32"), { level: "bad", text: "▲ not finite" });
   assert.deepEqual(state(1.25, "float16"), { level: "warning", text: "1.3 bits" });
 });
 
@@ -244,6 +364,12 @@ test("sorting keeps missing values last both ways", () => {
 test("the filter matches all its words", () => {
   assert.ok(summary.matchesFilter(LAYER, "dense float16"));
   assert.ok(!summary.matchesFilter(LAYER, "dense float32"));
+  for (const text of ["fp16", "half", "FP16 den", "16", "float16"]) {
+    assert.ok(summary.matchesFilter(LAYER, text), text);
+  }
+  const wide = { ...LAYER, compute_dtype: "bfloat16", verdicts: ["forward_overflow"] };
+  assert.ok(summary.matchesFilter(wide, "bf16 16 forward overflow"));
+  assert.ok(!summary.matchesFilter(wide, "float16"));
 });
 
 test("links are read and written", () => {
@@ -270,7 +396,7 @@ test("paths are asked for only once their run can be read", () => {
     layer: null, runData: null, compareData: null };
   assert.ok(Object.values(wanted.wantedPaths(state)).every((path) => path === null));
   const runData = {
-    run: "a", events: [], heat: { metrics: [{ name: "m" }] },
+    run: "a", events: [], layers: [], heat: { metrics: [{ name: "m" }] },
     histograms: { activation: ["l"] },
   };
   assert.deepEqual(wanted.wantedPaths({ ...state, run: "a", runData }), {

@@ -15,6 +15,7 @@ from benchmarks.browser import until_ready
 LINE, COMPARED, CURSOR = "0072b2", "7d5600", "111827"
 DARK_LINE = "56b4e9"
 VERMILLION = "d55e00"
+SKY, BEYOND = "56b4e9", "b0b6be"
 
 # Requests delay `ready`, and what has come is drawn in the frame after.
 _SETTLED = """
@@ -47,11 +48,27 @@ return JSON.stringify(rows);
 """
 
 
+# What is written on a canvas is no text of the page.
+_KEEP_TEXTS = """
+if (!globalThis.keepsTexts) {
+  globalThis.keepsTexts = true;
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    (this.canvas.written ??= new Set()).add(text);
+    return write.call(this, text, ...rest);
+  };
+}
+"""
+
+
 class Page:
     """The page in a browser; the names of what is in it are CSS selectors."""
 
     def __init__(self, driver):
         self.driver = driver
+        driver.execute_cdp_cmd(
+            "Page.addScriptToEvaluateOnNewDocument", {"source": _KEEP_TEXTS}
+        )
         driver.set_script_timeout(30)
 
     def open_tab(self, url, query="", **link):
@@ -116,6 +133,21 @@ class Page:
 
     def shown(self, css):
         return any(found.is_displayed() for found in self.all(css))
+
+    def written(self, css):
+        """All that was ever written on a canvas."""
+        read = "return [...document.querySelector(arguments[0]).written]"
+        return set(self.run(read, css))
+
+    def on_screen(self, css):
+        """Whether the first of these elements is not scrolled away."""
+        top, bottom, height = self.run(
+            "const box = document.querySelector(arguments[0])"
+            ".getBoundingClientRect();"
+            "return [box.top, box.bottom, window.innerHeight]",
+            css,
+        )
+        return top >= 0 and bottom <= height
 
     def in_view(self, css, scroller):
         """Whether an element is not scrolled out of its scroller."""

@@ -169,10 +169,18 @@ def test_what_cannot_be_diagnosed_is_trained_on(tmp_path):
     x = X.copy()
     x[16:] = 1e4
     watcher = monitor(tmp_path, update_freq=1)
-    with pytest.warns(UserWarning, match="(?s)cannot diagnose.*only once"):
+    with pytest.warns(
+        UserWarning, match="cannot diagnose.*only once"
+    ) as warned:
         model.fit(x, Y, batch_size=8, verbose=0, callbacks=[watcher, Break()])
     assert model.optimizer.attempted_steps == 20
-    assert len(told(tmp_path, "diagnosis_failed")) == 1
+    [event] = told(tmp_path, "diagnosis_failed")
+    assert "in call\n" in event["details"]
+    lines = [str(w.message) for w in warned if w.category is UserWarning]
+    for line in [*lines, event["reason"]]:
+        assert len(line) < 300
+        assert not {"\n", "\x1b"} & {*line}
+    assert "\x1b" not in event["details"]
 
 
 @not_torch
@@ -225,3 +233,58 @@ def test_a_predicted_scale_is_saved_as_such():
     copy = kmp.LossScaleOptimizer.from_config(config)
     assert copy.rule.initial_scale == "auto"
     assert float(copy.loss_scale) == 2.0**15
+
+
+class Wrapper(keras.Model):
+    """Builds what it wraps in its first `train_step`."""
+
+    def __init__(self):
+        super().__init__()
+        keras.config.set_dtype_policy("mixed_float16")
+        self.inner = keras.Sequential(
+            [layers.Dense(8), Squares(name="squares"), layers.Dense(3)]
+        )
+        self.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, _ = data
+        with tf.GradientTape() as tape:
+            wrong = ops.square(ops.cast(self.inner(x), "float32") - 1)
+            loss = ops.mean(wrong)
+            scaled = self.optimizer.scale_loss(loss)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(scaled, weights), weights)
+        return {"loss": loss}
+
+
+class Uncallable(Wrapper):
+    def call(self, x):
+        raise TypeError("not like this")
+
+
+each_wrapper = pytest.mark.parametrize("kind", [Wrapper, Uncallable])
+
+
+@each_wrapper
+def test_a_model_that_cannot_be_built_stays_unbuilt(kind):
+    model = kind()
+    with pytest.raises(ValueError, match="The model '.*' is not built, and"):
+        kmp.diagnose(model, X[:8], Y[:8])
+    assert not any(part.built for part in [model, model.inner])
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras has to build it.")
+@each_wrapper
+def test_a_model_that_its_first_step_builds_is_diagnosed_later(kind, tmp_path):
+    model, tuner = kind(), kmp.PrecisionTuner(verbose=0)
+    callbacks = [monitor(tmp_path), tuner]
+    with pytest.warns(UserWarning, match="before its first step") as warned:
+        model.fit(X * 100, Y, 8, epochs=3, verbose=0, callbacks=callbacks)
+    lines = [str(w.message) for w in warned if w.category is UserWarning]
+    assert len(lines) == 1
+    assert "\n" not in lines[0]
+    [event] = told(tmp_path, "diagnosis_failed")
+    assert "is not built" in event["reason"]
+    assert model.inner.get_layer("squares").compute_dtype == "float32"

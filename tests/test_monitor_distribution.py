@@ -1,6 +1,17 @@
-"""Several workers with a monitor probe the same steps and stop together."""
+"""Models on several devices; workers that probe and stop together."""
 
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from monitor_models import monitor, scalars
+from optimizer_models import only_jax
+from reporting_readers import read_tag
 from workers import run_two_workers
+
+import keras_mixprec as kmp
+from keras_mixprec.diagnosis import ranges
+from keras_mixprec.formats import get_format
 
 # As in `distribution/watched.py`.
 STEPS, BROKE_UNTIL = 60, 30
@@ -14,3 +25,42 @@ def test_two_workers():
     assert min(probes) >= BROKE_UNTIL
     assert first["healthy"]["steps"] == STEPS
     assert 5 <= first["hopeless"]["steps"] < BROKE_UNTIL
+
+
+def data_parallel(devices):
+    return keras.distribution.DataParallel(devices=devices)
+
+
+def model_parallel(devices):
+    mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], devices)
+    layout = keras.distribution.LayoutMap(mesh)
+    layout["wide/kernel"] = (None, "model")
+    layout["wide/bias"] = ("model",)
+    return keras.distribution.ModelParallel(
+        layout_map=layout, batch_dim_name="batch"
+    )
+
+
+@only_jax
+@pytest.mark.parametrize("distribute", [data_parallel, model_parallel])
+def test_probes_on_two_devices(distribute, tmp_path):
+    devices = keras.distribution.list_devices()[:2]
+    keras.distribution.set_distribution(distribute(devices))
+    try:
+        wide = layers.Dense(6, name="wide", kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((4,)), wide, layers.Dense(2)])
+        model.compile(kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0)), "mse")
+        watcher = monitor(tmp_path, update_freq=1, probe_every=1)
+        x = np.arange(64, dtype="float32").reshape((16, 4))
+        arguments = {"batch_size": 4, "shuffle": False, "verbose": 0}
+        model.fit(x, np.zeros((16, 2)), callbacks=[watcher], **arguments)
+    finally:
+        keras.distribution.set_distribution(None)
+    assert list(scalars(tmp_path, "activation_headroom_bits")) == [2, 3, 4]
+    # The last batch of four rows; each number the sum of one of them.
+    table = read_tag(str(tmp_path / "mixprec"), "mixprec/heat/00000")[4]
+    bits = dict(zip(ranges.METRICS, table[0], strict=True))
+    largest = x[-1].astype("float64").sum()
+    expected = np.log2(get_format("float16").maximum / largest)
+    assert bits["activation_headroom_bits"] == pytest.approx(expected, rel=1e-6)
+    assert bits["weight_headroom_bits"] == pytest.approx(np.log2(65504.0))

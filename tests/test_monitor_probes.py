@@ -16,6 +16,7 @@ from reporting_readers import read_events, read_tag
 import keras_mixprec as kmp
 from keras_mixprec.callbacks import examiner, prober
 from keras_mixprec.diagnosis import ranges
+from keras_mixprec.numerics import collector as collector_module
 from keras_mixprec.numerics import probe as probe_module
 
 JIT = next(iter(JITS))
@@ -225,8 +226,8 @@ def test_a_layer_that_cannot_be_measured_is_named_once(tmp_path, monkeypatch):
             raise TypeError("no fives")
         return original(tensor)
 
-    original = probe_module.measure
-    monkeypatch.setattr(probe_module, "measure", picky)
+    original = collector_module.measure
+    monkeypatch.setattr(collector_module, "measure", picky)
     model = model_with(layers.Dense(5, name="five"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -12,7 +12,7 @@ from monitor_models import BACKEND, JITS, each_jit, not_torch, one_weight
 from optimizer_models import numbers, only_jax, only_tensorflow
 
 import keras_mixprec as kmp
-from keras_mixprec.numerics import probe as probe_module
+from keras_mixprec.numerics import collector as collector_module
 from keras_mixprec.numerics.probe import Probe
 
 JIT = next(iter(JITS))
@@ -78,7 +78,7 @@ def test_numbers_are_those_of_the_step(jit):
         "weight_gradient": 1,
         "weight": 1,
     }
-    assert dense.lost_updates == 1.0  # The learning rate is zero.
+    assert dense.lost_updates is None  # The learning rate is zero.
 
 
 class Twice(keras.Model):
@@ -189,7 +189,7 @@ def test_a_skipped_step_tells_what_was_not_finite():
     assert dense.parts["gradient"].nonfinite
     assert dense.parts["weight_gradient"].nonfinite
     assert dense.parts["weight"].nonfinite == 0
-    assert dense.lost_updates == 1.0
+    assert dense.lost_updates is None
 
 
 def free_axes(images, words):
@@ -228,6 +228,33 @@ def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
     assert "AutoGraph" not in "".join(capfd.readouterr())
 
 
+def rate_of_zero():
+    return keras.optimizers.schedules.PiecewiseConstantDecay([9], [0.0, 1.0])
+
+
+@pytest.mark.parametrize("wrap", [kmp.LossScaleOptimizer, lambda inner: inner])
+@pytest.mark.parametrize(
+    ("rate", "accumulated", "expected"),
+    [
+        (lambda: 2.0**-40, None, 1.0),
+        (lambda: 2.0**-4, 3, 0.0),
+        (lambda: 2.0**-4, 4, None),
+        (rate_of_zero, None, None),
+    ],
+)
+def test_updates_are_lost_only_where_there_is_one(
+    wrap, rate, accumulated, expected
+):
+    # The last of six steps: the second update of three gradients each, or
+    # the second gradient of an update of four.
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2, None, False)])
+    inner = keras.optimizers.SGD(
+        rate(), gradient_accumulation_steps=accumulated
+    )
+    model.compile(wrap(inner), "mse", jit_compile=JIT)
+    assert probed(model).readings()["dense"].lost_updates == expected
+
+
 def test_bfloat16_is_its_own_measure():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
     kmp.apply_policy(model, "mixed_bfloat16", rules=[])
@@ -241,8 +268,8 @@ def test_a_layer_that_cannot_be_measured_is_named(monkeypatch):
             raise TypeError("no threes")
         return original(tensor)
 
-    original = probe_module.measure
-    monkeypatch.setattr(probe_module, "measure", picky)
+    original = collector_module.measure
+    monkeypatch.setattr(collector_module, "measure", picky)
     model = keras.Sequential(
         [keras.Input((6,)), layers.Dense(3, name="three"), layers.Dense(2)]
     )

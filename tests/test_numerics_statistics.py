@@ -9,7 +9,7 @@ from keras import ops
 from optimizer_models import BACKEND, only_tensorflow
 
 from keras_mixprec.formats import get_format
-from keras_mixprec.numerics.statistics import Statistics, measure
+from keras_mixprec.numerics.statistics import Statistics, measure, pack
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -2.0, 65504.0, 2.0**-24]
 
@@ -28,19 +28,22 @@ def numbers(dtype):
 
 
 def measured(array, compiled):
-    run = measure
+    def run(tensor):
+        return pack([measure(ops.reshape(tensor, (1, -1)))])
+
     if compiled and BACKEND == "tensorflow":
         import tensorflow as tf
 
-        run = tf.function(measure, jit_compile=True)
+        run = tf.function(run, jit_compile=True)
     elif compiled and BACKEND == "jax":
         import jax
 
-        run = jax.jit(measure)
+        run = jax.jit(run)
     tensor = ops.cast(
         ops.convert_to_tensor(array.astype("float32")), str(array.dtype)
     )
-    return Statistics.from_vector(ops.convert_to_numpy(run(tensor)))
+    [found] = Statistics.from_rows(ops.convert_to_numpy(run(tensor)))
+    return found
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 """`ensure_loss_scaling`: every model that computes in float16 without it."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -89,15 +93,49 @@ def test_between_two_fits_the_state_stays():
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_saved_model_keeps_the_wrapper(tmp_path):
-    model = make("mixed_float16")
-    ensure_loss_scaling(model)
+KERAS_ALONE = """
+import sys
+import keras
+import numpy as np
+model = keras.saving.load_model(sys.argv[1])
+optimizer = model.optimizer
+print(type(optimizer).__module__.partition(".")[0], type(optimizer).__name__)
+print(int(optimizer.iterations), float(optimizer.dynamic_scale))
+x = np.ones((4, 2), "float32")
+model.fit(x, x[:, :1], verbose=0)
+print(int(optimizer.iterations), "keras_mixprec" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("fitted", [False, True], ids=["new", "between fits"])
+def test_a_saved_model_needs_keras_alone(tmp_path, fitted):
+    model = make("mixed_float16", optimizer=keras.optimizers.Adam(0.25))
+    if fitted:
+        model.fit(X, X[:, :1], verbose=0)
+    optimizer = ensure_loss_scaling(model)
     model.fit(X, X[:, :1], verbose=0)
+    model.fit(X, X[:, :1] * np.nan, verbose=0)
     model.save(tmp_path / "model.keras")
+    steps = 1 + fitted
+    done = subprocess.run(
+        [sys.executable, "-c", KERAS_ALONE, tmp_path / "model.keras"],
+        env=os.environ
+        | {"KERAS_BACKEND": BACKEND, "PYTHONWARNINGS": "error::UserWarning"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [
+        "keras LossScaleOptimizer",
+        f"{steps} {2.0**14}",
+        f"{steps + 1} False",
+    ]
+    assert float(optimizer.loss_scale) == 2.0**14
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded.optimizer, LossScaleOptimizer)
-    assert int(loaded.optimizer.iterations) == 1
-    assert loaded.optimizer.attempted_steps == 1
+    for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    rate = loaded.optimizer.inner_optimizer.learning_rate
+    assert float(rate) == 0.25
 
 
 def test_a_model_that_is_not_compiled():

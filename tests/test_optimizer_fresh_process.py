@@ -15,7 +15,7 @@ LOAD = """
 import sys
 import keras
 {extra}
-optimizer = keras.saving.load_model(sys.argv[1]).optimizer
+optimizer = keras.saving.load_model(sys.argv[1]{arguments}).optimizer
 print(type(optimizer).__module__)
 print(int(optimizer.iterations), optimizer.skipped_steps)
 print(float(optimizer.loss_scale))
@@ -37,8 +37,8 @@ def path(tmp_path):
     return tmp_path / "model.keras"
 
 
-def load(path, extra):
-    code = LOAD.format(extra=extra)
+def load(path, extra, arguments=""):
+    code = LOAD.format(extra=extra, arguments=arguments)
     return subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code, path],
         env=os.environ | {"KERAS_BACKEND": BACKEND},
@@ -65,3 +65,10 @@ def test_without_the_library_keras_says_what_is_missing(path):
     error = result.stderr.splitlines()[-1]
     assert "Could not locate class 'LossScaleOptimizer'" in error
     assert "'module': 'keras_mixprec.loss_scaling.optimizer'" in error
+
+
+def test_without_the_optimizer_the_model_needs_keras_alone(path):
+    result = load(path, "", ", compile=False")
+    # It has no optimizer to speak of, but it was loaded.
+    assert result.stdout == "builtins\n"
+    assert "'NoneType' object has no attribute 'iterations'" in result.stderr

@@ -8,22 +8,37 @@ import threading
 import keras
 import numpy as np
 import pytest
-from plugin_page import COMPARED, CURSOR, DARK_LINE, LINE, VERMILLION, Page
-from plugin_runs import train
+from missing_programs import browser_or_skip, skip_without
+from plugin_page import (
+    BEYOND,
+    COMPARED,
+    CURSOR,
+    DARK_LINE,
+    LINE,
+    SKY,
+    VERMILLION,
+    Page,
+)
+from plugin_runs import train, train_growing
 from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
-from benchmarks.browser import browser
-from keras_mixprec.reporting import RunLog, schema
+from keras_mixprec.reporting import RunLog, report_page, schema
 
 FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
+REPAIRED = "repaired/mixprec"
 RARE, WIDE = "rare/mixprec", "wide/mixprec"
 TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
 SECOND_HEAT = "#heatmap .heat-scroll:nth-of-type(2) canvas"
 ROW, LABELS = 20, 208  # Pixels of the heatmap, if there are few layers.
 MANY = [f"block_{n}/dense" for n in range(100)]
+DEEP = [
+    f"bert_base_en_uncased_backbone/transformer_encoder_layer_{n}/{part}"
+    for n in range(12)
+    for part in ("self_attention/attention_output", "feedforward_output_dense")
+]
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 VERDICT = "#events li[data-kind=verdict]"
 
@@ -31,11 +46,12 @@ VERDICT = "#events li[data-kind=verdict]"
 def write(log_dir, layers, steps=2, every=1):
     """A log without training: of many layers, or with many events.
 
-    The first two layers hold what is beyond float16; the second may.
+    The first two layers hold what is beyond float16; the second may. The
+    third holds zeros.
     """
     metrics = {"activation_headroom_bits": "min"}
     heat = np.full((len(layers), 1), 9.0)
-    heat[:2] = -3
+    heat[:2], heat[2:3] = -3, np.inf
     dtypes = ["float16", "float32", *["float16"] * len(layers)]
     with RunLog(log_dir) as log:
         rows = zip(layers, dtypes, strict=False)
@@ -54,6 +70,7 @@ def write(log_dir, layers, steps=2, every=1):
 def trained(tmp_path_factory):
     log_dir = tmp_path_factory.mktemp("logs")
     train(log_dir / "float16", epochs=1)
+    train_growing(log_dir / "repaired", kmp.PrecisionTuner(verbose=0))
     train(log_dir / "tuned", kmp.PrecisionTuner(verbose=0), epochs=1)
     return log_dir
 
@@ -70,6 +87,7 @@ def logs(trained, tmp_path_factory):
     shutil.copytree(trained, log_dir)
     write(log_dir / "rare", MANY, steps=1000, every=1000)
     write(log_dir / "wide", MANY[:60])
+    write(log_dir / "deep", DEEP)
     write(log_dir / HOSTILE, [HOSTILE, f"</script>{HOSTILE}"])
     with pytest.MonkeyPatch.context() as patch:
         newer = schema.SCHEMA_VERSION + 1
@@ -81,7 +99,7 @@ def logs(trained, tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(logs):
     with tensorboard(str(logs)) as url:
-        assert poll(lambda: len(ask(url, "runs") or ()) >= 6)
+        assert poll(lambda: len(ask(url, "runs") or ()) >= 8)
         # It may still be reading the last one.
         assert poll(lambda: len(events(url, RARE)) == 1000)
         yield url
@@ -91,13 +109,13 @@ def url(logs):
 def slow_url(logs):
     flags = ("--load_fast=false", "--path_prefix=/deep/down")
     with tensorboard(str(logs), *flags) as url:
-        assert poll(lambda: len(ask(url, "runs") or ()) >= 6)
+        assert poll(lambda: len(ask(url, "runs") or ()) >= 8)
         yield url
 
 
 @pytest.fixture(scope="module")
 def driver():
-    with browser() as driver:
+    with browser_or_skip() as driver:
         yield driver
 
 
@@ -122,7 +140,7 @@ def events(url, run):
 
 def test_its_functions_without_a_browser():
     if not shutil.which("node"):
-        pytest.skip("no node")
+        skip_without("node", "apt-get install nodejs")
     tests = pathlib.Path(__file__).with_name("page_functions.test.mjs")
     done = subprocess.run(
         ["node", "--test", tests], capture_output=True, text=True
@@ -219,7 +237,7 @@ def last_step(page):
     page.leave()
     page.click_host("app-header .reload-button")
     page.enter()
-    values = page.texts(".headline .value")
+    values = page.texts(".figures .value")
     return int(values[0]) if values else 0
 
 
@@ -254,7 +272,7 @@ def test_a_hostile_log_is_shown_as_text(page, url):
     page.open_tab(url, run=f"{HOSTILE}/mixprec")
     paths = [HOSTILE, f"</script>{HOSTILE}"]
     assert page.layers() == paths
-    assert page.texts("#layers .path") == paths
+    assert page.texts("#layers .path.whole") == paths
     page.pick("#compare", TUNED)
     page.click("#events li:nth-child(1)")
     page.click("#layers tbody tr:nth-child(2)")
@@ -290,8 +308,9 @@ def alarmed(page):
 def test_the_heatmap_is_alarmed_where_the_run_overflows(page, url, told):
     page.open(url, run=FAILED)
     rows = enumerate(told[FAILED]["layers"])
-    bad = {row for row, layer in rows if layer["least_headroom"] == 0}
-    assert len(bad) == 3
+    bad = {row for row, layer in rows if layer["least_headroom"] == -np.inf}
+    culprit = told[FAILED]["heat"]["layers"].index("overflowing")
+    assert min(bad) == culprit  # What follows it is not finite either.
     assert alarmed(page) == bad
     page.pick("#run", TUNED)
     assert alarmed(page) == set()
@@ -340,9 +359,48 @@ def test_what_is_beyond_float16_is_a_fault_in_16_bits_alone(page, url):
     texts = page.texts("#layers .headroom")
     assert texts[:2] == ["▲ overflow"] * 2
     assert texts[2:4] == ["beyond float16"] * 2
-    assert texts[4:6] == ["9 bits"] * 2
+    assert texts[4:8] == ["all zero"] * 2 + ["9 bits"] * 2
     levels = page.values("#layers .headroom .fill", "className")
-    assert levels[:4] == ["fill bad"] * 2 + ["fill quiet"] * 2
+    assert levels[:4] == ["fill bad"] * 2 + ["fill beyond"] * 2
+
+
+def test_all_zero_has_a_colour_of_its_own_with_a_legend(page, url):
+    page.open(url, run=WIDE)
+    rows = page.pixels(HEAT)
+    sky = [
+        y // 12
+        for y, row in enumerate(rows)
+        if row.get(SKY, {}).get("count", 0) > 99
+    ]
+    assert set(sky) == {2}
+    assert "all zero" in page.texts(".heat-legend li")
+    assert "beyond float16, computed in float32" in page.texts(
+        ".heat-legend li"
+    )
+    page.hover(HEAT, LABELS + 100, 2 * 12 + 6)
+    assert "all values are zero" in page.text(".tooltip")
+
+
+def test_a_repaired_layer_is_grey_where_it_computed_in_float32(page, url, told):
+    page.open(url, run=REPAIRED, layer="square")
+    demoted = told[REPAIRED]["layers"][0]["demoted_at"]
+    row = page.pixels(HEAT)[4]  # Above the marks, through the square's row.
+    width = page.one(HEAT).size["width"] - LABELS - 22
+    alarm, grey = row[VERMILLION], row[BEYOND]
+    step = width / told[REPAIRED]["last_step"]
+    border = LABELS + step * (demoted + 0.5)
+    assert abs(alarm["last"] - border) < step
+    assert abs(grey["first"] - border) < step
+    assert grey["last"] > LABELS + width - step  # To the end.
+    assert page.texts("#layers .headroom")[0] == "beyond float16"
+    assert "beyond float16, computed in float32" in page.text(
+        "#histogram .words"
+    )
+    assert (
+        page.colours(HISTOGRAM)[BEYOND]
+        > page.colours(HISTOGRAM)[VERMILLION]
+        == 0
+    )
 
 
 def test_a_newer_log_says_so(page, url):
@@ -352,6 +410,92 @@ def test_a_newer_log_says_so(page, url):
     page.pick("#run", TUNED)
     assert not page.shown("#problem")
     assert page.shown("main")
+
+
+@pytest.mark.parametrize(
+    ("run", "state", "level"),
+    [(FAILED, "▲ Failing", "bad"), (REPAIRED, "✓ Repaired", "fine")],
+)
+def test_the_run_in_a_sentence_is_at_the_top(
+    page, url, told, run, state, level
+):
+    page.open(url, run=run)
+    assert page.text("header > :first-child strong") == state
+    assert (
+        page.text("#headline .sentence > span")
+        == (told[run]["headline"]["text"])
+    )
+    assert page.values("#headline .sentence", "className") == [
+        f"sentence {level}"
+    ]
+
+
+def test_a_repaired_run_is_green(page, url):
+    page.open(url, run=REPAIRED)
+    (finding,) = page.texts(".health.fine .value")
+    assert finding == "✓ forward overflow, repaired"
+    assert page.texts("#layers .badge") == ["✓ forward overflow, repaired"]
+    assert page.all(".health.bad, .badge.bad:not(#events *)") == []
+
+
+def test_axes_are_named(page, url):
+    page.open(url, run=TUNED, layer="in_1", part="gradient")
+    assert {"step", "loss scale"} <= page.written(TIMELINE)
+    assert "step" in page.written(HEAT)
+    assert {"magnitude", "elements", "loss scale"} <= page.written(HISTOGRAM)
+    assert "bits left" in page.written(".heat-legend canvas")
+
+
+def test_scales_are_written_in_one_way(page, url):
+    page.open(url, run=FAILED)
+    for row in VERDICT, "#events li[data-kind=train_end]":
+        page.click(row)
+        assert "**" not in page.text("main") + page.text("header")
+    assert "2¹⁵ -> 2⁻" in page.text("#events")
+
+
+def test_long_names_keep_what_tells_them_apart(page, url):
+    page.open(url, run="deep/mixprec")
+    labels = {f"…layer_{n}/…/attention_output" for n in range(12)}
+    assert labels <= page.written(HEAT)
+    assert labels <= set(page.texts("#layers .path.short"))
+    assert page.layers() == page.values("#layers .path-cell", "title") == DEEP
+    page.hover(HEAT, 100, 6)
+    assert page.text(".tooltip") == DEEP[0]
+
+
+def test_names_of_classes_are_whole(page, url):
+    page.open(url, run=FAILED)
+    names = "#layers td:nth-child(2)"
+    assert "LayerNormalization" in page.texts(names)
+    widths = zip(
+        page.values(names, "scrollWidth"),
+        page.values(names, "clientWidth"),
+        strict=True,
+    )
+    assert all(needed <= given for needed, given in widths)
+    clipped = (
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".filter(e => getComputedStyle(e).textOverflow == 'ellipsis').length"
+    )
+    assert page.run(clipped, f"{names} *") == 0
+
+
+def test_the_newest_run_is_shown_first(page, url):
+    runs = [x for x in ask(url, "runs") if not x["newer_schema"]]
+    newest = max(runs, key=lambda entry: entry["written"])["run"]
+    assert newest != min(entry["run"] for entry in runs)
+    page.open(url)
+    assert page.values("#run", "value") == [newest]
+
+
+def test_an_unknown_run_of_a_link_is_said(page, url):
+    page.open(url, run="gone/mixprec", compare="lost")
+    assert "no run gone/mixprec and no run lost" in page.one("#problem").text
+    assert page.shown("main")
+    page.pick("#run", TUNED)
+    page.pick("#compare", FAILED)
+    assert not page.shown("#problem")
 
 
 # From an alarm to the layer.
@@ -369,6 +513,21 @@ def test_the_headline_leads_to_the_event_that_matters_most(page, url):
     page.click("button.health.bad")
     assert page.chosen() == ("Selected: overflowing · step 5", "overflowing")
     assert page.values("#events .chosen", "dataset.kind") == ["verdict"]
+    assert page.on_screen("#events .chosen")
+    assert page.focused() == "LI"
+
+
+def test_every_alarm_brings_what_it_is_about_into_view(page, url):
+    page.open(url, run=REPAIRED)
+    page.click("[data-filter=verdict]")  # Even if it was hidden.
+    page.click("#headline button.sentence")
+    assert page.on_screen("#events .chosen")
+    demoted = ".health:nth-child(4)"
+    page.type("#layer-filter", "logits")
+    page.click(demoted)
+    assert page.chosen()[1] == "square"
+    assert page.on_screen("#layers .chosen")
+    assert page.focused() == "TR"
 
 
 def test_a_click_on_the_verdict_moves_all_to_its_layer(page, url, told):
@@ -420,7 +579,9 @@ def test_the_histogram_shows_the_other_part(page, url):
     page.open(url, run=TUNED, layer="in_1")
     assert "fits loss scales" not in page.text("#histogram .words")
     page.click("[data-part=gradient]")
-    assert "in use: 2¹⁵" in page.text("#histogram .words")
+    words = page.text("#histogram .words")
+    assert "in use: 2¹⁵" in words
+    assert "▲" not in words  # No step was skipped: that scale fits.
     assert page.colours(HISTOGRAM)["009e73"] > 100  # The scales that fit.
 
 
@@ -445,8 +606,13 @@ def test_layers_can_be_filtered(page, url):
     assert page.text("#layers .hint") == "3 of 15"
     page.type("#layer-filter", " 32")
     assert page.layers() == []
-    page.type("#layer-filter", Keys.BACKSPACE * 20 + "float32")
-    assert page.layers() == ["overflowing", "logits"]
+    assert "No match" in page.text("#layers .nothing")
+    for text in "float32", "fp32", "single":
+        page.type("#layer-filter", Keys.BACKSPACE * 20 + text)
+        assert page.layers() == ["overflowing", "logits"]
+    assert not page.shown("#layers .nothing")
+    page.type("#layer-filter", Keys.BACKSPACE * 20 + "fp16")
+    assert len(page.layers()) == 13
 
 
 COLUMNS = {
@@ -492,13 +658,29 @@ def test_two_runs_are_shown_side_by_side(page, url):
     page.pick("#compare", TUNED)
     assert page.shown(SECOND_HEAT)
     assert len(page.colours(SECOND_HEAT)) > 5
-    assert page.texts("#layers th").count("Other") == 2
-    assert len(page.texts(".versus")) == 5
+    assert page.texts("#layers th .of-run") == ["float16", "tuned"] * 3
+    versus = page.texts(".versus")
+    assert len(versus) == 5
+    assert all(text.startswith("tuned: ") for text in versus)
     assert page.texts("#heatmap h3") == [FAILED, TUNED]
     page.pick("#compare", "")
     assert not page.shown(SECOND_HEAT)
-    assert page.texts("#layers th").count("Other") == 0
+    assert page.texts("#layers th .of-run") == []
     assert page.colours(TIMELINE)[COMPARED] == 0
+
+
+def test_skips_and_findings_of_both_runs_are_shown(page, url, told):
+    page.open(url, run=TUNED, compare=FAILED)
+    skips = "#events li[data-kind=skipped_step]"
+    assert len(page.all(skips)) == 20
+    assert set(page.texts(f"{skips} .of-run")) == {"float16"}
+    assert sorted(page.texts(f"{VERDICT} .of-run")) == ["float16", "tuned"]
+    assert page.texts("#headline em") == ["tuned", "float16"]
+    width = page.one(TIMELINE).size["width"]
+    # The second row of the lane of skipped steps.
+    page.click_at(TIMELINE, (66 + width - 14) // 2, 144 + 30)
+    assert page.chosen()[0].endswith("step 10")
+    assert page.values("#events .chosen", "dataset.kind") == ["skipped_step"]
 
 
 def test_the_other_run_has_a_dashed_line(page, url):
@@ -578,6 +760,26 @@ def test_keys_zoom_the_timeline_and_escape_ends_it(page, url):
 # The report.
 
 
+def test_it_says_what_was_withheld_and_needs_no_sentence(
+    page, trained, tmp_path
+):
+    loaded = kmp.load_report(trained)
+    why = "Layer ranges were measured at 2 of 20 steps: max_overhead=0.02."
+    nothing = {"heat": None, "histograms": dict.fromkeys(schema.EXPONENTS, [])}
+    overviews = {
+        name: {k: v for k, v in run.items() if k != "headline"}
+        | {"withheld": why, **nothing}
+        for name, run in loaded.to_dict().items()
+    }
+    path = tmp_path / "report.html"
+    path.write_text(report_page.page(loaded._runs, overviews), "utf-8")
+    page.open_file(path).settle()
+    assert page.text("#heatmap .withheld") == why
+    assert why in page.text("#histogram .nothing")
+    assert "No range of any layer" in page.text("#heatmap .nothing")
+    assert page.all("#headline > *") == []
+
+
 @pytest.fixture(scope="module")
 def report(trained, tmp_path_factory):
     """The page as a file, and the notebook's form of it in another."""
@@ -590,6 +792,8 @@ def report(trained, tmp_path_factory):
 
 
 def check_report(page, told):
+    assert page.values("#run", "value") == [TUNED]  # The newest.
+    page.pick("#run", FAILED)
     assert page.layers() == [layer["path"] for layer in told[FAILED]["layers"]]
     page.click("button.health.bad")
     assert page.chosen() == ("Selected: overflowing · step 5", "overflowing")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -55,6 +56,11 @@ def test_a_save_that_fails_keeps_the_old_plan(tmp_path):
         (written(format="other"), "`format` must be"),
         (written(version=2), "newer keras_mixprec.*version=2"),
         (written(version="1"), "`version` must be"),
+        (written(version=True), "`version` must be"),
+        (written(default=3), "`default` must be a string"),
+        (written(default="x"), "does not know"),
+        ("[" * 100_000, "not JSON"),
+        (written(default="\ud800"), "not JSON"),
         (written(layers={}), "`layers` must be a list"),
         (written(layers=["a"]), "needs `path` and `policy`"),
         (written(layers=[{"path": "a"}]), "needs `path` and `policy`"),
@@ -79,3 +85,69 @@ def test_reading_ignores_what_a_later_minor_change_adds(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(written(created_by="someone"))
     assert PrecisionPlan.load(path) == {"a": "float32"}
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "plan.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    for _ in range(2):  # At first it leads nowhere.
+        PLAN.save(link)
+        assert link.is_symlink()
+        assert PrecisionPlan.load(target).diff(PLAN) == []
+    assert sorted(os.listdir(tmp_path)) == ["link.json", "real"]
+    assert os.listdir(tmp_path / "real") == ["plan.json"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])
+def test_a_plan_keeps_its_permissions(tmp_path, mode):
+    path = tmp_path / "plan.json"
+    path.touch()
+    path.chmod(mode)
+    PLAN.save(path)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_new_plan_has_the_permissions_of_any_new_file(tmp_path):
+    PLAN.save(tmp_path / "plan.json")
+    (tmp_path / "other").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path, make):
+    path = tmp_path / "plan.json"
+    make(path)
+    kind = path.stat().st_mode
+    with pytest.raises(ValueError, match="A plan is a file.*Not a regular"):
+        PrecisionPlan.load(path)
+    with pytest.raises(OSError, match="Not a regular file"):
+        PLAN.save(path)
+    assert path.stat().st_mode == kind
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_only_what_was_left_unfinished_is_removed(tmp_path):
+    names = ["plan.json.0123abcd.mixprec.tmp", "plan.json.tmp", "x.mixprec.tmp"]
+    long_ago = time.time() - 60
+    for name in names:
+        (tmp_path / name).write_text("{")
+        os.utime(tmp_path / name, (long_ago, long_ago))
+    new = tmp_path / "plan.json.89abcdef.mixprec.tmp"
+    new.write_text("{")  # Somebody may write it at this moment.
+    PLAN.save(tmp_path / "plan.json")
+    left = ["plan.json", new.name, *names[1:]]
+    assert sorted(os.listdir(tmp_path)) == sorted(left)
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    other = tmp_path / "plan.json.0123abcd.mixprec.tmp"
+    with open(other, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.utime(other, (0, 0))
+        PLAN.save(tmp_path / "plan.json")
+        assert other.exists()
+    PLAN.save(tmp_path / "plan.json")
+    assert not other.exists()

@@ -3,20 +3,29 @@
 import base64
 import builtins
 import json
+import math
 import os
+import pathlib
 import re
+import shutil
 import struct
+import subprocess
 import zlib
 
 import ml_dtypes
 import numpy as np
 import pytest
-from plugin_runs import train, train_both
+from plugin_runs import train, train_both, train_growing
 from reporting_readers import read_tag
 
 import keras_mixprec as kmp
 from keras_mixprec import cli
-from keras_mixprec.reporting import RunLog, schema
+from keras_mixprec.reporting import RunLog, report_picture, schema
+from keras_mixprec.reporting.report_colours import headroom_colours, level
+
+PALETTE = (
+    pathlib.Path(kmp.__file__).parent / "tensorboard_plugin/static/palette.js"
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +119,70 @@ def test_calls_and_layers_of_such_names_are_told_apart(tmp_path):
     assert found == {"a": 4.0, "a#1": 3.0, "b": 1.0}
 
 
+def test_rows_are_in_the_order_of_the_model(tmp_path):
+    table = [{"path": p, "compute_dtype": "float16"} for p in ("b", "a", "c")]
+    with RunLog(tmp_path) as log:
+        log.layers(0, table)
+        rows = ["a", "a#1", "c", "gone", "b"]
+        log.heat(1, [[4.0]] * 5, rows, {"weight_headroom_bits": "min"})
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["heat"]["layers"] == ["b", "a", "a#1", "c", "gone"]
+
+
+def test_a_demoted_layer_has_the_range_of_its_new_dtype(tmp_path):
+    train_growing(tmp_path, kmp.PrecisionTuner(verbose=0))
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    layers = {x["path"]: x for x in run["layers"]}
+    demoted = layers["square"]["demoted_at"]
+    assert 10 < demoted < 40
+    dtypes = [[0, "float16"], [demoted, "float32"]]
+    assert layers["square"]["dtypes"] == layers["norm"]["dtypes"] == dtypes
+    assert layers["logits"]["dtypes"] == [[0, "float32"]]
+    # It holds 65504 2**7.6 in float32; the others are sound again.
+    bits = {path: x["least_headroom"] for path, x in layers.items()}
+    assert bits["square"] == pytest.approx(np.log2(65504 / 4000**2), abs=0.5)
+    assert min(bits["norm"], bits["logits"]) > 10
+
+
+def test_a_pooled_range_does_not_cross_a_change_of_precision(tmp_path):
+    metrics = {
+        "activation_headroom_bits": "min",
+        "activation_nonfinite": "max",
+    }
+    change = {"before": "mixed_float16", "after": "float32"}
+    with RunLog(tmp_path) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        for step in range(1, 2001):
+            row = [-math.inf, 1] if step < 1500 else [-3, 0]
+            log.heat(step, [row], ["a"], metrics)
+            if step == 1499:
+                log.event(step, {"kind": "demote", "layers": {"a": change}})
+        log.layers(2000, [{"path": "a", "compute_dtype": "float32"}])
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["layers"][0]["least_headroom"] == -3
+
+
+@pytest.mark.parametrize(
+    ("bits", "nonfinite", "expected"),
+    [(14.0, 2, -np.inf), (np.inf, 4, -np.inf), (np.inf, 0, np.inf), (3, 0, 3)],
+)
+def test_numbers_that_are_not_finite_leave_no_headroom(
+    tmp_path, bits, nonfinite, expected
+):
+    metrics = {
+        "activation_headroom_bits": "min",
+        "activation_nonfinite": "max",
+    }
+    with RunLog(tmp_path) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        log.heat(1, [[bits, nonfinite]], ["a"], metrics)
+    report = kmp.load_report(tmp_path)
+    (run,) = report.to_dict().values()
+    assert run["layers"][0]["least_headroom"] == expected
+    assert ("Least headroom" in str(report)) == (expected != np.inf)
+    assert ("a not finite" in str(report)) == (expected == -np.inf)
+
+
 def test_events_of_other_people_are_no_hindrance(tmp_path):
     with RunLog(tmp_path) as log:
         log.event(0, {"kind": "verdict"})
@@ -174,6 +247,48 @@ def test_a_notebook_gets_page_picture_and_text(report):
     assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts"')
     assert bundle["image/png"].startswith(b"\x89PNG")
     assert bundle["text/html"].count("<") == 2  # All inside is escaped.
+
+
+HEADROOMS = [np.nan, -np.inf, -4, 0, 0.5, 1.99, 2, 5, 11.3, 24, 30, np.inf]
+
+
+def test_the_picture_has_the_colours_of_the_page():
+    if not shutil.which("node"):
+        pytest.skip("no node")
+    found = np.array([HEADROOMS, HEADROOMS], "float64")
+    wider = np.array([[False], [True]]) & np.ones(found.shape, bool)
+    script = (
+        (
+            f"const {{ valueColor }} = await import('{PALETTE.as_uri()}');"
+            f"const bits = {HEADROOMS};"
+            "console.log(JSON.stringify([false, true].map(wider => "
+            "bits.map(x => valueColor('headroom', x, wider)))));"
+        )
+        .replace("inf", "Infinity")
+        .replace("nan", "NaN")
+    )
+    command = ["node", "--input-type=module", "--eval", script]
+    done = subprocess.run(command, capture_output=True, text=True)
+    shown = json.loads(done.stdout)
+    drawn = headroom_colours(found, wider) * 255
+    for page, picture in zip(sum(shown, []), drawn.reshape(-1, 4), strict=True):
+        assert picture[3] == (0 if page is None else 255)
+        assert page is None or abs(picture[:3] - page).max() <= 0.5
+
+
+def test_the_picture_names_axes_and_dtypes(tmp_path):
+    pytest.importorskip("matplotlib")
+    train_growing(tmp_path, kmp.PrecisionTuner(verbose=0))
+    report = kmp.load_report(tmp_path)
+    upper, lower, bar = report_picture.draw(report._runs, report.to_dict()).axes
+    assert (upper.get_xlabel(), upper.get_ylabel()) == ("step", "loss scale")
+    assert upper.yaxis.get_major_formatter()(15, 0) == "$2^{15}$"
+    assert bar.get_ylabel() == "headroom in bits"
+    (mesh,) = lower.collections
+    colours = mesh.get_facecolor().reshape(3, -1, 4)
+    assert colours[0, -1, :3] == pytest.approx(level("beyond"))
+    assert level("bad").tolist() in colours[0, :, :3].tolist()
+    assert level("bad").tolist() not in colours[:, -1, :3].tolist()
 
 
 def test_without_matplotlib_there_is_no_picture(report, monkeypatch):

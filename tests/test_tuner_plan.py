@@ -1,10 +1,13 @@
 """The plan that a tuner starts from and leaves behind."""
 
 import json
+import os
+import shutil
 
 import keras
 import pytest
-from monitor_models import each_jit
+from full_disk import full, small_disk
+from monitor_models import each_jit, monitor, told
 from tuner_models import CURE, chain, demoted, done, fit, tuner
 
 import keras_mixprec as kmp
@@ -131,3 +134,61 @@ def test_a_path_that_cannot_be_written_stops_before_training(tmp_path):
         with pytest.raises(OSError, match="Received: plan="):
             fit(model, [GOOD] * 4, tuner(path))
     assert model.optimizer.iterations.numpy() == 0
+
+
+class AtStep(keras.callbacks.Callback):
+    """Does something before one step."""
+
+    def __init__(self, step, work):
+        super().__init__()
+        self.step, self.work = step, work
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == self.step:
+            self.work()
+
+
+def in_its_place(folder):
+    shutil.rmtree(folder)
+    folder.write_text("theirs")
+
+
+@each_jit
+@pytest.mark.parametrize("fault", ["full disk", "file in the place"])
+def test_a_plan_that_cannot_be_written_any_more(fault, jit, tmp_path):
+    with small_disk(tmp_path) as disk:
+        folder = disk / "plans"
+        folder.mkdir()
+        callback, model = tuner(folder / "plan.json"), chain(jit)
+        nowhere = full(disk)
+        fail = nowhere.__enter__
+        if fault == "file in the place":
+            fail = lambda: in_its_place(folder)  # noqa: E731
+        watcher = monitor(tmp_path / "logs")
+        faulty = AtStep(15, fail)
+        with pytest.warns(UserWarning, match="cannot write the plan") as warned:
+            fit(model, [GOOD] * 20 + [BIG] * 20, watcher, callback, faulty)
+        told_of = [str(w.message) for w in warned if "plan" in str(w.message)]
+        assert len(told_of) == 1
+        assert "\n" not in told_of[0]
+        assert demoted(model) == CURE
+        assert callback.plan["big"] == "float32"
+        assert callback.plan.reasons["big"].startswith("forward_overflow")
+        event, *_ = told(tmp_path / "logs", "plan_not_written")
+        assert "Traceback" in event["details"]
+        if fault == "full disk":
+            nowhere.__exit__(None, None, None)
+            assert (
+                kmp.PrecisionPlan.load(folder / "plan.json")["big"] != "float32"
+            )
+            assert os.listdir(folder) == ["plan.json"]
+
+
+def test_a_removed_folder_of_a_plan_is_made_again(tmp_path):
+    path = tmp_path / "plans" / "plan.json"
+    path.parent.mkdir()
+    callback = tuner(path)
+    remove = AtStep(10, lambda: shutil.rmtree(path.parent))
+    fit(chain(), [GOOD] * 20 + [BIG] * 20, callback, remove)
+    assert kmp.PrecisionPlan.load(path) == callback.plan
+    assert callback.plan["big"] == "float32"

@@ -1,5 +1,7 @@
 """Measurements of a step on torch; see `probe.py`."""
 
+import contextlib
+
 import torch
 
 
@@ -11,12 +13,30 @@ def bits(tensor):
     return tensor.view(torch.int32)
 
 
-def bincount(values, length):
-    return torch.bincount(values, minlength=length)
+def bincounts(values, length):
+    count = values.shape[0]
+    if count > 1:
+        first = torch.arange(count, device=values.device) * length
+        values = values + first[:, None]
+    counts = torch.bincount(values.reshape(-1), minlength=count * length)
+    return counts.reshape(count, length)
+
+
+def largest_and_rms(tensor):
+    if not tensor.numel():
+        return tensor.sum(1), tensor.sum(1)
+    # Squares of float32 numbers overflow and underflow.
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    norms = torch.linalg.vector_norm(tensor, dim=1, dtype=wide)
+    return tensor.amax(1), (norms / tensor.shape[1] ** 0.5).float()
 
 
 def traced_once(function):
     return function
+
+
+def without_gradient():
+    return torch.no_grad()
 
 
 def rows(gradient):
@@ -27,23 +47,37 @@ def twice(arguments):
     return arguments, arguments
 
 
-class Slots:
-    """They stay on the device until they are all read at once."""
+def state_given(model, arguments):
+    return contextlib.nullcontext()
+
+
+def own_trace(arguments):
+    return None
+
+
+def belongs(tensor, trace):
+    return True
+
+
+def may_wait(tensor, trace):
+    return False  # The next operation may write into it.
+
+
+class Outlet:
+    """Rows stay on the device until they are read."""
 
     def __init__(self):
-        self._found = {}
+        self._keys, self._rows = (), None
 
-    def put(self, key, vector):
-        self._found[key] = vector.detach()
+    def carry(self, result, keys, rows):
+        self._keys, self._rows = keys, rows
+        return result
+
+    def take(self, result):
+        return result
 
     def read(self):
-        found = self._found
-        if not found:
-            return {}
-        sizes = [v.numel() for v in found.values()]
-        flat = torch.cat([v.reshape(-1) for v in found.values()]).cpu()
-        parts = zip(found.items(), flat.split(sizes), strict=True)
-        return {
-            key: [part.numpy().reshape(vector.shape)]
-            for (key, vector), part in parts
-        }
+        if self._rows is None:
+            return []
+        rows = self._rows.cpu().numpy()
+        return list(zip(self._keys, rows[:, None], strict=True))

@@ -10,13 +10,14 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
+    # Of the trace around a gradient's, which `identity` does not run in.
+    on_value(jax.lax.stop_gradient(tensor))
+
     @jax.custom_vjp
     def identity(values):
-        on_value(values)
         return values
 
     def forward(values):
-        on_value(values)
         return values, None
 
     def backward(_, cotangent):

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import time
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable
 
 from keras.src.utils import io_utils
 
@@ -45,11 +45,12 @@ class Settings:
     """How an engine looks; the arguments of `MixPrecMonitor`.
 
     Attributes:
-        log: A `RunLog`. Defaults to one that keeps nothing.
+        open_log: Function that returns a `RunLog`. Defaults to one that keeps
+            nothing.
         summary: Boolean. Whether the `TrainingSummary` is printed at the end.
     """
 
-    log: Any = dataclasses.field(default_factory=NoLog)
+    open_log: Callable = NoLog
     update_freq: int = 50
     probe_every: int = 0
     max_overhead: float = 0.02
@@ -86,6 +87,7 @@ class Engine:
         self.collapsed = False
         self.bad_data = BadData()
         self._members = []
+        self._leader = self._params = None
         self._started = self._finished = False
         self._configure(settings)
 
@@ -103,15 +105,32 @@ class Engine:
         """
         model = callback.model
         engine = vars(model).get(_KEPT_AS)
-        # One that has started is left from a `fit` that an exception ended.
-        if not engine or engine._started or callback in engine._members:
+        # It may be left from a `fit` that an exception ended.
+        if not engine or engine._started or not engine._is_of(callback):
             if engine:
                 engine.log.close()
             engine = vars(model)[_KEPT_AS] = cls(model, settings)
         elif not modest:
+            engine._check_only(callback)
             engine._configure(settings)
+        if not modest:
+            engine._leader = callback
+        engine._params = callback.params
         engine._members.append(callback)
         return engine
+
+    def _is_of(self, callback):
+        """Whether this is the engine of the callback's `fit`."""
+        # In which Keras gives all callbacks the same dict.
+        return callback.params is self._params and callback not in self._members
+
+    def _check_only(self, callback):
+        if self._leader is not None:
+            raise ValueError(
+                "A `fit` can have one `MixPrecMonitor` only. Received: those "
+                f"of log_dir={self._leader.log_dir!r} and "
+                f"log_dir={callback.log_dir!r}"
+            )
 
     def leave(self, callback):
         """The last callback to leave closes the log."""
@@ -123,7 +142,7 @@ class Engine:
 
     def _configure(self, settings):
         self.settings = settings
-        self.log = log = settings.log
+        self.log = log = settings.open_log()
         verbose = settings.verbose
         self.spending = Spending(settings.max_overhead)
         self.examiner = Examiner(log, verbose, self.spending)

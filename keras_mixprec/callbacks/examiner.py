@@ -8,12 +8,13 @@ from keras.src.utils import io_utils
 
 from keras_mixprec.backend import batches as backend_batches
 from keras_mixprec.callbacks.ballot import any_worker
-from keras_mixprec.callbacks.carry_on import carry_on_without
+from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import DIAGNOSES
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.diagnosis import Verdict
 from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.batch import NotBuiltError
 from keras_mixprec.diagnosis.divergence import Course
 from keras_mixprec.diagnosis.on_demand import (
     Examination,
@@ -203,9 +204,7 @@ class Examiner:
             reason: The exception.
         """
         self._failed = True
-        self._log.event(
-            step, {"kind": "diagnosis_failed", "reason": str(reason)[:500]}
-        )
+        self._log.event(step, failure("diagnosis_failed", reason))
         carry_on_without("diagnose this model any more", reason)
 
     def _examine(self, model, batch, step, counts):
@@ -249,9 +248,18 @@ class Examiner:
     def _try(self, step, work):
         try:
             work()
+        except NotBuiltError as error:
+            self._put_off(step, error)
         # Whatever a diagnosis runs into, training goes on.
         except Exception as error:
             self.give_up(step, error)
+
+    def _put_off(self, step, error):
+        """Tells, once, that the first step has to build the model."""
+        if NotBuiltError not in self._told:
+            self._told.add(NotBuiltError)
+            self._log.event(step, failure("diagnosis_failed", error))
+            carry_on_without("diagnose this model before its first step", error)
 
     def _tell(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)

@@ -1,5 +1,7 @@
 """The monitoring callback."""
 
+from functools import partial
+
 import keras
 from keras.src.utils import io_utils
 
@@ -45,6 +47,11 @@ class MixPrecMonitor(keras.callbacks.Callback):
     scale that it ran with. A scale that was set by hand between two readings is
     known from the second on, and `events.jsonl` says so
     (`loss_scale_not_known`).
+
+    A disk that becomes full, or a removed folder, does not end training: one
+    warning reports it, and what is lost is logged when that is possible again.
+    While another run is logged to the same `log_dir`, in any process, this one
+    writes to `<log_dir>/mixprec_2` and so on.
 
     Of several workers the first writes the log. All need it, with the same
     arguments: they probe the same steps, and stop together.
@@ -106,7 +113,8 @@ class MixPrecMonitor(keras.callbacks.Callback):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a number is outside its range.
+        ValueError: If a number is outside its range; when training starts, if
+            another `MixPrecMonitor` is among the callbacks of the same `fit`.
         OSError: When training starts, if `log_dir` cannot be written to.
 
     Example:
@@ -162,7 +170,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self._engine = Engine.join(
             self,
             Settings(
-                log=RunLog(self.log_dir) if chief else NoLog(),
+                open_log=partial(RunLog, self.log_dir) if chief else NoLog,
                 update_freq=self.update_freq,
                 probe_every=self.probe_every,
                 max_overhead=self.max_overhead,

@@ -27,7 +27,7 @@ class PlanOnDisk:
         Raises:
             ValueError: If the file is damaged or belongs to another model.
         """
-        if not self.path.is_file():
+        if not self.path.exists():
             return None
         plan = PrecisionPlan.load(self.path)
         plan.validate(model)
@@ -50,3 +50,21 @@ class PlanOnDisk:
                 "exists and may be written to. "
                 f"Received: plan={str(self.path)!r} ({error})"
             ) from error
+
+    def save_if_possible(self, repairs) -> OSError | None:
+        """Writes what the model follows now, in training.
+
+        A folder that was removed meanwhile is made again.
+
+        Args:
+            repairs: `Repairs` of the model.
+
+        Returns:
+            What keeps it from being written, `None` if it is.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            plan_file.write(self.path, repairs.plan(), repairs.state())
+        except OSError as error:
+            return error
+        return None

@@ -7,7 +7,7 @@ from collections import defaultdict
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import probe as backend_probe
-from keras_mixprec.callbacks.carry_on import carry_on_without
+from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import PROBES
 from keras_mixprec.diagnosis import ranges
@@ -218,15 +218,11 @@ class Prober:
         for path, reason in failures.items():
             if path not in self._told:
                 self._told.add(path)
-                self._log.event(
-                    step,
-                    {"kind": "probe_failed", "layer": path, "reason": reason},
-                )
+                event = failure("probe_failed", reason, layer=path)
+                self._log.event(step, event)
                 carry_on_without(f"measure {path!r}", reason)
 
     def _give_up(self, step, reason):
         self._failed = True
-        self._log.event(
-            step, {"kind": "probe_failed", "reason": str(reason)[:500]}
-        )
+        self._log.event(step, failure("probe_failed", reason))
         carry_on_without("probe this model any more", reason)

@@ -3,6 +3,7 @@
 import time
 from typing import NamedTuple
 
+from keras_mixprec.callbacks.repairs_state import check_state
 from keras_mixprec.policies import PrecisionPlan, apply_policy
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
@@ -151,10 +152,12 @@ class Repairs:
                 return "shrink", list(self.demotions)
         if not promote_after or quiet < promote_after:
             return "promote", []
+        layers = self._layers()
         return "promote", [
             path
             for path in self.demotions
-            if step - self._waiting_since[path]
+            if path in layers
+            and step - self._waiting_since[path]
             >= promote_after * 2 ** (self.tries[path] - 1)
         ]
 
@@ -206,21 +209,14 @@ class Repairs:
         Raises:
             ValueError: If that is not what it is.
         """
-        try:
-            demotions = {
-                path: Demotion(**fields)
-                for path, fields in state.get("demotions", {}).items()
-            }
-            tries = {path: int(n) for path, n in state.get("tries", {}).items()}
-            rebuilds = int(state.get("rebuilds", 0))
-            share = float(state.get("share_at_first", self.share_at_first))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
-                "What a tuner wrote beside the plan is damaged; delete "
-                f"`tuner` from the file to go on without. Received: {state}"
-            ) from error
-        self.demotions, self.tries = demotions, tries
-        self.rebuilds, self.share_at_first = rebuilds, share
+        checked = check_state(state)
+        self.demotions = {
+            path: Demotion(**fields)
+            for path, fields in checked["demotions"].items()
+        }
+        self.tries = checked["tries"]
+        self.rebuilds = checked["rebuilds"]
+        self.share_at_first = checked.get("share_at_first", self.share_at_first)
 
     def _count(self, paths):
         for path in paths:

@@ -1,11 +1,14 @@
 """The callback that repairs a model while it trains."""
 
+import warnings
+
 import keras
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.ballot import check_alike
+from keras_mixprec.callbacks.carry_on import failure
 from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.engine import Engine, Settings
 from keras_mixprec.callbacks.plan_on_disk import PlanOnDisk
@@ -52,7 +55,8 @@ class PrecisionTuner(keras.callbacks.Callback):
 
     Args:
         plan: String or path-like, a JSON file. If it is there, training
-            starts from it; it is written on every change and at the end.
+            starts from it; it is written on every change and at the end. If
+            that fails in training, a warning says so and training goes on.
             Defaults to `None`.
         dry_run: Boolean. Whether to say what would be changed and change
             nothing; the plan is neither read nor written. Defaults to
@@ -75,8 +79,8 @@ class PrecisionTuner(keras.callbacks.Callback):
         verbose: `0` or `1`. Whether to print what is changed. Defaults to `1`.
 
     Attributes:
-        plan: The `PrecisionPlan` that the model follows after `fit`, with the
-            verdict for each demoted layer; `None` before.
+        plan: The `PrecisionPlan` that the model follows, with the verdict for
+            each demoted layer; `None` before the first `fit`.
         history: List of dicts, all that the last `fit` changed or would have
             changed: `kind` (`"start"`, `"demote"`, `"shrink"`, `"promote"`,
             `"loss_scaling"`, `"give_up"`), `step`, and for changes `layers`, a
@@ -133,6 +137,7 @@ class PrecisionTuner(keras.callbacks.Callback):
         self.plan = None
         self.history = []
         self._engine = self._tuning = None
+        self._warned = False
 
     def _check_together(self):
         if 0 < self.promote_after < self.cooldown:
@@ -153,6 +158,8 @@ class PrecisionTuner(keras.callbacks.Callback):
         repairs = Repairs(model)
         known = None if self._is_dry else self._disk.load(model)
         check_alike(model, known)
+        if known:
+            repairs.load_state(known[1])
         settings = Settings(verbose=self.verbose)
         self._engine = Engine.join(self, settings, modest=True)
         use_bfloat16 = self.bfloat16
@@ -161,14 +168,14 @@ class PrecisionTuner(keras.callbacks.Callback):
         self._tuning = Tuning(self, self._engine, repairs, use_bfloat16)
         self.history = self._tuning.telling.history
         if known:
-            plan, state = known
-            repairs.load_state(state)
-            apply_policy(model, plan)
+            apply_policy(model, known[0])
             self._tuning.telling.at_first(
                 "start", f"starts from {self._disk.path}"
             )
+        self.plan, self._warned = repairs.plan(), False
         # Whether it can be written shall be known now.
-        self.save(repairs)
+        if self._writes_plan:
+            self._disk.save(repairs)
         if not self.dry_run and _can_be_scaled(model):
             ensure_loss_scaling(model)
             self._tuning.telling.at_first(
@@ -195,7 +202,6 @@ class PrecisionTuner(keras.callbacks.Callback):
         tuning.end()
         engine.finish()
         tuning.telling.rebuild(engine.step)
-        self.plan = tuning.repairs.plan()
         self.save(tuning.repairs)
         # The monitor's summary begins with the same sentence.
         if self.verbose and self.history and not engine.settings.summary:
@@ -207,13 +213,30 @@ class PrecisionTuner(keras.callbacks.Callback):
     def _is_dry(self):
         return self.dry_run or self._disk is None
 
-    def save(self, repairs):
-        """Writes the plan, if there is a file for it and this is the chief."""
+    @property
+    def _writes_plan(self):
         # Not `self.model`, which on JAX takes the state of the last step for
         # that of this one when a step is under way.
         chief = backend_agreement.current().is_chief(self._engine.model)
-        if chief and not self._is_dry:
-            self._disk.save(repairs)
+        return chief and not self._is_dry
+
+    def save(self, repairs):
+        """Keeps the plan, also in its file if this is the chief's."""
+        self.plan = repairs.plan()
+        error = self._writes_plan and self._disk.save_if_possible(repairs)
+        if not error:
+            return
+        event = failure("plan_not_written", error)
+        self._engine.log.event(self._engine.step, event)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"PrecisionTuner cannot write the plan to "
+                f"{str(self._disk.path)!r} ({error.strerror}). Training goes "
+                "on; `tuner.plan` has it.",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def _can_be_scaled(model):

@@ -1,9 +1,15 @@
 """One batch, as it is handed to a diagnosis."""
 
+import warnings
+
 import keras
 from keras import ops, tree
 
 from keras_mixprec.backend.variable_scope import variable_scope
+
+
+class NotBuiltError(ValueError):
+    """A model is not built, and only its training can build it."""
 
 
 def build_for(model, data: tuple):
@@ -12,13 +18,45 @@ def build_for(model, data: tuple):
     Args:
         model: A compiled `keras.Model`.
         data: What `to_tensors` returned.
+
+    Raises:
+        NotBuiltError: If it cannot be built by calling it.
     """
     with variable_scope(model):
         if not _needs_no_call(model):
-            model._symbolic_build(data_batch=data)
+            _build_by_call(model, data)
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
+
+
+def _build_by_call(model, data):
+    unbuilt = [part for part in model._flatten_layers() if not part.built]
+    # Keras would take a model that it cannot call for built.
+    if type(model).call is keras.Model.call:
+        raise NotBuiltError(_not_built(model, "it has no `call`"))
+    try:
+        with warnings.catch_warnings():
+            # The paragraphs are about what is raised below.
+            warnings.filterwarnings("ignore", _PARAGRAPHS, UserWarning)
+            model._symbolic_build(data_batch=data)
+    except RuntimeError as error:
+        if not unbuilt:
+            raise
+        for part in unbuilt:
+            part.built = bool(part.weights)
+        raise NotBuiltError(_not_built(model, "calling it fails")) from error
+
+
+# What Keras says of a layer that it cannot build.
+_PARAGRAPHS = r"(?s).*looks like it has unbuilt state"
+
+
+def _not_built(model, why):
+    return (
+        f"The model {model.name!r} is not built, and {why}: build its layers "
+        "first, by calling them on a batch."
+    )
 
 
 def _needs_no_call(model):

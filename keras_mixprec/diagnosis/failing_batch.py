@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 import os
 
 import keras
 import numpy as np
 from keras import ops, tree
 
+from keras_mixprec._files import check_regular
 from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.diagnosis.on_demand import diagnose
 from keras_mixprec.diagnosis.verdict import Verdict
@@ -80,10 +82,17 @@ class FailingBatch:
                 f"this batch: its weights have the shapes {expected[:5]}... "
                 f"Received: model with weights of shapes {shapes[:5]}..."
             )
+        seeds = seed_states(model)
+        if [tuple(v.shape) for v in seeds] != [s.shape for s in self.seeds]:
+            raise ValueError(
+                "`model` must have the random state of the model of this "
+                f"batch: {len(self.seeds)} seeds. Received: model with "
+                f"{len(seeds)}"
+            )
         PrecisionPlan(self.plan).apply(model)
         for variable, value in zip(model.weights, self.weights, strict=True):
             variable.assign(value)
-        for variable, value in zip(seed_states(model), self.seeds, strict=True):
+        for variable, value in zip(seeds, self.seeds, strict=True):
             variable.assign(value)
         for name, optimizer in optimizers_of(model).items():
             if name in self.scales:
@@ -116,28 +125,66 @@ class FailingBatch:
         """Reads what `save` wrote.
 
         Raises:
-            ValueError: If the file is none of these.
+            OSError: If the file cannot be read.
+            ValueError: If it is none of these, or damaged.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                about = json.loads(str(file["about"]))
-                arrays = [file[f"array_{i}"] for i in range(len(file) - 1)]
-            if about["version"] != _VERSION:
-                raise KeyError(f"version {about['version']}")
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                "`path` must be a file that `FailingBatch.save` wrote with "
-                f"this version of keras_mixprec. Received: path={path!r} "
-                f"({error})"
-            ) from error
-        return cls(
-            about["step"],
-            tuple(_unflatten(about["batch"], arrays)),
-            _unflatten(about["weights"], arrays),
-            _unflatten(about["seeds"], arrays),
-            about["scales"],
-            about["plan"],
-        )
+        check_regular(path)
+        with open(path, "rb") as file:
+            try:
+                return cls(**_read(file))
+            # Whatever NumPy, zipfile and json make of a damaged file.
+            except Exception as error:
+                raise ValueError(
+                    "`path` must be a file that `FailingBatch.save` wrote with "
+                    f"this version of keras_mixprec. Received: path={path!r} "
+                    f"({type(error).__name__}: {error})"
+                ) from error
+
+
+def _read(file):
+    """Returns the attributes of the batch in a file, or raises anything."""
+    with np.load(file, allow_pickle=False) as content:
+        about = json.loads(str(content["about"]))
+        arrays = [content[f"array_{i}"] for i in range(len(content) - 1)]
+    _require(about["version"] == _VERSION, f"version {about['version']}")
+    found = {
+        "step": about["step"],
+        "batch": tuple(_unflatten(about["batch"], arrays)),
+        "weights": _unflatten(about["weights"], arrays),
+        "seeds": _unflatten(about["seeds"], arrays),
+        "scales": about["scales"],
+        "plan": dict(PrecisionPlan(about["plan"])),
+    }
+    for name, valid in _VALID.items():
+        _require(valid(found[name]), f"{name}={found[name]!r:.80}")
+    return found
+
+
+def _require(condition, received):
+    if not condition:
+        raise ValueError(received)
+
+
+def _are_numbers(arrays):
+    return isinstance(arrays, list) and all(
+        isinstance(array, np.ndarray) and array.dtype.kind in "biufc"
+        for array in arrays
+    )
+
+
+def _are_scales(scales):
+    return isinstance(scales, dict) and all(
+        isinstance(scale, float) and 0 < scale < math.inf
+        for scale in scales.values()
+    )
+
+
+_VALID = {
+    "step": lambda step: type(step) is int and step >= 0,
+    "weights": _are_numbers,
+    "seeds": _are_numbers,
+    "scales": _are_scales,
+}
 
 
 def _plain(array):
@@ -164,4 +211,5 @@ def _unflatten(structure, arrays):
         return {k: _unflatten(v, arrays) for k, v in structure.items()}
     if isinstance(structure, list):
         return [_unflatten(v, arrays) for v in structure]
+    _require(type(structure) is int and structure >= 0, f"array {structure!r}")
     return arrays[structure]

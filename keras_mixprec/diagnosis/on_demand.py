@@ -46,7 +46,8 @@ def diagnose(
 
     Raises:
         TypeError: If `model` is not a model.
-        ValueError: If it is not compiled, or the data are no batch for it.
+        ValueError: If it is not compiled, or is not built and cannot be built
+            by calling it, or the data are no batch for it.
 
     Example:
     >>> inputs = keras.Input((4,))

@@ -16,29 +16,33 @@ class _Adopted(LossScaleOptimizer):
 
 def adopt(
     optimizer: keras.optimizers.LossScaleOptimizer,
+    rule: DynamicLossScale | None = None,
 ) -> LossScaleOptimizer:
     """Returns an optimizer that goes on where Keras' own is.
 
-    It follows Keras' rule, shares the inner optimizer, the loss scale and the
+    It shares the inner optimizer, the loss scale and the
     step counter with `optimizer`, and is saved as Keras saves it. It differs
     where Keras' would lose weights: a scale of 0 or infinity, and non-finite
     rows of a sparse gradient or of another replica.
 
     Args:
         optimizer: A `keras.optimizers.LossScaleOptimizer`, built or not.
+        rule: The update rule. Defaults to `None`, the one of `optimizer`.
 
     Returns:
         A `LossScaleOptimizer`; `optimizer` itself if it is one already.
     """
     if isinstance(optimizer, LossScaleOptimizer):
         return optimizer
-    rule = DynamicLossScale.preset(
+    own_rule = DynamicLossScale.preset(
         "keras",
         initial_scale=optimizer.initial_scale,
         growth_interval=optimizer.dynamic_growth_steps,
     )
     adopted = _Adopted(
-        optimizer.inner_optimizer, loss_scale=rule, name=optimizer.name
+        optimizer.inner_optimizer,
+        loss_scale=rule or own_rule,
+        name=optimizer.name,
     )
     if optimizer.built:
         adopted.build(optimizer._trainable_variables, shared=optimizer)

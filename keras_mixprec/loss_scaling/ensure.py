@@ -2,7 +2,8 @@
 
 import keras
 
-from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mixprec.loss_scaling.adopt import adopt
+from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 
 
 def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
@@ -12,6 +13,8 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     `"mixed_float16"`. A float32 model with float16 layers, a policy map, a
     pure float16 model, and a mixed_float16 model loaded under another global
     policy train without. Weights and optimizer state stay as they are.
+    `model.save` writes Keras' own `LossScaleOptimizer`, with the scale reached,
+    so that the file loads where keras_mixprec is not installed.
 
     An optimizer that scales the loss already stays, Keras' own
     `LossScaleOptimizer` included: the callbacks exchange that by themselves,
@@ -34,8 +37,8 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     >>> _ = apply_policy(model, "mixed_float16")
     >>> model.compile("sgd", loss="mse")
-    >>> ensure_loss_scaling(model).__class__.__name__
-    'LossScaleOptimizer'
+    >>> isinstance(ensure_loss_scaling(model), LossScaleOptimizer)
+    True
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -50,9 +53,10 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
         )
     if not lacks_loss_scaling(model):
         return optimizer
-    model.optimizer = LossScaleOptimizer(optimizer)
-    # What `model.save` stores; it would else save the optimizer unwrapped.
-    model._compile_config.config["optimizer"] = model.optimizer
+    # What `model.save` stores: a file that Keras reads without this package.
+    wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
+    model._compile_config.config["optimizer"] = wrapper
+    model.optimizer = adopt(wrapper, DynamicLossScale())
     if model.train_function is not None:
         model.make_train_function(force=True)
     return model.optimizer

@@ -43,6 +43,10 @@ class LossScaleOptimizer(
     that can neither reach zero nor infinity. The step itself counts what it
     skipped and why.
 
+    A `.keras` file of a model that is compiled with it names this class: a
+    process that loads it has to `import keras_mixprec` first, or to load it by
+    `keras.saving.load_model(path, compile=False)`.
+
     Args:
         inner_optimizer: `keras.optimizers.Optimizer`, or its name. Its own
             arguments (`clipnorm`, `use_ema`, `weight_decay`, ...) stay with

@@ -68,7 +68,13 @@ def _run(model, data, scale):
         for optimizer in optimizers_of(model).values():
             stack.enter_context(held(optimizer, scale, losses, gradients))
         stack.enter_context(drawn_in_float32())
-        stack.enter_context(keras.StatelessScope(collect_losses=True))
+        scope = keras.StatelessScope(collect_losses=True)
+        # A regularizer is given what the scope knows of its variable. As it
+        # is, not as a tensor, which no gradient would lead back from.
+        scope.state_mapping |= {
+            id(v): v._value for v in model.trainable_variables if v.regularizer
+        }
+        stack.enter_context(scope)
         backend_replay.current().train_step(model, data)
     return losses, gradients
 

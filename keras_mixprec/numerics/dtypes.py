@@ -2,7 +2,12 @@
 
 import contextlib
 
-from keras_mixprec.policies.names import is_fixed, set_policy
+from keras_mixprec.policies.names import (
+    is_fixed,
+    narrow_inputs,
+    set_input_dtype,
+    set_policy,
+)
 
 
 @contextlib.contextmanager
@@ -12,6 +17,8 @@ def computing_in(policy: str, layers):
     Compiled functions are left as they are, since nothing calls them here.
     """
     before = [(layer, layer._dtype_policy) for layer in layers]
+    narrow = [x for layer in layers for x in narrow_inputs(layer)]
+    inputs = [(x, x.dtype) for x in narrow]
     for layer, _ in before:
         if not is_fixed(layer):
             set_policy(layer, policy)
@@ -20,6 +27,8 @@ def computing_in(policy: str, layers):
     finally:
         for layer, own in before:
             layer._dtype_policy = own
+        for entrance, dtype in inputs:
+            set_input_dtype(entrance, dtype)
 
 
 @contextlib.contextmanager

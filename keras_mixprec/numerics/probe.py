@@ -1,12 +1,14 @@
 """The train step's twin that measures every tensor it passes."""
 
 import contextlib
-from collections.abc import Callable
+import functools
+import operator
+import threading
 from typing import NamedTuple
 
 import keras
 import numpy as np
-from keras import ops, tree
+from keras import tree
 
 from keras_mixprec.backend import probe as backend_probe
 from keras_mixprec.backend import replay as backend_replay
@@ -14,8 +16,10 @@ from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.formats import Format, get_format
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.calls import with_mask
+from keras_mixprec.numerics.collector import Collector
 from keras_mixprec.numerics.hook import CallHook, call_name
-from keras_mixprec.numerics.statistics import Statistics, measure
+from keras_mixprec.numerics.statistics import Statistics
+from keras_mixprec.numerics.updates import Update
 from keras_mixprec.policies.layers import walk
 
 
@@ -29,7 +33,9 @@ class LayerReading(NamedTuple):
             loss, at the outputs), `"weight_gradient"` (as the optimizer is
             given it) or `"weight"` (after the step) to its `Statistics`.
         lost_updates: Float. Share of the weights with a gradient that the
-            step left as they were, or `None`.
+            step left as they were, or `None` if it was not to change them: a
+            skipped step, one that only accumulates gradients, a learning rate
+            of zero.
     """
 
     path: str
@@ -47,7 +53,6 @@ class Probe:
         model: A built and compiled `keras.Model`.
 
     Attributes:
-        train_function: To be called in place of the model's own.
         limits: `Format` that headroom refers to: float16 if any layer
             computes in it or none in 16 bits, bfloat16 otherwise.
         seconds: Float. What a probed step takes longer than a plain one, as
@@ -60,39 +65,41 @@ class Probe:
         self._model = model
         self._backend = backend_probe.current()
         self._replay = backend_replay.current()
-        self._slots = self._backend.Slots()
-        self._measure = self._backend.traced_once(
-            lambda tensor: measure(self._backend.as_held(tensor))
-        )
-        self._count_lost = self._backend.traced_once(_count_lost)
+        self._outlet = self._backend.Outlet()
         self._entries = walk(model)
         self._owners = _owners(self._entries)
+        self._running = threading.local()
+        self._instrumented_function = None
         self.limits = _limits(self._entries)
         self.seconds = 0.0
         self.failures = {}
-        self.train_function = self._twin()
+
+    def train_function(self, *args):
+        """Takes the place of the model's own."""
+        with self._instrumented():
+            if self._instrumented_function is None:
+                self._instrumented_function = self._make(args)
+            return self._outlet.take(self._instrumented_function(*args))
 
     def read(self) -> list[LayerReading]:
         """Returns what the last probed step told, in the order of its calls."""
         found = {}
-        for (path, part, _), vectors in self._slots.read().items():
-            found.setdefault(path, {}).setdefault(part, []).extend(vectors)
+        told = sorted(self._outlet.read(), key=operator.itemgetter(0))
+        for (_, path, part, _), rows in told:
+            found.setdefault(path, {}).setdefault(part, []).append(rows)
         return [_reading(path, parts) for path, parts in found.items()]
 
-    def _twin(self):
+    def _make(self, args):
         model = self._model
         own = model.train_function
         # Functions of their own: JAX would give the twin the trace of the
         # train step that it knows.
-        with self._instrumented():
-            model.make_train_function(force=True)
-            twin, model.train_function = model.train_function, own
-
-        def train(*args):
-            with self._instrumented():
-                return twin(*args)
-
-        return train
+        try:
+            with self._backend.state_given(model, args):
+                model.make_train_function(force=True)
+            return model.train_function
+        finally:
+            model.train_function = own
 
     @contextlib.contextmanager
     def _instrumented(self):
@@ -102,9 +109,17 @@ class Probe:
         original = self._model.train_step
 
         # Replicas run it in threads of their own, and take turns.
-        def train_step(*args, **kwargs):
-            with CallHook(self._entries, self._on_call).hooked():
-                return original(*args, **kwargs)
+        def train_step(*args):
+            collector = Collector(self._outlet, args, self.failures)
+            hook = CallHook(
+                self._entries, functools.partial(self._on_call, collector)
+            )
+            self._running.collector = collector
+            try:
+                with hook.hooked():
+                    return collector.carry(original(*args))
+            finally:
+                del self._running.collector
 
         attributes["train_step"] = train_step
         try:
@@ -118,7 +133,7 @@ class Probe:
             else:
                 attributes["train_step"] = before
 
-    def _on_call(self, run, layer, path, index, args, kwargs):
+    def _on_call(self, collector, run, layer, path, index, args, kwargs):
         outputs = run(*args, **kwargs)
         if isinstance(layer, keras.Model) and layer._layers:
             return outputs  # Its last layer has told of them.
@@ -129,8 +144,8 @@ class Probe:
                 return leaf
             seen = self._replay.observe(
                 leaf,
-                lambda x: self._put(name, "activation", position, x),
-                lambda g: self._put(name, "gradient", position, g),
+                lambda x: collector.put((name, "activation", position), x),
+                lambda g: collector.put((name, "gradient", position), g),
             )
             return with_mask(seen, leaf)
 
@@ -146,13 +161,18 @@ class Probe:
 
         def watched(grads, trainable_variables=None):
             grads = list(grads)
-            tell_update = self._tell_gradients(
-                optimizer, grads, trainable_variables
+            variables = trainable_variables or optimizer._trainable_variables
+            update = Update(
+                self._running.collector,
+                optimizer,
+                grads,
+                variables,
+                self._owner,
             )
             step = original(grads, trainable_variables)
             if name == "_guard":
-                return _WatchedStep(step, tell_update)
-            return tell_update()
+                return _WatchedStep(step, update)
+            return update.finish()
 
         vars(optimizer)[name] = watched
         try:
@@ -160,64 +180,15 @@ class Probe:
         finally:
             del vars(optimizer)[name]
 
-    def _tell_gradients(self, optimizer, grads, trainable_variables):
-        """Returns the function that tells what the update did."""
-        variables = trainable_variables or optimizer._trainable_variables
-        pairs = [
-            (variable, self._backend.rows(gradient))
-            for gradient, variable in zip(grads, variables, strict=True)
-            if gradient is not None
-        ]
-        before = [ops.copy(v.value) for v, _ in pairs]
-        moving = [ops.not_equal(gradient, 0) for _, gradient in pairs]
-        inverse = 1.0 / _loss_scale(optimizer)
-        for variable, gradient in pairs:
-            gradient = ops.cast(gradient, "float32") * inverse
-            self._put_weight(variable, "weight_gradient", gradient)
-
-        def tell_update():
-            for (variable, _), old, mask in zip(
-                pairs, before, moving, strict=True
-            ):
-                new = ops.convert_to_tensor(variable.value)
-                self._put_weight(variable, "weight", new)
-                self._put_lost_updates(variable, mask, old, new)
-
-        return tell_update
-
-    def _put_weight(self, variable, part, tensor):
-        path, position = self._owner(variable)
-        self._put(path, part, position, tensor)
-
-    def _put_lost_updates(self, variable, moving, old, new):
-        if moving.shape != old.shape:
-            return  # A sparse gradient is about some rows only.
-
-        self._tell(
-            *self._owner(variable),
-            "lost_updates",
-            lambda: self._count_lost(moving, old, new),
-        )
-
     def _owner(self, variable):
         return self._owners.get(id(variable), (variable.path, 0))
-
-    def _put(self, path, part, position, tensor):
-        self._tell(path, position, part, lambda: self._measure(tensor))
-
-    def _tell(self, path, position, part, vector):
-        # Whatever it is that a layer hands on, training must not stop here.
-        try:
-            self._slots.put((path, part, position), vector())
-        except Exception as error:
-            self.failures.setdefault(path, f"{type(error).__name__}: {error}")
 
 
 class _WatchedStep(NamedTuple):
     """Takes the place of a `GuardedStep`."""
 
     step: object
-    tell_update: Callable
+    update: Update
 
     @property
     def finite(self):
@@ -225,33 +196,23 @@ class _WatchedStep(NamedTuple):
 
     def commit(self, finite):
         self.step.commit(finite)
-        self.tell_update()
-
-
-def _count_lost(moving, old, new):
-    """How many elements have a gradient and are as they were; and have one."""
-    lost = ops.logical_and(moving, ops.equal(old, new))
-    return ops.stack([ops.sum(ops.cast(x, "float32")) for x in (lost, moving)])
+        self.update.finish()
 
 
 def _reading(path, parts):
-    counts = np.sum(parts.pop("lost_updates", [(0, 0)]), axis=0)
+    lost, moving = 0.0, 0.0
+    for rows in parts.pop("lost_updates", ()):
+        lost, moving = lost + rows[:, 0].sum(), moving + rows[:, 1].sum()
     return LayerReading(
         path,
         {
-            part: Statistics.together([*map(Statistics.from_vector, vectors)])
-            for part, vectors in parts.items()
+            part: Statistics.together(
+                Statistics.from_rows(np.concatenate(rows))
+            )
+            for part, rows in parts.items()
         },
-        float(counts[0] / counts[1]) if counts[1] else None,
+        float(lost / moving) if moving else None,
     )
-
-
-def _loss_scale(optimizer):
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return optimizer.loss_scale_factor or 1.0
-    if getattr(optimizer, "_unscaled", False):
-        return 1.0
-    return ops.convert_to_tensor(optimizer.dynamic_scale)
 
 
 def _limits(entries) -> Format:

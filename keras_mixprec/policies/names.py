@@ -100,6 +100,37 @@ def set_policy(layer, policy: str):
     its setter writes into the map that other layers share.
     """
     layer._dtype_policy = keras.DTypePolicy(policy)
+    if not is_16_bit(layer.compute_dtype):
+        for entrance in narrow_inputs(layer):
+            set_input_dtype(entrance, layer.compute_dtype)
+
+
+def narrow_inputs(layer) -> list:
+    """Returns the `InputLayer`s of 16 bits that a layer gets its inputs from.
+
+    A `Sequential` without a `keras.Input` gets one when it is built, of the
+    dtype in which its first layer computes then. It casts what it is given to
+    that, whatever the layer computes in later.
+    """
+    origins = [
+        tensor._keras_history.operation
+        for node in layer._inbound_nodes
+        for tensor in node.input_tensors
+    ]
+    return [
+        origin
+        for origin in origins
+        if isinstance(origin, keras.layers.InputLayer)
+        and is_16_bit(origin.dtype)
+    ]
+
+
+def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
+    """Lets an input of a model hand on what it is given in another dtype."""
+    # `Sequential` casts to the first, `Functional` to the second; neither has
+    # a setter.
+    entrance._dtype = dtype
+    entrance.output._dtype = dtype
 
 
 def _own_policy(layer):

@@ -1,7 +1,10 @@
 """A file that is only ever appended to, and loses nothing."""
 
+import errno
 import os
 import weakref
+
+from keras_mixprec._files import check_regular, try_lock, unlock
 
 
 class AppendFile:
@@ -14,18 +17,27 @@ class AppendFile:
 
     Args:
         path: String or path-like. The file; created if missing.
+        exclusive: Boolean. Whether nobody else may write to it at the same
+            time. Defaults to `False`.
 
     Raises:
+        BlockingIOError: If `exclusive`, and somebody else writes to it.
         OSError: If the file cannot be opened for appending.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, exclusive: bool = False):
+        check_regular(path)
         # The finalizer below closes it, at the latest when Python exits.
         file = open(path, "ab", buffering=0)  # noqa: SIM115
+        if exclusive and try_lock(file) is False:
+            file.close()
+            raise BlockingIOError(errno.EAGAIN, "Written to elsewhere", path)
+        self.path = path
         self._file = file
         self._size = file.tell()
+        self._torn = False
         self._pid = os.getpid()
-        self.close = weakref.finalize(self, file.close)
+        self.close = weakref.finalize(self, _close, file, self._pid)
 
     @property
     def ours(self) -> bool:
@@ -37,18 +49,42 @@ class AppendFile:
         """
         return os.getpid() == self._pid
 
+    @property
+    def removed(self) -> bool:
+        """Whether the file is in no folder any more."""
+        return not os.fstat(self._file.fileno()).st_nlink
+
     def write(self, data: bytes) -> None:
         """Appends `data`.
 
         Raises:
+            FileNotFoundError: If the file was removed: what is written to it
+                now would vanish with it.
             OSError: If not all of it could be written; then none of it is.
             ValueError: If the file is closed.
         """
-        written = 0
+        if self.removed:
+            raise FileNotFoundError(errno.ENOENT, "It was removed", self.path)
+        if self._torn:
+            self.truncate(self._size)
+        written, self._torn = 0, True
         try:
             while written < len(data):
                 written += self._file.write(data[written:])
-        except OSError:
-            self._file.truncate(self._size)
+        except BaseException:
+            self.truncate(self._size)
             raise
+        self._torn = False
         self._size += written
+
+    def truncate(self, size: int) -> None:
+        """Drops all that is behind the first `size` bytes."""
+        self._file.truncate(size)
+        self._size, self._torn = size, False
+
+
+def _close(file, pid):
+    # A forked child that closes its copy must not unlock the parent's.
+    if os.getpid() == pid and not file.closed:
+        unlock(file)
+    file.close()

@@ -39,13 +39,17 @@ class EventFile:
     """
 
     def __init__(self, folder: str, first_step: int = 0):
-        self.path = os.path.join(folder, _next_name(folder))
-        self._file = AppendFile(self.path)
-        self._file.write(frame(summaries.encode_first_event()))
         self._first_step = first_step
         self._last_steps = {}
         self._moved = set()
         self._lock = threading.Lock()
+        self._begin(folder)
+
+    def _begin(self, folder):
+        self._file = _create(os.path.join(folder, _next_name(folder)))
+        self.path = self._file.path
+        # The tags that the file says the meaning of.
+        self._described = set()
 
     @property
     def ours(self) -> bool:
@@ -69,6 +73,7 @@ class EventFile:
             ValueError: If a tag has this or a later step already, or the file
                 is closed.
             OSError: If the record could not be written; then none of it is.
+                `FileNotFoundError` if the file was removed.
         """
         step = check_integer("step", step)
         if not self.ours:
@@ -103,6 +108,20 @@ class EventFile:
             last = (self._last_steps.get(value.tag, 0) for value in values)
             self._append(max(step, self._first_step, *last), values)
 
+    def restart(self, folder: str) -> None:
+        """Goes on in a new file, after the old one was removed.
+
+        Args:
+            folder: String. An existing folder.
+
+        Raises:
+            OSError: If the file cannot be created.
+        """
+        with self._lock:
+            old = self._file
+            self._begin(folder)
+            old.close()
+
     def close(self) -> None:
         """Closes the file; nothing can be written any more."""
         self._file.close()
@@ -124,15 +143,30 @@ class EventFile:
                 )
 
     def _append(self, step, values):
-        event = summaries.encode_event(step, values, self._last_steps)
+        event = summaries.encode_event(step, values, self._described)
         self._file.write(frame(event))
         self._last_steps.update((value.tag, step) for value in values)
+        self._described.update(value.tag for value in values)
 
 
 def event_file_paths(folder: str) -> list[str]:
     """Returns the event files in a folder, oldest first."""
     names = sorted(name for name in os.listdir(folder) if "tfevents" in name)
-    return [os.path.join(folder, name) for name in names]
+    paths = [os.path.join(folder, name) for name in names]
+    # Whoever opens a pipe of such a name waits for ever.
+    return [path for path in paths if os.path.isfile(path)]
+
+
+def _create(path):
+    """A file with the event that each begins with."""
+    file = AppendFile(path)
+    try:
+        file.write(frame(summaries.encode_first_event()))
+    except OSError:
+        file.close()
+        os.unlink(path)
+        raise
+    return file
 
 
 def _next_name(folder):

@@ -11,7 +11,7 @@ from keras_mixprec.reporting.run_data import Point
 from keras_mixprec.reporting.schema import (
     HISTOGRAM_PLUGIN_NAME,
     PLUGIN_NAME,
-    RUN_FOLDER,
+    is_run_folder,
 )
 from keras_mixprec.reporting.summaries import parse_event
 
@@ -28,11 +28,13 @@ class FileSource:
     def __init__(self, folder: str):
         self.contents = {}
         self.histograms = []
+        self.written = 0.0
         self._values = {}
         self._points = {}
         self._plugins = {}
         for path in event_file_paths(folder):
             for event in _events(path):
+                self.written = max(self.written, event.wall_time)
                 for value in event.summary.value:
                     self._add(event.step, value)
         self.histograms.sort()
@@ -70,7 +72,7 @@ def find_runs(log_dir: str) -> dict[str, str]:
     log_dir = os.fspath(log_dir)
     runs = {}
     for folder, _, _ in os.walk(log_dir):
-        ours = os.path.basename(os.path.abspath(folder)) == RUN_FOLDER
+        ours = is_run_folder(os.path.basename(os.path.abspath(folder)))
         if ours and event_file_paths(folder):
             runs[os.path.relpath(folder, log_dir)] = folder
     return dict(sorted(runs.items()))

@@ -36,7 +36,7 @@ def parse_json(text: str | bytes, kind: type):
     """
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return kind()
     return parsed if isinstance(parsed, kind) else kind()
 

@@ -31,8 +31,8 @@ def frame(data: bytes) -> bytes:
 def read_records(path) -> Iterator[bytes]:
     """Yields what each whole record of a file holds.
 
-    A record cut short, as a killed writer may leave one, ends the file.
-    Checksums are not compared: TensorBoard's fast loader does not either.
+    A record cut short, as a killed writer may leave one, or damaged ends the
+    file: nobody knows where the next one begins.
 
     Args:
         path: String or path-like. The file.
@@ -44,4 +44,7 @@ def read_records(path) -> Iterator[bytes]:
             # Asked before reading: a damaged length may be any number.
             if file.tell() + length + _CHECKSUM.size > size:
                 return
-            yield file.read(length + _CHECKSUM.size)[:length]
+            data = file.read(length)
+            if header + data + file.read(_CHECKSUM.size) != frame(data):
+                return
+            yield data

@@ -86,7 +86,8 @@ def _answers(runs, overviews):
     """What the server would answer to each question of the page."""
     answers = {
         "./data/runs": [
-            {"run": name, "newer_schema": False} for name in overviews
+            {"run": run.name, "newer_schema": False, "written": run.written}
+            for run in runs
         ]
     }
     for run in runs:

@@ -1,25 +1,40 @@
 """A run as a picture, for where no page is shown."""
 
 import io
+import os
+import re
 
 import numpy as np
+
+from keras_mixprec.reporting.report_colours import (
+    COLOURS,
+    category,
+    headroom_colours,
+    level,
+)
+from keras_mixprec.reporting.run_tables import layer_of
 
 _METRIC = "activation_headroom_bits"
 _COLUMNS = 400
 _MOST_LAYERS = 60
 
-# Bits of headroom that the colours cover: next to none, and float16's whole
-# range of normal numbers above 1.
-_RANGE = 0.01, 16
-
-# Marks of events on the loss scale: colours of Okabe and Ito, which colour
-# blind people tell apart.
+# Marks of events on the loss scale: shapes and colours of the page.
 _MARKS = {
-    "skipped_step": ("|", "#999999"),
-    "verdict": ("v", "#d55e00"),
-    "demote": ("D", "#0072b2"),
-    "promote": ("^", "#009e73"),
+    "skipped_step": ("|", "#5c6675"),
+    "verdict": ("^", category("vermillion")),
+    "demote": ("v", category("purple")),
+    "promote": ("^", category("green")),
 }
+
+# The dtypes of more range, as in `precision.js`.
+_WIDER = {
+    "float16": ("bfloat16", "float32", "float64"),
+    "bfloat16": ("float64",),
+}
+
+# What the legend of the heatmap says besides its scale.
+_OTHERS = {"bad": "overflow", "zero": "all zero", "beyond": "beyond {}"}
+_LONGEST = 40
 
 
 def png(runs: list, overviews: dict) -> bytes:
@@ -32,24 +47,43 @@ def png(runs: list, overviews: dict) -> bytes:
     Raises:
         ModuleNotFoundError: If matplotlib is not installed.
     """
+    file = io.BytesIO()
+    draw(runs, overviews).savefig(file, format="png", dpi=110)
+    return file.getvalue()
+
+
+def draw(runs: list, overviews: dict):
+    """Returns the matplotlib figure; see `png`."""
     # Not pyplot: it would touch the figures of the user.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5.5 * len(runs)), layout="constrained")
-    axes = figure.subplots(2 * len(runs), 1, squeeze=False, sharex=False)[:, 0]
+    heights = [
+        height
+        for run in runs
+        for height in (2.6, _height_of_rows(overviews[run.name]))
+    ]
+    figure = Figure(figsize=(10, sum(heights)), layout="constrained")
+    ratios = {"height_ratios": heights}
+    axes = figure.subplots(
+        len(heights), 1, squeeze=False, sharex=False, gridspec_kw=ratios
+    )[:, 0]
     for run, upper, lower in zip(runs, axes[::2], axes[1::2], strict=True):
         overview = overviews[run.name]
         upper.set_title(run.name, parse_math=False)
         _draw_scale(upper, overview)
         if overview["heat"] and _is_known(overview["heat"]):
-            _draw_headroom(figure, lower, run)
+            _draw_headroom(figure, lower, run, overview)
         else:
             lower.set_axis_off()
         for axis in upper, lower:
             axis.set_xlim(0, max(overview["last_step"], 1))
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return file.getvalue()
+    return figure
+
+
+def _height_of_rows(overview):
+    # In inches: none of the labels is to touch the next.
+    rows = len((overview["heat"] or {"layers": []})["layers"])
+    return max(2.9, 0.7 + 0.11 * min(rows, _MOST_LAYERS))
 
 
 def _is_known(heat):
@@ -57,6 +91,8 @@ def _is_known(heat):
 
 
 def _draw_scale(axis, overview):
+    from matplotlib.ticker import MaxNLocator
+
     end = overview["last_step"]
     for course in overview["scale"]:
         steps = [*course["steps"], end]
@@ -81,30 +117,83 @@ def _draw_scale(axis, overview):
                 clip_on=False,
             )
     axis.set_ylim(bottom, top)
-    axis.set_ylabel("log2 of the loss scale")
+    axis.set_ylabel("loss scale")
+    axis.set_xlabel("step")
+    axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axis.yaxis.set_major_formatter(lambda bits, _: f"$2^{{{bits:.0f}}}$")
     if axis.get_legend_handles_labels()[1]:
         axis.legend(loc="lower right", fontsize="small")
 
 
-def _draw_headroom(figure, axis, run):
-    from matplotlib import colormaps
-
+def _draw_headroom(figure, axis, run, overview):
     grid = run.grid(_METRIC, _COLUMNS)
     layers = grid.layers
     shown = slice(None, None, -(-len(layers) // _MOST_LAYERS))
-    drawn = axis.pcolormesh(
+    name = overview["format"]["name"]
+    wider = _wider(grid, overview["layers"], name)
+    axis.pcolormesh(
         np.append(grid.first, grid.last[-1] + 1),
         np.arange(len(layers) + 1),
-        grid.worst,
-        cmap=colormaps["cividis"].with_extremes(under="#d55e00"),
-        vmin=_RANGE[0],
-        vmax=_RANGE[1],
+        headroom_colours(grid.worst, wider),
     )
     axis.invert_yaxis()
+    labels = _labels(layers)[shown]
     axis.set_yticks(
-        np.arange(len(layers))[shown] + 0.5, layers[shown], parse_math=False
+        np.arange(len(layers))[shown] + 0.5, labels, parse_math=False
     )
     axis.tick_params(axis="y", labelsize=6)
     axis.set_xlabel("step")
-    bar = figure.colorbar(drawn, ax=axis, extend="both")
-    bar.set_label("least headroom in bits")
+    _draw_legend(figure, axis, name)
+
+
+def _draw_legend(figure, axis, name):
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.patches import Patch
+
+    full = COLOURS["headroom"]["full"]
+    bits = np.linspace(0, full, 256) + 1e-6
+    colours = ListedColormap(headroom_colours(bits, np.zeros(256, bool)))
+    scale = ScalarMappable(Normalize(0, full), colours)
+    bar = figure.colorbar(scale, ax=axis, extend="max", extendfrac=0.02)
+    bar.set_label("headroom in bits")
+    others = [
+        Patch(color=level(kind), label=text.format(name))
+        for kind, text in _OTHERS.items()
+    ]
+    axis.legend(
+        handles=others,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=len(others),
+        fontsize="small",
+        frameon=False,
+        borderaxespad=0,
+    )
+
+
+def _wider(grid, layers, name):
+    """Where a layer was computed in a dtype of more range."""
+    wider = np.zeros(grid.worst.shape, bool)
+    dtypes = {layer["path"]: layer["dtypes"] for layer in layers}
+    for row, call in enumerate(grid.layers):
+        for since, dtype in dtypes.get(layer_of(call, dtypes), []):
+            wider[row, grid.last > since] = dtype in _WIDER[name]
+    return wider
+
+
+def _labels(paths):
+    """Paths without the folders they share; of folders, how they end."""
+    long = [path.split("/") for path in paths if len(path) > _LONGEST]
+    shared = len(os.path.commonprefix([parts[:-1] for parts in long]))
+    return [
+        _label(path.split("/"), shared) if len(path) > _LONGEST else path
+        for path in paths
+    ]
+
+
+def _label(parts, shared):
+    *folders, name = parts[shared:]
+    short = [re.sub(r"^.+_(\D+_\d+)$", r"…\1", part) for part in folders]
+    start = ["…"] if shared else []
+    return "/".join([*start, *short, name]).replace("…/…", "…")

@@ -1,5 +1,6 @@
 """A run in a screen of text."""
 
+import math
 import textwrap
 from collections import Counter
 
@@ -92,11 +93,20 @@ def _verdicts(events):
 def _headroom(layers):
     # What a wider layer holds would be no matter for it.
     low = [x for x in layers if x["compute_dtype"] != "float32"]
-    told = [x for x in low if x["least_headroom"] is not None]
+    told = [x for x in low if _is_range(x["least_headroom"])]
     told.sort(key=lambda layer: layer["least_headroom"])
     if told:
         yield "Least headroom: " + ", ".join(
-            f"{x['path']} {x['least_headroom']:.1f} bits at step "
+            f"{x['path']} {_bits(x['least_headroom'])} at step "
             f"{x['worst_step']:,}"
             for x in told[:_MOST_LAYERS]
         )
+
+
+def _is_range(bits):
+    # Infinite if all numbers were zero.
+    return bits is not None and bits < math.inf
+
+
+def _bits(bits):
+    return "not finite" if bits == -math.inf else f"{bits:.1f} bits"

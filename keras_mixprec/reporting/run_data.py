@@ -7,7 +7,6 @@ TensorBoard. Of the log this file knows no more than its schema.
 import itertools
 import json
 import math
-import re
 import struct
 from typing import NamedTuple, Protocol
 
@@ -16,10 +15,18 @@ import numpy as np
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.facts import WIDE, facts_of, is_repaired
+from keras_mixprec.reporting.facts import facts_of
 from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.json_text import parse_json
+from keras_mixprec.reporting.run_layers import (
+    add_events,
+    add_headroom,
+    add_repairs,
+    read_layers,
+)
+from keras_mixprec.reporting.run_tables import Table, rows_in_order
 from keras_mixprec.reporting.thinning import pool_groups
+from keras_mixprec.reporting.well_formed import is_event
 
 # The page shows fewer than this at once, and a picture element that wide
 # would be most of what a screen has.
@@ -31,20 +38,10 @@ _KINDS = {
     "error": "error",
 }
 
-
-# What follows the path of a layer in the name of a call but its first.
-_SECOND_CALL = re.compile(r"#\d+$")
-
 # What the first value of a tag says of it.
 _CONTENT = dict.fromkeys(
     (schema.HEAT, schema.TWIN), {"schema", "layers", "metrics"}
 )
-
-# What an event has at least: people may log their own.
-_FIELDS = {
-    "verdict": {"verdict", "layer", "direction", "advice"},
-    **dict.fromkeys(("demote", "shrink", "promote", "undo"), {"layers"}),
-}
 
 
 class Point(NamedTuple):
@@ -84,10 +81,12 @@ class Source(Protocol):
         contents: Dict from each tag of ours to what its first value says of
             it: a dict with `"schema"`.
         histograms: List of the tags of histograms.
+        written: Float. Time of the last value, in seconds since 1970.
     """
 
     contents: dict
     histograms: list
+    written: float
 
     def read(self, tag: str) -> list[Point]:
         """Returns the values of a tag by rising step."""
@@ -106,6 +105,11 @@ class RunData:
         self._source = source
 
     @property
+    def written(self) -> float:
+        """When the run was last written to, in seconds since 1970."""
+        return self._source.written
+
+    @property
     def newer_schema(self) -> bool:
         """Whether a newer version wrote the log than this one can read."""
         return self.is_newer(self._source.contents.values())
@@ -122,9 +126,9 @@ class RunData:
         heat, events = self._tables(schema.HEAT), self.events()
         scale = self._scale()
         layers = self._layers()
-        _add_verdicts(layers, events)
-        _add_headroom(layers, heat)
-        _add_repairs(layers)
+        add_events(layers, events)
+        add_headroom(layers, heat)
+        add_repairs(layers, _measured_against(layers))
         twin = self._tables(schema.TWIN)
         tables = heat + twin
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
@@ -137,8 +141,7 @@ class RunData:
             "events": events,
             "heat": {
                 "metrics": [_describe(*item) for item in metrics.items()],
-                # Diagnoses leave out layers in float32: probes know the order.
-                "layers": _names(twin + heat),
+                "layers": rows_in_order(tables, _paths(layers)),
             }
             if tables
             else None,
@@ -158,7 +161,7 @@ class RunData:
             for tag in self._chunks(schema.EVENTS)
             for line in self._last(tag)
         ]
-        whole = [event for event in events if _is_whole(event)]
+        whole = filter(is_event, events)
         return sorted(whole, key=lambda event: event["step"])
 
     def heat(self, metric: str, columns: int) -> bytes:
@@ -192,7 +195,7 @@ class RunData:
         tables = [t for t in self._tables(family) if metric in t.metrics]
         if not tables:
             raise KeyError(metric)
-        layers = _names(tables)
+        layers = rows_in_order(tables, _paths(self._layers()))
         pool = tables[-1].metrics[metric]
         steps = np.concatenate([table.steps for table in tables])
         rows = np.concatenate([t.column(metric, layers) for t in tables])
@@ -232,7 +235,7 @@ class RunData:
             if schema.LAYERS_TAG in self._source.contents
             else []
         )
-        return parse_json(points[-1].array.item(), list) if points else []
+        return read_layers(points)
 
     def _scale(self):
         rows = {}
@@ -256,7 +259,7 @@ class RunData:
 
     def _tables(self, family):
         return [
-            _Table(self._source.contents[tag], self._source.read(tag))
+            Table(self._source.contents[tag], self._source.read(tag))
             for tag in self._chunks(family)
         ]
 
@@ -288,28 +291,8 @@ class RunData:
         return max(steps, default=0)
 
 
-class _Table:
-    """Measurements of layers by step, of one tag."""
-
-    def __init__(self, content, points):
-        self.layers = content["layers"]
-        self.metrics = content["metrics"]
-        self.steps = np.array([point.step for point in points], "int64")
-        self._points = points
-
-    def column(self, metric, layers):
-        """One metric as an array `[steps, layers]`, NaN for other layers."""
-        index = list(self.metrics).index(metric)
-        own = np.stack([point.array[:, index] for point in self._points])
-        places = {name: place for place, name in enumerate(layers)}
-        result = np.full((len(own), len(layers)), np.nan, "float32")
-        result[:, [places[name] for name in self.layers]] = own
-        return result
-
-
-def _names(tables):
-    # In the order of the last: layers may have come and gone.
-    return list(dict.fromkeys(x for t in reversed(tables) for x in t.layers))
+def _paths(layers):
+    return [layer["path"] for layer in layers]
 
 
 def _describe(metric, pool):
@@ -341,11 +324,6 @@ def _limits(dtype):
     }
 
 
-def _is_whole(event):
-    needed = {"kind", "step"} | _FIELDS.get(event.get("kind"), set())
-    return needed <= event.keys()
-
-
 def _skipped(course):
     """How many steps were skipped, by all runs into the folder."""
     counts = [0, *course["skipped"]]
@@ -354,69 +332,6 @@ def _skipped(course):
         now - before if now >= before else now
         for before, now in itertools.pairwise(counts)
     )
-
-
-def _add_verdicts(layers, events):
-    known = {layer["path"]: layer for layer in layers}
-    for layer in layers:
-        layer |= {"verdicts": [], "demoted_at": None, "demoted_because": None}
-    for event in events:
-        if event["kind"] == "verdict" and event.get("layer") in known:
-            known[event["layer"]]["verdicts"].append(event["verdict"])
-        changes = "layers" in _FIELDS.get(event["kind"], ())
-        for path, change in event["layers"].items() if changes else ():
-            if path in known:
-                _add_change(known[path], event, path, change)
-
-
-def _add_change(layer, event, path, change):
-    # Not if it was only advised, is undone, or was in an earlier run.
-    now = change["after"].removeprefix("mixed_") == layer["compute_dtype"]
-    demoted = now and event["kind"] == "demote"
-    layer["demoted_at"] = event["step"] if demoted else None
-    reason = event.get("reasons", {}).get(path)
-    layer["demoted_because"] = reason if demoted else None
-
-
-def _add_headroom(layers, tables):
-    """Adds the least headroom of a layer's activations, and when it was."""
-    least = {}
-    paths = {layer["path"] for layer in layers}
-    metric = "activation_headroom_bits"
-    for table in tables:
-        if metric not in table.metrics or not len(table.steps):
-            continue
-        rows = table.column(metric, table.layers)
-        rows = np.where(np.isnan(rows), np.inf, rows)
-        worst = rows.argmin(axis=0)
-        columns = zip(table.layers, worst, rows.T, strict=True)
-        for name, place, column in columns:
-            path = name if name in paths else _SECOND_CALL.sub("", name)
-            bits = column[place].item()
-            if bits < least.get(path, (math.inf, None))[0]:
-                least[path] = round(bits, 2), table.steps[place].item()
-    for layer in layers:
-        bits, step = least.get(layer["path"], (None, None))
-        layer |= {"least_headroom": bits, "worst_step": step}
-
-
-def _add_repairs(layers):
-    """Adds what is no finding any more.
-
-    `"repaired"` is whether a layer computes by now in what all its verdicts
-    ask for, `"beyond"` the format whose range the activations of a wider layer
-    exceed.
-    """
-    limit = _measured_against(layers)
-    for layer in layers:
-        dtype, kinds = layer["compute_dtype"], layer["verdicts"]
-        low = layer["least_headroom"]
-        exceeds = dtype in WIDE and low is not None and low <= 0
-        layer |= {
-            "repaired": bool(kinds)
-            and all(is_repaired(kind, dtype) for kind in kinds),
-            "beyond": limit if exceeds else None,
-        }
 
 
 def _binary(header, numbers):

@@ -1,21 +1,24 @@
 """The log of one training run: what the monitor writes, in one place."""
 
+import itertools
 import os
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.append_file import AppendFile
+from keras_mixprec.reporting.backlog import LIMIT, Backlog
 from keras_mixprec.reporting.chunks import Chunks
 from keras_mixprec.reporting.event_file import EventFile, event_file_paths
 from keras_mixprec.reporting.facts import Story
+from keras_mixprec.reporting.heat_tables import HeatTables
 from keras_mixprec.reporting.json_text import to_json
 from keras_mixprec.reporting.markdown import markdown_table
 from keras_mixprec.reporting.resume import find_end
-from keras_mixprec.reporting.thinning import Thinning, pooled
 
 
 def check_local(log_dir: str | os.PathLike) -> str:
@@ -41,7 +44,14 @@ class RunLog:
     which up to an interval waits for more. It may come from any thread, and
     does nothing in a forked child. A second run into the same `log_dir` goes
     into a file of its own behind the first; it has to count its steps on from
-    `next_step`, because TensorBoard deletes what it is shown twice.
+    `next_step`, because TensorBoard deletes what it is shown twice. While
+    another run is being written there, in any process, it goes into a folder
+    of its own beside that one, `mixprec_2` and so on.
+
+    Once it is open, no call fails because of the disk. What cannot be written
+    (the disk is full) waits, 16 MiB of it, and is written by the first call
+    that succeeds. Files that are removed are started anew. Either is warned
+    of once, and an event `log_gap` says what was lost.
 
     Args:
         log_dir: String or path-like. A local folder; created if missing.
@@ -52,7 +62,7 @@ class RunLog:
         OSError: If it cannot be written to.
 
     Attributes:
-        folder: String. `<log_dir>/mixprec`.
+        folder: String. `<log_dir>/mixprec`, or `mixprec_2` and so on.
         next_step: Int. The first step this run may write curves of; 0 in a
             new folder. Where an earlier run ended, at the step before, this
             one begins.
@@ -72,12 +82,12 @@ class RunLog:
     """
 
     def __init__(self, log_dir: str | os.PathLike):
-        log_dir = check_local(log_dir)
-        self.folder = os.path.join(log_dir, schema.RUN_FOLDER)
+        self._log_dir = log_dir = check_local(log_dir)
         self.story = Story()
         try:
-            os.makedirs(self.folder, exist_ok=True)
-            self._open()
+            self._claim_folder()
+            end = find_end(self.folder)
+            self._events = EventFile(self.folder, end.next_step)
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -86,19 +96,27 @@ class RunLog:
                 "Received: log_dir",
                 log_dir,
             ) from error
-
-    def _open(self):
-        end = find_end(self.folder)
         self.next_step, self.skipped = end.next_step, end.skipped
-        self._lines = _open_lines(os.path.join(self.folder, schema.EVENTS_FILE))
-        self._events = EventFile(self.folder, end.next_step)
         self._next_chunks = end.next_chunks
         self._chunks = {}
         self._heat = {
-            family: _Heat(family, end.next_chunks.get(family, 0))
+            family: HeatTables(family, end.next_chunks.get(family, 0))
             for family in (schema.HEAT, schema.TWIN)
         }
         self._lock = threading.RLock()
+        self._backlog = Backlog()
+        self._gap, self._warned = None, False
+        self._standing = {}
+
+    def _claim_folder(self):
+        """Takes the first folder that no other run is written to."""
+        for number in itertools.count(1):
+            folder = os.path.join(self._log_dir, schema.run_folder(number))
+            os.makedirs(folder, exist_ok=True)
+            lines = _open_lines(os.path.join(folder, schema.EVENTS_FILE))
+            if lines:
+                self.folder, self._lines = folder, lines
+                return
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes a point of each curve.
@@ -112,13 +130,11 @@ class RunLog:
         Raises:
             ValueError: If a tag has this or a later step already.
         """
-        self._events.write(
-            step, [summaries.scalar(*item) for item in values.items()]
-        )
+        self._write(step, [summaries.scalar(*item) for item in values.items()])
 
     def text(self, step: int, tag: str, markdown: str) -> None:
         """Writes an entry of the Text tab; steps rise as in `scalars`."""
-        self._events.write(step, [summaries.text(tag, markdown)])
+        self._write(step, [summaries.text(tag, markdown)])
 
     def histogram(self, step: int, tag: str, bins: np.ndarray) -> None:
         """Writes a histogram; steps rise as in `scalars`.
@@ -128,7 +144,7 @@ class RunLog:
             tag: String.
             bins: Array `[k, 3]` of left edge, right edge, count.
         """
-        self._events.write(step, [summaries.histogram(tag, bins)])
+        self._write(step, [summaries.histogram(tag, bins)])
 
     def layers(self, step: int, table: Sequence[Mapping]) -> None:
         """Writes which dtype each layer computes in, at start and on change.
@@ -137,13 +153,11 @@ class RunLog:
             step: Int. Number of the training batch.
             table: List of dicts with the same keys, one per layer.
         """
-        self._events.write(
-            step,
-            [
-                summaries.strings(schema.LAYERS_TAG, to_json(table)),
-                summaries.text(schema.LAYER_DTYPES_TAG, markdown_table(table)),
-            ],
-        )
+        self._standing["layers"] = values = [
+            summaries.strings(schema.LAYERS_TAG, to_json(table)),
+            summaries.text(schema.LAYER_DTYPES_TAG, markdown_table(table)),
+        ]
+        self._write(step, values)
 
     def scale_rows(self, step: int, rows: np.ndarray, optimizer="") -> None:
         """Writes how the loss scale went since the last call.
@@ -224,12 +238,16 @@ class RunLog:
             TypeError: If JSON has no form for a value.
         """
         self.story.add(step, event)
+        if event.get("kind") in schema.PRECISION_CHANGES:
+            # What was measured of other dtypes is not pooled with the rest.
+            self._write_waiting()
         line = to_json({**event, "step": step, "wall_time": time.time()})
         size, build = schema.EVENTS_PER_CHUNK, summaries.strings
         if self._events.ours:
+            data = f"{line}\n".encode()
             with self._lock:
                 self._extend(step, schema.EVENTS, size, [line], build)
-                self._lines.write(f"{line}\n".encode())
+                self._send(step, len(data), lambda: self._lines.write(data))
 
     def layout(self, step: int, charts: Mapping) -> None:
         """Writes, once, which curves the Custom Scalars tab draws together.
@@ -239,7 +257,8 @@ class RunLog:
             charts: Dict category -> dict chart title -> list of tags, each a
                 regular expression.
         """
-        self._events.write(step, [summaries.layout(charts)])
+        self._standing["layout"] = values = [summaries.layout(charts)]
+        self._write(step, values)
 
     def settings(self, values: Mapping) -> None:
         """Writes what tells this run from others, for the HParams tab.
@@ -250,20 +269,27 @@ class RunLog:
         Args:
             values: Dict name -> string, number or boolean.
         """
-        log_dir = os.path.dirname(self.folder)
+        if self._events.ours:
+            with self._lock:
+                step = self.next_step
+                self._send(step, 0, lambda: self._write_settings(values))
+
+    def _write_settings(self, values):
         # TensorBoard's Python loader would stop reading what is there.
-        if self._events.ours and not event_file_paths(log_dir):
-            with EventFile(log_dir) as file:
+        if not event_file_paths(self._log_dir):
+            with EventFile(self._log_dir) as file:
                 file.write(0, [summaries.settings(values)])
 
     def close(self) -> None:
         """Closes the files; nothing can be written any more."""
         try:
-            for heat in self._heat.values():
-                self._write_heat(heat.rest())
+            self._write_waiting()
         finally:
-            self._events.close()
-            self._lines.close()
+            try:
+                self._events.close()
+                self._lines.close()
+            except OSError as error:  # Some network disks say it only now.
+                self._miss(self.next_step, error)
 
     def __enter__(self):
         return self
@@ -279,56 +305,84 @@ class RunLog:
                 index = self._next_chunks.get(family, 0)
                 self._chunks[family] = Chunks(family, size, index)
             if changed := self._chunks[family].extend(entries):
-                self._events.replace(step, [build(*chunk) for chunk in changed])
+                values = [build(*chunk) for chunk in changed]
+                self._send(
+                    step,
+                    _bytes(values),
+                    lambda: self._events.replace(step, values),
+                )
+
+    def _write_waiting(self):
+        with self._lock:
+            for heat in self._heat.values():
+                self._write_heat(heat.rest())
 
     def _write_heat(self, tables):
         for step, tag, table, content in tables:
-            self._events.write(step, [summaries.numbers(tag, table, **content)])
+            self._write(step, [summaries.numbers(tag, table, **content)])
 
+    def _write(self, step, values):
+        if self._events.ours:
+            with self._lock:
+                self._send(
+                    step,
+                    _bytes(values),
+                    lambda: self._events.write(step, values),
+                )
 
-class _Heat:
-    """A family of tables by step, in tags with the same rows and columns."""
+    def _send(self, step, size, work):
+        """Writes this, and what waits, or lets it wait."""
+        try:
+            try:
+                self._backlog.write(size, work)
+            except FileNotFoundError as error:
+                self._miss(step, error)
+                self._restart(step)
+                self._backlog.flush()
+        except OSError as error:
+            self._miss(step, error)
+            return
+        if self._gap:
+            gap, self._gap = self._gap, None
+            lost, self._backlog.lost = self._backlog.lost, 0
+            self.event(step, {"kind": "log_gap", **gap, "lost": lost})
 
-    def __init__(self, family, index):
-        self._family = family
-        self._index = index - 1
-        self._columns = self._tag_columns = None
-        self._steps = 0
-        self._thinning = Thinning()
-        self._waiting = None
+    def _restart(self, step):
+        """Goes on in new files, after somebody removed those there were."""
+        if self._lines.removed:
+            self._claim_folder()
+        self._events.restart(self.folder)
+        for values in self._standing.values():
+            self._events.replace(step, values)
 
-    def add(self, step, table, layers, metrics):
-        """Adds a table and returns those to write now."""
-        columns = {"layers": layers, "metrics": metrics}
-        ready = self.rest() if columns != self._columns else []
-        self._columns = columns
-        if self._waiting:
-            table = _worse(metrics.values(), self._waiting[1], table)
-        self._waiting = step, table
-        return [*ready, *(self.rest() if self._thinning.due() else [])]
-
-    def rest(self):
-        """Returns what waits to be written: one table or none."""
-        if not self._waiting:
-            return []
-        (step, table), self._waiting = self._waiting, None
-        full = self._steps == schema.HEAT_STEPS_PER_TAG
-        if full or self._columns != self._tag_columns:
-            self._index += 1
-            self._tag_columns, self._steps = self._columns, 0
-        self._steps += 1
-        tag = schema.chunk_tag(self._family, self._index)
-        return [(step, tag, table, self._columns)]
-
-
-def _worse(pools, first, second):
-    columns = zip(pools, first.T, second.T, strict=True)
-    return np.stack([pooled(*column) for column in columns], axis=1)
+    def _miss(self, step, error):
+        """Takes note that this cannot be written now."""
+        if not self._gap:
+            self._gap = {"from_step": step, "reason": error.strerror}
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The log in {self.folder!r} could not be written at step "
+                f"{step} ({error.strerror}). Training goes on; the log follows "
+                f"when it can, or is lost beyond {LIMIT >> 20} MiB.",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def _open_lines(path):
-    """A file of lines, without the torn one that a killed writer left."""
-    with open(path, "ab+") as lines:
-        lines.seek(0)
-        lines.truncate(lines.read().rfind(b"\n") + 1)
-    return AppendFile(path)
+    """A file of lines, without the torn one that a killed writer left.
+
+    `None` while another run writes to it.
+    """
+    try:
+        lines = AppendFile(path, exclusive=True)
+    except BlockingIOError:
+        return None
+    with open(path, "rb") as file:
+        lines.truncate(file.read().rfind(b"\n") + 1)
+    return lines
+
+
+def _bytes(values):
+    return sum(value.tensor.ByteSize() for value in values)

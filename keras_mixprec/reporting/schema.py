@@ -22,11 +22,17 @@ SKIPPED_TAG = "mixprec/skipped_steps"
 LAYERS_TAG = "mixprec/layers"
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
 
+# What a run is called while another one writes to the folder of that name.
+_RUN_FOLDERS = re.compile(rf"{RUN_FOLDER}(_\d+)?")
+
 # Families of chunk tags: `mixprec/events/00000`, `mixprec/events/00001`, ...
 EVENTS = "mixprec/events"
 SCALE = "mixprec/scale"
 HEAT = "mixprec/heat"
 TWIN = "mixprec/twin"
+
+# Kinds of events that change what layers compute in.
+PRECISION_CHANGES = ("demote", "shrink", "promote", "undo")
 
 # What the families of exponent histograms are called in TensorBoard's tab,
 # by what they are of.
@@ -49,6 +55,16 @@ HEAT_STEPS_PER_TAG = 500
 SCALE_COLUMNS = ("step", "scale", "nonfinite_count", "iterations")
 
 _CHUNK_TAG = re.compile(r"(mixprec/\w+)/(\d{5,})")
+
+
+def run_folder(number: int) -> str:
+    """Returns the name of the folder of the `number`th run at a time."""
+    return RUN_FOLDER if number == 1 else f"{RUN_FOLDER}_{number}"
+
+
+def is_run_folder(name: str) -> bool:
+    """Whether a folder of that name is one of a run."""
+    return bool(_RUN_FOLDERS.fullmatch(name))
 
 
 def scale_family(optimizer: str) -> str:

@@ -12,6 +12,7 @@ from keras_mixprec.reporting.schema import PLUGIN_NAME
 from keras_mixprec.tensorboard_plugin.provider_source import (
     ProviderSource,
     ReadTags,
+    last_written,
 )
 
 # No name of a run or a layer is longer.
@@ -84,7 +85,11 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
             **_asked(request), plugin_name=PLUGIN_NAME
         )
         runs = [
-            {"run": run, "newer_schema": _is_newer(tags.values())}
+            {
+                "run": run,
+                "newer_schema": _is_newer(tags.values()),
+                "written": last_written(tags.values()),
+            }
             for run, tags in sorted(listed.items())
         ]
         return http_util.Respond(request, to_json(runs), "application/json")

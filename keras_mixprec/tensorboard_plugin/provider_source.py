@@ -74,6 +74,7 @@ class ProviderSource:
         self.contents = {
             tag: parse_json(s.plugin_content, dict) for tag, s in own.items()
         }
+        self.written = last_written(own.values())
         self.histograms = sorted(self._list(HISTOGRAM_PLUGIN_NAME))
 
     def read(self, tag: str) -> list[Point]:
@@ -103,6 +104,11 @@ class ProviderSource:
         )
         found = series.get(self._run, {}).get(tag, [])
         return [Point(datum.step, datum.numpy) for datum in found]
+
+
+def last_written(series) -> float:
+    """Returns the time of the last value of any of these tags."""
+    return max((tag.max_wall_time for tag in series), default=0.0)
 
 
 def _bytes(points):

@@ -8,6 +8,21 @@ export function chooseEvent(store, event) {
   showInZoom(store, momentOf(event));
 }
 
+// An alarm far above must lead to what it is about, not only mark it.
+export function bringEvent(store, event) {
+  const hiddenKinds = new Set(store.state.hiddenKinds);
+  hiddenKinds.delete(event.kind);
+  store.set({ hiddenKinds, onlyLayer: false });
+  chooseEvent(store, event);
+  store.set({ brought: { panel: "events" } });
+}
+
+export function bringLayer(store, layer) {
+  store.set({ filter: "" });
+  chooseLayer(store, layer);
+  store.set({ brought: { panel: "layers" } });
+}
+
 export function chooseStep(store, step, layer = store.state.layer) {
   store.set({ layer, step, event: null });
   showInZoom(store, step);

@@ -1,5 +1,5 @@
 import { element } from "./dom.js";
-import { CATEGORY, cssColor } from "./palette.js";
+import { cssColor, levelColor } from "./palette.js";
 import { themeColor } from "./theme.js";
 
 const queue = new Set();
@@ -92,14 +92,16 @@ export function drawMarker(context, shape, x, y, color) {
   context.stroke();
 }
 
-export function hatchPattern(context) {
+const HATCHES = { bad: "rgba(0,0,0,0.55)", beyond: "rgba(0,0,0,0.28)" };
+
+export function hatchPattern(context, level) {
   const tile = document.createElement("canvas");
   tile.width = 5;
   tile.height = 5;
   const pen = tile.getContext("2d");
-  pen.fillStyle = cssColor(CATEGORY.vermillion);
+  pen.fillStyle = cssColor(levelColor(level));
   pen.fillRect(0, 0, 5, 5);
-  pen.strokeStyle = "rgba(0,0,0,0.55)";
+  pen.strokeStyle = HATCHES[level];
   pen.lineWidth = 1.2;
   for (const shift of [-5, 0, 5]) {
     pen.beginPath();
@@ -110,7 +112,8 @@ export function hatchPattern(context) {
   return context.createPattern(tile, "repeat");
 }
 
-export function drawStepAxis(context, scale, ticks, y, top, label) {
+export function drawStepAxis(context, scale, start, ticks, y, top, label) {
+  drawAxisName(context, "step", start - 24, y + 12);
   context.textAlign = "center";
   for (const tick of ticks) {
     const x = Math.round(scale(tick)) + 0.5;
@@ -119,6 +122,16 @@ export function drawStepAxis(context, scale, ticks, y, top, label) {
     context.fillStyle = themeColor("--muted");
     context.fillText(label(tick), x, y + 12);
   }
+}
+
+export function drawAxisName(context, name, x, y, upright = false) {
+  context.save();
+  context.translate(x, y);
+  if (upright) context.rotate(-Math.PI / 2);
+  context.textAlign = "center";
+  context.fillStyle = themeColor("--muted");
+  context.fillText(name, 0, 0);
+  context.restore();
 }
 
 export function pointerIn(canvas, event) {

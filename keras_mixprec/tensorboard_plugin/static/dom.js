@@ -55,6 +55,12 @@ export function walkRows(list, selector) {
   });
 }
 
+export function bringIntoView(row) {
+  if (!row) return;
+  row.scrollIntoView({ block: "center" });
+  row.focus({ preventScroll: true });
+}
+
 // Scrolls only the list: scrollIntoView would move the whole page as well.
 export function revealIn(scroller, row, margin = 0) {
   const outer = scroller.getBoundingClientRect();

@@ -1,15 +1,20 @@
-import { formatNumber, formatScale, listSome, plural, words } from "./format.js";
+import {
+  formatNumber, formatScale, listSome, plural, readablePowers, words,
+} from "./format.js";
+import { isRepaired } from "./precision.js";
 
-const SEVERITIES = [
-  "scale_search", "policy", "precision_loss", "underflow", "cast_overflow",
-  "backward_overflow", "forward_overflow", "bad_data", "divergence",
-  "scale_collapsed", "weights_lost",
+// The most important first, causes before symptoms, as in `diagnosis/verdict.py`.
+export const KINDS = [
+  "weights_lost", "bad_data", "divergence", "cast_overflow", "forward_overflow",
+  "backward_overflow", "underflow", "precision_loss", "policy", "scale_collapsed",
+  "scale_search",
 ];
 
 const WARNINGS = ["policy", "precision_loss", "underflow"];
 
 export function verdictSeverity(verdict) {
-  return SEVERITIES.indexOf(verdict);
+  const place = KINDS.indexOf(verdict);
+  return place < 0 ? -1 : KINDS.length - place;
 }
 
 export function verdictLevel(verdict) {
@@ -21,6 +26,10 @@ const PRECISION_KINDS = [
   "demote", "shrink", "promote", "start", "loss_scaling", "give_up",
 ];
 
+const WARNING_KINDS = [
+  "trend", "probe_failed", "skipped_steps_not_kept", "log_gap", "plan_not_written",
+];
+
 export function eventLevel(event) {
   const { kind } = event;
   if (event.dry_run) return "info";
@@ -28,9 +37,7 @@ export function eventLevel(event) {
   if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
   if (["promote", "shrink"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
-  if (["trend", "probe_failed", "skipped_steps_not_kept"].includes(kind)) {
-    return "warning";
-  }
+  if (WARNING_KINDS.includes(kind)) return "warning";
   return kind === "skipped_step" ? "skip" : "info";
 }
 
@@ -70,14 +77,19 @@ export function eventKey(event) {
   return [event.kind, event.step, event.wall_time, about, layer].join("|");
 }
 
-export function worstVerdict(events) {
-  let worst = null;
-  for (const event of events) {
-    if (event.kind !== "verdict") continue;
-    const severity = verdictSeverity(event.verdict);
-    if (!worst || severity > verdictSeverity(worst.verdict)) worst = event;
-  }
-  return worst;
+// What a cause brings about comes behind it, and that is in the log behind it too.
+const BEHIND_CAUSES = ["policy", "weights_lost", "scale_collapsed", "scale_search"];
+
+// The first cause that is still there, as in `reporting/headline.py`.
+export function mainFinding(events, layers) {
+  const rank = (event) => {
+    const repaired = isRepaired(event, layers) ? BEHIND_CAUSES.length + 1 : 0;
+    return BEHIND_CAUSES.indexOf(event.verdict) + repaired;
+  };
+  const verdicts = events.filter((event) => event.kind === "verdict");
+  return verdicts.reduce((first, event) => {
+    return first && rank(first) <= rank(event) ? first : event;
+  }, null);
 }
 
 export function eventTitle(event) {
@@ -135,11 +147,18 @@ const SENTENCES = {
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
   train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],
+  log_gap(event) {
+    return `Nothing could be logged from step ${event.from_step} on ` +
+      `(${event.reason}); ${plural(event.lost ?? 0, "record")} lost.`;
+  },
+  plan_not_written: (event) => `Plan not written: ${event.reason}`,
   diagnosis_failed: (event) => `Diagnosis failed: ${event.reason}`,
 };
 
 export function describeEvent(event) {
-  if (Object.hasOwn(SENTENCES, event.kind)) return SENTENCES[event.kind](event);
+  if (Object.hasOwn(SENTENCES, event.kind)) {
+    return readablePowers(SENTENCES[event.kind](event));
+  }
   const { kind, step, wall_time, ...rest } = event;
   return `${kind} ${JSON.stringify(rest)}`;
 }
@@ -150,7 +169,8 @@ export function eventDetails(event) {
   if (event.direction) lines.push(`direction: ${event.direction}`);
   for (const [name, value] of Object.entries(event.numbers ?? {})) {
     const readable = typeof value === "number" || /^-?inf$/.test(value);
-    const shown = readable ? formatNumber(value) : JSON.stringify(value);
+    const format = name.endsWith("scale") ? formatScale : formatNumber;
+    const shown = readable ? format(value) : JSON.stringify(value);
     lines.push(`${words(name)}: ${shown}`);
   }
   for (const [path, change] of Object.entries(event.layers ?? {})) {
@@ -159,5 +179,6 @@ export function eventDetails(event) {
   }
   if (event.variables?.length) lines.push(`variables: ${event.variables.join(", ")}`);
   if (event.summary) lines.push(event.summary);
-  return lines;
+  if (event.details) lines.push(event.details);
+  return lines.map(readablePowers);
 }

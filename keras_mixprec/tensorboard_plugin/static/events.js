@@ -1,11 +1,12 @@
 import { chooseEvent } from "./actions.js";
-import { card, element, revealIn, walkRows } from "./dom.js";
+import { bringIntoView, card, element, revealIn, walkRows } from "./dom.js";
 import {
   describeEvent, eventDetails, eventKey, eventLevel, eventTitle, layersOf, LEVELS,
   momentOf,
 } from "./event_text.js";
 import { formatInteger, words } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
+import { shortRun } from "./names.js";
 import { countBy } from "./summary.js";
 
 const PAGE = 100;
@@ -34,6 +35,22 @@ export function createEvents(store) {
 
   function pathsOf() {
     return new Set((store.state.runData?.layers ?? []).map((layer) => layer.path));
+  }
+
+  function allEvents() {
+    const { runData, compareData } = store.state;
+    return [...runData?.events ?? [], ...compareData?.events ?? []];
+  }
+
+  // Which run an event is of, where two are shown.
+  function runLabel(event) {
+    const { runData, compareData } = store.state;
+    if (!compareData) return null;
+    const compared = !runData.events.includes(event);
+    const [of, other] = compared ? [compareData, runData] : [runData, compareData];
+    return element("span", {
+      class: compared ? "of-run compared" : "of-run", title: of.run,
+    }, shortRun(of.run, other.run));
   }
 
   function isAbout(event, paths) {
@@ -68,14 +85,14 @@ export function createEvents(store) {
       title: time + noticed, onclick: () => chooseEvent(store, event),
     },
     element("span", { class: "when" }, formatInteger(moment)),
-    badge,
+    element("span", {}, badge, runLabel(event)),
     element("span", { class: "what" }, describeEvent(event),
       ...details.map((line) => element("span", { class: "detail" }, line))));
   }
 
   function drawChips() {
-    const { runData, hiddenKinds } = store.state;
-    const counts = countBy(runData?.events ?? [], (event) => event.kind);
+    const { hiddenKinds } = store.state;
+    const counts = countBy(allEvents(), (event) => event.kind);
     const focused = chips.querySelector(":focus")?.dataset.filter;
     chips.replaceChildren(...[...counts].map(([kind, count]) => element("button", {
       type: "button", class: "chip", "data-filter": kind,
@@ -90,9 +107,10 @@ export function createEvents(store) {
   }
 
   function filterEvents() {
-    const { runData, hiddenKinds, onlyLayer, layer } = store.state;
+    const { hiddenKinds, onlyLayer, layer } = store.state;
     const paths = pathsOf();
-    shown = (runData?.events ?? []).filter((event) => {
+    only.checked = onlyLayer;
+    shown = allEvents().filter((event) => {
       if (hiddenKinds.has(event.kind)) return false;
       return !onlyLayer || layer === null || isAbout(event, paths);
     }).sort((one, other) => momentOf(one) - momentOf(other));
@@ -149,9 +167,12 @@ export function createEvents(store) {
     if (left < 40 && last < shown.length) turn(1);
   });
   store.on(["run"], () => [first, last] = [0, PAGE]);
-  store.on(["runData"], () => {
+  store.on(["runData", "compareData"], () => {
     drawChips();
     update();
+  });
+  store.on(["brought"], ({ brought }) => {
+    if (brought.panel === "events") bringIntoView(list.querySelector("li.chosen"));
   });
   store.on(["hiddenKinds", "onlyLayer"], restart);
   store.on(["event", "step", "layer", "shown"], follow);

@@ -13,6 +13,13 @@ export function formatPower(exponent) {
   return "2" + sign + [...digits].map((digit) => SUPERSCRIPTS[digit]).join("");
 }
 
+// What Python writes as 2**15 is 2¹⁵ wherever the page shows it.
+export function readablePowers(text) {
+  return String(text).replace(/\b2\*\*(-?\d+)(?![\d.])/g, (_, exponent) => {
+    return formatPower(Number(exponent));
+  });
+}
+
 export function formatScale(value) {
   const exponent = Math.log2(toNumber(value));
   if (Number.isInteger(exponent)) return formatPower(exponent);
@@ -46,14 +53,6 @@ export function plural(count, noun) {
 
 export function words(name) {
   return String(name).replaceAll("_", " ");
-}
-
-// The end of a layer's path tells layers apart, its beginning seldom does.
-export function shortenPath(path, length) {
-  if (path.length <= length) return path;
-  const end = path.slice(path.length - length + 1);
-  const slash = end.indexOf("/");
-  return "…" + (slash >= 0 && slash < length / 2 ? end.slice(slash) : end);
 }
 
 export function listSome(names, limit) {

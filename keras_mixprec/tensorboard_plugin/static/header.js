@@ -1,18 +1,27 @@
-import { chooseEvent, chooseLayer, NOTHING_CHOSEN } from "./actions.js";
+import { bringEvent, bringLayer, NOTHING_CHOSEN } from "./actions.js";
 import { element, fillSelect } from "./dom.js";
-import { formatInteger } from "./format.js";
-import { headline } from "./summary.js";
+import { mainFinding } from "./event_text.js";
+import { formatInteger, readablePowers } from "./format.js";
+import { shortRun } from "./names.js";
+import { keyFigures, STATES } from "./summary.js";
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {
     id: "run",
-    onchange: () => store.set({ run: run.value, zoom: null, ...NOTHING_CHOSEN }),
+    onchange: () => store.set({
+      run: run.value, zoom: null, ...NOTHING_CHOSEN,
+      missing: { ...store.state.missing, run: null },
+    }),
   });
   const compare = element("select", {
-    id: "compare", onchange: () => store.set({ compare: compare.value || null }),
+    id: "compare", onchange: () => store.set({
+      compare: compare.value || null,
+      missing: { ...store.state.missing, compare: null },
+    }),
   });
   const refreshed = element("span", { class: "refreshed", role: "status" });
-  const chips = element("div", { class: "headline" });
+  const sentences = element("div", { id: "headline", role: "status" });
+  const chips = element("div", { class: "figures" });
   const copy = copyLink ? element("button", {
     type: "button", class: "quiet",
     async onclick() {
@@ -37,17 +46,39 @@ export function createHeader(store, { offline, copyLink }) {
   }
 
   function actionOf({ event, layer }) {
-    if (event) return () => chooseEvent(store, event);
-    return layer ? () => chooseLayer(store, layer.path) : null;
+    if (event) return () => bringEvent(store, event);
+    return layer ? () => bringLayer(store, layer.path) : null;
+  }
+
+  // The whole run in a sentence; logs of older versions have none.
+  function drawSentences() {
+    const { runData, compareData } = store.state;
+    const told = [runData, compareData].filter((data) => data?.headline);
+    sentences.replaceChildren(...told.map((data) => {
+      const { glyph, word, level } = STATES[data.headline.state] ?? STATES.warning;
+      const action = actionOf({ event: mainFinding(data.events, data.layers) });
+      return element(action ? "button" : "div", {
+        class: `sentence ${level}`, type: action ? "button" : null,
+        title: action ? "Show its main finding below" : null, onclick: action,
+      },
+      element("strong", {}, `${glyph} ${word}`),
+      compareData && element("em", { title: data.run }, nameOf(data)),
+      element("span", {}, readablePowers(data.headline.text)));
+    }));
+  }
+
+  function nameOf(data) {
+    const { runData, compareData } = store.state;
+    return shortRun(data.run, (data === runData ? compareData : runData)?.run);
   }
 
   function drawChips() {
     const { runData, compareData } = store.state;
-    const others = compareData ? headline(compareData) : [];
-    const entries = runData ? headline(runData) : [];
+    const others = compareData ? keyFigures(compareData) : [];
+    const entries = runData ? keyFigures(runData) : [];
     chips.replaceChildren(...entries.map((entry, index) => {
       const action = actionOf(entry);
-      const other = others[index] ? `vs ${others[index].text}` : null;
+      const other = others[index] ? `${nameOf(compareData)}: ${others[index].text}` : null;
       return element(action ? "button" : "div", {
         class: `health ${entry.level ?? ""}`, type: action ? "button" : null,
         title: action ? "Show it below" : null, onclick: action,
@@ -59,12 +90,16 @@ export function createHeader(store, { offline, copyLink }) {
   }
 
   function tell() {
-    const { runs, run: name, failures } = store.state;
+    const { runs, run: name, failures, missing } = store.state;
+    const unknown = [missing.run, missing.compare].filter((other) => other !== null);
     const [failure] = Object.values(failures);
     const newer = runs?.find((entry) => entry.run === name)?.newer_schema;
     const text = newer ? `${name} was written by a newer version of keras_mixprec. ` +
       "Update keras_mixprec to read it: pip install -U keras_mixprec" :
-      failure ? `Could not load data: ${failure}` : "";
+      failure ? `Could not load data: ${failure}` :
+        runs?.length && unknown.length ?
+          `There is no run ${unknown.join(" and no run ")} here.` +
+          (missing.run ? ` Shown instead: ${name}` : "") : "";
     problem.textContent = text;
     problem.hidden = !text;
   }
@@ -76,8 +111,11 @@ export function createHeader(store, { offline, copyLink }) {
   }
 
   store.on(["runs", "run", "compare"], fill);
-  store.on(["runData", "compareData"], drawChips);
-  store.on(["runs", "run", "failures"], tell);
+  store.on(["runData", "compareData"], () => {
+    drawSentences();
+    drawChips();
+  });
+  store.on(["runs", "run", "failures", "missing"], tell);
   store.on(["refreshed"], tellTime);
   tellTime();
   const title = element("h1", {}, "Mixed Precision",
@@ -85,7 +123,7 @@ export function createHeader(store, { offline, copyLink }) {
   const field = (label, control) => {
     return element("label", { class: "field" }, label, control);
   };
-  return element("header", {}, element("div", { class: "bar-top" },
+  return element("header", {}, sentences, element("div", { class: "bar-top" },
     title, field("run", run), field("compare with", compare),
     element("span", { class: "gap" }), refreshed, copy), problem, chips);
 }

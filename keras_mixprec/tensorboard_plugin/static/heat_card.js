@@ -32,6 +32,7 @@ export function createHeatCard(store) {
   });
   const fitLabel = element("label", { class: "check" }, fit, "fit all rows");
   const meaning = element("p", { id: "metric-meaning", class: "hint" });
+  const withheld = element("p", { class: "withheld", hidden: true });
   const missing = element("p", { class: "nothing", hidden: true });
   const ownTitle = element("h3", { hidden: true });
   const otherTitle = element("h3", { hidden: true });
@@ -42,7 +43,8 @@ export function createHeatCard(store) {
   const maps = element("div", { class: "heat-maps" }, ownTitle, own, otherTitle, other);
   const body = element("div", { class: "heat-body" }, maps, legendBox);
   const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
-  const legend = createHeatLegend(legendBox, kindOf);
+  const formatOf = () => store.state.runData?.format?.name ?? "float16";
+  const legend = createHeatLegend(legendBox, kindOf, formatOf);
 
   function fillMetrics() {
     const { runData, metric } = store.state;
@@ -60,10 +62,11 @@ export function createHeatCard(store) {
     if (metric && select.value !== metric) select.value = metric;
     meaning.textContent = metric ? describeMetric(metric).explanation : "";
     const measured = Boolean(runData?.heat);
+    withheld.textContent = runData?.withheld ?? "";
+    withheld.hidden = !runData?.withheld;
     missing.hidden = measured && Boolean(heat);
-    missing.textContent = !measured ?
-      "This run holds no ranges per layer: let MixPrecMonitor record them." :
-      "No values of this quantity here.";
+    missing.textContent = measured ? "No values of this quantity here." :
+      "No range of any layer was measured in this run.";
     body.hidden = !heat;
     select.disabled = !measured;
     ownTitle.hidden = otherTitle.hidden = !compare;
@@ -79,6 +82,6 @@ export function createHeatCard(store) {
   );
   store.on(["runData", "metric", "theme"], legend.redraw);
   return card(
-    "heatmap", "Layers over time", [fitLabel, select], meaning, missing, body,
+    "heatmap", "Layers over time", [fitLabel, select], meaning, withheld, missing, body,
   );
 }

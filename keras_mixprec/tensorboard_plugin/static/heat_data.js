@@ -47,24 +47,27 @@ export function columnsOfPixels(edges, scale, width) {
   return { first, last };
 }
 
+// The worst value under each pixel, and the column that it is from.
 export function poolRow(heat, row, pixels) {
   const width = pixels.first.length;
-  const columns = heat.from.length;
-  const pooled = new Float32Array(width).fill(NaN);
+  const size = heat.from.length;
+  const values = new Float32Array(width).fill(NaN);
+  const columns = new Int32Array(width).fill(-1);
   const least = heat.pool === "min";
   for (let pixel = 0; pixel < width; pixel += 1) {
     if (pixels.first[pixel] < 0) continue;
     let worst = NaN;
     for (let at = pixels.first[pixel]; at <= pixels.last[pixel]; at += 1) {
-      const value = heat.values[row * columns + at];
+      const value = heat.values[row * size + at];
       if (Number.isNaN(value)) continue;
       if (Number.isNaN(worst) || (least ? value < worst : value > worst)) {
         worst = value;
+        columns[pixel] = at;
       }
     }
-    pooled[pixel] = worst;
+    values[pixel] = worst;
   }
-  return pooled;
+  return { values, columns };
 }
 
 // A layer used twice has rows "path" and "path#1"; both belong to the layer `path`.

@@ -1,4 +1,5 @@
 import { createSurface, hatchPattern } from "./canvas.js";
+import { element } from "./dom.js";
 import { alarmLevel, cssColor, LEGENDS, valueColor } from "./palette.js";
 import { themeColor } from "./theme.js";
 
@@ -11,7 +12,14 @@ function between(from, until, part, logarithmic) {
   return from + (until - from) * part;
 }
 
-export function createHeatLegend(parent, kindOf) {
+function swatch(level, label) {
+  const color = element("span", { class: `swatch ${level}`, "aria-hidden": "true" });
+  return element("li", {}, color, label);
+}
+
+// `kindOf` returns the metric's kind, `formatOf` the format that is referred to.
+export function createHeatLegend(parent, kindOf, formatOf) {
+  const others = element("ul", { class: "swatches" });
   const surface = createSurface(parent, {
     role: "img", "aria-label": "Colour scale of the heatmap",
   }, (context) => {
@@ -19,7 +27,7 @@ export function createHeatLegend(parent, kindOf) {
     if (!kind) return;
     const { stops, labels, unit } = LEGENDS[kind];
     const band = LEGEND_HEIGHT / (stops.length - 1);
-    const hatch = hatchPattern(context);
+    const hatch = hatchPattern(context, "bad");
     for (let y = 0; y < LEGEND_HEIGHT; y += 1) {
       const index = Math.floor(y / band);
       const part = (y + 0.5) / band - index;
@@ -38,5 +46,16 @@ export function createHeatLegend(parent, kindOf) {
     });
   });
   surface.setHeight(LEGEND_TOP + LEGEND_HEIGHT + 14);
-  return surface;
+  parent.append(others);
+
+  function redraw() {
+    others.hidden = kindOf() !== "headroom";
+    others.replaceChildren(
+      swatch("zero", "all zero"),
+      swatch("beyond", `beyond ${formatOf()}, computed in float32`),
+    );
+    surface.redraw();
+  }
+
+  return { redraw };
 }

@@ -6,18 +6,22 @@ import {
   createSurface, drawLine, drawMarker, drawSoon, drawStepAxis, FONT, hatchPattern,
 } from "./canvas.js";
 import { element } from "./dom.js";
-import { formatInteger, shortenPath } from "./format.js";
+import { formatInteger } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
   columnAt, columnEdges, columnsOfPixels, pathOfCall, poolRow, rowOfLayer,
 } from "./heat_data.js";
 import { describeMetric, valueInWords } from "./metrics.js";
+import { shortNames } from "./names.js";
 import { alarmLevel, valueColor } from "./palette.js";
+import { everWider, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
 
-const LABEL_WIDTH = 208;
+const LABEL_WIDTHS = [208, 380];
+const LABEL_SHARE = 0.25;
+const CHARACTER = 5.8;
 const VIEW_HEIGHT = 440;
 const AXIS_HEIGHT = 24;
 const BAD_WIDTH = 3;
@@ -31,8 +35,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     "aria-label": "Heatmap of layers and steps: arrow keys move the chosen cell, " +
       "plus and minus zoom",
   }, draw);
-  const plot = { left: LABEL_WIDTH, right: 0, scale: null, cursor: null };
+  const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
   let edges = [];
+  let layers = new Map();
+  let labels = { length: 0, names: new Map() };
   let rowHeight = 12;
   let revealedRows = 0;
 
@@ -53,11 +59,36 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     return Math.max(runData?.last_step ?? 0, compareData?.last_step ?? 0);
   }
 
+  const formatName = () => store.state[dataSlot]?.format?.name ?? "float16";
+
+  function layerOf(call) {
+    return layers.get(pathOfCall(call, layers)) ?? null;
+  }
+
+  function readLayers() {
+    const rows = store.state[dataSlot]?.layers ?? [];
+    layers = new Map(rows.map((layer) => [layer.path, layer]));
+    surface.redraw();
+  }
+
+  // What the values under the pixels of a row are: see `alarmLevel`.
+  function pooledRow(row, pixels) {
+    const heat = heatOf();
+    const layer = layerOf(heat.layers[row]);
+    const { values, columns } = poolRow(heat, row, pixels);
+    const ever = everWider(layer, formatName());
+    const wider = (pixel) => {
+      return ever && Boolean(widerAt(layer, heat.until[columns[pixel]], formatName()));
+    };
+    return { row, layer, values, wider };
+  }
+
   function measure() {
     const heat = heatOf();
     edges = heat ? columnEdges(heat.from, heat.until) : [];
     const rows = heat?.layers.length ?? 0;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows));
+    labels = { length: 0, names: new Map() };
     rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
     const height = rows * rowHeight + AXIS_HEIGHT;
     const view = Math.min(height, VIEW_HEIGHT + AXIS_HEIGHT);
@@ -83,19 +114,13 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
     const reach = { invert: (pixel) => near(pixel) };
     const pixels = columnsOfPixels(edges, reach, 1);
-    const value = poolRow(heat, row, pixels)[0];
-    const columns = heat.from.length;
-    let column = pixels.first[0];
+    const { values, columns } = poolRow(heat, row, pixels);
+    const column = Math.max(columns[0], pixels.first[0]);
     if (column < 0) return null;
-    for (let at = column; at <= pixels.last[0]; at += 1) {
-      if (heat.values[row * columns + at] === value) {
-        column = at;
-        break;
-      }
-    }
     const [from, until] = [heat.from[column], heat.until[column]];
     const step = clamp(Math.round(plot.scale.invert(x)), from, until);
-    return { layer, step, value, from, until };
+    const wider = widerAt(layerOf(layer), until, formatName());
+    return { layer, step, value: values[0], from, until, wider };
   }
 
   function hover(event, at) {
@@ -106,7 +131,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const { title } = describeMetric(metric.name);
     const steps = cell.from === cell.until ? `step ${formatInteger(cell.from)}` :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = valueInWords(metric.kind, cell.value);
+    const words = valueInWords(metric.kind, cell.value, cell.wider, formatName());
     return showTooltip(event, [cell.layer, steps, title, words]);
   }
 
@@ -114,14 +139,15 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
     const bottom = height - AXIS_HEIGHT;
+    plot.left = clamp(Math.round(width * LABEL_SHARE), ...LABEL_WIDTHS);
     plot.right = width - 22;
     const domain = stepDomain(lastStep(), store.state.zoom);
-    plot.scale = linearScale(domain, [LABEL_WIDTH, plot.right]);
+    plot.scale = linearScale(domain, [plot.left, plot.right]);
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
-    const size = Math.floor(plot.right - LABEL_WIDTH);
+    const size = Math.floor(plot.right - plot.left);
     const pixels = columnsOfPixels(edges, {
-      invert: (pixel) => plot.scale.invert(pixel + LABEL_WIDTH),
+      invert: (pixel) => plot.scale.invert(pixel + plot.left),
     }, size);
     const first = Math.floor(scroller.scrollTop / rowHeight);
     const last = Math.min(
@@ -133,7 +159,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     context.clip();
     const rows = [];
     for (let row = first; row < last; row += 1) {
-      rows.push({ row, values: poolRow(heat, row, pixels) });
+      rows.push(pooledRow(row, pixels));
     }
     drawCells(context, rows, metric.kind);
     drawLabels(context, rows, metric.kind);
@@ -142,7 +168,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     gestures.drawBrush(context, 0, bottom);
     context.restore();
     const ticks = niceTicks(Math.max(0, domain[0]), domain[1], size / 100);
-    drawStepAxis(context, plot.scale, ticks, bottom, null, formatInteger);
+    drawStepAxis(context, plot.scale, plot.left, ticks, bottom, null, formatInteger);
   }
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
@@ -153,61 +179,75 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const picture = element("canvas", { width: size, height: rows.length });
     const pen = picture.getContext("2d");
     const image = pen.createImageData(size, rows.length);
-    rows.forEach(({ values }, index) => {
+    rows.forEach(({ values, wider }, index) => {
       for (let pixel = 0; pixel < size; pixel += 1) {
-        const color = valueColor(kind, values[pixel]);
+        const color = valueColor(kind, values[pixel], wider(pixel));
         if (color) image.data.set([...color, 255], (index * size + pixel) * 4);
       }
     });
     pen.putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
     const height = rows.length * rowHeight;
-    context.drawImage(picture, LABEL_WIDTH, topOf(rows[0].row), size, height);
+    context.drawImage(picture, plot.left, topOf(rows[0].row), size, height);
     if (rowHeight >= 6) {
       context.fillStyle = themeColor("--card");
-      for (const { row } of rows) context.fillRect(LABEL_WIDTH, topOf(row), size, 1);
+      for (const { row } of rows) context.fillRect(plot.left, topOf(row), size, 1);
     }
-    context.fillStyle = hatchPattern(context);
-    for (const { row, values } of rows) {
-      for (let pixel = 0; pixel < size; pixel += 1) {
-        if (alarmLevel(kind, values[pixel]) !== "bad") continue;
-        const start = pixel;
-        while (alarmLevel(kind, values[pixel + 1] ?? NaN) === "bad") pixel += 1;
-        const run = Math.max(BAD_WIDTH, pixel - start + 1);
-        const gap = rowHeight >= 6 ? 1 : 0;
-        context.fillRect(LABEL_WIDTH + start, topOf(row) + gap, run, rowHeight - gap);
-      }
+    for (const level of ["beyond", "bad"]) {
+      context.fillStyle = hatchPattern(context, level);
+      for (const row of rows) hatch(context, row, kind, level);
     }
+  }
+
+  function hatch(context, { row, values, wider }, kind, level) {
+    const is = (pixel) => alarmLevel(kind, values[pixel], wider(pixel)) === level;
+    const gap = rowHeight >= 6 ? 1 : 0;
+    for (let pixel = 0; pixel < values.length; pixel += 1) {
+      if (!is(pixel)) continue;
+      const start = pixel;
+      while (pixel + 1 < values.length && is(pixel + 1)) pixel += 1;
+      // One bad step stays visible however narrow it is.
+      const run = Math.max(level === "bad" ? BAD_WIDTH : 1, pixel - start + 1);
+      context.fillRect(plot.left + start, topOf(row) + gap, run, rowHeight - gap);
+    }
+  }
+
+  // A wide page has room for longer names.
+  function namesOf(heat) {
+    const length = Math.floor((plot.left - 22) / CHARACTER);
+    if (labels.length !== length) {
+      labels = { length, names: shortNames(heat.layers, length) };
+    }
+    return labels.names;
   }
 
   function drawLabels(context, rows, kind) {
     const stride = labelStride(rowHeight, 11);
     const heat = heatOf();
+    const names = namesOf(heat);
     const chosenRow = rowOfLayer(heat.layers, store.state.layer);
     context.textAlign = "right";
     context.font = FONT;
-    for (const { row, values } of rows) {
+    for (const { row, values, wider } of rows) {
       const y = Math.max(topOf(row) + rowHeight / 2, row ? -Infinity : 6);
-      const bad = values.some((value) => alarmLevel(kind, value) === "bad");
+      const bad = values.some((value, pixel) => {
+        return alarmLevel(kind, value, wider(pixel)) === "bad";
+      });
       const chosen = row === chosenRow;
       const crowded = chosenRow >= 0 && Math.abs(row - chosenRow) < stride;
       if (bad && rowHeight >= 6) {
-        drawMarker(context, "triangle", LABEL_WIDTH - 9, y, themeColor("--bad"));
+        drawMarker(context, "triangle", plot.left - 9, y, themeColor("--bad"));
       }
       if (!chosen && (row % stride || crowded)) continue;
       context.fillStyle = themeColor(bad || chosen ? "--ink" : "--muted");
-      const label = shortenPath(heat.layers[row], 32);
-      context.fillText(label, LABEL_WIDTH - 18, y, LABEL_WIDTH - 22);
+      context.fillText(names.get(heat.layers[row]), plot.left - 18, y, plot.left - 22);
     }
   }
 
   function drawDemotions(context, rows) {
-    const data = store.state[dataSlot];
-    const paths = new Map((data?.layers ?? []).map((layer) => [layer.path, layer]));
-    for (const { row } of rows) {
-      const layer = paths.get(pathOfCall(heatOf().layers[row], paths));
+    for (const { row, layer } of rows) {
       if (!layer || layer.demoted_at === null) continue;
-      const x = Math.max(LABEL_WIDTH, plot.scale(layer.demoted_at));
+      const x = Math.max(plot.left, plot.scale(layer.demoted_at));
       const y = topOf(row) + rowHeight;
       const color = themeColor("--demote");
       if (x > plot.right) continue;
@@ -222,7 +262,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     if (step !== null) {
       const x = plot.scale(step);
-      if (x >= LABEL_WIDTH && x <= plot.right) {
+      if (x >= plot.left && x <= plot.right) {
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--card"), 3);
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--cursor"), 1.5);
       }
@@ -232,7 +272,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     context.strokeStyle = themeColor("--cursor");
     context.lineWidth = 2;
     // A thin row's frame would cross out its own label.
-    const left = rowHeight < 12 ? LABEL_WIDTH : 2;
+    const left = rowHeight < 12 ? plot.left : 2;
     context.strokeRect(left, topOf(row) + 0.5, plot.right - left + 1, rowHeight);
   }
 
@@ -273,6 +313,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     revealedRows = rows;
   });
   store.on(["layer"], reveal);
+  store.on([dataSlot], readLayers);
   store.on(
     ["runData", "compareData", "zoom", "step", "layer", "theme"],
     surface.redraw,

@@ -1,23 +1,29 @@
 import { exponentTicks, linearScale, valueAtStep } from "./scales.js";
 import { chooseLayer } from "./actions.js";
-import { createSurface, drawLine, hatchPattern, pointerIn } from "./canvas.js";
+import {
+  createSurface, drawAxisName, drawLine, hatchPattern, pointerIn,
+} from "./canvas.js";
 import { card, element } from "./dom.js";
 import {
-  formatInteger, formatPower, formatShare, shortenPath, toNumber,
+  formatInteger, formatPower, formatShare, toNumber,
 } from "./format.js";
 import {
-  exponentDomain, histogramAt, scaleWindow, shareByZone, zoneOf,
+  exponentDomain, histogramAt, scaleWindow, shareByZone, unscaled, zoneOf,
 } from "./histogram_data.js";
+import { pathOfCall } from "./heat_data.js";
+import { shortNames } from "./names.js";
+import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer } from "./wanted.js";
 
-const MARGIN = { left: 40, right: 12, top: 28, axis: 26 };
+const MARGIN = { left: 54, right: 12, top: 28, axis: 42 };
 const BARS_HEIGHT = 300;
 const RULER_HEIGHT = 46;
 const PARTS_SHOWN = [["activation", "Activations"], ["gradient", "Gradients"]];
 const ZONE_NAMES = {
   overflow: "overflow", normal: "normal", subnormal: "subnormal", vanishes: "→ 0",
+  beyond: "beyond",
 };
 
 export function createHistogram(store) {
@@ -40,20 +46,27 @@ export function createHistogram(store) {
     const { runData, histogram, step, part } = store.state;
     const taken = histogramAt(histogram, step);
     if (!taken?.bars.length || !runData?.format) return null;
-    const line = runData.scale[0];
-    const at = step ?? runData.last_step;
-    const scale = line ? toNumber(valueAtStep(line.steps, line.scale, at)) : NaN;
-    const shift = part === "gradient" ? Math.round(Math.log2(scale)) : NaN;
+    const shift = part === "gradient" ? scaleBefore(runData.scale[0], taken.step) : null;
+    const bars = unscaled(taken.bars, shift ?? 0);
+    const paths = new Map(runData.layers.map((layer) => [layer.path, layer]));
+    const layer = paths.get(pathOfCall(histogramLayer(store.state), paths));
     return {
-      ...taken, format: runData.format, part,
-      shift: Number.isFinite(shift) ? shift : null,
-      range: part === "gradient" ? scaleWindow(taken.bars, runData.format) : null,
+      ...taken, bars, shift, format: runData.format, part,
+      wider: widerAt(layer, taken.step, runData.format.name),
+      range: part === "gradient" ? scaleWindow(bars, runData.format) : null,
     };
+  }
+
+  // The power of the loss scale that a step was taken with, which its skip changes.
+  function scaleBefore(line, step) {
+    if (!line) return null;
+    const scale = toNumber(valueAtStep(line.steps, line.scale, step - 1));
+    return scale > 0 && scale < Infinity ? Math.round(Math.log2(scale)) : null;
   }
 
   function draw(context, width) {
     if (!shown) return;
-    const { bars, format, shift, range } = shown;
+    const { bars, format, shift, range, wider } = shown;
     const bottom = MARGIN.top + BARS_HEIGHT;
     const domain = exponentDomain(bars, format, shift ?? 0);
     const x = linearScale(domain, [MARGIN.left, width - MARGIN.right]);
@@ -70,7 +83,7 @@ export function createHistogram(store) {
       context.fillStyle = themeColor("--muted");
       context.fillText(tick ? tickCount(tick) : "0", MARGIN.left - 6, y(tick));
     }
-    const hatch = hatchPattern(context);
+    const hatch = hatchPattern(context, wider ? "beyond" : "bad");
     for (const { exponent, count } of bars) {
       const zone = zoneOf(exponent, format);
       const color = themeColor(zone === "vanishes" ? "--warning" : "--bar");
@@ -94,6 +107,8 @@ export function createHistogram(store) {
         themeColor("--axis"));
       context.fillText(formatPower(tick), x(tick), bottom + 13);
     }
+    drawAxisName(context, "magnitude", (MARGIN.left + width) / 2, bottom + 30);
+    drawAxisName(context, "elements", 8, (MARGIN.top + bottom) / 2, true);
     if (range) drawRuler(context, bottom + MARGIN.axis, width, range, shift);
   }
 
@@ -107,10 +122,11 @@ export function createHistogram(store) {
     context.textAlign = "center";
     for (const [zone, from, until] of limits) {
       const size = x(until) - x(from);
-      context.fillStyle = themeColor(`--zone-${zone}`);
+      const fill = zone === "overflow" && shown.wider ? "beyond" : zone;
+      context.fillStyle = themeColor(`--zone-${fill}`);
       context.fillRect(x(from), MARGIN.top, size, BARS_HEIGHT);
       context.fillStyle = themeColor("--muted");
-      const name = zone === "normal" ? `normal ${format.name}` : ZONE_NAMES[zone];
+      const name = zone === "normal" ? `normal ${format.name}` : ZONE_NAMES[fill];
       const wide = context.measureText(name).width > size;
       if (wide && zone === "subnormal") continue;
       const center = Math.max((x(from) + x(until)) / 2, MARGIN.left + 8);
@@ -164,7 +180,8 @@ export function createHistogram(store) {
   }
 
   function sentence() {
-    const { bars, format, shift, range } = shown;
+    const { bars, format, shift, range, wider } = shown;
+    const computed = wider ? `, computed in ${wider}` : "";
     if (range) {
       const use = shift === null ? "" : `; in use: ${formatPower(shift)}`;
       const { lowest, highest } = range;
@@ -173,14 +190,17 @@ export function createHistogram(store) {
       const fits = highest >= lowest ?
         `fits loss scales ${formatPower(lowest)} to ${formatPower(highest)}` :
         "no loss scale fits: the gradients span more than the format holds";
-      words.classList.toggle("alarm", off);
-      return `${off ? "▲ " : ""}${fits}${use}`;
+      const alarm = off && !wider;
+      words.classList.toggle("alarm", alarm);
+      return `${alarm ? "▲ " : ""}${fits}${use}${off && wider ? computed : ""}`;
     }
     const shares = shareByZone(bars, format);
-    words.classList.toggle("alarm", shares.overflow > 0);
+    words.classList.toggle("alarm", shares.overflow > 0 && !wider);
+    const names = { ...ZONE_NAMES };
+    if (wider) names.overflow = `beyond ${format.name}${computed}`;
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
-      .map(([zone, share]) => `${formatShare(share)} ${ZONE_NAMES[zone]}`)
+      .map(([zone, share]) => `${formatShare(share)} ${names[zone]}`)
       .join(" · ");
   }
 
@@ -192,16 +212,18 @@ export function createHistogram(store) {
     shown = current();
     const name = histogramLayer(store.state);
     const automatic = layer === null && name ? " (no layer chosen)" : "";
+    const paths = (runData?.layers ?? []).map((one) => one.path);
+    const label = shortNames([...new Set([name ?? layer ?? "", ...paths])], 44);
+    const what = label.get(name ?? layer ?? "");
     caption.textContent = shown ?
-      `${name}${automatic} · taken at step ${formatInteger(shown.step)}` :
-      layer ?? "";
-    caption.title = caption.textContent;
+      `${what}${automatic} · taken at step ${formatInteger(shown.step)}` : what;
+    caption.title = name ?? layer ?? "";
     body.hidden = !shown;
     nothing.hidden = Boolean(shown);
     words.textContent = shown ? sentence() : "";
     if (!shown) offerOthers(runData?.histograms?.[part] ?? [], name);
     surface.canvas.setAttribute(
-      "aria-label", `${caption.textContent}. ${words.textContent}`,
+      "aria-label", `${caption.title}: ${caption.textContent}. ${words.textContent}`,
     );
     surface.setHeight(
       MARGIN.top + BARS_HEIGHT + MARGIN.axis + (shown?.range ? RULER_HEIGHT : 0),
@@ -209,14 +231,26 @@ export function createHistogram(store) {
   }
 
   function offerOthers(names, name) {
-    const text = name ? "No histogram of this part was taken." : names.length ?
-      "No histogram was kept for this layer. Kept for:" :
-      "This run keeps no histograms of this part.";
+    const { runData, layer } = store.state;
+    const { withheld, layers = [] } = runData ?? {};
+    const row = layers.find((one) => one.path === layer);
+    const text = name ? "No histogram of this part was taken." :
+      row && toNumber(row.least_headroom) === Infinity ? "All its values are zero." :
+      names.length ? "No histogram was kept for this layer. Kept for:" :
+        "This run keeps no histograms of this part.";
+    const labels = shortNames(names, 36);
     const choices = name ? [] : names.slice(0, 12).map((other) => element("button", {
       type: "button", class: "quiet", title: other,
       onclick: () => chooseLayer(store, other),
-    }, shortenPath(other, 36)));
-    nothing.replaceChildren(element("p", {}, text), ...choices);
+    }, labels.get(other)));
+    const why = withheld && !names.length ? element("p", {}, withheld) : null;
+    nothing.replaceChildren(element("p", {}, text), ...[why].filter(Boolean), ...choices);
+  }
+
+  function zoneInWords(exponent) {
+    const zone = zoneOf(exponent, shown.format);
+    if (zone !== "overflow" || !shown.wider) return zone;
+    return `beyond ${shown.format.name}, computed in ${shown.wider}`;
   }
 
   surface.canvas.addEventListener("pointermove", (event) => {
@@ -228,10 +262,10 @@ export function createHistogram(store) {
     const lines = [
       `${formatPower(exponent)} to ${formatPower(exponent + 1)}`,
       `${formatInteger(bar.count)} elements (${formatShare(bar.count / total)})`,
-      zoneOf(exponent, shown.format),
+      zoneInWords(exponent),
     ];
     if (shown.shift !== null) {
-      lines[2] = `with the loss scale: ${zoneOf(exponent + shown.shift, shown.format)}`;
+      lines[2] = `with the loss scale: ${zoneInWords(exponent + shown.shift)}`;
     }
     showTooltip(event, lines);
   });

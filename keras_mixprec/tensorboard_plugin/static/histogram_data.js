@@ -10,6 +10,11 @@ export function histogramAt(data, step) {
   return { step: data.steps[index], bars };
 }
 
+// Gradients are measured with the loss scale in them.
+export function unscaled(bars, shift) {
+  return bars.map(({ exponent, count }) => ({ exponent: exponent - shift, count }));
+}
+
 export function zoneOf(exponent, format) {
   if (exponent >= format.maximum_exponent) return "overflow";
   if (exponent >= format.normal_exponent) return "normal";

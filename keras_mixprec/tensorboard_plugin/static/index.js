@@ -23,7 +23,8 @@ const INITIAL = {
   zoom: null, fit: false, filter: "", onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
-  failures: {}, refreshed: null, shown: null, theme: 0,
+  missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
+  shown: null, theme: 0,
 };
 
 function hashOfPage() {

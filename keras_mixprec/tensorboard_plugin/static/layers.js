@@ -1,40 +1,53 @@
 import { chooseLayer } from "./actions.js";
-import { card, element, revealIn, walkRows } from "./dom.js";
-import { LEVELS, verdictLevel } from "./event_text.js";
-import { formatInteger, formatShare, plural, words } from "./format.js";
+import { bringIntoView, card, element, revealIn, walkRows } from "./dom.js";
+import { formatInteger, formatShare, plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
+import { shortNames } from "./names.js";
 import {
-  describeHeadroom, layerColumns, matchesFilter, shortType, sortLayers,
+  describeHeadroom, describeVerdict, layerColumns, matchesFilter, shortType, sortLayers,
 } from "./summary.js";
 
 const FULL_HEADROOM = 24;
+const PATH_LENGTH = 36;
 
 function typeBadge(dtype) {
   if (!dtype) return "–";
   return element("span", { class: `type ${dtype}`, title: dtype }, shortType(dtype));
 }
 
-function verdictBadge(verdict) {
-  const level = verdictLevel(verdict);
-  const text = `${LEVELS[level].glyph} ${words(verdict)}`;
-  return element("span", { class: `badge ${level}` }, text);
+function verdictBadges(layer) {
+  return element("span", {}, ...(layer?.verdicts ?? []).map((verdict) => {
+    const { level, text } = describeVerdict({ verdict, layer: layer.path }, [layer]);
+    return element("span", { class: `badge ${level}` }, text);
+  }));
+}
+
+// Long names of classes break where their words begin.
+function className(name) {
+  const parts = String(name).split(/(?<=[a-z0-9_])(?=[A-Z])/);
+  return element("span", { title: name }, ...parts.flatMap((part, index) => {
+    return index ? [element("wbr"), part] : [part];
+  }));
 }
 
 function headroomBar(bits, type, data, step) {
   if (bits === null) return "–";
-  const { level, text } = describeHeadroom(bits, type, data.format?.name ?? "16 bits");
+  const formatName = data.format?.name ?? "float16";
+  const { level, text } = describeHeadroom(bits, type, formatName);
   const fill = element("span", { class: `fill ${level}` });
   fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
-  const title = step === null ? text : `${text} at step ${step}`;
+  const at = step === null ? "" : ` at step ${formatInteger(step)}`;
+  const title = text + at + (level === "beyond" ? `, computed in ${type}` : "");
   return element(
     "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
   );
 }
 
-function pathCell(layer) {
+function pathCell(layer, label) {
   const reason = layer.demoted_because ?? "";
   return element("div", {},
-    element("span", { class: "path" }, element("bdi", {}, layer.path)),
+    element("span", { class: "path whole" }, layer.path),
+    element("span", { class: "path short", "aria-hidden": "true" }, label),
     element("span", { class: "reason" },
       reason && `${layer.compute_dtype} because: ${reason}`));
 }
@@ -55,20 +68,22 @@ export function createLayers(store) {
   const head = element("thead");
   const rows = element("tbody");
   const table = element("table", {}, head, rows);
-  const scroller = element("div", { class: "table-scroll" }, table);
+  const nothing = element("p", { class: "nothing", role: "status", hidden: true });
+  const scroller = element("div", { class: "table-scroll" }, table, nothing);
+  let labels = new Map();
   walkRows(rows, "tr[data-layer]");
 
   const cells = {
-    path: pathCell,
-    class: (layer) => element("span", { class: "class", title: layer.class },
-      layer.class),
+    path: (layer) => pathCell(layer, labels.get(layer.path)),
+    class: (layer) => className(layer.class),
     dtype: (layer) => typeBadge(layer.compute_dtype),
     parameters: (layer) => formatInteger(layer.parameters ?? 0),
     work: (layer) => formatShare(layer.work ?? NaN),
     headroom: (layer, column) => headroomBar(
       column.of(layer), column.typeOf(layer), store.state.runData, layer.worst_step,
     ),
-    verdicts: (layer) => element("span", {}, ...layer.verdicts.map(verdictBadge)),
+    verdicts: verdictBadges,
+    "other-verdicts": (layer, column) => verdictBadges(column.other(layer)),
     demoted: demotion,
     "other-dtype": (layer, column) => typeBadge(column.of(layer)),
     "other-headroom": (layer, column) => headroomBar(
@@ -87,9 +102,12 @@ export function createLayers(store) {
         "aria-sort": chosen ? direction : "none",
       }, element("button", {
         type: "button", "data-column": column.id,
-        title: column.compares ? `in ${store.state.compareData.run}` : null,
+        title: column.run ? `in ${column.run}` : null,
         onclick: () => store.set({ sort: { column: column.id, descending } }),
-      }, column.label));
+      }, column.label,
+      column.run ? element("span", {
+        class: column.compares ? "of-run compared" : "of-run",
+      }, column.runLabel) : null));
     }));
     const focused = head.querySelector("button:focus")?.dataset.column;
     head.replaceChildren(row);
@@ -99,7 +117,8 @@ export function createLayers(store) {
   function draw() {
     const { runData, compareData, sort, filter: text } = store.state;
     const layers = runData?.layers ?? [];
-    const columns = layerColumns(compareData);
+    const columns = layerColumns(runData, compareData);
+    labels = shortNames(layers.map((layer) => layer.path), PATH_LENGTH);
     drawHead(columns);
     const column = columns.find((one) => one.id === sort.column);
     const matching = layers.filter((layer) => matchesFilter(layer, text));
@@ -115,6 +134,9 @@ export function createLayers(store) {
     }, cells[one.id](layer, one))))));
     count.textContent = text ? `${shown.length} of ${layers.length}` :
       plural(layers.length, "layer");
+    nothing.hidden = shown.length > 0 || !layers.length;
+    nothing.textContent = nothing.hidden ? "" :
+      `No match: no layer has “${text}” in its name, class, type or verdicts.`;
     if (focused !== undefined) {
       [...rows.children].find((row) => row.dataset.layer === focused)?.focus();
     }
@@ -135,5 +157,8 @@ export function createLayers(store) {
 
   store.on(["runData", "compareData", "sort", "filter"], draw);
   store.on(["layer", "shown"], () => mark());
+  store.on(["brought"], ({ brought }) => {
+    if (brought.panel === "layers") bringIntoView(rows.querySelector(".chosen"));
+  });
   return card("layers", "Layers", [count, filter], scroller);
 }

@@ -1,5 +1,5 @@
 import { api } from "./api.js";
-import { isReadable, metricOf, wantedPaths } from "./wanted.js";
+import { isReadable, metricOf, newestRun, wantedPaths } from "./wanted.js";
 
 const TRIGGERS = [
   "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData",
@@ -71,12 +71,18 @@ export function createLoader(store) {
     }
   }
 
-  store.on(["runs"], ({ runs, run, compare }) => {
-    const names = runs.map((entry) => entry.run);
-    const first = runs.find((entry) => !entry.newer_schema) ?? runs[0];
+  store.on(["runs"], ({ runs, run, compare, missing }) => {
+    const isHere = (name) => runs.some((entry) => entry.run === name);
+    // A link may name a run that is still to come.
+    const own = missing.run ?? run;
+    const other = missing.compare ?? compare;
     store.set({
-      run: names.includes(run) ? run : first?.run ?? null,
-      compare: isReadable(runs, compare) ? compare : null,
+      missing: {
+        run: own === null || isHere(own) ? null : own,
+        compare: other === null || isHere(other) ? null : other,
+      },
+      run: isHere(own) ? own : isHere(run) ? run : newestRun(runs),
+      compare: isReadable(runs, other) ? other : null,
     });
   });
   store.on(["run"], ({ run, compare }) => {

@@ -62,14 +62,19 @@ export function groupMetrics(metrics) {
   return groups;
 }
 
-export function valueInWords(kind, value) {
+function headroomInWords(value, wider, formatName) {
+  if (value === -Infinity) return "overflow: infinite or NaN values";
+  const bits = formatNumber(Number(Math.abs(value).toFixed(1)));
+  if (value === Infinity) return "all values are zero";
+  if (value > 0) return `${bits} bits below the maximum`;
+  if (wider) return `${bits} bits beyond ${formatName}, computed in ${wider}`;
+  return `overflow: ${bits} bits too large`;
+}
+
+// `wider`: the dtype of more range than the format's that it was computed in.
+export function valueInWords(kind, value, wider = null, formatName = "16 bits") {
   if (Number.isNaN(value)) return "not measured";
-  if (kind === "headroom") {
-    if (value === -Infinity) return "overflow: infinite or NaN values";
-    if (value <= 0) return `overflow: ${formatNumber(-value)} bits too large`;
-    if (value === Infinity) return "all zero: nothing can overflow";
-    return `${formatNumber(Number(value.toFixed(1)))} bits below the maximum`;
-  }
+  if (kind === "headroom") return headroomInWords(value, wider, formatName);
   if (kind === "count") {
     return value > 0 ? `${formatInteger(value)} not finite` : "all finite";
   }

@@ -1,21 +1,11 @@
 import { clamp } from "./scales.js";
+import { COLORS } from "./colors.js";
 
 // Okabe and Ito's colours, told apart with every common colour vision.
-export const CATEGORY = {
-  orange: [230, 159, 0],
-  sky: [86, 180, 233],
-  green: [0, 158, 115],
-  blue: [0, 114, 178],
-  vermillion: [213, 94, 0],
-  purple: [204, 121, 167],
-};
+export const CATEGORY = COLORS.category;
 
 // Samples of a ramp from navy over grey to yellow whose lightness rises evenly.
-const RAMP = [
-  [0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115],
-  [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85],
-  [254, 232, 56],
-];
+const RAMP = COLORS.ramp;
 
 export function rampColor(position) {
   const place = clamp(position, 0, 1) * (RAMP.length - 1);
@@ -31,17 +21,21 @@ export function cssColor(rgb, alpha = 1) {
 }
 
 // Yellow stays unused here: beside the warning orange it would read as an alarm.
-const HEADROOM_RAMP = 0.72;
-const QUIET = [148, 163, 180];
+const HEADROOM = COLORS.headroom;
 const SHARE_FLOOR = -5;
 const ERROR_FLOOR = -4;
 
-export function alarmLevel(kind, value) {
+// `wider`: whether it was computed in a dtype of more range than the format's.
+function headroomLevel(value, wider) {
+  if (value === Infinity) return "zero";
+  if (value === -Infinity) return "bad";
+  if (value <= 0) return wider ? "beyond" : "bad";
+  return value < HEADROOM.warning && !wider ? "warning" : "quiet";
+}
+
+export function alarmLevel(kind, value, wider = false) {
   if (Number.isNaN(value)) return "none";
-  if (kind === "headroom") {
-    if (value <= 0) return "bad";
-    return value < 2 ? "warning" : "quiet";
-  }
+  if (kind === "headroom") return headroomLevel(value, wider);
   if (kind === "count") return value > 0 ? "bad" : "quiet";
   if (kind === "error") {
     if (value >= 1) return "bad";
@@ -50,20 +44,24 @@ export function alarmLevel(kind, value) {
   return "quiet";
 }
 
-export function valueColor(kind, value) {
-  const level = alarmLevel(kind, value);
+export function levelColor(level) {
+  return CATEGORY[COLORS.levels[level]] ?? (level === "beyond" ? COLORS.beyond : null);
+}
+
+export function valueColor(kind, value, wider = false) {
+  const level = alarmLevel(kind, value, wider);
   if (level === "none") return null;
-  if (level === "bad") return CATEGORY.vermillion;
-  if (level === "warning") return CATEGORY.orange;
+  if (level !== "quiet") return levelColor(level);
   if (kind === "headroom") {
-    return rampColor(((24 - value) / 22) * HEADROOM_RAMP);
+    const { full, warning, ramp } = HEADROOM;
+    return rampColor(((full - value) / (full - warning)) * ramp);
   }
   if (kind === "share") return rampColor(1 - Math.log10(value) / SHARE_FLOOR);
   if (kind === "error") {
     const position = (Math.log10(value) - ERROR_FLOOR) / (-1 - ERROR_FLOOR);
-    return rampColor(position * HEADROOM_RAMP);
+    return rampColor(position * HEADROOM.ramp);
   }
-  return QUIET;
+  return COLORS.quiet;
 }
 
 // Bands from the top of the legend to its bottom; each spans one tick to the next.

@@ -1,8 +1,10 @@
 import {
   formatInteger, formatNumber, formatShare, plural, toNumber, words,
 } from "./format.js";
-import { LEVELS, verdictLevel, verdictSeverity, worstVerdict } from "./event_text.js";
+import { LEVELS, verdictLevel, verdictSeverity, mainFinding } from "./event_text.js";
+import { shortRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
+import { isRepaired, isWider } from "./precision.js";
 
 export function countBy(items, keyOf) {
   const counts = new Map();
@@ -18,15 +20,14 @@ export function shortType(dtype) {
   return short[dtype] ?? dtype ?? "–";
 }
 
-export function headline(run) {
+export function keyFigures(run) {
   const { skipped } = run;
   // Several optimizers may skip the same step.
   const told = skipped && skipped <= run.last_step;
   const share = told ? ` (${formatShare(skipped / run.last_step)})` : "";
   const types = [...countBy(run.layers, (layer) => layer.compute_dtype)];
   const demoted = run.layers.filter((layer) => layer.demoted_at !== null);
-  const worst = worstVerdict(run.events);
-  const level = worst ? verdictLevel(worst.verdict) : "fine";
+  const finding = findingState(run);
   return [
     { name: "steps", text: formatInteger(run.last_step) },
     {
@@ -44,15 +45,34 @@ export function headline(run) {
       layer: demoted[0],
     },
     {
-      name: "most severe verdict",
-      text: worst ? `${LEVELS[level].glyph} ${words(worst.verdict)}` : "✓ none",
-      level,
-      event: worst,
+      name: "main finding", text: finding.text, level: finding.level,
+      event: finding.event,
     },
   ];
 }
 
-export function layerColumns(compared) {
+function findingState(run) {
+  const event = mainFinding(run.events, run.layers);
+  if (!event) return { text: "✓ none", level: "fine", event };
+  return { ...describeVerdict(event, run.layers), event };
+}
+
+export function describeVerdict(event, layers) {
+  const name = words(event.verdict);
+  if (isRepaired(event, layers)) return { text: `✓ ${name}, repaired`, level: "fine" };
+  const level = verdictLevel(event.verdict);
+  return { text: `${LEVELS[level].glyph} ${name}`, level };
+}
+
+// The run in a sentence comes with a state; a word and a shape say what colour says.
+export const STATES = {
+  healthy: { glyph: "✓", word: "Healthy", level: "fine" },
+  repaired: { glyph: "✓", word: "Repaired", level: "fine" },
+  warning: { glyph: "◆", word: "Warning", level: "warning" },
+  failing: { glyph: "▲", word: "Failing", level: "bad" },
+};
+
+export function layerColumns(run, compared) {
   const others = new Map((compared?.layers ?? []).map((layer) => [layer.path, layer]));
   const other = (layer) => others.get(layer.path);
   const columns = [
@@ -60,7 +80,7 @@ export function layerColumns(compared) {
     { id: "class", label: "Class", of: (layer) => layer.class },
     { id: "dtype", label: "Type", of: (layer) => layer.compute_dtype },
     {
-      id: "other-dtype", label: "Other", compares: true,
+      id: "other-dtype", label: "Type", compares: "dtype",
       of: (layer) => other(layer)?.compute_dtype ?? null,
     },
     {
@@ -68,19 +88,29 @@ export function layerColumns(compared) {
       typeOf: (layer) => layer.compute_dtype,
     },
     {
-      id: "other-headroom", label: "Other", compares: true,
+      id: "other-headroom", label: "Least headroom", compares: "headroom",
       of: (layer) => headroomOf(other(layer)),
       typeOf: (layer) => other(layer)?.compute_dtype ?? null,
     },
     { id: "verdicts", label: "Verdicts", of: severityOfLayer },
+    {
+      id: "other-verdicts", label: "Verdicts", compares: "verdicts",
+      of: (layer) => severityOfLayer(other(layer) ?? { verdicts: [] }), other,
+    },
     { id: "demoted", label: "Demoted", of: (layer) => layer.demoted_at },
     {
       id: "parameters", label: "Params", number: true,
       of: (layer) => layer.parameters,
     },
-    { id: "work", label: "Work", number: true, of: (layer) => layer.work },
+    { id: "work", label: "FLOPs", number: true, of: (layer) => layer.work },
   ];
-  return columns.filter((column) => compared || !column.compares);
+  if (!compared) return columns.filter((column) => !column.compares);
+  const compares = new Set(columns.map((column) => column.compares));
+  return columns.map((column) => {
+    if (!column.compares && !compares.has(column.id)) return column;
+    const [one, two] = column.compares ? [compared, run] : [run, compared];
+    return { ...column, run: one.run, runLabel: shortRun(one.run, two.run) };
+  });
 }
 
 function headroomOf(layer) {
@@ -90,9 +120,13 @@ function headroomOf(layer) {
 
 // A layer in float32 may hold what is too large for 16 bits: that is what it is for.
 export function describeHeadroom(bits, type, formatName) {
-  const level = type === "float32" ? "quiet" : alarmLevel("headroom", bits);
-  if (bits > 0) return { level, text: `${formatNumber(Number(bits.toFixed(1)))} bits` };
-  return { level, text: level === "bad" ? "▲ overflow" : `beyond ${formatName}` };
+  const level = alarmLevel("headroom", bits, isWider(type, formatName));
+  const number = `${formatNumber(Number(bits.toFixed(1)))} bits`;
+  const texts = {
+    zero: "all zero", beyond: `beyond ${formatName}`,
+    bad: bits === -Infinity ? "▲ not finite" : "▲ overflow",
+  };
+  return { level, text: texts[level] ?? number };
 }
 
 function severityOfLayer(layer) {
@@ -116,8 +150,22 @@ export function sortLayers(layers, valueOf, descending) {
     .map((entry) => entry.layer);
 }
 
+const ALIASES = {
+  float16: ["fp16", "half"], bfloat16: ["bf16"], float32: ["fp32", "single"],
+  float64: ["fp64", "double"],
+};
+
+// "float16" is not to find "bfloat16", but "16" both.
+function matchesType(dtype, needle) {
+  return [dtype, ...ALIASES[dtype] ?? []].some((name) => {
+    return name.startsWith(needle) || (/^\d/.test(needle) && name.endsWith(needle));
+  });
+}
+
 export function matchesFilter(layer, text) {
-  const about = [layer.path, layer.class, layer.compute_dtype, ...layer.verdicts];
-  const haystack = about.join(" ").toLowerCase();
-  return text.toLowerCase().split(/\s+/).every((needle) => haystack.includes(needle));
+  const about = [layer.path, layer.class, ...layer.verdicts].join(" ").toLowerCase();
+  const haystack = `${about} ${about.replaceAll("_", " ")}`;
+  return text.toLowerCase().split(/\s+/).every((needle) => {
+    return haystack.includes(needle) || matchesType(layer.compute_dtype ?? "", needle);
+  });
 }

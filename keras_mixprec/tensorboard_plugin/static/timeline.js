@@ -2,15 +2,18 @@ import {
   clamp, exponentTicks, linearScale, nearestMark, niceTicks, stepDomain, valueAtStep,
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
-import { createSurface, drawLine, drawMarker, drawStepAxis } from "./canvas.js";
+import {
+  createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis,
+} from "./canvas.js";
 import { card, element } from "./dom.js";
 import {
   describeEvent, eventKey, eventLevel, eventTitle, laneOf, LEVELS, momentOf,
 } from "./event_text.js";
 import {
-  formatInteger, formatPower, formatScale, shortenPath, toNumber,
+  formatInteger, formatPower, formatScale, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
+import { shortRun } from "./names.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 
@@ -22,7 +25,6 @@ const LANE_HEIGHT = 20;
 const LANES = ["skipped", "verdicts", "precision"];
 const LANE_NAMES = ["skipped", "verdicts", "changes"];
 const LANES_TOP = TOP + PLOT_HEIGHT + 6;
-const AXIS_Y = LANES_TOP + LANES.length * LANE_HEIGHT;
 const LINE_COLORS = ["--line-1", "--line-2", "--line-3"];
 
 function legendItem(mark, color, label) {
@@ -31,9 +33,9 @@ function legendItem(mark, color, label) {
   return element("span", { class: "legend-item" }, glyph, label);
 }
 
-function nameOfLine(line, data, several) {
+function nameOfLine(line, data, other) {
   const optimizer = line.optimizer ? ` ${line.optimizer}` : "";
-  return (several ? shortenPath(data.run, 28) : "loss scale") + optimizer;
+  return (other ? shortRun(data.run, other.run) : "loss scale") + optimizer;
 }
 
 export function createTimeline(store) {
@@ -49,7 +51,11 @@ export function createTimeline(store) {
     "aria-label": "Timeline: arrow keys move the step, Enter selects the event, " +
       "plus and minus zoom",
   }, draw);
-  surface.setHeight(AXIS_Y + 24);
+  const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
+  // Each run has a row of marks in each lane.
+  const laneHeight = () => LANE_HEIGHT * Math.max(1, runsOf(store.state).length);
+  const axisY = () => LANES_TOP + LANES.length * laneHeight();
+  surface.setHeight(axisY() + 24);
   const plot = { left: LEFT, right: 0, scale: null, cursor: null, marks: [] };
 
   const limits = () => stepDomain(store.state.runData?.last_step ?? 0, null);
@@ -64,6 +70,10 @@ export function createTimeline(store) {
     },
   });
 
+  function runOf(event) {
+    return runsOf(store.state).find((data) => data.events.includes(event)).run;
+  }
+
   function stepAt(x) {
     const last = store.state.runData?.last_step ?? 0;
     return clamp(Math.round(plot.scale.invert(x)), 0, last);
@@ -75,7 +85,8 @@ export function createTimeline(store) {
     const mark = nearestMark(plot.marks, at, 9);
     if (mark) {
       return showTooltip(event, [
-        `${eventTitle(mark.event)} · step ${formatInteger(momentOf(mark.event))}`,
+        `${eventTitle(mark.event)} · step ${formatInteger(momentOf(mark.event))}` +
+          (compareData ? ` · ${runOf(mark.event)}` : ""),
         describeEvent(mark.event),
       ]);
     }
@@ -85,7 +96,8 @@ export function createTimeline(store) {
       for (const line of data?.scale ?? []) {
         const scale = valueAtStep(line.steps, line.scale, step);
         const skipped = valueAtStep(line.steps, line.skipped, step);
-        lines.push(`${nameOfLine(line, data, Boolean(compareData))}: ` +
+        const other = data === runData ? compareData : runData;
+        lines.push(`${nameOfLine(line, data, other)}: ` +
           `${formatScale(scale)}, ${formatInteger(skipped)} skipped so far`);
       }
     }
@@ -123,19 +135,24 @@ export function createTimeline(store) {
       context.fillText(formatPower(tick), LEFT - 8, y(tick));
     }
     LANES.forEach((lane, index) => {
-      const top = LANES_TOP + index * LANE_HEIGHT;
+      const top = LANES_TOP + index * laneHeight();
       context.fillStyle = themeColor(index % 2 ? "--card" : "--stripe");
-      context.fillRect(LEFT, top, plot.right - LEFT, LANE_HEIGHT);
+      context.fillRect(LEFT, top, plot.right - LEFT, laneHeight());
       context.fillStyle = themeColor("--muted");
       context.fillText(LANE_NAMES[index], LEFT - 8, top + LANE_HEIGHT / 2);
+      if (!compareData) return;
+      const middle = top + 1.5 * LANE_HEIGHT;
+      drawLine(context, [[LEFT, middle], [plot.right, middle]], themeColor("--compare"),
+        0.5, [5, 3]);
     });
     const domain = [LEFT, plot.right].map(plot.scale.invert);
     const ticks = niceTicks(Math.max(0, domain[0]), domain[1], width / 110);
-    drawStepAxis(context, plot.scale, ticks, AXIS_Y, TOP, formatInteger);
+    drawStepAxis(context, plot.scale, LEFT, ticks, axisY(), TOP, formatInteger);
+    drawAxisName(context, "loss scale", 8, TOP + PLOT_HEIGHT / 2, true);
 
     context.save();
     context.beginPath();
-    context.rect(LEFT, 0, plot.right - LEFT, AXIS_Y);
+    context.rect(LEFT, 0, plot.right - LEFT, axisY());
     context.clip();
     let solid = 0;
     for (const line of [...lines].sort((one, two) => two.dashed - one.dashed)) {
@@ -157,10 +174,10 @@ export function createTimeline(store) {
         solid += 1;
       }
     }
-    drawMarks(context, runData.events, domain);
+    drawMarks(context, domain);
     if (step !== null) {
       const x = plot.scale(step);
-      drawLine(context, [[x, TOP - 6], [x, AXIS_Y]], themeColor("--cursor"), 1.5);
+      drawLine(context, [[x, TOP - 6], [x, axisY()]], themeColor("--cursor"), 1.5);
     }
     const selected = plot.marks.find((mark) => eventKey(mark.event) === chosen);
     if (selected) {
@@ -170,7 +187,7 @@ export function createTimeline(store) {
       context.lineWidth = 2;
       context.stroke();
     }
-    gestures.drawBrush(context, TOP, AXIS_Y);
+    gestures.drawBrush(context, TOP, axisY());
     context.restore();
     const canvas = surface.canvas;
     canvas.setAttribute("aria-valuemax", last);
@@ -178,8 +195,14 @@ export function createTimeline(store) {
     canvas.setAttribute("aria-valuetext", step === null ? "no step" : `step ${step}`);
   }
 
-  function drawMarks(context, events, domain) {
+  function drawMarks(context, domain) {
     plot.marks = [];
+    runsOf(store.state).forEach((data, place) => {
+      drawMarksOf(context, data.events, domain, place);
+    });
+  }
+
+  function drawMarksOf(context, events, domain, place) {
     const taken = new Set();
     for (const event of events) {
       const lane = LANES.indexOf(laneOf(event));
@@ -188,12 +211,13 @@ export function createTimeline(store) {
       const x = plot.scale(moment);
       const { shape, color } = LEVELS[eventLevel(event)];
       // Thousands of skips share a few hundred pixels.
-      const place = `${lane} ${Math.round(x)} ${shape}`;
-      if (taken.has(place)) continue;
-      taken.add(place);
-      const mark = { event, x, y: LANES_TOP + (lane + 0.5) * LANE_HEIGHT };
+      const spot = `${lane} ${Math.round(x)} ${shape}`;
+      if (taken.has(spot)) continue;
+      taken.add(spot);
+      const y = LANES_TOP + lane * laneHeight() + (place + 0.5) * LANE_HEIGHT;
+      const mark = { event, x, y };
       plot.marks.push(mark);
-      if (shape === "triangle") {
+      if (shape === "triangle" && !place) {
         drawLine(context, [[x, TOP], [x, mark.y]], themeColor(color), 1, [2, 3]);
       }
       drawMarker(context, shape, mark.x, mark.y, themeColor(color));
@@ -204,12 +228,14 @@ export function createTimeline(store) {
     const { runData, compareData, zoom } = store.state;
     const items = (runData?.scale ?? []).map((line, index) => {
       const color = LINE_COLORS[index % LINE_COLORS.length];
-      return legendItem("━", color, nameOfLine(line, runData, Boolean(compareData)));
+      return legendItem("━", color, nameOfLine(line, runData, compareData));
     });
     if (compareData) {
-      items.push(legendItem("- -", "--compare", shortenPath(compareData.run, 28)));
+      const name = shortRun(compareData.run, runData.run);
+      items.push(legendItem("- -", "--compare", name));
     }
-    const present = new Set((runData?.events ?? [])
+    const events = runsOf(store.state).flatMap((data) => data.events);
+    const present = new Set(events
       .filter(laneOf).map((event) => eventLevel(event)));
     for (const [level, { glyph, color, label }] of Object.entries(LEVELS)) {
       if (present.has(level)) items.push(legendItem(glyph, color, label));
@@ -239,6 +265,7 @@ export function createTimeline(store) {
   });
 
   store.on(["runData", "compareData", "zoom"], updateLegend);
+  store.on(["runData", "compareData"], () => surface.setHeight(axisY() + 24));
   store.on(
     ["runData", "compareData", "zoom", "step", "event", "theme"], surface.redraw,
   );

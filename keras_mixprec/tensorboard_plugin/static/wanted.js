@@ -1,20 +1,42 @@
 import { dataUrl } from "./api.js";
-import { worstVerdict } from "./event_text.js";
+import { mainFinding } from "./event_text.js";
+import { toNumber } from "./format.js";
 
 export function isReadable(runs, name) {
   return (runs ?? []).some((run) => run.run === name && !run.newer_schema);
+}
+
+// The one that was written to last is the one that its reader has just started.
+export function newestRun(runs) {
+  const readable = runs.filter((entry) => !entry.newer_schema);
+  const [newest] = (readable.length ? readable : [...runs]).sort((one, other) => {
+    return (other.written ?? 0) - (one.written ?? 0);
+  });
+  return newest?.run ?? null;
 }
 
 export function metricOf(data, name) {
   return data?.heat?.metrics.find((metric) => metric.name === name) ?? null;
 }
 
+function leastHeadroom(layers) {
+  const bits = (layer) => {
+    const found = toNumber(layer.least_headroom ?? null);
+    return Number.isNaN(found) ? Infinity : found;
+  };
+  const [first] = [...layers].sort((one, other) => bits(one) - bits(other));
+  return first?.path;
+}
+
 // With no layer chosen the histogram of the likeliest culprit is worth showing.
 export function histogramLayer(state) {
-  const listed = state.runData?.histograms?.[state.part] ?? [];
+  const { events = [], layers = [], histograms } = state.runData ?? {};
+  const listed = histograms?.[state.part] ?? [];
   if (state.layer !== null) return listed.includes(state.layer) ? state.layer : null;
-  const culprit = worstVerdict(state.runData?.events ?? [])?.layer;
-  return listed.includes(culprit) ? culprit : listed[0] ?? null;
+  const culprit = mainFinding(events, layers)?.layer;
+  if (listed.includes(culprit)) return culprit;
+  return leastHeadroom(layers.filter((layer) => listed.includes(layer.path))) ??
+    listed[0] ?? null;
 }
 
 export function wantedPaths(state) {

@@ -1,0 +1,123 @@
+"""Gathering the statistics of all tensors of one step in few operations."""
+
+import math
+
+from keras import ops
+
+from keras_mixprec.backend import probe as backend_probe
+from keras_mixprec.numerics.statistics import WIDTH, measure, pack
+
+# Tensors up to this many elements are stacked by shape, so that hundreds cost
+# what a handful does. Above 2**16 the copy costs more than it saves, and so
+# does memory that waits for the end of the step.
+_LARGEST_STACKED = 2**16
+
+
+class Collector:
+    """Measures the tensors of one step, which may be traced.
+
+    Args:
+        outlet: The `Outlet` of the backend, through which the numbers leave.
+        arguments: Tuple. What the train step was called with.
+        failures: Dict that gets the reason why a tensor could not be measured,
+            by the path in its key.
+    """
+
+    def __init__(self, outlet, arguments, failures):
+        self._outlet = outlet
+        self._failures = failures
+        self._backend = backend_probe.current()
+        self._trace = self._backend.own_trace(arguments)
+        self._measure = self._backend.traced_once(
+            lambda stack: tuple(measure(self._backend.as_held(stack)))
+        )
+        self._order = {}
+        self._waiting = {}
+        self._measured = {}
+        self._counted = {}
+
+    def put(self, key, tensor):
+        """Measures one tensor, now or at the end of the step.
+
+        Args:
+            key: Tuple `(path, part, position)`.
+            tensor: Float tensor of any shape.
+        """
+        self._number(key)
+        may_wait = self._backend.may_wait(tensor, self._trace)
+        if may_wait and math.prod(tensor.shape) <= _LARGEST_STACKED:
+            self._waiting[key] = tensor
+        else:
+            self.put_stack((key,), join([tensor]))
+
+    def put_stack(self, keys, stack):
+        """Measures tensors that `join` has joined, as `put` does one."""
+        for key in keys:
+            self._number(key)
+        # Whatever a layer hands on, training must not stop here.
+        try:
+            with self._backend.without_gradient():
+                found = self._measure(stack)
+                if self._backend.belongs(found[0], self._trace):
+                    self._measured[keys] = found
+                else:
+                    self._outlet.put(self._number(keys[0]), pack([found])[0])
+        except Exception as error:
+            for path, _, _ in keys:
+                reason = f"{type(error).__name__}: {error}"
+                self._failures.setdefault(path, reason)
+
+    def put_counts(self, keys, counts):
+        """Keeps what has been counted already.
+
+        Args:
+            keys: Tuple of keys.
+            counts: Float32 tensor `(len(keys), n)`.
+        """
+        for key in keys:
+            self._number(key)
+        missing = WIDTH - counts.shape[1]
+        self._counted[keys] = ops.pad(counts, ((0, 0), (0, missing)))
+
+    def carry(self, result):
+        """Measures what is left.
+
+        Returns:
+            What the instrumented step is to return in place of `result`.
+        """
+        waiting, self._waiting = self._waiting, {}
+        for group in group_by_shape(list(waiting.values())):
+            keys = [list(waiting)[index] for index in group]
+            self.put_stack(tuple(keys), join([waiting[k] for k in keys]))
+        keys = [*self._measured, *self._counted]
+        rows = [pack(list(self._measured.values()))] if self._measured else []
+        rows += self._counted.values()
+        return self._outlet.carry(
+            result,
+            tuple(self._number(key) for group in keys for key in group),
+            ops.concatenate(rows) if rows else None,
+        )
+
+    def _number(self, key):
+        """The key behind its place among all keys."""
+        return self._order.setdefault(key, len(self._order)), *key
+
+
+def group_by_shape(tensors):
+    """Returns lists of the indices of tensors that are to be joined."""
+    groups = {}
+    for index, tensor in enumerate(tensors):
+        shape = tuple(tensor.shape)
+        alone = None in shape or math.prod(shape) > _LARGEST_STACKED
+        key = (shape, str(tensor.dtype), index if alone else None)
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def join(tensors):
+    """Returns tensors of one shape as the rows `(k, n)` of one.
+
+    A single one may be of any shape, and is not copied.
+    """
+    joined = tensors[0] if len(tensors) == 1 else ops.stack(tensors)
+    return ops.reshape(joined, (len(tensors), -1))

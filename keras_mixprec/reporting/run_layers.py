@@ -1,0 +1,119 @@
+"""The layers of a run: what they compute in, and what happened to them."""
+
+import itertools
+import math
+
+import numpy as np
+
+from keras_mixprec.reporting.facts import WIDE, is_repaired
+from keras_mixprec.reporting.json_text import parse_json
+from keras_mixprec.reporting.run_tables import layer_of
+from keras_mixprec.reporting.schema import PRECISION_CHANGES
+from keras_mixprec.reporting.well_formed import is_layer
+
+_METRIC = "activation_headroom_bits"
+
+
+def read_layers(points: list) -> list[dict]:
+    """Returns the table of layers as it was last.
+
+    Args:
+        points: List of `Point`, the table at the start and after each change.
+
+    Returns:
+        List of dicts. `"dtypes"` of each is a list of pairs: after which step
+        it computed in which dtype.
+    """
+    history, table = {}, []
+    for point in points:
+        rows = parse_json(point.array.item(), list)
+        table = list(filter(is_layer, rows))
+        for layer in table:
+            dtypes = history.setdefault(layer["path"], [])
+            dtype = layer["compute_dtype"]
+            if not dtypes or dtypes[-1][1] != dtype:
+                dtypes.append([point.step, dtype])
+    return [layer | {"dtypes": history[layer["path"]]} for layer in table]
+
+
+def add_events(layers: list, events: list):
+    """Adds the findings about each layer, and when it was demoted."""
+    known = {layer["path"]: layer for layer in layers}
+    for layer in layers:
+        layer |= {"verdicts": [], "demoted_at": None, "demoted_because": None}
+    for event in events:
+        if event["kind"] == "verdict" and event.get("layer") in known:
+            known[event["layer"]]["verdicts"].append(event["verdict"])
+        made = event["kind"] in PRECISION_CHANGES and not event.get("dry_run")
+        for path, change in event["layers"].items() if made else ():
+            if path in known:
+                _add_change(known[path], event, path, change)
+
+
+def add_headroom(layers: list, tables: list):
+    """Adds the least headroom of each layer's activations, and its step.
+
+    Only since the last change of precision: what overflowed before that is
+    told by the findings. Infinite if all numbers were zero.
+    """
+    changes = [step for layer in layers for step, _ in layer["dtypes"][1:]]
+    since = max(changes, default=-1)
+    paths = {layer["path"] for layer in layers}
+    least = {}
+    for table in tables:
+        if _METRIC not in table.metrics or not len(table.steps):
+            continue
+        columns = table.column(_METRIC, table.layers).T
+        for row, column in zip(table.layers, columns, strict=True):
+            column = np.where(table.steps > since, column, np.nan)
+            if np.isnan(column).all():
+                continue
+            path, place = layer_of(row, paths), np.nanargmin(column)
+            found = column[place].item(), table.steps[place].item()
+            least[path] = min(least.get(path, found), found)
+    for layer in layers:
+        bits, step = least.get(layer["path"], (None, None))
+        bits = None if bits is None else round(bits, 2)
+        layer |= {"least_headroom": bits, "worst_step": step}
+
+
+def add_repairs(layers: list, limit: str):
+    """Adds what is no finding any more.
+
+    `"repaired"` is whether a layer computes by now in what all its verdicts
+    ask for, `"beyond"` the format whose range the activations of a wider layer
+    exceed.
+
+    Args:
+        layers: List of dicts, the table of layers.
+        limit: String. The dtype that headroom refers to.
+    """
+    for layer in layers:
+        dtype, kinds = layer["compute_dtype"], layer["verdicts"]
+        low = layer["least_headroom"]
+        # Not what overflows even there.
+        exceeds = dtype in WIDE and low is not None and -math.inf < low <= 0
+        layer |= {
+            "repaired": bool(kinds)
+            and all(is_repaired(kind, dtype) for kind in kinds),
+            "beyond": limit if exceeds else None,
+        }
+
+
+def _add_change(layer, event, path, change):
+    dtype = change["after"].removeprefix("mixed_")
+    layer["dtypes"] = _merged([*layer["dtypes"], [event["step"], dtype]])
+    # Not if it is undone, or was in an earlier run.
+    demoted = dtype == layer["compute_dtype"] and event["kind"] == "demote"
+    layer["demoted_at"] = event["step"] if demoted else None
+    reason = event.get("reasons", {}).get(path)
+    layer["demoted_because"] = reason if demoted else None
+
+
+def _merged(dtypes):
+    # The table is logged at the end of an epoch, a change at its own step.
+    last = dict(sorted(dtypes, key=lambda pair: pair[0])).items()
+    return [
+        list(next(pairs))
+        for _, pairs in itertools.groupby(last, lambda pair: pair[1])
+    ]

@@ -1,0 +1,35 @@
+// How many bits a format has for the exponent: its range.
+const EXPONENT_BITS = { float16: 5, bfloat16: 8, float32: 8, float64: 11 };
+
+export function isWider(dtype, formatName) {
+  return EXPONENT_BITS[dtype] > EXPONENT_BITS[formatName];
+}
+
+// A change made after a step is of the steps behind it.
+export function dtypeAt(layer, step) {
+  const dtypes = layer.dtypes ?? [[0, layer.compute_dtype]];
+  const before = dtypes.filter(([since]) => since < step);
+  return (before.at(-1) ?? dtypes[0])[1];
+}
+
+// The dtype in which a layer held what its format does not, or null.
+export function widerAt(layer, step, formatName) {
+  const dtype = layer ? dtypeAt(layer, step) : null;
+  return isWider(dtype, formatName) ? dtype : null;
+}
+
+export function everWider(layer, formatName) {
+  const dtypes = layer?.dtypes?.map(([, dtype]) => dtype) ?? [layer?.compute_dtype];
+  return dtypes.some((dtype) => isWider(dtype, formatName));
+}
+
+const OF_RANGE = [
+  "cast_overflow", "forward_overflow", "backward_overflow", "underflow",
+];
+
+// Whether the layer that a finding is about computes in what it needs by now.
+export function isRepaired(event, layers) {
+  const dtype = layers.find((layer) => layer.path === event.layer)?.compute_dtype;
+  if (OF_RANGE.includes(event.verdict)) return isWider(dtype, "float16");
+  return event.verdict === "precision_loss" && ["float32", "float64"].includes(dtype);
+}
