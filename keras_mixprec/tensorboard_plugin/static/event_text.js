@@ -23,7 +23,7 @@ export function verdictLevel(verdict) {
 }
 
 const PRECISION_KINDS = [
-  "demote", "shrink", "promote", "start", "loss_scaling", "give_up",
+  "demote", "shrink", "promote", "undo", "start", "loss_scaling", "give_up",
 ];
 
 const WARNING_KINDS = [
@@ -35,7 +35,7 @@ export function eventLevel(event) {
   if (event.dry_run) return "info";
   if (kind === "verdict") return verdictLevel(event.verdict);
   if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
-  if (["promote", "shrink"].includes(kind)) return "promote";
+  if (["promote", "shrink", "undo"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
   if (WARNING_KINDS.includes(kind)) return "warning";
   return kind === "skipped_step" ? "skip" : "info";
@@ -125,6 +125,7 @@ const SENTENCES = {
   demote: (event) => changeSentence(event.dry_run ? "Would move" : "Moved", event),
   shrink: (event) => changeSentence("Gave back", event),
   promote: (event) => changeSentence("Brought back", event),
+  undo: (event) => event.message || changeSentence("Took back", event),
   start: (event) => changeSentence("Started with", event),
   loss_scaling: (event) => changeSentence("Loss scaling:", event),
   give_up: (event) => event.message || "The tuner gave up.",
@@ -144,6 +145,10 @@ const SENTENCES = {
       `, overflow expected in ${formatNumber(when)} steps`;
     return `${event.layer}: ${formatNumber(event.headroom_bits)} bits left${soon}.`;
   },
+  loss_scale_kept: (event) => {
+    return `Loss scale ${formatScale(event.scale)} again: it fell because of bad data alone.`;
+  },
+  no_loss_scaling: () => "Layers compute in float16 and nothing scales the loss.",
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
   train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],
