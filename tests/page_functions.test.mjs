@@ -258,6 +258,7 @@ test("events read as sentences, unknown kinds too", () => {
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
     "ranges_measured", "ranges_withheld",
     "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
+    "undo", "loss_scale_kept", "no_loss_scaling",
   ];
   for (const kind of kinds) {
     const event = { kind, step: 1, wall_time: 0, verdict: "policy" };

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import agreement as backend_agreement
+from keras_mixprec.callbacks.bad_data import BadData
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.counters import Counters
 from keras_mixprec.callbacks.examiner import Examiner
@@ -82,6 +83,7 @@ class Engine:
         examiner, prober, ranges, recorder: The parts that diagnose, measure
             and keep.
         started: Boolean. Whether it watches; not before the model is built.
+        bad_data: `BadData` of this `fit`.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further, as of the last look.
     """
@@ -92,6 +94,7 @@ class Engine:
         self.first_step = 0
         self._count = StepCount(0, 1)
         self.collapsed = False
+        self.bad_data = BadData()
         self._members = []
         self._leader = self._params = None
         self.started = self._finished = False
@@ -174,12 +177,13 @@ class Engine:
 
     # What `fit` tells.
 
-    def begin_epoch(self, callback):
+    def begin_epoch(self, callback, epoch: int):
         """Starts counting the batches of an epoch."""
         if callback is self._members[0] and self._can_start():
             self._start()
             after_epoch(self.model)
             self._count.begin_epoch()
+            self.bad_data.begin_epoch(self.step, epoch)
 
     def begin_batch(self, callback, batch: int):
         """Looks at the steps before this one, if it is time to."""
@@ -399,6 +403,7 @@ class Engine:
         self._last_look = self.step
         with self._reading():
             self._read()
+        self.bad_data.settle(self)
         if self._hopeless and not self._shared:
             self._stop(self._hopeless)
 
@@ -423,6 +428,7 @@ class Engine:
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.tell(name, reading)
+            self.bad_data.add(watch, reading)
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.
             if step >= self.log.next_step:

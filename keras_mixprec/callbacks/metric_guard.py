@@ -24,6 +24,7 @@ from keras_mixprec.callbacks.step_result import step_result
 from keras_mixprec.formats import get_format
 from keras_mixprec.loss_scaling import LossScaleOptimizer
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
+from keras_mixprec.loss_scaling.inputs import training_on
 
 # What a metric shows at the batches of an epoch until one is finite. It is no
 # NaN, on which `TerminateOnNaN` would end the run, and never the best.
@@ -171,7 +172,10 @@ class MetricGuard:
         def guarded(*args, **kwargs):
             self._inside.loss_is_finite = None
             try:
-                return self._truthful(train_step(*args, **kwargs))
+                # JAX passes the state first.
+                with training_on(args[-1] if args else None):
+                    returned = train_step(*args, **kwargs)
+                return self._truthful(returned)
             finally:
                 self._inside.loss_is_finite = None
 

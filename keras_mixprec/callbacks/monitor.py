@@ -213,7 +213,7 @@ class MixPrecMonitor(CopiedCallback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Guards the metrics and takes the first look, the first time."""
-        self._engine.begin_epoch(self)
+        self._engine.begin_epoch(self, epoch)
 
     # `on_train_batch_end` would make Keras fetch the logs of every step from
     # the device before it starts the next one.

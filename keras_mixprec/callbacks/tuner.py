@@ -194,7 +194,7 @@ class PrecisionTuner(CopiedCallback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts the batches of the epoch."""
-        self._engine.begin_epoch(self)
+        self._engine.begin_epoch(self, epoch)
 
     def on_train_batch_begin(self, batch, logs=None):
         """Changes what has to be changed before this step."""

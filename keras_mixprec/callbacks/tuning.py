@@ -57,6 +57,7 @@ class Tuning:
         self.repairs = repairs
         self._use_bfloat16 = use_bfloat16
         self._shared = backend_agreement.current().workers(engine.model) > 1
+        engine.bad_data.keeps_scale = not (self._shared or tuner.dry_run)
         self._ballot = Ballot(Proposal())
         self._suspicion = Suspicion()
         self._evidence = deque(maxlen=_EVIDENCE)

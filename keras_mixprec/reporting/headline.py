@@ -233,10 +233,13 @@ def _is_low(layers):
 
 
 def _rows(verdict):
+    numbers = verdict.get("numbers", {})
     rows = [
-        f"rows {', '.join(map(str, rows))} of {part}"
+        f"{what}{'s' if len(listed) > 1 else ''} "
+        f"{', '.join(map(str, listed))} of {part}"
         for part in ("x", "y", "sample_weight")
-        if (rows := verdict.get("numbers", {}).get(f"rows_of_{part}"))
+        for what in ("sample", "row")
+        if (listed := numbers.get(f"{what}s_of_{part}"))
     ]
     return f" ({'; '.join(rows)} not finite)" if rows else ""
 

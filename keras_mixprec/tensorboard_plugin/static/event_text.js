@@ -137,7 +137,7 @@ const SENTENCES = {
   demote: (event) => changeSentence(event.dry_run ? "Would move" : "Moved", event),
   shrink: (event) => changeSentence("Gave back", event),
   promote: (event) => changeSentence("Brought back", event),
-  undo: (event) => changeSentence("Undone, since training diverged:", event),
+  undo: (event) => event.message || changeSentence("Took back", event),
   start: (event) => changeSentence("Started with", event),
   loss_scaling: (event) => changeSentence("Loss scaling:", event),
   give_up: (event) => event.message || "The tuner gave up.",
@@ -163,6 +163,10 @@ const SENTENCES = {
       `, overflow expected in ${formatNumber(when)} steps`;
     return `${event.layer}: ${formatNumber(event.headroom_bits)} bits left${soon}.`;
   },
+  loss_scale_kept: (event) => {
+    return `Loss scale ${formatScale(event.scale)} again: it fell because of bad data alone.`;
+  },
+  no_loss_scaling: () => "Layers compute in float16 and nothing scales the loss.",
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
   train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],
