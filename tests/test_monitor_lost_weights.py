@@ -83,15 +83,3 @@ def test_a_float32_model_reports_nan(jit, tmp_path):
     kmp.apply_policy(model, "float32")
     history = fit(model, [1 / 8, BAD], [monitor(tmp_path)])
     assert not np.isfinite(history["loss"][0])
-
-
-@each_jit
-@pytest.mark.parametrize("epochs", [1, 4])
-def test_a_run_of_nothing_but_skipped_steps_ends(epochs, jit, tmp_path):
-    losing = LosesWeights()
-    losing.batches = -99
-    ending = keras.callbacks.TerminateOnNaN()
-    callbacks = [monitor(tmp_path), losing, ending]
-    history = fit(network(keras.Sequential, jit), [BAD] * 8, callbacks, epochs)
-    assert losing.batches == -99 + 5
-    assert np.isnan(history["loss"]).all()

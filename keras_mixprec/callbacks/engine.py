@@ -1,11 +1,9 @@
 """What the callbacks of one `fit` share, so that together they cost once."""
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
 
 from keras.src.utils import io_utils
 
@@ -13,6 +11,7 @@ from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.bad_data import BadData
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.counters import Counters
+from keras_mixprec.callbacks.engine_settings import Settings
 from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.prober import Prober
@@ -30,7 +29,6 @@ from keras_mixprec.callbacks.watching import (
 )
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import PrecisionPlan, precision_summary
-from keras_mixprec.reporting import NoLog
 from keras_mixprec.reporting.thinning import Thinning
 
 # Curves of every variable are most of a log: 400 of them, looked at 20,000
@@ -45,27 +43,6 @@ _RETRIES = 8
 _KEPT_AS = "_keras_mixprec_engine"
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How an engine looks; the arguments of `MixPrecMonitor`.
-
-    Attributes:
-        open_log: Function that returns a `RunLog`. Defaults to one that keeps
-            nothing.
-        summary: Boolean. Whether the `TrainingSummary` is printed at the end.
-    """
-
-    open_log: Callable = NoLog
-    update_freq: int = 50
-    probe_every: int = 0
-    max_overhead: float = 0.02
-    keep_failing_batches: int = 0
-    stop_after: int | None = None
-    on_stop: str = "stop"
-    verbose: int = 1
-    summary: bool = False
-
-
 class Engine:
     """Watches one model during one `fit`, for every callback that joins.
 
@@ -74,8 +51,6 @@ class Engine:
     Attributes:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
-        step: Int. Batches trained on so far, those of earlier `fit`s that
-            wrote to the same log included.
         first_step: Int. What it was at the start.
         log: The `RunLog`.
         counters: `Counters` of the model, from the first step on.
@@ -172,7 +147,7 @@ class Engine:
 
     @property
     def step(self) -> int:
-        """The number of the next batch, counted over the fits of a log."""
+        """Batches trained on, those that earlier `fit`s logged included."""
         return self._count.step
 
     # What `fit` tells.

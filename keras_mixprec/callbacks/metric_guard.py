@@ -30,10 +30,6 @@ from keras_mixprec.loss_scaling.inputs import training_on
 # NaN, on which `TerminateOnNaN` would end the run, and never the best.
 WORST = get_format("float32").maximum
 
-# This many losses in a row that are not finite, and the loss is shown as NaN:
-# no smaller loss scale helps against an overflow in the forward pass.
-_IN_A_ROW = 5
-
 
 # What a metric has seen since it was reset. What replicas have seen is added
 # up, so that bad batches of up to 1,000 of them make no good one.
@@ -158,13 +154,6 @@ class MetricGuard:
         # A copy: JAX gives each buffer away once.
         self._nonfinite_before.assign(ops.copy(self._nonfinite_losses.value))
 
-    def _count_on_if_empty(self):
-        """Counts those in a row on over the epochs."""
-        before = ops.where(
-            self._is_empty(), self._nonfinite_before, self._nonfinite_losses
-        )
-        self._nonfinite_before.assign(before)
-
     # The train step.
 
     def _guarded_step(self, train_step):
@@ -231,9 +220,8 @@ class MetricGuard:
             self._weights_lost = self._variables.add(metric, "weights_lost")
         if metric is self._loss_tracker:
             update = self._averaging_finite(metric)
-            reset = self._count_on_if_empty
+            reset = self._count_from_here
             empty, only_bad = self._is_empty, self._averaged_none
-            instead = self._instead_of_loss
         else:
             seen = self._variables.add(metric, "seen_by_guard")
             update = self._kept_finite(metric, seen)
@@ -248,10 +236,8 @@ class MetricGuard:
                 seen_any = ops.greater(seen, _NOTHING)
                 return ops.logical_and(seen_any, ops.less(seen, _SOME_GOOD))
 
-            def instead():
-                up = getattr(metric, "_direction", None) == "up"
-                return -WORST if up else WORST
-
+        up = getattr(metric, "_direction", None) == "up"
+        worst = -WORST if up else WORST
         result = metric.result
         # In this order: a metric may be built, and so guarded, within a step.
         self._in_fit.add(
@@ -261,13 +247,13 @@ class MetricGuard:
             metric, "reset_state", self._and_own(metric.reset_state, reset)
         )
         self._in_steps.add(metric, "update_state", update)
-        self._in_steps.add(metric, "result", _unless(empty, instead, result))
+        self._in_steps.add(metric, "result", _unless(empty, worst, result))
 
     def _and_own(self, reset_state, reset):
         @functools.wraps(reset_state)
         def both():
-            reset()
             reset_state()
+            reset()
             self._weights_lost.assign(0)
 
         return both
@@ -280,11 +266,7 @@ class MetricGuard:
                 self.epoch_was_skipped = True
             return ops.logical_or(bad, lost)
 
-        return _unless(unknown, lambda: math.nan, result)
-
-    def _instead_of_loss(self):
-        bad = self._nonfinite_losses - self._nonfinite_before
-        return ops.where(ops.less(bad, _IN_A_ROW), WORST, math.nan)
+        return _unless(unknown, math.nan, result)
 
     def _is_empty(self):
         """Whether there were no finite losses."""
@@ -378,7 +360,7 @@ def _unless(condition, instead, result):
         value = result(*args, **kwargs)
         if not _is_float_tensor(value):
             return value
-        return ops.where(condition(), ops.cast(instead(), value.dtype), value)
+        return ops.where(condition(), ops.cast(instead, value.dtype), value)
 
     return guarded
 

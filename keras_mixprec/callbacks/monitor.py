@@ -8,7 +8,8 @@ from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.copied import CopiedCallback
-from keras_mixprec.callbacks.engine import Engine, Settings
+from keras_mixprec.callbacks.engine import Engine
+from keras_mixprec.callbacks.engine_settings import Settings
 from keras_mixprec.reporting import NoLog, RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
@@ -86,8 +87,8 @@ class MixPrecMonitor(CopiedCallback):
     kept out of the running loss and metrics, so that callbacks which stop, or
     save the best, see the loss of the steps that were taken. An epoch without
     any such step reports NaN, which Keras' callbacks then do not keep as the
-    best value. Once weights are lost, or five losses in a row are not finite,
-    every batch reports NaN: `TerminateOnNaN` ends such a run. Nor does a
+    best value. Once weights are lost every batch reports NaN: `TerminateOnNaN`
+    ends such a run. Nor does a
     skipped batch make the state that layers write themselves non-finite, such
     as the moving mean of a `BatchNormalization`. After `fit` the model and its
     metrics are as they were before.

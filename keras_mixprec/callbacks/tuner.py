@@ -11,7 +11,8 @@ from keras_mixprec.callbacks.ballot import check_alike
 from keras_mixprec.callbacks.carry_on import failure
 from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.copied import CopiedCallback
-from keras_mixprec.callbacks.engine import Engine, Settings
+from keras_mixprec.callbacks.engine import Engine
+from keras_mixprec.callbacks.engine_settings import Settings
 from keras_mixprec.callbacks.plan_on_disk import PlanOnDisk
 from keras_mixprec.callbacks.repairs import Repairs
 from keras_mixprec.callbacks.tuning import Tuning
