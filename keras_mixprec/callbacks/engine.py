@@ -5,15 +5,14 @@ import math
 import time
 from collections import defaultdict
 
-from keras.src.utils import io_utils
-
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.bad_data import BadData
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.counters import Counters
+from keras_mixprec.callbacks.early_stop import EarlyStop, reason_to_stop
 from keras_mixprec.callbacks.engine_settings import Settings
 from keras_mixprec.callbacks.examiner import Examiner
-from keras_mixprec.callbacks.hopeless import reason_to_stop
+from keras_mixprec.callbacks.layer_log import LayerLog
 from keras_mixprec.callbacks.prober import Prober
 from keras_mixprec.callbacks.range_reader import RangeReader
 from keras_mixprec.callbacks.recorder import Recorder
@@ -28,7 +27,6 @@ from keras_mixprec.callbacks.watching import (
     stop_watching,
 )
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
-from keras_mixprec.policies import PrecisionPlan, precision_summary
 from keras_mixprec.reporting.thinning import Thinning
 
 # Curves of every variable are most of a log: 400 of them, looked at 20,000
@@ -57,6 +55,7 @@ class Engine:
         spending: `Spending`, what all of this costs.
         examiner, prober, ranges, recorder: The parts that diagnose, measure
             and keep.
+        early_stop: `EarlyStop` of this `fit`.
         started: Boolean. Whether it watches; not before the model is built.
         bad_data: `BadData` of this `fit`.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
@@ -73,7 +72,6 @@ class Engine:
         self._members = []
         self._leader = self._params = None
         self.started = self._finished = False
-        self._failure = None
         self._configure(settings)
 
     @classmethod
@@ -144,6 +142,7 @@ class Engine:
             self.model, log, settings, self.prober, self.spending
         )
         self.recorder = Recorder(settings.keep_failing_batches)
+        self.early_stop = EarlyStop(self.model, log, settings)
 
     @property
     def step(self) -> int:
@@ -237,26 +236,9 @@ class Engine:
         self._idle_until = self.step
         self.raise_if_failed()
 
-    def fail(self, reason: str):
-        """Lets `fit` end with an exception as soon as it can.
-
-        Args:
-            reason: String. Its message.
-        """
-        self._failure = reason
-
     def raise_if_failed(self):
-        """Raises what was asked for, with our own callbacks at their end.
-
-        Others do not come to theirs, where `BackupAndRestore` deletes its
-        backup.
-        """
-        if self._failure is None:
-            return
-        reason, self._failure = self._failure, None
-        for member in [*self._members]:
-            member.on_train_end()
-        raise FloatingPointError(reason)
+        """Ends `fit` with an exception if that was asked for."""
+        self.early_stop.raise_if_failed(self._members)
 
     def finish(self):
         """Takes the last look; `fit` has ended."""
@@ -281,7 +263,7 @@ class Engine:
     def _start(self):
         if self.started:
             return
-        self.started, self._stopped = True, False
+        self.started = True
         # In `fit` there is one; `train_on_batch` makes it too late.
         self.model.make_train_function()
         # What an earlier `fit` logged last is after the step that this begins
@@ -291,7 +273,8 @@ class Engine:
             self.first_step, getattr(self.model, "steps_per_execution", 1)
         )
         self._idle_until = self.first_step
-        self._last_look = self._last_layers = self._plan = None
+        self._last_look = None
+        self._layers = LayerLog(self.model, self.log)
         self.examiner.follow_schedule_of(self.up_to_date())
         self._shared = backend_agreement.current().workers(self.model) > 1
         settings = self.settings
@@ -355,7 +338,8 @@ class Engine:
         votes = [not self._wants_probe(), self._hopeless is not None]
         unwanted, hopeless = any_worker(self.model, votes)
         if hopeless:
-            self._stop(self._hopeless or "another worker cannot go on")
+            reason = self._hopeless or "another worker cannot go on"
+            self.early_stop.stop(self.step, reason)
         elif not unwanted:
             self.prober.arm(self.model, self.step)
 
@@ -380,7 +364,7 @@ class Engine:
             self._read()
         self.bad_data.settle(self)
         if self._hopeless and not self._shared:
-            self._stop(self._hopeless)
+            self.early_stop.stop(self.step, self._hopeless)
 
     @contextlib.contextmanager
     def _reading(self):
@@ -419,30 +403,8 @@ class Engine:
             reading, self.examiner.verdicts, self.settings.stop_after
         )
 
-    def _stop(self, reason):
-        if self._stopped:
-            return
-        self._stopped = True
-        self.log.event(self.step, {"kind": "stopped", "reason": reason})
-        if self.settings.on_stop == "raise":
-            where = self.log.folder or "the log of the first worker"
-            self.fail(
-                f"MixPrecMonitor stops at step {self.step}: {reason}. See "
-                f"{where} for what is wrong, or pass `on_stop='stop'`."
-            )
-            return
-        self.model.stop_training = True
-        if self.settings.verbose:
-            io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
-
     def log_layers(self):
         """Logs what the layers compute in, if that has changed."""
-        plan = PrecisionPlan.from_model(self.model)
-        if plan == self._plan:
-            return
-        table = precision_summary(self.model).to_list()
-        self.prober.dtypes = {x["path"]: x["compute_dtype"] for x in table}
-        # With what has changed since the last step none was taken.
-        if self.step != self._last_layers:
-            self._plan, self._last_layers = plan, self.step
-            self.log.layers(self.step, table)
+        dtypes = self._layers.write(self.step)
+        if dtypes is not None:
+            self.prober.dtypes = dtypes

@@ -331,7 +331,7 @@ class Tuning:
         if on_limit == "stop":
             self._engine.model.stop_training = True
         elif on_limit == "raise":
-            self._engine.fail(
+            self._engine.early_stop.fail(
                 f"PrecisionTuner stops at step {step}: {message}."
             )
         elif on_limit == "float32":
