@@ -38,6 +38,11 @@ class EarlyStop:
         self._stopped = False
         self._failure = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether an exception is to end `fit`."""
+        return self._failure is not None
+
     def stop(self, step: int, reason: str):
         """Stops training, or lets it end with an exception.
 
@@ -77,7 +82,7 @@ class EarlyStop:
         Args:
             callbacks: List of our callbacks of this `fit`.
         """
-        if self._failure is None:
+        if not self.failed:
             return
         reason, self._failure = self._failure, None
         for callback in [*callbacks]:

@@ -168,7 +168,9 @@ class Engine:
         self._count.begin_batch(batch)
         if self.step >= self._idle_until:
             self._act()
-        self.raise_if_failed()
+        if self.early_stop.failed:
+            self._count.cancel_batch()
+            self.raise_if_failed()
 
     def _can_start(self):
         # In a loop written by hand its first batch may build the model.

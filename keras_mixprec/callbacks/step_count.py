@@ -33,6 +33,10 @@ class StepCount:
         self._batch = batch
         self.step = self._epoch_start + batch
 
+    def cancel_batch(self):
+        """The batch that has begun is not trained on after all."""
+        self._batch = None
+
     def end_epoch(self, steps: int | None, attempted: int | None):
         """The last batch of the epoch is over.
 
