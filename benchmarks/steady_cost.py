@@ -67,20 +67,16 @@ def _guard(jit_compile, name):
     """What the guard adds to a step, as a share of it."""
     from benchmarks.models import compiled
     from benchmarks.train_steps import stepper
-    from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
+    from keras_mixprec.callbacks.watching import watch_optimizers
 
     model, x, y = compiled(name, jit_compile, 1)
     watch_optimizers(model)
     run = stepper(model, x, y)
-    guard, functions = guard_of(model), {True: model.train_function}
-    guard.enabled = False  # As the next function is traced,
-    train_step = model.train_step
-    model.train_step = lambda *args: train_step(*args)  # which JAX shall do.
+    functions = {True: model.train_function}
     model.make_train_function(force=True)
     functions[False] = model.train_function
 
     def step(guarded):
-        guard.enabled = guarded
         model.train_function = functions[guarded]
         run(1)
 

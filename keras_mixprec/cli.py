@@ -26,11 +26,20 @@ def main(argv: list[str] | None = None) -> int:
         argv: List of strings. Defaults to the process' arguments.
 
     Returns:
-        Int. The exit status: 0, or 1 with a message on stderr.
+        Int. The exit status: 0, or 1 with a message on stderr; 130 if it was
+        interrupted.
     """
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # As of `keras-mixprec report logs | head`.
+        # Python flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ModuleNotFoundError as error:
         module = str(error.name).partition(".")[0]
         if module not in _PACKAGES:

@@ -239,15 +239,26 @@ test("events read as sentences, unknown kinds too", () => {
   const skip = { kind: "skipped_step", step: 5, at_step: 4, scale: 1024, variables: [] };
   assert.match(eventText.describeEvent(skip), /2¹⁰/);
   assert.equal(eventText.momentOf(skip), 4);
+  const block = {
+    kind: "skipped_steps_not_kept", step: 50, first_step: 5, last_step: 12, count: 7,
+  };
+  assert.equal(
+    eventText.describeEvent(block),
+    "7 more skipped steps between steps 5 and 12, not listed one by one.",
+  );
+  assert.equal(eventText.laneOf(block), "skipped");
+  assert.equal(eventText.momentOf(block), 5);
   assert.equal(
     eventText.describeEvent({ kind: "new", step: 1, wall_time: 2, x: [1] }),
     'new {"x":[1]}',
   );
   assert.match(eventText.describeEvent({ kind: "toString", step: 1 }), /toString/);
   const kinds = [
-    "skipped_steps_not_kept", "demote", "shrink", "promote", "start", "loss_scaling",
+    "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
+    "ranges_measured", "ranges_withheld",
     "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
+    "undo", "loss_scale_kept", "no_loss_scaling",
   ];
   for (const kind of kinds) {
     const event = { kind, step: 1, wall_time: 0, verdict: "policy" };

@@ -114,3 +114,12 @@ def test_wrong_numbers_are_refused(arguments, tmp_path):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"`{name}` must be at least"):
         run_demo(log_dir=str(tmp_path), **arguments)
+
+
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("keras_mixprec.demo.run_demo", interrupted)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr() == ("", "")

@@ -357,6 +357,7 @@ class Source:
         }
         self.contents = {tag: {"schema": 1} for tag in self._values}
         self.histograms = []
+        self.written = 0.0
 
     def read(self, tag):
         return [Point(0, self._values[tag])]

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import os
+import pickle
 
 import keras
 import pytest
@@ -75,6 +76,45 @@ def test_copies_work_apart(kind):
     first = kind()
     second = copy.copy(first)
     assert trained(second)[1] == trained(first)[1]
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda thing: pickle.loads(pickle.dumps(thing)),
+}
+each_copy = pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
+
+
+@each_copy
+def test_unused_callbacks_are_copied(kind, make):
+    assert trained(make(kind()))[1] == {"loss": [5 / 128]}
+
+
+RESULTS = ("verdicts", "summary", "plan", "history", "log_dir")
+
+
+@each_copy
+def test_used_callbacks_are_copied_with_their_results(kind, make):
+    callback = kind()
+    model, _ = trained(callback, values=(1 / 8, BAD))
+    twin = make(callback)
+    kept = [name for name in RESULTS if hasattr(callback, name)]
+    assert len(kept) >= 2
+    for name in kept:
+        assert repr(getattr(twin, name)) == repr(getattr(callback, name))
+    assert twin.model is None
+    assert trained(twin)[1] == {"loss": [5 / 128]}
+    assert trained(callback, make(model))[1] == {"loss": [5 / 128]}
+
+
+@each_copy
+def test_callbacks_are_copied_in_training(kind, make):
+    callback, twins = kind(), []
+    copying = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: twins.append(make(callback))
+    )
+    fit(one_weight(jit=BACKEND == "jax"), [1 / 8, 1 / 4], [callback, copying])
+    assert trained(twins[1])[1] == {"loss": [5 / 128]}
 
 
 class Fails(keras.callbacks.Callback):

@@ -156,7 +156,7 @@ def test_a_hopeless_run_is_stopped_with_the_reason(tmp_path, capsys):
     fit(model, [BAD] * 40, [watcher])
     assert model.optimizer.attempted_steps < 12
     [event] = told(tmp_path, "stopped")
-    assert "the loss scale cannot fall below 1" in event["reason"]
+    assert "a loss scale of 1 does not help either" in event["reason"]
     assert event["reason"] in capsys.readouterr().out
     # The cause, not the collapse that it brings about.
     kinds = [v.kind for v in watcher.verdicts]
@@ -164,18 +164,10 @@ def test_a_hopeless_run_is_stopped_with_the_reason(tmp_path, capsys):
     assert "scale_collapsed" not in kinds
 
 
-@pytest.mark.parametrize(
-    ("scale", "values"),
-    [
-        (kmp.DynamicLossScale(2.0**15), [BAD] * 12),
-        (kmp.DynamicLossScale(2.0, min_scale=1.0), with_bad(good(12), 2, 5)),
-    ],
-    ids=["not at the floor", "not in a row"],
-)
-def test_others_go_on(tmp_path, scale, values):
+def test_others_go_on(tmp_path):
     watcher = monitor(tmp_path, update_freq=1, stop_after=3)
-    model = overflowing(scale)
-    fit(model, values, [watcher])
+    model = overflowing(kmp.DynamicLossScale(2.0, min_scale=1.0))
+    fit(model, with_bad(good(12), 2, 5), [watcher])
     assert model.optimizer.attempted_steps == 12
     assert told(tmp_path, "stopped") == []
     assert "scale_collapsed" not in [v.kind for v in watcher.verdicts]

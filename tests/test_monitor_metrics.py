@@ -16,7 +16,6 @@ from monitor_models import (
 )
 
 import keras_mixprec as kmp
-from keras_mixprec.callbacks.metric_guard import WORST
 
 METRICS = {
     "MeanSquaredError": keras.metrics.MeanSquaredError,
@@ -185,4 +184,5 @@ def test_nothing_but_bad_batches(tmp_path):
     accuracy = keras.metrics.R2Score(name="r2")
     model = one_weight(metrics=["mse", accuracy])
     history = fit(model, [BAD, BAD], [monitor(tmp_path)])
-    assert history == {"loss": [WORST], "mse": [WORST], "r2": [-WORST]}
+    assert history.keys() == {"loss", "mse", "r2"}
+    assert np.isnan(list(history.values())).all()

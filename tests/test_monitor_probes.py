@@ -70,7 +70,8 @@ def test_steps_are_probed_every_so_often(tmp_path, update_freq):
     run(model, tmp_path, update_freq=update_freq)
     steps = list(heat(tmp_path))
     assert len(steps) >= 5
-    assert set(np.diff(steps)) <= {4, 5}
+    # The last is measured after training.
+    assert set(np.diff([s for s in steps if 4 < s < 40])) <= {4, 5}
     [table] = {t.shape for t in heat(tmp_path).values()}
     assert table == (2, len(ranges.METRICS))
     assert list(scalars(tmp_path, "activation_headroom_bits")) == steps
@@ -104,7 +105,8 @@ def test_histograms_are_written_at_the_end_of_an_epoch(tmp_path):
     assert {t for t in tags(tmp_path) if "exponent" in t} == expected
     tag = "mixprec/activation_exponent/first"
     bins = read_tag(str(tmp_path / "mixprec"), tag)
-    assert set(bins) <= {20, 40}
+    # Those of the first steps are measured beside training.
+    assert {20, 40} <= set(bins) <= {1, 2, 4, 20, 40}
     assert all(b[:, 2].sum() <= 64 for b in bins.values())
 
 
@@ -137,7 +139,7 @@ def test_none(tmp_path, arguments):
 def test_the_twin_is_compiled_once_it_takes_a_small_share(tmp_path):
     # 40 steps take less than ten times as long as the first, which compiles.
     run(model_with(layers.Dense(8)), tmp_path, max_overhead=0.001)
-    assert heat(tmp_path) == {}
+    assert told(tmp_path, "probe_compiled") == []
 
 
 def test_a_second_fit_need_not_compile_it_again(tmp_path, monkeypatch):

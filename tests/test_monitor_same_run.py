@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from monitor_models import BACKEND, JITS, OPTIMIZERS, monitor
+from monitor_models import BACKEND, JITS, OPTIMIZERS, monitor, scalars
 from optimizer_models import numbers
 
 import keras_mixprec as kmp
@@ -61,7 +61,21 @@ def trained(wrap, jit, callbacks):
 def test_losses_metrics_and_weights_are_the_same(name, jit, tmp_path):
     wrap = WRAPPERS[name]
     watched = trained(wrap, jit, [monitor(tmp_path, update_freq=2)])
-    plain = trained(wrap, jit, [])
+    _assert_same(watched, trained(wrap, jit, []), jit)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_they_are_the_same_where_ranges_are_measured(jit, tmp_path):
+    wrap = OPTIMIZERS["ours"]
+    watched = trained(wrap, jit, [kmp.MixPrecMonitor(tmp_path, verbose=0)])
+    # Two calls of `fit`, of two epochs of six steps each.
+    steps = sorted(scalars(tmp_path, "weight_headroom_bits"))
+    assert steps[0] == 1
+    assert steps[-1] >= 24
+    _assert_same(watched, trained(wrap, jit, []), jit)
+
+
+def _assert_same(watched, plain, jit):
     for (name, values), (other, expected) in zip(
         watched[0], plain[0], strict=True
     ):

@@ -18,7 +18,6 @@ from monitor_models import (
     with_bad,
 )
 
-from keras_mixprec.callbacks.metric_guard import WORST
 from keras_mixprec.callbacks.watching import guard_of
 
 # Five batches an epoch: first, middle, last of the first and second epoch.
@@ -98,12 +97,11 @@ def test_callbacks_do_as_without_the_batch(make, order, tmp_path):
 
 
 @each_jit
-def test_an_epoch_of_bad_batches_reports_the_maximum(jit, tmp_path):
+def test_an_epoch_of_bad_batches_reports_nan(jit, tmp_path):
     values = [1 / 8, 1 / 8, BAD, BAD, 1 / 16, 1 / 16]
     model = one_weight(jit=jit)
     history = fit(model, values, [monitor(tmp_path)], epochs=3)
-    assert history["loss"] == [1 / 64, WORST, 1 / 256]
-    assert np.finfo("float32").max == WORST
+    np.testing.assert_array_equal(history["loss"], [1 / 64, np.nan, 1 / 256])
 
 
 @each_jit
@@ -111,20 +109,53 @@ def test_a_model_compiled_anew_counts_on(jit, tmp_path):
     model = one_weight(jit=jit)
     for fits in 1, 2:
         history = fit(model, [BAD, BAD], [monitor(tmp_path)])
-        assert history["loss"] == [WORST]
+        assert math.isnan(history["loss"][0])
         assert guard_of(model).nonfinite_losses == 2 * fits
         model.compile(model.optimizer, "mse", jit_compile=jit)
 
 
-def test_an_epoch_of_bad_batches_is_never_the_best(tmp_path):
+# Three epochs in which every step is skipped, the first one among them.
+SKIPPED = [BAD, 3 / 8, BAD, 2 / 8, BAD, 1 / 8]
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+def test_a_skipped_epoch_is_never_the_best(order, tmp_path):
     checkpoint = CALLBACKS["ModelCheckpoint"](str(tmp_path))
-    levels = [BAD, 2 / 8, BAD, 1 / 8]
-    callbacks = [monitor(tmp_path / "logs"), checkpoint]
-    fit(one_weight(), epochs_of(levels), callbacks, epochs=4)
+    callbacks = [monitor(tmp_path / "logs"), checkpoint][::order]
+    fit(one_weight(), epochs_of(SKIPPED), callbacks, epochs=6)
     assert checkpoint.best == 1 / 64
     saved = {n[0] for n in os.listdir(tmp_path) if n.endswith(".h5")}
-    assert saved >= {"2", "4"}
-    assert "3" not in saved
+    assert saved == {"1", "2", "4", "6"}
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+def test_a_skipped_epoch_is_no_plateau(order, tmp_path):
+    stopping = CALLBACKS["EarlyStopping"]("")
+    reducing = keras.callbacks.ReduceLROnPlateau("loss", patience=2)
+    callbacks = [monitor(tmp_path), stopping, reducing][::order]
+    model = one_weight()
+    model.optimizer.learning_rate = 2.0**-40
+    history = fit(model, epochs_of(SKIPPED), callbacks, epochs=6)
+    assert len(history["loss"]) == 6
+    assert stopping.best == reducing.best == 1 / 64
+    assert float(model.optimizer.learning_rate) == 2.0**-40
+
+
+def test_a_skipped_epoch_ends_no_checkpoints_of_later_fits(tmp_path):
+    checkpoint = CALLBACKS["ModelCheckpoint"](str(tmp_path))
+    model = one_weight()
+    for level in BAD, 1 / 8:
+        callbacks = [monitor(tmp_path / "logs"), checkpoint]
+        fit(model, epochs_of([level]), callbacks)
+    assert checkpoint.best == 1 / 64
+
+
+def test_validation_that_is_nan_stays_the_best(tmp_path):
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=9)
+    callbacks = [monitor(tmp_path), stopping]
+    data = np.full((4, 1), np.nan), np.zeros((4, 1))
+    fit(one_weight(), [BAD, 1 / 8], callbacks, epochs=2, validation_data=data)
+    assert math.isnan(stopping.best)
 
 
 @each_jit

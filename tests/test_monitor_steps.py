@@ -181,3 +181,38 @@ def test_policy_applied_by_another_callback(order, tmp_path):
     watcher = monitor(tmp_path)
     fit(one_weight(), good(3), [watcher, Promote()][::order])
     assert watcher.summary.dtypes == {"float32": 1}
+
+
+def overview(log_dir):
+    (run,) = kmp.load_report(log_dir).to_dict().values()
+    return run
+
+
+def test_a_fit_is_a_boundary_of_its_own(tmp_path):
+    model = one_weight(jit=BACKEND == "jax")
+    for values in with_bad(good(4), 1), good(3):
+        fit(model, values, [monitor(tmp_path)])
+    begins = told(tmp_path, "train_begin")
+    assert [(e["fit"], e["step"]) for e in begins] == [(1, 0), (2, 4)]
+    assert overview(tmp_path)["last_step"] == 7
+    text = str(kmp.load_report(tmp_path))
+    assert "Steps: 7 in 2 calls of fit, 1 skipped" in text
+    assert "Last of 2 fits: 3 steps, none skipped" in text.replace("\n", " ")
+
+
+def test_skips_of_another_folder_are_not_carried_on(tmp_path):
+    model = one_weight(jit=BACKEND == "jax")
+    fit(model, with_bad(good(4), 1, 2), [monitor(tmp_path / "first")])
+    fit(model, good(3), [monitor(tmp_path / "second")])
+    assert overview(tmp_path / "second")["skipped"] == 0
+    assert set(scalars(tmp_path / "second", "skipped_steps").values()) == {0}
+
+
+def test_skips_that_are_not_listed_are_a_block(tmp_path):
+    model = one_weight(jit=BACKEND == "jax")
+    values = [*good(4), *[BAD] * 40, *good(4)]
+    fit(model, values, [monitor(tmp_path, update_freq=1000)])
+    (block,) = told(tmp_path, "skipped_steps_not_kept")
+    kept = ("first_step", "last_step", "count")
+    assert [block[k] for k in kept] == [5, 12, 8]
+    assert kmp.load_report(tmp_path).to_png().startswith(b"\x89PNG")

@@ -13,6 +13,7 @@ ARGUMENTS = [
     ({"update_freq": True}, TypeError, "`update_freq` must be an integer"),
     ({"probe_every": -1}, ValueError, "`probe_every` must be at least 0"),
     ({"probe_every": None}, TypeError, "`probe_every` must be an integer"),
+    ({"on_stop": "explode"}, ValueError, "`on_stop` must be one of"),
     ({"stop_after": 0}, ValueError, "`stop_after` must be at least 1"),
     ({"stop_after": "x"}, TypeError, "`stop_after` must be an integer"),
     (

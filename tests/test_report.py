@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import zlib
 
 import ml_dtypes
@@ -104,7 +105,8 @@ def test_a_second_run_adds_its_skipped_steps(tmp_path):
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["skipped"] == 40
     train(tmp_path, kmp.PrecisionTuner(verbose=0), epochs=1)
-    assert "Steps: 60, 40 skipped" in str(kmp.load_report(tmp_path))
+    text = str(kmp.load_report(tmp_path))
+    assert "Steps: 60 in 3 calls of fit, 40 skipped" in text
 
 
 def test_calls_and_layers_of_such_names_are_told_apart(tmp_path):
@@ -285,7 +287,7 @@ def test_the_picture_names_axes_and_dtypes(tmp_path):
     assert upper.yaxis.get_major_formatter()(15, 0) == "$2^{15}$"
     assert bar.get_ylabel() == "headroom in bits"
     (mesh,) = lower.collections
-    colours = mesh.get_facecolor().reshape(3, -1, 4)
+    colours = np.asarray(mesh.get_array())
     assert colours[0, -1, :3] == pytest.approx(level("beyond"))
     assert level("bad").tolist() in colours[0, :, :3].tolist()
     assert level("bad").tolist() not in colours[:, -1, :3].tolist()
@@ -322,12 +324,36 @@ def test_the_command_line_prints_and_writes_it(logs, report, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--html", "/no/such/folder/a"]])
+@pytest.mark.parametrize("arguments", [[], ["--html", "/dev/null/a"]])
 def test_the_command_line_says_what_is_wrong(logs, tmp_path, capsys, arguments):
     log_dir = logs if arguments else tmp_path
     assert cli.main(["report", str(log_dir), *arguments]) == 1
     error = capsys.readouterr().err
-    assert ("No such file" if arguments else "no log of `MixPrecMon") in error
+    assert ("'/dev/null'" if arguments else "no log of `MixPrecMon") in error
+
+
+def test_the_command_line_makes_the_folders_of_its_files(
+    logs, tmp_path, capsys
+):
+    pytest.importorskip("matplotlib")
+    for name, flag in (("a/b/report.html", "--html"), ("c/r.png", "--png")):
+        assert cli.main(["report", str(logs), flag, str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 10_000
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "x.html", tmp_path / "a"):
+        assert cli.main(["report", str(logs), "--html", str(path)]) == 1
+        message = capsys.readouterr().err
+        assert message.startswith("keras-mixprec: ")
+        assert message.count("\n") == 1
+
+
+def test_nobody_has_to_read_all_of_it(logs):
+    command = [sys.executable, "-m", "keras_mixprec", "report", str(logs)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_no_log_is_an_error(tmp_path):

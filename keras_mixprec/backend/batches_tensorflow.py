@@ -2,16 +2,24 @@
 
 import contextlib
 import functools
+import itertools
 
 import tensorflow as tf
 
 from keras_mixprec.backend.agreement_tensorflow import workers
+
+_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
 def tapped(model, train_function, look):
     strategy = model.distribute_strategy
 
     def train(iterator):
+        if not isinstance(iterator, _ITERATORS):
+            # A generator of one batch, of `train_on_batch`.
+            first = next(iterator)
+            look(first)
+            return train_function(itertools.chain([first], iterator))
         # Of a strategy's iterator the parts that feed this process: asking
         # itself for a batch would ask all workers whether they have one.
         pipelines = getattr(iterator, "_iterators", [iterator])

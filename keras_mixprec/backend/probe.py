@@ -2,16 +2,9 @@
 
 `current()` returns the module of the active backend. Each module defines:
 
-- `as_held(tensor)`: what a 16-bit tensor's dtype can hold of it. XLA may keep
-  more digits and a wider range than that where it fuses operations.
-- `bits(tensor)`: those of a float32 tensor, as an int32 tensor. (Keras' own
-  `view` needs a shape known when it is traced on TensorFlow.)
-- `bincounts(values, length)`: of an int32 tensor `(k, n)`, how often each
-  number below `length` occurs in each of the `k`, as an int tensor
-  `(k, length)`. (Keras' own needs a length known late, or counts in float32.)
-- `largest_and_rms(tensor)`: the largest number and the root mean square in
-  each row of a finite, nowhere negative float32 tensor `(k, n)`, two float32
-  tensors `(k,)`; of empty rows anything.
+- `measure(tensors)`: what `numerics.statistics.measure` returns, of what a
+  16-bit dtype can hold: XLA may keep more digits and a wider range than that
+  where it fuses operations.
 - `traced_once(function)`: a function of tensors, traced once for each shape
   rather than at each of hundreds of calls in a step.
 - `without_gradient()`: context in which nothing is recorded for a backward
@@ -22,9 +15,8 @@
 - `state_given(model, arguments)`: context in which the model's variables have
   the values that a call of its train function is given.
 - `own_trace(arguments)`: what traces a train step called with `arguments`.
-- `may_wait(tensor, trace)`: whether the tensor, observed in the midst of that
-  step, can be measured at its end: it belongs to the step's own trace, not to
-  that of a loop, say, and nothing can overwrite it.
+- `kept(tensor, trace)`: a tensor, observed in the midst of that step, as it can
+  be measured at the end, or `None` if it cannot be: it belongs to a loop, say.
 - `belongs(tensor, trace)`: whether what is computed from it can be returned
   at the end of the step.
 - `Outlet()`: lets rows of float32 numbers, each with a key, leave a step:
@@ -32,14 +24,19 @@
     returns, a tuple of keys and a tensor with a row for each, or `None`.
     Returns what the instrumented step is to return.
   - `put(key, row)`: called in a part of the step of which nothing can be
-    returned. A later one with the same key takes the earlier one's place.
+    returned.
   - `take(result)`: of the result of a call of the train function, what the
     plain one would have returned.
   - `read()`: waits for the step, and returns a list of `(key, rows)` pairs in
-    no certain order, an array of a row for each replica.
+    no certain order, an array of a row for each replica. Of rows with the same
+    key the last.
 """
 
 from keras_mixprec.backend.active import active_module
+
+# Bins by a float32's exponent and the first bit of its mantissa, the shift of
+# its bits that leads there, and the bits of infinity.
+BINS, SHIFT, INFINITY = 512, 22, 0xFF << 23
 
 
 def current():

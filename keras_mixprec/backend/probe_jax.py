@@ -12,42 +12,42 @@ import keras
 import numpy as np
 
 from keras_mixprec.backend.holding_jax import holding
+from keras_mixprec.backend.probe import BINS, INFINITY, SHIFT
 
 # Bits of exponent and mantissa.
 _BITS = {jnp.dtype("float16"): (5, 10), jnp.dtype("bfloat16"): (8, 7)}
 
-_EXPONENT = 0xFF << 23
+
+def measure(tensors):
+    if tensors.dtype in _BITS:
+        tensors = jax.lax.reduce_precision(tensors, *_BITS[tensors.dtype])
+    magnitudes = jnp.abs(tensors.astype("float32"))
+    bits = _bits(magnitudes)
+    finite = jnp.where(bits < INFINITY, magnitudes, 0.0)
+    largest = jnp.max(finite, axis=1, initial=0.0)
+    return largest, _rms(finite, largest), _bincounts(bits >> SHIFT)
 
 
-def as_held(tensor):
-    if tensor.dtype not in _BITS:
-        return tensor
-    return jax.lax.reduce_precision(tensor, *_BITS[tensor.dtype])
-
-
-def bits(tensor):
+def _bits(tensor):
     return jax.lax.bitcast_convert_type(tensor, jnp.int32)
 
 
-def bincounts(values, length):
-    count = values.shape[0]
-    first = jnp.arange(count) * length
-    values = values + first[:, None]
-    counts = jnp.zeros(count * length, "int32")
-    counts = counts.at[values.reshape(-1)].add(1, mode="promise_in_bounds")
-    return counts.reshape((count, length))
-
-
-def largest_and_rms(tensor):
-    largest = jnp.max(tensor, axis=1, initial=0.0)
+def _rms(tensor, largest):
     # Squares of float32 numbers overflow and underflow, and most runs have no
     # float64. A power of two near the inverse of the largest, which is what
     # the difference of two exponents is the exponent of.
-    exponent = (254 << 23) - (bits(largest) & _EXPONENT)
+    exponent = (254 << 23) - (_bits(largest) & INFINITY)
     exponent = jnp.clip(exponent, (127 - 80) << 23, (127 + 80) << 23)
     factor = jax.lax.bitcast_convert_type(exponent, jnp.float32)
     squares = jnp.square(tensor * factor[:, None])
-    return largest, jnp.sqrt(jnp.mean(squares, axis=1)) / factor
+    return jnp.sqrt(jnp.mean(squares, axis=1)) / factor
+
+
+def _bincounts(values):
+    values = values + jnp.arange(len(values))[:, None] * BINS
+    counts = jnp.zeros(len(values) * BINS, "int32")
+    counts = counts.at[values.reshape(-1)].add(1, mode="promise_in_bounds")
+    return counts.reshape((-1, BINS))
 
 
 def traced_once(function):
@@ -90,7 +90,8 @@ def belongs(tensor, trace):
     return own is None or own is trace
 
 
-may_wait = belongs
+def kept(tensor, trace):
+    return tensor if belongs(tensor, trace) else None
 
 
 class Outlet:

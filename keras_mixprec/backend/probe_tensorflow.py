@@ -8,46 +8,43 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
+from keras_mixprec.backend.probe import BINS, INFINITY, SHIFT
 from keras_mixprec.backend.xla_context import under_xla
 
 # Bits of exponent and mantissa.
 _BITS = {tf.float16: (5, 10), tf.bfloat16: (8, 7)}
 
 
-def as_held(tensor):
-    if tensor.dtype not in _BITS or not under_xla():
-        return tensor
-    exponent, mantissa = _BITS[tensor.dtype]
-    return gen_xla_ops.xla_reduce_precision(
-        tensor, exponent_bits=exponent, mantissa_bits=mantissa
-    )
+def measure(tensors):
+    if tensors.dtype in _BITS and under_xla():
+        exponent, mantissa = _BITS[tensors.dtype]
+        tensors = gen_xla_ops.xla_reduce_precision(
+            tensors, exponent_bits=exponent, mantissa_bits=mantissa
+        )
+    magnitudes = tf.abs(tf.cast(tensors, tf.float32))
+    bits = tf.bitcast(magnitudes, tf.int32)
+    finite = tf.where(bits < INFINITY, magnitudes, 0.0)
+    # Squares of float32 numbers overflow and underflow.
+    squares = tf.square(tf.cast(finite, tf.float64))
+    rms = tf.cast(tf.sqrt(tf.reduce_mean(squares, 1)), tf.float32)
+    counts = _bincounts(tf.bitwise.right_shift(bits, SHIFT))
+    return tf.reduce_max(finite, 1), rms, counts
 
 
-def bits(tensor):
-    return tf.bitcast(tensor, tf.int32)
-
-
-def bincounts(values, length):
+def _bincounts(values):
     count = values.shape[0]
     if count > 1:
-        values += tf.range(count)[:, None] * length
+        values += tf.range(count)[:, None] * BINS
     values = tf.reshape(values, [-1])
     if under_xla():  # Which has no `Bincount`, two to three times as fast.
         counts = tf.math.unsorted_segment_sum(
-            tf.ones_like(values), values, count * length
+            tf.ones_like(values), values, count * BINS
         )
     else:
         counts = tf.raw_ops.Bincount(
-            arr=values, size=count * length, weights=tf.zeros([0], tf.int32)
+            arr=values, size=count * BINS, weights=tf.zeros([0], tf.int32)
         )
-    return tf.reshape(counts, [count, length])
-
-
-def largest_and_rms(tensor):
-    # Squares of float32 numbers overflow and underflow.
-    squares = tf.square(tf.cast(tensor, tf.float64))
-    rms = tf.cast(tf.sqrt(tf.reduce_mean(squares, 1)), tf.float32)
-    return tf.reduce_max(tensor, 1), rms
+    return tf.reshape(counts, [count, BINS])
 
 
 def traced_once(function):
@@ -78,9 +75,10 @@ def belongs(tensor, trace):
     return _graph() is trace
 
 
-def may_wait(tensor, trace):
+def kept(tensor, trace):
     # Of others nobody knows yet whether they are of one shape.
-    return tensor.shape.is_fully_defined() and belongs(tensor, trace)
+    known = tensor.shape.is_fully_defined()
+    return tensor if known and belongs(tensor, trace) else None
 
 
 class Outlet:
@@ -116,7 +114,7 @@ class Outlet:
             rows = variable.numpy()
             if np.isnan(rows[0, -1]):
                 continue  # A branch, or the shape of a batch, not met.
-            for key, row in zip(keys, rows, strict=True):
+            for key, row in dict(zip(keys, rows, strict=True)).items():
                 found.setdefault(key, []).append(row)
             if len(self._variables) > 1:
                 variable.assign(tf.fill(rows.shape, float("nan")))

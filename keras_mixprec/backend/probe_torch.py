@@ -4,31 +4,32 @@ import contextlib
 
 import torch
 
-
-def as_held(tensor):
-    return tensor
+from keras_mixprec.backend.probe import BINS, INFINITY, SHIFT
 
 
-def bits(tensor):
-    return tensor.view(torch.int32)
+def measure(tensors):
+    magnitudes = tensors.to(torch.float32).abs()
+    bits = magnitudes.view(torch.int32)
+    finite = magnitudes.where(bits < INFINITY, 0.0)
+    return *_largest_and_rms(finite), _bincounts(bits >> SHIFT)
 
 
-def bincounts(values, length):
-    count = values.shape[0]
-    if count > 1:
-        first = torch.arange(count, device=values.device) * length
-        values = values + first[:, None]
-    counts = torch.bincount(values.reshape(-1), minlength=count * length)
-    return counts.reshape(count, length)
-
-
-def largest_and_rms(tensor):
-    if not tensor.numel():
-        return tensor.sum(1), tensor.sum(1)
+def _largest_and_rms(tensors):
+    if not tensors.numel():
+        return tensors.sum(1), tensors.sum(1)
     # Squares of float32 numbers overflow and underflow.
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
-    norms = torch.linalg.vector_norm(tensor, dim=1, dtype=wide)
-    return tensor.amax(1), (norms / tensor.shape[1] ** 0.5).float()
+    wide = torch.float32 if tensors.device.type == "mps" else torch.float64
+    norms = torch.linalg.vector_norm(tensors, dim=1, dtype=wide)
+    return tensors.amax(1), (norms / tensors.shape[1] ** 0.5).float()
+
+
+def _bincounts(values):
+    count = len(values)
+    if count > 1:
+        first = torch.arange(count, device=values.device) * BINS
+        values = values + first[:, None]
+    counts = torch.bincount(values.reshape(-1), minlength=count * BINS)
+    return counts.reshape(count, BINS)
 
 
 def traced_once(function):
@@ -59,8 +60,9 @@ def belongs(tensor, trace):
     return True
 
 
-def may_wait(tensor, trace):
-    return False  # The next operation may write into it.
+def kept(tensor, trace):
+    # The next operation may write into it.
+    return tensor.detach().clone()
 
 
 class Outlet:
@@ -80,4 +82,4 @@ class Outlet:
         if self._rows is None:
             return []
         rows = self._rows.cpu().numpy()
-        return list(zip(self._keys, rows[:, None], strict=True))
+        return [*dict(zip(self._keys, rows[:, None], strict=True)).items()]

@@ -6,6 +6,8 @@ from tensorflow.python.framework import op_callbacks
 
 from keras_mixprec.backend.programs import program
 
+FIRST_RUN = 0.0
+
 
 def is_concrete(tensor):
     return not tf.is_symbolic_tensor(tensor)
@@ -121,6 +123,10 @@ def each_operation(function, tensors, look):
 
 def train_step(model, data):
     model.train_step(data)
+
+
+def run_once(model, function, data):
+    return [x if is_concrete(x) else None for x in function(data)]
 
 
 def _numbers(tensors):

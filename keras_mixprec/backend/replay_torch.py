@@ -3,6 +3,8 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+FIRST_RUN = 0.0
+
 
 def is_concrete(tensor):
     return tensor.device.type != "meta"
@@ -55,11 +57,25 @@ def each_operation(function, tensors, look):
 
 
 def train_step(model, data):
-    model.train_step(data)
-    # They are left behind by the backward pass. Not `model.zero_grad()`, which
-    # stumbles over integer variables that a model tracks.
-    for variable in model.trainable_variables:
-        variable._value.grad = None
+    # A `train_step` of the user's own may add gradients up over several steps.
+    # Not `model.zero_grad()`, which stumbles over integer variables that a
+    # model tracks.
+    values = [variable._value for variable in model.trainable_variables]
+    before = [value.grad for value in values]
+    try:
+        _set_gradients(values, [None] * len(values))
+        model.train_step(data)
+    finally:
+        _set_gradients(values, before)
+
+
+def run_once(model, function, data):
+    return function(data)
+
+
+def _set_gradients(values, gradients):
+    for value, gradient in zip(values, gradients, strict=True):
+        value.grad = gradient
 
 
 class _Operations(TorchDispatchMode):

@@ -14,6 +14,8 @@
 - `known_finite(tensor)`: `True` if all of it is finite and knowing so waits for
   nothing, as on a CPU outside of compiled functions; `False` if it is not or
   that is not known.
+- `unless(finite, check)`: `False` if `finite`, else what `check()` returns: a
+  boolean tensor, computed only then.
 - `unscale(gradients, inverse, keep, variables=())`: gradients times `inverse`,
   in float32 or, where they are float64, in that; those that `keep` marks, and
   `None`, stay as they are. torch writes in place where a gradient is the

@@ -8,6 +8,7 @@ Three ways to hold back an update, each the fastest where it applies:
   replica context.
 """
 
+import functools
 import math
 
 import tensorflow as tf
@@ -56,6 +57,15 @@ def to_host_bool(finite):
 def known_finite(tensor):
     known = tf.executing_eagerly() and _on_cpu()
     return known and math.isfinite(tf.reduce_sum(tensor))
+
+
+def unless(finite, check):
+    if tf.executing_eagerly():
+        return not finite and check()
+    no = functools.partial(tf.constant, False)
+    if under_xla():
+        return tf.cond(finite, no, check)
+    return _cond(finite, no, check, lowered=False)
 
 
 def unscale(gradients, inverse, keep, variables=()):

@@ -29,6 +29,10 @@ class TrainingSummary(NamedTuple):
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
             `"healthy"`, `"repaired"`, `"warning"` or `"failing"`. The report
             and the tab say the same.
+        ranges: String. How often the ranges of layers were measured beside
+            training, what that took, and why any were withheld.
+        bad_data: String. How many batches had inputs that are not finite and
+            which was the first, `""` if none had.
     """
 
     dtypes: dict
@@ -37,6 +41,8 @@ class TrainingSummary(NamedTuple):
     folder: str
     unscaled_float16: bool
     headline: dict
+    ranges: str = ""
+    bad_data: str = ""
 
     def __str__(self):
         layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
@@ -56,6 +62,10 @@ class TrainingSummary(NamedTuple):
         )
         if least:
             lines.append(f"Least headroom: {least}.")
+        if self.ranges:
+            lines.append(self.ranges)
+        if self.bad_data:
+            lines.append(self.bad_data)
         if self.unscaled_float16:
             lines.append(
                 "Layers compute in float16 but nothing scales the loss: small "
@@ -152,4 +162,6 @@ def summarize(engine) -> TrainingSummary:
         folder=engine.log.folder,
         unscaled_float16=lacks_loss_scaling(engine.model),
         headline=headline(facts),
+        ranges=str(engine.ranges),
+        bad_data=str(engine.bad_data),
     )

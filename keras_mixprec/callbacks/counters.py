@@ -1,6 +1,7 @@
 """What a model in `fit` counts, and what is to be done about it."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 
@@ -57,9 +58,19 @@ class Counters:
         skipped = [watch.skipped() for watch in self.used().values()]
         return max([*skipped, guard_of(self._model).nonfinite_losses])
 
+    def scale_bits(self) -> float:
+        """Returns the largest loss scale in use, as a power of two."""
+        used = self.used().values()
+        scales = [float(watch.optimizer.loss_scale) for watch in used]
+        return math.log2(max(scales, default=1.0))
+
     def all(self) -> list[Watch]:
         """Returns the watches of all loss scale optimizers."""
         return list(self._watches.values())
+
+    def collapsed(self) -> bool:
+        """Returns whether any loss scale has collapsed, as of now."""
+        return any(watch.collapsed() for watch in self.used().values())
 
     def raise_scale(self, bits: float, step: int):
         """Raises loss scales that fell below what is needed now.

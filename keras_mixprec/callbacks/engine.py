@@ -1,28 +1,34 @@
 """What the callbacks of one `fit` share, so that together they cost once."""
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
 
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import agreement as backend_agreement
+from keras_mixprec.callbacks.bad_data import BadData
 from keras_mixprec.callbacks.ballot import any_worker
 from keras_mixprec.callbacks.counters import Counters
+from keras_mixprec.callbacks.engine_settings import Settings
 from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.hopeless import reason_to_stop
 from keras_mixprec.callbacks.prober import Prober
+from keras_mixprec.callbacks.range_reader import RangeReader
 from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
+from keras_mixprec.callbacks.step_count import StepCount
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
+from keras_mixprec.callbacks.watching import (
+    after_epoch,
+    keep_watching,
+    stop_watching,
+)
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies import PrecisionPlan, precision_summary
-from keras_mixprec.reporting import NoLog
 from keras_mixprec.reporting.thinning import Thinning
 
 # Curves of every variable are most of a log: 400 of them, looked at 20,000
@@ -37,26 +43,6 @@ _RETRIES = 8
 _KEPT_AS = "_keras_mixprec_engine"
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How an engine looks; the arguments of `MixPrecMonitor`.
-
-    Attributes:
-        open_log: Function that returns a `RunLog`. Defaults to one that keeps
-            nothing.
-        summary: Boolean. Whether the `TrainingSummary` is printed at the end.
-    """
-
-    open_log: Callable = NoLog
-    update_freq: int = 50
-    probe_every: int = 0
-    max_overhead: float = 0.02
-    keep_failing_batches: int = 0
-    stop_after: int | None = None
-    verbose: int = 1
-    summary: bool = False
-
-
 class Engine:
     """Watches one model during one `fit`, for every callback that joins.
 
@@ -65,13 +51,14 @@ class Engine:
     Attributes:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
-        step: Int. Batches trained on so far, those of earlier `fit`s that
-            wrote to the same log included.
         first_step: Int. What it was at the start.
         log: The `RunLog`.
         counters: `Counters` of the model, from the first step on.
         spending: `Spending`, what all of this costs.
-        examiner, prober, recorder: The parts that diagnose, measure and keep.
+        examiner, prober, ranges, recorder: The parts that diagnose, measure
+            and keep.
+        started: Boolean. Whether it watches; not before the model is built.
+        bad_data: `BadData` of this `fit`.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further, as of the last look.
     """
@@ -79,11 +66,14 @@ class Engine:
     def __init__(self, model, settings):
         self.model = model
         self.counters = None
-        self.step = self.first_step = 0
+        self.first_step = 0
+        self._count = StepCount(0, 1)
         self.collapsed = False
+        self.bad_data = BadData()
         self._members = []
         self._leader = self._params = None
-        self._started = self._finished = False
+        self.started = self._finished = False
+        self._failure = None
         self._configure(settings)
 
     @classmethod
@@ -101,9 +91,10 @@ class Engine:
         model = callback.model
         engine = vars(model).get(_KEPT_AS)
         # It may be left from a `fit` that an exception ended.
-        if not engine or engine._started or not engine._is_of(callback):
+        if not engine or engine.started or not engine._is_of(callback):
             if engine:
                 engine.log.close()
+            stop_watching(model)
             engine = vars(model)[_KEPT_AS] = cls(model, settings)
         elif not modest:
             engine._check_only(callback)
@@ -131,6 +122,7 @@ class Engine:
         """The last callback to leave closes the log."""
         self._members.remove(callback)
         if not self._members:
+            stop_watching(self.model)
             self.log.close()
             if vars(self.model).get(_KEPT_AS) is self:
                 del vars(self.model)[_KEPT_AS]
@@ -148,23 +140,42 @@ class Engine:
             verbose,
             self.spending,
         )
+        self.ranges = RangeReader(
+            self.model, log, settings, self.prober, self.spending
+        )
         self.recorder = Recorder(settings.keep_failing_batches)
+
+    @property
+    def step(self) -> int:
+        """Batches trained on, those that earlier `fit`s logged included."""
+        return self._count.step
 
     # What `fit` tells.
 
-    def begin_epoch(self, callback):
+    def begin_epoch(self, callback, epoch: int):
         """Starts counting the batches of an epoch."""
-        if callback is self._members[0]:
+        if callback is self._members[0] and self._can_start():
             self._start()
-            self._epoch_start = self.step
+            after_epoch(self.model)
+            self._count.begin_epoch()
+            self.bad_data.begin_epoch(self.step, epoch)
 
     def begin_batch(self, callback, batch: int):
         """Looks at the steps before this one, if it is time to."""
-        if callback is not self._members[0]:
+        if callback is not self._members[0] or not self._can_start():
             return
-        self.step = self._epoch_start + batch
+        self._start()
+        keep_watching(self.model)
+        self._count.begin_batch(batch)
         if self.step >= self._idle_until:
             self._act()
+        self.raise_if_failed()
+
+    def _can_start(self):
+        # In a loop written by hand its first batch may build the model.
+        return self.started or all(
+            layer.built for layer in self.model._flatten_layers()
+        )
 
     def _act(self):
         self._settle()
@@ -183,6 +194,7 @@ class Engine:
             self._probe_if_wanted()
             self._examine_if_wanted()
         self._predict_scale_if_wanted()
+        self.ranges.read_if_due(self.up_to_date, self.step)
         if not self.recorder.full:
             self.recorder.hold(
                 self.model, self.step, self.counters.optimizers()
@@ -196,7 +208,8 @@ class Engine:
             return 1
         freq = self.settings.update_freq
         probe = self._next_vote if self._shared else self.prober.due_at
-        due = [at - self.step for at in (self._last_look + freq, probe)]
+        dates = self._last_look + freq, probe, self.ranges.due_at
+        due = [at - self.step for at in dates]
         if min(due) > 0:
             return min(due)
         # What the budget does not allow yet need not be asked for in each.
@@ -206,11 +219,14 @@ class Engine:
 
     def end_epoch(self, callback):
         """Looks at the last steps of an epoch."""
-        if callback is not self._members[0]:
+        if callback is not self._members[0] or not self.started:
             return
         self.recorder.end_epoch()
-        self.step = self._step_at_epoch_end(callback.params.get("steps"))
+        steps = (callback.params or {}).get("steps")
+        attempted = None if steps else self.counters.attempted()
+        self._count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
+        self.ranges.end_epoch()
         if self.spending.left(LOOKS) > 0:
             self._look()
         started = time.perf_counter()
@@ -219,6 +235,28 @@ class Engine:
         self.log_layers()
         self.spending.add(LOOKS, time.perf_counter() - started)
         self._idle_until = self.step
+        self.raise_if_failed()
+
+    def fail(self, reason: str):
+        """Lets `fit` end with an exception as soon as it can.
+
+        Args:
+            reason: String. Its message.
+        """
+        self._failure = reason
+
+    def raise_if_failed(self):
+        """Raises what was asked for, with our own callbacks at their end.
+
+        Others do not come to theirs, where `BackupAndRestore` deletes its
+        backup.
+        """
+        if self._failure is None:
+            return
+        reason, self._failure = self._failure, None
+        for member in [*self._members]:
+            member.on_train_end()
+        raise FloatingPointError(reason)
 
     def finish(self):
         """Takes the last look; `fit` has ended."""
@@ -226,6 +264,8 @@ class Engine:
             return
         self._start()  # There may have been no epoch.
         self._finished = True
+        self._count.begin_epoch()
+        after_epoch(self.model)
         self.up_to_date()
         self._settle()
         for part in self.recorder, self.prober, self.examiner:
@@ -236,15 +276,20 @@ class Engine:
         self._skips.tell_rest(self.step)
         self.log_layers()
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
+        self.ranges.finish(self.model, self.step)
 
     def _start(self):
-        if self._started:
+        if self.started:
             return
-        self._started = True
+        self.started, self._stopped = True, False
+        # In `fit` there is one; `train_on_batch` makes it too late.
+        self.model.make_train_function()
         # What an earlier `fit` logged last is after the step that this begins
         # with.
-        start = max(self.log.next_step - 1, 0)
-        self.first_step = self.step = self._epoch_start = start
+        self.first_step = max(self.log.next_step - 1, 0)
+        self._count = StepCount(
+            self.first_step, getattr(self.model, "steps_per_execution", 1)
+        )
         self._idle_until = self.first_step
         self._last_look = self._last_layers = self._plan = None
         self.examiner.follow_schedule_of(self.up_to_date())
@@ -260,21 +305,14 @@ class Engine:
         self.counters = Counters(self.up_to_date(), self.log, self.step)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
+        self.log.event(
+            self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
+        )
         if lacks_loss_scaling(self.model):
             self.log.event(self.step, {"kind": "no_loss_scaling"})
         self.log_layers()
         self._look()
-
-    def _step_at_epoch_end(self, steps):
-        # The last call of several steps may have been cut short.
-        last = self.step + getattr(self.model, "steps_per_execution", 1)
-        if steps:
-            return min(last, self._epoch_start + steps)
-        attempted = self.counters.attempted()
-        if attempted is None:
-            return last
-        # An epoch of unknown length may end with a call of no step.
-        return max(self.step, min(last, self.first_step + attempted))
+        self.ranges.start(self.model, self.step, self.examiner)
 
     def up_to_date(self):
         """Returns the model, with variables that are those of the last step."""
@@ -340,6 +378,7 @@ class Engine:
         self._last_look = self.step
         with self._reading():
             self._read()
+        self.bad_data.settle(self)
         if self._hopeless and not self._shared:
             self._stop(self._hopeless)
 
@@ -364,6 +403,7 @@ class Engine:
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.tell(name, reading)
+            self.bad_data.add(watch, reading)
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.
             if step >= self.log.next_step:
@@ -380,10 +420,18 @@ class Engine:
         )
 
     def _stop(self, reason):
-        if self.model.stop_training:
+        if self._stopped:
+            return
+        self._stopped = True
+        self.log.event(self.step, {"kind": "stopped", "reason": reason})
+        if self.settings.on_stop == "raise":
+            where = self.log.folder or "the log of the first worker"
+            self.fail(
+                f"MixPrecMonitor stops at step {self.step}: {reason}. See "
+                f"{where} for what is wrong, or pass `on_stop='stop'`."
+            )
             return
         self.model.stop_training = True
-        self.log.event(self.step, {"kind": "stopped", "reason": reason})
         if self.settings.verbose:
             io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
 

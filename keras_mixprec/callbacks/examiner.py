@@ -191,6 +191,19 @@ class Examiner:
         if self._failed or self._examined_trouble and not self.armed:
             self.tell_rest(step)
 
+    def tell(self, verdict: Verdict, step: int):
+        """Reports what was found without a diagnosis, once.
+
+        Args:
+            verdict: `Verdict`.
+            step: Int.
+        """
+        self._tell(verdict, step)
+
+    def has_told(self, kind: str) -> bool:
+        """Whether a fault of no layer has been reported."""
+        return (kind, None, None) in self._told
+
     def tell_rest(self, step: int):
         """Reports a collapse that no diagnosis has found the cause of."""
         if self._collapse and not self._found:

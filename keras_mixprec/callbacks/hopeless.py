@@ -2,7 +2,7 @@
 
 
 def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
-    """Returns why training on is of no use, `None` if it may be.
+    """Returns the reason to stop early, or `None`.
 
     Args:
         reading: `Reading` of an optimizer.
@@ -16,5 +16,5 @@ def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
         return f"{skipped} and the weights are not finite"
     if reading.collapsed:
         scale = f"{reading.loss_scale:g}"
-        return f"{skipped} and the loss scale cannot fall below {scale}"
-    return None
+        return f"{skipped} and a loss scale of {scale} does not help either"
+    return skipped

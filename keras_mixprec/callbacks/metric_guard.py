@@ -7,61 +7,74 @@ rest of the epoch, although the optimizer skipped the step. `EarlyStopping`,
 """
 
 import functools
+import math
 import threading
 
 import keras
 from keras import ops
 
 from keras_mixprec.backend import step as backend_step
+from keras_mixprec.backend.model_state import optimizers_of
+from keras_mixprec.backend.variable_scope import variable_scope
+from keras_mixprec.callbacks.guarded_function import GuardedFunction
+from keras_mixprec.callbacks.lent_variables import LentVariables
+from keras_mixprec.callbacks.replacements import Replacements
 from keras_mixprec.callbacks.state_guard import guard_state
+from keras_mixprec.callbacks.step_result import step_result
 from keras_mixprec.formats import get_format
+from keras_mixprec.loss_scaling import LossScaleOptimizer
+from keras_mixprec.loss_scaling.history import CONSECUTIVE
+from keras_mixprec.loss_scaling.inputs import training_on
 
-# What a metric without any finite batch reports. It is no NaN, which would
-# become the "best" value of a callback for ever, and never the best itself.
+# What a metric shows at the batches of an epoch until one is finite. It is no
+# NaN, on which `TerminateOnNaN` would end the run, and never the best.
 WORST = get_format("float32").maximum
 
 
-# What a metric has seen since it was reset.
-_NOTHING, _ONLY_BAD, _SOME_GOOD = range(3)
+# What a metric has seen since it was reset. What replicas have seen is added
+# up, so that bad batches of up to 1,000 of them make no good one.
+_NOTHING, _ONLY_BAD, _SOME_GOOD = 0.0, 2.0**-10, 1.0
 
 
 class MetricGuard:
-    """Keeps batches whose loss is not finite out of training metrics.
+    """Keeps batches that the optimizer skipped out of training metrics.
 
-    After such a batch a metric has the state that it had before. Metrics that
-    are updated before the loss is known, and those of a `train_step` of the
-    user's own, judge by their own state. Everything else is as before, bit
-    for bit: outside `train_step`, in `evaluate`, NaN is the truth about the
-    weights.
+    After a batch whose loss is not finite a metric has the state that it had
+    before. Metrics that are updated before the loss is known, and those of a
+    `train_step` of the user's own, go by their own state. An epoch without any
+    finite batch reports NaN, and so does every batch from the one on before
+    which weights were lost: a run that cannot go on shall end. Everything else
+    is as before, bit for bit: outside `train_step`, in `evaluate`, NaN is the
+    truth about the weights.
 
     The state that layers write themselves is guarded as well.
 
+    The model is another one only while `fit` calls its train function:
+    `start` replaces that by a guarded one, and `stop` leaves no trace.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        earlier: Int. Batches to count `nonfinite_losses` from. Defaults to 0.
+
     Attributes:
-        enabled: Boolean. Whether training steps are guarded. Compiled
-            functions keep what it was when they were traced.
+        on: Boolean. Whether it is between `start` and `stop`.
+        epoch_was_skipped: Boolean. Whether a metric reported NaN since every
+            step of an epoch was skipped.
     """
 
-    def __init__(self):
-        self.enabled = False
+    def __init__(self, model: keras.Model, earlier: int = 0):
+        self.on = self.epoch_was_skipped = False
+        self._model = model
+        self._in_steps, self._in_fit = Replacements(), Replacements()
+        self._function = GuardedFunction(
+            model, self._in_steps, self._guarded_step
+        )
+        self._variables = LentVariables()
         self._nonfinite_losses = self._nonfinite_before = None
-        self._nonfinite_earlier = 0
-        self._loss_tracker = None
+        self._nonfinite_earlier = earlier
+        self._loss_tracker = self._weights_lost = None
         # The replicas of a `MirroredStrategy` are threads that take turns.
         self._inside = threading.local()
-
-    def guard(self, model) -> bool:
-        """Guards metrics and state of `model`; returns if any was new."""
-        fresh = self._guard_step(model)
-        fresh |= guard_state(model, self._in_training)
-        # Keras' own step updates it first. Another may do so within
-        # `jax.grad`, whose tensors must not be used outside.
-        if type(model).train_step is keras.Model.train_step:
-            fresh |= self._count_on(getattr(model, "_loss_tracker", None))
-        for metric in model.metrics:
-            fresh |= self._guard_metric(metric)
-        # The trackers of several outputs' losses appear when it is built.
-        self._guard_on_build(getattr(model, "_compile_loss", None))
-        return fresh
 
     @property
     def nonfinite_losses(self) -> int:
@@ -79,74 +92,197 @@ class MetricGuard:
         count = self._nonfinite_losses
         return [] if count is None else [count]
 
-    def _in_training(self):
-        return getattr(self._inside, "training", False)
+    @property
+    def fits(self) -> bool:
+        """Whether the model was not compiled again since the last `start`."""
+        return self._function.fits
+
+    def start(self):
+        """Guards the steps of the model from now on."""
+        self.on = True
+        self._variables.put()
+        self._in_fit.put()
+        self._guard_all()
+        self._function.put()
+
+    def keep(self):
+        """Guards the train function again if it was recompiled."""
+        if not self._function.in_place:
+            with variable_scope(self._model):
+                self._guard_all()
+            self._function.put()
+
+    def in_steps(self):
+        """Context in which the model is what it is during a guarded step."""
+        return self._in_steps.in_place()
+
+    def stop(self):
+        """Leaves the model as it is without a guard."""
+        self.on = False
+        self._in_fit.restore()
+        # What `evaluate` was compiled to may read them.
+        self._variables.clear(*self.counters)
+        if self.counters:
+            self._count_from_here()
+        self._variables.take()
+        self._function.remove()
+
+    def _guard_all(self):
+        model = self._model
+        guard_state(model, self._in_steps)
+        # Keras' own step updates it first. Another may do so within
+        # `jax.grad`, whose tensors must not be used outside.
+        if type(model).train_step is keras.Model.train_step:
+            self._count_on(getattr(model, "_loss_tracker", None))
+        for metric in model.metrics:
+            self._guard_metric(metric)
+        # The trackers of several outputs' losses appear when it is built.
+        self._guard_on_build(getattr(model, "_compile_loss", None))
 
     def _count_on(self, loss_tracker):
-        # `compile` makes another one.
         if loss_tracker is None or loss_tracker is self._loss_tracker:
-            return False
+            return
         self._nonfinite_earlier = self.nonfinite_losses
         self._loss_tracker = loss_tracker
         # The tracker is a `Mean`, which resets its own two variables only.
         self._nonfinite_losses, self._nonfinite_before = (
-            loss_tracker.add_variable((), "zeros", name=name)
+            self._variables.add(loss_tracker, name)
             for name in ("nonfinite_losses", "nonfinite_losses_before")
         )
-        return True
 
-    def _guard_step(self, model):
-        if "train_step" in vars(model):
-            return False
-        train_step = model.train_step
+    def _count_from_here(self):
+        # A copy: JAX gives each buffer away once.
+        self._nonfinite_before.assign(ops.copy(self._nonfinite_losses.value))
 
+    # The train step.
+
+    def _guarded_step(self, train_step):
         @functools.wraps(train_step)
         def guarded(*args, **kwargs):
-            self._inside.training = self.enabled
             self._inside.loss_is_finite = None
             try:
-                return train_step(*args, **kwargs)
+                # JAX passes the state first.
+                with training_on(args[-1] if args else None):
+                    returned = train_step(*args, **kwargs)
+                return self._truthful(returned)
             finally:
-                self._inside.training = False
                 self._inside.loss_is_finite = None
 
-        model.train_step = guarded
-        return True
+        return guarded
+
+    def _truthful(self, returned):
+        """What a step returned, with NaN for logs if weights were lost."""
+        if self._weights_lost is None or self._inside.loss_is_finite is True:
+            return returned
+        result = step_result(self._model, returned)
+        finite = self._inside.loss_is_finite
+        if finite is None:
+            finite = self._was_applied(result)
+        lost = backend_step.current().unless(
+            finite, lambda: ops.logical_not(_are_finite(result.weights()))
+        )
+        if lost is False:
+            return returned
+        known = result.value(self._weights_lost)
+        if known is None or not isinstance(result.logs, dict):
+            return returned
+        lost = ops.cast(lost, known.dtype)
+        return result.replaced(
+            {k: _nan_where(lost, v) for k, v in result.logs.items()},
+            self._weights_lost,
+            ops.maximum(known, lost),
+        )
+
+    def _was_applied(self, result):
+        """Whether no optimizer skipped this step, as far as it can be known."""
+        counts = [
+            result.value(optimizer.history.counts)
+            for optimizer in optimizers_of(self._model).values()
+            if isinstance(optimizer, LossScaleOptimizer) and optimizer.built
+        ]
+        applied = [
+            ops.equal(c[CONSECUTIVE], 0) for c in counts if c is not None
+        ]
+        return ops.all(ops.stack(applied)) if applied else True
+
+    # Metrics.
 
     def _guard_metric(self, metric):
         parts = getattr(metric, "metrics", None)
         if isinstance(parts, list):
             self._guard_on_build(metric)
-            return any([self._guard_metric(part) for part in parts])
-        if "update_state" in vars(metric):
-            return False
+            for part in parts:
+                self._guard_metric(part)
+            return
+        if (metric, "update_state") in self._in_steps:
+            return
+        if self._weights_lost is None:
+            self._weights_lost = self._variables.add(metric, "weights_lost")
         if metric is self._loss_tracker:
-            metric.update_state = self._averaging_finite(metric)
-            metric.reset_state = _then(metric.reset_state, self._count_anew)
-            metric.result = _never_empty(metric, self._averaged_none)
-            return True
-        seen = metric.add_variable((), "zeros", name="seen_by_guard")
-        metric.update_state = self._kept_finite(metric, seen)
-        metric.reset_state = _then(
-            metric.reset_state, lambda: seen.assign(_NOTHING)
-        )
-        metric.result = _never_empty(metric, lambda: ops.equal(seen, _ONLY_BAD))
-        return True
+            update = self._averaging_finite(metric)
+            reset = self._count_from_here
+            empty, only_bad = self._is_empty, self._averaged_none
+        else:
+            seen = self._variables.add(metric, "seen_by_guard")
+            update = self._kept_finite(metric, seen)
 
-    def _count_anew(self):
-        # A copy: JAX gives each buffer away once.
-        self._nonfinite_before.assign(ops.copy(self._nonfinite_losses.value))
+            def reset():
+                seen.assign(_NOTHING)
+
+            def empty():
+                return ops.equal(seen, _ONLY_BAD)
+
+            def only_bad():
+                seen_any = ops.greater(seen, _NOTHING)
+                return ops.logical_and(seen_any, ops.less(seen, _SOME_GOOD))
+
+        up = getattr(metric, "_direction", None) == "up"
+        worst = -WORST if up else WORST
+        result = metric.result
+        # In this order: a metric may be built, and so guarded, within a step.
+        self._in_fit.add(
+            metric, "result", self._nan_if_unknown(result, only_bad)
+        )
+        self._in_fit.add(
+            metric, "reset_state", self._and_own(metric.reset_state, reset)
+        )
+        self._in_steps.add(metric, "update_state", update)
+        self._in_steps.add(metric, "result", _unless(empty, worst, result))
+
+    def _and_own(self, reset_state, reset):
+        @functools.wraps(reset_state)
+        def both():
+            reset_state()
+            reset()
+            self._weights_lost.assign(0)
+
+        return both
+
+    def _nan_if_unknown(self, result, only_bad):
+        def unknown():
+            bad, lost = only_bad(), ops.greater(self._weights_lost, 0)
+            only_skipped = ops.logical_and(bad, ops.logical_not(lost))
+            if backend_step.current().to_host_bool(only_skipped) is True:
+                self.epoch_was_skipped = True
+            return ops.logical_or(bad, lost)
+
+        return _unless(unknown, math.nan, result)
+
+    def _is_empty(self):
+        """Whether there were no finite losses."""
+        return ops.equal(self._loss_tracker.count, 0)
 
     def _averaged_none(self):
         """Whether there were losses, but none finite."""
-        empty = ops.equal(self._loss_tracker.count, 0)
-        if self._in_training():  # There is one now.
-            return empty
         bad = ops.greater(self._nonfinite_losses, self._nonfinite_before)
-        return ops.logical_and(empty, bad)
+        return ops.logical_and(self._is_empty(), bad)
 
     def _guard_on_build(self, container):
-        if container is None or container.built or "build" in vars(container):
+        if (
+            container is None
+            or container.built
+            or (container, "build") in self._in_fit
+        ):
             return
         build = container.build
 
@@ -156,15 +292,13 @@ class MetricGuard:
             for part in container.metrics:
                 self._guard_metric(part)
 
-        container.build = build_and_guard
+        self._in_fit.add(container, "build", build_and_guard)
 
     def _averaging_finite(self, loss_tracker):
         update_state = loss_tracker.update_state
 
         @functools.wraps(update_state)
         def guarded(values, sample_weight=None):
-            if not self._in_training():
-                return update_state(values, sample_weight=sample_weight)
             loss = ops.convert_to_tensor(values)
             known = backend_step.current().known_finite(loss)
             finite = self._inside.loss_is_finite = known or _all_finite(loss)
@@ -187,8 +321,6 @@ class MetricGuard:
 
         @functools.wraps(update_state)
         def guarded(*args, **kwargs):
-            if not self._in_training():
-                return update_state(*args, **kwargs)
             # Not known to one that is updated before the loss.
             finite = self._inside.loss_is_finite
             if finite is True:
@@ -199,13 +331,13 @@ class MetricGuard:
             before = {id(v): ops.copy(v.value) for v in metric.variables}
             returned = update_state(*args, **kwargs)
             if finite is None:
-                finite = _has_finite_state(metric)
+                finite = _are_finite(metric.variables)
             for variable in metric.variables:
                 # Some metrics make theirs only now, of zeros.
                 old = before.get(id(variable), 0)
                 variable.assign(ops.where(finite, variable.value, old))
             bad = ops.maximum(seen.value, _ONLY_BAD)
-            seen.assign(ops.where(finite, float(_SOME_GOOD), bad))
+            seen.assign(ops.where(finite, _SOME_GOOD, bad))
             return returned
 
         return guarded
@@ -216,33 +348,29 @@ def _all_finite(tensor):
     return finite if finite.shape == () else ops.all(finite)
 
 
-def _has_finite_state(metric):
-    return ops.all(
-        ops.stack([ops.all(ops.isfinite(v)) for v in metric.variables])
-    )
+def _are_finite(tensors):
+    return ops.all(ops.stack([ops.all(ops.isfinite(t)) for t in tensors]))
 
 
-def _then(function, more):
-    @functools.wraps(function)
-    def both():
-        function()
-        more()
-
-    return both
-
-
-def _never_empty(metric, only_bad):
-    result = metric.result
-    worst = -WORST if getattr(metric, "_direction", "down") == "up" else WORST
+def _unless(condition, instead, result):
+    """Another `result`, with a number instead where the condition holds."""
 
     @functools.wraps(result)
     def guarded(*args, **kwargs):
         value = result(*args, **kwargs)
         if not _is_float_tensor(value):
             return value
-        return ops.where(only_bad(), ops.cast(worst, value.dtype), value)
+        return ops.where(condition(), ops.cast(instead, value.dtype), value)
 
     return guarded
+
+
+def _nan_where(lost, value):
+    if not _is_float_tensor(value):
+        return value
+    return ops.where(
+        ops.greater(lost, 0), ops.cast(math.nan, value.dtype), value
+    )
 
 
 def _is_float_tensor(value):

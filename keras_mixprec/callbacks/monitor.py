@@ -2,18 +2,19 @@
 
 from functools import partial
 
-import keras
 from keras.src.utils import io_utils
 
-from keras_mixprec._checks import check_integer, check_number
+from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.closing import summarize
-from keras_mixprec.callbacks.engine import Engine, Settings
+from keras_mixprec.callbacks.copied import CopiedCallback
+from keras_mixprec.callbacks.engine import Engine
+from keras_mixprec.callbacks.engine_settings import Settings
 from keras_mixprec.reporting import NoLog, RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
 
-class MixPrecMonitor(keras.callbacks.Callback):
+class MixPrecMonitor(CopiedCallback):
     """Shows the loss scale, skipped steps and layer dtypes of a training run.
 
     Writes to `<log_dir>/mixprec`, for TensorBoard and as `events.jsonl`:
@@ -27,19 +28,19 @@ class MixPrecMonitor(keras.callbacks.Callback):
     | `mixprec/overflow_count/<path>` | steps in which it overflowed | U |
     | `mixprec/layer_dtypes` (text) | dtypes of each layer | start, change |
     | `mixprec/skipped_step` (text) | what overflowed at which scale | U |
-    | `mixprec/{activation,gradient,weight}_headroom_bits` | least one | P |
-    | `mixprec/gradient_subnormal` | largest share in one layer | P |
-    | `mixprec/weight_gradient_below` | same, below all of float16 | P |
+    | `mixprec/{activation,gradient,weight}_headroom_bits` | least one | P, R |
+    | `mixprec/gradient_subnormal` | largest share in one layer | P, R |
+    | `mixprec/weight_gradient_below` | same, below all of float16 | P, R |
     | `mixprec/lost_updates` | same, of weights that a step left alone | P |
-    | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P |
-    | `mixprec/heat/<n>` | all of these by layer, for the plugin | P |
-    | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch |
+    | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P, R |
+    | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |
+    | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch, R |
 
     U: every `update_freq` steps and at the end of an epoch. S: at each step
-    that changed it. P: when a step was probed. The x axis counts batches,
-    skipped ones included, on over several calls of `fit`. Between two readings
-    the compiled step itself keeps the record, so a skipped step is not lost
-    when nobody reads.
+    that changed it. P: when a step was probed. R: when ranges were read. The
+    x axis counts batches, skipped ones included, on over several calls of
+    `fit`. Between two readings the compiled step itself keeps the record, so a
+    skipped step is not lost when nobody reads.
 
     The scale at step `s` is the one in use after `s` batches: the batch that
     Keras counts as `s`, from 0, runs with it. A `skipped_step` event names the
@@ -67,6 +68,15 @@ class MixPrecMonitor(keras.callbacks.Callback):
     The twin is compiled once that takes, as far as the first step tells, no
     more than five times that share; `events.jsonl` says how long it took.
 
+    However short a run is, ranges are read after its first step and after its
+    last, and in between after 2, 4, 8 and so on unless steps are probed: the
+    model's `train_step` runs on the first batch, with the optimizers held, and
+    takes no step. That is not compiled, but on JAX, and no part of the
+    overhead. All of it takes at most 5% of the first epoch, or `max_overhead`
+    if that is more, or 2 s if that is more; on JAX, where the first one
+    compiles, an estimate decides. The summary and `events.jsonl` say how long
+    it took, and what was withheld and why.
+
     When five steps in a row are skipped, the next batch is diagnosed as by
     `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
     written to `events.jsonl`. Faults that skip no step are looked for as far
@@ -76,29 +86,42 @@ class MixPrecMonitor(keras.callbacks.Callback):
     While an optimizer skips bad steps, a batch whose loss is not finite is
     kept out of the running loss and metrics, so that callbacks which stop, or
     save the best, see the loss of the steps that were taken. An epoch without
-    any such step reports float32's largest number. Nor does such a batch make
-    the state that layers write themselves non-finite, such as the moving mean
-    of a `BatchNormalization`.
+    any such step reports NaN, which Keras' callbacks then do not keep as the
+    best value. Once weights are lost every batch reports NaN: `TerminateOnNaN`
+    ends such a run. Nor does a
+    skipped batch make the state that layers write themselves non-finite, such
+    as the moving mean of a `BatchNormalization`. After `fit` the model and its
+    metrics are as they were before.
+
+    A loop written by hand calls the methods of the callback as `fit` does, in
+    a `keras.callbacks.CallbackList` say; those of epochs may be left out. A
+    copy (`copy.deepcopy`, `pickle`) has the results, but not the model.
 
     Args:
         log_dir: String or path-like. Defaults to `"logs"`.
         update_freq: Int, batches. Defaults to `50`.
-        probe_every: Int, steps. `0` for no probes. Defaults to `100`.
+        probe_every: Int, steps. `0` for no probes, and no ranges at all.
+            Defaults to `100`.
         max_overhead: Float, share of the training time. Looks, probes and
             diagnoses of healthy runs are thinned to stay below it, all that
             happens once apart: setting up, compiling the twin, the last look.
             0.0125 of it, at most half, is left for what cannot be timed; looks
             and probes take at most half of the rest each. At 1 these two are
-            not thinned. Defaults to `0.02`.
+            not thinned. At 0 no ranges are read. Defaults to `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,
             every batch is held until its step is known to have succeeded,
             which waits for the device in every step. Defaults to `0`.
-        stop_after: Int. Skipped steps in a row after which training stops, if
-            the loss scale cannot fall any further or the weights are not
-            finite any more. Defaults to `None`, never.
+        stop_after: Int. Skipped steps in a row after which training stops,
+            whatever the loss scale, at the next reading of the counters.
+            Defaults to `None`, never.
         verbose: `0` or `1`. Whether to print the summary at the end. Defaults
             to `1`.
+        on_stop: `"stop"` to end `fit` as `model.stop_training` does, or
+            `"raise"` to end it with a `FloatingPointError`, so that a job
+            fails and `keras.callbacks.BackupAndRestore`, which deletes its
+            backup when `fit` returns, keeps it. The log is closed and
+            `summary` is there in either case. Defaults to `"stop"`.
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
@@ -116,6 +139,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
         ValueError: If a number is outside its range; when training starts, if
             another `MixPrecMonitor` is among the callbacks of the same `fit`.
         OSError: When training starts, if `log_dir` cannot be written to.
+        FloatingPointError: In training, as `on_stop` says.
 
     Example:
     >>> import tempfile
@@ -138,6 +162,7 @@ class MixPrecMonitor(keras.callbacks.Callback):
         keep_failing_batches: int = 0,
         stop_after: int | None = None,
         verbose: int = 1,
+        on_stop: str = "stop",
     ):
         super().__init__()
         self.log_dir = check_local(log_dir)
@@ -152,16 +177,18 @@ class MixPrecMonitor(keras.callbacks.Callback):
         self.stop_after = stop_after
         if stop_after is not None:
             self.stop_after = check_integer("stop_after", stop_after, low=1)
+        self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
         self.summary = None
         self.verdicts = []
         self.failing_batches = []
         self._engine = None
+        self._has_logged = False
 
     @property
     def report(self):
         """What was logged, for people."""
-        return load_report(self.log_dir) if self._engine else None
+        return load_report(self.log_dir) if self._has_logged else None
 
     def on_train_begin(self, logs=None):
         """Opens the log."""
@@ -176,16 +203,18 @@ class MixPrecMonitor(keras.callbacks.Callback):
                 max_overhead=self.max_overhead,
                 keep_failing_batches=self.keep_failing_batches,
                 stop_after=self.stop_after,
+                on_stop=self.on_stop,
                 verbose=self.verbose,
                 summary=bool(self.verbose),
             ),
         )
+        self._has_logged = True
         self.verdicts = self._engine.examiner.verdicts
         self.failing_batches = self._engine.recorder.kept
 
     def on_epoch_begin(self, epoch, logs=None):
         """Guards the metrics and takes the first look, the first time."""
-        self._engine.begin_epoch(self)
+        self._engine.begin_epoch(self, epoch)
 
     # `on_train_batch_end` would make Keras fetch the logs of every step from
     # the device before it starts the next one.
@@ -208,3 +237,4 @@ class MixPrecMonitor(keras.callbacks.Callback):
         engine.leave(self)
         if self.verbose:
             io_utils.print_msg(str(self.summary))
+        engine.raise_if_failed()

@@ -10,9 +10,11 @@ from keras_mixprec.backend import probe as backend_probe
 from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import PROBES
+from keras_mixprec.callbacks.watching import guarded_steps
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.trend import Trend
 from keras_mixprec.numerics.probe import Probe
+from keras_mixprec.numerics.range_reading import Ranges
 from keras_mixprec.reporting.schema import EXPONENTS
 
 # Compiling the twin takes up to four times as long as the first step did, and
@@ -39,14 +41,18 @@ class Prober:
     Attributes:
         readings: List of `LayerReading` of the last probe.
         limits: The `Format` that it refers to, `None` before.
+        last_step: Int. How many steps were taken when something was measured
+            last, -1 before.
         dtypes: Dict from layer path to the dtype that it computes in now.
     """
 
     def __init__(self, log, every, max_overhead, verbose, spending):
         self.readings = []
         self.limits = None
+        self.last_step = -1
         self.dtypes = {}
         self._unwritten = []
+        self._last_histograms = -1
         self._log = log
         self._every = every
         self._max_overhead = max_overhead
@@ -109,10 +115,11 @@ class Prober:
             started = time.perf_counter()
             twin_args, args = backend_probe.current().twice(args)
             try:
-                if first:
-                    vars(model)[_KEPT_AS] = own, Probe(model)
-                _, probe = vars(model)[_KEPT_AS]
-                result = probe.train_function(*twin_args)
+                with guarded_steps(model):
+                    if first:
+                        vars(model)[_KEPT_AS] = own, Probe(model)
+                    _, probe = vars(model)[_KEPT_AS]
+                    result = probe.train_function(*twin_args)
             except StopIteration:
                 raise
             # Whatever it runs into, training goes on.
@@ -135,14 +142,11 @@ class Prober:
         probe, started, plain, first = self._pending
         self._pending = None
         try:
-            self.readings, self.limits = probe.read(), probe.limits
+            readings = probe.read()
         except Exception as error:
             self._give_up(step, error)
             return
-        self._unwritten = self.readings
-        if self.readings:
-            self._write(step)
-        self._warn_of(probe.failures, step)
+        self.write(Ranges(readings, probe.limits, probe.failures), step)
         seconds = time.perf_counter() - started
         if first:
             self._log.event(
@@ -152,8 +156,29 @@ class Prober:
             probe.seconds = seconds = max(seconds - plain, 0.0)
         self._spending.add(PROBES, seconds, counts=not first)
 
+    def write(self, ranges: Ranges, step: int):
+        """Writes what was measured.
+
+        Args:
+            ranges: `Ranges`.
+            step: Int. How many steps were taken before.
+        """
+        self.readings, self.limits, failures = ranges
+        self._unwritten = self.readings
+        if self.readings:
+            self.last_step = step
+            self._write(step)
+        self._warn_of(failures, step)
+
     def write_histograms(self, step: int):
-        """Writes the exponents of the last probe's tensors, once."""
+        """Writes the exponents of what was measured last, once.
+
+        The end of the last epoch is that of training, at the same step.
+        """
+        if step == self._last_histograms:
+            return
+        if self._unwritten:
+            self._last_histograms = step
         for reading in self._unwritten:
             for part, family in EXPONENTS.items():
                 bins = (

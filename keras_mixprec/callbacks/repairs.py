@@ -4,6 +4,7 @@ import time
 from typing import NamedTuple
 
 from keras_mixprec.callbacks.repairs_state import check_state
+from keras_mixprec.callbacks.watching import keep_watching
 from keras_mixprec.policies import PrecisionPlan, apply_policy
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
@@ -231,5 +232,6 @@ class Repairs:
         policies = {**now, MODEL_PATH: now.default, **policies}
         default = policies.pop(MODEL_PATH)
         apply_policy(self._model, PrecisionPlan(policies, default))
+        keep_watching(self._model)
         self.rebuilds += 1
         self._rebuilt_at = started

@@ -60,6 +60,8 @@ class Skips:
                     "at_step": skipped.step,
                     "scale": skipped.scale,
                     "variables": skipped.variables,
+                    # Rows of the batch, where the data are to blame.
+                    **({"bad_input": skipped.inputs} if skipped.inputs else {}),
                 },
             )
         if steps:

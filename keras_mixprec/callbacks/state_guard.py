@@ -6,44 +6,34 @@ of a `BatchNormalization` NaN for ever.
 """
 
 import functools
-from collections.abc import Callable
 
 from keras import ops
 from keras.src.backend import AutocastScope
 
 from keras_mixprec.backend import step as backend_step
+from keras_mixprec.callbacks.replacements import Replacements
 
 
-def guard_state(model, enabled: Callable[[], bool]) -> bool:
+def guard_state(model, in_steps: Replacements):
     """Keeps finite numbers in a model's state from becoming non-finite.
 
-    Element by element, so that those of other channels are updated, and only
-    while `enabled()`. Finite updates are written as they are.
+    Element by element, so that those of other channels are updated. Finite
+    updates are written as they are.
 
     Args:
         model: A built `keras.Model`.
-        enabled: Function without arguments.
-
-    Returns:
-        Boolean, whether any variable was not guarded before.
+        in_steps: What is replaced during training steps.
     """
-    fresh = [
-        v
-        for v in model.non_trainable_variables
-        if "float" in v.dtype and "assign" not in vars(v)
-    ]
-    for variable in fresh:
-        variable.assign = _keeping_finite(variable, enabled)
-    return bool(fresh)
+    for variable in model.non_trainable_variables:
+        if "float" in variable.dtype and (variable, "assign") not in in_steps:
+            in_steps.add(variable, "assign", _keeping_finite(variable))
 
 
-def _keeping_finite(variable, enabled):
+def _keeping_finite(variable):
     assign = variable.assign
 
     @functools.wraps(assign)
     def guarded(value):
-        if not enabled():
-            return assign(value)
         value = ops.convert_to_tensor(value, dtype=variable.dtype)
         if backend_step.current().known_finite(value):
             return assign(value)

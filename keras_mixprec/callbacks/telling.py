@@ -73,6 +73,30 @@ class Telling:
             **({"dry_run": True} if self._tuner.dry_run else {}),
         )
 
+    def undo(self, step: int, changes: dict, growth, since: int):
+        """Reports a demotion that made training diverge and is taken back.
+
+        Args:
+            step: As for `tell`.
+            changes: As for `change`.
+            growth: `Growth` of the weights.
+            since: Int. The step whose weights and optimizer state are there
+                again.
+        """
+        self.tell(
+            "undo",
+            step,
+            f"takes the demotion of {_listed(changes)} back: with it the "
+            f"largest weight grew from {growth.before:.3g} to "
+            f"{growth.now:.3g}. Weights and optimizer state are those of step "
+            f"{since} again. Look for outliers in the data, or clip gradients",
+            layers={
+                path: {"before": before, "after": after}
+                for path, (before, after) in changes.items()
+            },
+            share_in_16_bits=self._repairs.share_in_16_bits(),
+        )
+
     def rebuild(self, step: int):
         """Tells what the last rebuild cost, once its step is done."""
         seconds = self._repairs.rebuild_seconds()

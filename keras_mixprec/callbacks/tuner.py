@@ -10,7 +10,9 @@ from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.ballot import check_alike
 from keras_mixprec.callbacks.carry_on import failure
 from keras_mixprec.callbacks.closing import summarize
-from keras_mixprec.callbacks.engine import Engine, Settings
+from keras_mixprec.callbacks.copied import CopiedCallback
+from keras_mixprec.callbacks.engine import Engine
+from keras_mixprec.callbacks.engine_settings import Settings
 from keras_mixprec.callbacks.plan_on_disk import PlanOnDisk
 from keras_mixprec.callbacks.repairs import Repairs
 from keras_mixprec.callbacks.tuning import Tuning
@@ -20,11 +22,11 @@ from keras_mixprec.loss_scaling.ensure import (
 )
 from keras_mixprec.policies import apply_policy, recommend_policy
 
-_ON_LIMIT = ("continue", "stop", "float32")
+_ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
 
 
-class PrecisionTuner(keras.callbacks.Callback):
+class PrecisionTuner(CopiedCallback):
     """Moves the layers that cannot bear 16 bits to a wider type, in training.
 
     Before the first step, when steps are skipped or losses are not finite
@@ -52,6 +54,10 @@ class PrecisionTuner(keras.callbacks.Callback):
     Use it alone or beside `MixPrecMonitor`, which then logs what it does:
     both share one look and one diagnosis.
 
+    A loop written by hand calls the methods of the callback as `fit` does and
+    trains with `train_on_batch`; the model must be built when it starts from a
+    plan. A copy (`copy.deepcopy`, `pickle`) has the results, not the model.
+
     A compiled model that computes in float16 without loss scaling gets a
     `LossScaleOptimizer` if it trains by Keras' own `train_step`.
 
@@ -72,7 +78,9 @@ class PrecisionTuner(keras.callbacks.Callback):
         max_rebuilds: Int. How often the compiled functions may be made anew.
             Defaults to `10`.
         on_limit: String, what to do when a limit does not allow a repair, or
-            none is known: `"continue"` as it is, `"stop"` training, or
+            none is known: `"continue"` as it is, `"stop"` training as
+            `model.stop_training` does, `"raise"` a `FloatingPointError`, which
+            lets `keras.callbacks.BackupAndRestore` keep its backup, or
             `"float32"` for all layers. Defaults to `"continue"`.
         bfloat16: Boolean, or `"auto"`: whether the device is one for which
             `recommend_policy` says `"mixed_bfloat16"`. Defaults to `"auto"`.
@@ -94,6 +102,7 @@ class PrecisionTuner(keras.callbacks.Callback):
         ValueError: If a number is outside its range; when training starts, if
             the plan is damaged or belongs to another model.
         OSError: When training starts, if the plan cannot be written.
+        FloatingPointError: In training, as `on_limit` says.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -186,7 +195,7 @@ class PrecisionTuner(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts the batches of the epoch."""
-        self._engine.begin_epoch(self)
+        self._engine.begin_epoch(self, epoch)
 
     def on_train_batch_begin(self, batch, logs=None):
         """Changes what has to be changed before this step."""
@@ -210,6 +219,7 @@ class PrecisionTuner(keras.callbacks.Callback):
             said = summarize(engine).headline["text"]
             io_utils.print_msg(f"PrecisionTuner: {said}")
         engine.leave(self)
+        engine.raise_if_failed()
 
     @property
     def _is_dry(self):

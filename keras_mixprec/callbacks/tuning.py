@@ -8,6 +8,7 @@ from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.ballot import Ballot, any_worker
 from keras_mixprec.callbacks.giving_back import sound_as_built
 from keras_mixprec.callbacks.held_batch import HeldBatch
+from keras_mixprec.callbacks.probation import Probation
 from keras_mixprec.callbacks.suspicion import WINDOW, Suspicion
 from keras_mixprec.callbacks.telling import Telling
 from keras_mixprec.diagnosis.batch import head
@@ -56,6 +57,7 @@ class Tuning:
         self.repairs = repairs
         self._use_bfloat16 = use_bfloat16
         self._shared = backend_agreement.current().workers(engine.model) > 1
+        engine.bad_data.keeps_scale = not (self._shared or tuner.dry_run)
         self._ballot = Ballot(Proposal())
         self._suspicion = Suspicion()
         self._evidence = deque(maxlen=_EVIDENCE)
@@ -65,6 +67,8 @@ class Tuning:
         self._bad_here = self._bad_anywhere = 0
         self._over = False
         self._advised = set()
+        self._probation = None
+        self._harmful = set()
         self._changed_at = None
         self._next_look = None
         self._idle_until = 0
@@ -74,7 +78,7 @@ class Tuning:
     def before_batch(self):
         """Looks, if it is time to."""
         step = self._engine.step
-        if step < self._idle_until:
+        if step < self._idle_until or not self._engine.started:
             return
         self.telling.rebuild(step)
         if self._over:
@@ -115,6 +119,7 @@ class Tuning:
             self._engine.examiner.log_errors(schedule.errors, step)
 
     def _look(self, step):
+        self._take_back_if_diverged(step)
         # The first steps show most.
         engine = self._engine
         taken = step - engine.first_step
@@ -223,7 +228,7 @@ class Tuning:
         self._ballot = Ballot(
             proposal,
             not kinds.isdisjoint(_EXPLAINED),
-            self._engine.collapsed,
+            self._engine.counters.collapsed(),
             examination.scale_bits,
         )
         # Among several workers this may be a diagnosis of this one only.
@@ -239,6 +244,9 @@ class Tuning:
             return
         self._held_until = None
         wanted = self.repairs.wanted(ballot.proposal, step)
+        if not self._harmful.isdisjoint(wanted):
+            self._suspicion.came_to_nothing()
+            return
         wanted = {p: d for p, d in wanted.items() if p not in self._advised}
         if wanted:
             wanted |= self._left_alone(ballot.proposal, step)
@@ -270,7 +278,7 @@ class Tuning:
         if ballot.collapsed and not ballot.explained:
             self._give_up(
                 step,
-                "the loss scale is at its floor and no layer is to blame",
+                "no loss scale helps and no layer is to blame",
             )
         elif self._suspected:
             self._suspicion.came_to_nothing()
@@ -300,6 +308,7 @@ class Tuning:
             if path in self.repairs.demotions
         }
         self.repairs.demote(wanted)
+        self._put_on_probation(step, wanted)
         self._engine.examiner.schedule.sound = True
         self._changed(step)
         changes = {p: (before[p], d.policy) for p, d in wanted.items()}
@@ -321,9 +330,53 @@ class Tuning:
         self.telling.tell("give_up", step, message, on_limit=on_limit)
         if on_limit == "stop":
             self._engine.model.stop_training = True
+        elif on_limit == "raise":
+            self._engine.fail(
+                f"PrecisionTuner stops at step {step}: {message}."
+            )
         elif on_limit == "float32":
             wanted = self.repairs.all_in_float32(step, reason)
             self._demote(step, wanted)
+
+    def _put_on_probation(self, step, paths):
+        # Several workers may hold parts of a model, which none can copy.
+        if self._shared:
+            return
+        if self._probation is None:
+            engine = self._engine
+            self._probation = Probation(
+                engine.up_to_date(),
+                step,
+                self._tuner.cooldown,
+                engine.counters.scale_bits(),
+            )
+        self._probation.paths |= set(paths)
+
+    def _take_back_if_diverged(self, step):
+        """Undoes a demotion after which weights grow beyond measure."""
+        probation = self._probation
+        if probation is None or not probation.due(step):
+            return
+        growth = probation.growth(self._engine.up_to_date())
+        if growth.diverged:
+            self._take_back(probation, growth, step)
+        elif probation.over():
+            self._probation = None
+
+    def _take_back(self, probation, growth, step):
+        self._probation = None
+        changes = {
+            p: (d.policy, d.before)
+            for p, d in self.repairs.demotions.items()
+            if p in probation.paths
+        }
+        self._harmful |= changes.keys()
+        probation.restore()
+        self._engine.counters.raise_scale(probation.scale_bits, step)
+        self.repairs.restore(changes)
+        self._changed(step)
+        self._suspicion.came_to_nothing()
+        self.telling.undo(step, changes, growth, probation.step)
 
     # Giving back.
 

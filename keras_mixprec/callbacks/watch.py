@@ -12,6 +12,13 @@ from keras_mixprec.reporting.schema import SKIPPED_TAG, curve_tag
 # that finds a scale of 2**10, and few models need a smaller one.
 SUSPICIOUS_STEPS = 5
 
+# A rule without a floor of its own counts as being at it here: float16's
+# smallest normal number, the floor of `DynamicLossScale()`. A gradient that
+# overflows float16 even so is above 1e9. Others stop earlier: fairseq raises
+# below 1e-4 (`--min-loss-scale`), DeepSpeed, Megatron and jmp hold the scale
+# at 1.
+_LEAST_USEFUL = 2.0**-14
+
 # Changes of the scale that are logged one by one, 0.1 kB each. A schedule may
 # change it in every step of a long run.
 _CHANGES = 20_000
@@ -150,20 +157,15 @@ class Watch:
             step: Int. Step of the log.
         """
         self._advance(step)
-        optimizer, in_a_row = (
-            self.optimizer,
-            self.optimizer.consecutive_skipped_steps,
-        )
-        now = self._point()
+        optimizer, now = self.optimizer, self._point()
         if now not in (self._points[0], self._points[-1]):
             self._points.append(now)
         reading = Reading(
             points=self._points,
             gaps=self._gaps,
             skipped=now.skipped,
-            in_a_row=in_a_row,
-            collapsed=in_a_row >= SUSPICIOUS_STEPS
-            and now.scale <= self._floor(),
+            in_a_row=optimizer.consecutive_skipped_steps,
+            collapsed=self.collapsed(),
             new_steps=self._new_steps,
             others=self._others,
             overflow_counts=optimizer.overflow_counts(),
@@ -237,9 +239,15 @@ class Watch:
         if not known:
             self._gaps.append((stretch.first_step, stretch.last_step))
 
-    def _floor(self):
+    def collapsed(self) -> bool:
+        """Returns whether steps are skipped at as low a scale as there is."""
+        optimizer = self.optimizer
         # A fixed or scheduled scale does not fall at all.
-        return getattr(self.optimizer.rule, "min_scale", math.inf) or 0.0
+        floor = getattr(optimizer.rule, "min_scale", math.inf)
+        floor = _LEAST_USEFUL if floor is None else floor
+        in_a_row = optimizer.consecutive_skipped_steps
+        low = float(optimizer.loss_scale) <= floor
+        return low and in_a_row >= SUSPICIOUS_STEPS
 
     def attempted(self) -> int:
         """Returns the number of steps attempted since the start."""

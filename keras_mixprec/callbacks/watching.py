@@ -1,24 +1,28 @@
 """Getting a model ready to be watched."""
 
-import weakref
+import contextlib
 
 import keras
 
 from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.backend.variable_scope import variable_scope
+from keras_mixprec.callbacks.best_values import forget_nan_as_best
 from keras_mixprec.callbacks.metric_guard import MetricGuard
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.loss_scaling.adopt import adopt
+from keras_mixprec.policies.layers import walk_with_model
 
-# The guard of each model: it stays with the model's metrics.
-_GUARDS = weakref.WeakKeyDictionary()
+# The attribute of a model that holds the guard of its metrics, which refers to
+# the model: kept anywhere else it would keep that alive.
+_KEPT_AS = "_keras_mixprec_guard"
 
 
 def watch_optimizers(model) -> dict[str, Watch]:
     """Returns a `Watch` of each loss scale optimizer, by attribute name.
 
-    Keras' own is exchanged for one that shares its state, and the metrics are
-    guarded against the batches that are skipped.
+    Keras' own is exchanged for one that shares its state. The metrics of a
+    model that computes in 16 bits are guarded against the batches that are
+    skipped, until `stop_watching`.
 
     Args:
         model: A compiled `keras.Model`. The name of its only optimizer is
@@ -28,16 +32,49 @@ def watch_optimizers(model) -> dict[str, Watch]:
         return _watch(model)
 
 
+def keep_watching(model):
+    """Guards the train function again if it was recompiled meanwhile."""
+    guard = vars(model).get(_KEPT_AS)
+    if guard and guard.on:
+        guard.keep()
+
+
+def after_epoch(model):
+    """Clears what an epoch has left in which every step was skipped.
+
+    Every callback must have seen the end of that epoch.
+    """
+    guard = vars(model).get(_KEPT_AS)
+    if guard and guard.epoch_was_skipped:
+        guard.epoch_was_skipped = False
+        forget_nan_as_best(model)
+
+
+def stop_watching(model):
+    """Leaves the model as it is without being watched."""
+    guard = vars(model).get(_KEPT_AS)
+    if guard and guard.on:
+        guard.stop()
+
+
+def guarded_steps(model) -> contextlib.AbstractContextManager:
+    """Returns the context in which a step of the model is a guarded one."""
+    guard = vars(model).get(_KEPT_AS)
+    on = guard and guard.on
+    return guard.in_steps() if on else contextlib.nullcontext()
+
+
 def guard_of(model) -> MetricGuard:
     """Returns the guard of the model's metrics."""
-    return _GUARDS.setdefault(model, MetricGuard())
+    if _KEPT_AS not in vars(model):
+        vars(model)[_KEPT_AS] = MetricGuard(model)
+    return vars(model)[_KEPT_AS]
 
 
 def _watch(model):
     wrapper = keras.optimizers.LossScaleOptimizer
     every = {n: o for n, o in vars(model).items() if isinstance(o, wrapper)}
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
-    changed = False
     for name, optimizer in found.items():
         # Which variables others are for only the model's `train_step` knows.
         weights = model.trainable_variables if name == "optimizer" else []
@@ -47,21 +84,23 @@ def _watch(model):
         if found[name] is not optimizer:
             for other in (n for n, o in every.items() if o is optimizer):
                 setattr(model, other, found[name])
-            changed = True
-    guard = guard_of(model)
-    guard.enabled = bool(found)
-    if found:
-        changed |= guard.guard(model)
-    if changed:
-        _remake_functions(model)
+            if model.train_function is not None:
+                model.make_train_function(force=True)
+    if found and _computes_in_16_bits(model):
+        _guard(model)
     if list(found) == ["optimizer"]:
         return {"": Watch(model.optimizer)}
     return {name: Watch(optimizer) for name, optimizer in found.items()}
 
 
-def _remake_functions(model):
-    # Both hold the metrics' variables.
-    if getattr(model, "train_function", None) is not None:
-        model.make_train_function(force=True)
-    if getattr(model, "test_function", None) is not None:
-        model.make_test_function(force=True)
+def _guard(model):
+    guard = guard_of(model)
+    if not guard.fits:
+        guard = MetricGuard(model, guard.nonfinite_losses)
+        vars(model)[_KEPT_AS] = guard
+    guard.start()
+
+
+def _computes_in_16_bits(model):
+    dtypes = {e.layer.compute_dtype for e in walk_with_model(model)}
+    return not dtypes.isdisjoint({"float16", "bfloat16"})

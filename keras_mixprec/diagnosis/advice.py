@@ -5,8 +5,9 @@ _TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"
 _ADVICE = {
     "weights_lost": "Restore a checkpoint from before: training cannot bring "
     "back weights that are not finite.",
-    "bad_data": "Drop or repair these rows: no precision helps against "
-    "numbers that are not finite.",
+    "bad_data": "Drop or repair these rows, no precision helps: of an array "
+    "`{part}` np.flatnonzero(~np.isfinite({part}).reshape(len({part}), "
+    "-1).all(axis=1)) finds all of them.",
     "divergence": "float32 fails on this batch as well, so it is no matter of "
     "precision: lower the learning rate, clip gradients or look at the loss.",
     "cast_overflow": f"{_TO_FLOAT32}, or scale its input down to below 65504.",
@@ -41,4 +42,11 @@ def advice(kind: str, layer: str | None = None, unscaled: bool = False) -> str:
         unscaled: Boolean. Whether it takes no more than a loss scale. Defaults
             to `False`.
     """
+    if kind == "bad_data":
+        return bad_data_advice("x")
     return _UNSCALED if unscaled else _ADVICE[kind].format(layer=layer)
+
+
+def bad_data_advice(part: str) -> str:
+    """Returns how to find the rows of `"x"`, `"y"` or `"sample_weight"`."""
+    return _ADVICE["bad_data"].format(part=part)

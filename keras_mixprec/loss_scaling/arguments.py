@@ -40,6 +40,18 @@ def check_inner(inner):
     return inner
 
 
+def check_window(discard_window, inner):
+    """Raises if there is no window that an overflow could discard."""
+    check_choice("discard_window", discard_window, (True, False))
+    steps = inner.gradient_accumulation_steps
+    if discard_window and not steps:
+        raise ValueError(
+            "`discard_window=True` needs an `inner_optimizer` that accumulates "
+            "gradients: set its `gradient_accumulation_steps`. Received: "
+            f"gradient_accumulation_steps={steps!r}"
+        )
+
+
 def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic):
     """Returns the update rule that the arguments ask for together."""
     given = {

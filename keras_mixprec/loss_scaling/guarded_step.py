@@ -93,17 +93,32 @@ class GuardedStep:
 
     def commit(self, finite):
         """Applies the update if `finite`, and records the step."""
-        optimizer = self._optimizer
+        optimizer, window = self._optimizer, self._optimizer.window
+        applied = window.admits(finite) if window else finite
         self._backend.commit(
             optimizer,
-            finite,
+            applied,
             self._unscaled,
             self._variables,
-            lambda: optimizer._advance(finite, self.norms),
-            lambda skipped: optimizer.history.remember(
-                skipped, self.flags, self.scale
+            lambda: self._record(finite),
+            # What is only discarded with its window has not overflowed.
+            lambda skipped: self._remember(
+                _negated(finite) if window else skipped
             ),
         )
+
+    def _record(self, finite):
+        optimizer = self._optimizer
+        optimizer._advance(finite, self.norms)
+        if optimizer.window:
+            optimizer.window.advance(finite)
+
+    def _remember(self, skipped):
+        optimizer = self._optimizer
+        if optimizer.window:
+            optimizer.window.discard(skipped)
+        if skipped is not False:
+            optimizer.history.remember(skipped, self.flags, self.scale)
 
     def _unscaled(self):
         given = self._gradients
@@ -122,6 +137,10 @@ def commit_together(steps):
     finite = backend_step.current().to_host_bool(finite)
     for step in steps:
         step.commit(finite)
+
+
+def _negated(finite):
+    return not finite if isinstance(finite, bool) else ops.logical_not(finite)
 
 
 def _dtype_name(variable):

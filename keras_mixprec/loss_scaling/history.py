@@ -12,6 +12,7 @@ from keras import ops
 from keras.src.saving.keras_saveable import KerasSaveable
 
 from keras_mixprec.backend import step as backend_step
+from keras_mixprec.loss_scaling import inputs
 
 # Skipped steps kept in full, and those of which only the number is: the loss
 # scale of every step in between follows from these. 1,024 last for 20 times
@@ -31,11 +32,16 @@ class NonfiniteStep(NamedTuple):
         scale: Float. The loss scale it ran with.
         variables: List of the paths of the variables whose gradient was not
             finite.
+        inputs: Dict from `"x"`, `"y"` and `"sample_weight"`, where these are
+            not finite themselves, to the first such row of the batch. Empty
+            as well where the batch is not known: in `fit` without a callback
+            of this package.
     """
 
     step: int
     scale: float
     variables: list
+    inputs: dict = {}
 
 
 class StepHistory(KerasSaveable):
@@ -49,6 +55,7 @@ class StepHistory(KerasSaveable):
         "recent_steps",
         "recent_scales",
         "recent_flags",
+        "recent_inputs",
     )
 
     def __init__(self):
@@ -86,6 +93,9 @@ class StepHistory(KerasSaveable):
         self.recent_flags = add_variable(
             "recent_flags", (CAPACITY, count), "int32"
         )
+        self.recent_inputs = add_variable(
+            "recent_inputs", (CAPACITY, len(inputs.PARTS)), "int32"
+        )
         self.load_own_variables(self._unread)
 
     @property
@@ -112,6 +122,14 @@ class StepHistory(KerasSaveable):
         row = self._row(CAPACITY, counts, skipped)
         self._write(self.recent_scales, row, scale)
         self._write(self.recent_flags, row[:, None], flags[None, :])
+        if inputs.known():
+            bad = inputs.first_bad_rows
+            if skipped is not True:
+                nothing = ops.zeros((len(inputs.PARTS),), "int32")
+                rows = ops.cond(skipped, bad, lambda: nothing)
+            else:
+                rows = bad()
+            self._write(self.recent_inputs, row[:, None], rows[None, :])
         row = self._row(STEPS_CAPACITY, counts, skipped)
         self._write(self.recent_steps, row, counts[STEPS] + 1)
 
@@ -174,12 +192,18 @@ class StepHistory(KerasSaveable):
         steps = self.read_skipped()[-CAPACITY:]
         scales = self._read(self.recent_scales)
         flags = self._read(self.recent_flags)
+        rows = self._read(self.recent_inputs)
         slots = self._slots(CAPACITY, self.read_counts()[SKIPPED])
         return [
             NonfiniteStep(
                 int(step),
                 float(scales[i]),
                 [p for p, f in zip(self.paths, flags[i], strict=True) if f],
+                {
+                    part: int(row) - 1
+                    for part, row in zip(inputs.PARTS, rows[i], strict=True)
+                    if row
+                },
             )
             for step, i in zip(steps, slots, strict=True)
         ]
@@ -192,6 +216,9 @@ class StepHistory(KerasSaveable):
     def save_own_variables(self, store):
         """Writes the history beside the optimizer's own variables."""
         if self.paths is None:
+            # What it has read and waits for, if anything.
+            for name, values in self._unread.items():
+                store[name] = values
             return
         values = {name: self._read(getattr(self, name)) for name in self._NAMES}
         # They are 0 or 1: the file need not be larger for the workers.

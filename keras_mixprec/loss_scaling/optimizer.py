@@ -4,7 +4,11 @@ import keras
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec.backend import step as backend_step
-from keras_mixprec.loss_scaling.arguments import check_inner, resolve_rule
+from keras_mixprec.loss_scaling.arguments import (
+    check_inner,
+    check_window,
+    resolve_rule,
+)
 from keras_mixprec.loss_scaling.by_hand import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.delegation import DelegatesToInner
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
@@ -19,6 +23,7 @@ from keras_mixprec.loss_scaling.rules import (
     safe_scale,
 )
 from keras_mixprec.loss_scaling.saving import SavesOnce
+from keras_mixprec.loss_scaling.window import AccumulationWindow
 
 
 @keras.saving.register_keras_serializable("keras_mixprec")
@@ -55,6 +60,12 @@ class LossScaleOptimizer(
             scale. Defaults to `2.0**15`.
         dynamic_growth_steps: Int. As in Keras: finite steps in a row before
             the scale doubles. Defaults to `2000`.
+        discard_window: Boolean. With `gradient_accumulation_steps` of the inner
+            optimizer, whether an overflow discards all micro-batches of its
+            window, as other systems do, and the update with them. If not, it
+            discards its own micro-batch and the window ends one later, as in
+            Keras. The loss scale moves with each micro-batch all the same.
+            Defaults to `False`.
         name: String. Name of the optimizer.
         **kwargs: `dynamic=False` fixes the scale at `initial_scale`, as in
             Keras 2. Other arguments of Keras' optimizers are refused with the
@@ -88,9 +99,11 @@ class LossScaleOptimizer(
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
         name: str | None = None,
+        discard_window: bool = False,
         **kwargs,
     ):
         inner_optimizer = check_inner(inner_optimizer)
+        check_window(discard_window, inner_optimizer)
         rule = resolve_rule(
             loss_scale,
             initial_scale,
@@ -103,6 +116,9 @@ class LossScaleOptimizer(
         self.history = StepHistory()
         self._by_hand = HandScaling()
         self._unread_state = None
+        self.window = (
+            AccumulationWindow(inner_optimizer) if discard_window else None
+        )
 
     # Without it Keras would count the model's variables as the optimizer's.
     @no_automatic_dependency_tracking
@@ -136,6 +152,8 @@ class LossScaleOptimizer(
         paths = [getattr(v, "path", v.name) for v in var_list]
         with backend_step.current().outside_graph():
             self.history.build(self._add_state, paths, state)
+            if self.window:
+                self.window.build(self._add_state)
         self._build_inner(var_list)
         self.built = True
         if self._unread_state is not None:
@@ -349,6 +367,7 @@ class LossScaleOptimizer(
             "inner_optimizer": keras.saving.serialize_keras_object(
                 self.inner_optimizer
             ),
+            **({"discard_window": True} if self.window else {}),
         }
         # Keras' class knows no "auto".
         known = getattr(rule, "initial_scale", "auto") != "auto"

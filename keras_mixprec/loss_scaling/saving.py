@@ -22,6 +22,11 @@ class SavesOnce:
 
     def save_own_variables(self, store):
         """Writes Keras' four variables and those of the inner optimizer."""
+        if not self.built:
+            # What it has read and waits for, if anything.
+            for name, values in (self._unread_state or {}).items():
+                store[name] = values
+            return
         step = backend_step.current()
         for index, variable in enumerate(self._saved_variables()):
             store[str(index)] = step.read(variable)
@@ -34,7 +39,7 @@ class SavesOnce:
         moved to the nearest usable one with a warning.
         """
         if not self.built:
-            self._unread_state = copy_store(store)
+            self._unread_state = copy_store(store) or None
             return
         self._unread_state = None
         inner = self.inner_optimizer.variables

@@ -1,5 +1,6 @@
 """Gathering the statistics of all tensors of one step in few operations."""
 
+import contextlib
 import math
 
 from keras import ops
@@ -28,9 +29,7 @@ class Collector:
         self._failures = failures
         self._backend = backend_probe.current()
         self._trace = self._backend.own_trace(arguments)
-        self._measure = self._backend.traced_once(
-            lambda stack: tuple(measure(self._backend.as_held(stack)))
-        )
+        self._measure = self._backend.traced_once(measure)
         self._order = {}
         self._waiting = {}
         self._measured = {}
@@ -44,28 +43,25 @@ class Collector:
             tensor: Float tensor of any shape.
         """
         self._number(key)
-        may_wait = self._backend.may_wait(tensor, self._trace)
-        if may_wait and math.prod(tensor.shape) <= _LARGEST_STACKED:
-            self._waiting[key] = tensor
-        else:
-            self.put_stack((key,), join([tensor]))
+        with self._noting_failures((key,)):
+            kept = None
+            if _is_small(tensor):
+                kept = self._backend.kept(tensor, self._trace)
+            if kept is None:
+                self.put_stack((key,), join([tensor]))
+            else:
+                self._waiting[key] = kept
 
     def put_stack(self, keys, stack):
         """Measures tensors that `join` has joined, as `put` does one."""
         for key in keys:
             self._number(key)
-        # Whatever a layer hands on, training must not stop here.
-        try:
-            with self._backend.without_gradient():
-                found = self._measure(stack)
-                if self._backend.belongs(found[0], self._trace):
-                    self._measured[keys] = found
-                else:
-                    self._outlet.put(self._number(keys[0]), pack([found])[0])
-        except Exception as error:
-            for path, _, _ in keys:
-                reason = f"{type(error).__name__}: {error}"
-                self._failures.setdefault(path, reason)
+        with self._noting_failures(keys), self._backend.without_gradient():
+            found = self._measure(stack)
+            if self._backend.belongs(found[0], self._trace):
+                self._measured[keys] = found
+            else:
+                self._outlet.put(self._number(keys[0]), pack([found])[0])
 
     def put_counts(self, keys, counts):
         """Keeps what has been counted already.
@@ -98,6 +94,16 @@ class Collector:
             ops.concatenate(rows) if rows else None,
         )
 
+    @contextlib.contextmanager
+    def _noting_failures(self, keys):
+        # Whatever a layer hands on, training must not stop here.
+        try:
+            yield
+        except Exception as error:
+            for path, _, _ in keys:
+                reason = f"{type(error).__name__}: {error}"
+                self._failures.setdefault(path, reason)
+
     def _number(self, key):
         """The key behind its place among all keys."""
         return self._order.setdefault(key, len(self._order)), *key
@@ -107,9 +113,8 @@ def group_by_shape(tensors):
     """Returns lists of the indices of tensors that are to be joined."""
     groups = {}
     for index, tensor in enumerate(tensors):
-        shape = tuple(tensor.shape)
-        alone = None in shape or math.prod(shape) > _LARGEST_STACKED
-        key = (shape, str(tensor.dtype), index if alone else None)
+        alone = None if _is_small(tensor) else index
+        key = (str(tensor.shape), str(tensor.dtype), alone)
         groups.setdefault(key, []).append(index)
     return list(groups.values())
 
@@ -121,3 +126,10 @@ def join(tensors):
     """
     joined = tensors[0] if len(tensors) == 1 else ops.stack(tensors)
     return ops.reshape(joined, (len(tensors), -1))
+
+
+def _is_small(tensor):
+    """Whether a tensor is known to be small enough to be stacked."""
+    shape = getattr(tensor.shape, "dims", tensor.shape)
+    known = shape is not None and None not in tuple(tensor.shape)
+    return known and math.prod(tensor.shape) <= _LARGEST_STACKED

@@ -48,8 +48,8 @@ def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
     if _has_own_step(model):
         known = ()
     recorder = CallRecorder(walk_with_model(model), known, scale)
-    with _restored(model), recorder.recording():
-        losses, gradients = _run(model, data, scale)
+    with restored(model), recorder.recording():
+        losses, gradients = run_held(model, data, lambda _: scale)
     concrete = filter(backend_replay.current().is_concrete, losses)
     return DryStep(_total(concrete), gradients, recorder.calls, scale)
 
@@ -62,17 +62,30 @@ def compiled_loss(model: keras.Model, data) -> float:
     """
 
     def losses(_):
-        return _run(model, data, 1.0)[0]
+        return run_held(model, data, lambda _: 1.0)[0]
 
-    with _restored(model):
+    with restored(model):
         return _total(backend_replay.current().compiled(losses)([]))
 
 
-def _run(model, data, scale):
-    """Lets the model take the step; returns losses and scaled gradients."""
+def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
+    """Lets the model take the step, with its optimizers held.
+
+    Within `restored(model)`.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        scale_of: Function of an optimizer that returns its loss scale.
+
+    Returns:
+        List of the losses, and a dict from `id(variable)` to the scaled
+        gradient.
+    """
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers_of(model).values():
+            scale = scale_of(optimizer)
             stack.enter_context(held(optimizer, scale, losses, gradients))
         stack.enter_context(drawn_in_float32())
         scope = keras.StatelessScope(collect_losses=True)
@@ -161,7 +174,7 @@ def _has_own_step(model):
 
 
 @contextlib.contextmanager
-def _restored(model):
+def restored(model: keras.Model):
     """Undoes what a `train_step` of the user's own may write directly."""
     if not _has_own_step(model):
         yield

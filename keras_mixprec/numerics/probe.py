@@ -70,7 +70,7 @@ class Probe:
         self._owners = _owners(self._entries)
         self._running = threading.local()
         self._instrumented_function = None
-        self.limits = _limits(self._entries)
+        self.limits = limits_of(self._entries)
         self.seconds = 0.0
         self.failures = {}
 
@@ -83,10 +83,18 @@ class Probe:
 
     def read(self) -> list[LayerReading]:
         """Returns what the last probed step told, in the order of its calls."""
-        found = {}
         told = sorted(self._outlet.read(), key=operator.itemgetter(0))
-        for (_, path, part, _), rows in told:
-            found.setdefault(path, {}).setdefault(part, []).append(rows)
+        if not told:
+            return []
+        keys = [key[1:] for key, rows in told for _ in rows]
+        rows = np.concatenate([rows for _, rows in told])
+        found = {}
+        for (path, part, _), row, measured in zip(
+            keys, rows, Statistics.from_rows(rows), strict=True
+        ):
+            parts = found.setdefault(path, {})
+            counted = part == "lost_updates"
+            parts.setdefault(part, []).append(row if counted else measured)
         return [_reading(path, parts) for path, parts in found.items()]
 
     def _make(self, args):
@@ -200,22 +208,15 @@ class _WatchedStep(NamedTuple):
 
 
 def _reading(path, parts):
-    lost, moving = 0.0, 0.0
-    for rows in parts.pop("lost_updates", ()):
-        lost, moving = lost + rows[:, 0].sum(), moving + rows[:, 1].sum()
+    lost, moving = np.sum(parts.pop("lost_updates", [(0, 0)]), axis=0)[:2]
+    together = {k: Statistics.together(found) for k, found in parts.items()}
     return LayerReading(
-        path,
-        {
-            part: Statistics.together(
-                Statistics.from_rows(np.concatenate(rows))
-            )
-            for part, rows in parts.items()
-        },
-        float(lost / moving) if moving else None,
+        path, together, float(lost / moving) if moving else None
     )
 
 
-def _limits(entries) -> Format:
+def limits_of(entries) -> Format:
+    """Returns the format that the headroom of a model's layers refers to."""
     dtypes = {entry.layer.compute_dtype for entry in entries}
     only_bfloat16 = "bfloat16" in dtypes and "float16" not in dtypes
     return get_format("bfloat16" if only_bfloat16 else "float16")

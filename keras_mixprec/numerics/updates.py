@@ -21,13 +21,12 @@ class Update:
 
     def __init__(self, collector, optimizer, gradients, variables, owner_of):
         self._collector = collector
-        self._backend = backend_probe.current()
         self._owner_of = owner_of
         self._inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._iterations = self._steps()
         self._rate = _learning_rate(self._inner)
         self._groups = []
-        inverse = 1.0 / _loss_scale(optimizer)
+        inverse = 1.0 / loss_scale(optimizer)
         pairs = [
             (gradient, variable)
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -113,7 +112,8 @@ def _learning_rate(optimizer):
     return rate.value if isinstance(rate, keras.Variable) else 1.0
 
 
-def _loss_scale(optimizer):
+def loss_scale(optimizer):
+    """Returns what an optimizer's gradients are scaled by in this step."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.loss_scale_factor or 1.0
     if getattr(optimizer, "_unscaled", False):

@@ -9,6 +9,7 @@ STORY = frozenset(
         "demote",
         "shrink",
         "promote",
+        "undo",
         "give_up",
         "stopped",
         "no_loss_scaling",
@@ -77,8 +78,8 @@ def facts_of(overview: dict) -> Facts:
         overview: Dict, as `RunData.overview` returns it.
     """
     before, events = _last_fit(overview["events"])
-    first = before[-1]["step"] if before else 0
-    fits = sum(event["kind"] == "train_end" for event in before) + 1
+    first = events[0]["step"] if before else 0
+    fits = sum(event["kind"] == "train_begin" for event in before) + 1
     skipped = {
         course["optimizer"]: _skipped_since(first, course)
         for course in overview["scale"]
@@ -99,8 +100,8 @@ def facts_of(overview: dict) -> Facts:
 
 def _last_fit(events):
     """Splits events into those of earlier fits and those of the last."""
-    ends = [i for i, e in enumerate(events[:-1]) if e["kind"] == "train_end"]
-    start = ends[-1] + 1 if ends else 0
+    starts = [i for i, e in enumerate(events) if e["kind"] == "train_begin"]
+    start = starts[-1] if starts else 0
     return events[:start], events[start:]
 
 
@@ -121,7 +122,17 @@ def _in_a_row(events, last_step):
         for event in events
         if event["kind"] == "skipped_step" and "at_step" in event
     }
+    for event in events:
+        if event["kind"] == "skipped_steps_not_kept" and _is_full(event):
+            skipped |= {*range(event["first_step"], event["last_step"] + 1)}
     count = 0
     while last_step - count in skipped:
         count += 1
     return count
+
+
+def _is_full(block):
+    """Whether a block of skipped steps has none between that was applied."""
+    if "first_step" not in block:
+        return False
+    return block["count"] == block["last_step"] - block["first_step"] + 1

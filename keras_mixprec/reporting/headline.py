@@ -103,6 +103,9 @@ class _Story:
             yield f"the last {facts.in_a_row} steps were all skipped"
         elif self._is_collapsed():
             yield "loss scale at its floor"
+        if "undo" in self._kinds:
+            undone = _at(self._last["undo"])
+            yield f"a demotion made training diverge, undone{undone}"
         if "give_up" in self._kinds:
             reason = self._last["give_up"].get("message", "").partition(". ")
             yield f"the tuner gave up: {reason[0]}"
@@ -118,6 +121,8 @@ class _Story:
         stuck = self._is_stuck() or "give_up" in self._kinds
         if self._is_collapsed() or is_open and stuck:
             return "failing"
+        if "undo" in self._kinds:
+            return "warning"
         if is_open or self._is_stuck() or "no_loss_scaling" in self._kinds:
             return "warning"
         return "healthy" if self.quiet else "repaired"
@@ -228,10 +233,13 @@ def _is_low(layers):
 
 
 def _rows(verdict):
+    numbers = verdict.get("numbers", {})
     rows = [
-        f"rows {', '.join(map(str, rows))} of {part}"
+        f"{what}{'s' if len(listed) > 1 else ''} "
+        f"{', '.join(map(str, listed))} of {part}"
         for part in ("x", "y", "sample_weight")
-        if (rows := verdict.get("numbers", {}).get(f"rows_of_{part}"))
+        for what in ("sample", "row")
+        if (listed := numbers.get(f"{what}s_of_{part}"))
     ]
     return f" ({'; '.join(rows)} not finite)" if rows else ""
 

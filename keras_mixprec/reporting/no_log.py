@@ -8,6 +8,7 @@ class NoLog:
 
     next_step = 0
     skipped = {}
+    fits = 0
     folder = ""
 
     def __init__(self):

@@ -84,13 +84,13 @@ class MixPrecReport:
         """Writes the page that `to_html` returns.
 
         Args:
-            path: String or path-like. The file, replaced if it is there.
+            path: String or path-like. The file, replaced if it is there; its
+                folder is made if it is missing.
 
         Raises:
             OSError: If it cannot be written.
         """
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.to_html())
+        _write(path, self.to_html().encode())
 
     def to_png(self) -> bytes:
         """Returns a picture of the loss scale and of each layer's headroom.
@@ -104,15 +104,14 @@ class MixPrecReport:
         """Writes the picture that `to_png` returns.
 
         Args:
-            path: String or path-like. The file, replaced if it is there.
+            path: String or path-like. The file, replaced if it is there; its
+                folder is made if it is missing.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
             OSError: If it cannot be written.
         """
-        picture = self.to_png()
-        with open(path, "wb") as file:
-            file.write(picture)
+        _write(path, self.to_png())
 
     def __str__(self):
         return "\n\n".join(map(text, self._overviews.values()))
@@ -134,3 +133,9 @@ class MixPrecReport:
         with contextlib.suppress(ModuleNotFoundError):
             bundle["image/png"] = self.to_png()
         return bundle
+
+
+def _write(path, data):
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)

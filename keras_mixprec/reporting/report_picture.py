@@ -116,6 +116,10 @@ def _draw_scale(axis, overview):
                 label=kind.replace("_", " "),
                 clip_on=False,
             )
+    _draw_blocks(axis, overview["events"], top)
+    for event in overview["events"]:
+        if event["kind"] == "train_begin" and event["fit"] > 1:
+            axis.axvline(event["step"], color="#999999", linestyle=":")
     axis.set_ylim(bottom, top)
     axis.set_ylabel("loss scale")
     axis.set_xlabel("step")
@@ -123,6 +127,24 @@ def _draw_scale(axis, overview):
     axis.yaxis.set_major_formatter(lambda bits, _: f"$2^{{{bits:.0f}}}$")
     if axis.get_legend_handles_labels()[1]:
         axis.legend(loc="lower right", fontsize="small")
+
+
+def _draw_blocks(axis, events, top):
+    """Skipped steps of which there are too many to list, with their number."""
+    colour = _MARKS["skipped_step"][1]
+    for event in events:
+        if event["kind"] == "skipped_steps_not_kept" and "first_step" in event:
+            ends = event["first_step"], event["last_step"]
+            axis.plot(ends, (top, top), color=colour, lw=6, clip_on=False)
+            axis.annotate(
+                f"{event['count']:,} skipped",
+                (sum(ends) / 2, top),
+                xytext=(0, 5),
+                textcoords="offset points",
+                ha="center",
+                fontsize="small",
+                annotation_clip=False,
+            )
 
 
 def _draw_headroom(figure, axis, run, overview):

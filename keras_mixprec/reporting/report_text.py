@@ -25,6 +25,7 @@ def text(overview: dict) -> str:
         *_demoted(overview["layers"]),
         *_verdicts(overview["events"]),
         *_headroom(overview["layers"]),
+        *filter(None, [overview["withheld"]]),
     ]
     return "\n".join(
         textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines
@@ -33,10 +34,11 @@ def text(overview: dict) -> str:
 
 def _steps(overview):
     count = overview["last_step"]
+    fits = sum(e["kind"] == "train_begin" for e in overview["events"])
+    several = f" in {fits} calls of fit" if fits > 1 else ""
     skipped = overview["skipped"]
-    # Several optimizers may skip the same step.
     share = f" ({skipped / count:.2%})" if 0 < skipped <= count else ""
-    return f"Steps: {count:,}, {skipped or 'none'} skipped{share}."
+    return f"Steps: {count:,}{several}, {skipped or 'none'} skipped{share}."
 
 
 def _dtypes(layers):

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import struct
+from collections import Counter
 from typing import NamedTuple, Protocol
 
 import ml_dtypes
@@ -135,7 +136,7 @@ class RunData:
         overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
-            "skipped": sum(map(_skipped, scale)),
+            "skipped": _batches_skipped(events, scale),
             "layers": layers,
             "scale": scale,
             "events": events,
@@ -147,6 +148,7 @@ class RunData:
             else None,
             "format": _limits(_measured_against(layers)),
             "formats": _formats(layers),
+            "withheld": _withheld(events),
             "histograms": {
                 part: self._histograms_of(family)
                 for part, family in schema.EXPONENTS.items()
@@ -324,6 +326,12 @@ def _limits(dtype):
     }
 
 
+def _withheld(events):
+    """Why ranges of layers were not measured, `None` if that is not logged."""
+    logged = [e for e in events if e["kind"] == "ranges_withheld"]
+    return logged[-1]["message"] if logged else None
+
+
 def _skipped(course):
     """How many steps were skipped, by all runs into the folder."""
     counts = [0, *course["skipped"]]
@@ -332,6 +340,22 @@ def _skipped(course):
         now - before if now >= before else now
         for before, now in itertools.pairwise(counts)
     )
+
+
+def _batches_skipped(events, scale):
+    """In how many batches updates were skipped; several may be in one.
+
+    At least: of steps that are not listed one by one, those of the optimizer
+    that skipped most.
+    """
+    listed = [
+        (event.get("optimizer", ""), event["at_step"])
+        for event in events
+        if event["kind"] == "skipped_step" and "at_step" in event
+    ]
+    counts = Counter(name for name, _ in set(listed))
+    others = [_skipped(c) - counts[c["optimizer"]] for c in scale]
+    return len({step for _, step in listed}) + max([0, *others])
 
 
 def _binary(header, numbers):

@@ -63,13 +63,13 @@ def add_headroom(layers: list, tables: list):
     for table in tables:
         if _METRIC not in table.metrics or not len(table.steps):
             continue
-        columns = table.column(_METRIC, table.layers).T
-        for row, column in zip(table.layers, columns, strict=True):
-            column = np.where(table.steps > since, column, np.nan)
-            if np.isnan(column).all():
-                continue
-            path, place = layer_of(row, paths), np.nanargmin(column)
-            found = column[place].item(), table.steps[place].item()
+        values = table.column(_METRIC, table.layers)
+        values[table.steps <= since] = np.nan
+        rows = np.flatnonzero(~np.isnan(values).all(axis=0))
+        places = np.nanargmin(values[:, rows], axis=0)
+        for row, place in zip(rows, places, strict=True):
+            found = values[place, row].item(), table.steps[place].item()
+            path = layer_of(table.layers[row], paths)
             least[path] = min(least.get(path, found), found)
     for layer in layers:
         bits, step = least.get(layer["path"], (None, None))

@@ -68,6 +68,7 @@ class RunLog:
             one begins.
         skipped: Dict from the name of an optimizer to how many of its steps
             earlier runs logged as skipped.
+        fits: Int. How many runs were logged in the folder before this one.
         story: `Story` of this run, for the closing sentence.
 
     Example:
@@ -87,6 +88,7 @@ class RunLog:
         try:
             self._claim_folder()
             end = find_end(self.folder)
+            self.fits = len(event_file_paths(self.folder))
             self._events = EventFile(self.folder, end.next_step)
         except OSError as error:
             raise OSError(

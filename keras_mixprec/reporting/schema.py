@@ -32,7 +32,7 @@ HEAT = "mixprec/heat"
 TWIN = "mixprec/twin"
 
 # Kinds of events that change what layers compute in.
-PRECISION_CHANGES = ("demote", "shrink", "promote")
+PRECISION_CHANGES = ("demote", "shrink", "promote", "undo")
 
 # What the families of exponent histograms are called in TensorBoard's tab,
 # by what they are of.

@@ -9,7 +9,7 @@ from keras_mixprec.reporting.schema import PRECISION_CHANGES
 
 _NAME = str | None
 
-_OURS = STORY | {"skipped_step"}
+_OURS = STORY | {"skipped_step", "ranges_withheld"}
 _OF_OURS = {
     "at_step": int,
     "layers": dict,
@@ -23,6 +23,10 @@ _OF_VERDICT = {
     "layer": _NAME,
     "direction": _NAME,
     "advice": str,
+}
+_NEEDED = {
+    "ranges_withheld": {"message"},
+    **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
 }
 _OF_LAYER = {"path": str, "compute_dtype": str}
 
@@ -42,7 +46,7 @@ def is_event(event: dict) -> bool:
         return False
     if kind == "verdict" and not _fits(event, _OF_VERDICT.keys(), _OF_VERDICT):
         return False
-    if kind in PRECISION_CHANGES and "layers" not in event:
+    if not _NEEDED.get(kind, set()) <= event.keys():
         return False
     return all(map(_is_change, event.get("layers", {}).values())) and all(
         isinstance(rows, list)

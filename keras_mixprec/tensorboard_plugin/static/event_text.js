@@ -1,5 +1,5 @@
 import {
-  formatNumber, formatScale, listSome, plural, readablePowers, words,
+  formatInteger, formatNumber, formatScale, listSome, plural, readablePowers, words,
 } from "./format.js";
 import { isRepaired } from "./precision.js";
 
@@ -23,11 +23,12 @@ export function verdictLevel(verdict) {
 }
 
 const PRECISION_KINDS = [
-  "demote", "shrink", "promote", "start", "loss_scaling", "give_up",
+  "demote", "shrink", "promote", "undo", "start", "loss_scaling", "give_up",
 ];
 
 const WARNING_KINDS = [
-  "trend", "probe_failed", "skipped_steps_not_kept", "log_gap", "plan_not_written",
+  "trend", "probe_failed", "ranges_withheld", "loss_scale_not_known", "log_gap",
+  "plan_not_written",
 ];
 
 export function eventLevel(event) {
@@ -35,10 +36,10 @@ export function eventLevel(event) {
   if (event.dry_run) return "info";
   if (kind === "verdict") return verdictLevel(event.verdict);
   if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
-  if (["promote", "shrink"].includes(kind)) return "promote";
+  if (["promote", "shrink", "undo"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
   if (WARNING_KINDS.includes(kind)) return "warning";
-  return kind === "skipped_step" ? "skip" : "info";
+  return laneOf(event) === "skipped" ? "skip" : "info";
 }
 
 // Shapes repeat what colours say, for readers who cannot tell the colours apart.
@@ -56,14 +57,14 @@ export const LEVELS = {
 };
 
 export function laneOf(event) {
-  if (event.kind === "skipped_step") return "skipped";
+  if (["skipped_step", "skipped_steps_not_kept"].includes(event.kind)) return "skipped";
   if (event.kind === "verdict" || event.kind === "trend") return "verdicts";
   return PRECISION_KINDS.includes(event.kind) ? "precision" : null;
 }
 
 // A skip is noticed some steps after it happened.
 export function momentOf(event) {
-  return event.at_step ?? event.step;
+  return event.at_step ?? event.first_step ?? event.step;
 }
 
 export function layersOf(event) {
@@ -107,6 +108,12 @@ function changeSentence(verb, event) {
   return `${verb} ${what}`.trim() + ".";
 }
 
+function span(event) {
+  if (event.first_step === undefined) return "";
+  const [first, last] = [event.first_step, event.last_step].map(formatInteger);
+  return ` between steps ${first} and ${last}`;
+}
+
 const SENTENCES = {
   skipped_step(event) {
     const variables = event.variables ?? [];
@@ -116,8 +123,13 @@ const SENTENCES = {
       `gradients not finite${where}.`;
   },
   skipped_steps_not_kept(event) {
-    return `${plural(event.count ?? 0, "more skipped step")} not listed one by one.`;
+    const more = plural(event.count ?? 0, "more skipped step");
+    return `${more}${span(event)}, not listed one by one.`;
   },
+  loss_scale_not_known(event) {
+    return `Loss scale set by hand or not known at each step${span(event)}.`;
+  },
+  train_begin: (event) => `Call ${event.fit ?? ""} of fit starts.`,
   verdict(event) {
     const at = event.layer ? `${event.layer}: ` : "";
     return at + (event.advice || words(event.verdict));
@@ -125,6 +137,7 @@ const SENTENCES = {
   demote: (event) => changeSentence(event.dry_run ? "Would move" : "Moved", event),
   shrink: (event) => changeSentence("Gave back", event),
   promote: (event) => changeSentence("Brought back", event),
+  undo: (event) => event.message || changeSentence("Took back", event),
   start: (event) => changeSentence("Started with", event),
   loss_scaling: (event) => changeSentence("Loss scaling:", event),
   give_up: (event) => event.message || "The tuner gave up.",
@@ -138,12 +151,22 @@ const SENTENCES = {
     const at = event.layer ? ` at ${event.layer}` : "";
     return `Probe failed${at}: ${event.reason}`;
   },
+  ranges_measured(event) {
+    const steps = plural(event.steps?.length ?? 0, "step");
+    return `Ranges of all layers measured at ${steps} beside training, in ` +
+      `${formatNumber(event.seconds)} s.`;
+  },
+  ranges_withheld: (event) => event.message ?? "",
   trend(event) {
     const when = event.overflows_in_steps;
     const soon = when === undefined || when === null ? "" :
       `, overflow expected in ${formatNumber(when)} steps`;
     return `${event.layer}: ${formatNumber(event.headroom_bits)} bits left${soon}.`;
   },
+  loss_scale_kept: (event) => {
+    return `Loss scale ${formatScale(event.scale)} again: it fell because of bad data alone.`;
+  },
+  no_loss_scaling: () => "Layers compute in float16 and nothing scales the loss.",
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
   train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],

@@ -56,7 +56,7 @@ export function createTimeline(store) {
   const laneHeight = () => LANE_HEIGHT * Math.max(1, runsOf(store.state).length);
   const axisY = () => LANES_TOP + LANES.length * laneHeight();
   surface.setHeight(axisY() + 24);
-  const plot = { left: LEFT, right: 0, scale: null, cursor: null, marks: [] };
+  const plot = { left: LEFT, right: 0, scale: null, cursor: null, marks: [], blocks: [] };
 
   const limits = () => stepDomain(store.state.runData?.last_step ?? 0, null);
   const gestures = stepGestures(surface, plot, {
@@ -64,7 +64,7 @@ export function createTimeline(store) {
     onZoom: (zoom) => store.set({ zoom }),
     onHover: hover,
     onClick(at) {
-      const mark = nearestMark(plot.marks, at, 9);
+      const mark = markAt(at);
       if (mark) chooseEvent(store, mark.event);
       else if (at.x >= plot.left) chooseStep(store, stepAt(at.x));
     },
@@ -72,6 +72,13 @@ export function createTimeline(store) {
 
   function runOf(event) {
     return runsOf(store.state).find((data) => data.events.includes(event)).run;
+  }
+
+  function markAt(at) {
+    return nearestMark(plot.marks, at, 9) ?? plot.blocks.find((block) => {
+      return at.x >= block.left && at.x <= block.right &&
+        Math.abs(at.y - block.y) <= LANE_HEIGHT / 2;
+    });
   }
 
   function stepAt(x) {
@@ -82,7 +89,7 @@ export function createTimeline(store) {
   function hover(event, at) {
     const { runData, compareData } = store.state;
     if (!runData || at.x < plot.left || at.x > plot.right) return hideTooltip();
-    const mark = nearestMark(plot.marks, at, 9);
+    const mark = markAt(at);
     if (mark) {
       return showTooltip(event, [
         `${eventTitle(mark.event)} · step ${formatInteger(momentOf(mark.event))}` +
@@ -174,12 +181,14 @@ export function createTimeline(store) {
         solid += 1;
       }
     }
+    drawFits(context, runData.events);
+    drawBlocks(context, domain);
     drawMarks(context, domain);
     if (step !== null) {
       const x = plot.scale(step);
       drawLine(context, [[x, TOP - 6], [x, axisY()]], themeColor("--cursor"), 1.5);
     }
-    const selected = plot.marks.find((mark) => eventKey(mark.event) === chosen);
+    const selected = [...plot.marks, ...plot.blocks].find((mark) => eventKey(mark.event) === chosen);
     if (selected) {
       context.beginPath();
       context.arc(selected.x, selected.y, 9, 0, 2 * Math.PI);
@@ -195,6 +204,46 @@ export function createTimeline(store) {
     canvas.setAttribute("aria-valuetext", step === null ? "no step" : `step ${step}`);
   }
 
+  function drawFits(context, events) {
+    for (const event of events) {
+      if (event.kind !== "train_begin" || !(event.fit > 1)) continue;
+      const x = Math.round(plot.scale(event.step)) + 0.5;
+      drawLine(context, [[x, TOP], [x, axisY()]], themeColor("--axis"), 1, [1, 3]);
+      context.textAlign = "left";
+      context.fillStyle = themeColor("--muted");
+      context.fillText(`fit ${event.fit}`, x + 3, TOP + 6);
+    }
+  }
+
+  // Skips that are too many to list, with how many they are.
+  function drawBlocks(context, domain) {
+    plot.blocks = [];
+    runsOf(store.state).forEach((data, place) => {
+      drawBlocksOf(context, data.events, domain, place);
+    });
+  }
+
+  function drawBlocksOf(context, events, domain, place) {
+    for (const event of events) {
+      const { first_step: first, last_step: last, count } = event;
+      if (event.kind !== "skipped_steps_not_kept" || first === undefined) continue;
+      if (last < domain[0] || first > domain[1]) continue;
+      const [start, end] = [first, last].map(plot.scale);
+      const left = Math.max(Math.min(start, end - 2), LEFT);
+      const right = Math.min(end, plot.right);
+      const lane = LANES_TOP + LANES.indexOf("skipped") * laneHeight();
+      const y = lane + (place + 0.5) * LANE_HEIGHT;
+      plot.blocks.push({ event, left, right, x: (left + right) / 2, y });
+      context.fillStyle = themeColor("--skip");
+      context.fillRect(left, y - 6, right - left, 12);
+      const label = formatInteger(count);
+      if (context.measureText(label).width + 6 > right - left) continue;
+      context.textAlign = "center";
+      context.fillStyle = themeColor("--card");
+      context.fillText(label, (left + right) / 2, y);
+    }
+  }
+
   function drawMarks(context, domain) {
     plot.marks = [];
     runsOf(store.state).forEach((data, place) => {
@@ -207,7 +256,9 @@ export function createTimeline(store) {
     for (const event of events) {
       const lane = LANES.indexOf(laneOf(event));
       const moment = momentOf(event);
-      if (lane < 0 || moment < domain[0] || moment > domain[1]) continue;
+      // Blocks have been drawn; in a log of an earlier version they have no steps.
+      if (lane < 0 || event.first_step !== undefined) continue;
+      if (moment < domain[0] || moment > domain[1]) continue;
       const x = plot.scale(moment);
       const { shape, color } = LEVELS[eventLevel(event)];
       // Thousands of skips share a few hundred pixels.

@@ -1,0 +1,174 @@
+"""Which batches of a run had inputs that are not finite."""
+
+import sys
+
+import numpy as np
+from keras import tree
+from keras.src.trainers.data_adapters import (
+    array_data_adapter,
+    data_adapter_utils,
+)
+
+from keras_mixprec.diagnosis import Verdict
+from keras_mixprec.diagnosis.advice import bad_data_advice
+from keras_mixprec.loss_scaling.inputs import PARTS
+
+# Samples that a verdict lists, batches that are kept.
+_LISTED = 8
+_KEPT = 1000
+
+_SLICE = 4096
+
+
+class BadData:
+    """Collects the batches of skipped steps whose inputs were not finite.
+
+    Attributes:
+        count: Int. How many there were.
+        batches: List of dicts with `"epoch"`, counted from 1 as `fit` prints
+            it, `"batch"`, counted from 0, and `"rows"`, the first bad row of
+            each part of the batch; the first 1,000.
+        keeps_scale: Boolean. Whether a loss scale is raised again that fell
+            because of bad data alone.
+    """
+
+    def __init__(self):
+        self.count = 0
+        self.batches = []
+        self.keeps_scale = False
+        self._epochs = [(0, 1)]
+        self._fallen = []
+
+    def begin_epoch(self, step: int, epoch: int):
+        """An epoch begins, with this step.
+
+        Args:
+            step: Int.
+            epoch: Int, counted from 0.
+        """
+        self._epochs.append((step, epoch + 1))
+
+    def add(self, watch, reading):
+        """Takes note of what a reading found.
+
+        Args:
+            watch: `Watch` of an optimizer.
+            reading: `Reading` of it.
+        """
+        bad = [skipped for skipped in reading.new_steps if skipped.inputs]
+        if not bad:
+            return
+        self.count += len(bad)
+        room = _KEPT - len(self.batches)
+        self.batches += map(self._locate, bad[: max(room, 0)])
+        scale = reading.points[0].scale
+        alone = len(bad) == len(reading.new_steps) and not reading.others
+        if self.keeps_scale and alone and reading.loss_scale < scale:
+            self._fallen.append((watch, scale))
+
+    def settle(self, engine):
+        """Reports bad data, the first time, and undoes what they did.
+
+        They say nothing of the scale that gradients need. Not within the step,
+        which follows its update rule to the letter.
+
+        Args:
+            engine: The `Engine`, which has read all counters.
+        """
+        examiner, step = engine.examiner, engine.step
+        if self.batches and not examiner.has_told("bad_data"):
+            examiner.tell(self._verdict(engine.model), step)
+        fallen, self._fallen = self._fallen, []
+        if fallen:
+            engine.up_to_date()
+        for watch, scale in fallen:
+            watch.set_scale(step, scale)
+            event = {"kind": "loss_scale_kept", "scale": scale}
+            engine.log.event(step, event)
+
+    def _verdict(self, model):
+        first = self.batches[0]
+        numbers = {name: first[name] for name in ("epoch", "batch")}
+        samples = bad_samples(model)
+        for part, indices in samples.items():
+            numbers[f"samples_of_{part}"] = indices[:_LISTED].tolist()
+            numbers[f"bad_samples_of_{part}"] = len(indices)
+        if not samples:
+            for part, row in first["rows"].items():
+                numbers[f"rows_of_{part}"] = [row]
+        return Verdict(
+            "bad_data",
+            step=first["step"],
+            numbers=numbers,
+            advice=bad_data_advice(next(iter(samples or first["rows"]))),
+        )
+
+    def __str__(self):
+        if not self.count:
+            return ""
+        first = self.batches[0]
+        more = f"{self.count} batches" if self.count > 1 else "1 batch"
+        return (
+            f"Bad data: {more} with inputs that are not finite, the first in "
+            f"epoch {first['epoch']}, batch {first['batch']}."
+        )
+
+    def _locate(self, skipped):
+        # The log counts steps that are taken, `fit` those before a batch.
+        step = skipped.step - 1
+        start, epoch = max(e for e in self._epochs if e[0] <= step)
+        place = {"epoch": epoch, "batch": step - start, "step": step}
+        return place | {"rows": skipped.inputs}
+
+
+def bad_samples(model) -> dict:
+    """Returns which samples of the arrays given to `fit` are not finite.
+
+    Args:
+        model: The `keras.Model`, in `fit`.
+
+    Returns:
+        Dict from `"x"`, `"y"` and `"sample_weight"` to an array of indices, in
+        the order of the user's arrays, shuffled or not; empty if `fit` was
+        given no arrays.
+    """
+    adapter = _adapter(model)
+    if not isinstance(adapter, array_data_adapter.ArrayDataAdapter):
+        return {}
+    found = {}
+    parts = data_adapter_utils.unpack_x_y_sample_weight(adapter._inputs)
+    for name, part in zip(PARTS, parts, strict=True):
+        rows = [_bad_rows(leaf) for leaf in tree.flatten(part)]
+        rows = [indices for indices in rows if len(indices)]
+        if rows:
+            found[name] = np.unique(np.concatenate(rows))
+    return found
+
+
+def _bad_rows(leaf):
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or "float" not in str(dtype):
+        return ()
+    array = np.asarray(leaf)
+    found = []
+    # In slices: a copy of all of it may not fit into memory.
+    for start in range(0, len(array), _SLICE):
+        rows = array[start : start + _SLICE]
+        finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+        found += (start + np.flatnonzero(~finite)).tolist()
+    return found
+
+
+def _adapter(model):
+    """The data adapter of the `fit` that is under way, `None` if unknown.
+
+    Keras keeps it in a local variable of `fit`.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        names = frame.f_locals
+        if frame.f_code.co_name == "fit" and names.get("self") is model:
+            iterator = names.get("epoch_iterator")
+            return getattr(iterator, "data_adapter", None)
+        frame = frame.f_back
+    return None

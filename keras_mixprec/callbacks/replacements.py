@@ -1,0 +1,68 @@
+"""Replacing methods of objects for a while."""
+
+import contextlib
+
+_NONE = object()
+
+
+class Replacements:
+    """Methods of objects, and what replaces them within a context.
+
+    Outside of the context every object is as it was.
+    """
+
+    def __init__(self):
+        self._all = {}
+        self._before = None
+
+    def add(self, owner, name: str, function):
+        """Replaces `owner.name`, from now on if this is within the context.
+
+        Args:
+            owner: An object with a `__dict__`.
+            name: String, the name of a method.
+            function: What replaces it. It takes the place of one that was
+                added before.
+        """
+        key = (id(owner), name)
+        self._all[key] = (owner, name, function)
+        if self._before is not None:
+            self._put(key)
+
+    def __contains__(self, key):
+        owner, name = key
+        return (id(owner), name) in self._all
+
+    def put(self):
+        """Enters the context."""
+        self._before = {}
+        for key in self._all:
+            self._put(key)
+
+    def _put(self, key):
+        owner, name, function = self._all[key]
+        attributes = vars(owner)
+        self._before.setdefault(key, attributes.get(name, _NONE))
+        attributes[name] = function
+
+    def restore(self):
+        """Leaves the context."""
+        before, self._before = self._before or {}, None
+        for key, function in before.items():
+            owner, name, _ = self._all[key]
+            if function is _NONE:
+                vars(owner).pop(name, None)
+            else:
+                vars(owner)[name] = function
+
+    @contextlib.contextmanager
+    def in_place(self):
+        """Context, which may be entered within itself."""
+        if self._before is not None:
+            yield
+            return
+        self.put()
+        try:
+            yield
+        finally:
+            self.restore()

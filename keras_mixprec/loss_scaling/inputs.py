@@ -1,0 +1,71 @@
+"""Whether the inputs of a skipped step were finite."""
+
+import contextlib
+import threading
+
+import keras
+from keras import ops, tree
+
+PARTS = ("x", "y", "sample_weight")
+
+# Behind every row.
+_NONE = 2**31 - 1
+
+_STEP = threading.local()
+
+
+@contextlib.contextmanager
+def training_on(batch):
+    """Context of a `train_step`: its batch is known within.
+
+    Args:
+        batch: As `train_step` takes it.
+    """
+    _STEP.batch = batch
+    try:
+        yield
+    finally:
+        _STEP.batch = None
+
+
+def known() -> bool:
+    """Whether the batch of the step under way is known."""
+    return getattr(_STEP, "batch", None) is not None
+
+
+def first_bad_rows():
+    """Returns where a step's inputs are not finite.
+
+    Returns:
+        int32 tensor `(3,)`: 1 + the first row of x, y and the sample weights
+        that is not finite, 0 where all are.
+    """
+    try:
+        parts = keras.utils.unpack_x_y_sample_weight(_STEP.batch)
+        return ops.stack([_first_bad_row(part) for part in parts])
+    # Sparse and ragged tensors; whatever it is, the step is taken.
+    except Exception:
+        return ops.zeros((3,), "int32")
+
+
+def _first_bad_row(part):
+    rows = [_bad_row(leaf) for leaf in tree.flatten(part) if _has_rows(leaf)]
+    if not rows:
+        return ops.zeros((), "int32")
+    first = ops.min(ops.stack(rows))
+    return ops.where(ops.equal(first, _NONE), 0, first + 1)
+
+
+def _has_rows(leaf):
+    if not ops.is_tensor(leaf) or not len(leaf.shape):
+        return False
+    return "float" in keras.backend.standardize_dtype(leaf.dtype)
+
+
+def _bad_row(leaf):
+    bad = ops.logical_not(ops.isfinite(leaf))
+    rows = bad
+    if axes := tuple(range(1, len(leaf.shape))):
+        rows = ops.any(bad, axis=axes)
+    first = ops.cast(ops.argmax(ops.cast(rows, "int32")), "int32")
+    return ops.where(ops.any(rows), first, _NONE)

@@ -1,0 +1,191 @@
+"""The ranges of every layer on one batch, without taking a step."""
+
+import math
+import time
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from keras_mixprec.backend import alone as backend_alone
+from keras_mixprec.backend import devices
+from keras_mixprec.backend import probe as backend_probe
+from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.backend.model_state import optimizers_of
+from keras_mixprec.formats import Format
+from keras_mixprec.numerics.arrays import is_float
+from keras_mixprec.numerics.calls import with_mask
+from keras_mixprec.numerics.dry_step import restored, run_held
+from keras_mixprec.numerics.hook import CallHook, call_name
+from keras_mixprec.numerics.probe import LayerReading, limits_of
+from keras_mixprec.numerics.statistics import (
+    Statistics,
+    measure,
+    pack,
+    statistics_of,
+)
+from keras_mixprec.numerics.updates import loss_scale
+from keras_mixprec.policies.layers import walk
+
+
+class Ranges(NamedTuple):
+    """The ranges of a model's layers.
+
+    Attributes:
+        readings: List of `LayerReading`, in the order of the calls.
+        limits: The `Format` that headroom refers to.
+        failures: Dict from the path of each layer that could not be measured
+            to the reason.
+    """
+
+    readings: list[LayerReading]
+    limits: Format
+    failures: dict
+
+
+def read_ranges(model: keras.Model, data, seconds: float = math.inf) -> Ranges:
+    """Measures activations, gradients and weights as a step would meet them.
+
+    The model's own `train_step` runs once with its optimizers held, so that
+    nothing is changed and the train function is not compiled again.
+
+    Args:
+        model: A built and compiled `keras.Model`, with variables that are up
+            to date.
+        data: The batch, as `train_step` takes it.
+        seconds: Float. How long it may take. A program that is compiled is
+            not interrupted. Defaults to no limit.
+
+    Raises:
+        TimeoutError: If it takes longer.
+    """
+    taken = _Taken(model, time.perf_counter() + seconds)
+    scales = [_scale(optimizer) for optimizer in optimizers_of(model).values()]
+    with backend_alone.current().alone(model), restored(model):
+        tensors = backend_replay.current().run_once(
+            model, taken.run, (data, scales)
+        )
+        return taken.ranges(tensors)
+
+
+def read_weights(model: keras.Model) -> Ranges:
+    """Measures the weights alone, which takes no batch."""
+    taken = _Taken(model)
+    with backend_alone.current().alone(model):
+        return taken.ranges([])
+
+
+class _Taken:
+    """Takes tensors from a step as it runs, traced or not."""
+
+    def __init__(self, model, deadline=math.inf):
+        self._model = model
+        self._deadline = deadline
+        self._entries = walk(model)
+        self._found = {}
+        # A copy of all activations in the memory of the host takes longer
+        # than a few fused reductions on the device; on a CPU the latter do.
+        self._on_host = devices.query()["kind"] == "cpu"
+
+    def run(self, given):
+        """Runs the step; returns the tensors, or what is measured of them."""
+        data, scales = given
+        optimizers = optimizers_of(self._model).values()
+        scale_of = {
+            id(o): scale for o, scale in zip(optimizers, scales, strict=True)
+        }
+        with CallHook(self._entries, self._on_call).hooked():
+            _, gradients = run_held(
+                self._model, data, lambda optimizer: scale_of[id(optimizer)]
+            )
+        inverse = {
+            id(variable): 1.0 / scale_of[id(optimizer)]
+            for optimizer in optimizers
+            for variable in optimizer._trainable_variables
+        }
+        for position, (path, variable) in enumerate(self._variables()):
+            gradient = gradients.get(id(variable))
+            if gradient is not None:
+                gradient = backend_probe.current().rows(gradient)
+                gradient = ops.cast(gradient, "float32")
+                gradient = gradient * inverse.get(id(variable), 1.0)
+                self._take((path, "weight_gradient", position), gradient)
+        return list(self._found.values())
+
+    def ranges(self, tensors) -> Ranges:
+        """Returns the ranges, given the tensors that `run` returned."""
+        parts, failures = {}, {}
+        for (path, part, _), tensor in zip(self._found, tensors, strict=True):
+            of_layer = parts.setdefault(path, {})
+            if tensor is None:
+                failures[path] = "it runs inside a loop or a traced function"
+            else:
+                of_layer.setdefault(part, []).append(self._read(tensor))
+        for path, variable in self._variables():
+            value = self._read(
+                self._measured(ops.stop_gradient(variable.value))
+            )
+            parts.setdefault(path, {}).setdefault("weight", []).append(value)
+        readings = [
+            LayerReading(
+                path,
+                {name: Statistics.together(each) for name, each in own.items()},
+                lost_updates=None,
+            )
+            for path, own in parts.items()
+        ]
+        return Ranges(readings, limits_of(self._entries), failures)
+
+    def _on_call(self, run, layer, path, index, args, kwargs):
+        outputs = run(*args, **kwargs)
+        if isinstance(layer, keras.Model) and layer._layers:
+            return outputs  # Its last layer has told of them.
+        name = call_name(path, index)
+
+        def observe(position, leaf):
+            if not is_float(leaf):
+                return leaf
+            backend = backend_replay.current()
+            value = backend.stop_gradient(leaf)
+            self._take((name, "activation", position), value)
+            seen = backend.observe(
+                leaf,
+                lambda _: None,
+                lambda g: self._take((name, "gradient", position), g),
+            )
+            return with_mask(seen, leaf)
+
+        leaves = enumerate(tree.flatten(outputs))
+        return tree.pack_sequence_as(outputs, [observe(*x) for x in leaves])
+
+    def _take(self, key, tensor):
+        self._check_time()
+        self._found[key] = self._measured(tensor)
+
+    def _check_time(self):
+        if time.perf_counter() > self._deadline:
+            raise TimeoutError
+
+    def _measured(self, tensor):
+        if self._on_host:
+            return tensor
+        return pack([measure(ops.reshape(tensor, (1, -1)))])
+
+    def _read(self, tensor):
+        self._check_time()
+        array = np.asarray(ops.convert_to_numpy(tensor))
+        if self._on_host:
+            return statistics_of(array)
+        return Statistics.from_rows(array)[0]
+
+    def _variables(self):
+        for entry in self._entries:
+            for variable in entry.layer._trainable_variables:
+                yield entry.path, variable
+
+
+def _scale(optimizer):
+    if not optimizer.built:  # `compile` makes one that training may not use.
+        return 1.0
+    return float(ops.convert_to_numpy(loss_scale(optimizer)))

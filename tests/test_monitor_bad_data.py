@@ -1,0 +1,126 @@
+"""Inputs that are not finite: which, where, and that the scale is kept."""
+
+import keras
+import numpy as np
+import pytest
+from monitor_models import JITS, each_jit, monitor, one_weight, told
+from tuner_models import tuner
+
+import keras_mixprec as kmp
+
+JIT = next(iter(JITS))
+
+
+def data(*bad, rows=40):
+    """Samples that float16 holds but for the numbers at some rows of x."""
+    x = np.full((rows, 1), 0.5, "float32")
+    x[list(bad)] = np.nan
+    return x, np.zeros((rows, 1), "float32")
+
+
+def run(tmp_path, x, y, *callbacks, jit=JIT, **arguments):
+    watcher = monitor(tmp_path, update_freq=1)
+    model = one_weight(jit=jit)
+    arguments = {"batch_size": 4, "epochs": 2, "verbose": 0} | arguments
+    model.fit(x, y, callbacks=[watcher, *callbacks], **arguments)
+    return model, watcher
+
+
+@each_jit
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_samples_are_named_in_the_users_order(shuffle, jit, tmp_path):
+    x, y = data(5, 30)
+    y[17] = np.inf
+    _, watcher = run(tmp_path, x, y, shuffle=shuffle, jit=jit)
+    (verdict,) = watcher.verdicts
+    assert verdict.kind == "bad_data"
+    assert verdict.numbers["samples_of_x"] == [5, 30]
+    assert verdict.numbers["samples_of_y"] == [17]
+    assert "samples 5, 30 of x" in watcher.summary.headline["text"]
+
+
+def test_batches_of_a_stream_are_named(tmp_path):
+    def batches():
+        for step in range(10):
+            x, y = data(*([2] if step in (3, 7) else []), rows=4)
+            yield x, y
+
+    _, watcher = run(
+        tmp_path,
+        batches(),
+        None,
+        batch_size=None,
+        epochs=1,
+        shuffle=False,
+        steps_per_epoch=10,
+    )
+    (verdict,) = watcher.verdicts
+    assert {k: verdict.numbers[k] for k in ("epoch", "batch")} == {
+        "epoch": 1,
+        "batch": 3,
+    }
+    assert verdict.numbers["rows_of_x"] == [2]
+    skipped = told(tmp_path, "skipped_step")
+    assert [event["bad_input"] for event in skipped] == [{"x": 2}] * 2
+    said = " ".join(str(watcher.summary).split())
+    assert "Bad data: 2 batches with inputs that are not finite" in said
+    assert "the first in epoch 1, batch 3." in said
+
+
+def test_later_epochs_are_counted(tmp_path):
+    x, y = data(9)
+    _, watcher = run(tmp_path, x, y, shuffle=False)
+    places = [
+        (b["epoch"], b["batch"]) for b in watcher._engine.bad_data.batches
+    ]
+    assert places == [(1, 2), (2, 2)]
+
+
+def test_weights_of_samples_are_looked_at(tmp_path):
+    weights = np.ones(40, "float32")
+    weights[11] = np.nan
+    _, watcher = run(tmp_path, *data(), sample_weight=weights)
+    assert watcher.verdicts[0].numbers["samples_of_sample_weight"] == [11]
+
+
+@each_jit
+def test_the_tuner_keeps_the_scale(jit, tmp_path):
+    x, y = data(5, 17, 30)
+    model, _ = run(tmp_path, x, y, tuner(), jit=jit, shuffle=False)
+    assert model.optimizer.skipped_steps == 6
+    assert float(model.optimizer.loss_scale) == 2.0**15
+
+
+def test_the_monitor_alone_changes_nothing(tmp_path):
+    model, _ = run(tmp_path, *data(5, 17, 30), shuffle=False)
+    assert float(model.optimizer.loss_scale) == 2.0**9
+
+
+def test_what_overflows_by_itself_lowers_the_scale(tmp_path):
+    x, y = data()
+    x[8] = 1e30
+    model, watcher = run(tmp_path, x, y, tuner(dry_run=False), shuffle=False)
+    assert float(model.optimizer.loss_scale) < 2.0**15
+    assert watcher._engine.bad_data.count == 0
+
+
+@pytest.mark.parametrize("part", ["x", "y", "sample_weight"])
+def test_the_snippet_finds_them(part):
+    from keras_mixprec.diagnosis.advice import bad_data_advice
+
+    array, _ = data(5, 30)
+    snippet = bad_data_advice(part).partition(f"`{part}` ")[2]
+    code = snippet.removesuffix(" finds all of them.")
+    assert eval(code, {"np": np, part: array}).tolist() == [5, 30]
+
+
+def test_structures_of_arrays(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = {name: keras.Input((1,), name=name) for name in "ab"}
+    y = keras.layers.Dense(1)(keras.layers.Add()(list(inputs.values())))
+    model = keras.Model(inputs, y)
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=JIT)
+    watcher = monitor(tmp_path, update_freq=1)
+    x, y = data(21)
+    model.fit({"a": y, "b": x}, y, batch_size=4, verbose=0, callbacks=[watcher])
+    assert watcher.verdicts[0].numbers["samples_of_x"] == [21]

@@ -1,0 +1,108 @@
+"""Runs that end early because nothing helps."""
+
+import keras
+import pytest
+from monitor_models import (
+    BACKEND,
+    BAD,
+    each_jit,
+    each_optimizer,
+    fit,
+    good,
+    monitor,
+    one_weight,
+    scalars,
+    told,
+)
+from tuner_models import chain, tuner
+
+import keras_mixprec as kmp
+from keras_mixprec.diagnosis.on_demand import Examination
+from keras_mixprec.loss_scaling.presets import PRESETS
+
+JIT = BACKEND == "jax"
+
+
+def following(name):
+    """Wraps an optimizer in Keras' own or one that follows a preset."""
+
+    def wrap(inner, initial_scale=2.0**15):
+        if name is None:
+            return keras.optimizers.LossScaleOptimizer(inner, initial_scale)
+        return kmp.LossScaleOptimizer(inner, kmp.DynamicLossScale.preset(name))
+
+    return wrap
+
+
+@pytest.mark.parametrize("name", [None, *PRESETS])
+def test_a_collapse_is_reported_under_every_rule(name, tmp_path):
+    # Nothing is diagnosed: the counters are read at the end only.
+    watcher = monitor(tmp_path, update_freq=1000)
+    model = chain(wrap=following(name))
+    fit(model, [1000.0] * 100, [watcher])
+    assert watcher.summary.optimizers[""].skipped == 100
+    assert [v.kind for v in watcher.verdicts] == ["scale_collapsed"]
+
+
+def test_a_search_for_a_small_scale_is_no_collapse(tmp_path):
+    # At 2**-1 the gradient of 2e4 * 4 would fit float16.
+    watcher = monitor(tmp_path, update_freq=18)
+    fit(chain(wrap=following("torch")), [1000.0] * 18, [watcher])
+    assert "scale_collapsed" not in [v.kind for v in watcher.verdicts]
+
+
+def test_a_tuner_gives_up_under_keras_own_rule(monkeypatch):
+    monkeypatch.setattr(
+        "keras_mixprec.callbacks.examiner.examine",
+        lambda *args, **options: Examination([]),
+    )
+    callback = tuner(on_limit="raise")
+    with pytest.raises(FloatingPointError, match="no layer is to blame"):
+        fit(chain(wrap=following(None)), [1000.0] * 400, [callback])
+    assert callback.history[-1]["kind"] == "give_up"
+
+
+@each_jit
+@each_optimizer
+@pytest.mark.parametrize("start", [2.0**15, 1.0])
+def test_it_stops_whatever_the_scale(wrap, jit, start, tmp_path):
+    model = one_weight(lambda inner: wrap(inner, initial_scale=start), jit)
+    watcher = monitor(tmp_path, update_freq=1, stop_after=3)
+    fit(model, [*good(2), *[BAD] * 30], [watcher])
+    assert watcher.summary.optimizers[""].steps < 10
+    (event,) = told(tmp_path, "stopped")
+    assert event["reason"] == "3 steps in a row were skipped"
+
+
+class Ended(keras.callbacks.Callback):
+    ended = False
+
+    def on_train_end(self, logs=None):
+        self.ended = True
+
+
+@each_jit
+@pytest.mark.parametrize("with_tuner", [False, True])
+def test_a_backup_outlives_a_run_that_raises(jit, with_tuner, tmp_path):
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    watcher = monitor(tmp_path, stop_after=5, on_stop="raise", update_freq=2)
+    ours = [tuner(dry_run=True), watcher] if with_tuner else [watcher]
+    model, other = one_weight(jit=jit), Ended()
+    values = [*good(8), *[BAD] * 24]
+    with pytest.raises(FloatingPointError, match="steps in a row were skip"):
+        fit(model, values, [backup, *ours, other], epochs=4)
+    assert not other.ended
+    assert any((tmp_path / "backup").iterdir())
+    assert watcher.summary.optimizers[""].steps == 14
+    assert told(tmp_path, "train_end")
+    assert max(scalars(tmp_path, "loss_scale")) == 14
+    # It goes on with the epoch after the one that is in the backup.
+    again = fit(model, good(32), [backup, monitor(tmp_path)], epochs=4)
+    assert len(again["loss"]) == 3
+
+
+def test_a_failure_seen_at_the_end_is_raised_then(tmp_path):
+    watcher = monitor(tmp_path, stop_after=5, on_stop="raise", max_overhead=0)
+    with pytest.raises(FloatingPointError, match="8 steps in a row"):
+        fit(one_weight(jit=JIT), [BAD] * 8, [watcher])
+    assert watcher.summary.optimizers[""].skipped == 8

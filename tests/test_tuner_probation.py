@@ -1,0 +1,66 @@
+"""A demotion that lets outliers through is taken back."""
+
+import keras
+import numpy as np
+import pytest
+from monitor_models import BACKEND, monitor
+from tuner_models import demoted, done, fit, tuner
+
+import keras_mixprec as kmp
+
+JIT = BACKEND == "jax"
+OUTLIER = 1000.0
+VALUES = [0.5] * 20 + ([OUTLIER] + [0.5] * 9) * 20
+
+
+class Squares(keras.layers.Layer):
+    """Overflows float16 where its input exceeds 255."""
+
+    def call(self, x):
+        return keras.ops.square(x)
+
+
+def regression(rate):
+    """Its update on an outlier is 1e11 times as large as on other batches."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [keras.Input((1,)), Squares(name="squares"), keras.layers.Dense(1)]
+    )
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.SGD(rate)),
+        loss="mse",
+        jit_compile=JIT,
+    )
+    return model
+
+
+@pytest.mark.parametrize("with_monitor", [True, False])
+def test_a_demotion_that_makes_training_diverge_is_undone(
+    with_monitor, tmp_path
+):
+    model, callback = regression(0.1), tuner(tmp_path / "plan.json")
+    watcher = monitor(tmp_path)
+    callbacks = [watcher, callback] if with_monitor else [callback]
+    fit(model, VALUES, *callbacks)
+    assert done(callback, "demote")
+    assert len(done(callback, "undo")) == 1
+    assert demoted(model) == {}
+    assert max(np.abs(w).max() for w in model.get_weights()) < 2
+    # None but the outliers, and those between demotion and undoing.
+    assert model.optimizer.skipped_steps < 45
+    assert float(model.optimizer.loss_scale) > 2.0**-8
+    if with_monitor:
+        said = watcher.summary.headline
+        assert (
+            "a demotion made training diverge, undone at step" in said["text"]
+        )
+        assert said["state"] == "warning"
+
+
+def test_a_demotion_that_training_bears_stays():
+    model, callback = regression(0.0), tuner()
+    fit(model, VALUES, callback)
+    assert done(callback, "demote")
+    assert not done(callback, "undo")
+    assert "squares" in demoted(model)
