@@ -72,7 +72,9 @@ def test_a_layer_is_given_the_cotangents_of_the_exact_step():
     dense = [keras.layers.Dense(8, "tanh", name=name) for name in "abc"]
     model = keras.Sequential([keras.Input((8,)), *dense])
     model.compile("sgd", loss="mse", jit_compile=False)
-    data = tuple(np.random.default_rng(0).normal(size=(2, 4, 8)))
+    model.optimizer.build(model.trainable_variables)
+    data = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
+    data = tuple(map(keras.ops.convert_to_tensor, data))
     exact = dry_step(model, data, 1.0)
     # As if the layers after `a` had lost their gradients.
     for call in exact.calls[1:]:
