@@ -19,6 +19,7 @@ class StepCount:
         self.step = self._first = self._epoch_start = first
         self._steps_per_call = steps_per_call
         self._batch = None
+        self._is_new = True
 
     def begin_epoch(self):
         """Counts from the end of what came before."""
@@ -30,6 +31,9 @@ class StepCount:
         """The next step is the `batch`th of the epoch."""
         if self._batch is not None and batch <= self._batch:
             self.begin_epoch()
+        if self._is_new:
+            # Those before built the model, unwatched.
+            self._first, self._is_new = self._first + batch, False
         self._batch = batch
         self.step = self._epoch_start + batch
 
