@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "cli": {"demo", "reporting"},
     "__main__": {"cli"},
 }
-HELPERS = {"_checks", "_version", "flops", "formats"}
+HELPERS = {"_checks", "_files", "_version", "flops", "formats"}
 
 MODULES = sorted(ROOT.rglob("*.py"))
 CALLABLES = [

@@ -285,6 +285,8 @@ class Examiner:
         self.verdicts.append(verdict)
         self._found |= verdict.kind != "scale_collapsed"
         event = verdict.to_dict() | {"kind": "verdict", "verdict": verdict.kind}
+        if verdict.step != step:  # It is reported later than it happened.
+            event["at_step"] = verdict.step
         self._log.event(step, event)
         if self._verbose:
             io_utils.print_msg(f"\n{verdict}")

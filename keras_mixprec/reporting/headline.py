@@ -245,7 +245,8 @@ def _rows(verdict):
 
 
 def _at(event):
-    return "" if event.get("step") is None else f" at step {event['step']:,}"
+    step = event.get("at_step", event.get("step"))
+    return "" if step is None else f" at step {step:,}"
 
 
 def _counted(number, noun):
