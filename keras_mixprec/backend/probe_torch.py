@@ -4,8 +4,7 @@ import contextlib
 
 import torch
 
-from keras_mixprec.backend.probe import BINS, INFINITY, SHIFT
-
+from keras_mixprec.backend.probe import BINS, SHIFT
 
 # Sums of float32 squares of so many elements lose 5e-6 at most.
 _LARGEST_FLOAT32_SUM = 2**18

@@ -22,6 +22,8 @@ from keras_mixprec.reporting.schema import EXPONENTS
 # take.
 _COMPILING = 5 / 4
 
+_ACTIVATION = [*ranges.METRICS].index("activation_headroom_bits")
+
 # The attribute of a model that holds its probe, with the train function that
 # it is the twin of: a second `fit` need not compile it again. Both refer to the
 # model, so that kept anywhere else they would keep it alive.
@@ -215,10 +217,9 @@ class Prober:
         narrow = ranges.in_16_bits(self.readings, self.dtypes)
         curves = ranges.curves(table, narrow)
         self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
-        for reading, is_narrow in zip(self.readings, narrow, strict=True):
-            if is_narrow and "activation" in reading.parts:
-                bits = reading.parts["activation"].headroom_bits(self.limits)
-                self._tell_trend(reading.path, bits, step)
+        for path, row, is_narrow in zip(paths, table, narrow, strict=True):
+            if is_narrow:
+                self._tell_trend(path, float(row[_ACTIVATION]), step)
 
     def _tell_trend(self, path, bits, step):
         left = self._trends[path].add(step, bits)
