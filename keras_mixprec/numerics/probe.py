@@ -86,12 +86,11 @@ class Probe:
         told = sorted(self._outlet.read(), key=operator.itemgetter(0))
         if not told:
             return []
-        rows = np.concatenate([rows for _, rows in told])
+        rows = np.concatenate([row for _, row in told])
         places = {}
         groups = [
             places.setdefault((path, part), len(places))
-            for (_, path, part, _), rows_of_key in told
-            for _ in rows_of_key
+            for (_, path, part, _), _ in told
         ]
         found = {}
         measured = Statistics.from_rows(rows, groups)
