@@ -82,6 +82,20 @@ def test_steps_are_probed_every_so_often(tmp_path, update_freq):
     assert event["seconds"] >= 0
 
 
+def test_lost_updates_are_met_where_gradients_accumulate(tmp_path):
+    model = model_with()
+    adam = keras.optimizers.Adam(gradient_accumulation_steps=4)
+    model.compile(
+        kmp.LossScaleOptimizer(adam, initial_scale=2.0**8),
+        loss="mse",
+        jit_compile=JIT,
+    )
+    run(model, tmp_path)
+    column = [*ranges.METRICS].index("lost_updates")
+    found = [table[0, column] for table in heat(tmp_path).values()]
+    assert 0 < np.isfinite(found).sum() < len(found)
+
+
 def test_the_heat_names_its_rows_and_columns(tmp_path):
     run(model_with(layers.Dense(8, name="first")), tmp_path)
     contents = [

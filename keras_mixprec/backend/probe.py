@@ -27,9 +27,9 @@
     returned.
   - `take(result)`: of the result of a call of the train function, what the
     plain one would have returned.
-  - `read()`: waits for the step, and returns a list of `(key, rows)` pairs in
-    no certain order, an array of a row for each replica. Of rows with the same
-    key the last.
+  - `read()`: waits for the step, and returns a list of pairs of a key and an
+    array `(1, n)`, its row, in no certain order, with a pair for each replica.
+    Of rows that one replica puts under the same key the last.
 """
 
 from keras_mixprec.backend.active import active_module

@@ -24,11 +24,13 @@ def measure(tensors):
     magnitudes = tf.abs(tf.cast(tensors, tf.float32))
     bits = tf.bitcast(magnitudes, tf.int32)
     finite = tf.where(bits < INFINITY, magnitudes, 0.0)
-    # Squares of float32 numbers overflow and underflow.
-    squares = tf.square(tf.cast(finite, tf.float64))
-    rms = tf.cast(tf.sqrt(tf.reduce_mean(squares, 1)), tf.float32)
+    # Squares of float32 numbers overflow and underflow, those of float16
+    # numbers do not; sums in XLA are rounded after each element.
+    narrow = tensors.dtype == tf.float16 and not under_xla()
+    wide = finite if narrow else tf.cast(finite, tf.float64)
+    rms = tf.sqrt(tf.reduce_mean(tf.square(wide), 1))
     counts = _bincounts(tf.bitwise.right_shift(bits, SHIFT))
-    return tf.reduce_max(finite, 1), rms, counts
+    return tf.reduce_max(finite, 1), tf.cast(rms, tf.float32), counts
 
 
 def _bincounts(values):
@@ -109,16 +111,15 @@ class Outlet:
         return result
 
     def read(self):
-        found = {}
+        found = []
         for (keys, _), variable in self._variables.items():
             rows = variable.numpy()
             if np.isnan(rows[0, -1]):
                 continue  # A branch, or the shape of a batch, not met.
-            for key, row in dict(zip(keys, rows, strict=True)).items():
-                found.setdefault(key, []).append(row)
+            found += dict(zip(keys, rows[:, None], strict=True)).items()
             if len(self._variables) > 1:
                 variable.assign(tf.fill(rows.shape, float("nan")))
-        return [(key, np.stack(rows)) for key, rows in found.items()]
+        return found
 
 
 def _graph():

@@ -4,21 +4,33 @@ import contextlib
 
 import torch
 
-from keras_mixprec.backend.probe import BINS, INFINITY, SHIFT
+from keras_mixprec.backend.probe import BINS, SHIFT
+
+# Sums of float32 squares of so many elements lose 5e-6 at most.
+_LARGEST_FLOAT32_SUM = 2**18
 
 
 def measure(tensors):
     magnitudes = tensors.to(torch.float32).abs()
-    bits = magnitudes.view(torch.int32)
-    finite = magnitudes.where(bits < INFINITY, 0.0)
-    return *_largest_and_rms(finite), _bincounts(bits >> SHIFT)
+    # A fifth of the time that `where` takes on a CPU.
+    finite = magnitudes.nan_to_num(0.0, 0.0, 0.0)
+    wide = _wide(tensors)
+    counts = _bincounts(magnitudes.view(torch.int32) >> SHIFT)
+    return *_largest_and_rms(finite, wide), counts
 
 
-def _largest_and_rms(tensors):
+def _wide(tensors):
+    """The dtype in which squares of their numbers can be added up."""
+    # Of float32 numbers they overflow and underflow, of float16 they do not.
+    fits = tensors.dtype == torch.float16
+    if fits and tensors.shape[1] <= _LARGEST_FLOAT32_SUM:
+        return torch.float32
+    return torch.float32 if tensors.device.type == "mps" else torch.float64
+
+
+def _largest_and_rms(tensors, wide):
     if not tensors.numel():
         return tensors.sum(1), tensors.sum(1)
-    # Squares of float32 numbers overflow and underflow.
-    wide = torch.float32 if tensors.device.type == "mps" else torch.float64
     norms = torch.linalg.vector_norm(tensors, dim=1, dtype=wide)
     return tensors.amax(1), (norms / tensors.shape[1] ** 0.5).float()
 
@@ -26,8 +38,8 @@ def _largest_and_rms(tensors):
 def _bincounts(values):
     count = len(values)
     if count > 1:
-        first = torch.arange(count, device=values.device) * BINS
-        values = values + first[:, None]
+        first = torch.arange(count, dtype=values.dtype, device=values.device)
+        values += first[:, None] * BINS
     counts = torch.bincount(values.reshape(-1), minlength=count * BINS)
     return counts.reshape(count, BINS)
 

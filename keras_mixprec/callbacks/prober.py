@@ -1,5 +1,6 @@
 """When to probe a step, and writing what it told."""
 
+import itertools
 import math
 import time
 from collections import defaultdict
@@ -7,6 +8,7 @@ from collections import defaultdict
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import probe as backend_probe
+from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.callbacks.carry_on import carry_on_without, failure
 from keras_mixprec.callbacks.next_call import NextCall
 from keras_mixprec.callbacks.spending import PROBES
@@ -15,12 +17,15 @@ from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.trend import Trend
 from keras_mixprec.numerics.probe import Probe
 from keras_mixprec.numerics.range_reading import Ranges
+from keras_mixprec.numerics.updates import accumulation_steps
 from keras_mixprec.reporting.schema import EXPONENTS
 
 # Compiling the twin takes up to four times as long as the first step did, and
 # happens once: that may be five times the share of the run that probes may
 # take.
 _COMPILING = 5 / 4
+
+_ACTIVATION = [*ranges.METRICS].index("activation_headroom_bits")
 
 # The attribute of a model that holds its probe, with the train function that
 # it is the twin of: a second `fit` need not compile it again. Both refer to the
@@ -105,7 +110,7 @@ class Prober:
 
     def arm(self, model, step: int):
         """Lets the next call of the train function be a probed one."""
-        self._next = step + self._every
+        self._next = step + _interval(self._every, model)
         own = model.train_function
         first = not self._is_made(model)
         plain = self._spending.seconds_per_step(step)
@@ -215,10 +220,9 @@ class Prober:
         narrow = ranges.in_16_bits(self.readings, self.dtypes)
         curves = ranges.curves(table, narrow)
         self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
-        for reading, is_narrow in zip(self.readings, narrow, strict=True):
-            if is_narrow and "activation" in reading.parts:
-                bits = reading.parts["activation"].headroom_bits(self.limits)
-                self._tell_trend(reading.path, bits, step)
+        for path, row, is_narrow in zip(paths, table, narrow, strict=True):
+            if is_narrow:
+                self._tell_trend(path, float(row[_ACTIVATION]), step)
 
     def _tell_trend(self, path, bits, step):
         left = self._trends[path].add(step, bits)
@@ -251,3 +255,15 @@ class Prober:
         self._failed = True
         self._log.event(step, failure("probe_failed", reason))
         carry_on_without("probe this model any more", reason)
+
+
+def _interval(every, model):
+    """Steps from one probe to the next, at least `every`.
+
+    Of steps whose gradients are accumulated, only the last one updates: probes
+    meet each of them in turn.
+    """
+    optimizers = optimizers_of(model).values()
+    windows = math.prod(map(accumulation_steps, optimizers))
+    steps = itertools.count(every)
+    return next(n for n in steps if math.gcd(n, windows) == 1)

@@ -1,12 +1,12 @@
 """What the ranges measured in a step say of each layer, in numbers."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.numerics.probe import LayerReading
+from keras_mixprec.numerics.statistics import Statistics
 
 # The names end the names of the columns.
 _MEASURES = {
@@ -42,21 +42,24 @@ def heat(readings: Sequence[LayerReading], limits: Format) -> np.ndarray:
         subnormal and below all numbers of the format; NaN where nothing was
         measured.
     """
-    rows = [
-        [
-            *(
-                _number(reading.parts.get(part), measure, limits)
-                for part in _PARTS
-                for measure in _MEASURES.values()
-            ),
-            _number(
-                reading.parts.get("weight"), _MEASURES["headroom_bits"], limits
-            ),
-            math.nan if reading.lost_updates is None else reading.lost_updates,
-        ]
-        for reading in readings
-    ]
-    return np.array(rows, "float32").reshape(len(rows), len(METRICS))
+    every = list(_MEASURES.values())
+    columns = [_columns(readings, part, every, limits) for part in _PARTS]
+    columns.append(_columns(readings, "weight", every[:1], limits))
+    lost = [[reading.lost_updates] for reading in readings]
+    columns.append(np.array(lost, "float32").reshape(len(readings), 1))
+    return np.hstack(columns).astype("float32")
+
+
+def _columns(readings, part, measures, limits):
+    columns = np.full((len(readings), len(measures)), np.nan)
+    held = [part in reading.parts for reading in readings]
+    if any(held):
+        found = Statistics.stacked(
+            [r.parts[part] for r in readings if part in r.parts]
+        )
+        told = [measure(found, limits) for measure in measures]
+        columns[held] = np.stack(told, axis=1)
+    return columns
 
 
 def in_16_bits(readings: Sequence[LayerReading], dtypes: dict) -> np.ndarray:
@@ -129,10 +132,6 @@ def least_headroom(
 def _dtype(path, dtypes):
     # The path of a second call ends with "#1".
     return dtypes.get(path) or dtypes.get(path.rpartition("#")[0])
-
-
-def _number(statistics, measure, limits):
-    return math.nan if statistics is None else measure(statistics, limits)
 
 
 def _finite_min(values):

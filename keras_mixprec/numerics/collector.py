@@ -64,7 +64,7 @@ class Collector:
                 self._outlet.put(self._number(keys[0]), pack([found])[0])
 
     def put_counts(self, keys, counts):
-        """Keeps what has been counted already.
+        """Keeps what has been counted already, in the place of exponents.
 
         Args:
             keys: Tuple of keys.
@@ -72,8 +72,8 @@ class Collector:
         """
         for key in keys:
             self._number(key)
-        missing = WIDTH - counts.shape[1]
-        self._counted[keys] = ops.pad(counts, ((0, 0), (0, missing)))
+        missing = WIDTH - 3 - counts.shape[1]
+        self._counted[keys] = ops.pad(counts, ((0, 0), (3, missing)))
 
     def carry(self, result):
         """Measures what is left.

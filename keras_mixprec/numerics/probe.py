@@ -86,15 +86,16 @@ class Probe:
         told = sorted(self._outlet.read(), key=operator.itemgetter(0))
         if not told:
             return []
-        keys = [key[1:] for key, rows in told for _ in rows]
-        rows = np.concatenate([rows for _, rows in told])
+        rows = np.concatenate([row for _, row in told])
+        places = {}
+        groups = [
+            places.setdefault((path, part), len(places))
+            for (_, path, part, _), _ in told
+        ]
         found = {}
-        for (path, part, _), row, measured in zip(
-            keys, rows, Statistics.from_rows(rows), strict=True
-        ):
-            parts = found.setdefault(path, {})
-            counted = part == "lost_updates"
-            parts.setdefault(part, []).append(row if counted else measured)
+        measured = Statistics.from_rows(rows, groups)
+        for (path, part), of_part in zip(places, measured, strict=True):
+            found.setdefault(path, {})[part] = of_part
         return [_reading(path, parts) for path, parts in found.items()]
 
     def _make(self, args):
@@ -208,11 +209,10 @@ class _WatchedStep(NamedTuple):
 
 
 def _reading(path, parts):
-    lost, moving = np.sum(parts.pop("lost_updates", [(0, 0)]), axis=0)[:2]
-    together = {k: Statistics.together(found) for k, found in parts.items()}
-    return LayerReading(
-        path, together, float(lost / moving) if moving else None
-    )
+    lost = moving = 0
+    if "lost_updates" in parts:
+        lost, moving = parts.pop("lost_updates").counts[:2]
+    return LayerReading(path, parts, float(lost / moving) if moving else None)
 
 
 def limits_of(entries) -> Format:

@@ -88,6 +88,8 @@ def pack(measured: Sequence[tuple]):
 class Statistics:
     """The range of one tensor, or of several taken together.
 
+    Of several side by side, each number is an array: see `stacked`.
+
     Attributes:
         cumulative: Int array `(257,)`: how many elements have a float32
             exponent below each, from 0 to 256. Those of exponent 0 are zeros,
@@ -114,12 +116,23 @@ class Statistics:
     nan: int
 
     @classmethod
-    def from_rows(cls, rows: np.ndarray) -> list["Statistics"]:
-        """Reads what `pack` returned."""
-        counts = np.rint(rows[:, 3:].astype("float64")).astype("int64")
+    def from_rows(
+        cls, rows: np.ndarray, groups: Sequence[int] | None = None
+    ) -> list["Statistics"]:
+        """Reads what `pack` returned.
+
+        Args:
+            rows: Float array `(k, WIDTH)`.
+            groups: List of int, from 0 to the last without a gap: which of
+                the results each row is a part of. Defaults to a result a row.
+        """
+        rows = rows.astype("float64")
+        if groups is not None:
+            rows = _merged(rows, groups)
+        counts = np.rint(rows[:, 3:]).astype("int64")
         cumulative = np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0)))
         sizes, finite = cumulative[:, -1], cumulative[:, -2]
-        largest, rms, nan = rows[:, :3].astype("float64").T
+        largest, rms, nan = rows[:, :3].T
         shares = np.sqrt(sizes / np.maximum(finite, 1))
         columns = (
             np.where(finite, largest, 0.0).tolist(),
@@ -127,6 +140,16 @@ class Statistics:
             nan.astype(int).tolist(),
         )
         return [*map(cls, cumulative, *columns)]
+
+    @classmethod
+    def stacked(cls, parts: Sequence["Statistics"]) -> "Statistics":
+        """Returns one whose numbers are arrays, with an element for each."""
+        return cls(
+            *(
+                np.stack([getattr(part, field.name) for part in parts])
+                for field in dataclasses.fields(cls)
+            )
+        )
 
     @classmethod
     def together(cls, parts: Sequence["Statistics"]) -> "Statistics":
@@ -152,12 +175,12 @@ class Statistics:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(self.cumulative[-1])
+        return self.cumulative[..., -1]
 
     @property
     def nonfinite(self) -> int:
         """Number of infinities and NaNs."""
-        return int(self.cumulative[-1] - self.cumulative[-2])
+        return self.cumulative[..., -1] - self.cumulative[..., -2]
 
     @property
     def infinite(self) -> int:
@@ -185,10 +208,9 @@ class Statistics:
         Negative if it does not fit the format, and none if there are
         infinities already.
         """
-        bits = math.inf
-        if self.largest:
-            bits = math.log2(limits.maximum / self.largest)
-        return min(bits, 0.0) if self.infinite else bits
+        with np.errstate(divide="ignore"):
+            bits = np.log2(np.divide(limits.maximum, self.largest))
+        return np.where(self.infinite, np.minimum(bits, 0.0), bits)[()]
 
     def bins(self) -> np.ndarray:
         """Returns the histogram of exponents.
@@ -206,8 +228,21 @@ class Statistics:
         return np.stack([exponents, exponents + 1, counts], axis=1)
 
     def _share(self, start, stop):
-        count = self.cumulative[stop] - self.cumulative[start]
-        return float(count / max(self.size, 1))
+        count = self.cumulative[..., stop] - self.cumulative[..., start]
+        return count / np.maximum(self.size, 1)
+
+
+def _merged(rows, groups):
+    """The rows of all elements of each group of tensors."""
+    order = np.argsort(groups, kind="stable")
+    rows, groups = rows[order], np.asarray(groups)[order]
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    sizes = rows[:, 3:].sum(axis=1)
+    merged = np.add.reduceat(rows, starts)
+    merged[:, 0] = np.maximum.reduceat(rows[:, 0], starts)
+    squares = np.add.reduceat(sizes * rows[:, 1] ** 2, starts)
+    merged[:, 1] = np.sqrt(squares / np.maximum(merged[:, 3:].sum(axis=1), 1))
+    return merged
 
 
 def _index(power_of_two):

@@ -22,7 +22,7 @@ class Update:
     def __init__(self, collector, optimizer, gradients, variables, owner_of):
         self._collector = collector
         self._owner_of = owner_of
-        self._inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._inner = _inner(optimizer)
         self._iterations = self._steps()
         self._rate = _learning_rate(self._inner)
         self._groups = []
@@ -73,8 +73,8 @@ class Update:
         an update to come, nor if the learning rate is zero.
         """
         taken = ops.not_equal(self._steps(), self._iterations)
-        every = self._inner.gradient_accumulation_steps or 1
-        last = ops.equal((self._iterations + 1) % every, 0)
+        window = accumulation_steps(self._inner)
+        last = ops.equal((self._iterations + 1) % window, 0)
         moves = ops.not_equal(self._rate, 0)
         return ops.logical_and(ops.logical_and(taken, last), moves)
 
@@ -102,6 +102,15 @@ def _groups(pairs):
             groups.setdefault(key, []).append((rows[index], variable))
         for (counted, _), group in groups.items():
             yield counted, group
+
+
+def accumulation_steps(optimizer) -> int:
+    """Returns of how many steps the gradients make one update."""
+    return _inner(optimizer).gradient_accumulation_steps or 1
+
+
+def _inner(optimizer):
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _learning_rate(optimizer):
