@@ -128,9 +128,8 @@ def test_a_newer_log_says_so(tmp_path, monkeypatch):
     )
     write_run(tmp_path)
     with start(tmp_path) as url:
-        assert poll(lambda: runs(url)) == [
-            {"run": "mixprec", "newer_schema": True}
-        ]
+        (run,) = poll(lambda: runs(url))
+        assert (run["run"], run["newer_schema"]) == ("mixprec", True)
         answer = ask(url, "data/run", run="mixprec")
         assert answer.status == 400
         assert b"newer version of keras_mixprec" in answer.body

@@ -44,7 +44,7 @@ class Prober:
         spending: `Spending`.
 
     Attributes:
-        readings: List of `LayerReading` of the last probe.
+        readings: List of `LayerReading`, the last with activations.
         limits: The `Format` that it refers to, `None` before.
         last_step: Int. How many steps were taken when something was measured
             last, -1 before.
@@ -168,11 +168,13 @@ class Prober:
             ranges: `Ranges`.
             step: Int. How many steps were taken before.
         """
-        self.readings, self.limits, failures = ranges
-        self._unwritten = self.readings
-        if self.readings:
+        readings, self.limits, failures = ranges
+        self._unwritten = readings
+        if any("activation" in reading.parts for reading in readings):
+            self.readings = readings
+        if readings:
             self.last_step = step
-            self._write(step)
+            self._write(readings, step)
         self._warn_of(failures, step)
 
     def write_histograms(self, step: int):
@@ -213,11 +215,11 @@ class Prober:
         known, _ = vars(model).get(_KEPT_AS, (None, None))
         return known is not None and known is model.train_function
 
-    def _write(self, step):
-        table = ranges.heat(self.readings, self.limits)
-        paths = [reading.path for reading in self.readings]
+    def _write(self, readings, step):
+        table = ranges.heat(readings, self.limits)
+        paths = [reading.path for reading in readings]
         self._log.heat(step, table, paths, ranges.METRICS)
-        narrow = ranges.in_16_bits(self.readings, self.dtypes)
+        narrow = ranges.in_16_bits(readings, self.dtypes)
         curves = ranges.curves(table, narrow)
         self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
         for path, row, is_narrow in zip(paths, table, narrow, strict=True):

@@ -220,7 +220,9 @@ class StepHistory(KerasSaveable):
             for name, values in self._unread.items():
                 store[name] = values
             return
-        values = {name: self._read(getattr(self, name)) for name in self._NAMES}
+        # Which inputs were not finite is of no use without the batches.
+        saved = [name for name in self._NAMES if name != "recent_inputs"]
+        values = {name: self._read(getattr(self, name)) for name in saved}
         # They are 0 or 1: the file need not be larger for the workers.
         values["recent_flags"] = values["recent_flags"].astype("uint8")
         # A step without its variables and scale is of no use to anybody later.

@@ -315,6 +315,8 @@ class RunLog:
                 )
 
     def _write_waiting(self):
+        if not self._events.ours:
+            return
         with self._lock:
             for heat in self._heat.values():
                 self._write_heat(heat.rest())
