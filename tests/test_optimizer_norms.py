@@ -90,7 +90,7 @@ def test_the_offending_variables_are_named(value, mode):
     make_apply(optimizer, variables, mode)(gradients)
     paths = [v.path for v in variables]
     (step,) = optimizer.nonfinite_steps()
-    assert step == (1, SCALE, [paths[1], paths[4]])
+    assert step[:3] == (1, SCALE, [paths[1], paths[4]])
     assert optimizer.overflow_counts() == {
         path: int(index in (1, 4)) for index, path in enumerate(paths)
     }
