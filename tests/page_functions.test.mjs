@@ -239,6 +239,19 @@ test("events read as sentences, unknown kinds too", () => {
   const skip = { kind: "skipped_step", step: 5, at_step: 4, scale: 1024, variables: [] };
   assert.match(eventText.describeEvent(skip), /2¹⁰/);
   assert.equal(eventText.momentOf(skip), 4);
+  const found = { a: ["inf", "nan"], b: ["nan"], c: [] };
+  assert.match(eventText.describeEvent({ ...skip, kinds: found }), /not finite \(inf, nan\)\.$/);
+  const counts = { inf: 2, "-inf": 0, nan: 1 };
+  assert.equal(
+    eventText.describeEvent({ kind: "nonfinite_losses", step: 9, counts }),
+    "Non-finite loss: inf in 2 batches, nan in 1.",
+  );
+  assert.equal(
+    eventText.describeEvent({
+      kind: "nonfinite_gradients", step: 9, optimizer: "d", counts: { nan: 1 },
+    }),
+    "Non-finite gradients of d: nan in 1 step.",
+  );
   const block = {
     kind: "skipped_steps_not_kept", step: 50, first_step: 5, last_step: 12, count: 7,
   };
@@ -258,7 +271,7 @@ test("events read as sentences, unknown kinds too", () => {
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
     "ranges_measured", "ranges_withheld",
     "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
-    "undo", "loss_scale_kept", "no_loss_scaling",
+    "undo", "loss_scale_kept", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
   ];
   for (const kind of kinds) {
     const event = { kind, step: 1, wall_time: 0, verdict: "policy" };

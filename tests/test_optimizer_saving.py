@@ -94,7 +94,8 @@ def record(optimizer):
         optimizer.skipped_steps,
         # Without paths: those of a loaded model lack the model's name.
         list(optimizer.overflow_counts().values()),
-        [s[:2] + (len(s.variables),) for s in optimizer.nonfinite_steps()],
+        [s[:2] + tuple(s.kinds.values()) for s in optimizer.nonfinite_steps()],
+        optimizer.nonfinite_counts(),
     )
 
 

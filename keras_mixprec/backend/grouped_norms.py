@@ -61,6 +61,26 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
     return _restore_order(result, groups)
 
 
+def grouped_kinds(gradients):
+    """Returns float32 `(n, 3)`: 1 where one holds inf, -inf or NaN, else 0.
+
+    Args:
+        gradients: List of dense tensors.
+    """
+    groups = _group_by_shape(gradients)
+    rows = []
+    for group in groups:
+        stack = ops.stack([gradients[i] for i in group])
+        axes = tuple(range(1, len(stack.shape)))
+        tests = (
+            ops.equal(stack, np.inf),
+            ops.equal(stack, -np.inf),
+            ops.isnan(stack),
+        )
+        rows.append(ops.stack([ops.any(t, axis=axes) for t in tests], axis=1))
+    return _restore_order(ops.cast(ops.concatenate(rows), "float32"), groups)
+
+
 def grouped_map(function, tensors):
     """Returns the elementwise `function` of each of `tensors`."""
     results = {}
@@ -88,4 +108,4 @@ def _restore_order(values, groups):
     order = np.argsort([index for group in groups for index in group])
     if np.array_equal(order, np.arange(len(order))):
         return values
-    return ops.take(values, order)
+    return ops.take(values, order, axis=0)

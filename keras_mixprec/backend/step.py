@@ -7,6 +7,9 @@
   maximum, so that large finite gradients raise no false alarm.
 - `gradient_maxima(gradients)`: float32 `(n,)`, the largest magnitude that an
   element has, or that repeated rows of a sparse gradient could add up to.
+- `nonfinite_kinds(gradients, skipped)`: float32 `(n, 3)`, 1 where a gradient
+  holds positive infinities, negative ones, or NaN, and 0 elsewhere and where
+  `skipped`, `True` or a tensor, is false. Computed in skipped steps only.
 - `is_sparse(gradient)`: whether it holds rows that may repeat.
 - `sum_over_replicas(tensor)`: the sum over the replicas of a strategy.
 - `to_host_bool(finite)`: a Python bool where the backend runs eagerly anyway
@@ -30,8 +33,8 @@
 - `outside_graph()`: context in which assignments happen now, even while a
   step is being traced.
 - `read(variable)`: the variable's value as a NumPy array.
-- `read_sum(variable)`: the sum of a scalar that each replica counts for
-  itself, over those of this process, as an int.
+- `read_sum(variable)`: the sum of what each replica counts for itself, over
+  those of this process, as a NumPy array.
 - `value(variable)`: the variable's value as a tensor, on one replica.
 """
 

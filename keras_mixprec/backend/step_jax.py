@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from keras_mixprec.backend.grouped_norms import grouped_norms
+from keras_mixprec.backend.grouped_norms import grouped_kinds, grouped_norms
 
 
 def gradient_norms(gradients):
@@ -20,6 +20,10 @@ def gradient_norms(gradients):
 
 def gradient_maxima(gradients):
     return jnp.stack([jnp.max(jnp.abs(g)) for g in gradients]).astype("float32")
+
+
+def nonfinite_kinds(gradients, skipped):
+    return grouped_kinds(gradients)
 
 
 def is_sparse(gradient):
@@ -76,7 +80,7 @@ def read(variable):
 
 
 def read_sum(variable):
-    return int(read(variable))
+    return read(variable)
 
 
 def value(variable):

@@ -15,7 +15,11 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from keras_mixprec.backend.gated_assign import gated_update
-from keras_mixprec.backend.grouped_norms import grouped_map, grouped_norms
+from keras_mixprec.backend.grouped_norms import (
+    grouped_kinds,
+    grouped_map,
+    grouped_norms,
+)
 from keras_mixprec.backend.xla_context import under_xla
 
 # Elements of a variable on average beyond which memory costs more than
@@ -32,6 +36,17 @@ def gradient_norms(gradients):
 
 def gradient_maxima(gradients):
     return tf.stack([_maximum(g) for g in gradients])
+
+
+def nonfinite_kinds(gradients, skipped):
+    rows = [_rows(g) for g in gradients]
+    if skipped is True:
+        return grouped_kinds(rows)
+    return _choose(
+        skipped,
+        lambda: grouped_kinds(rows),
+        lambda: tf.zeros((len(rows), 3)),
+    )
 
 
 def is_sparse(gradient):
@@ -62,10 +77,7 @@ def known_finite(tensor):
 def unless(finite, check):
     if tf.executing_eagerly():
         return not finite and check()
-    no = functools.partial(tf.constant, False)
-    if under_xla():
-        return tf.cond(finite, no, check)
-    return _cond(finite, no, check, lowered=False)
+    return _choose(finite, functools.partial(tf.constant, False), check)
 
 
 def unscale(gradients, inverse, keep, variables=()):
@@ -120,7 +132,7 @@ def read(variable):
 def read_sum(variable):
     # Not its own value, which all workers would have to ask for together.
     replicas = getattr(variable.value, "values", [variable.value])
-    return int(sum(replica.numpy() for replica in replicas))
+    return sum(replica.numpy() for replica in replicas)
 
 
 def value(variable):
@@ -210,6 +222,13 @@ def _effect(function):
 def _are_large(variables):
     elements = sum(math.prod(variable.shape) for variable in variables)
     return elements > _LARGE * len(variables)
+
+
+def _choose(condition, if_true, if_false):
+    """A `tf.cond` whose branches write nothing, the cheapest that there is."""
+    if under_xla():
+        return tf.cond(condition, if_true, if_false)
+    return _cond(condition, if_true, if_false, lowered=False)
 
 
 def _cond(condition, if_true, if_false, lowered):

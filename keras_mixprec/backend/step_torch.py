@@ -5,6 +5,8 @@ import math
 
 import torch
 
+from keras_mixprec.backend.grouped_norms import grouped_kinds
+
 # Squares of finite float32 numbers overflow above 2**64; times 2**-80 none do.
 _DOWN = 2.0**-80
 
@@ -21,6 +23,10 @@ def gradient_norms(gradients):
 
 def gradient_maxima(gradients):
     return torch.stack([g.abs().max().float() for g in gradients])
+
+
+def nonfinite_kinds(gradients, skipped):
+    return grouped_kinds(gradients)
 
 
 def is_sparse(gradient):
@@ -80,7 +86,7 @@ def read(variable):
 
 
 def read_sum(variable):
-    return int(read(variable))
+    return read(variable)
 
 
 def value(variable):

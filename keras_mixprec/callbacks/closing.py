@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
+from keras_mixprec.nonfinite_kinds import BATCHES, STEPS, format_kinds
 from keras_mixprec.policies import precision_summary
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline
@@ -33,6 +34,10 @@ class TrainingSummary(NamedTuple):
             training, what that took, and why any were withheld.
         bad_data: String. How many batches had inputs that are not finite and
             which was the first, `""` if none had.
+        nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
+            of batches with such a loss; each replica counts its own part of a
+            batch. `None` where that is not counted: in models without 16-bit
+            layers or loss scaling, and in a `train_step` of the user's own.
     """
 
     dtypes: dict
@@ -43,6 +48,7 @@ class TrainingSummary(NamedTuple):
     headline: dict
     ranges: str = ""
     bad_data: str = ""
+    nonfinite_losses: dict | None = None
 
     def __str__(self):
         layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
@@ -56,6 +62,8 @@ class TrainingSummary(NamedTuple):
         if self.optimizers:
             worst = max(self.optimizers.values(), key=lambda o: o.skipped)
             lines += worst.remarks()
+        if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
+            lines.append(f"Non-finite loss: {losses}.")
         least = ", ".join(
             f"{part}s {bits:.1f} bits ({path})"
             for part, (path, bits) in self.headroom.items()
@@ -93,6 +101,8 @@ class OptimizerSummary(NamedTuple):
         first_scale: Float. Loss scale at the start.
         last_scale: Float. Loss scale at the end.
         overflow_counts: Dict path -> steps in which it overflowed.
+        nonfinite_counts: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
+            of steps in which any gradient held such numbers.
     """
 
     steps: int
@@ -101,6 +111,7 @@ class OptimizerSummary(NamedTuple):
     first_scale: float
     last_scale: float
     overflow_counts: dict
+    nonfinite_counts: dict = {}
 
     def __str__(self):
         share = 100.0 * self.skipped / self.steps if self.steps else 0.0
@@ -118,6 +129,8 @@ class OptimizerSummary(NamedTuple):
         if worst and worst[0][1]:
             named = ", ".join(f"{path} {n}x" for path, n in worst if n)
             lines.append(f"  Most often non-finite: {named}")
+        if kinds := format_kinds(self.nonfinite_counts, STEPS):
+            lines.append(f"  Non-finite gradients: {kinds}")
         if self.in_a_row:
             lines.append(
                 f"  The last {self.in_a_row} steps were all skipped: the "
@@ -143,6 +156,7 @@ def summarize(engine) -> TrainingSummary:
             first_scale=w.first_scale,
             last_scale=float(w.optimizer.loss_scale),
             overflow_counts=w.overflow_counts(),
+            nonfinite_counts=engine.counters.nonfinite_gradients(name),
         )
         for name, w in engine.counters.used().items()
     }
@@ -164,4 +178,5 @@ def summarize(engine) -> TrainingSummary:
         headline=headline(facts),
         ranges=str(engine.ranges),
         bad_data=str(engine.bad_data),
+        nonfinite_losses=engine.counters.nonfinite_losses(),
     )

@@ -6,9 +6,16 @@ import time
 from collections.abc import Iterator
 
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.callbacks.tally import Tally
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
 from keras_mixprec.loss_scaling import DynamicLossScale
+from keras_mixprec.reporting.schema import (
+    NONFINITE_GRADIENTS_TAG,
+    NONFINITE_LOSSES_TAG,
+    SKIPPED_TAG,
+    curve_tag,
+)
 
 
 class Counters:
@@ -24,7 +31,23 @@ class Counters:
         self._model = model
         self._watches = watch_optimizers(model)
         for name, watch in self._watches.items():
-            watch.begin(step, log.skipped.get(name, 0), log.next_step)
+            tag = curve_tag(SKIPPED_TAG, name)
+            watch.begin(step, log.counts.get(tag, 0), log.next_step)
+        self._gradients = {
+            name: Tally(
+                curve_tag(NONFINITE_GRADIENTS_TAG, name),
+                watch.optimizer.nonfinite_counts,
+                log.counts,
+            )
+            for name, watch in self._watches.items()
+        }
+        guard, self._losses = guard_of(model), None
+        if guard.on and guard.counters:
+            self._losses = Tally(
+                NONFINITE_LOSSES_TAG,
+                lambda: guard_of(model).nonfinite_losses,
+                log.counts,
+            )
 
     def used(self) -> dict[str, Watch]:
         """Returns the watches of the optimizers that training uses, by name.
@@ -56,7 +79,44 @@ class Counters:
     def bad_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""
         skipped = [watch.skipped() for watch in self.used().values()]
-        return max([*skipped, guard_of(self._model).nonfinite_losses])
+        losses = self.nonfinite_losses() or {}
+        return max([*skipped, sum(losses.values())])
+
+    def nonfinite_losses(self) -> dict | None:
+        """Returns, by kind, how many batches had a loss not finite.
+
+        Since the start; `None` where that is not counted.
+        """
+        return self._losses and self._losses.counts()
+
+    def nonfinite_gradients(self, name: str) -> dict:
+        """Returns, by kind, in how many steps a gradient was not finite.
+
+        Args:
+            name: String. Which optimizer's, as in `used`.
+        """
+        return self._gradients[name].counts()
+
+    def nonfinite_curves(self) -> dict:
+        """Returns tag -> count in the whole log, of what was not finite."""
+        curves = self._losses.curves() if self._losses else {}
+        for tally in self._gradients.values():
+            curves |= tally.curves()
+        return curves
+
+    def nonfinite_events(self) -> list:
+        """Returns an event for the loss and each optimizer, if any is due."""
+        losses = self.nonfinite_losses() or {}
+        events = [{"kind": "nonfinite_losses", "counts": losses}]
+        events += [
+            {
+                "kind": "nonfinite_gradients",
+                "optimizer": name,
+                "counts": self.nonfinite_gradients(name),
+            }
+            for name in self._gradients
+        ]
+        return [event for event in events if any(event["counts"].values())]
 
     def scale_bits(self) -> float:
         """Returns the largest loss scale in use, as a power of two."""

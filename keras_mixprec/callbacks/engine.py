@@ -258,6 +258,8 @@ class Engine:
         if self.collapsed:
             self.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
+        for event in self.counters.nonfinite_events():
+            self.log.event(self.step, event)
         self.log_layers()
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
         self.ranges.finish(self.model, self.step)
@@ -390,6 +392,7 @@ class Engine:
                 curves[step] |= values
             self._skips.tell(name, reading)
             self.bad_data.add(watch, reading)
+        curves[self.step] |= self.counters.nonfinite_curves()
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.
             if step >= self.log.next_step:

@@ -13,14 +13,15 @@ class LentVariables:
     def __init__(self):
         self._lent = []
 
-    def add(self, metric, name: str):
-        """Returns a new variable of a metric, a scalar of 0.
+    def add(self, metric, name: str, shape: tuple = ()):
+        """Returns a new variable of a metric, of zeros.
 
         Args:
             metric: A `keras.metrics.Metric`.
             name: String.
+            shape: Tuple of ints. Defaults to that of a scalar.
         """
-        variable = metric.add_variable((), "zeros", name=name)
+        variable = metric.add_variable(shape, "zeros", name=name)
         self._lent.append((metric, len(metric._variables) - 1, variable))
         return variable
 

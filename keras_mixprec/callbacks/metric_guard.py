@@ -11,6 +11,7 @@ import math
 import threading
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_mixprec.backend import step as backend_step
@@ -25,6 +26,7 @@ from keras_mixprec.formats import get_format
 from keras_mixprec.loss_scaling import LossScaleOptimizer
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
 from keras_mixprec.loss_scaling.inputs import training_on
+from keras_mixprec.nonfinite_kinds import count_kinds
 
 # What a metric shows at the batches of an epoch until one is finite. It is no
 # NaN, on which `TerminateOnNaN` would end the run, and never the best.
@@ -34,6 +36,9 @@ WORST = get_format("float32").maximum
 # What a metric has seen since it was reset. What replicas have seen is added
 # up, so that bad batches of up to 1,000 of them make no good one.
 _NOTHING, _ONLY_BAD, _SOME_GOOD = 0.0, 2.0**-10, 1.0
+
+# Added to a loss, the sum is NaN: if the loss is NaN, NaN or inf, NaN or -inf.
+_PROBES = np.array([0, -np.inf, np.inf], "float32")
 
 
 class MetricGuard:
@@ -54,7 +59,8 @@ class MetricGuard:
 
     Args:
         model: A built and compiled `keras.Model`.
-        earlier: Int. Batches to count `nonfinite_losses` from. Defaults to 0.
+        earlier: Dict. What to count `nonfinite_losses` from. Defaults to
+            `None`, zeros.
 
     Attributes:
         on: Boolean. Whether it is between `start` and `stop`.
@@ -62,7 +68,7 @@ class MetricGuard:
             step of an epoch was skipped.
     """
 
-    def __init__(self, model: keras.Model, earlier: int = 0):
+    def __init__(self, model: keras.Model, earlier: dict | None = None):
         self.on = self.epoch_was_skipped = False
         self._model = model
         self._in_steps, self._in_fit = Replacements(), Replacements()
@@ -71,20 +77,25 @@ class MetricGuard:
         )
         self._variables = LentVariables()
         self._nonfinite_losses = self._nonfinite_before = None
-        self._nonfinite_earlier = earlier
+        self._nonfinite_earlier = earlier or count_kinds()
         self._loss_tracker = self._weights_lost = None
         # The replicas of a `MirroredStrategy` are threads that take turns.
         self._inside = threading.local()
 
     @property
-    def nonfinite_losses(self) -> int:
+    def nonfinite_losses(self) -> dict:
         """How many batches of this process had a loss that is not finite, ever.
 
-        0 for a `train_step` of the user's own.
+        A dict with `"inf"`, `"-inf"` and `"nan"`, of which a batch counts for
+        one; each replica counts its own part of a batch. 0 for a `train_step`
+        of the user's own.
         """
-        count = self._nonfinite_losses
-        now = 0 if count is None else backend_step.current().read_sum(count)
-        return self._nonfinite_earlier + now
+        if self._nonfinite_losses is None:
+            return self._nonfinite_earlier
+        read = backend_step.current().read_sum(self._nonfinite_losses)
+        nan, nan_or_inf, nan_or_minus_inf = read
+        now = count_kinds((nan_or_inf - nan, nan_or_minus_inf - nan, nan))
+        return {k: n + now[k] for k, n in self._nonfinite_earlier.items()}
 
     @property
     def counters(self) -> list:
@@ -146,7 +157,7 @@ class MetricGuard:
         self._loss_tracker = loss_tracker
         # The tracker is a `Mean`, which resets its own two variables only.
         self._nonfinite_losses, self._nonfinite_before = (
-            self._variables.add(loss_tracker, name)
+            self._variables.add(loss_tracker, name, _PROBES.shape)
             for name in ("nonfinite_losses", "nonfinite_losses_before")
         )
 
@@ -275,7 +286,7 @@ class MetricGuard:
     def _averaged_none(self):
         """Whether there were losses, but none finite."""
         bad = ops.greater(self._nonfinite_losses, self._nonfinite_before)
-        return ops.logical_and(self._is_empty(), bad)
+        return ops.logical_and(self._is_empty(), ops.any(bad))
 
     def _guard_on_build(self, container):
         if (
@@ -304,7 +315,8 @@ class MetricGuard:
             finite = self._inside.loss_is_finite = known or _all_finite(loss)
             if finite is True:
                 return update_state(loss, sample_weight=sample_weight)
-            self._nonfinite_losses.assign_add(ops.where(finite, 0.0, 1.0))
+            kinds = ops.isnan(ops.add(_total(loss), _PROBES))
+            self._nonfinite_losses.assign_add(ops.cast(kinds, "float32"))
             # A third of the operations of putting its state back: on
             # TensorFlow op by op that is 1% of a step of 40 small layers.
             if sample_weight is None:
@@ -341,6 +353,10 @@ class MetricGuard:
             return returned
 
         return guarded
+
+
+def _total(loss):
+    return loss if loss.shape == () else ops.sum(loss)
 
 
 def _all_finite(tensor):

@@ -23,6 +23,8 @@ class MixPrecMonitor(CopiedCallback):
     |---|---|---|
     | `mixprec/loss_scale`, `mixprec/log2_loss_scale` | scale in use | U, S |
     | `mixprec/skipped_steps` | skipped so far in this log | U |
+    | `mixprec/nonfinite_losses/<kind>` | batches so far with such a loss | U |
+    | `mixprec/nonfinite_gradients/<kind>` | steps so far with such | U |
     | `mixprec/gradient_norm` | unscaled norm of all gradients | U |
     | `mixprec/gradient_norm_by_variable/<path>` | of each gradient | U |
     | `mixprec/overflow_count/<path>` | steps in which it overflowed | U |
@@ -35,6 +37,8 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P, R |
     | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |
     | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch, R |
+
+    Kinds are `inf`, `-inf` and `nan`, each from when it was first seen.
 
     U: every `update_freq` steps and at the end of an epoch. S: at each step
     that changed it. P: when a step was probed. R: when ranges were read. The

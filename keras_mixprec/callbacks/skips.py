@@ -60,6 +60,7 @@ class Skips:
                     "at_step": skipped.step,
                     "scale": skipped.scale,
                     "variables": skipped.variables,
+                    "kinds": skipped.kinds,
                     # Rows of the batch, where the data are to blame.
                     **({"bad_input": skipped.inputs} if skipped.inputs else {}),
                 },
@@ -119,8 +120,15 @@ def _rows(steps):
         {
             "step": step.step,
             "loss scale": format_power(step.scale),
-            "non-finite gradients": ", ".join(step.variables[:5])
+            "non-finite gradients": ", ".join(
+                _with_kinds(path, step.kinds.get(path))
+                for path in step.variables[:5]
+            )
             + (f" and {n} more" if (n := len(step.variables) - 5) > 0 else ""),
         }
         for step in steps
     ]
+
+
+def _with_kinds(path, kinds):
+    return f"{path} ({', '.join(kinds)})" if kinds else path

@@ -89,7 +89,8 @@ class GuardedStep:
         count = len(self._optimizer._trainable_variables)
         if order == list(range(count)):
             return values
-        return ops.scatter(np.array(order)[:, None], values, (count,))
+        shape = (count, *values.shape[1:])
+        return ops.scatter(np.array(order)[:, None], values, shape)
 
     def commit(self, finite):
         """Applies the update if `finite`, and records the step."""
@@ -118,7 +119,17 @@ class GuardedStep:
         if optimizer.window:
             optimizer.window.discard(skipped)
         if skipped is not False:
-            optimizer.history.remember(skipped, self.flags, self.scale)
+            kinds = self._kinds(skipped)
+            optimizer.history.remember(skipped, self.flags, kinds, self.scale)
+
+    def _kinds(self, skipped):
+        """Which of `KINDS` each gradient holds, of a step that is skipped."""
+        present = [i for i, g in enumerate(self._gradients) if g is not None]
+        kinds = self._backend.nonfinite_kinds(
+            [self._gradients[i] for i in present], skipped
+        )
+        kinds = self._backend.sum_over_replicas(kinds)
+        return self._in_build_order(kinds, present)
 
     def _unscaled(self):
         given = self._gradients

@@ -13,6 +13,7 @@ from keras.src.saving.keras_saveable import KerasSaveable
 
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.loss_scaling import inputs
+from keras_mixprec.nonfinite_kinds import KINDS, count_kinds
 
 # Skipped steps kept in full, and those of which only the number is: the loss
 # scale of every step in between follows from these. 1,024 last for 20 times
@@ -22,6 +23,10 @@ STEPS_CAPACITY = 1024
 
 # Columns of `counts`.
 STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS = range(4)
+
+# The bit of each of `KINDS` in the flag of a gradient in the ring. The first
+# bit says that it does not fit the variable's dtype, for whatever reason.
+_BITS = np.array([2, 4, 8], "int32")
 
 
 class NonfiniteStep(NamedTuple):
@@ -36,12 +41,18 @@ class NonfiniteStep(NamedTuple):
             not finite themselves, to the first such row of the batch. Empty
             as well where the batch is not known: in `fit` without a callback
             of this package.
+        kinds: Dict from these paths to what the gradient held, on any replica:
+            a list of those of `"inf"`, `"-inf"` and `"nan"`, as it was before
+            the loss scale was divided out. Empty where it was finite but its
+            norm, or what the variable's dtype holds, was exceeded, and in
+            files of before this was recorded.
     """
 
     step: int
     scale: float
     variables: list
     inputs: dict = {}
+    kinds: dict = {}
 
 
 class StepHistory(KerasSaveable):
@@ -52,11 +63,15 @@ class StepHistory(KerasSaveable):
         "pending_scale",
         "gradient_norms",
         "overflows",
+        "nonfinite_counts",
         "recent_steps",
         "recent_scales",
         "recent_flags",
         "recent_inputs",
     )
+    # The file of a run without any need not be larger for them: HDF5 takes
+    # 0.5 kB for each.
+    _OFTEN_ZERO = ("nonfinite_counts", "recent_inputs")
 
     def __init__(self):
         self.paths = None
@@ -83,6 +98,9 @@ class StepHistory(KerasSaveable):
             "gradient_norms", (count,), "float32"
         )
         self.overflows = add_variable("overflow_counts", (count,), "int32")
+        self.nonfinite_counts = add_variable(
+            "nonfinite_counts", (len(KINDS),), "int32"
+        )
         self.recent_steps = add_variable(
             "recent_steps", (STEPS_CAPACITY,), "int32"
         )
@@ -103,7 +121,7 @@ class StepHistory(KerasSaveable):
         """All variables of the record."""
         return [getattr(self, name) for name in self._NAMES]
 
-    def remember(self, skipped, flags, scale):
+    def remember(self, skipped, flags, kinds, scale):
         """Writes down which variables made a step that is skipped fail.
 
         Comes before `record`. Where a step can branch it is called for skipped
@@ -113,12 +131,17 @@ class StepHistory(KerasSaveable):
             skipped: `True`, or a boolean scalar: a step that is not skipped
                 leaves everything as it is.
             flags: Int `(n,)`. 1 where a variable's gradient was not finite.
+            kinds: Float `(n, 3)`. On how many replicas it held each of
+                `KINDS`; zeros in a step that is not skipped.
             scale: float32 scalar. The loss scale the step ran with.
         """
         counts = ops.convert_to_tensor(self.counts)
         flags = ops.cast(flags, "int32")
         # A good step has no flag set, so this needs no condition.
         self.overflows.assign_add(flags)
+        kinds = ops.cast(ops.greater(kinds, 0), "int32")
+        self.nonfinite_counts.assign_add(ops.max(kinds, axis=0))
+        flags = flags + ops.sum(ops.multiply(kinds, _BITS), axis=1)
         row = self._row(CAPACITY, counts, skipped)
         self._write(self.recent_scales, row, scale)
         self._write(self.recent_flags, row[:, None], flags[None, :])
@@ -195,18 +218,30 @@ class StepHistory(KerasSaveable):
         rows = self._read(self.recent_inputs)
         slots = self._slots(CAPACITY, self.read_counts()[SKIPPED])
         return [
-            NonfiniteStep(
-                int(step),
-                float(scales[i]),
-                [p for p, f in zip(self.paths, flags[i], strict=True) if f],
-                {
-                    part: int(row) - 1
-                    for part, row in zip(inputs.PARTS, rows[i], strict=True)
-                    if row
-                },
-            )
+            self._step(int(step), float(scales[i]), flags[i], rows[i])
             for step, i in zip(steps, slots, strict=True)
         ]
+
+    def _step(self, step, scale, flags, rows):
+        bad = [(p, f) for p, f in zip(self.paths, flags, strict=True) if f]
+        return NonfiniteStep(
+            step,
+            scale,
+            [path for path, _ in bad],
+            {
+                part: int(row) - 1
+                for part, row in zip(inputs.PARTS, rows, strict=True)
+                if row
+            },
+            {
+                path: [k for k, b in zip(KINDS, _BITS, strict=True) if flag & b]
+                for path, flag in bad
+            },
+        )
+
+    def read_kinds(self):
+        """Returns in how many steps any gradient held each of `KINDS`."""
+        return count_kinds(self._read(self.nonfinite_counts))
 
     @staticmethod
     def _slots(capacity, skipped):
@@ -220,10 +255,11 @@ class StepHistory(KerasSaveable):
             for name, values in self._unread.items():
                 store[name] = values
             return
-        # Which inputs were not finite is of no use without the batches.
-        saved = [name for name in self._NAMES if name != "recent_inputs"]
-        values = {name: self._read(getattr(self, name)) for name in saved}
-        # They are 0 or 1: the file need not be larger for the workers.
+        values = {name: self._read(getattr(self, name)) for name in self._NAMES}
+        for name in self._OFTEN_ZERO:
+            if not values[name].any():
+                del values[name]
+        # They are below 16: the file need not be larger for the workers.
         values["recent_flags"] = values["recent_flags"].astype("uint8")
         # A step without its variables and scale is of no use to anybody later.
         last = self.read_skipped()[-CAPACITY:]
@@ -236,6 +272,10 @@ class StepHistory(KerasSaveable):
         if self.paths is None:
             self._unread = copy_store(store)
             return
+        if "counts" in store:
+            for name in self._OFTEN_ZERO:
+                variable = getattr(self, name)
+                variable.assign(np.zeros(variable.shape, "int32"))
         for name in self._NAMES:
             variable = getattr(self, name)
             if name in store and store[name].shape == tuple(variable.shape):

@@ -4,6 +4,7 @@ import numpy as np
 
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.loss_scaling.rules import LossScaleState
+from keras_mixprec.nonfinite_kinds import count_kinds
 
 
 class ReportsSteps:
@@ -44,6 +45,13 @@ class ReportsSteps:
         """Returns, by variable path, in how many steps it overflowed."""
         return self.history.read_by_path("overflows") if self.built else {}
 
+    def nonfinite_counts(self) -> dict:
+        """Returns in how many steps a gradient held infinities or NaN.
+
+        A dict with `"inf"`, `"-inf"` and `"nan"`; a step may count for several.
+        """
+        return self.history.read_kinds() if self.built else count_kinds()
+
     def gradient_norms(self) -> dict:
         """Returns, by variable path, the last step's unscaled gradient norm.
 
@@ -55,8 +63,9 @@ class ReportsSteps:
     def nonfinite_steps(self) -> list:
         """Returns the last 32 skipped steps, oldest first.
 
-        Each has `.step` (its number among the attempted), `.scale` and
-        `.variables` (paths of those that overflowed).
+        Each has `.step` (its number among the attempted), `.scale`,
+        `.variables` (paths of those that overflowed) and `.kinds`, a dict from
+        these to which of `"inf"`, `"-inf"` and `"nan"` their gradients held.
         """
         return self.history.read_recent() if self.built else []
 

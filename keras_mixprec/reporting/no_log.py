@@ -7,7 +7,7 @@ class NoLog:
     """Takes what a `RunLog` takes and writes nothing."""
 
     next_step = 0
-    skipped = {}
+    counts = {}
     fits = 0
     folder = ""
 

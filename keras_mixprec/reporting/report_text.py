@@ -2,9 +2,10 @@
 
 import math
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 
 from keras_mixprec.formats import format_power
+from keras_mixprec.nonfinite_kinds import BATCHES, STEPS, format_kinds
 
 _WIDTH = 100
 _MOST_VERDICTS = 8
@@ -22,6 +23,7 @@ def text(overview: dict) -> str:
         _steps(overview),
         _dtypes(overview["layers"]),
         *map(_scale, overview["scale"]),
+        *_nonfinite(overview["events"]),
         *_demoted(overview["layers"]),
         *_verdicts(overview["events"]),
         *_headroom(overview["layers"]),
@@ -58,6 +60,19 @@ def _scale(course):
         f"{format_power(min(course['scale']))} and at most "
         f"{format_power(max(course['scale']))}."
     )
+
+
+def _nonfinite(events):
+    counts = defaultdict(Counter)
+    for event in events:
+        if event["kind"] == "nonfinite_losses":
+            counts["loss", "", BATCHES].update(event["counts"])
+        elif event["kind"] == "nonfinite_gradients":
+            name = event.get("optimizer", "")
+            counts["gradients", name, STEPS].update(event["counts"])
+    for (what, name, units), found in counts.items():
+        of = f" of {name}" if name else ""
+        yield f"Non-finite {what}{of}: {format_kinds(found, units)}."
 
 
 def _demoted(layers):

@@ -66,8 +66,8 @@ class RunLog:
         next_step: Int. The first step this run may write curves of; 0 in a
             new folder. Where an earlier run ended, at the step before, this
             one begins.
-        skipped: Dict from the name of an optimizer to how many of its steps
-            earlier runs logged as skipped.
+        counts: Dict from the tags of counters to what earlier runs in the
+            folder had counted in the end.
         fits: Int. How many runs were logged in the folder before this one.
         story: `Story` of this run, for the closing sentence.
 
@@ -98,7 +98,7 @@ class RunLog:
                 "Received: log_dir",
                 log_dir,
             ) from error
-        self.next_step, self.skipped = end.next_step, end.skipped
+        self.next_step, self.counts = end.next_step, end.counts
         self._next_chunks = end.next_chunks
         self._chunks = {}
         self._heat = {

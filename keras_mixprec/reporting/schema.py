@@ -18,6 +18,11 @@ RUN_FOLDER = "mixprec"
 EVENTS_FILE = "events.jsonl"
 
 SKIPPED_TAG = "mixprec/skipped_steps"
+NONFINITE_LOSSES_TAG = "mixprec/nonfinite_losses"
+NONFINITE_GRADIENTS_TAG = "mixprec/nonfinite_gradients"
+
+# Curves that count on over all runs in a folder.
+COUNTERS = (SKIPPED_TAG, NONFINITE_LOSSES_TAG, NONFINITE_GRADIENTS_TAG)
 
 LAYERS_TAG = "mixprec/layers"
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"

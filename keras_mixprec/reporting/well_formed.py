@@ -9,7 +9,8 @@ from keras_mixprec.reporting.schema import PRECISION_CHANGES
 
 _NAME = str | None
 
-_OURS = STORY | {"skipped_step", "ranges_withheld"}
+_NONFINITE = ("nonfinite_losses", "nonfinite_gradients")
+_OURS = STORY | {"skipped_step", "ranges_withheld", *_NONFINITE}
 _OF_OURS = {
     "at_step": int,
     "layers": dict,
@@ -17,6 +18,9 @@ _OF_OURS = {
     "numbers": dict,
     "message": str,
     "variables": list,
+    "kinds": dict,
+    "counts": dict,
+    "optimizer": str,
 }
 _OF_VERDICT = {
     "verdict": str,
@@ -27,6 +31,7 @@ _OF_VERDICT = {
 _NEEDED = {
     "ranges_withheld": {"message"},
     **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
+    **dict.fromkeys(_NONFINITE, {"counts"}),
 }
 _OF_LAYER = {"path": str, "compute_dtype": str}
 
@@ -48,10 +53,14 @@ def is_event(event: dict) -> bool:
         return False
     if not _NEEDED.get(kind, set()) <= event.keys():
         return False
-    return all(map(_is_change, event.get("layers", {}).values())) and all(
-        isinstance(rows, list)
-        for name, rows in event.get("numbers", {}).items()
-        if name.startswith("rows_of_")
+    return (
+        all(map(_is_change, event.get("layers", {}).values()))
+        and all(isinstance(n, int) for n in event.get("counts", {}).values())
+        and all(
+            isinstance(rows, list)
+            for name, rows in event.get("numbers", {}).items()
+            if name.startswith("rows_of_")
+        )
     )
 
 

@@ -75,6 +75,8 @@ def check_told(model, optimizer, attempted):
     assert set(optimizer.overflow_counts().values()) == {1}
     (step,) = optimizer.nonfinite_steps()
     assert (step.step, step.scale) == (attempted, SCALE)
+    assert [*step.kinds.values()] == [["nan"]] * len(model.trainable_variables)
+    assert optimizer.nonfinite_counts() == {"inf": 0, "-inf": 0, "nan": 1}
     check_equal_and_finite(model.weights)
     check_equal_and_finite([optimizer.dynamic_scale, optimizer.history.counts])
 

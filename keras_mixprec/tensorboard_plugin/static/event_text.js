@@ -114,13 +114,27 @@ function span(event) {
   return ` between steps ${first} and ${last}`;
 }
 
+// Infinities by their sign, and NaN.
+function kindsOf(event) {
+  const kinds = [...new Set(Object.values(event.kinds ?? {}).flat())];
+  return kinds.length ? ` (${kinds.join(", ")})` : "";
+}
+
+function countsOf(event, one, several) {
+  const seen = Object.entries(event.counts ?? {}).filter(([, count]) => count > 0);
+  return seen.map(([kind, count], index) => {
+    const unit = index ? "" : ` ${count === 1 ? one : several}`;
+    return `${kind} in ${formatInteger(count)}${unit}`;
+  }).join(", ");
+}
+
 const SENTENCES = {
   skipped_step(event) {
     const variables = event.variables ?? [];
     const where = variables.length ? ` in ${listSome(variables, 2)}` : "";
     const optimizer = event.optimizer ? ` of ${event.optimizer}` : "";
     return `Update${optimizer} skipped at scale ${formatScale(event.scale)}: ` +
-      `gradients not finite${where}.`;
+      `gradients not finite${where}${kindsOf(event)}.`;
   },
   skipped_steps_not_kept(event) {
     const more = plural(event.count ?? 0, "more skipped step");
@@ -128,6 +142,11 @@ const SENTENCES = {
   },
   loss_scale_not_known(event) {
     return `Loss scale set by hand or not known at each step${span(event)}.`;
+  },
+  nonfinite_losses: (event) => `Non-finite loss: ${countsOf(event, "batch", "batches")}.`,
+  nonfinite_gradients(event) {
+    const optimizer = event.optimizer ? ` of ${event.optimizer}` : "";
+    return `Non-finite gradients${optimizer}: ${countsOf(event, "step", "steps")}.`;
   },
   train_begin: (event) => `Call ${event.fit ?? ""} of fit starts.`,
   verdict(event) {
