@@ -39,8 +39,14 @@ class PrecisionTuner(CopiedCallback):
     of layers that cures what is found is demoted: to bfloat16 where the fault
     is one of range and the device computes in it, else to float32. Weights,
     optimizer state, metrics and counters stay; the compiled functions are
-    made anew once for each set. Bad data, divergence and a loss scale that is
-    still searching change nothing.
+    recompiled once for each set. Bad data, divergence and a loss scale that is
+    still searching demote nothing; a loss scale that fell because of bad data
+    alone is put back.
+
+    If the largest weight grows a hundredfold within 500 steps of a demotion,
+    what that let through made training diverge: it is undone, and weights,
+    optimizer state and loss scale are those of before (not where several
+    workers train together).
 
     When all is quiet for `cooldown` steps, what turns out not to be needed is
     given back, and after `promote_after` steps every demoted layer that a
@@ -93,7 +99,7 @@ class PrecisionTuner(CopiedCallback):
             each demoted layer; `None` before the first `fit`.
         history: List of dicts, all that the last `fit` changed or would have
             changed: `kind` (`"start"`, `"demote"`, `"shrink"`, `"promote"`,
-            `"loss_scaling"`, `"give_up"`), `step`, and for changes `layers`, a
+            `"loss_scaling"`, `"undo"`, `"give_up"`), `step`, and for changes `layers`, a
             dict from path to the policies `before` and `after`, and the
             `seconds` that the rebuild and the step after it took.
 
