@@ -99,9 +99,9 @@ class PrecisionTuner(CopiedCallback):
             each demoted layer; `None` before the first `fit`.
         history: List of dicts, all that the last `fit` changed or would have
             changed: `kind` (`"start"`, `"demote"`, `"shrink"`, `"promote"`,
-            `"loss_scaling"`, `"undo"`, `"give_up"`), `step`, and for changes `layers`, a
-            dict from path to the policies `before` and `after`, and the
-            `seconds` that the rebuild and the step after it took.
+            `"loss_scaling"`, `"undo"`, `"give_up"`), `step`, and for changes
+            `layers`, a dict from path to the policies `before` and `after`,
+            and the `seconds` that the rebuild and the step after it took.
 
     Raises:
         TypeError: If an argument has the wrong type.
