@@ -216,3 +216,23 @@ def test_skips_that_are_not_listed_are_a_block(tmp_path):
     kept = ("first_step", "last_step", "count")
     assert [block[k] for k in kept] == [5, 12, 8]
     assert kmp.load_report(tmp_path).to_png().startswith(b"\x89PNG")
+
+
+class WithAnUnusedLayer(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(1, dtype="float32")
+        self.unused = keras.layers.Dense(7)
+
+    def call(self, inputs):
+        return self.head(inputs)
+
+
+# Keras says so of every such model.
+@pytest.mark.filterwarnings("ignore:`build.*` was called on layer")
+def test_a_layer_that_is_never_built_hides_nothing(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model, watcher = WithAnUnusedLayer(), monitor(tmp_path)
+    model.compile("sgd", loss="mse")
+    fit(model, good(5), [watcher])
+    assert watcher.summary.optimizers[""].steps == 5

@@ -71,7 +71,7 @@ class Engine:
         self.bad_data = BadData()
         self._members = []
         self._leader = self._params = None
-        self.started = self._finished = False
+        self.started = self._finished = self._has_waited = False
         self._configure(settings)
 
     @classmethod
@@ -161,7 +161,10 @@ class Engine:
 
     def begin_batch(self, callback, batch: int):
         """Looks at the steps before this one, if it is time to."""
-        if callback is not self._members[0] or not self._can_start():
+        if callback is not self._members[0]:
+            return
+        if not self._can_start():
+            self._has_waited = True
             return
         self._start()
         keep_watching(self.model)
@@ -173,9 +176,13 @@ class Engine:
             self.raise_if_failed()
 
     def _can_start(self):
-        # In a loop written by hand its first batch may build the model.
-        return self.started or all(
-            layer.built for layer in self.model._flatten_layers()
+        # In a loop written by hand its first batch may build the model; `fit`
+        # makes the train function before it begins.
+        return (
+            self.started
+            or self.model.built
+            or self.model.train_function is not None
+            or self._has_waited
         )
 
     def _act(self):
