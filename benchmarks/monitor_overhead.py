@@ -10,10 +10,11 @@ each in one of its own, because TensorFlow's tools stay in what it compiled and
 the debugger cannot be switched on twice. A ratio is the median, over the
 rounds, of a step's time to that without a callback in the same round; the ratio
 of the fastest rounds stands beside it in brackets. What costs a multiple fits
-an eighth of the steps. "Twin" is how long the probed step took to compile, in
-the round before the first. "Same" says whether the losses of all epochs and the
-final weights, with defaults, are the same bit for bit, and otherwise by how
-much a weight differs at most.
+an eighth of the steps; where every step is probed, nothing is measured beside
+them, as the defaults do once or twice a fit. "Twin" is how long the probed step
+took to compile, in the round before the first. "Same" says whether the losses
+of all epochs and the final weights, with defaults, are the same bit for bit,
+and otherwise by how much a weight differs at most.
 
     python benchmarks/monitor_overhead.py
     python benchmarks/monitor_overhead.py --setups torch --rounds 41
@@ -30,6 +31,7 @@ import pathlib
 import statistics
 import sys
 import tempfile
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
@@ -161,7 +163,7 @@ class _Arm:
 
     def fit(self):
         """Fits once."""
-        with _diagnoses(self._kind != "every step"):
+        with _nothing_beside(self._kind == "every step"):
             history = self._fit(callbacks=self._callbacks()).history
         self._losses += history["loss"]
 
@@ -206,17 +208,18 @@ def _switch_on(kind, folder):
 
 
 @contextlib.contextmanager
-def _diagnoses(wanted):
-    """Context in which no budget is large enough for one, unless wanted."""
-    from keras_mixprec.callbacks import examiner
+def _nothing_beside(wanted):
+    """Context in which nothing is measured beside the steps, if wanted."""
+    from keras_mixprec.callbacks import examiner, range_reader
 
-    before = examiner._FIRST_COST
-    if not wanted:
-        examiner._FIRST_COST = float("inf")
-    try:
+    with contextlib.ExitStack() as stack:
+        if wanted:
+            for module, name, value in (
+                (examiner, "_FIRST_COST", float("inf")),
+                (range_reader, "_reason_for_none", lambda settings: "not here"),
+            ):
+                stack.enter_context(mock.patch.object(module, name, value))
         yield
-    finally:
-        examiner._FIRST_COST = before
 
 
 def main():
