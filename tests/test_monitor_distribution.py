@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from monitor_models import monitor, scalars
+from monitor_models import monitor, scalars, told
 from optimizer_models import only_jax
 from reporting_readers import read_tag
 from workers import run_two_workers
@@ -45,6 +45,7 @@ def model_parallel(devices):
 @pytest.mark.parametrize("distribute", [data_parallel, model_parallel])
 def test_probes_on_two_devices(distribute, tmp_path):
     devices = keras.distribution.list_devices()[:2]
+    keras.config.set_dtype_policy("mixed_float16")
     keras.distribution.set_distribution(distribute(devices))
     try:
         wide = layers.Dense(6, name="wide", kernel_initializer="ones")
@@ -56,7 +57,11 @@ def test_probes_on_two_devices(distribute, tmp_path):
         model.fit(x, np.zeros((16, 2)), callbacks=[watcher], **arguments)
     finally:
         keras.distribution.set_distribution(None)
-    assert list(scalars(tmp_path, "activation_headroom_bits")) == [2, 3, 4]
+    # After the first step without a probe, then by one in each.
+    measured = list(scalars(tmp_path, "activation_headroom_bits"))
+    assert measured == [1, 2, 3, 4]
+    assert len(told(tmp_path, "probe_compiled")) == 1
+    assert not told(tmp_path, "probe_failed")
     # The last batch of four rows; each number the sum of one of them.
     table = read_tag(str(tmp_path / "mixprec"), "mixprec/heat/00000")[4]
     bits = dict(zip(ranges.METRICS, table[0], strict=True))

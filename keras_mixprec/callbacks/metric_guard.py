@@ -115,6 +115,7 @@ class MetricGuard:
         self._in_fit.put()
         self._guard_all()
         self._function.put()
+        self._rebuild_test_function()
 
     def keep(self):
         """Guards the train function again if it was recompiled."""
@@ -137,6 +138,14 @@ class MetricGuard:
             self._count_from_here()
         self._variables.take()
         self._function.remove()
+        self._rebuild_test_function()
+
+    def _rebuild_test_function(self):
+        # A distributed one on JAX returns as many variables of metrics as
+        # there were when it was made.
+        distributed = keras.distribution.distribution() is not None
+        if distributed and self._model.test_function is not None:
+            self._model.make_test_function(force=True)
 
     def _guard_all(self):
         model = self._model

@@ -344,8 +344,10 @@ class Tuning:
             return
         if self._probation is None:
             engine = self._engine
+            # Its variables are those of the last step, or a step is under way
+            # that `up_to_date` would take for the one before.
             self._probation = Probation(
-                engine.up_to_date(),
+                engine.model,
                 step,
                 self._tuner.cooldown,
                 engine.counters.scale_bits(),
