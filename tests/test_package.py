@@ -38,7 +38,14 @@ MAY_IMPORT = {
     "cli": {"demo", "reporting"},
     "__main__": {"cli"},
 }
-HELPERS = {"_checks", "_files", "_version", "flops", "formats"}
+HELPERS = {
+    "_checks",
+    "_files",
+    "_version",
+    "flops",
+    "formats",
+    "nonfinite_kinds",
+}
 
 MODULES = sorted(ROOT.rglob("*.py"))
 CALLABLES = [

@@ -37,7 +37,8 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     >>> _ = apply_policy(model, "mixed_float16")
     >>> model.compile("sgd", loss="mse")
-    >>> isinstance(ensure_loss_scaling(model), LossScaleOptimizer)
+    >>> wrapper = keras.optimizers.LossScaleOptimizer
+    >>> isinstance(ensure_loss_scaling(model), wrapper)
     True
     """
     if not isinstance(model, keras.Model):

@@ -104,7 +104,7 @@ class Statistics:
     >>> tensor = keras.ops.convert_to_tensor([[0.0, 2.0**-20, 1.0, 2.0**14]])
     >>> rows = keras.ops.convert_to_numpy(pack([measure(tensor)]))
     >>> [found] = Statistics.from_rows(rows)
-    >>> round(found.headroom_bits(get_format("float16")), 2)
+    >>> round(float(found.headroom_bits(get_format("float16"))), 2)
     2.0
     >>> found.zero, found.subnormal(get_format("float16"))
     (0.25, 0.25)
