@@ -106,7 +106,7 @@ class Statistics:
     >>> [found] = Statistics.from_rows(rows)
     >>> round(float(found.headroom_bits(get_format("float16"))), 2)
     2.0
-    >>> found.zero, found.subnormal(get_format("float16"))
+    >>> float(found.zero), float(found.subnormal(get_format("float16")))
     (0.25, 0.25)
     """
 
