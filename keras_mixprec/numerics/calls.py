@@ -186,3 +186,22 @@ def _has_values(call):
     concrete = backend_replay.current().is_concrete
     leaves = tree.flatten((call.args, call.kwargs, call.outputs))
     return all(concrete(x) for x in leaves if keras.ops.is_tensor(x))
+
+
+def observe_outputs(layer, outputs, observe):
+    """Returns a layer's outputs with its float tensors observed.
+
+    Args:
+        layer: The layer. A model of layers is left out: its last one has
+            shown what it returns.
+        outputs: What it returned.
+        observe: Function of the position and the tensor that returns the
+            tensor to go on with.
+    """
+    if isinstance(layer, keras.Model) and layer._layers:
+        return outputs
+    leaves = [
+        with_mask(observe(position, leaf), leaf) if is_float(leaf) else leaf
+        for position, leaf in enumerate(tree.flatten(outputs))
+    ]
+    return tree.pack_sequence_as(outputs, leaves)

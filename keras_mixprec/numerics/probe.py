@@ -8,14 +8,12 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
-from keras import tree
 
 from keras_mixprec.backend import probe as backend_probe
 from keras_mixprec.backend import replay as backend_replay
 from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.formats import Format, get_format
-from keras_mixprec.numerics.arrays import is_float
-from keras_mixprec.numerics.calls import with_mask
+from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import Collector
 from keras_mixprec.numerics.hook import CallHook, call_name
 from keras_mixprec.numerics.statistics import Statistics
@@ -143,23 +141,16 @@ class Probe:
                 attributes["train_step"] = before
 
     def _on_call(self, collector, run, layer, path, index, args, kwargs):
-        outputs = run(*args, **kwargs)
-        if isinstance(layer, keras.Model) and layer._layers:
-            return outputs  # Its last layer has told of them.
         name = call_name(path, index)
 
         def observe(position, leaf):
-            if not is_float(leaf):
-                return leaf
-            seen = self._replay.observe(
+            return self._replay.observe(
                 leaf,
                 lambda x: collector.put((name, "activation", position), x),
                 lambda g: collector.put((name, "gradient", position), g),
             )
-            return with_mask(seen, leaf)
 
-        leaves = enumerate(tree.flatten(outputs))
-        return tree.pack_sequence_as(outputs, [observe(*x) for x in leaves])
+        return observe_outputs(layer, run(*args, **kwargs), observe)
 
     @contextlib.contextmanager
     def _watched(self, optimizer):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
-from keras import ops, tree
+from keras import ops
 
 from keras_mixprec.backend import alone as backend_alone
 from keras_mixprec.backend import devices
@@ -14,8 +14,7 @@ from keras_mixprec.backend import probe as backend_probe
 from keras_mixprec.backend import replay as backend_replay
 from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.formats import Format
-from keras_mixprec.numerics.arrays import is_float
-from keras_mixprec.numerics.calls import with_mask
+from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.dry_step import restored, run_held
 from keras_mixprec.numerics.hook import CallHook, call_name
 from keras_mixprec.numerics.probe import LayerReading, limits_of
@@ -138,26 +137,19 @@ class _Taken:
         return Ranges(readings, limits_of(self._entries), failures)
 
     def _on_call(self, run, layer, path, index, args, kwargs):
-        outputs = run(*args, **kwargs)
-        if isinstance(layer, keras.Model) and layer._layers:
-            return outputs  # Its last layer has told of them.
         name = call_name(path, index)
 
         def observe(position, leaf):
-            if not is_float(leaf):
-                return leaf
             backend = backend_replay.current()
             value = backend.stop_gradient(leaf)
             self._take((name, "activation", position), value)
-            seen = backend.observe(
+            return backend.observe(
                 leaf,
                 lambda _: None,
                 lambda g: self._take((name, "gradient", position), g),
             )
-            return with_mask(seen, leaf)
 
-        leaves = enumerate(tree.flatten(outputs))
-        return tree.pack_sequence_as(outputs, [observe(*x) for x in leaves])
+        return observe_outputs(layer, run(*args, **kwargs), observe)
 
     def _take(self, key, tensor):
         self._check_time()

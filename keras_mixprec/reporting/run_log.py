@@ -50,7 +50,7 @@ class RunLog:
 
     Once it is open, no call fails because of the disk. What cannot be written
     (the disk is full) waits, 16 MiB of it, and is written by the first call
-    that succeeds. Files that are removed are started anew. Either is warned
+    that succeeds. Files that are removed are started again. Either is warned
     of once, and an event `log_gap` says what was lost.
 
     Args:
