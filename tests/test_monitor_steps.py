@@ -215,6 +215,13 @@ def test_skips_that_are_not_listed_are_a_block(tmp_path):
     (block,) = told(tmp_path, "skipped_steps_not_kept")
     kept = ("first_step", "last_step", "count")
     assert [block[k] for k in kept] == [5, 12, 8]
+
+
+def test_a_picture_of_skips_that_are_not_listed(tmp_path):
+    pytest.importorskip("matplotlib")
+    model = one_weight(jit=BACKEND == "jax")
+    values = [*good(4), *[BAD] * 40, *good(4)]
+    fit(model, values, [monitor(tmp_path, update_freq=1000)])
     assert kmp.load_report(tmp_path).to_png().startswith(b"\x89PNG")
 
 
