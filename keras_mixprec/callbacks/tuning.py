@@ -1,6 +1,7 @@
 """What a tuner does in one `fit`."""
 
 from collections import deque
+from functools import partial
 
 from keras.src.trainers.data_adapters import data_adapter_utils
 
@@ -14,6 +15,7 @@ from keras_mixprec.callbacks.telling import Telling
 from keras_mixprec.diagnosis.batch import head
 from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.diagnosis.proposal import Proposal, propose
+from keras_mixprec.diagnosis.whole_batch import rows_to_examine
 from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies.lone_layers import lone_layers
 
@@ -201,16 +203,16 @@ class Tuning:
             step: Int.
             suspected: Boolean. Whether it is because of bad steps, and all of
                 it is looked at.
-            counts: Boolean. Whether it counts as overhead.
+            counts: Boolean. Whether it counts as overhead. If not, it is seen
+                first whether there is more in it than in its first rows.
         """
         self._suspected = suspected
-        if not suspected and batch is not None:
-            batch = head(batch)
         self._ballot = Ballot(Proposal())
         who = "PrecisionTuner" * self._tuner.verbose
-        self._engine.examiner.examine(
-            self._engine.model, batch, step, counts, who
-        )
+        model, rows = self._engine.model, None
+        if not suspected:
+            rows = head if counts else partial(rows_to_examine, model)
+        self._engine.examiner.examine(model, batch, step, counts, who, rows)
         if self._shared:
             self._decide(step)
 

@@ -1,5 +1,7 @@
 """What a person would do about each kind of fault, in one sentence."""
 
+from keras_mixprec.policies.layers import MODEL_PATH
+
 _TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"
 
 _ADVICE = {
@@ -27,9 +29,25 @@ _ADVICE = {
     "gradients fit, and skips steps until then.",
 }
 
+# Faults of a computation: without a layer it is one outside of layers.
+_OF_LAYERS = (
+    "cast_overflow",
+    "forward_overflow",
+    "backward_overflow",
+    "underflow",
+    "precision_loss",
+)
+
 _UNSCALED = (
     "Its gradients vanish because nothing scales the loss enough: call "
     "keras_mixprec.ensure_loss_scaling(model)."
+)
+
+
+_OUTSIDE = (
+    "It is in the code outside of layers (the model's `call`, `compute_loss` "
+    "or `train_step`): cast what it computes with by keras.ops.cast(x, "
+    "'float32')."
 )
 
 
@@ -38,12 +56,15 @@ def advice(kind: str, layer: str | None = None, unscaled: bool = False) -> str:
 
     Args:
         kind: String. The kind of the verdict.
-        layer: String. The layer's path. Defaults to `None`.
+        layer: String. The layer's path, the model's for its code outside of
+            layers. Defaults to `None`.
         unscaled: Boolean. Whether it takes no more than a loss scale. Defaults
             to `False`.
     """
     if kind == "bad_data":
         return bad_data_advice("x")
+    if layer in (None, MODEL_PATH) and kind in _OF_LAYERS:
+        return _OUTSIDE
     return _UNSCALED if unscaled else _ADVICE[kind].format(layer=layer)
 
 

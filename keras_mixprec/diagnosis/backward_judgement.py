@@ -10,6 +10,7 @@ from keras_mixprec.diagnosis.compare import (
     repeats,
 )
 from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.windows import Window
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
@@ -74,6 +75,24 @@ def error_in_step(
 
 def _shape(tensor):
     return None if tensor is None else tuple(tensor.shape)
+
+
+def judge_window(window: Window, bits: float, call: LayerCall) -> Culprit:
+    """Returns what is wrong with a layer that a loss scale does not suit.
+
+    Args:
+        window: `Window` of its gradients, which does not hold the scale.
+        bits: Float. The loss scale, as a power of two.
+        call: `LayerCall` of the layer.
+    """
+    kind = "underflow" if bits < window.low else "backward_overflow"
+    numbers = {
+        "loss_scale_bits": bits,
+        "lowest_bits": window.low,
+        "highest_bits": window.high,
+    }
+    layers = with_sublayers(call.layer)
+    return Culprit(call.path, layers, kind, "backward", numbers)
 
 
 def judge_backward(

@@ -16,6 +16,9 @@ from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.twin import Twin
 
+# As many as there are of rows with bad data.
+_ROWS_NAMED = 8
+
 
 def judge_forward(
     call: LayerCall, known: LayerCall | None, compiled: bool, masks_matter: bool
@@ -60,6 +63,9 @@ def judge_forward(
         "largest_output_in_float32": largest(exact),
         "nonfinite_outputs": nonfinite(low),
     }
+    rows = _rows(inputs, low, exact)
+    if rows:
+        numbers["rows"] = rows[:_ROWS_NAMED]
     kind = _kind(twin, low, exact, numbers)
     layers = smallest_cure(twin, exact, kind)
     return error, Culprit(call.path, layers, kind, "forward", numbers)
@@ -115,6 +121,18 @@ def _without_masks(known, low, exact, masks_matter, limit):
         return np.where(mask, wide, narrow)
 
     return [*map(repaired, low, exact, known.float_cotangents)]
+
+
+def _rows(inputs, low, exact):
+    """The rows that are not finite, if not all are, where there are rows."""
+    if len({len(x) if x.ndim else 0 for x in [*inputs, *low]}) != 1:
+        return []
+    bad = [
+        (np.isfinite(b) & ~np.isfinite(a)).reshape(len(a), -1).any(axis=1)
+        for a, b in zip(low, exact, strict=True)
+    ]
+    found = np.flatnonzero(np.any(bad, axis=0)).tolist()
+    return found if len(found) < len(low[0]) else []
 
 
 def _kind(twin, low, exact, numbers):

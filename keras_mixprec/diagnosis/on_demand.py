@@ -11,7 +11,9 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import nonfinite
-from keras_mixprec.diagnosis.culprits import Search, low_layers
+from keras_mixprec.diagnosis.culprits import Search
+from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.diagnosis.low_layers import low_layers
 from keras_mixprec.diagnosis.moves import mover
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.verdict import Verdict
@@ -30,7 +32,10 @@ def diagnose(
     gradients are off by more than a rounding run once more in float32 on the
     very inputs they saw, forward and backward. Layers that are found are
     demoted for the rest of the search, so that those which would cast the
-    repaired result back are found too. Nothing is changed in the model.
+    repaired result back are found too. What is wrong in the step as a whole
+    then, its loss, a gradient or a variable that a layer writes itself, is
+    sought until a layer is found, or the code outside of layers: the layer
+    `"<model>"`. Nothing is changed in the model.
 
     Args:
         model: A compiled `keras.Model`.
@@ -93,7 +98,8 @@ class Examination(NamedTuple):
         errors: Dict from the names of layer calls to the relative errors of
             what they compute in 16 bits, `{"forward": ..., "backward": ...}`:
             against the float32 step, so that a forward one includes those of
-            the layers before; where that is suspicious, on equal inputs.
+            the layers before, a backward one those of the layers after; where
+            that is suspicious, by itself.
     """
 
     findings: list
@@ -158,7 +164,7 @@ class _Verdicts:
             return _blameless(lost)
         entries = low_layers(self._model)
         exact = exact_step(self._model, self._batch)
-        if not np.isfinite(exact.loss):
+        if not is_finite(exact):
             return _blameless(self._not_precision())
         if not entries:
             return Examination([], exact_loss=exact.loss)

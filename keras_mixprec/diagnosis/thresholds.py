@@ -76,3 +76,15 @@ TREND_AHEAD = 2.0
 # training to have diverged: a learning rate that is too high makes that 1e5
 # and more in a few steps; weights that training needs grow as the loss falls.
 DIVERGED = 100.0
+
+# The share of a change that may be lost of a variable that a layer writes:
+# rounding loses all of it below half a digit, a tenth of it two digits above.
+LOST_CHANGE = 0.5
+
+# How far, as a share of its value, such a variable may stay away from where it
+# goes to: a chain of float16 roundings takes it as far.
+SETTLED_STATE = 0.01
+
+# An average that goes a smaller share of its way at each step settles in no
+# training; what is left of the difference of two steps then is rounding.
+SETTLING_SHARE = 1e-4

@@ -24,15 +24,20 @@ class DryStep(NamedTuple):
         gradients: Dict from `id(variable)` to the scaled gradient.
         calls: List of `LayerCall`, innermost first, in the order they ended.
         scale: Float. The loss scale.
+        state: Dict from `id(variable)` to what the step has set a float
+            variable to that is not trained, such as a moving average.
     """
 
     loss: float
     gradients: dict
     calls: list[LayerCall]
     scale: float
+    state: dict
 
 
-def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
+def dry_step(
+    model: keras.Model, data, scale: float, known=(), *, records=True
+) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
 
     Weights, optimizers, metrics and random state are as before afterwards.
@@ -44,14 +49,19 @@ def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
         known: Dict from names to `LayerCall`s of the exact step, as for
             `CallRecorder`; a `train_step` of the user's own, the loss of which
             may contain gradients, gets those that are. Defaults to none.
+        records: Boolean. Whether to record the calls, which hold all
+            activations. Defaults to `True`.
     """
-    if _has_own_step(model):
+    if has_own_step(model):
         known = ()
-    recorder = CallRecorder(walk_with_model(model), known, scale)
+    entries = walk_with_model(model) if records else []
+    recorder = CallRecorder(entries, known, scale)
     with restored(model), recorder.recording():
-        losses, gradients = run_held(model, data, lambda _: scale)
-    concrete = filter(backend_replay.current().is_concrete, losses)
-    return DryStep(_total(concrete), gradients, recorder.calls, scale)
+        losses, gradients, state = run_held(model, data, lambda _: scale)
+    concrete = backend_replay.current().is_concrete
+    loss = _total(filter(concrete, losses))
+    state = {key: value for key, value in state.items() if concrete(value)}
+    return DryStep(loss, gradients, recorder.calls, scale, state)
 
 
 def compiled_loss(model: keras.Model, data) -> float:
@@ -68,6 +78,60 @@ def compiled_loss(model: keras.Model, data) -> float:
         return _total(backend_replay.current().compiled(losses)([]))
 
 
+def compiled_step(model: keras.Model, data, scale: float) -> DryStep:
+    """Returns the step as XLA computes it, without the calls of layers.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+        scale: As for `dry_step`.
+    """
+    compiled = backend_replay.current().compiled
+
+    def execute(run):
+        return compiled(lambda _: run(data, scale))([])
+
+    return _step_of(model, scale, execute)
+
+
+def single_step(model: keras.Model, data, scale: float) -> DryStep:
+    """Returns a step in the way that costs least for once.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+        scale: As for `dry_step`.
+    """
+    once = backend_replay.current().run_once
+    # Both are given, so that on JAX each scale is the same program.
+    given = data, keras.ops.convert_to_tensor(scale, "float32")
+
+    def execute(run):
+        return once(model, lambda given: run(*given), given)
+
+    return _step_of(model, scale, execute)
+
+
+def _step_of(model, scale, execute):
+    """A step of what `execute` runs: a function of the batch and the scale."""
+    keys = []
+
+    def run(data, scale):
+        losses, gradients, _ = run_held(model, data, lambda _: scale)
+        keys[:] = [None] * len(losses) + list(gradients)
+        dense = map(keras.ops.convert_to_tensor, gradients.values())
+        return [*losses, *dense]
+
+    with restored(model):
+        results = execute(run)
+    known = [
+        (k, x) for k, x in zip(keys, results, strict=True) if x is not None
+    ]
+    loss = _total(x for k, x in known if k is None)
+    gradients = {k: x for k, x in known if k is not None}
+    return DryStep(loss, gradients, [], scale, {})
+
+
 def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
     """Lets the model take the step, with its optimizers held.
 
@@ -79,8 +143,8 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
         scale_of: Function of an optimizer that returns its loss scale.
 
     Returns:
-        List of the losses, and a dict from `id(variable)` to the scaled
-        gradient.
+        List of the losses, a dict from `id(variable)` to the scaled gradient,
+        and the `state` of `DryStep`.
     """
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
@@ -96,17 +160,29 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
         }
         stack.enter_context(scope)
         backend_replay.current().train_step(model, data)
-    return losses, gradients
+    return losses, gradients, _written(model, scope)
+
+
+def _written(model, scope):
+    """The values of float variables that a step has set without an optimizer.
+
+    Regularizers do not read these, so none of them was known before.
+    """
+    return {
+        id(v): scope.state_mapping[id(v)]
+        for v in model.non_trainable_variables
+        if "float" in v.dtype and id(v) in scope.state_mapping
+    }
 
 
 def _total(losses):
     return float(sum(to_array(loss) for loss in losses))
 
 
-def exact_step(model: keras.Model, data) -> DryStep:
+def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
     """Runs the step in float32 throughout, at loss scale 1."""
     with computing_in("float32", with_sublayers(model)):
-        return dry_step(model, data, 1.0)
+        return dry_step(model, data, 1.0, records=records)
 
 
 @contextlib.contextmanager
@@ -169,14 +245,15 @@ class _HeldStep(NamedTuple):
         self.apply(self.gradients, self.variables)
 
 
-def _has_own_step(model):
+def has_own_step(model) -> bool:
+    """Whether a model has a `train_step` of the user's own."""
     return type(model).train_step is not keras.Model.train_step
 
 
 @contextlib.contextmanager
 def restored(model: keras.Model):
     """Undoes what a `train_step` of the user's own may write directly."""
-    if not _has_own_step(model):
+    if not has_own_step(model):
         yield
         return
     variables = all_variables(model)

@@ -95,7 +95,7 @@ class _Taken:
             id(o): scale for o, scale in zip(optimizers, scales, strict=True)
         }
         with CallHook(self._entries, self._on_call).hooked():
-            _, gradients = run_held(
+            _, gradients, _ = run_held(
                 self._model, data, lambda optimizer: scale_of[id(optimizer)]
             )
         inverse = {

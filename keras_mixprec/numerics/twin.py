@@ -33,7 +33,6 @@ class Twin:
 
     def __init__(self, call: LayerCall, compiled: bool = False):
         self.call = call
-        self.adds_loss = False
         self._compiled = compiled
         self._backend = backend_replay.current()
         leaves = tree.flatten((call.args, call.kwargs))
@@ -47,7 +46,7 @@ class Twin:
         return [self._leaves[i] for i in self._floats]
 
     def forward(self, policy=None, layers=None) -> list[np.ndarray]:
-        """Returns the float outputs, as float32 arrays.
+        """Returns the float outputs and added losses, as float32 arrays.
 
         Args:
             policy: String. What `layers` compute in. Defaults to `None`, what
@@ -60,7 +59,7 @@ class Twin:
         """Returns the gradients at inputs and weights, as float32 arrays.
 
         Args:
-            cotangents: List of arrays, one per float output.
+            cotangents: List of arrays, one per float output and added loss.
             policy: String, as for `forward`.
         """
         # Not in `pull`: they would be constants of the program, and that of
@@ -126,8 +125,8 @@ class Twin:
             _call_context(call),
         ):
             outputs = call.layer(*args, **kwargs)
-        self.adds_loss = bool(scope.losses)
-        return [x for x in tree.flatten(outputs) if is_float(x)]
+        results = [*tree.flatten(outputs), *scope.losses]
+        return [x for x in results if is_float(x)]
 
 
 @contextlib.contextmanager
