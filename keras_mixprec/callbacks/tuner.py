@@ -152,7 +152,7 @@ class PrecisionTuner(CopiedCallback):
         self.verbose = check_integer("verbose", verbose, high=1)
         self._check_together()
         self.plan = None
-        self.history = []
+        self.history: list[dict] = []
         self._engine = self._tuning = None
         self._warned = False
 
