@@ -41,7 +41,7 @@ class PrecisionTuner(CopiedCallback):
     optimizer state, metrics and counters stay; the compiled functions are
     recompiled once for each set. Bad data, divergence and a loss scale that is
     still searching demote nothing; a loss scale that fell because of bad data
-    alone is put back.
+    alone is put back (not where several workers train together).
 
     If the largest weight grows a hundredfold within 500 steps of a demotion,
     what that let through made training diverge: it is undone, and weights,
