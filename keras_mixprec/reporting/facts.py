@@ -9,6 +9,7 @@ STORY = frozenset(
         "demote",
         "shrink",
         "promote",
+        "raise_scale",
         "undo",
         "give_up",
         "stopped",
