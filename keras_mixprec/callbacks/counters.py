@@ -107,7 +107,7 @@ class Counters:
     def nonfinite_events(self) -> list:
         """Returns an event for the loss and each optimizer, if any is due."""
         losses = self.nonfinite_losses() or {}
-        events = [{"kind": "nonfinite_losses", "counts": losses}]
+        events: list[dict] = [{"kind": "nonfinite_losses", "counts": losses}]
         events += [
             {
                 "kind": "nonfinite_gradients",

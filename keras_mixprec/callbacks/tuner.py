@@ -42,7 +42,7 @@ class PrecisionTuner(CopiedCallback):
     optimizer state, metrics and counters stay; the compiled functions are
     recompiled once for each set. Bad data, divergence and a loss scale that is
     still searching demote nothing; a loss scale that fell because of bad data
-    alone is put back.
+    alone is put back (not where several workers train together).
 
     If the largest weight grows a hundredfold within 500 steps of a demotion,
     what that let through made training diverge: it is undone, and weights,
@@ -154,7 +154,7 @@ class PrecisionTuner(CopiedCallback):
         self.verbose = check_integer("verbose", verbose, high=1)
         self._check_together()
         self.plan = None
-        self.history = []
+        self.history: list[dict] = []
         self._engine = self._tuning = None
         self._warned = False
 

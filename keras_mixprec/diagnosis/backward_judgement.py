@@ -72,11 +72,14 @@ def error_in_step(
     )
     if [_shape(x) for x in low] != [_shape(x) for x in wide]:
         return np.inf
-    low = [to_array(x) / np.float32(step.scale) for x in low if x is not None]
-    if not low:
+    known_low = [x for x in low if x is not None]
+    if not known_low:
         # Nothing that anybody asks for, or weights that a step treats by hand.
         return np.inf if weights else 0.0
-    return relative_error(low, [to_array(x) for x in wide if x is not None])
+    return relative_error(
+        [to_array(x) / np.float32(step.scale) for x in known_low],
+        [to_array(x) for x in wide if x is not None],
+    )
 
 
 def _shape(tensor):
