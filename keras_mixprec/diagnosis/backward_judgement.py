@@ -17,6 +17,13 @@ from keras_mixprec.numerics.dtypes import with_sublayers
 from keras_mixprec.numerics.twin import Twin
 
 
+def _kind(twin, cotangents, low):
+    if not nonfinite(low):
+        return "precision_loss"
+    zero = twin.gradients_start_from_zero(cotangents)
+    return "underflow" if zero else "backward_overflow"
+
+
 def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
     """Returns the gradients of a call's outputs and weights, as arrays.
 
@@ -123,6 +130,6 @@ def judge_backward(
         "largest_gradient_in_float32": largest(wide) / 2.0**bits,
         "nonfinite_gradients": nonfinite(low),
     }
-    kind = "backward_overflow" if nonfinite(low) else "precision_loss"
+    kind = _kind(twin, cotangents, low)
     layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "backward", numbers)

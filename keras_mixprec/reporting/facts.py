@@ -10,6 +10,7 @@ STORY = frozenset(
         "demote",
         "shrink",
         "promote",
+        "raise_scale",
         "undo",
         "give_up",
         "stopped",
