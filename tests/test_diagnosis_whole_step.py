@@ -51,7 +51,8 @@ class Squash(layers.Layer):
 
     def call(self, x):
         a = ops.tanh(x)
-        self.add_loss(0.01 * ops.mean(ops.log(1 - a * a + 1e-6)))
+        penalty = 0.01 * ops.mean(ops.log(1 - a * a + 1e-6))
+        self.add_loss(ops.cast(penalty, "float32"))
         return a
 
 
@@ -62,7 +63,7 @@ class Spread(layers.Layer):
         apart = ops.expand_dims(x, 0) - ops.expand_dims(x, 1)
         # 1e-12 is 0 in float16, and the derivative of the root infinite.
         distance = ops.sqrt(ops.sum(apart * apart, -1) + 1e-12)
-        self.add_loss(-0.01 * ops.mean(distance))
+        self.add_loss(-0.01 * ops.cast(ops.mean(distance), "float32"))
         return x
 
 
@@ -72,9 +73,14 @@ def test_the_gradients_of_an_added_loss(layer):
     assert found(model, 4 * X) == [("adds", "backward_overflow", "backward")]
 
 
+class Penalized(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.01 * ops.cast(ops.mean(ops.square(x)), "float32"))
+        return x
+
+
 def test_a_sound_added_loss_is_nobodys_fault():
-    adding = layers.Dense(8, activity_regularizer="l2")
-    assert found(model_of(layers.Dense(8), adding)) == []
+    assert found(model_of(layers.Dense(8), Penalized())) == []
 
 
 class Root(layers.Layer):

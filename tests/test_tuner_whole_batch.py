@@ -18,7 +18,8 @@ class OverBatch(layers.Layer):
     """Divides by the root of the mean over all rows, the sum taken first."""
 
     def call(self, x):
-        total = ops.sum(ops.square(x), axis=0) / ops.shape(x)[0]
+        rows = ops.cast(ops.shape(x)[0], x.dtype)
+        total = ops.sum(ops.square(x), axis=0) / rows
         return x / ops.sqrt(total + 1.0)
 
 
