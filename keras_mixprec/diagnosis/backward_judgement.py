@@ -47,6 +47,22 @@ def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
     return moving + [to_array(c) for c in call.cotangents if c is not None]
 
 
+def gradients_of_layers(calls: list, exact: DryStep, moves) -> dict:
+    """Returns the `own_gradients` of float16 layers, by path.
+
+    Args:
+        calls: List of `LayerCall`s of `exact`.
+        exact: As for `own_gradients`.
+        moves: As for `own_gradients`.
+    """
+    found = {}
+    for call in calls:
+        if call.layer.compute_dtype == "float16":
+            own = own_gradients(call, exact, moves)
+            found.setdefault(call.path, []).extend(own)
+    return found
+
+
 def error_in_step(
     call: LayerCall,
     known: LayerCall,

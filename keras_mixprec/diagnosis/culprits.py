@@ -10,6 +10,7 @@ from collections import defaultdict
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward_judgement import (
     error_in_step,
+    gradients_of_layers,
     judge_backward,
     judge_window,
     own_gradients,
@@ -23,7 +24,11 @@ from keras_mixprec.diagnosis.forward_judgement import (
     low_outputs,
     range_fault,
 )
-from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
+from keras_mixprec.diagnosis.loss_check import (
+    LossCheck,
+    loss_error,
+    right_in_xla,
+)
 from keras_mixprec.diagnosis.low_layers import computes_low
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.state_check import StateCheck
@@ -36,7 +41,6 @@ from keras_mixprec.diagnosis.windows import (
 )
 from keras_mixprec.numerics.dry_step import (
     DryStep,
-    compiled_loss,
     dry_step,
     exact_step,
 )
@@ -184,7 +188,7 @@ class Search:
             lambda: exact_step(self._model, self._data).loss,
         )
         off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
-        if not off or not check.wrong(demoted) or self._right_when_compiled():
+        if not off or not check.wrong(demoted) or self._right_in_xla():
             return step
         cured = self._greedily(step)
         if len(self.culprits) == known or check.right(self._demoted):
@@ -194,16 +198,10 @@ class Search:
         self._demoted = demoted
         return step
 
-    def _right_when_compiled(self):
+    def _right_in_xla(self):
         """Whether only the single operations of a dry step are wrong."""
-        if not self._compiled:
-            return False
         with self._as_demoted():
-            low = compiled_loss(self._model, self._data)
-        # It may draw other random numbers than single operations do.
-        with computing_in("float32", with_sublayers(self._model)):
-            exact = compiled_loss(self._model, self._data)
-        return loss_error(low, exact) <= thresholds.LOSS_ERROR
+            return self._compiled and right_in_xla(self._model, self._data)
 
     def _greedily(self, step):
         while self._loss_error(step.loss) > thresholds.LOSS_ERROR:
@@ -286,12 +284,8 @@ class Search:
         return {path: scale_window(own) for path, own in gradients.items()}
 
     def _own_gradients(self, moves):
-        gradients = {}
-        for call in self._low(self._exact):
-            if not call.nested and call.layer.compute_dtype == "float16":
-                own = own_gradients(call, self._exact, moves)
-                gradients.setdefault(call.path, []).extend(own)
-        return gradients
+        low = [call for call in self._low(self._exact) if not call.nested]
+        return gradients_of_layers(low, self._exact, moves)
 
     def _judge_windows(self, step, windows, scale_bits):
         """Demotes the layers whose gradients fit no common loss scale."""

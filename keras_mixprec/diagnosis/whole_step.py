@@ -86,22 +86,33 @@ class WholeStep:
         )
 
     def other_scale(self, demoted: list, bits: float) -> float | None:
-        """Returns another loss scale that the step is right at, if any.
+        """Returns the nearest loss scale that the step is right at, if any.
 
         Args:
             demoted: As for `step`.
             bits: As for `step`.
         """
         possible = scale_in_use(self._model).possible
-        overflows = math.inf in self.errors(demoted, bits)
-        sign = -1 if overflows else 1
+        sign = -1 if math.inf in self.errors(demoted, bits) else 1
+        wrong = bits
         for distance in _OTHER_SCALES:
             other = bits + sign * distance
-            if possible[0] <= other <= possible[-1] and self.right(
-                demoted, other
-            ):
-                return other
+            if not possible[0] <= other <= possible[-1]:
+                break
+            if self.right(demoted, other):
+                return self._nearest(demoted, other, wrong)
+            wrong = other
         return None
+
+    def _nearest(self, demoted, right, wrong):
+        """The loss scale nearest to a wrong one that the step is right at."""
+        while abs(wrong - right) > 1:
+            middle = (right + wrong) // 2
+            if self.right(demoted, middle):
+                right = middle
+            else:
+                wrong = middle
+        return right
 
     def _wrong_when_compiled(self, demoted, bits):
         if not self._compiled:
