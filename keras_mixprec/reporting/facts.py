@@ -17,6 +17,16 @@ STORY = frozenset(
 )
 
 
+# What layers do. Their findings come as the diagnosis has them: what the repair
+# of one layer brings about in the next comes behind it.
+OF_LAYERS = {
+    "cast_overflow": "received an input beyond float16",
+    "forward_overflow": "overflowed",
+    "backward_overflow": "overflowed in the backward pass",
+    "underflow": "underflowed",
+    "precision_loss": "lost precision",
+}
+
 # Where what is beyond 16 bits is no matter.
 WIDE = ("float32", "float64")
 
@@ -29,7 +39,7 @@ def is_repaired(kind: str, compute_dtype: str | None) -> bool:
         compute_dtype: String, or `None` if not known.
     """
     bears = kind != "precision_loss" and compute_dtype == "bfloat16"
-    return bears or compute_dtype in WIDE
+    return kind in OF_LAYERS and (bears or compute_dtype in WIDE)
 
 
 class Story(list):

@@ -6,21 +6,17 @@ the log, all of them here, so that they say the same.
 
 from keras_mixprec.flops import share_in_16_bits
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.reporting.facts import STORY, Facts, is_repaired
+from keras_mixprec.reporting.facts import (
+    OF_LAYERS,
+    STORY,
+    Facts,
+    is_repaired,
+)
 
 # Skipped in a row, this many are no scale search any more.
 _STUCK = 5
 
-# What layers do. Their findings come as the diagnosis has them: what the repair
-# of one layer brings about in the next comes behind it.
-_OF_LAYERS = {
-    "cast_overflow": "received an input beyond float16",
-    "forward_overflow": "overflowed",
-    "backward_overflow": "overflowed in the backward pass",
-    "underflow": "underflowed",
-    "precision_loss": "lost precision",
-}
-_CAUSES = ("bad_data", "divergence", *_OF_LAYERS, "policy")
+_CAUSES = ("bad_data", "divergence", *OF_LAYERS, "policy")
 
 
 def headline(facts: Facts) -> dict:
@@ -141,7 +137,7 @@ class _Story:
     def _is_over(self, verdict):
         """Whether the layer computes in what it needs by now."""
         kind, layer = verdict["verdict"], verdict["layer"]
-        if kind not in _OF_LAYERS or layer is None:
+        if kind not in OF_LAYERS or layer is None:
             return False
         return is_repaired(kind, self._now.get(layer)) or self._is_returned(
             layer
@@ -173,7 +169,7 @@ class _Story:
         more = f" and {_counted(others, 'more layer')}" if others else ""
         at = f", first{at}" if others else at
         names = (first["layer"] or "the model") + more
-        return f"{names} {_OF_LAYERS[kind]}{at}{self._fate(first)}"
+        return f"{names} {OF_LAYERS[kind]}{at}{self._fate(first)}"
 
     def _fate(self, first):
         layer = first["layer"]
