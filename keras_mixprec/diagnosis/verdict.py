@@ -11,6 +11,7 @@ KINDS = (
     "backward_overflow",
     "underflow",
     "precision_loss",
+    "scale_too_low",
     "policy",
     "scale_collapsed",
     "scale_search",
@@ -26,7 +27,8 @@ class Verdict:
             `"underflow"`, `"precision_loss"` (finite but wrong),
             `"cast_overflow"` (the input does not fit), or where no layer is to
             blame `"bad_data"`, `"divergence"` (float32 fails too),
-            `"weights_lost"`, `"scale_collapsed"`, `"policy"` and, normal,
+            `"weights_lost"`, `"scale_collapsed"`, `"scale_too_low"` (gradients
+            vanish until the loss scale has grown), `"policy"` and, normal,
             `"scale_search"`.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.
