@@ -20,13 +20,13 @@ from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
 from keras_mixprec.callbacks.step_count import StepCount
+from keras_mixprec.callbacks.unscaled import UnscaledLoss
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.callbacks.watching import (
     after_epoch,
     keep_watching,
     stop_watching,
 )
-from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.reporting.thinning import Thinning
 
 # Curves of every variable are most of a log: 400 of them, looked at 20,000
@@ -302,8 +302,7 @@ class Engine:
         self.log.event(
             self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
         )
-        if lacks_loss_scaling(self.model):
-            self.log.event(self.step, {"kind": "no_loss_scaling"})
+        self._unscaled = UnscaledLoss(self.model, self.log)
         self.log_layers()
         self._look()
         self.ranges.start(self.model, self.step, self.examiner)
@@ -389,7 +388,9 @@ class Engine:
     def _read(self):
         curves, by_variable = defaultdict(dict), self._by_variable.due()
         self._in_a_row, self.collapsed, self._hopeless = 0, False, None
-        for name, watch in self.counters.used().items():
+        used = self.counters.used()
+        self._unscaled.read(self.step, used, self.step > self.first_step)
+        for name, watch in used.items():
             reading = watch.read(self.step)
             self._in_a_row = max(self._in_a_row, reading.in_a_row)
             self._judge(reading)

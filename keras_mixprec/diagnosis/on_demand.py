@@ -13,11 +13,13 @@ from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprits import Search, low_layers
 from keras_mixprec.diagnosis.moves import mover
+from keras_mixprec.diagnosis.raised import why_it_raises
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.policies.layers import check_model
+from keras_mixprec.numerics.dtypes import computing_in
+from keras_mixprec.policies.layers import check_model, has_own_step
 
 
 def diagnose(
@@ -162,13 +164,13 @@ class _Verdicts:
             return _blameless(self._not_precision())
         if not entries:
             return Examination([], exact_loss=exact.loss)
-        search = Search(
-            self._model, self._batch, exact, self._common["compiled"]
-        )
         bits, adapts, _ = scale_in_use(self._model)
-        search.run(None if adapts else bits, mover(self._model))
+        if not exact.scales:
+            bits, adapts = 0.0, False
+        search, raising = self._search(exact, None if adapts else bits)
         findings = [
-            Finding(self._culprit(c, adapts), c.layers) for c in search.culprits
+            Finding(self._culprit(c, adapts), c.layers)
+            for c in [*raising, *search.culprits]
         ]
         findings += [Finding(v, []) for v in self._policy(entries)]
         if not findings:
@@ -177,6 +179,25 @@ class _Verdicts:
         return Examination(
             findings, search.scale_bits, exact.loss, search.errors
         )
+
+    def _search(self, exact, bits):
+        """Returns the search, and the culprits without which it runs."""
+        compiled, raising = self._common["compiled"], []
+        while True:
+            layers = [layer for culprit in raising for layer in culprit.layers]
+            with computing_in("float32", layers):
+                search = Search(self._model, self._batch, exact, compiled)
+                try:
+                    search.run(bits, mover(self._model))
+                    return search, raising
+                # Each backend has types of its own.
+                except Exception:
+                    culprit = why_it_raises(
+                        self._model, self._batch, exact, compiled
+                    )
+                    if culprit is None:
+                        raise
+            raising.append(culprit)
 
     def _lost_weights(self):
         lost = [
@@ -224,6 +245,8 @@ class _Verdicts:
             culprit.direction,
             culprit.numbers,
             unscaled=unscaled and not adapts,
+            own_step=has_own_step(self._model),
+            integers="rounded_integers" in culprit.numbers,
         )
 
     def _policy(self, entries):

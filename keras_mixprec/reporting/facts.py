@@ -28,7 +28,8 @@ def is_repaired(kind: str, compute_dtype: str | None) -> bool:
         kind: String. The kind of a verdict.
         compute_dtype: String, or `None` if not known.
     """
-    bears = kind != "precision_loss" and compute_dtype == "bfloat16"
+    range_fault = kind not in ("precision_loss", "unsupported")
+    bears = range_fault and compute_dtype == "bfloat16"
     return bears or compute_dtype in WIDE
 
 

@@ -19,6 +19,12 @@ _OF_LAYERS = {
     "backward_overflow": "overflowed in the backward pass",
     "underflow": "underflowed",
     "precision_loss": "lost precision",
+    "unsupported": "does not run in 16 bits",
+}
+# An older log does not have what it is that scales no loss.
+_UNSCALED = {
+    "train_step": "`train_step` does not scale the loss: small gradients "
+    "vanish in float16"
 }
 _CAUSES = ("bad_data", "divergence", *_OF_LAYERS, "policy")
 
@@ -86,7 +92,10 @@ class _Story:
         """The most important finding, and how many more there are."""
         if not self._causes:
             if "no_loss_scaling" in self._kinds:
-                yield "float16 without loss scaling: small gradients vanish"
+                yield _UNSCALED.get(
+                    self._last["no_loss_scaling"].get("by"),
+                    "float16 without loss scaling: small gradients vanish",
+                )
             return
         first = self._causes[0]
         alike = [v for v in self._causes if self._is_like(v, first)]

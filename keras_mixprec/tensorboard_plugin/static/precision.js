@@ -31,5 +31,6 @@ const OF_RANGE = [
 export function isRepaired(event, layers) {
   const dtype = layers.find((layer) => layer.path === event.layer)?.compute_dtype;
   if (OF_RANGE.includes(event.verdict)) return isWider(dtype, "float16");
-  return event.verdict === "precision_loss" && ["float32", "float64"].includes(dtype);
+  const others = ["precision_loss", "unsupported"];
+  return others.includes(event.verdict) && ["float32", "float64"].includes(dtype);
 }
