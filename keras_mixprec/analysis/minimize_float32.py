@@ -151,7 +151,7 @@ def _batches(data, size):
 
 def _given_scale_bits(model):
     """The loss scale as a power of two; None for what suits the gradients."""
-    bits, adapts, _ = scale_in_use(model)
+    bits, adapts, *_ = scale_in_use(model)
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     # A float32 model scales no loss yet.
     later = bits == 0.0 and "float16" not in dtypes

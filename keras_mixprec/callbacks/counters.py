@@ -110,7 +110,7 @@ class Counters:
     def nonfinite_events(self) -> list:
         """Returns an event for the loss and each optimizer, if any is due."""
         losses = self.nonfinite_losses() or {}
-        events = [{"kind": "nonfinite_losses", "counts": losses}]
+        events: list[dict] = [{"kind": "nonfinite_losses", "counts": losses}]
         events += [
             {
                 "kind": "nonfinite_gradients",
@@ -135,18 +135,31 @@ class Counters:
         """Returns whether any loss scale has collapsed, as of now."""
         return any(watch.collapsed() for watch in self.used().values())
 
-    def raise_scale(self, bits: float, step: int):
-        """Raises loss scales that fell below what is needed now.
+    def raise_scale(
+        self, bits: float, step: int, beyond_first: bool = False
+    ) -> bool:
+        """Raises loss scales that are below what is needed now.
 
         Args:
             bits: Float. The scale that suits the model, as a power of two.
             step: Int. Step of the log.
+            beyond_first: Boolean. Whether above where they started as well.
+                Defaults to `False`.
+
+        Returns:
+            Boolean. Whether any was raised.
         """
+        raised = False
         for watch in self.used().values():
-            if isinstance(watch.optimizer.rule, DynamicLossScale):
-                scale = min(2.0**bits, watch.first_scale)
+            rule = watch.optimizer.rule
+            if isinstance(rule, DynamicLossScale):
+                highest = rule.max_scale or math.inf
+                highest = highest if beyond_first else watch.first_scale
+                scale = min(2.0**bits, highest)
                 if scale > float(watch.optimizer.loss_scale):
                     watch.set_scale(step, scale)
+                    raised = True
+        return raised
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[float]:

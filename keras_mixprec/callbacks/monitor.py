@@ -10,6 +10,7 @@ from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.copied import CopiedCallback
 from keras_mixprec.callbacks.engine import Engine
 from keras_mixprec.callbacks.engine_settings import Settings
+from keras_mixprec.diagnosis import FailingBatch, Verdict
 from keras_mixprec.reporting import NoLog, RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
@@ -184,8 +185,8 @@ class MixPrecMonitor(CopiedCallback):
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
         self.summary = None
-        self.verdicts = []
-        self.failing_batches = []
+        self.verdicts: list[Verdict] = []
+        self.failing_batches: list[FailingBatch] = []
         self._engine = None
         self._has_logged = False
 

@@ -24,7 +24,13 @@ _LOOKS_GROW = 8
 _EVIDENCE = 4
 
 # Findings without a layer that say why steps are bad.
-_EXPLAINED = ("bad_data", "divergence", "weights_lost", "scale_search")
+_EXPLAINED = (
+    "bad_data",
+    "divergence",
+    "weights_lost",
+    "scale_too_low",
+    "scale_search",
+)
 
 _BY_HAND = (
     "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
@@ -230,6 +236,7 @@ class Tuning:
             not kinds.isdisjoint(_EXPLAINED),
             self._engine.counters.collapsed(),
             examination.scale_bits,
+            "scale_too_low" in kinds,
         )
         # Among several workers this may be a diagnosis of this one only.
         if not self._shared:
@@ -239,6 +246,8 @@ class Tuning:
         if self._over or self._cooling(step):
             return
         ballot = self._ballot.agreed(self._engine.model, step)
+        if ballot.too_low:
+            self._raise_scale(ballot.scale_bits, step)
         if not ballot.proposal:
             self._nothing_to_demote(ballot, step)
             return
@@ -261,6 +270,15 @@ class Tuning:
             self._demote(step, wanted)
             if ballot.scale_bits is not None:
                 self._engine.counters.raise_scale(ballot.scale_bits, step)
+
+    def _raise_scale(self, bits, step):
+        """Lets gradients survive that vanish at the loss scale in use."""
+        counters = self._engine.counters
+        before, dry = counters.scale_bits(), self._tuner.dry_run
+        if dry or counters.raise_scale(bits, step, beyond_first=True):
+            self._engine.examiner.schedule.sound = not dry
+            now = bits if dry else counters.scale_bits()
+            self.telling.scale(step, before, now)
 
     def _left_alone(self, proposal, step):
         """The demotions of layers that those proposed leave alone."""

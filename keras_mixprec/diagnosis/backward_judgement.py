@@ -17,6 +17,13 @@ from keras_mixprec.numerics.dtypes import with_sublayers
 from keras_mixprec.numerics.twin import Twin
 
 
+def _kind(twin, cotangents, low):
+    if not nonfinite(low):
+        return "precision_loss"
+    zero = twin.gradients_start_from_zero(cotangents)
+    return "underflow" if zero else "backward_overflow"
+
+
 def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
     """Returns the gradients of a call's outputs and weights, as arrays.
 
@@ -65,11 +72,14 @@ def error_in_step(
     )
     if [_shape(x) for x in low] != [_shape(x) for x in wide]:
         return np.inf
-    low = [to_array(x) / np.float32(step.scale) for x in low if x is not None]
-    if not low:
+    known_low = [x for x in low if x is not None]
+    if not known_low:
         # Nothing that anybody asks for, or weights that a step treats by hand.
         return np.inf if weights else 0.0
-    return relative_error(low, [to_array(x) for x in wide if x is not None])
+    return relative_error(
+        [to_array(x) / np.float32(step.scale) for x in known_low],
+        [to_array(x) for x in wide if x is not None],
+    )
 
 
 def _shape(tensor):
@@ -120,6 +130,6 @@ def judge_backward(
         "largest_gradient_in_float32": largest(wide) / 2.0**bits,
         "nonfinite_gradients": nonfinite(low),
     }
-    kind = "backward_overflow" if nonfinite(low) else "precision_loss"
+    kind = _kind(twin, cotangents, low)
     layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "backward", numbers)

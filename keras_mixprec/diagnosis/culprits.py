@@ -19,13 +19,18 @@ from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.cure import without_needless
 from keras_mixprec.diagnosis.forward_judgement import (
+    is_cast_before,
     judge_forward,
     low_outputs,
     range_fault,
 )
 from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
-from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
+from keras_mixprec.diagnosis.windows import (
+    best_scale_bits,
+    lost,
+    scale_window,
+)
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.dry_step import (
     DryStep,
@@ -219,7 +224,8 @@ class Search:
             numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
             fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
-                fault = range_fault(Twin(call, self._compiled))
+                known = self._exact_calls.get(call.name)
+                fault = range_fault(Twin(call, self._compiled), known)
             self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step
@@ -233,6 +239,8 @@ class Search:
             with self._as_demoted():
                 low = low_outputs(twin, self._compiled)
                 error = relative_error(low, twin.forward("float32"))
+            if is_cast_before(call, self._exact_calls.get(call.name)):
+                error = math.inf
             rank = (twin.adds_loss, error)
             if (error or twin.adds_loss) and rank > ranks.get(call.path, ()):
                 ranks[call.path], calls[call.path] = rank, call
@@ -258,14 +266,31 @@ class Search:
         possible = scale_in_use(self._model).possible
         return best_scale_bits(windows, costs(self._model), possible)
 
+    def vanishing(self, bits: float, moves) -> list:
+        """Returns the layers whose gradients a loss scale of `2**bits` loses.
+
+        Paths, of those that are left in float16.
+
+        Args:
+            bits: Float.
+            moves: As for `run`.
+        """
+        low = {path for path, own in self.windows.items() if bits < own.low}
+        gradients = self._own_gradients(moves) if low else {}
+        return [p for p in gradients if p in low and lost(gradients[p], bits)]
+
     def _find_windows(self, moves):
         """The `Window` of each float16 layer's gradients in float32."""
+        gradients = self._own_gradients(moves)
+        return {path: scale_window(own) for path, own in gradients.items()}
+
+    def _own_gradients(self, moves):
         gradients = {}
         for call in self._low(self._exact):
             if not call.nested and call.layer.compute_dtype == "float16":
                 own = own_gradients(call, self._exact, moves)
                 gradients.setdefault(call.path, []).extend(own)
-        return {path: scale_window(own) for path, own in gradients.items()}
+        return gradients
 
     def _judge_windows(self, step, windows, scale_bits):
         """Demotes the layers whose gradients fit no common loss scale."""

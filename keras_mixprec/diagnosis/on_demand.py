@@ -7,8 +7,9 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec.backend import alone as backend_alone
+from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.advice import advice, advice_for
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprits import Search, low_layers
@@ -16,6 +17,8 @@ from keras_mixprec.diagnosis.moves import mover
 from keras_mixprec.diagnosis.raised import why_it_raises
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.loss_scaling.epsilons import vanishing_epsilons
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.dtypes import computing_in
@@ -164,23 +167,26 @@ class _Verdicts:
             return _blameless(self._not_precision())
         if not entries:
             return Examination([], exact_loss=exact.loss)
-        bits, adapts, _ = scale_in_use(self._model)
+        scale, moves = scale_in_use(self._model), mover(self._model)
         if not exact.scales:
-            bits, adapts = 0.0, False
-        search, raising = self._search(exact, None if adapts else bits)
+            scale = scale._replace(bits=0.0, adapts=False, scales=False)
+        search, raising = self._search(
+            exact, None if scale.adapts else scale.bits, moves
+        )
         findings = [
-            Finding(self._culprit(c, adapts), c.layers)
+            Finding(self._culprit(c, scale), c.layers)
             for c in [*raising, *search.culprits]
         ]
-        findings += [Finding(v, []) for v in self._policy(entries)]
-        if not findings:
-            found = self._scale_search(search.windows, bits)
-            findings = _blameless(*found).findings
+        others = self._scale_too_low(search, scale, moves)
+        others += self._policy(entries)
+        if not findings and not others:
+            others = self._scale_search(search.windows, scale.bits)
+        findings += _blameless(*others).findings
         return Examination(
             findings, search.scale_bits, exact.loss, search.errors
         )
 
-    def _search(self, exact, bits):
+    def _search(self, exact, bits, moves):
         """Returns the search, and the culprits without which it runs."""
         compiled, raising = self._common["compiled"], []
         while True:
@@ -188,7 +194,7 @@ class _Verdicts:
             with computing_in("float32", layers):
                 search = Search(self._model, self._batch, exact, compiled)
                 try:
-                    search.run(bits, mover(self._model))
+                    search.run(bits, moves)
                     return search, raising
                 # Each backend has types of its own.
                 except Exception:
@@ -208,6 +214,7 @@ class _Verdicts:
         if not lost:
             return None
         numbers = {"variables": len(lost), "first": lost[0]}
+        numbers |= self._vanishing_epsilons()
         return self._verdict("weights_lost", numbers=numbers)
 
     def _not_precision(self):
@@ -227,6 +234,19 @@ class _Verdicts:
             "bad_data" if numbers else "divergence", numbers=numbers
         )
 
+    def _scale_too_low(self, search, scale, moves):
+        vanishing = search.vanishing(scale.bits, moves) if scale.adapts else []
+        if not vanishing:
+            return []
+        numbers = {
+            "loss_scale_bits": scale.bits,
+            "needed_bits": search.scale_bits,
+            "steps_to_reach": scale.steps_to(search.scale_bits),
+            "layers": len(vanishing),
+            "first": vanishing[0],
+        }
+        return [self._verdict("scale_too_low", None, "backward", numbers)]
+
     def _scale_search(self, windows, bits):
         ceiling = min((w.high for w in windows.values()), default=np.inf)
         if bits <= ceiling + thresholds.BITS_ABOVE:
@@ -234,37 +254,47 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, adapts):
-        unscaled = (culprit.kind, culprit.direction) == (
-            "underflow",
-            "backward",
-        )
+    def _culprit(self, culprit, scale):
         return self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            unscaled=unscaled and not adapts,
-            own_step=has_own_step(self._model),
-            integers="rounded_integers" in culprit.numbers,
+            advice_for(culprit, scale, has_own_step(self._model)),
         )
 
     def _policy(self, entries):
-        narrow = [
-            e.path for e in entries if e.layer.variable_dtype != "float32"
-        ]
+        narrow = [e for e in entries if e.layer.variable_dtype in SIXTEEN_BITS]
         if not narrow:
             return []
-        numbers = {"layers": len(narrow), "first": narrow[0]}
+        numbers = {
+            "layers": len(narrow),
+            "first": narrow[0].path,
+            "dtype": narrow[0].layer.variable_dtype,
+        }
+        numbers |= self._vanishing_epsilons()
         return [self._verdict("policy", None, "update", numbers)]
 
-    def _verdict(self, kind, layer=None, direction=None, numbers=(), **case):
+    def _vanishing_epsilons(self):
+        """The epsilons of the optimizers that are 0 in some variable."""
+        model, found = self._model, {}
+        for optimizer in optimizers_of(model).values():
+            # One that is not built is for all of them.
+            variables = optimizer._trainable_variables
+            variables = variables if optimizer.built else model.variables
+            found |= vanishing_epsilons(optimizer, variables)
+        return found
+
+    def _verdict(
+        self, kind, layer=None, direction=None, numbers=(), sentence=None
+    ):
+        numbers = dict(numbers)
         return Verdict(
             kind,
             layer,
             direction,
-            numbers=dict(numbers),
-            advice=advice(kind, layer, **case),
+            numbers=numbers,
+            advice=sentence or advice(kind, layer, **numbers),
             **self._common,
         )
 

@@ -12,6 +12,7 @@ KINDS = (
     "underflow",
     "precision_loss",
     "unsupported",
+    "scale_too_low",
     "policy",
     "scale_collapsed",
     "scale_search",
@@ -29,7 +30,8 @@ class Verdict:
             backend refuses it in 16 bits, such as a mix of dtypes, so that
             the step raises), or where no layer is to
             blame `"bad_data"`, `"divergence"` (float32 fails too),
-            `"weights_lost"`, `"scale_collapsed"`, `"policy"` and, normal,
+            `"weights_lost"`, `"scale_collapsed"`, `"scale_too_low"` (gradients
+            vanish until the loss scale has grown), `"policy"` and, normal,
             `"scale_search"`.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.

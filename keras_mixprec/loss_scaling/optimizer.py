@@ -12,6 +12,7 @@ from keras_mixprec.loss_scaling.arguments import (
 from keras_mixprec.loss_scaling.by_hand import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.delegation import DelegatesToInner
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.loss_scaling.epsilons import check_epsilons
 from keras_mixprec.loss_scaling.guarded_step import (
     GuardedStep,
     commit_together,
@@ -129,9 +130,14 @@ class LossScaleOptimizer(
             var_list: List of variables.
             shared: `keras.optimizers.LossScaleOptimizer` whose scale and step
                 counter to use instead of new ones. Defaults to `None`.
+
+        Raises:
+            ValueError: If an epsilon of the inner optimizer is 0 in the dtype
+                of a variable, which would make weights NaN.
         """
         if self.built:
             return
+        self._check_update(var_list)
         self._trainable_variables = list(var_list)
         self._trainable_variables_indices = {
             self._var_key(v): i for i, v in enumerate(var_list)
@@ -159,6 +165,9 @@ class LossScaleOptimizer(
         if self._unread_state is not None:
             with backend_step.current().outside_graph():
                 self.load_own_variables(self._unread_state)
+
+    def _check_update(self, variables):
+        check_epsilons(self.inner_optimizer, variables)
 
     def _build_inner(self, var_list):
         inner = self.inner_optimizer

@@ -1,14 +1,26 @@
 """What the optimizer tells about its steps."""
 
+from collections.abc import Callable
+
+import keras
 import numpy as np
 
 from keras_mixprec.backend import step as backend_step
-from keras_mixprec.loss_scaling.rules import LossScaleState
+from keras_mixprec.loss_scaling.history import StepHistory
+from keras_mixprec.loss_scaling.rules import LossScale, LossScaleState
 from keras_mixprec.nonfinite_kinds import count_kinds
 
 
 class ReportsSteps:
     """Mixin: the loss scale and the record of the steps, for the host."""
+
+    # Of the optimizer that this is mixed into.
+    built: bool
+    rule: LossScale
+    history: StepHistory
+    dynamic_scale: keras.Variable
+    _state: Callable[..., LossScaleState]
+    _initial_scale: Callable[[], float]
 
     @property
     def loss_scale(self):

@@ -25,7 +25,7 @@ class LayerEntry(NamedTuple):
 
     def lineage(self) -> Iterator["LayerEntry"]:
         """Yields this entry, the one that holds it, and so on up."""
-        entry = self
+        entry: LayerEntry | None = self
         while entry is not None:
             yield entry
             entry = entry.parent

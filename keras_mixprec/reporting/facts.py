@@ -1,5 +1,6 @@
 """What a run's one sentence is made of, from its log."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 # What a log tells of the run as a whole, a few of each at most.
@@ -9,6 +10,7 @@ STORY = frozenset(
         "demote",
         "shrink",
         "promote",
+        "raise_scale",
         "undo",
         "give_up",
         "stopped",
@@ -36,7 +38,7 @@ def is_repaired(kind: str, compute_dtype: str | None) -> bool:
 class Story(list):
     """The events of a run that its one sentence is made of."""
 
-    def add(self, step: int, event: dict):
+    def add(self, step: int, event: Mapping):
         """Keeps an event if it is one of those.
 
         Args:

@@ -5,7 +5,7 @@ the log, all of them here, so that they say the same.
 """
 
 from keras_mixprec.flops import share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.formats import SIXTEEN_BITS, format_power
 from keras_mixprec.reporting.facts import STORY, Facts, is_repaired
 
 # Skipped in a row, this many are no scale search any more.
@@ -26,7 +26,7 @@ _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16"
 }
-_CAUSES = ("bad_data", "divergence", *_OF_LAYERS, "policy")
+_CAUSES = ("bad_data", "divergence", *_OF_LAYERS, "scale_too_low", "policy")
 
 
 def headline(facts: Facts) -> dict:
@@ -150,6 +150,9 @@ class _Story:
     def _is_over(self, verdict):
         """Whether the layer computes in what it needs by now."""
         kind, layer = verdict["verdict"], verdict["layer"]
+        if kind == "scale_too_low":
+            raised = self._last.get("raise_scale", {"dry_run": True})
+            return not raised.get("dry_run")
         if kind not in _OF_LAYERS or layer is None:
             return False
         return is_repaired(kind, self._now.get(layer)) or self._is_returned(
@@ -169,7 +172,7 @@ class _Story:
         return alike and not self._is_over(verdict)
 
     def _describe(self, first, alike):
-        kind, at = first["verdict"], _at(first)
+        kind, at, over = first["verdict"], _at(first), self._is_over(first)
         if kind == "bad_data":
             return f"bad data{at}{_rows(first)}"
         if kind == "divergence":
@@ -178,7 +181,11 @@ class _Story:
             return f"{what}{at}, in float32 as well"
         if kind == "policy":
             return "16-bit variables lose small updates"
-        others = 0 if self._is_over(first) else len(alike) - 1
+        if kind == "scale_too_low":
+            now = self._last["raise_scale"]["after"] if over else None
+            fate = f", raised to {format_power(now)}" if over else ""
+            return f"gradients vanished{at} at too low a loss scale{fate}"
+        others = 0 if over else len(alike) - 1
         more = f" and {_counted(others, 'more layer')}" if others else ""
         at = f", first{at}" if others else at
         names = (first["layer"] or "the model") + more

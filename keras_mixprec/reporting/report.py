@@ -41,7 +41,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     Loss scale: 2**15.
     No verdicts.
     """
-    found = find_runs(log_dir)
+    found = find_runs(os.fspath(log_dir))
     if not found:
         raise FileNotFoundError(
             "There is no log of `MixPrecMonitor` in that folder. "

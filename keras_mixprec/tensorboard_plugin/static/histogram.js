@@ -75,7 +75,7 @@ export function createHistogram(store) {
     const y = linearScale([0, decades], [bottom, MARGIN.top + 14]);
     const heightOf = (count) => y(Math.log10(count + 1));
     shown.scale = x;
-    drawZones(context, x, domain, format, bottom);
+    drawZones(context, x, domain, format);
     context.textAlign = "right";
     for (const tick of exponentTicks(0, decades, 5)) {
       drawLine(context, [[MARGIN.left, y(tick)], [width - MARGIN.right, y(tick)]],
@@ -112,7 +112,7 @@ export function createHistogram(store) {
     if (range) drawRuler(context, bottom + MARGIN.axis, width, range, shift);
   }
 
-  function drawZones(context, x, domain, format, bottom) {
+  function drawZones(context, x, domain, format) {
     const limits = [
       ["vanishes", domain[0], format.subnormal_exponent],
       ["subnormal", format.subnormal_exponent, format.normal_exponent],
