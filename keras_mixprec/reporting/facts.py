@@ -27,6 +27,7 @@ OF_LAYERS = {
     "backward_overflow": "overflowed in the backward pass",
     "underflow": "underflowed",
     "precision_loss": "lost precision",
+    "unsupported": "does not run in 16 bits",
 }
 
 # Where what is beyond 16 bits is no matter.
@@ -40,7 +41,8 @@ def is_repaired(kind: str, compute_dtype: str | None) -> bool:
         kind: String. The kind of a verdict.
         compute_dtype: String, or `None` if not known.
     """
-    bears = kind != "precision_loss" and compute_dtype == "bfloat16"
+    range_fault = kind not in ("precision_loss", "unsupported")
+    bears = range_fault and compute_dtype == "bfloat16"
     return kind in OF_LAYERS and (bears or compute_dtype in WIDE)
 
 

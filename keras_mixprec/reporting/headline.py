@@ -16,6 +16,11 @@ from keras_mixprec.reporting.facts import (
 # Skipped in a row, this many are no scale search any more.
 _STUCK = 5
 
+# An older log does not have what it is that scales no loss.
+_UNSCALED = {
+    "train_step": "`train_step` does not scale the loss: small gradients "
+    "vanish in float16"
+}
 _CAUSES = ("bad_data", "divergence", *OF_LAYERS, "scale_too_low", "policy")
 
 
@@ -82,7 +87,10 @@ class _Story:
         """The most important finding, and how many more there are."""
         if not self._causes:
             if "no_loss_scaling" in self._kinds:
-                yield "float16 without loss scaling: small gradients vanish"
+                yield _UNSCALED.get(
+                    self._last["no_loss_scaling"].get("by"),
+                    "float16 without loss scaling: small gradients vanish",
+                )
             return
         first = self._causes[0]
         alike = [v for v in self._causes if self._is_like(v, first)]
