@@ -85,11 +85,12 @@ def each_operation(function, tensors, look):
 def train_step(model, data):
     kinds = ("trainable", "non_trainable", "optimizer", "metrics")
     state = model._get_jax_state(**{f"{k}_variables": True for k in kinds})
-    _, state = model.train_step(state, data)
+    logs, state = model.train_step(state, data)
     # Of the state that is handed back, what the layers have written.
     scope = get_stateless_scope()
     for update in zip(model.non_trainable_variables, state[1], strict=True):
         scope.add_update(update)
+    return logs
 
 
 def run_once(model, function, data):

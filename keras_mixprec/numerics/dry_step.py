@@ -13,7 +13,7 @@ from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.random_numbers import drawn_in_float32
-from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 
 class DryStep(NamedTuple):
@@ -23,7 +23,9 @@ class DryStep(NamedTuple):
         loss: Float. The sum of all losses, unscaled.
         gradients: Dict from `id(variable)` to the scaled gradient.
         calls: List of `LayerCall`, innermost first, in the order they ended.
-        scale: Float. The loss scale.
+        scale: Float. The loss scale; 1 if a `train_step` of the user's own
+            does not multiply the loss by it.
+        scales: Boolean. Whether it does.
         state: Dict from `id(variable)` to what the step has set a float
             variable to that is not trained, such as a moving average.
     """
@@ -32,7 +34,8 @@ class DryStep(NamedTuple):
     gradients: dict
     calls: list[LayerCall]
     scale: float
-    state: dict
+    scales: bool = True
+    state: dict = {}
 
 
 def dry_step(
@@ -57,11 +60,55 @@ def dry_step(
     entries = walk_with_model(model) if records else []
     recorder = CallRecorder(entries, known, scale)
     with restored(model), recorder.recording():
-        losses, gradients, state = run_held(model, data, lambda _: scale)
+        losses, gradients, scales, state = run_held(
+            model, data, lambda _: scale
+        )
     concrete = backend_replay.current().is_concrete
-    loss = _total(filter(concrete, losses))
     state = {key: value for key, value in state.items() if concrete(value)}
-    return DryStep(loss, gradients, recorder.calls, scale, state)
+    return DryStep(
+        _total(filter(concrete, losses)),
+        gradients,
+        recorder.calls,
+        scale if scales else 1.0,
+        scales,
+        state,
+    )
+
+
+class Interrupted(NamedTuple):
+    """A step that raises.
+
+    Attributes:
+        error: The exception.
+        calls: List of `LayerCall`, those that returned before.
+        open: List of `LayerCall`, those that did not, outermost first; empty
+            if the step raises outside of all layers.
+    """
+
+    error: Exception
+    calls: list[LayerCall]
+    open: list[LayerCall]
+
+    def progress(self) -> tuple[int, int]:
+        """How far the step got, forward and backward."""
+        return len(self.calls), sum(call.received for call in self.calls)
+
+
+def interrupted(model: keras.Model, data) -> Interrupted | None:
+    """Runs the step at loss scale 1; returns what stops it, if anything does.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+    """
+    recorder = CallRecorder(walk_with_model(model))
+    try:
+        with restored(model), recorder.recording():
+            run_held(model, data, lambda _: 1.0)
+    # Each backend has types of its own.
+    except Exception as error:
+        return Interrupted(error, recorder.calls, recorder.interrupted)
+    return None
 
 
 def compiled_loss(model: keras.Model, data) -> float:
@@ -114,13 +161,15 @@ def single_step(model: keras.Model, data, scale: float) -> DryStep:
 
 def _step_of(model, scale, execute):
     """A step of what `execute` runs: a function of the batch and the scale."""
-    keys = []
+    keys, scales = [], True
 
     def run(data, scale):
-        losses, gradients, _ = run_held(model, data, lambda _: scale)
+        nonlocal scales
+        losses, gradients, scales, _ = run_held(model, data, lambda _: scale)
         keys[:] = [None] * len(losses) + list(gradients)
-        dense = map(keras.ops.convert_to_tensor, gradients.values())
-        return [*losses, *dense]
+        return [
+            *map(keras.ops.convert_to_tensor, (*losses, *gradients.values()))
+        ]
 
     with restored(model):
         results = execute(run)
@@ -129,7 +178,7 @@ def _step_of(model, scale, execute):
     ]
     loss = _total(x for k, x in known if k is None)
     gradients = {k: x for k, x in known if k is not None}
-    return DryStep(loss, gradients, [], scale, {})
+    return DryStep(loss, gradients, [], scale if scales else 1.0, scales)
 
 
 def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
@@ -144,7 +193,8 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
 
     Returns:
         List of the losses, a dict from `id(variable)` to the scaled gradient,
-        and the `state` of `DryStep`.
+        whether the step multiplied the losses by the loss scale, if not, they
+        are those that it returns, and the `state` of `DryStep`.
     """
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
@@ -159,8 +209,19 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
             id(v): v._value for v in model.trainable_variables if v.regularizer
         }
         stack.enter_context(scope)
-        backend_replay.current().train_step(model, data)
-    return losses, gradients, _written(model, scope)
+        if has_own_step(model):
+            # Within the scope: what it returns shall be of this batch alone.
+            model.reset_metrics()
+        returned = backend_replay.current().train_step(model, data)
+    losses, scales = losses or _logged_losses(returned), bool(losses)
+    return losses, gradients, scales, _written(model, scope)
+
+
+def _logged_losses(logs):
+    if not isinstance(logs, dict):
+        return []
+    own = {name: x for name, x in logs.items() if name.endswith("loss")}
+    return [own["loss"]] if "loss" in own else [*own.values()]
 
 
 def _written(model, scope):
@@ -243,11 +304,6 @@ class _HeldStep(NamedTuple):
 
     def commit(self, finite):
         self.apply(self.gradients, self.variables)
-
-
-def has_own_step(model) -> bool:
-    """Whether a model has a `train_step` of the user's own."""
-    return type(model).train_step is not keras.Model.train_step
 
 
 @contextlib.contextmanager
