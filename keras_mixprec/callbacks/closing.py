@@ -4,7 +4,7 @@ import textwrap
 from collections import Counter
 from typing import NamedTuple
 
-from keras_mixprec.formats import format_power
+from keras_mixprec.formats import SIXTEEN_BITS, format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.nonfinite_kinds import BATCHES, STEPS, format_kinds
 from keras_mixprec.policies import precision_summary
@@ -12,6 +12,12 @@ from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline
 
 _WIDTH = 100
+
+_NOT_COMPARED = (
+    "Not compared with float32: what is finite but wrong leaves no trace in a "
+    "log. keras_mixprec.diagnose(model, x, y) compares every layer on one "
+    "batch, PrecisionTuner() does in training."
+)
 
 
 class TrainingSummary(NamedTuple):
@@ -38,6 +44,8 @@ class TrainingSummary(NamedTuple):
             of batches with such a loss; each replica counts its own part of a
             batch. `None` where that is not counted: in models without 16-bit
             layers or loss scaling, and in a `train_step` of the user's own.
+        compared: Boolean. Whether any batch was diagnosed, which compares every
+            layer with float32. Defaults to `True`.
     """
 
     dtypes: dict
@@ -49,6 +57,7 @@ class TrainingSummary(NamedTuple):
     ranges: str = ""
     bad_data: str = ""
     nonfinite_losses: dict | None = None
+    compared: bool = True
 
     def __str__(self):
         layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
@@ -81,6 +90,8 @@ class TrainingSummary(NamedTuple):
                 "keras_mixprec.LossScaleOptimizer, or call "
                 "keras_mixprec.ensure_loss_scaling(model)."
             )
+        if not self.compared:
+            lines.append(_NOT_COMPARED)
         wrapped = [
             textwrap.fill(line, _WIDTH, subsequent_indent="    ")
             for line in lines
@@ -161,6 +172,7 @@ def summarize(engine) -> TrainingSummary:
         for name, w in engine.counters.used().items()
     }
     headroom = engine.prober.least_headroom()
+    dtypes = [row["compute_dtype"] for row in rows]
     facts = Facts(
         events=engine.log.story,
         layers=rows,
@@ -170,7 +182,7 @@ def summarize(engine) -> TrainingSummary:
         measured="activation" in headroom,
     )
     return TrainingSummary(
-        dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
+        dtypes=dict(Counter(dtypes)),
         optimizers=optimizers,
         headroom=headroom,
         folder=engine.log.folder,
@@ -179,4 +191,6 @@ def summarize(engine) -> TrainingSummary:
         ranges=str(engine.ranges),
         bad_data=str(engine.bad_data),
         nonfinite_losses=engine.counters.nonfinite_losses(),
+        compared=engine.examiner.schedule.cost is not None
+        or not {*SIXTEEN_BITS} & {*dtypes},
     )

@@ -12,7 +12,12 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice, advice_for
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import nonfinite
-from keras_mixprec.diagnosis.culprits import Search, low_layers
+from keras_mixprec.diagnosis.culprits import (
+    Search,
+    computes_low,
+    low_layers,
+)
+from keras_mixprec.diagnosis.growth import headroom
 from keras_mixprec.diagnosis.moves import mover
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.verdict import Verdict
@@ -97,12 +102,15 @@ class Examination(NamedTuple):
             what they compute in 16 bits, `{"forward": ..., "backward": ...}`:
             against the float32 step, so that a forward one includes those of
             the layers before; where that is suspicious, on equal inputs.
+        headroom: Dict from the paths of the layers in 16 bits to how far their
+            numbers are from overflowing, in bits.
     """
 
     findings: list
     scale_bits: float | None = None
     exact_loss: float | None = None
     errors: dict = {}
+    headroom: dict = {}
 
 
 def examine(
@@ -178,8 +186,13 @@ class _Verdicts:
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
         findings += _blameless(*others).findings
+        low = [call for call in exact.calls if computes_low(call.layer)]
         return Examination(
-            findings, search.scale_bits, exact.loss, search.errors
+            findings,
+            search.scale_bits,
+            exact.loss,
+            search.errors,
+            headroom(low),
         )
 
     def _lost_weights(self):
