@@ -84,7 +84,7 @@ def each_operation(function, tensors, look):
 def train_step(model, data):
     kinds = ("trainable", "non_trainable", "optimizer", "metrics")
     state = model._get_jax_state(**{f"{k}_variables": True for k in kinds})
-    model.train_step(state, data)
+    return model.train_step(state, data)[0]
 
 
 def run_once(model, function, data):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.callbacks.tally import Tally
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
@@ -53,12 +54,14 @@ class Counters:
         """Returns the watches of the optimizers that training uses, by name.
 
         `compile` without an optimizer makes one that a `train_step` with
-        several of its own never uses. The name of the only one is `""`.
+        others of its own never uses. The name of the only one is `""`.
         """
+        others = len(optimizers_of(self._model)) > 1
         return {
             name: watch
             for name, watch in self._watches.items()
-            if name != "optimizer" or watch.optimizer.attempted_steps
+            if not (others and name in ("", "optimizer"))
+            or watch.optimizer.attempted_steps
         }
 
     def optimizers(self) -> dict:
@@ -73,7 +76,7 @@ class Counters:
 
         `None` where not every step is one of a single optimizer.
         """
-        only = self._watches.get("")
+        only = self.used().get("")
         return only and only.attempted()
 
     def bad_steps(self) -> int:

@@ -2,7 +2,6 @@
 
 import warnings
 
-import keras
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
@@ -21,6 +20,7 @@ from keras_mixprec.loss_scaling.ensure import (
     lacks_loss_scaling,
 )
 from keras_mixprec.policies import apply_policy, recommend_policy
+from keras_mixprec.policies.layers import has_own_step
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
@@ -261,5 +261,4 @@ class PrecisionTuner(CopiedCallback):
 
 def _can_be_scaled(model):
     # A `train_step` of the user's own may not call `optimizer.scale_loss`.
-    own_step = type(model).train_step is not keras.Model.train_step
-    return not own_step and lacks_loss_scaling(model)
+    return not has_own_step(model) and lacks_loss_scaling(model)

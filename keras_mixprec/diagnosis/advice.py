@@ -2,6 +2,8 @@
 
 import math
 
+from keras_mixprec.loss_scaling.by_hand import scaling_call
+
 _TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"
 
 _ADVICE = {
@@ -26,6 +28,9 @@ _ADVICE = {
     "PrecisionTuner, which raises it: until then gradients are zero.",
     "scale_collapsed": "No loss scale helps, so its cause is elsewhere: call "
     "keras_mixprec.diagnose(model, x, y) on a batch whose step is skipped.",
+    "unsupported": f"{_TO_FLOAT32}: this backend refuses the operation in 16 "
+    "bits, or to mix dtypes; for a mix, cast one of them there, as in "
+    "keras.ops.cast(b, a.dtype).",
     "policy": "Use the policy 'mixed_{dtype}', which keeps variables in "
     "float32: 16-bit variables lose small updates.",
     "scale_search": "Nothing: the loss scale is on its way down to where "
@@ -54,6 +59,12 @@ _CASES = {
     "other layers need.",
     "unscaled": "Its gradients vanish because nothing scales the loss enough: "
     "call keras_mixprec.ensure_loss_scaling(model).",
+    "unscaled_step": "Its gradients vanish because nothing scales the loss "
+    "enough: train with keras_mixprec.LossScaleOptimizer and call "
+    "`loss = optimizer.{call}` in `train_step`.",
+    "integers": "Its input is integers, such as token ids, which the cast to "
+    "16 bits rounds: give keras.Input(..., dtype='int32'), or let it compute "
+    "in float32: PrecisionRule({layer!r})",
     "above": "Raise the loss scale to 2**{lowest}, or the `max_scale` that "
     "keeps it below: at less its gradients vanish.",
     "below": "Lower the loss scale to 2**{highest}, or the `min_scale` that "
@@ -78,16 +89,20 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     return text
 
 
-def advice_for(culprit, scale) -> str:
+def advice_for(culprit, scale, own_step: bool = False) -> str:
     """Returns one sentence on a layer at fault.
 
     Args:
         culprit: `Culprit`.
         scale: `ScaleInUse` of the model.
+        own_step: Boolean. Whether the user has written the `train_step`.
+            Defaults to `False`.
     """
     case = _case(culprit, scale)
+    if case == "unscaled" and own_step:
+        case = "unscaled_step"
     text = _CASES[case] if case else _ADVICE[culprit.kind]
-    window = {}
+    window = {"call": scaling_call()}
     if "lowest_bits" in culprit.numbers:
         window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
         window["highest"] = math.floor(culprit.numbers["highest_bits"])
@@ -96,6 +111,8 @@ def advice_for(culprit, scale) -> str:
 
 def _case(culprit, scale):
     numbers = culprit.numbers
+    if "rounded_integers" in numbers:
+        return "integers"
     if "loss" in numbers and culprit.kind != "cast_overflow":
         return "follows"
     if "constant" in numbers:

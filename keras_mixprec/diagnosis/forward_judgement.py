@@ -11,6 +11,7 @@ from keras_mixprec.diagnosis.compare import (
 )
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.cure import smallest_cure
+from keras_mixprec.diagnosis.integers import rounded_integers
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
@@ -146,9 +147,12 @@ def _without_masks(known, low, exact, masks_matter, limit):
 
 
 def _kind(twin, low, exact, numbers):
-    limit = _limit(twin)
+    limit, dtype = _limit(twin), twin.call.layer.compute_dtype
     if numbers["largest_input"] > limit:
         return "cast_overflow"
+    if rounded := rounded_integers(map(to_array, twin.inputs), dtype):
+        numbers |= rounded
+        return "precision_loss"
     if nonfinite(low) and twin.starts_from_zero():
         return "underflow"
     numbers["largest_inside_in_float32"] = twin.largest_intermediate()

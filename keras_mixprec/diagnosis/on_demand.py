@@ -19,13 +19,15 @@ from keras_mixprec.diagnosis.culprits import (
 )
 from keras_mixprec.diagnosis.growth import headroom
 from keras_mixprec.diagnosis.moves import mover
+from keras_mixprec.diagnosis.raised import why_it_raises
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.loss_scaling.epsilons import vanishing_epsilons
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.policies.layers import check_model
+from keras_mixprec.numerics.dtypes import computing_in
+from keras_mixprec.policies.layers import check_model, has_own_step
 
 
 def diagnose(
@@ -173,13 +175,15 @@ class _Verdicts:
             return _blameless(self._not_precision())
         if not entries:
             return Examination([], exact_loss=exact.loss)
-        search = Search(
-            self._model, self._batch, exact, self._common["compiled"]
-        )
         scale, moves = scale_in_use(self._model), mover(self._model)
-        search.run(None if scale.adapts else scale.bits, moves)
+        if not exact.scales:
+            scale = scale._replace(bits=0.0, adapts=False, scales=False)
+        search, raising = self._search(
+            exact, None if scale.adapts else scale.bits, moves
+        )
         findings = [
-            Finding(self._culprit(c, scale), c.layers) for c in search.culprits
+            Finding(self._culprit(c, scale), c.layers)
+            for c in [*raising, *search.culprits]
         ]
         others = self._scale_too_low(search, scale, moves)
         others += self._policy(entries)
@@ -194,6 +198,25 @@ class _Verdicts:
             search.errors,
             headroom(low),
         )
+
+    def _search(self, exact, bits, moves):
+        """Returns the search, and the culprits without which it runs."""
+        compiled, raising = self._common["compiled"], []
+        while True:
+            layers = [layer for culprit in raising for layer in culprit.layers]
+            with computing_in("float32", layers):
+                search = Search(self._model, self._batch, exact, compiled)
+                try:
+                    search.run(bits, moves)
+                    return search, raising
+                # Each backend has types of its own.
+                except Exception:
+                    culprit = why_it_raises(
+                        self._model, self._batch, exact, compiled
+                    )
+                    if culprit is None:
+                        raise
+            raising.append(culprit)
 
     def _lost_weights(self):
         lost = [
@@ -250,7 +273,7 @@ class _Verdicts:
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            advice_for(culprit, scale),
+            advice_for(culprit, scale, has_own_step(self._model)),
         )
 
     def _policy(self, entries):

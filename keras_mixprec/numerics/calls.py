@@ -88,6 +88,11 @@ class CallRecorder:
             place of those that come from the layers after it, so that its
             gradients have its own errors only.
         scale: Float. The loss scale, by which those are multiplied.
+
+    Attributes:
+        calls: List of `LayerCall`, those that have returned.
+        interrupted: List of `LayerCall`, outermost first, those that were
+            under way when a layer raised.
     """
 
     def __init__(self, entries, known=(), scale=1.0):
@@ -95,6 +100,7 @@ class CallRecorder:
         self._known = dict(known)
         self._scale = np.float32(scale)
         self._open = []
+        self.interrupted = []
         self._backend = backend_replay.current()
         self._hook = CallHook(entries, self._record)
 
@@ -113,6 +119,10 @@ class CallRecorder:
         self._open.append(call)
         try:
             outputs = run(*args, **kwargs)
+        except Exception:
+            # That of the innermost comes first.
+            self.interrupted = self.interrupted or list(self._open)
+            raise
         finally:
             self._open.pop()
         outputs, call.outputs = self._observe(

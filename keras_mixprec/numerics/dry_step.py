@@ -13,7 +13,7 @@ from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.random_numbers import drawn_in_float32
-from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 
 class DryStep(NamedTuple):
@@ -23,13 +23,16 @@ class DryStep(NamedTuple):
         loss: Float. The sum of all losses, unscaled.
         gradients: Dict from `id(variable)` to the scaled gradient.
         calls: List of `LayerCall`, innermost first, in the order they ended.
-        scale: Float. The loss scale.
+        scale: Float. The loss scale; 1 if a `train_step` of the user's own
+            does not multiply the loss by it.
+        scales: Boolean. Whether it does.
     """
 
     loss: float
     gradients: dict
     calls: list[LayerCall]
     scale: float
+    scales: bool = True
 
 
 def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
@@ -45,13 +48,55 @@ def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
             `CallRecorder`; a `train_step` of the user's own, the loss of which
             may contain gradients, gets those that are. Defaults to none.
     """
-    if _has_own_step(model):
+    if has_own_step(model):
         known = ()
     recorder = CallRecorder(walk_with_model(model), known, scale)
     with restored(model), recorder.recording():
-        losses, gradients = run_held(model, data, lambda _: scale)
+        losses, gradients, scales = run_held(model, data, lambda _: scale)
     concrete = filter(backend_replay.current().is_concrete, losses)
-    return DryStep(_total(concrete), gradients, recorder.calls, scale)
+    return DryStep(
+        _total(concrete),
+        gradients,
+        recorder.calls,
+        scale if scales else 1.0,
+        scales,
+    )
+
+
+class Interrupted(NamedTuple):
+    """A step that raises.
+
+    Attributes:
+        error: The exception.
+        calls: List of `LayerCall`, those that returned before.
+        open: List of `LayerCall`, those that did not, outermost first; empty
+            if the step raises outside of all layers.
+    """
+
+    error: Exception
+    calls: list[LayerCall]
+    open: list[LayerCall]
+
+    def progress(self) -> tuple[int, int]:
+        """How far the step got, forward and backward."""
+        return len(self.calls), sum(call.received for call in self.calls)
+
+
+def interrupted(model: keras.Model, data) -> Interrupted | None:
+    """Runs the step at loss scale 1; returns what stops it, if anything does.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+    """
+    recorder = CallRecorder(walk_with_model(model))
+    try:
+        with restored(model), recorder.recording():
+            run_held(model, data, lambda _: 1.0)
+    # Each backend has types of its own.
+    except Exception as error:
+        return Interrupted(error, recorder.calls, recorder.interrupted)
+    return None
 
 
 def compiled_loss(model: keras.Model, data) -> float:
@@ -79,8 +124,9 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
         scale_of: Function of an optimizer that returns its loss scale.
 
     Returns:
-        List of the losses, and a dict from `id(variable)` to the scaled
-        gradient.
+        List of the losses, a dict from `id(variable)` to the scaled gradient,
+        and whether the step multiplied the losses by the loss scale. If not,
+        they are those that it returns.
     """
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
@@ -95,8 +141,18 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
             id(v): v._value for v in model.trainable_variables if v.regularizer
         }
         stack.enter_context(scope)
-        backend_replay.current().train_step(model, data)
-    return losses, gradients
+        if has_own_step(model):
+            # Within the scope: what it returns shall be of this batch alone.
+            model.reset_metrics()
+        returned = backend_replay.current().train_step(model, data)
+    return losses or _logged_losses(returned), gradients, bool(losses)
+
+
+def _logged_losses(logs):
+    if not isinstance(logs, dict):
+        return []
+    own = {name: x for name, x in logs.items() if name.endswith("loss")}
+    return [own["loss"]] if "loss" in own else [*own.values()]
 
 
 def _total(losses):
@@ -169,14 +225,10 @@ class _HeldStep(NamedTuple):
         self.apply(self.gradients, self.variables)
 
 
-def _has_own_step(model):
-    return type(model).train_step is not keras.Model.train_step
-
-
 @contextlib.contextmanager
 def restored(model: keras.Model):
     """Undoes what a `train_step` of the user's own may write directly."""
-    if not _has_own_step(model):
+    if not has_own_step(model):
         yield
         return
     variables = all_variables(model)

@@ -6,21 +6,22 @@ the log, all of them here, so that they say the same.
 
 from keras_mixprec.flops import share_in_16_bits
 from keras_mixprec.formats import SIXTEEN_BITS, format_power
-from keras_mixprec.reporting.facts import STORY, Facts, is_repaired
+from keras_mixprec.reporting.facts import (
+    OF_LAYERS,
+    STORY,
+    Facts,
+    is_repaired,
+)
 
 # Skipped in a row, this many are no scale search any more.
 _STUCK = 5
 
-# What layers do. Their findings come as the diagnosis has them: what the repair
-# of one layer brings about in the next comes behind it.
-_OF_LAYERS = {
-    "cast_overflow": "received an input beyond float16",
-    "forward_overflow": "overflowed",
-    "backward_overflow": "overflowed in the backward pass",
-    "underflow": "underflowed",
-    "precision_loss": "lost precision",
+# An older log does not have what it is that scales no loss.
+_UNSCALED = {
+    "train_step": "`train_step` does not scale the loss: small gradients "
+    "vanish in float16"
 }
-_CAUSES = ("bad_data", "divergence", *_OF_LAYERS, "scale_too_low", "policy")
+_CAUSES = ("bad_data", "divergence", *OF_LAYERS, "scale_too_low", "policy")
 
 
 def headline(facts: Facts) -> dict:
@@ -86,7 +87,10 @@ class _Story:
         """The most important finding, and how many more there are."""
         if not self._causes:
             if "no_loss_scaling" in self._kinds:
-                yield "float16 without loss scaling: small gradients vanish"
+                yield _UNSCALED.get(
+                    self._last["no_loss_scaling"].get("by"),
+                    "float16 without loss scaling: small gradients vanish",
+                )
             return
         first = self._causes[0]
         alike = [v for v in self._causes if self._is_like(v, first)]
@@ -144,7 +148,7 @@ class _Story:
         if kind == "scale_too_low":
             raised = self._last.get("raise_scale", {"dry_run": True})
             return not raised.get("dry_run")
-        if kind not in _OF_LAYERS or layer is None:
+        if kind not in OF_LAYERS or layer is None:
             return False
         return is_repaired(kind, self._now.get(layer)) or self._is_returned(
             layer
@@ -180,7 +184,7 @@ class _Story:
         more = f" and {_counted(others, 'more layer')}" if others else ""
         at = f", first{at}" if others else at
         names = (first["layer"] or "the model") + more
-        what = _OF_LAYERS[kind]
+        what = OF_LAYERS[kind]
         if "overflows_in_steps" in first.get("numbers", {}):
             what = "was about to overflow"
         return f"{names} {what}{at}{self._fate(first)}"

@@ -6,7 +6,8 @@ import { isRepaired } from "./precision.js";
 // The most important first, causes before symptoms, as in `diagnosis/verdict.py`.
 export const KINDS = [
   "weights_lost", "bad_data", "divergence", "cast_overflow", "forward_overflow",
-  "backward_overflow", "underflow", "precision_loss", "scale_too_low", "policy",
+  "backward_overflow", "underflow", "precision_loss", "unsupported",
+  "scale_too_low", "policy",
   "scale_collapsed", "scale_search",
 ];
 
@@ -187,7 +188,9 @@ const SENTENCES = {
   loss_scale_kept: (event) => {
     return `Loss scale ${formatScale(event.scale)} again: it fell because of bad data alone.`;
   },
-  no_loss_scaling: () => "Layers compute in float16 and nothing scales the loss.",
+  no_loss_scaling: (event) => `Layers compute in float16 and ${
+    event.by === "train_step" ? "`train_step` does not scale" : "nothing scales"
+  } the loss.`,
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
   train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],
