@@ -48,10 +48,23 @@ def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
     if _has_own_step(model):
         known = ()
     recorder = CallRecorder(walk_with_model(model), known, scale)
-    with restored(model), recorder.recording():
-        losses, gradients = run_held(model, data, lambda _: scale)
-    concrete = filter(backend_replay.current().is_concrete, losses)
-    return DryStep(_total(concrete), gradients, recorder.calls, scale)
+    losses = gradients = tensors = None
+
+    def run(data):
+        nonlocal losses, gradients, tensors
+        with recorder.recording():
+            losses, gradients = run_held(model, data, lambda _: scale)
+        tensors = [*losses, *gradients.values(), *recorder.tensors()]
+        return tensors
+
+    with restored(model):
+        found = backend_replay.current().run_once(model, run, data)
+    # Those of a traced step had no values.
+    values = dict(zip(map(id, tensors), found, strict=True))
+    recorder.put_values(values)
+    losses = [values[id(x)] for x in losses if values[id(x)] is not None]
+    gradients = {key: values[id(g)] for key, g in gradients.items()}
+    return DryStep(_total(losses), gradients, recorder.calls, scale)
 
 
 def compiled_loss(model: keras.Model, data) -> float:
