@@ -1,4 +1,4 @@
-"""Pictures of the "Mixed Precision" tab, light and dark, for the README.
+"""Pictures of the "Mixed Precision" tab, light and dark, for the docs.
 
 Trains the transformer of `examples/repair_in_training.py`, in float16 as it
 is and with `PrecisionTuner`, and photographs both runs in a real TensorBoard.
@@ -19,7 +19,7 @@ from benchmarks.browser import browser, until_ready
 from examples import repair_in_training as example
 from keras_mixprec import MixPrecMonitor, PrecisionTuner
 
-PICTURES = pathlib.Path(example.__file__).parent / "images"
+PICTURES = pathlib.Path(__file__).parents[1] / "docs" / "images"
 RUNS = {"float16": [], "tuned": [PrecisionTuner(verbose=0)]}
 CHOSEN = {
     "run": "tuned/mixprec",

@@ -7,7 +7,7 @@ import os
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 
 def check_regular(path) -> None:

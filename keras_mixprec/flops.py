@@ -1,5 +1,7 @@
 """Shares of a model's FLOPs, from the table of its layers."""
 
+from collections.abc import Callable
+
 from keras_mixprec.formats import SIXTEEN_BITS
 
 
@@ -12,7 +14,7 @@ def share_in_16_bits(rows: list[dict]) -> float | None:
     Args:
         rows: List of dicts, as `PrecisionSummary.to_list` returns them.
     """
-    measures = [parameters, lambda row: 1]
+    measures: list[Callable] = [parameters, lambda row: 1]
     if knows_work(rows):
         measures.insert(0, work)
     shares = (_share(rows, measure) for measure in measures)

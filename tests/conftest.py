@@ -13,10 +13,15 @@ import pytest
 
 import keras_mixprec
 
-# What reads a log knows no backend. The one whose processes start soonest
-# trains for it, and has no TensorFlow beside it that would hide an import.
+# What reads a log knows no backend, nor do types. The one whose processes start
+# soonest trains for it, and has no TensorFlow beside it that would hide an
+# import.
 if keras.backend.backend() != "torch":
-    collect_ignore_glob = ["test_plugin_*.py", "test_report.py"]
+    collect_ignore_glob = [
+        "test_plugin_*.py",
+        "test_report.py",
+        "test_types.py",
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,15 @@
 import keras
 import numpy as np
 import pytest
-from monitor_models import JITS, each_jit, monitor, one_weight, told
+from monitor_models import (
+    JITS,
+    EveryStep,
+    assert_logged,
+    each_jit,
+    monitor,
+    one_weight,
+    told,
+)
 from tuner_models import tuner
 
 import keras_mixprec as kmp
@@ -89,6 +97,40 @@ def test_the_tuner_keeps_the_scale(jit, tmp_path):
     model, _ = run(tmp_path, x, y, tuner(), jit=jit, shuffle=False)
     assert model.optimizer.skipped_steps == 6
     assert float(model.optimizer.loss_scale) == 2.0**15
+
+
+class Trained(EveryStep):
+    """Reads the scale that each batch is trained with, and the last one."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        pass
+
+    def on_train_batch_begin(self, batch, logs=None):
+        super().on_train_batch_end(batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+    def on_train_end(self, logs=None):
+        super().on_train_batch_end(-1)
+
+
+@pytest.mark.parametrize("update_freq", [1, 4, 100])
+def test_the_scale_that_is_put_back_is_logged(update_freq, tmp_path):
+    seen = Trained()
+    watcher = monitor(tmp_path, update_freq=update_freq)
+    model = one_weight(jit=JIT)
+    callbacks = [watcher, tuner(), seen]
+    model.fit(
+        *data(1, 39),
+        batch_size=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    assert len(seen.scales) == 11
+    assert seen.scales[-1] == 2.0**15
+    assert_logged(tmp_path, seen.scales)
 
 
 def test_the_monitor_alone_changes_nothing(tmp_path):

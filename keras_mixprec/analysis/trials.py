@@ -14,10 +14,10 @@ class Trials:
     Args:
         compared: The `EndToEnd` of the model.
         layers: Dict of path to layer.
-        verbose: Boolean. Whether a progress bar counts the trials.
+        verbose: `0` or `1`. Whether a progress bar counts the trials.
     """
 
-    def __init__(self, compared: EndToEnd, layers: dict, verbose: bool):
+    def __init__(self, compared: EndToEnd, layers: dict, verbose: int):
         self._compared = compared
         self._layers = layers
         self._known = {}

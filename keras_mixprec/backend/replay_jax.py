@@ -1,6 +1,7 @@
 """Running parts again on JAX; `replay.py` says what each name does."""
 
 import jax
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from keras_mixprec.backend.holding_jax import holding
 from keras_mixprec.backend.model_state import all_variables
@@ -81,7 +82,12 @@ def each_operation(function, tensors, look):
 def train_step(model, data):
     kinds = ("trainable", "non_trainable", "optimizer", "metrics")
     state = model._get_jax_state(**{f"{k}_variables": True for k in kinds})
-    model.train_step(state, data)
+    logs, state = model.train_step(state, data)
+    # Of the state that is handed back, what the layers have written.
+    scope = get_stateless_scope()
+    for update in zip(model.non_trainable_variables, state[1], strict=True):
+        scope.add_update(update)
+    return logs
 
 
 def run_once(model, function, data):

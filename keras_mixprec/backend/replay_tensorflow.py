@@ -122,7 +122,7 @@ def each_operation(function, tensors, look):
 
 
 def train_step(model, data):
-    model.train_step(data)
+    return model.train_step(data)
 
 
 def run_once(model, function, data):

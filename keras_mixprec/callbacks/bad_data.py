@@ -37,7 +37,6 @@ class BadData:
         self.batches = []
         self.keeps_scale = False
         self._epochs = [(0, 1)]
-        self._fallen = []
 
     def begin_epoch(self, step: int, epoch: int):
         """An epoch begins, with this step.
@@ -48,43 +47,51 @@ class BadData:
         """
         self._epochs.append((step, epoch + 1))
 
-    def add(self, watch, reading):
-        """Takes note of what a reading found.
-
-        Args:
-            watch: `Watch` of an optimizer.
-            reading: `Reading` of it.
-        """
-        bad = [skipped for skipped in reading.new_steps if skipped.inputs]
-        if not bad:
-            return
-        self.count += len(bad)
-        room = _KEPT - len(self.batches)
-        self.batches += map(self._locate, bad[: max(room, 0)])
-        scale = reading.points[0].scale
-        alone = len(bad) == len(reading.new_steps) and not reading.others
-        if self.keeps_scale and alone and reading.loss_scale < scale:
-            self._fallen.append((watch, scale))
-
-    def settle(self, engine):
-        """Reports bad data, the first time, and undoes what they did.
+    def settle(self, engine, readings: dict) -> dict:
+        """Takes note of what was read and undoes what bad data did.
 
         They say nothing of the scale that gradients need. Not within the step,
         which follows its update rule to the letter.
 
         Args:
-            engine: The `Engine`, which has read all counters.
+            engine: The `Engine`.
+            readings: Dict from the name of an optimizer to its `Reading`.
+
+        Returns:
+            The readings, with the loss scales that were put back.
         """
-        examiner, step = engine.examiner, engine.step
-        if self.batches and not examiner.has_told("bad_data"):
-            examiner.tell(self._verdict(engine.model), step)
-        fallen, self._fallen = self._fallen, []
+        fallen = [name for name, found in readings.items() if self._add(found)]
         if fallen:
             engine.up_to_date()
-        for watch, scale in fallen:
-            watch.set_scale(step, scale)
+        watches = engine.counters.used()
+        for name in fallen:
+            scale = readings[name].points[0].scale
+            watches[name].set_scale(engine.step, scale)
             event = {"kind": "loss_scale_kept", "scale": scale}
-            engine.log.event(step, event)
+            engine.log.event(engine.step, event)
+            again = watches[name].read(engine.step)
+            readings[name] = readings[name].continued(again)
+        return readings
+
+    def tell(self, engine):
+        """Reports bad data, the first time.
+
+        Args:
+            engine: The `Engine`.
+        """
+        if self.batches and not engine.examiner.has_told("bad_data"):
+            verdict = self._verdict(engine.model)
+            engine.examiner.tell(verdict, engine.step)
+
+    def _add(self, reading):
+        """Takes note of a reading; whether bad data alone lowered a scale."""
+        bad = [skipped for skipped in reading.new_steps if skipped.inputs]
+        self.count += len(bad)
+        room = _KEPT - len(self.batches)
+        self.batches += map(self._locate, bad[: max(room, 0)])
+        alone = len(bad) == len(reading.new_steps) and not reading.others
+        fell = reading.loss_scale < reading.points[0].scale
+        return bool(bad) and self.keeps_scale and alone and fell
 
     def _verdict(self, model):
         first = self.batches[0]

@@ -1,15 +1,14 @@
 """What the callbacks of one `fit` share, so that together they cost once."""
 
-import contextlib
 import math
 import time
-from collections import defaultdict
 
 from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.bad_data import BadData
 from keras_mixprec.callbacks.ballot import any_worker
+from keras_mixprec.callbacks.counter_log import ROWS_BY_VARIABLE, CounterLog
 from keras_mixprec.callbacks.counters import Counters
-from keras_mixprec.callbacks.early_stop import EarlyStop, reason_to_stop
+from keras_mixprec.callbacks.early_stop import EarlyStop
 from keras_mixprec.callbacks.engine_settings import Settings
 from keras_mixprec.callbacks.examiner import Examiner
 from keras_mixprec.callbacks.layer_log import LayerLog
@@ -17,7 +16,6 @@ from keras_mixprec.callbacks.prober import Prober
 from keras_mixprec.callbacks.range_reader import RangeReader
 from keras_mixprec.callbacks.recorder import Recorder
 from keras_mixprec.callbacks.run_settings import CHARTS, settings_of
-from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS, Spending
 from keras_mixprec.callbacks.step_count import StepCount
 from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
@@ -26,12 +24,7 @@ from keras_mixprec.callbacks.watching import (
     keep_watching,
     stop_watching,
 )
-from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.reporting.thinning import Thinning
-
-# Curves of every variable are most of a log: 400 of them, looked at 20,000
-# times in a million steps, are 40 MB at this many points an interval.
-ROWS_BY_VARIABLE = 128
 
 # How often, between two looks or probes, to ask whether one that is due is
 # affordable: asking takes 20 us, 1% of a step of small layers in JAX.
@@ -58,8 +51,6 @@ class Engine:
         early_stop: `EarlyStop` of this `fit`.
         started: Boolean. Whether it watches; not before the model is built.
         bad_data: `BadData` of this `fit`.
-        collapsed: Boolean. Whether steps are skipped and no loss scale can
-            fall any further, as of the last look.
     """
 
     def __init__(self, model, settings):
@@ -67,7 +58,6 @@ class Engine:
         self.counters = None
         self.first_step = 0
         self._count = StepCount(0, 1)
-        self.collapsed = False
         self.bad_data = BadData()
         self._members = []
         self._leader = self._params = None
@@ -190,12 +180,12 @@ class Engine:
         if self.step > self.first_step:
             self.spending.begin(self.step)
         self.prober.collect(self.step)
-        due = self.step - self._last_look >= self.settings.update_freq
+        due = self.step - self._counter_log.step >= self.settings.update_freq
         if due and self.spending.left(LOOKS) > 0:
             self._look()
         if self.step >= self._next_vote:
             self._vote()
-        if self._in_a_row >= SUSPICIOUS_STEPS:
+        if self._counter_log.in_a_row >= SUSPICIOUS_STEPS:
             self._examine_if_wanted()
             self._probe_if_wanted()
         else:
@@ -216,7 +206,7 @@ class Engine:
             return 1
         freq = self.settings.update_freq
         probe = self._next_vote if self._shared else self.prober.due_at
-        dates = self._last_look + freq, probe, self.ranges.due_at
+        dates = self._counter_log.step + freq, probe, self.ranges.due_at
         due = [at - self.step for at in dates]
         if min(due) > 0:
             return min(due)
@@ -262,11 +252,7 @@ class Engine:
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
         self._look()
-        if self.collapsed:
-            self.examiner.tell_rest(self.step)
-        self._skips.tell_rest(self.step)
-        for event in self.counters.nonfinite_events():
-            self.log.event(self.step, event)
+        self._counter_log.close()
         self.log_layers()
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
         self.ranges.finish(self.model, self.step)
@@ -284,7 +270,6 @@ class Engine:
             self.first_step, getattr(self.model, "steps_per_execution", 1)
         )
         self._idle_until = self.first_step
-        self._last_look = None
         self._layers = LayerLog(self.model, self.log)
         self.examiner.follow_schedule_of(self.up_to_date())
         self._shared = backend_agreement.current().workers(self.model) > 1
@@ -293,17 +278,14 @@ class Engine:
         self._next_vote = math.inf
         if self._shared and to_agree_on:
             self._next_vote = self.first_step + settings.update_freq
-        self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
-        self._skips = Skips(self.log)
         self.counters = Counters(self.up_to_date(), self.log, self.step)
+        self._counter_log = CounterLog(self)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
         self.log.event(
             self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
         )
-        if lacks_loss_scaling(self.model):
-            self.log.event(self.step, {"kind": "no_loss_scaling"})
         self.log_layers()
         self._look()
         self.ranges.start(self.model, self.step, self.examiner)
@@ -315,17 +297,17 @@ class Engine:
 
     def bad_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""
-        with self._reading():
+        with self._counter_log.newest():
             return self.counters.bad_steps()
 
     # Looking.
 
     def _examine_if_wanted(self):
-        looked = self._last_look == self.step
+        looked = self._counter_log.step == self.step
         if (
             looked
             and not self.prober.armed
-            and self.examiner.wants(self._in_a_row)
+            and self.examiner.wants(self._counter_log.in_a_row)
         ):
             self.examiner.arm(self.model, self.step)
 
@@ -346,10 +328,11 @@ class Engine:
         for them for ever: the twin adds gradients up in calls of its own.
         """
         self._next_vote = self.step + self.settings.update_freq
-        votes = [not self._wants_probe(), self._hopeless is not None]
+        reason = self._counter_log.reason_to_stop
+        votes = [not self._wants_probe(), reason is not None]
         unwanted, hopeless = any_worker(self.model, votes)
         if hopeless:
-            reason = self._hopeless or "another worker cannot go on"
+            reason = reason or "another worker cannot go on"
             self.early_stop.stop(self.step, reason)
         elif not unwanted:
             self.prober.arm(self.model, self.step)
@@ -368,52 +351,10 @@ class Engine:
             self.recorder.settle(self.up_to_date(), self.counters.optimizers())
 
     def _look(self):
-        if self.step == self._last_look:
-            return
-        self._last_look = self.step
-        with self._reading():
-            self._read()
-        self.bad_data.settle(self)
-        if self._hopeless and not self._shared:
-            self.early_stop.stop(self.step, self._hopeless)
-
-    @contextlib.contextmanager
-    def _reading(self):
-        """Context in which counters are those of the last step."""
-        started = time.perf_counter()
-        with self.counters.newest() as waited:
-            yield
-        seconds = time.perf_counter() - started
-        self.spending.add(LOOKS, seconds - waited)
-
-    def _read(self):
-        curves, by_variable = defaultdict(dict), self._by_variable.due()
-        self._in_a_row, self.collapsed, self._hopeless = 0, False, None
-        for name, watch in self.counters.used().items():
-            reading = watch.read(self.step)
-            self._in_a_row = max(self._in_a_row, reading.in_a_row)
-            self._judge(reading)
-            if reading.new_steps or reading.grown:
-                self.prober.hurry()
-            for step, values in reading.curves(name, by_variable).items():
-                curves[step] |= values
-            self._skips.tell(name, reading)
-            self.bad_data.add(watch, reading)
-        curves[self.step] |= self.counters.nonfinite_curves()
-        for step in sorted(curves):
-            # An earlier `fit` may have ended where this one begins.
-            if step >= self.log.next_step:
-                self.log.scalars(step, curves[step])
-
-    def _judge(self, reading):
-        if reading.collapsed:
-            self.collapsed = True
-            self.examiner.tell_collapse(
-                reading.loss_scale, reading.in_a_row, self.step
-            )
-        self._hopeless = self._hopeless or reason_to_stop(
-            reading, self.examiner.verdicts, self.settings.stop_after
-        )
+        self._counter_log.read(self.step)
+        reason = self._counter_log.reason_to_stop
+        if reason and not self._shared:
+            self.early_stop.stop(self.step, reason)
 
     def log_layers(self):
         """Logs what the layers compute in, if that has changed."""

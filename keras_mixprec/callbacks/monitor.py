@@ -10,6 +10,7 @@ from keras_mixprec.callbacks.closing import summarize
 from keras_mixprec.callbacks.copied import CopiedCallback
 from keras_mixprec.callbacks.engine import Engine
 from keras_mixprec.callbacks.engine_settings import Settings
+from keras_mixprec.diagnosis import FailingBatch, Verdict
 from keras_mixprec.reporting import NoLog, RunLog, load_report
 from keras_mixprec.reporting.run_log import check_local
 
@@ -89,10 +90,11 @@ class MixPrecMonitor(CopiedCallback):
 
     While an optimizer skips bad steps, a batch whose loss is not finite is
     kept out of the running loss and metrics, so that callbacks which stop, or
-    save the best, see the loss of the steps that were taken. An epoch without
-    any such step reports NaN, which Keras' callbacks then do not keep as the
-    best value. Once weights are lost every batch reports NaN: `TerminateOnNaN`
-    ends such a run. Nor does a
+    save the best, see the loss of the steps that were taken. Until its first
+    good batch an epoch shows what the epoch before reported. An epoch without
+    any good batch reports NaN, which Keras' callbacks then do not keep as the
+    best value. A batch shows NaN where no epoch before has reported a number,
+    and once weights are lost: `TerminateOnNaN` ends such runs. Nor does a
     skipped batch make the state that layers write themselves non-finite, such
     as the moving mean of a `BatchNormalization`. After `fit` the model and its
     metrics are as they were before.
@@ -184,8 +186,8 @@ class MixPrecMonitor(CopiedCallback):
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
         self.summary = None
-        self.verdicts = []
-        self.failing_batches = []
+        self.verdicts: list[Verdict] = []
+        self.failing_batches: list[FailingBatch] = []
         self._engine = None
         self._has_logged = False
 

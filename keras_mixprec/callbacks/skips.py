@@ -1,5 +1,6 @@
 """Writing down which steps were skipped."""
 
+import dataclasses
 from collections import defaultdict
 
 from keras_mixprec.callbacks.stretch import Block
@@ -106,7 +107,7 @@ class Skips:
     def _write_blocks(self, step):
         for name, block in self._blocks.items():
             event = {"kind": "skipped_steps_not_kept", "optimizer": name}
-            self._log.event(step, event | block._asdict())
+            self._log.event(step, event | dataclasses.asdict(block))
         for name, (first, last) in self._gaps.items():
             event = {"kind": "loss_scale_not_known", "optimizer": name}
             steps = {"first_step": first, "last_step": last}

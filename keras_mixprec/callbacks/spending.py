@@ -32,7 +32,7 @@ class Spending:
         self.counted = Counter()
         self._limited = max_overhead < 1
         self._share = max_overhead - min(max_overhead / 2, _UNTIMED)
-        self._origin = None
+        self._origin: float | None = None
         self._uncounted = 0.0
         self._first_step = 0
 
@@ -80,6 +80,6 @@ class Spending:
         if self._origin is None:
             return
         if counts:
-            self.counted[purpose] += seconds
+            self.counted[purpose] += seconds  # type: ignore[assignment]
         else:
             self._uncounted += seconds

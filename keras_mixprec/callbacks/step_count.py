@@ -18,7 +18,7 @@ class StepCount:
     def __init__(self, first: int, steps_per_call: int):
         self.step = self._first = self._epoch_start = first
         self._steps_per_call = steps_per_call
-        self._batch = None
+        self._batch: int | None = None
         self._is_new = True
 
     def begin_epoch(self):

@@ -8,6 +8,7 @@ that Keras counts as `s` runs with it, and a step that is skipped as the `s`th
 (`at_step` of its event) changes it there, having run with that of `s - 1`.
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -52,7 +53,8 @@ class ScalePoint(NamedTuple):
     applied: int
 
 
-class Block(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Block:
     """Steps of a log of which something is not known one by one.
 
     Attributes:

@@ -71,6 +71,15 @@ class Reading(NamedTuple):
         scales = [point.scale for point in self.points]
         return any(b > a for a, b in itertools.pairwise(scales))
 
+    def continued(self, again: "Reading") -> "Reading":
+        """Returns one reading of this and another at the same step.
+
+        Args:
+            again: `Reading` after the scale was set.
+        """
+        points = self.points + again.points[1:]
+        return self._replace(points=points, collapsed=again.collapsed)
+
     def curves(self, name: str = "", by_variable: bool = True) -> dict:
         """Returns what to draw, step -> tag -> number.
 

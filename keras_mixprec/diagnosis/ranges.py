@@ -125,8 +125,10 @@ def least_headroom(
         and r.parts[part].largest
         and (dtype := _dtype(r.path, dtypes)) in SIXTEEN_BITS
     ]
-    bits, path = min(found, default=(None, None))
-    return None if path is None else (path, bits)
+    if not found:
+        return None
+    bits, path = min(found)
+    return path, bits
 
 
 def _dtype(path, dtypes):

@@ -118,7 +118,7 @@ class DynamicLossScale(LossScale):
                 f"`max_scale`. Received: min_scale={min_scale!r}, "
                 f"initial_scale={initial_scale!r}, max_scale={max_scale!r}"
             )
-        self._follows = None
+        self._follows: str | None = None
         self._quirks = presets.Quirks()
 
     @classmethod

@@ -1,14 +1,26 @@
 """What the optimizer tells about its steps."""
 
+from collections.abc import Callable
+
+import keras
 import numpy as np
 
 from keras_mixprec.backend import step as backend_step
-from keras_mixprec.loss_scaling.rules import LossScaleState
+from keras_mixprec.loss_scaling.history import StepHistory
+from keras_mixprec.loss_scaling.rules import LossScale, LossScaleState
 from keras_mixprec.nonfinite_kinds import count_kinds
 
 
 class ReportsSteps:
     """Mixin: the loss scale and the record of the steps, for the host."""
+
+    # Of the optimizer that this is mixed into.
+    built: bool
+    rule: LossScale
+    history: StepHistory
+    dynamic_scale: keras.Variable
+    _state: Callable[..., LossScaleState]
+    _initial_scale: Callable[[], float]
 
     @property
     def loss_scale(self):
@@ -19,7 +31,7 @@ class ReportsSteps:
         self._by_hand.may_scale()
         if not self.built:
             return self._initial_scale()
-        return backend_step.current().value(self.dynamic_scale)
+        return backend_step.current().value(self._scale_variable)
 
     @property
     def attempted_steps(self) -> int:
@@ -84,7 +96,7 @@ class ReportsSteps:
         Args:
             scale: Float.
         """
-        self.dynamic_scale.assign(scale)
+        self._scale_variable.assign(scale)
         # Or a rule that publishes late would go back to what it decided on.
         self.history.pending_scale.assign(scale)
 

@@ -6,6 +6,7 @@ step. It is elementwise, so a batch of states is as good as one, and it works
 on NumPy values as well as inside a compiled train step on any backend.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,9 @@ class LossScaleState(NamedTuple):
 
 class LossScale:
     """Base of the update rules."""
+
+    # The scale of the first step, of each rule.
+    _initial_scale: Callable[[], float]
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, as NumPy scalars."""

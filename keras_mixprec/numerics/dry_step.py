@@ -13,7 +13,7 @@ from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.random_numbers import drawn_in_float32
-from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 
 class DryStep(NamedTuple):
@@ -23,16 +23,24 @@ class DryStep(NamedTuple):
         loss: Float. The sum of all losses, unscaled.
         gradients: Dict from `id(variable)` to the scaled gradient.
         calls: List of `LayerCall`, innermost first, in the order they ended.
-        scale: Float. The loss scale.
+        scale: Float. The loss scale; 1 if a `train_step` of the user's own
+            does not multiply the loss by it.
+        scales: Boolean. Whether it does.
+        state: Dict from `id(variable)` to what the step has set a float
+            variable to that is not trained, such as a moving average.
     """
 
     loss: float
     gradients: dict
     calls: list[LayerCall]
     scale: float
+    scales: bool = True
+    state: dict = {}
 
 
-def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
+def dry_step(
+    model: keras.Model, data, scale: float, known=(), *, records=True
+) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
 
     Weights, optimizers, metrics and random state are as before afterwards.
@@ -44,17 +52,22 @@ def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
         known: Dict from names to `LayerCall`s of the exact step, as for
             `CallRecorder`; a `train_step` of the user's own, the loss of which
             may contain gradients, gets those that are. Defaults to none.
+        records: Boolean. Whether to record the calls, which hold all
+            activations. Defaults to `True`.
     """
-    if _has_own_step(model):
+    if has_own_step(model):
         known = ()
-    recorder = CallRecorder(walk_with_model(model), known, scale)
-    losses = gradients = tensors = None
+    entries = walk_with_model(model) if records else []
+    recorder = CallRecorder(entries, known, scale)
+    taken = tensors = None
 
     def run(data):
-        nonlocal losses, gradients, tensors
+        nonlocal taken, tensors
         with recorder.recording():
-            losses, gradients = run_held(model, data, lambda _: scale)
-        tensors = [*losses, *gradients.values(), *recorder.tensors()]
+            taken = run_held(model, data, lambda _: scale)
+        losses, gradients, _, state = taken
+        tensors = [*losses, *gradients.values(), *state.values()]
+        tensors += recorder.tensors()
         return tensors
 
     with restored(model):
@@ -62,9 +75,62 @@ def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
     # Those of a traced step had no values.
     values = dict(zip(map(id, tensors), found, strict=True))
     recorder.put_values(values)
-    losses = [values[id(x)] for x in losses if values[id(x)] is not None]
-    gradients = {key: values[id(g)] for key, g in gradients.items()}
-    return DryStep(_total(losses), gradients, recorder.calls, scale)
+    losses, gradients, scales, state = taken
+    losses = _known(values, dict(enumerate(losses))).values()
+    return DryStep(
+        _total(losses),
+        _known(values, gradients),
+        recorder.calls,
+        scale if scales else 1.0,
+        scales,
+        _known(values, state),
+    )
+
+
+def _known(values, tensors):
+    """The values of tensors, without those that are not known."""
+    found = {key: values[id(tensor)] for key, tensor in tensors.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+class Interrupted(NamedTuple):
+    """A step that raises.
+
+    Attributes:
+        error: The exception.
+        calls: List of `LayerCall`, those that returned before.
+        open: List of `LayerCall`, those that did not, outermost first; empty
+            if the step raises outside of all layers.
+    """
+
+    error: Exception
+    calls: list[LayerCall]
+    open: list[LayerCall]
+
+    def progress(self) -> tuple[int, int]:
+        """How far the step got, forward and backward."""
+        return len(self.calls), sum(call.received for call in self.calls)
+
+
+def interrupted(model: keras.Model, data) -> Interrupted | None:
+    """Runs the step at loss scale 1; returns what stops it, if anything does.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+    """
+    recorder = CallRecorder(walk_with_model(model))
+    concrete = backend_replay.current().is_concrete
+    try:
+        with restored(model), recorder.recording():
+            run_held(model, data, lambda _: 1.0)
+    # Each backend has types of its own.
+    except Exception as error:
+        recorder.put_values(
+            {id(x): x if concrete(x) else None for x in recorder.tensors()}
+        )
+        return Interrupted(error, recorder.calls, recorder.interrupted)
+    return None
 
 
 def compiled_loss(model: keras.Model, data) -> float:
@@ -81,6 +147,62 @@ def compiled_loss(model: keras.Model, data) -> float:
         return _total(backend_replay.current().compiled(losses)([]))
 
 
+def compiled_step(model: keras.Model, data, scale: float) -> DryStep:
+    """Returns the step as XLA computes it, without the calls of layers.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+        scale: As for `dry_step`.
+    """
+    compiled = backend_replay.current().compiled
+
+    def execute(run):
+        return compiled(lambda _: run(data, scale))([])
+
+    return _step_of(model, scale, execute)
+
+
+def single_step(model: keras.Model, data, scale: float) -> DryStep:
+    """Returns a step in the way that costs least for once.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+        scale: As for `dry_step`.
+    """
+    once = backend_replay.current().run_once
+    # Both are given, so that on JAX each scale is the same program.
+    given = data, keras.ops.convert_to_tensor(scale, "float32")
+
+    def execute(run):
+        return once(model, lambda given: run(*given), given)
+
+    return _step_of(model, scale, execute)
+
+
+def _step_of(model, scale, execute):
+    """A step of what `execute` runs: a function of the batch and the scale."""
+    keys, scales = [], True
+
+    def run(data, scale):
+        nonlocal scales
+        losses, gradients, scales, _ = run_held(model, data, lambda _: scale)
+        keys[:] = [None] * len(losses) + list(gradients)
+        return [
+            *map(keras.ops.convert_to_tensor, (*losses, *gradients.values()))
+        ]
+
+    with restored(model):
+        results = execute(run)
+    known = [
+        (k, x) for k, x in zip(keys, results, strict=True) if x is not None
+    ]
+    loss = _total(x for k, x in known if k is None)
+    gradients = {k: x for k, x in known if k is not None}
+    return DryStep(loss, gradients, [], scale if scales else 1.0, scales)
+
+
 def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
     """Lets the model take the step, with its optimizers held.
 
@@ -92,8 +214,9 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
         scale_of: Function of an optimizer that returns its loss scale.
 
     Returns:
-        List of the losses, and a dict from `id(variable)` to the scaled
-        gradient.
+        List of the losses, a dict from `id(variable)` to the scaled gradient,
+        whether the step multiplied the losses by the loss scale, if not, they
+        are those that it returns, and the `state` of `DryStep`.
     """
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
@@ -108,18 +231,41 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
             id(v): v._value for v in model.trainable_variables if v.regularizer
         }
         stack.enter_context(scope)
-        backend_replay.current().train_step(model, data)
-    return losses, gradients
+        if has_own_step(model):
+            # Within the scope: what it returns shall be of this batch alone.
+            model.reset_metrics()
+        returned = backend_replay.current().train_step(model, data)
+    losses, scales = losses or _logged_losses(returned), bool(losses)
+    return losses, gradients, scales, _written(model, scope)
+
+
+def _logged_losses(logs):
+    if not isinstance(logs, dict):
+        return []
+    own = {name: x for name, x in logs.items() if name.endswith("loss")}
+    return [own["loss"]] if "loss" in own else [*own.values()]
+
+
+def _written(model, scope):
+    """The values of float variables that a step has set without an optimizer.
+
+    Regularizers do not read these, so none of them was known before.
+    """
+    return {
+        id(v): scope.state_mapping[id(v)]
+        for v in model.non_trainable_variables
+        if "float" in v.dtype and id(v) in scope.state_mapping
+    }
 
 
 def _total(losses):
     return float(sum(to_array(loss) for loss in losses))
 
 
-def exact_step(model: keras.Model, data) -> DryStep:
+def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
     """Runs the step in float32 throughout, at loss scale 1."""
     with computing_in("float32", with_sublayers(model)):
-        return dry_step(model, data, 1.0)
+        return dry_step(model, data, 1.0, records=records)
 
 
 @contextlib.contextmanager
@@ -182,14 +328,10 @@ class _HeldStep(NamedTuple):
         self.apply(self.gradients, self.variables)
 
 
-def _has_own_step(model):
-    return type(model).train_step is not keras.Model.train_step
-
-
 @contextlib.contextmanager
 def restored(model: keras.Model):
     """Undoes what a `train_step` of the user's own may write directly."""
-    if not _has_own_step(model):
+    if not has_own_step(model):
         yield
         return
     variables = all_variables(model)

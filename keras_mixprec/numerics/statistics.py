@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -110,10 +111,10 @@ class Statistics:
     (0.25, 0.25)
     """
 
-    cumulative: np.ndarray
-    largest: float
-    rms: float
-    nan: int
+    cumulative: Any
+    largest: Any
+    rms: Any
+    nan: Any
 
     @classmethod
     def from_rows(
@@ -144,12 +145,9 @@ class Statistics:
     @classmethod
     def stacked(cls, parts: Sequence["Statistics"]) -> "Statistics":
         """Returns one whose numbers are arrays, with an element for each."""
-        return cls(
-            *(
-                np.stack([getattr(part, field.name) for part in parts])
-                for field in dataclasses.fields(cls)
-            )
-        )
+        names = [field.name for field in dataclasses.fields(cls)]
+        stacks = [np.stack([getattr(p, name) for p in parts]) for name in names]
+        return cls(*stacks)
 
     @classmethod
     def together(cls, parts: Sequence["Statistics"]) -> "Statistics":
@@ -161,7 +159,7 @@ class Statistics:
             n * p.rms**2 for n, p in zip(sizes, parts, strict=True)
         )
         return cls(
-            sum(p.cumulative for p in parts),
+            np.sum([p.cumulative for p in parts], axis=0),
             max(p.largest for p in parts),
             math.sqrt(squares / max(sum(sizes), 1)),
             sum(p.nan for p in parts),
@@ -217,9 +215,10 @@ class Statistics:
 
         Returns:
             Array `[k, 3]`: exponent, the next one, and the count of
-            magnitudes between the two powers of two.
+            magnitudes between the two powers of two; infinities and NaNs at
+            128, which no finite float32 has.
         """
-        counts = self.counts[1:-1]
+        counts = self.counts[1:]
         (used,) = np.nonzero(counts)
         if not used.size:
             return np.zeros((0, 3))

@@ -4,7 +4,9 @@ import contextlib
 import contextvars
 from collections.abc import Callable
 
-_LISTENER = contextvars.ContextVar("listener", default=None)
+_LISTENER: contextvars.ContextVar[Callable[[], None] | None] = (
+    contextvars.ContextVar("listener", default=None)
+)
 
 
 @contextlib.contextmanager

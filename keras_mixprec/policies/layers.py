@@ -25,7 +25,7 @@ class LayerEntry(NamedTuple):
 
     def lineage(self) -> Iterator["LayerEntry"]:
         """Yields this entry, the one that holds it, and so on up."""
-        entry = self
+        entry: LayerEntry | None = self
         while entry is not None:
             yield entry
             entry = entry.parent
@@ -69,6 +69,11 @@ def check_model(model):
             f"Received: model={model!r} of type {type(model).__name__}"
         )
     return model
+
+
+def has_own_step(model) -> bool:
+    """Whether the user has written the `train_step` of a model."""
+    return type(model).train_step is not keras.Model.train_step
 
 
 def may_grow(layer) -> bool:

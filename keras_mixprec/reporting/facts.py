@@ -1,5 +1,6 @@
 """What a run's one sentence is made of, from its log."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 # What a log tells of the run as a whole, a few of each at most.
@@ -9,6 +10,7 @@ STORY = frozenset(
         "demote",
         "shrink",
         "promote",
+        "raise_scale",
         "undo",
         "give_up",
         "stopped",
@@ -16,6 +18,17 @@ STORY = frozenset(
     )
 )
 
+
+# What layers do. Their findings come as the diagnosis has them: what the repair
+# of one layer brings about in the next comes behind it.
+OF_LAYERS = {
+    "cast_overflow": "received an input beyond float16",
+    "forward_overflow": "overflowed",
+    "backward_overflow": "overflowed in the backward pass",
+    "underflow": "underflowed",
+    "precision_loss": "lost precision",
+    "unsupported": "does not run in 16 bits",
+}
 
 # Where what is beyond 16 bits is no matter.
 WIDE = ("float32", "float64")
@@ -28,14 +41,15 @@ def is_repaired(kind: str, compute_dtype: str | None) -> bool:
         kind: String. The kind of a verdict.
         compute_dtype: String, or `None` if not known.
     """
-    bears = kind != "precision_loss" and compute_dtype == "bfloat16"
-    return bears or compute_dtype in WIDE
+    range_fault = kind not in ("precision_loss", "unsupported")
+    bears = range_fault and compute_dtype == "bfloat16"
+    return kind in OF_LAYERS and (bears or compute_dtype in WIDE)
 
 
 class Story(list):
     """The events of a run that its one sentence is made of."""
 
-    def add(self, step: int, event: dict):
+    def add(self, step: int, event: Mapping):
         """Keeps an event if it is one of those.
 
         Args:

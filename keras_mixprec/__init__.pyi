@@ -1,0 +1,55 @@
+"""What type checkers and editors read; `__init__.py` loads the same lazily."""
+
+from keras_mixprec.analysis.minimize_float32 import (
+    minimize_float32 as minimize_float32,
+)
+from keras_mixprec.callbacks.monitor import MixPrecMonitor as MixPrecMonitor
+from keras_mixprec.callbacks.tuner import PrecisionTuner as PrecisionTuner
+from keras_mixprec.diagnosis.on_demand import diagnose as diagnose
+from keras_mixprec.diagnosis.verdict import Verdict as Verdict
+from keras_mixprec.loss_scaling.dynamic import (
+    DynamicLossScale as DynamicLossScale,
+)
+from keras_mixprec.loss_scaling.ensure import (
+    ensure_loss_scaling as ensure_loss_scaling,
+)
+from keras_mixprec.loss_scaling.optimizer import (
+    LossScaleOptimizer as LossScaleOptimizer,
+)
+from keras_mixprec.loss_scaling.scheduled import (
+    FixedLossScale as FixedLossScale,
+)
+from keras_mixprec.loss_scaling.scheduled import (
+    ScheduledLossScale as ScheduledLossScale,
+)
+from keras_mixprec.policies.apply import apply_policy as apply_policy
+from keras_mixprec.policies.default_rules import DEFAULT_RULES as DEFAULT_RULES
+from keras_mixprec.policies.hardware import (
+    Recommendation as Recommendation,
+)
+from keras_mixprec.policies.hardware import (
+    recommend_policy as recommend_policy,
+)
+from keras_mixprec.policies.plan import PrecisionPlan as PrecisionPlan
+from keras_mixprec.policies.rules import (
+    PrecisionRule as PrecisionRule,
+)
+from keras_mixprec.policies.rules import (
+    PrecisionRules as PrecisionRules,
+)
+from keras_mixprec.policies.scope import (
+    global_policy as global_policy,
+)
+from keras_mixprec.policies.scope import (
+    policy_scope as policy_scope,
+)
+from keras_mixprec.policies.scope import (
+    set_global_policy as set_global_policy,
+)
+from keras_mixprec.policies.summary import (
+    precision_summary as precision_summary,
+)
+from keras_mixprec.reporting.report import load_report as load_report
+
+__version__: str
+__all__: list[str]
