@@ -67,10 +67,12 @@ class Spread(layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("layer", [Squash, Spread])
-def test_the_gradients_of_an_added_loss(layer):
+@pytest.mark.parametrize(
+    ("layer", "kind"), [(Squash, "backward_overflow"), (Spread, "underflow")]
+)
+def test_the_gradients_of_an_added_loss(layer, kind):
     model = model_of(layers.Dense(8), layer(name="adds"))
-    assert found(model, 4 * X) == [("adds", "backward_overflow", "backward")]
+    assert found(model, 4 * X) == [("adds", kind, "backward")]
 
 
 class Penalized(layers.Layer):
