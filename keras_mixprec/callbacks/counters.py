@@ -85,6 +85,11 @@ class Counters:
         losses = self.nonfinite_losses() or {}
         return max([*skipped, sum(losses.values())])
 
+    def in_a_row(self) -> int:
+        """Returns the steps skipped since the last one applied."""
+        optimizers = [watch.optimizer for watch in self.used().values()]
+        return max((o.consecutive_skipped_steps for o in optimizers), default=0)
+
     def nonfinite_losses(self) -> dict | None:
         """Returns, by kind, how many batches had a loss not finite.
 

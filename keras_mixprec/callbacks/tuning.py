@@ -10,7 +10,7 @@ from keras_mixprec.callbacks.ballot import Ballot, any_worker
 from keras_mixprec.callbacks.giving_back import sound_as_built
 from keras_mixprec.callbacks.held_batch import HeldBatch
 from keras_mixprec.callbacks.probation import Probation
-from keras_mixprec.callbacks.suspicion import WINDOW, Suspicion
+from keras_mixprec.callbacks.suspicion import WINDOW, BadSteps, Suspicion
 from keras_mixprec.callbacks.telling import Telling
 from keras_mixprec.diagnosis.batch import head
 from keras_mixprec.diagnosis.on_demand import examine
@@ -71,8 +71,8 @@ class Tuning:
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = HeldBatch()
         self._held_until = None
-        self._suspected = False
-        self._bad_here = self._bad_anywhere = 0
+        self._suspected = self._counts = False
+        self._bad = BadSteps(engine)
         self._over = False
         self._advised = set()
         self._probation = None
@@ -113,6 +113,7 @@ class Tuning:
 
     def _begin(self, step):
         self.telling.begin(step)
+        self._suspicion.add(step, 0)
         self._engine.examiner.listener = self._on_examination
         self.repairs.wait_anew(step)
         self._next_look = step + 1
@@ -133,11 +134,13 @@ class Tuning:
         taken = step - engine.first_step
         gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
         self._next_look = step + max(gap, 1)
-        self._bad_anywhere += self._new_bad_steps()
-        suspicious = self._suspicion.add(step, self._bad_anywhere)
+        self._bad.count()
+        stuck = self._bad.in_a_row_anew()
+        suspicious = self._suspicion.add(step, self._bad.total) or stuck
         if self._cooling(step) or self._held_until is not None:
             return
-        if suspicious:
+        self._counts = self._suspicion.counts(stuck)
+        if suspicious and self._affords(self._counts):
             self._held_until = step + WINDOW
         elif engine.examiner.schedule.due(taken) and self._affords_audit():
             self._audit(step)
@@ -150,20 +153,30 @@ class Tuning:
         schedule.audit(step - self._engine.first_step)
         self._examine_next(step, suspected=False, counts=counts)
 
-    def _affords_audit(self):
-        """Whether the next audit costs little enough, on all workers."""
-        engine = self._engine
-        if not engine.examiner.schedule.counts:
-            return True
-        dear = not engine.examiner.affordable
-        (dear,) = any_worker(engine.model, [dear])
-        return not dear
+    def _hurry(self, step):
+        """Brings the next audit forward if a layer overflows before it."""
+        if self._shared:  # All workers audit at the same steps.
+            return
+        steps = self._engine.examiner.schedule.hurry()
+        if steps is not None:
+            self._next_look = min(self._next_look, step + steps)
+            self._idle_until = min(self._idle_until, self._next_look)
 
-    def _new_bad_steps(self):
-        """How many there were since the last call, on any worker."""
-        before, self._bad_here = self._bad_here, self._engine.bad_steps()
-        (new,) = any_worker(self._engine.model, [self._bad_here - before])
-        return int(new)
+    def _affords_audit(self):
+        schedule = self._engine.examiner.schedule
+        return self._affords(schedule.counts and not schedule.urgent)
+
+    def _affords(self, counts):
+        """Whether a diagnosis is within budget, on all workers.
+
+        Args:
+            counts: Boolean. Whether it counts as overhead.
+        """
+        if not counts:
+            return True
+        model = self._engine.model
+        (over,) = any_worker(model, [not self._engine.examiner.affordable])
+        return not over
 
     def _hold(self, step):
         try:
@@ -171,16 +184,14 @@ class Tuning:
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
             self._held_until = None
-            self._examine_next(step, suspected=True)
+            self._examine_next(step, suspected=True, counts=self._counts)
 
     def _examine_if_bad(self, step):
         batch, _ = self._held.take() or (None, None)
-        bad = self._new_bad_steps()
-        self._bad_anywhere += bad
-        if bad:
+        if self._bad.count():
             self._held_until = None
             self._engine.up_to_date()
-            self._examine_together(batch, step, suspected=True)
+            self._examine_together(batch, step, True, self._counts)
         elif step >= self._held_until:
             self._held_until = None
             self._suspicion.came_to_nothing()
@@ -225,6 +236,7 @@ class Tuning:
     # Demoting.
 
     def _on_examination(self, examination, batch, step):
+        self._hurry(step)
         if self._over or self._cooling(step):
             return
         proposal = propose(
