@@ -25,6 +25,7 @@ from keras_mixprec.diagnosis.forward_judgement import (
     range_fault,
 )
 from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
+from keras_mixprec.diagnosis.loss_fault import loss_fault
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.windows import (
     best_scale_bits,
@@ -225,7 +226,9 @@ class Search:
             fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
                 known = self._exact_calls.get(call.name)
-                fault = range_fault(Twin(call, self._compiled), known)
+                fault = loss_fault(self._model, self._data, step.calls)
+                if fault is None or is_cast_before(call, known):
+                    fault = range_fault(Twin(call, self._compiled), known)
             self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step
