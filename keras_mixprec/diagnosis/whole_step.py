@@ -49,6 +49,10 @@ class WholeStep:
         with computing_in("float32", demoted):
             return dry_step(self._model, self._data, 2.0**bits, records=False)
 
+    def loss_fault(self, calls: list) -> tuple[str, str] | None:
+        """Returns what makes the loss non-finite; see `loss_fault`."""
+        return loss_fault(self._model, self._data, calls)
+
     def errors(self, demoted: list, bits: float) -> Errors:
         """Returns how far the step is off in what is settled.
 
