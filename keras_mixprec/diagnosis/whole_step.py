@@ -4,6 +4,7 @@ import math
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.end_to_end import Errors, Reference
+from keras_mixprec.diagnosis.loss_fault import loss_fault
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.numerics.dry_step import (
     DryStep,
