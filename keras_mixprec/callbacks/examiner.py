@@ -20,8 +20,8 @@ from keras_mixprec.callbacks.watch import SUSPICIOUS_STEPS
 from keras_mixprec.diagnosis import Verdict
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import NotBuiltError
-from keras_mixprec.diagnosis.culprits import low_layers
 from keras_mixprec.diagnosis.divergence import Course
+from keras_mixprec.diagnosis.low_layers import low_layers
 from keras_mixprec.diagnosis.on_demand import (
     Examination,
     Finding,
