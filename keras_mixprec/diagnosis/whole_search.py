@@ -109,7 +109,7 @@ class WholeSearch:
                     return culprit._replace(layers=[call.layer])
             if path == MODEL_PATH:
                 return self._outside(path, [layers[path]])
-            fault = self._fault(Twin(call, self._compiled))
+            fault = self._fault(call)
         return Culprit(path, [call.layer], *fault, self._numbers())
 
     def _own_fault(self, call):
@@ -121,9 +121,10 @@ class WholeSearch:
             )
         return culprit
 
-    def _fault(self, twin):
+    def _fault(self, call):
         if self._overflows:
-            return range_fault(twin)
+            known = self._exact_calls.get(call.name)
+            return range_fault(Twin(call, self._compiled), known)
         off = self._errors.loss > thresholds.LOSS_ERROR
         return "precision_loss", "forward" if off else "backward"
 
