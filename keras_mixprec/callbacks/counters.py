@@ -77,7 +77,7 @@ class Counters:
         `None` where not every step is one of a single optimizer.
         """
         only = self.used().get("")
-        return only and only.attempted()
+        return None if only is None else only.attempted()
 
     def bad_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""

@@ -79,7 +79,7 @@ class Search:
         self._own_errors = None
         self.culprits = []
         self.windows = {}
-        self.scale_bits = None
+        self.scale_bits: float | None = None
         self.errors = defaultdict(dict)
 
     def run(self, scale_bits: float | None, moves):
@@ -96,10 +96,10 @@ class Search:
         step = self._forward()
         step = self._end_to_end(step)
         known = len(self.culprits)
-        self.scale_bits = self._judge_windows(step, windows, scale_bits)
-        self._backward(step, self.scale_bits, moves)
+        bits = self.scale_bits = self._judge_windows(step, windows, scale_bits)
+        self._backward(step, bits, moves)
         self._take_what_is_around(step, known)
-        if known < len(self.culprits) or step.scale != 2.0**self.scale_bits:
+        if known < len(self.culprits) or step.scale != 2.0**bits:
             step = None
         self._whole_step(step, adapts=scale_bits is None)
 

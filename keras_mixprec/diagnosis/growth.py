@@ -30,7 +30,7 @@ def headroom(calls) -> dict:
         tensors = [*call.float_outputs]
         if call.layer.autocast:
             tensors += Twin(call).inputs
-        size = largest(map(to_array, tensors))
+        size = largest([*map(to_array, tensors)])
         if size:
             limits = get_format(call.layer.compute_dtype)
             bits = math.log2(limits.maximum) - math.log2(size)

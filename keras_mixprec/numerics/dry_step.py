@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -59,7 +59,8 @@ def dry_step(
         known = ()
     entries = walk_with_model(model) if records else []
     recorder = CallRecorder(entries, known, scale)
-    taken = tensors = None
+    taken: Any = None
+    tensors: Any = None
 
     def run(data):
         nonlocal taken, tensors
