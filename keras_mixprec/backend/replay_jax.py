@@ -15,6 +15,9 @@ _UNOPTIMIZED = {
 
 FIRST_RUN = 0.35
 
+# Of keys with a type of their own, and of those that are plain integers.
+_RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
+
 
 def is_concrete(tensor):
     return not isinstance(tensor, jax.core.Tracer)
@@ -79,6 +82,18 @@ def compiled(function, options=None):
 def each_operation(function, tensors, look):
     jaxpr = jax.make_jaxpr(function)(tensors)
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), look)
+
+
+def draws(function, tensors):
+    return _any_draws(jax.make_jaxpr(function)(tensors).jaxpr)
+
+
+def _any_draws(jaxpr):
+    return any(
+        equation.primitive.name in _RANDOM
+        or any(map(_any_draws, jax.core.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def train_step(model, data):

@@ -24,6 +24,7 @@ from keras_mixprec.diagnosis.forward_judgement import (
     range_fault,
 )
 from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
+from keras_mixprec.diagnosis.needed import Needed
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
 from keras_mixprec.formats import SIXTEEN_BITS
@@ -92,6 +93,7 @@ class Search:
         self.scale_bits = self._judge_windows(step, windows, scale_bits)
         self._backward(step, self.scale_bits, moves)
         self._take_what_is_around(step, known)
+        self._keep_what_is_needed(moves)
 
     # Forward.
 
@@ -162,6 +164,21 @@ class Search:
             self.culprits[index] = culprit._replace(layers=layers)
             self._demoted += layers
 
+    def _keep_what_is_needed(self, moves):
+        """Drops what the real step, with its own cotangents, does not need."""
+        if not self.culprits:
+            return
+        needed = Needed(
+            self._model, self._real_step, self._exact, self._exact_step, moves
+        )
+        self.culprits = needed.among(self.culprits)
+        self._demoted = [x for c in self.culprits for x in c.layers]
+
+    def _real_step(self, demoted):
+        scale, draws = 2.0**self.scale_bits, self._exact.draws
+        with computing_in("float32", demoted):
+            return dry_step(self._model, self._data, scale, draws=draws)
+
     def _runs(self, demoted):
         try:
             self._dry_step(demoted)
@@ -175,7 +192,7 @@ class Search:
         check = LossCheck(
             self._model,
             lambda demoted: self._dry_step(demoted).loss,
-            lambda: exact_step(self._model, self._data).loss,
+            lambda: self._exact_step().loss,
         )
         off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
         if not off or not check.wrong(demoted) or self._right_when_compiled():
@@ -193,10 +210,10 @@ class Search:
         if not self._compiled:
             return False
         with self._as_demoted():
-            low = compiled_loss(self._model, self._data)
+            low = compiled_loss(self._model, self._data, self._exact.draws)
         # It may draw other random numbers than single operations do.
         with computing_in("float32", with_sublayers(self._model)):
-            exact = compiled_loss(self._model, self._data)
+            exact = compiled_loss(self._model, self._data, self._exact.draws)
         return loss_error(low, exact) <= thresholds.LOSS_ERROR
 
     def _greedily(self, step):
@@ -335,8 +352,15 @@ class Search:
     def _dry_step(self, demoted):
         with computing_in("float32", demoted):
             return dry_step(
-                self._model, self._data, self._scale, self._exact_calls
+                self._model,
+                self._data,
+                self._scale,
+                self._exact_calls,
+                self._exact.draws,
             )
+
+    def _exact_step(self):
+        return exact_step(self._model, self._data, self._exact.draws)
 
     def _low(self, step):
         """The recorded calls that compute in 16 bits, not demoted yet."""

@@ -86,7 +86,12 @@ class EndToEnd:
         ):
             try:
                 with following(assignment):
-                    step = dry_step(self._model, batch, self._scale)
+                    step = dry_step(
+                        self._model,
+                        batch,
+                        self._scale,
+                        draws=reference.exact.draws,
+                    )
             # Each backend has a type of its own for dtypes that do not mix.
             except Exception:
                 return Errors(math.nan, math.nan)
@@ -114,7 +119,7 @@ def _reference(model, batch):
     settled = _moving(model, exact) | {"loss"}
     for seed in range(thresholds.LOSS_JITTERS):
         with jittered(model, seed):
-            other = exact_step(model, batch)
+            other = exact_step(model, batch, exact.draws)
         settled = {key for key in settled if not _differ(key, other, exact)}
     owners = {
         id(variable): id(layer)

@@ -12,7 +12,7 @@ from keras_mixprec.backend.model_state import all_variables, optimizers_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
-from keras_mixprec.numerics.random_numbers import drawn_in_float32
+from keras_mixprec.numerics.random_numbers import DROPOUT, Draws
 from keras_mixprec.policies.layers import walk_with_model
 
 
@@ -24,15 +24,19 @@ class DryStep(NamedTuple):
         gradients: Dict from `id(variable)` to the scaled gradient.
         calls: List of `LayerCall`, innermost first, in the order they ended.
         scale: Float. The loss scale.
+        draws: List of `Draw`, the random numbers in the order drawn.
     """
 
     loss: float
     gradients: dict
     calls: list[LayerCall]
     scale: float
+    draws: list = []
 
 
-def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
+def dry_step(
+    model: keras.Model, data, scale: float, known=(), draws=()
+) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
 
     Weights, optimizers, metrics and random state are as before afterwards.
@@ -44,31 +48,43 @@ def dry_step(model: keras.Model, data, scale: float, known=()) -> DryStep:
         known: Dict from names to `LayerCall`s of the exact step, as for
             `CallRecorder`; a `train_step` of the user's own, the loss of which
             may contain gradients, gets those that are. Defaults to none.
+        draws: List of `Draw`, of the model as it is. Defaults to none, random
+            numbers of the dtype that each layer asks for now.
     """
     if _has_own_step(model):
         known = ()
     recorder = CallRecorder(walk_with_model(model), known, scale)
+    drawing = Draws(draws)
     with restored(model), recorder.recording():
-        losses, gradients = run_held(model, data, lambda _: scale)
+        losses, gradients = run_held(model, data, lambda _: scale, drawing)
     concrete = filter(backend_replay.current().is_concrete, losses)
-    return DryStep(_total(concrete), gradients, recorder.calls, scale)
+    return DryStep(
+        _total(concrete), gradients, recorder.calls, scale, drawing.made
+    )
 
 
-def compiled_loss(model: keras.Model, data) -> float:
+def compiled_loss(model: keras.Model, data, draws=()) -> float:
     """Returns the loss of the step as XLA computes it, compiled as a whole.
 
     Which may be right where single operations are not: an average over
     128 x 128 float16 pixels is off by 30% to 90% on TensorFlow, by .04% in XLA.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        draws: List of `Draw`, as for `dry_step`.
     """
 
     def losses(_):
-        return run_held(model, data, lambda _: 1.0)[0]
+        return run_held(model, data, lambda _: 1.0, Draws(draws))[0]
 
     with restored(model):
         return _total(backend_replay.current().compiled(losses)([]))
 
 
-def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
+def run_held(
+    model: keras.Model, data, scale_of: Callable, drawing: Draws | None = None
+) -> tuple:
     """Lets the model take the step, with its optimizers held.
 
     Within `restored(model)`.
@@ -77,6 +93,8 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         scale_of: Function of an optimizer that returns its loss scale.
+        drawing: `Draws`, which draws the random numbers. Defaults to `None`,
+            numbers of the dtype that each layer asks for.
 
     Returns:
         List of the losses, and a dict from `id(variable)` to the scaled
@@ -87,7 +105,7 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
         for optimizer in optimizers_of(model).values():
             scale = scale_of(optimizer)
             stack.enter_context(held(optimizer, scale, losses, gradients))
-        stack.enter_context(drawn_in_float32())
+        stack.enter_context((drawing or Draws()).active())
         scope = keras.StatelessScope(collect_losses=True)
         # A regularizer is given what the scope knows of its variable. As it
         # is, not as a tensor, which no gradient would lead back from.
@@ -103,10 +121,22 @@ def _total(losses):
     return float(sum(to_array(loss) for loss in losses))
 
 
-def exact_step(model: keras.Model, data) -> DryStep:
-    """Runs the step in float32 throughout, at loss scale 1."""
+def exact_step(model: keras.Model, data, draws=None) -> DryStep:
+    """Runs the step in float32 throughout, at loss scale 1.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        draws: List of `Draw`, those of the model as it is. Defaults to `None`:
+            if there are any, a step of the model as it is shows them.
+    """
+    if draws is None:
+        exact = exact_step(model, data, ())
+        if all(draw.name == DROPOUT for draw in exact.draws):
+            return exact
+        draws = dry_step(model, data, 1.0).draws
     with computing_in("float32", with_sublayers(model)):
-        return dry_step(model, data, 1.0)
+        return dry_step(model, data, 1.0, draws=draws)
 
 
 @contextlib.contextmanager
