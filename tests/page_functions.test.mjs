@@ -118,11 +118,11 @@ test("a layer has at each step the dtype that it was computed in", () => {
 });
 
 test("a finding is repaired once its layer computes in what it needs", () => {
-  const layers = [{ path: "a", compute_dtype: "bfloat16" }];
+  const layers = [{ path: "a", repaired_verdicts: ["forward_overflow"] }];
   const finding = (verdict) => ({ verdict, layer: "a" });
   assert.ok(precision.isRepaired(finding("forward_overflow"), layers));
   assert.ok(!precision.isRepaired(finding("precision_loss"), layers));
-  assert.ok(!precision.isRepaired(finding("scale_collapsed"), layers));
+  assert.ok(!precision.isRepaired(finding("forward_overflow"), [{ path: "a" }]));
   assert.ok(!precision.isRepaired({ verdict: "underflow", layer: null }, layers));
 });
 
@@ -205,6 +205,17 @@ test("the histogram is the latest at or before the step, else the first", () => 
   assert.equal(histogram.histogramAt(data, 1).step, 32);
   assert.equal(histogram.histogramAt(data, null).step, 64);
   assert.equal(histogram.histogramAt(null, 3), null);
+});
+
+test("what is not finite has no place in the histogram, but a share", () => {
+  const at = (exponents, counts) => {
+    return histogram.histogramAt({ steps: [1], exponents: [exponents], counts: [counts] });
+  };
+  assert.deepEqual(at([128], [8]), { step: 1, bars: [], nonfinite: 1 });
+  const mixed = at([0, 1, 128], [2, 4, 2]);
+  assert.deepEqual(mixed.bars.map((bar) => bar.exponent), [0, 1]);
+  assert.equal(mixed.nonfinite, 0.25);
+  assert.equal(at([0], [3]).nonfinite, 0);
 });
 
 test("zones follow the format", () => {
@@ -303,7 +314,8 @@ test("the key figures name the main finding, which is a cause", () => {
 });
 
 test("a repaired finding is green, and comes behind what is open", () => {
-  const layers = [{ ...LAYER, compute_dtype: "float32" }, { ...LAYER, path: "b" }];
+  const repaired = { ...LAYER, repaired_verdicts: ["forward_overflow"] };
+  const layers = [repaired, { ...LAYER, path: "b" }];
   const overflow = (layer) => {
     return { kind: "verdict", verdict: "forward_overflow", step: 1, layer };
   };

@@ -264,7 +264,7 @@ def test_pure_16_bit_variables_are_a_fault_of_the_policy():
     model = keras.Sequential([keras.Input((8,)), dense])
     verdicts = kmp.diagnose(compiled(model, "adam"), X, Y)
     assert found(verdicts) == [(None, "policy")]
-    assert "mixed_float16" in verdicts[0].advice
+    assert "mixed_bfloat16" in verdicts[0].advice
 
 
 def test_float32_models_have_nothing_to_say():

@@ -11,9 +11,12 @@ pytestmark = pytest.mark.filterwarnings(
 
 BACKEND = keras.backend.backend()
 
-# Compilation takes most of the time: `benchmarks/diagnosis.py` has them all.
-# JAX compiles every operation by itself, 10 s a case.
-OP_BY_OP = cases()[::6] if BACKEND == "jax" else cases()
+# Compilation takes most of the time: JAX compiles every operation by itself,
+# 10 s a case, of which `benchmarks/diagnosis.py` has them all. TensorFlow has
+# the rest of them in its slow tests.
+EVERY = {"tensorflow": 3, "jax": 6, "torch": 1}[BACKEND]
+OP_BY_OP = cases()[::EVERY]
+REST = [] if BACKEND == "jax" else [c for c in cases() if c not in OP_BY_OP]
 COMPILED = ["healthy_mlp", "rms_overflow", "ratio_collapse", "range_conflict"]
 if BACKEND == "tensorflow":  # Right in XLA alone.
     COMPILED.append("avgpool_builtin")
@@ -29,7 +32,14 @@ def check(case, jit_compile, setup):
         assert verdict.advice
 
 
-@pytest.mark.parametrize("case", OP_BY_OP, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *OP_BY_OP,
+        *(pytest.param(case, marks=pytest.mark.slow) for case in REST),
+    ],
+    ids=lambda case: case.name,
+)
 def test_finds_the_culprits_and_nothing_else(case):
     check(case, False, BACKEND)
 

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import keras_mixprec
+from keras_mixprec.diagnosis.verdict import KINDS
 from keras_mixprec.loss_scaling.presets import PRESETS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -44,6 +45,11 @@ def test_every_public_name_is_listed_and_described(name):
     assert is_row(name, "api.md")
     found = re.search(rf"^::: .*\.{name}$", (DOCS / "api.md").read_text(), re.M)
     assert found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_verdict_is_explained(kind):
+    assert is_row(kind, "diagnosis.md")
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -8,9 +8,9 @@ from keras import layers, ops
 from zoo import CASES
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.smallest_set import smallest_set
 from keras_mixprec.analysis.suspects import rank
 from keras_mixprec.diagnosis.end_to_end import EndToEnd
+from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.policies.layers import walk
 
 # Of constants that do not fit float16, as models are built and trained.
@@ -109,12 +109,14 @@ def test_a_gradient_that_is_part_of_the_loss():
     assert found(search(case)) == case.culprits
 
 
+@pytest.mark.slow
 def test_the_worst_of_the_batches_counts():
     # One sample of the 32 is too large for float16.
     case = CASES["input_overflow"]
     assert found(search(case, batch_size=8)) == case.culprits
 
 
+@pytest.mark.slow
 def test_a_model_that_follows_the_plan_trains_as_in_float32(tmp_path):
     case = CASES["t5_ffn"]
     plan = search(case)
@@ -145,6 +147,7 @@ def test_the_inputs_that_a_subclassed_model_casts():
     assert (plan.default, dict(plan)) == (default, {"head": "mixed_float16"})
 
 
+@pytest.mark.slow
 def test_of_attention_only_the_parts_that_make_the_scores():
     # Scores above 65504, made in the dtype of query and key and softened by a
     # layer. With dropout every backend makes them by single operations, for

@@ -64,6 +64,7 @@ print(json.dumps([v.to_dict() for v in verdicts]))
 """
 
 
+@pytest.mark.slow
 def test_a_batch_fails_alike_in_another_process(tmp_path):
     model = model_with_squares()
     watcher = monitor(tmp_path, keep_failing_batches=3)

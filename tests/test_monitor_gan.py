@@ -130,6 +130,22 @@ def test_each_optimizer_is_logged_by_name(make, jit, tmp_path):
     assert sum(t.startswith(tag) for t in tags(tmp_path)) == 1
 
 
+@each_jit
+def test_an_optimizer_that_no_step_uses_is_left_out(jit, tmp_path):
+    _, watcher, _ = trained(lambda inner: inner, jit, tmp_path)
+    text = str(watcher.summary)
+    assert not watcher.summary.optimizers
+    assert "steps skipped" not in text
+    assert "none skipped" not in text
+    assert "optimizer.scale_loss(loss)` in `train_step`" in text.replace(
+        "\n    ", " "
+    )
+    assert watcher.summary.headline["state"] == "warning"
+    report = " ".join(str(watcher.report).split())
+    assert watcher.summary.headline["text"] in report
+    assert "loss_scale" not in tags(tmp_path)
+
+
 def test_the_scale_of_each_is_that_of_each_step(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     model = type("Gan", (TwoPlayers,), {"train_step": STEPS[BACKEND]})()

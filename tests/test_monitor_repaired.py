@@ -42,6 +42,7 @@ def test_the_data_say_which_layers_are_beyond_and_which_repaired(tmp_path):
     layers = {layer["path"]: layer for layer in run["layers"]}
     assert layers["big"]["beyond"] == "float16"
     assert layers["big"]["repaired"]
+    assert layers["big"]["repaired_verdicts"] == layers["big"]["verdicts"]
     assert layers["first"]["beyond"] is None
     assert not layers["first"]["repaired"]
     assert run["formats"]["float16"] == run["format"]

@@ -85,15 +85,57 @@ CALLBACKS = {
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
-@pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
-def test_callbacks_do_as_without_the_batch(make, order, tmp_path):
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_do_as_without_the_batch(name, order, tmp_path):
     levels = [3 / 8, 2 / 8, 1 / 8, 2 / 8, 2 / 8, 2 / 8]
-    results = []
-    for name, bad in ("plain", ()), ("skipping", (0, 4, 8, 11, 12)):
+    make, results = CALLBACKS[name], []
+    skipped = [0, 4, 8, 11, 12]
+    if name == "TerminateOnNaN":
+        skipped.remove(0)  # Before a run's first finite loss, NaN is true.
+    for name, bad in ("plain", ()), ("skipping", skipped):
         folder = tmp_path / name
         folder.mkdir()
         results.append(outcome(make, levels, bad, order, folder))
     assert results[0] == results[1]
+
+
+class Shown(keras.callbacks.Callback):
+    """What the progress bar shows at each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss, self.mae = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.loss.append(logs["loss"])
+        self.mae.append(logs["mae"])
+
+
+@each_jit
+def test_until_a_good_batch_the_epoch_before_is_shown(jit, tmp_path):
+    shown, model = Shown(), one_weight(jit=jit, metrics=["mae"])
+    values = epochs_of([1 / 8, 1 / 4, BAD, 1 / 2], bad=[0, 3, 4])
+    data = arrays([1 / 32])
+    callbacks = [monitor(tmp_path), shown]
+    fit(model, values, callbacks, epochs=4, validation_data=data)
+    expected = [np.nan, *[1 / 8] * 4, *[1 / 4] * 4, 1 / 2, 1 / 2, 1 / 2]
+    np.testing.assert_array_equal(shown.mae, expected)
+    np.testing.assert_array_equal(shown.loss, np.square(expected))
+
+
+@each_jit
+@pytest.mark.parametrize("good_epochs", [0, 1])
+def test_a_run_that_only_skips_is_ended(good_epochs, jit, tmp_path):
+    shown, model = Shown(), one_weight(jit=jit, metrics=["mae"])
+    values = epochs_of([1 / 8] * good_epochs + [BAD] * 4)
+    ending = keras.callbacks.TerminateOnNaN()
+    callbacks = [monitor(tmp_path), shown, ending]
+    fit(model, values, callbacks, epochs=good_epochs + 4)
+    # One epoch of skips shows what was before, the next one that it was NaN.
+    assert len(shown.loss) == 6 * good_epochs + 1
+    assert np.isfinite(shown.loss[:-1]).all()
+    assert math.isnan(shown.loss[-1])
+    assert np.isfinite(model.get_weights()[0]).all()
 
 
 @each_jit

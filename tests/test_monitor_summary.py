@@ -6,6 +6,7 @@ from monitor_models import BAD, fit, good, monitor, one_weight
 
 from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
 
+UNSCALED = 30 * "no loss scale "
 HEADLINE = {"text": "9 steps, none skipped, no findings.", "state": "healthy"}
 LONG = "a_rather_long_model_name/encoder/block_{}/multi_head_attention/kernel"
 
@@ -32,7 +33,7 @@ def test_one_optimizer_fits_a_screen():
     assert_fits_a_screen(
         str(
             TrainingSummary(
-                {"float16": 500}, {"": done()}, {}, "logs", True, HEADLINE
+                {"float16": 500}, {"": done()}, {}, "logs", UNSCALED, HEADLINE
             )
         )
     )
@@ -41,7 +42,9 @@ def test_one_optimizer_fits_a_screen():
 def test_ten_optimizers_fit_a_screen():
     optimizers = {f"optimizer_of_player_{n}": done() for n in range(10)}
     dtypes = {"float16": 480, "float32": 15, "bfloat16": 3, "float64": 2}
-    text = str(TrainingSummary(dtypes, optimizers, {}, "logs", True, HEADLINE))
+    text = str(
+        TrainingSummary(dtypes, optimizers, {}, "logs", UNSCALED, HEADLINE)
+    )
     assert_fits_a_screen(text)
     for name in optimizers:
         assert name in text

@@ -73,7 +73,15 @@ def test_against_numpy(dtype, compiled):
     assert found.subnormal(limits) == pytest.approx(subnormal.mean(), rel=1e-12)
     bits = np.log2(65504.0 / np.abs(finite).max())
     assert found.headroom_bits(limits) == pytest.approx(bits, abs=1e-12)
-    assert_histogram(found.bins(), finite)
+    bins = found.bins()
+    assert_histogram(bins[bins[:, 0] < 128], finite)
+    assert bins[-1].tolist() == [128, 129, 3]
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_the_histogram_of_what_is_not_finite(number):
+    found = measured(np.full(5, number, "float16"), False)
+    assert found.bins().tolist() == [[128, 129, 5]]
 
 
 def assert_histogram(bins, finite):

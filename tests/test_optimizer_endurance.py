@@ -95,6 +95,7 @@ def in_a_jax_loop(optimizer, variables, gradient, times):
             variable.assign(value)
 
 
+@pytest.mark.slow
 @each_run
 def test_bad_steps_do_no_harm_and_training_resumes(
     mode, times, bounds, low, high
@@ -112,6 +113,7 @@ def test_bad_steps_do_no_harm_and_training_resumes(
     assert not optimizer.last_step_skipped
 
 
+@pytest.mark.slow
 @each_run
 def test_steps_without_gradient_leave_a_usable_scale(
     mode, times, bounds, low, high

@@ -8,7 +8,11 @@ import pytest
 from keras import ops
 from optimizer_models import BACKEND
 
-from keras_mixprec import LossScaleOptimizer
+from keras_mixprec import (
+    LossScaleOptimizer,
+    MixPrecMonitor,
+    ensure_loss_scaling,
+)
 
 X = np.ones((4, 2), "float32")
 JITS = {"tensorflow": [False, True], "jax": [True], "torch": [False]}[BACKEND]
@@ -73,15 +77,50 @@ STEPS = {
 def train(scale, jit):
     model = by_hand(scale)
     model.compile(LossScaleOptimizer("sgd"), jit_compile=jit)
+    # Before that it has no variable `dynamic_scale`, nor has Keras' own.
+    model.optimizer.build(model.trainable_variables)
     model.fit(X, X, batch_size=2, epochs=2, verbose=0)
     return model
 
 
 @pytest.mark.parametrize("jit", JITS)
 def test_a_forgotten_scale_is_warned_of_once(jit):
-    with pytest.warns(UserWarning, match="optimizer.scale_loss") as caught:
+    advice = "stateless_scale_loss" if BACKEND == "jax" else "r.scale_loss"
+    with pytest.warns(UserWarning, match=advice) as caught:
         train(lambda optimizer, loss: loss, jit)
     assert sum("scale_loss" in str(w.message) for w in caught) == 1
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_gradients_of_a_forgotten_scale_are_not_divided(jit):
+    with pytest.warns(UserWarning, match="undivided"):
+        forgotten = train(lambda optimizer, loss: loss, jit)
+    scaled = train(lambda optimizer, loss: optimizer.scale_loss(loss), jit)
+    (_, bias), (_, expected) = forgotten.get_weights(), scaled.get_weights()
+    np.testing.assert_allclose(bias, [-0.04], rtol=1e-5)
+    np.testing.assert_allclose(bias, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_forgotten_scale_is_a_finding_of_the_run(adopted, tmp_path):
+    model = by_hand(lambda optimizer, loss: loss)
+    model.layers[0].dtype_policy = "mixed_float16"
+    if adopted:
+        sgd = keras.optimizers.SGD(0.01)
+        model.compile(keras.optimizers.LossScaleOptimizer(sgd))
+    else:
+        model.compile("sgd")
+        ensure_loss_scaling(model)
+    monitor = MixPrecMonitor(tmp_path, verbose=0)
+    with pytest.warns(UserWarning, match="undivided"):
+        model.fit(X, X, batch_size=2, verbose=0, callbacks=[monitor])
+    np.testing.assert_allclose(model.get_weights()[1], [-0.02], rtol=1e-3)
+    text = str(monitor.summary)
+    assert "no findings" not in text
+    assert "`train_step` does not scale the loss" in text
+    assert "ensure_loss_scaling" not in text
+    report = " ".join(str(monitor.report).split())
+    assert monitor.summary.headline["text"] in report
 
 
 @pytest.mark.parametrize("jit", JITS)
@@ -91,8 +130,9 @@ def test_a_forgotten_scale_is_warned_of_once(jit):
         lambda optimizer, loss: optimizer.scale_loss(loss),
         lambda optimizer, loss: optimizer.get_scaled_loss(loss),
         lambda optimizer, loss: loss * optimizer.loss_scale,
+        lambda optimizer, loss: loss * optimizer.dynamic_scale.value,
     ],
-    ids=["scale_loss", "get_scaled_loss", "loss_scale"],
+    ids=["scale_loss", "get_scaled_loss", "loss_scale", "dynamic_scale"],
 )
 def test_a_scaled_loss_is_not(scale, jit):
     with warnings.catch_warnings():

@@ -19,6 +19,9 @@ SUITE = {
 }
 
 
+pytestmark = pytest.mark.slow
+
+
 # Theirs drops the factor without a word, ours with a warning.
 @pytest.mark.filterwarnings("ignore:The `loss_scale_factor` of")
 @pytest.mark.parametrize("name", SUITE)

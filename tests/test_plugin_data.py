@@ -82,6 +82,9 @@ def test_the_runs_are_those_of_the_log(url, logs):
 def test_a_run_is_what_its_files_say(url, logs, run):
     served = json.loads(ask(url, "data/run", run=run).body)
     told = kmp.load_report(logs).to_dict()[run]
+    for metric in told["heat"]["metrics"]:
+        # The page asks for these by metric.
+        del metric["steps"], metric["values"]
     assert served == json.loads(to_json(told))
 
 

@@ -293,6 +293,31 @@ def test_the_picture_names_axes_and_dtypes(tmp_path):
     assert level("bad").tolist() not in colours[:, -1, :3].tolist()
 
 
+def test_no_label_of_a_constant_scale_is_there_twice(tmp_path):
+    pytest.importorskip("matplotlib")
+    train(tmp_path, kmp.PrecisionTuner(verbose=0), epochs=1)
+    report = kmp.load_report(tmp_path)
+    figure = report_picture.draw(report._runs, report.to_dict())
+    figure.canvas.draw()
+    labels = [x.get_text() for x in figure.axes[0].get_yticklabels()]
+    assert "$2^{15}$" in labels
+    assert len(set(labels)) == len(labels)
+
+
+ACTIVATION = "activation_headroom_bits"
+
+
+def test_the_dict_has_what_was_measured(logs, report):
+    heat = report.to_dict()["tuned/mixprec"]["heat"]
+    (metric,) = [m for m in heat["metrics"] if m["name"] == ACTIVATION]
+    tables = read_tag(str(logs / "tuned" / "mixprec"), "mixprec/heat/00000")
+    assert metric["steps"] == list(tables)
+    column = np.stack([table[:, 0] for table in tables.values()])
+    row = heat["layers"].index("in_0")
+    np.testing.assert_array_equal(metric["values"]["in_0"], column[:, row])
+    assert len(metric["values"]) == len(heat["layers"])
+
+
 def test_without_matplotlib_there_is_no_picture(report, monkeypatch):
     imported = builtins.__import__
 

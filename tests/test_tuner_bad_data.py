@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from monitor_models import BACKEND
 from tuner_models import demoted, tuner
 
@@ -65,6 +66,7 @@ def train(jit, bad, *callbacks):
     return model, results["accuracy"], history.history
 
 
+@pytest.mark.slow
 def test_bad_data_every_100_steps_change_nothing(tmp_path):
     jit = BACKEND == "jax"
     _, clean, _ = train(jit, [None])

@@ -1,8 +1,12 @@
 """All replicas and workers change the same layers at the same step."""
 
-from optimizer_models import only_jax, only_tensorflow
+import pytest
+from optimizer_models import BACKEND, only_jax, only_tensorflow
 from tuner_models import CURE
 from workers import run, run_two_workers
+
+# On torch, where it takes seconds, it is the only one of several workers.
+slow = pytest.mark.slow if BACKEND != "torch" else lambda test: test
 
 
 @only_tensorflow
@@ -15,6 +19,7 @@ def test_data_parallel_on_two_devices():
     run("data_parallel_tuner.py")
 
 
+@slow
 def test_two_workers():
     first, second = run_two_workers("tuned")
     for case in set(first) - {"untuned", "unlike"}:

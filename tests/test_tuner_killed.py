@@ -77,6 +77,7 @@ def test_killed_after_a_demotion_it_goes_on_from_a_backup(whole, tmp_path):
     assert len({path.read_text() for path in plans}) == 1
 
 
+@pytest.mark.slow
 def test_from_a_checkpoint_older_than_the_demotion(whole, tmp_path):
     # The demotion, of the second epoch, is in the plan, not in the checkpoint.
     train(tmp_path, "new", "39", dies=True)

@@ -8,7 +8,6 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.analysis.smallest_set import smallest_set
 from keras_mixprec.analysis.starting_point import starting_point
 from keras_mixprec.analysis.suspects import add_suspicions, rank
 from keras_mixprec.analysis.trials import Trials
@@ -18,6 +17,7 @@ from keras_mixprec.diagnosis.culprits import Search
 from keras_mixprec.diagnosis.end_to_end import EndToEnd
 from keras_mixprec.diagnosis.moves import mover
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
+from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies import PrecisionPlan, PrecisionRule
@@ -151,7 +151,7 @@ def _batches(data, size):
 
 def _given_scale_bits(model):
     """The loss scale as a power of two; None for what suits the gradients."""
-    bits, adapts, _ = scale_in_use(model)
+    bits, adapts, *_ = scale_in_use(model)
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     # A float32 model scales no loss yet.
     later = bits == 0.0 and "float16" not in dtypes

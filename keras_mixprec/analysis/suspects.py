@@ -1,13 +1,7 @@
 """Ranking layers by how badly they bear 16 bits, each by itself."""
 
-from keras import tree
-
-from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.numerics.arrays import is_float, to_array
-from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.diagnosis.suspicion import suspicion
 from keras_mixprec.numerics.dry_step import DryStep
-from keras_mixprec.numerics.twin import Twin
 from keras_mixprec.policies.layers import LayerEntry
 from keras_mixprec.policies.work import multiply_adds
 
@@ -28,7 +22,7 @@ def add_suspicions(found: dict, exact: DryStep, paths: set, scale: float):
     for call in exact.calls:
         if call.path in paths:
             before = found.get(call.path, 0.0)
-            found[call.path] = max(before, _suspicion(call, scale))
+            found[call.path] = max(before, suspicion(call, scale))
 
 
 def rank(entries: list[LayerEntry], suspicions: dict) -> list[LayerEntry]:
@@ -51,28 +45,3 @@ def rank(entries: list[LayerEntry], suspicions: dict) -> list[LayerEntry]:
         return -own, -max(outer, default=1.0), multiply_adds(entry) or 0
 
     return sorted(entries, key=key)
-
-
-def _suspicion(call: LayerCall, scale):
-    twin = Twin(call)
-    if nonfinite([to_array(x) for x in twin.inputs]):
-        return 0.0
-    forward = relative_error(twin.forward(), twin.forward("float32"))
-    cotangents = _cotangents(call, scale)
-    if not any(c.any() for c in cotangents):
-        return forward / thresholds.FORWARD_ERROR
-    backward = relative_error(
-        twin.gradients(cotangents), twin.gradients(cotangents, "float32")
-    )
-    return max(
-        forward / thresholds.FORWARD_ERROR, backward / thresholds.BACKWARD_ERROR
-    )
-
-
-def _cotangents(call, scale):
-    outputs = tree.flatten(call.outputs)
-    return [
-        to_array(output) * 0.0 if found is None else to_array(found) * scale
-        for output, found in zip(outputs, call.cotangents, strict=True)
-        if is_float(output)
-    ]

@@ -18,7 +18,7 @@
 - `draws(function, tensors)`: whether any operation of `function(tensors)` draws
   random numbers.
 - `train_step(model, data)`: one step of the model's own `train_step`, run
-  operation by operation.
+  operation by operation; returns its logs.
 - `run_once(model, function, data)`: `function(data)`, a list of tensors, in the
   way that costs least if it runs a few times only: operation by operation, or
   on JAX, where each operation is compiled by itself, as one program that is

@@ -1,6 +1,7 @@
 """Running parts again on JAX; `replay.py` says what each name does."""
 
 import jax
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from keras_mixprec.backend.holding_jax import holding
 from keras_mixprec.backend.model_state import all_variables
@@ -91,15 +92,29 @@ def draws(function, tensors):
 def _any_draws(jaxpr):
     return any(
         equation.primitive.name in _RANDOM
-        or any(map(_any_draws, jax.core.jaxprs_in_params(equation.params)))
+        or any(map(_any_draws, _inner_jaxprs(equation.params)))
         for equation in jaxpr.eqns
     )
+
+
+def _inner_jaxprs(params):
+    leaves = jax.tree.leaves([*params.values()], is_leaf=_is_jaxpr)
+    return [getattr(x, "jaxpr", x) for x in leaves if _is_jaxpr(x)]
+
+
+def _is_jaxpr(value):
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
 def train_step(model, data):
     kinds = ("trainable", "non_trainable", "optimizer", "metrics")
     state = model._get_jax_state(**{f"{k}_variables": True for k in kinds})
-    model.train_step(state, data)
+    logs, state = model.train_step(state, data)
+    # Of the state that is handed back, what the layers have written.
+    scope = get_stateless_scope()
+    for update in zip(model.non_trainable_variables, state[1], strict=True):
+        scope.add_update(update)
+    return logs
 
 
 def run_once(model, function, data):

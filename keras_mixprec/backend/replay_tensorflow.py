@@ -137,7 +137,7 @@ def draws(function, tensors):
 
 
 def train_step(model, data):
-    model.train_step(data)
+    return model.train_step(data)
 
 
 def run_once(model, function, data):

@@ -71,7 +71,7 @@ def train_step(model, data):
     before = [value.grad for value in values]
     try:
         _set_gradients(values, [None] * len(values))
-        model.train_step(data)
+        return model.train_step(data)
     finally:
         _set_gradients(values, before)
 

@@ -26,12 +26,14 @@ class Ballot(NamedTuple):
         collapsed: Boolean. Whether the loss scale cannot fall any further.
         scale_bits: Float. The power of two that suits the gradients, `None`
             if none was sought.
+        too_low: Boolean. Whether gradients vanish at the loss scale in use.
     """
 
     proposal: Proposal
     explained: bool = False
     collapsed: bool = False
     scale_bits: float | None = None
+    too_low: bool = False
 
     def agreed(self, model, step: int) -> "Ballot":
         """Returns what follows from the ballots of all workers.
@@ -45,9 +47,10 @@ class Ballot(NamedTuple):
         """
         entries = walk_with_model(model)
         bits = np.inf if self.scale_bits is None else self.scale_bits
-        flags = [self.explained, self.collapsed, -bits]
+        flags = [self.explained, self.collapsed, self.too_low, -bits]
         codes = [self._code(entry.layer) for entry in entries]
-        *codes, explained, collapsed, bits = _agree(model, codes + flags)
+        agreed = _agree(model, codes + flags)
+        *codes, explained, collapsed, too_low, bits = agreed
         proposal = Proposal()
         for entry, code in zip(entries, codes, strict=True):
             if code:
@@ -60,6 +63,7 @@ class Ballot(NamedTuple):
             bool(explained),
             bool(collapsed),
             None if np.isinf(bits) else -float(bits),
+            bool(too_low),
         )
 
     def _code(self, layer):

@@ -4,8 +4,8 @@ import textwrap
 from collections import Counter
 from typing import NamedTuple
 
+from keras_mixprec.callbacks.unscaled import lack_of_scaling, remedy
 from keras_mixprec.formats import format_power
-from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.nonfinite_kinds import BATCHES, STEPS, format_kinds
 from keras_mixprec.policies import precision_summary
 from keras_mixprec.reporting.facts import Facts
@@ -25,8 +25,8 @@ class TrainingSummary(NamedTuple):
             layer with the least headroom and that headroom in bits, as of the
             last probed step; empty if none was probed.
         folder: String. Where the log is; empty if another worker has it.
-        unscaled_float16: Boolean. Whether layers compute in float16 and
-            nothing scales the loss.
+        unscaled_float16: String. That layers compute in float16 and nothing
+            scales the loss, and what to do about it; empty if it is scaled.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
             `"healthy"`, `"repaired"`, `"warning"` or `"failing"`. The report
             and the tab say the same.
@@ -44,7 +44,7 @@ class TrainingSummary(NamedTuple):
     optimizers: dict
     headroom: dict
     folder: str
-    unscaled_float16: bool
+    unscaled_float16: str
     headline: dict
     ranges: str = ""
     bad_data: str = ""
@@ -75,12 +75,7 @@ class TrainingSummary(NamedTuple):
         if self.bad_data:
             lines.append(self.bad_data)
         if self.unscaled_float16:
-            lines.append(
-                "Layers compute in float16 but nothing scales the loss: small "
-                "gradients become zero. Compile with "
-                "keras_mixprec.LossScaleOptimizer, or call "
-                "keras_mixprec.ensure_loss_scaling(model)."
-            )
+            lines.append(self.unscaled_float16)
         wrapped = [
             textwrap.fill(line, _WIDTH, subsequent_indent="    ")
             for line in lines
@@ -148,6 +143,7 @@ def summarize(engine) -> TrainingSummary:
         engine: The `Engine`, after its last look.
     """
     rows = precision_summary(engine.model).to_list()
+    used = engine.counters.used()
     optimizers = {
         name: OptimizerSummary(
             steps=w.attempted(),
@@ -158,13 +154,15 @@ def summarize(engine) -> TrainingSummary:
             overflow_counts=w.overflow_counts(),
             nonfinite_counts=engine.counters.nonfinite_gradients(name),
         )
-        for name, w in engine.counters.used().items()
+        for name, w in used.items()
     }
+    steps = engine.step - engine.first_step
+    lack = lack_of_scaling(engine.model, used, steps > 0)
     headroom = engine.prober.least_headroom()
     facts = Facts(
         events=engine.log.story,
         layers=rows,
-        steps=engine.step - engine.first_step,
+        steps=steps,
         skipped={name: o.skipped for name, o in optimizers.items()},
         in_a_row=max((o.in_a_row for o in optimizers.values()), default=0),
         measured="activation" in headroom,
@@ -174,7 +172,7 @@ def summarize(engine) -> TrainingSummary:
         optimizers=optimizers,
         headroom=headroom,
         folder=engine.log.folder,
-        unscaled_float16=lacks_loss_scaling(engine.model),
+        unscaled_float16=remedy(engine.model, lack) if lack else "",
         headline=headline(facts),
         ranges=str(engine.ranges),
         bad_data=str(engine.bad_data),

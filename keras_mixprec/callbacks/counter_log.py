@@ -7,6 +7,7 @@ from collections import defaultdict
 from keras_mixprec.callbacks.early_stop import reason_to_stop
 from keras_mixprec.callbacks.skips import Skips
 from keras_mixprec.callbacks.spending import LOOKS
+from keras_mixprec.callbacks.unscaled import UnscaledLoss
 from keras_mixprec.reporting.thinning import Thinning
 
 # Curves of every variable are most of a log: 400 of them, read 20,000 times
@@ -33,6 +34,7 @@ class CounterLog:
         self._counters, self._log = engine.counters, engine.log
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(engine.log)
+        self._unscaled = UnscaledLoss(engine.model, engine.log)
         self.step = None
         self._forget()
 
@@ -47,11 +49,12 @@ class CounterLog:
         self.step = step
         engine = self._engine
         with self.newest():
-            used = self._counters.used().items()
-            readings = {name: watch.read(step) for name, watch in used}
+            used = self._counters.used()
+            readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
         # Before it is logged: a scale that is put back is that of this step.
         readings = engine.bad_data.settle(engine, readings)
+        self._unscaled.read(step, used, step > engine.first_step)
         started = time.perf_counter()
         self._write(readings, counted)
         engine.spending.add(LOOKS, time.perf_counter() - started)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from keras_mixprec.backend import batches as backend_batches
+from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.callbacks.tally import Tally
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.callbacks.watching import guard_of, watch_optimizers
@@ -53,12 +54,14 @@ class Counters:
         """Returns the watches of the optimizers that training uses, by name.
 
         `compile` without an optimizer makes one that a `train_step` with
-        several of its own never uses. The name of the only one is `""`.
+        others of its own never uses. The name of the only one is `""`.
         """
+        others = len(optimizers_of(self._model)) > 1
         return {
             name: watch
             for name, watch in self._watches.items()
-            if name != "optimizer" or watch.optimizer.attempted_steps
+            if not (others and name in ("", "optimizer"))
+            or watch.optimizer.attempted_steps
         }
 
     def optimizers(self) -> dict:
@@ -73,7 +76,7 @@ class Counters:
 
         `None` where not every step is one of a single optimizer.
         """
-        only = self._watches.get("")
+        only = self.used().get("")
         return only and only.attempted()
 
     def bad_steps(self) -> int:
@@ -132,18 +135,31 @@ class Counters:
         """Returns whether any loss scale has collapsed, as of now."""
         return any(watch.collapsed() for watch in self.used().values())
 
-    def raise_scale(self, bits: float, step: int):
-        """Raises loss scales that fell below what is needed now.
+    def raise_scale(
+        self, bits: float, step: int, beyond_first: bool = False
+    ) -> bool:
+        """Raises loss scales that are below what is needed now.
 
         Args:
             bits: Float. The scale that suits the model, as a power of two.
             step: Int. Step of the log.
+            beyond_first: Boolean. Whether above where they started as well.
+                Defaults to `False`.
+
+        Returns:
+            Boolean. Whether any was raised.
         """
+        raised = False
         for watch in self.used().values():
-            if isinstance(watch.optimizer.rule, DynamicLossScale):
-                scale = min(2.0**bits, watch.first_scale)
+            rule = watch.optimizer.rule
+            if isinstance(rule, DynamicLossScale):
+                highest = rule.max_scale or math.inf
+                highest = highest if beyond_first else watch.first_scale
+                scale = min(2.0**bits, highest)
                 if scale > float(watch.optimizer.loss_scale):
                     watch.set_scale(step, scale)
+                    raised = True
+        return raised
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[float]:

@@ -24,7 +24,6 @@ from keras_mixprec.callbacks.watching import (
     keep_watching,
     stop_watching,
 )
-from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.reporting.thinning import Thinning
 
 # How often, between two looks or probes, to ask whether one that is due is
@@ -287,8 +286,6 @@ class Engine:
         self.log.event(
             self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
         )
-        if lacks_loss_scaling(self.model):
-            self.log.event(self.step, {"kind": "no_loss_scaling"})
         self.log_layers()
         self._look()
         self.ranges.start(self.model, self.step, self.examiner)

@@ -111,7 +111,9 @@ class Examiner:
             ),
         )
 
-    def examine(self, model, batch, step: int, counts: bool, who: str):
+    def examine(
+        self, model, batch, step: int, counts: bool, who: str, rows=None
+    ):
         """Diagnoses a batch now, as the `step`th.
 
         Args:
@@ -121,8 +123,13 @@ class Examiner:
             counts: Boolean. Whether it counts as overhead.
             who: String. The callback that shows its progress, none for
                 nobody.
+            rows: Function of the batch that returns the rows to examine.
+                Defaults to `None`, all.
         """
-        self._try(step, lambda: self._examine(model, batch, step, counts, who))
+        self._try(
+            step,
+            lambda: self._examine(model, batch, step, counts, who, rows),
+        )
 
     def arm_first_scale(self, model, watch, step: int):
         """Sets the loss scale to what the next batch's gradients need.
@@ -220,14 +227,15 @@ class Examiner:
         self._log.event(step, failure("diagnosis_failed", reason))
         carry_on_without("diagnose this model any more", reason)
 
-    def _examine(self, model, batch, step, counts, who):
+    def _examine(self, model, batch, step, counts, who, rows=None):
         if batch is None:
             return
         started = time.perf_counter()
-        parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
         try:
             when = f"before step {step}" if step else "before the first step"
             with progress(model, who, when, self.schedule.cost):
+                batch = rows(batch) if rows else batch
+                parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
                 found = examine(model, *parts, step=step)
             self.schedule.found(found)
             found = self._unless_diverged(model, found, step)

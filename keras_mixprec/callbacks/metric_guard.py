@@ -11,34 +11,23 @@ import math
 import threading
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.backend.variable_scope import variable_scope
 from keras_mixprec.callbacks.guarded_function import GuardedFunction
+from keras_mixprec.callbacks.last_result import LastResult
 from keras_mixprec.callbacks.lent_variables import LentVariables
+from keras_mixprec.callbacks.nonfinite_losses import NonfiniteLosses
 from keras_mixprec.callbacks.replacements import Replacements
+from keras_mixprec.callbacks.seen_batches import AveragedLosses, SeenBatches
 from keras_mixprec.callbacks.state_guard import guard_state
 from keras_mixprec.callbacks.step_result import step_result
-from keras_mixprec.formats import get_format
 from keras_mixprec.loss_scaling import LossScaleOptimizer
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
 from keras_mixprec.loss_scaling.inputs import training_on
 from keras_mixprec.nonfinite_kinds import count_kinds
-
-# What a metric shows at the batches of an epoch until one is finite. It is no
-# NaN, on which `TerminateOnNaN` would end the run, and never the best.
-WORST = get_format("float32").maximum
-
-
-# What a metric has seen since it was reset. What replicas have seen is added
-# up, so that bad batches of up to 1,000 of them make no good one.
-_NOTHING, _ONLY_BAD, _SOME_GOOD = 0.0, 2.0**-10, 1.0
-
-# Added to a loss, the sum is NaN: if the loss is NaN, NaN or inf, NaN or -inf.
-_PROBES = np.array([0, -np.inf, np.inf], "float32")
 
 
 class MetricGuard:
@@ -46,11 +35,12 @@ class MetricGuard:
 
     After a batch whose loss is not finite a metric has the state that it had
     before. Metrics that are updated before the loss is known, and those of a
-    `train_step` of the user's own, go by their own state. An epoch without any
-    finite batch reports NaN, and so does every batch from the one on before
-    which weights were lost: a run that cannot go on shall end. Everything else
-    is as before, bit for bit: outside `train_step`, in `evaluate`, NaN is the
-    truth about the weights.
+    `train_step` of the user's own, go by their own state. Until an epoch has a
+    finite batch they show what the epoch before reported, NaN in the first. An
+    epoch without any finite batch reports NaN, and so does every batch from the
+    one on before which weights were lost: a run that cannot go on shall end.
+    Everything else is as before, bit for bit: outside `train_step`, in
+    `evaluate`, NaN is the truth about the weights.
 
     The state that layers write themselves is guarded as well.
 
@@ -76,9 +66,9 @@ class MetricGuard:
             model, self._in_steps, self._guarded_step
         )
         self._variables = LentVariables()
-        self._nonfinite_losses = self._nonfinite_before = None
-        self._nonfinite_earlier = earlier or count_kinds()
-        self._loss_tracker = self._weights_lost = None
+        self._losses = self._weights_lost = None
+        self._losses_earlier = earlier or count_kinds()
+        self._batches = 0
         # The replicas of a `MirroredStrategy` are threads that take turns.
         self._inside = threading.local()
 
@@ -90,18 +80,12 @@ class MetricGuard:
         one; each replica counts its own part of a batch. 0 for a `train_step`
         of the user's own.
         """
-        if self._nonfinite_losses is None:
-            return self._nonfinite_earlier
-        read = backend_step.current().read_sum(self._nonfinite_losses)
-        nan, nan_or_inf, nan_or_minus_inf = read
-        now = count_kinds((nan_or_inf - nan, nan_or_minus_inf - nan, nan))
-        return {k: n + now[k] for k, n in self._nonfinite_earlier.items()}
+        return self._losses.read() if self._losses else self._losses_earlier
 
     @property
     def counters(self) -> list:
         """The variable that is read for it, if there is one."""
-        count = self._nonfinite_losses
-        return [] if count is None else [count]
+        return [self._losses.variable] if self._losses else []
 
     @property
     def fits(self) -> bool:
@@ -118,7 +102,11 @@ class MetricGuard:
         self._rebuild_test_function()
 
     def keep(self):
-        """Guards the train function again if it was recompiled."""
+        """Guards the train function again if it was recompiled.
+
+        To be called before each batch.
+        """
+        self._batches += 1
         if not self._function.in_place:
             with variable_scope(self._model):
                 self._guard_all()
@@ -134,8 +122,8 @@ class MetricGuard:
         self._in_fit.restore()
         # What `evaluate` was compiled to may read them.
         self._variables.clear(*self.counters)
-        if self.counters:
-            self._count_from_here()
+        if self._losses:
+            self._losses.count_from_here()
         self._variables.take()
         self._function.remove()
         self._rebuild_test_function()
@@ -159,20 +147,14 @@ class MetricGuard:
         # The trackers of several outputs' losses appear when it is built.
         self._guard_on_build(getattr(model, "_compile_loss", None))
 
-    def _count_on(self, loss_tracker):
-        if loss_tracker is None or loss_tracker is self._loss_tracker:
+    def _count_on(self, tracker):
+        if tracker is None or self._is_loss(tracker):
             return
-        self._nonfinite_earlier = self.nonfinite_losses
-        self._loss_tracker = loss_tracker
-        # The tracker is a `Mean`, which resets its own two variables only.
-        self._nonfinite_losses, self._nonfinite_before = (
-            self._variables.add(loss_tracker, name, _PROBES.shape)
-            for name in ("nonfinite_losses", "nonfinite_losses_before")
-        )
+        earlier = self.nonfinite_losses
+        self._losses = NonfiniteLosses(self._variables, tracker, earlier)
 
-    def _count_from_here(self):
-        # A copy: JAX gives each buffer away once.
-        self._nonfinite_before.assign(ops.copy(self._nonfinite_losses.value))
+    def _is_loss(self, metric):
+        return self._losses is not None and metric is self._losses.tracker
 
     # The train step.
 
@@ -238,64 +220,43 @@ class MetricGuard:
             return
         if self._weights_lost is None:
             self._weights_lost = self._variables.add(metric, "weights_lost")
-        if metric is self._loss_tracker:
+        last = LastResult(self._variables, metric)
+        if self._is_loss(metric):
+            seen = AveragedLosses(self._losses)
             update = self._averaging_finite(metric)
-            reset = self._count_from_here
-            empty, only_bad = self._is_empty, self._averaged_none
         else:
-            seen = self._variables.add(metric, "seen_by_guard")
+            seen = SeenBatches(self._variables, metric)
             update = self._kept_finite(metric, seen)
-
-            def reset():
-                seen.assign(_NOTHING)
-
-            def empty():
-                return ops.equal(seen, _ONLY_BAD)
-
-            def only_bad():
-                seen_any = ops.greater(seen, _NOTHING)
-                return ops.logical_and(seen_any, ops.less(seen, _SOME_GOOD))
-
-        up = getattr(metric, "_direction", None) == "up"
-        worst = -WORST if up else WORST
-        result = metric.result
+        result, reset_state = metric.result, metric.reset_state
         # In this order: a metric may be built, and so guarded, within a step.
+        self._in_fit.add(metric, "result", self._nan_if_unknown(result, seen))
         self._in_fit.add(
-            metric, "result", self._nan_if_unknown(result, only_bad)
-        )
-        self._in_fit.add(
-            metric, "reset_state", self._and_own(metric.reset_state, reset)
+            metric, "reset_state", self._keeping(last, reset_state, seen)
         )
         self._in_steps.add(metric, "update_state", update)
-        self._in_steps.add(metric, "result", _unless(empty, worst, result))
+        self._in_steps.add(
+            metric, "result", _unless(seen.none_good_here, last.value, result)
+        )
 
-    def _and_own(self, reset_state, reset):
+    def _keeping(self, last, reset_state, seen):
         @functools.wraps(reset_state)
-        def both():
+        def reset():
+            last.keep(self._batches)
             reset_state()
-            reset()
+            seen.reset()
             self._weights_lost.assign(0)
 
-        return both
+        return reset
 
-    def _nan_if_unknown(self, result, only_bad):
+    def _nan_if_unknown(self, result, seen):
         def unknown():
-            bad, lost = only_bad(), ops.greater(self._weights_lost, 0)
-            only_skipped = ops.logical_and(bad, ops.logical_not(lost))
-            if backend_step.current().to_host_bool(only_skipped) is True:
+            bad, lost = seen.only_bad(), ops.greater(self._weights_lost, 0)
+            skipped = ops.logical_and(bad, ops.logical_not(lost))
+            if backend_step.current().to_host_bool(skipped) is True:
                 self.epoch_was_skipped = True
             return ops.logical_or(bad, lost)
 
-        return _unless(unknown, math.nan, result)
-
-    def _is_empty(self):
-        """Whether there were no finite losses."""
-        return ops.equal(self._loss_tracker.count, 0)
-
-    def _averaged_none(self):
-        """Whether there were losses, but none finite."""
-        bad = ops.greater(self._nonfinite_losses, self._nonfinite_before)
-        return ops.logical_and(self._is_empty(), ops.any(bad))
+        return _unless(unknown, lambda: math.nan, result)
 
     def _guard_on_build(self, container):
         if (
@@ -324,8 +285,7 @@ class MetricGuard:
             finite = self._inside.loss_is_finite = known or _all_finite(loss)
             if finite is True:
                 return update_state(loss, sample_weight=sample_weight)
-            kinds = ops.isnan(ops.add(_total(loss), _PROBES))
-            self._nonfinite_losses.assign_add(ops.cast(kinds, "float32"))
+            self._losses.add(loss)
             # A third of the operations of putting its state back: on
             # TensorFlow op by op that is 1% of a step of 40 small layers.
             if sample_weight is None:
@@ -346,7 +306,7 @@ class MetricGuard:
             finite = self._inside.loss_is_finite
             if finite is True:
                 returned = update_state(*args, **kwargs)
-                seen.assign(_SOME_GOOD)
+                seen.add(finite)
                 return returned
             # A copy, since torch writes into the variable's own memory.
             before = {id(v): ops.copy(v.value) for v in metric.variables}
@@ -357,15 +317,10 @@ class MetricGuard:
                 # Some metrics make theirs only now, of zeros.
                 old = before.get(id(variable), 0)
                 variable.assign(ops.where(finite, variable.value, old))
-            bad = ops.maximum(seen.value, _ONLY_BAD)
-            seen.assign(ops.where(finite, _SOME_GOOD, bad))
+            seen.add(finite)
             return returned
 
         return guarded
-
-
-def _total(loss):
-    return loss if loss.shape == () else ops.sum(loss)
 
 
 def _all_finite(tensor):
@@ -385,7 +340,7 @@ def _unless(condition, instead, result):
         value = result(*args, **kwargs)
         if not _is_float_tensor(value):
             return value
-        return ops.where(condition(), ops.cast(instead, value.dtype), value)
+        return ops.where(condition(), ops.cast(instead(), value.dtype), value)
 
     return guarded
 

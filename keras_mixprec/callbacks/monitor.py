@@ -90,10 +90,11 @@ class MixPrecMonitor(CopiedCallback):
 
     While an optimizer skips bad steps, a batch whose loss is not finite is
     kept out of the running loss and metrics, so that callbacks which stop, or
-    save the best, see the loss of the steps that were taken. An epoch without
-    any such step reports NaN, which Keras' callbacks then do not keep as the
-    best value. Once weights are lost every batch reports NaN: `TerminateOnNaN`
-    ends such a run. Nor does a
+    save the best, see the loss of the steps that were taken. Until its first
+    good batch an epoch shows what the epoch before reported. An epoch without
+    any good batch reports NaN, which Keras' callbacks then do not keep as the
+    best value. A batch shows NaN where no epoch before has reported a number,
+    and once weights are lost: `TerminateOnNaN` ends such runs. Nor does a
     skipped batch make the state that layers write themselves non-finite, such
     as the moving mean of a `BatchNormalization`. After `fit` the model and its
     metrics are as they were before.

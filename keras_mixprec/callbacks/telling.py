@@ -73,6 +73,25 @@ class Telling:
             **({"dry_run": True} if self._tuner.dry_run else {}),
         )
 
+    def scale(self, step: int, before: float, after: float):
+        """Reports that the loss scale is raised, or would be.
+
+        Args:
+            step: As for `tell`.
+            before: Float. The power of two that it was.
+            after: Float. The power of two that it is now.
+        """
+        would = "would raise" if self._tuner.dry_run else "raises"
+        self.tell(
+            "raise_scale",
+            step,
+            f"{would} the loss scale from 2**{before:g} to 2**{after:g}, "
+            "below which gradients vanish",
+            before=2.0**before,
+            after=2.0**after,
+            **({"dry_run": True} if self._tuner.dry_run else {}),
+        )
+
     def undo(self, step: int, changes: dict, growth, since: int):
         """Reports a demotion that made training diverge and is taken back.
 

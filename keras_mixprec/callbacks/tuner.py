@@ -2,7 +2,6 @@
 
 import warnings
 
-import keras
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
@@ -21,6 +20,7 @@ from keras_mixprec.loss_scaling.ensure import (
     lacks_loss_scaling,
 )
 from keras_mixprec.policies import apply_policy, recommend_policy
+from keras_mixprec.policies.layers import has_own_step
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
@@ -35,7 +35,8 @@ class PrecisionTuner(CopiedCallback):
     as by `keras_mixprec.diagnose`; from the fourth time on, as far as the
     monitor's `max_overhead` allows (0.02 if there is none). Steps count over
     all `fit` calls until the model is compiled again or its dtypes or weights
-    are set. A diagnosis that takes long shows its progress. The smallest set
+    are set. A diagnosis that takes long shows its progress. A loss scale at
+    which gradients vanish is raised to where they survive. The smallest set
     of layers that cures what is found is demoted: to bfloat16 where the fault
     is one of range and the device computes in it, else to float32. Weights,
     optimizer state, metrics and counters stay; the compiled functions are
@@ -99,9 +100,10 @@ class PrecisionTuner(CopiedCallback):
             each demoted layer; `None` before the first `fit`.
         history: List of dicts, all that the last `fit` changed or would have
             changed: `kind` (`"start"`, `"demote"`, `"shrink"`, `"promote"`,
-            `"loss_scaling"`, `"undo"`, `"give_up"`), `step`, and for changes
-            `layers`, a dict from path to the policies `before` and `after`,
-            and the `seconds` that the rebuild and the step after it took.
+            `"loss_scaling"`, `"raise_scale"`, `"undo"`, `"give_up"`), `step`,
+            and for changes `layers`, a dict from path to the policies `before`
+            and `after`, and the `seconds` that the rebuild and the step after
+            it took.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -259,5 +261,4 @@ class PrecisionTuner(CopiedCallback):
 
 def _can_be_scaled(model):
     # A `train_step` of the user's own may not call `optimizer.scale_loss`.
-    own_step = type(model).train_step is not keras.Model.train_step
-    return not own_step and lacks_loss_scaling(model)
+    return not has_own_step(model) and lacks_loss_scaling(model)

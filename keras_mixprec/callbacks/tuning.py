@@ -1,6 +1,7 @@
 """What a tuner does in one `fit`."""
 
 from collections import deque
+from functools import partial
 
 from keras.src.trainers.data_adapters import data_adapter_utils
 
@@ -14,6 +15,7 @@ from keras_mixprec.callbacks.telling import Telling
 from keras_mixprec.diagnosis.batch import head
 from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.diagnosis.proposal import Proposal, propose
+from keras_mixprec.diagnosis.whole_batch import rows_to_examine
 from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies.lone_layers import lone_layers
 
@@ -24,7 +26,13 @@ _LOOKS_GROW = 8
 _EVIDENCE = 4
 
 # Findings without a layer that say why steps are bad.
-_EXPLAINED = ("bad_data", "divergence", "weights_lost", "scale_search")
+_EXPLAINED = (
+    "bad_data",
+    "divergence",
+    "weights_lost",
+    "scale_too_low",
+    "scale_search",
+)
 
 _BY_HAND = (
     "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
@@ -201,16 +209,16 @@ class Tuning:
             step: Int.
             suspected: Boolean. Whether it is because of bad steps, and all of
                 it is looked at.
-            counts: Boolean. Whether it counts as overhead.
+            counts: Boolean. Whether it counts as overhead. If not, it is seen
+                first whether there is more in it than in its first rows.
         """
         self._suspected = suspected
-        if not suspected and batch is not None:
-            batch = head(batch)
         self._ballot = Ballot(Proposal())
         who = "PrecisionTuner" * self._tuner.verbose
-        self._engine.examiner.examine(
-            self._engine.model, batch, step, counts, who
-        )
+        model, rows = self._engine.model, None
+        if not suspected:
+            rows = head if counts else partial(rows_to_examine, model)
+        self._engine.examiner.examine(model, batch, step, counts, who, rows)
         if self._shared:
             self._decide(step)
 
@@ -230,6 +238,7 @@ class Tuning:
             not kinds.isdisjoint(_EXPLAINED),
             self._engine.counters.collapsed(),
             examination.scale_bits,
+            "scale_too_low" in kinds,
         )
         # Among several workers this may be a diagnosis of this one only.
         if not self._shared:
@@ -239,6 +248,8 @@ class Tuning:
         if self._over or self._cooling(step):
             return
         ballot = self._ballot.agreed(self._engine.model, step)
+        if ballot.too_low:
+            self._raise_scale(ballot.scale_bits, step)
         if not ballot.proposal:
             self._nothing_to_demote(ballot, step)
             return
@@ -261,6 +272,15 @@ class Tuning:
             self._demote(step, wanted)
             if ballot.scale_bits is not None:
                 self._engine.counters.raise_scale(ballot.scale_bits, step)
+
+    def _raise_scale(self, bits, step):
+        """Lets gradients survive that vanish at the loss scale in use."""
+        counters = self._engine.counters
+        before, dry = counters.scale_bits(), self._tuner.dry_run
+        if dry or counters.raise_scale(bits, step, beyond_first=True):
+            self._engine.examiner.schedule.sound = not dry
+            now = bits if dry else counters.scale_bits()
+            self.telling.scale(step, before, now)
 
     def _left_alone(self, proposal, step):
         """The demotions of layers that those proposed leave alone."""

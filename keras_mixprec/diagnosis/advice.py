@@ -1,5 +1,10 @@
 """What a person would do about each kind of fault, in one sentence."""
 
+import math
+
+from keras_mixprec.loss_scaling.by_hand import scaling_call
+from keras_mixprec.policies.layers import MODEL_PATH
+
 _TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"
 
 _ADVICE = {
@@ -19,32 +24,123 @@ _ADVICE = {
     "epsilon, above 6e-8.",
     "precision_loss": f"{_TO_FLOAT32} and not bfloat16, which has still fewer "
     "digits: it is finite but wrong.",
+    "scale_too_low": "Start from a loss scale of 2**{needed_bits}, by "
+    "LossScaleOptimizer(..., initial_scale=2.0**{needed_bits}), or train with "
+    "PrecisionTuner, which raises it: until then gradients are zero.",
     "scale_collapsed": "No loss scale helps, so its cause is elsewhere: call "
     "keras_mixprec.diagnose(model, x, y) on a batch whose step is skipped.",
-    "policy": "Use the policy 'mixed_float16', which keeps variables in "
+    "unsupported": f"{_TO_FLOAT32}: this backend refuses the operation in 16 "
+    "bits, or to mix dtypes; for a mix, cast one of them there, as in "
+    "keras.ops.cast(b, a.dtype).",
+    "policy": "Use the policy 'mixed_{dtype}', which keeps variables in "
     "float32: 16-bit variables lose small updates.",
     "scale_search": "Nothing: the loss scale is on its way down to where "
     "gradients fit, and skips steps until then.",
 }
 
-_UNSCALED = (
-    "Its gradients vanish because nothing scales the loss enough: call "
-    "keras_mixprec.ensure_loss_scaling(model)."
+# Of an optimizer, added to what is lost by it.
+_EPSILON = (
+    " The optimizer's `{name}` of {value:g} is 0 in the variables' dtype, "
+    "where 0 / 0 makes weights NaN: set it to 1e-4 or keep variables in "
+    "float32."
 )
 
+# Where the evidence says more than the kind does.
+_CASES = {
+    "follows": f"{_TO_FLOAT32}: what is computed from its output, in the loss "
+    "or elsewhere after the layer, does not bear 16 bits.",
+    "own_backward": f"{_TO_FLOAT32}: its backward pass overflows on gradients "
+    "that fit, as a division by small numbers does; a smaller loss scale may "
+    "not help.",
+    "zero_backward": f"{_TO_FLOAT32}: its backward pass divides by a number "
+    "that underflows; keep its small numbers, such as an epsilon, above 6e-8.",
+    "outside": "It is in the code outside of layers (the model's `call`, "
+    "`compute_loss` or `train_step`): cast what it computes with by "
+    "keras.ops.cast(x, 'float32').",
+    "epsilon": f"{_TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
+    "is 0.",
+    "vanishes": f"{_TO_FLOAT32}: its gradients vanish at a loss scale that the "
+    "other layers need.",
+    "unscaled": "Its gradients vanish because nothing scales the loss enough: "
+    "call keras_mixprec.ensure_loss_scaling(model).",
+    "unscaled_step": "Its gradients vanish because nothing scales the loss "
+    "enough: train with keras_mixprec.LossScaleOptimizer and call "
+    "`loss = optimizer.{call}` in `train_step`.",
+    "integers": "Its input is integers, such as token ids, which the cast to "
+    "16 bits rounds: give keras.Input(..., dtype='int32'), or let it compute "
+    "in float32: PrecisionRule({layer!r})",
+    "above": "Raise the loss scale to 2**{lowest}, or the `max_scale` that "
+    "keeps it below: at less its gradients vanish.",
+    "below": "Lower the loss scale to 2**{highest}, or the `min_scale` that "
+    "keeps it above: at more its gradients overflow.",
+}
 
-def advice(kind: str, layer: str | None = None, unscaled: bool = False) -> str:
+
+def advice(kind: str, layer: str | None = None, **numbers) -> str:
     """Returns one sentence.
 
     Args:
         kind: String. The kind of the verdict.
         layer: String. The layer's path. Defaults to `None`.
-        unscaled: Boolean. Whether it takes no more than a loss scale. Defaults
-            to `False`.
+        **numbers: What the sentence mentions.
     """
     if kind == "bad_data":
         return bad_data_advice("x")
-    return _UNSCALED if unscaled else _ADVICE[kind].format(layer=layer)
+    text = _ADVICE[kind].format(layer=layer, **numbers)
+    for name, value in numbers.items():
+        if name.startswith("epsilon"):
+            text += _EPSILON.format(name=name, value=value)
+    return text
+
+
+def advice_for(culprit, scale, own_step: bool = False) -> str:
+    """Returns one sentence on a layer at fault.
+
+    Args:
+        culprit: `Culprit`.
+        scale: `ScaleInUse` of the model.
+        own_step: Boolean. Whether the user has written the `train_step`.
+            Defaults to `False`.
+    """
+    case = _case(culprit, scale)
+    if case == "unscaled" and own_step:
+        case = "unscaled_step"
+    text = _CASES[case] if case else _ADVICE[culprit.kind]
+    window = {"call": scaling_call()}
+    if "lowest_bits" in culprit.numbers:
+        window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
+        window["highest"] = math.floor(culprit.numbers["highest_bits"])
+    return text.format(layer=culprit.path, **culprit.numbers, **window)
+
+
+def _case(culprit, scale):
+    numbers = culprit.numbers
+    outside = culprit.path in (None, MODEL_PATH)
+    if outside and culprit.kind != "unsupported":
+        return "outside"
+    if "rounded_integers" in numbers:
+        return "integers"
+    if "loss" in numbers and culprit.kind != "cast_overflow":
+        return "follows"
+    if "constant" in numbers:
+        return "epsilon"
+    if culprit.direction != "backward":
+        return None
+    if "lowest_bits" in numbers:
+        return _scale_case(culprit.kind, numbers, scale)
+    cases = {"backward_overflow": "own_backward", "underflow": "zero_backward"}
+    return cases.get(culprit.kind)
+
+
+def _scale_case(kind, numbers, scale):
+    """Of gradients that a loss scale other than the one in use would hold."""
+    if kind == "underflow":
+        if not scale.scales:
+            return "unscaled"
+        beyond = numbers["lowest_bits"] > scale.possible[-1]
+        return "above" if beyond or not scale.adapts else "vanishes"
+    beyond = numbers["highest_bits"] < scale.possible[0]
+    return "below" if beyond or not scale.adapts else None
 
 
 def bad_data_advice(part: str) -> str:

@@ -13,6 +13,7 @@ from keras_mixprec.diagnosis.compare import (
 )
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.unsettled import error_over_draws, settled_error
+from keras_mixprec.diagnosis.windows import Window
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
@@ -20,6 +21,13 @@ from keras_mixprec.numerics.dtypes import with_sublayers
 from keras_mixprec.numerics.twin import Twin
 
 _JITTERS = range(thresholds.TIE_JITTERS)
+
+
+def _kind(twin, cotangents, low):
+    if not nonfinite(low):
+        return "precision_loss"
+    zero = twin.gradients_start_from_zero(cotangents)
+    return "underflow" if zero else "backward_overflow"
 
 
 def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
@@ -42,6 +50,22 @@ def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
     if weights and not moving:
         return []
     return moving + [to_array(c) for c in call.cotangents if c is not None]
+
+
+def gradients_of_layers(calls: list, exact: DryStep, moves) -> dict:
+    """Returns the `own_gradients` of float16 layers, by path.
+
+    Args:
+        calls: List of `LayerCall`s of `exact`.
+        exact: As for `own_gradients`.
+        moves: As for `own_gradients`.
+    """
+    found = {}
+    for call in calls:
+        if call.layer.compute_dtype == "float16":
+            own = own_gradients(call, exact, moves)
+            found.setdefault(call.path, []).extend(own)
+    return found
 
 
 def error_in_step(
@@ -82,6 +106,24 @@ def error_in_step(
 
 def _shape(tensor):
     return None if tensor is None else tuple(tensor.shape)
+
+
+def judge_window(window: Window, bits: float, call: LayerCall) -> Culprit:
+    """Returns what is wrong with a layer that a loss scale does not suit.
+
+    Args:
+        window: `Window` of its gradients, which does not hold the scale.
+        bits: Float. The loss scale, as a power of two.
+        call: `LayerCall` of the layer.
+    """
+    kind = "underflow" if bits < window.low else "backward_overflow"
+    numbers = {
+        "loss_scale_bits": bits,
+        "lowest_bits": window.low,
+        "highest_bits": window.high,
+    }
+    layers = with_sublayers(call.layer)
+    return Culprit(call.path, layers, kind, "backward", numbers)
 
 
 def judge_backward(
@@ -140,6 +182,6 @@ def judge_backward(
         "largest_gradient_in_float32": largest(wide) / 2.0**bits,
         "nonfinite_gradients": nonfinite(low),
     }
-    kind = "backward_overflow" if nonfinite(low) else "precision_loss"
+    kind = _kind(twin, cotangents, low)
     layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "backward", numbers)

@@ -7,43 +7,49 @@ that would cast a repaired result straight back as well.
 import math
 from collections import defaultdict
 
-import keras
-
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward_judgement import (
     error_in_step,
+    gradients_of_layers,
     judge_backward,
+    judge_window,
     own_gradients,
 )
 from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.cure import without_needless
 from keras_mixprec.diagnosis.forward_judgement import (
+    is_cast_before,
     judge_forward,
     low_outputs,
     range_fault,
 )
-from keras_mixprec.diagnosis.loss_check import LossCheck, loss_error
+from keras_mixprec.diagnosis.loss_check import (
+    LossCheck,
+    loss_error,
+    right_in_xla,
+)
+from keras_mixprec.diagnosis.low_layers import computes_low
 from keras_mixprec.diagnosis.needed import Needed
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
-from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.diagnosis.state_check import StateCheck
+from keras_mixprec.diagnosis.whole_search import WholeSearch
+from keras_mixprec.diagnosis.whole_step import WholeStep
+from keras_mixprec.diagnosis.windows import (
+    best_scale_bits,
+    lost,
+    scale_window,
+)
 from keras_mixprec.numerics.dry_step import (
     DryStep,
-    compiled_loss,
     dry_step,
     exact_step,
 )
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.ticks import tick
 from keras_mixprec.numerics.twin import Twin
-from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
-from keras_mixprec.policies.names import is_fixed
+from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.policies.shares import costs
-
-_CONTAINERS = tuple(
-    cls.call for cls in (keras.Sequential, keras.src.models.Functional)
-)
 
 
 class Search:
@@ -71,6 +77,7 @@ class Search:
         self._compiled = compiled
         self._demoted = []
         self._scale = 1.0
+        self._own_errors = None
         self.culprits = []
         self.windows = {}
         self.scale_bits = None
@@ -89,11 +96,14 @@ class Search:
         self._scale = 2.0 ** self._bits(windows, scale_bits)
         step = self._forward()
         step = self._end_to_end(step)
-        known = len(self.culprits)
+        known, as_run = len(self.culprits), list(self._demoted)
         self.scale_bits = self._judge_windows(step, windows, scale_bits)
         self._backward(step, self.scale_bits, moves)
         self._take_what_is_around(step, known)
         self._keep_what_is_needed(moves)
+        if as_run != self._demoted or step.scale != 2.0**self.scale_bits:
+            step = None
+        self._whole_step(step, adapts=scale_bits is None)
 
     # Forward.
 
@@ -166,18 +176,10 @@ class Search:
 
     def _keep_what_is_needed(self, moves):
         """Drops what the real step, with its own cotangents, does not need."""
-        if not self.culprits:
-            return
-        needed = Needed(
-            self._model, self._real_step, self._exact, self._exact_step, moves
-        )
+        scale = 2.0**self.scale_bits
+        needed = Needed(self._model, self._data, self._exact, scale, moves)
         self.culprits = needed.among(self.culprits)
         self._demoted = [x for c in self.culprits for x in c.layers]
-
-    def _real_step(self, demoted):
-        scale, draws = 2.0**self.scale_bits, self._exact.draws
-        with computing_in("float32", demoted):
-            return dry_step(self._model, self._data, scale, draws=draws)
 
     def _runs(self, demoted):
         try:
@@ -192,10 +194,10 @@ class Search:
         check = LossCheck(
             self._model,
             lambda demoted: self._dry_step(demoted).loss,
-            lambda: self._exact_step().loss,
+            lambda: exact_step(self._model, self._data).loss,
         )
         off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
-        if not off or not check.wrong(demoted) or self._right_when_compiled():
+        if not off or not check.wrong(demoted) or self._right_in_xla():
             return step
         cured = self._greedily(step)
         if len(self.culprits) == known or check.right(self._demoted):
@@ -205,16 +207,10 @@ class Search:
         self._demoted = demoted
         return step
 
-    def _right_when_compiled(self):
+    def _right_in_xla(self):
         """Whether only the single operations of a dry step are wrong."""
-        if not self._compiled:
-            return False
         with self._as_demoted():
-            low = compiled_loss(self._model, self._data, self._exact.draws)
-        # It may draw other random numbers than single operations do.
-        with computing_in("float32", with_sublayers(self._model)):
-            exact = compiled_loss(self._model, self._data, self._exact.draws)
-        return loss_error(low, exact) <= thresholds.LOSS_ERROR
+            return self._compiled and right_in_xla(self._model, self._data)
 
     def _greedily(self, step):
         while self._loss_error(step.loss) > thresholds.LOSS_ERROR:
@@ -236,7 +232,8 @@ class Search:
             numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
             fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
-                fault = range_fault(Twin(call, self._compiled))
+                known = self._exact_calls.get(call.name)
+                fault = range_fault(Twin(call, self._compiled), known)
             self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step
@@ -250,8 +247,10 @@ class Search:
             with self._as_demoted():
                 low = low_outputs(twin, self._compiled)
                 error = relative_error(low, twin.forward("float32"))
-            rank = (twin.adds_loss, error)
-            if (error or twin.adds_loss) and rank > ranks.get(call.path, ()):
+            if is_cast_before(call, self._exact_calls.get(call.name)):
+                error = math.inf
+            rank = (bool(call.losses), error)
+            if (error or call.losses) and rank > ranks.get(call.path, ()):
                 ranks[call.path], calls[call.path] = rank, call
         ranked = sorted(ranks, key=ranks.get, reverse=True)
         return [calls[path] for path in ranked[: thresholds.LOSS_CANDIDATES]]
@@ -275,14 +274,27 @@ class Search:
         possible = scale_in_use(self._model).possible
         return best_scale_bits(windows, costs(self._model), possible)
 
+    def vanishing(self, bits: float, moves) -> list:
+        """Returns the layers whose gradients a loss scale of `2**bits` loses.
+
+        Paths, of those that are left in float16.
+
+        Args:
+            bits: Float.
+            moves: As for `run`.
+        """
+        low = {path for path, own in self.windows.items() if bits < own.low}
+        gradients = self._own_gradients(moves) if low else {}
+        return [p for p in gradients if p in low and lost(gradients[p], bits)]
+
     def _find_windows(self, moves):
         """The `Window` of each float16 layer's gradients in float32."""
-        gradients = {}
-        for call in self._low(self._exact):
-            if not call.nested and call.layer.compute_dtype == "float16":
-                own = own_gradients(call, self._exact, moves)
-                gradients.setdefault(call.path, []).extend(own)
+        gradients = self._own_gradients(moves)
         return {path: scale_window(own) for path, own in gradients.items()}
+
+    def _own_gradients(self, moves):
+        low = [call for call in self._low(self._exact) if not call.nested]
+        return gradients_of_layers(low, self._exact, moves)
 
     def _judge_windows(self, step, windows, scale_bits):
         """Demotes the layers whose gradients fit no common loss scale."""
@@ -292,14 +304,7 @@ class Search:
         self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
-                kind = "underflow" if bits < window.low else "backward_overflow"
-                numbers = {
-                    "loss_scale_bits": bits,
-                    "lowest_bits": window.low,
-                    "highest_bits": window.high,
-                }
-                layers = with_sublayers(calls[path].layer)
-                self._demote(Culprit(path, layers, kind, "backward", numbers))
+                self._demote(judge_window(window, bits, calls[path]))
         return bits
 
     def _backward(self, step, bits, moves):
@@ -327,16 +332,65 @@ class Search:
             fed_by_weights |= bool(call.layer.trainable_variables)
 
     def _judge_backward(self, call, exact, step, bits, fed_by_weights):
-        if step.scale == 2.0**bits:
-            error = error_in_step(
-                call, exact, step, self._exact, fed_by_weights
-            )
-            if error <= thresholds.BACKWARD_ERROR * thresholds.UNSUSPICIOUS:
-                return error, None
+        for known in self._backward_passes(step, 2.0**bits):
+            own = next((c for c in known.calls if c.name == call.name), None)
+            if own is not None:
+                error = error_in_step(
+                    own, exact, known, self._exact, fed_by_weights
+                )
+                if error <= thresholds.BACKWARD_ERROR * thresholds.UNSUSPICIOUS:
+                    return error, None
         with self._as_demoted():
             return judge_backward(
                 call, exact, self._compiled, bits, fed_by_weights
             )
+
+    def _backward_passes(self, step, scale):
+        """Yields the step, then one without the errors of the layers after."""
+        if step.scale == scale:
+            yield step
+        if self._own_errors is None:
+            self._scale = scale
+            self._own_errors = self._dry_step(self._demoted, self._exact_calls)
+        yield self._own_errors
+
+    # The whole step.
+
+    def _whole_step(self, step, adapts):
+        """Demotes the layers that the step is right without.
+
+        Args:
+            step: `DryStep`, `None` if it is not known as the model is now.
+            adapts: Boolean. Whether the loss scale adapts itself.
+        """
+        whole = WholeStep(self._model, self._data, self._exact, self._compiled)
+        try:
+            step = step or whole.step(self._demoted, self.scale_bits)
+        # As above, it may not run however it is tried.
+        except Exception:
+            return
+        state = StateCheck(self._model, self._data, self._exact, self._demoted)
+        found = state.culprits(step)
+        if whole.wrong(step, self._demoted, self.scale_bits):
+            found += self._behind(whole, adapts)
+        if found:
+            known, step = len(self.culprits), self._dry_step(self._demoted)
+            for culprit in found:
+                self._demote(culprit)
+            self._take_what_is_around(step, known)
+
+    def _behind(self, whole, adapts):
+        """What is to blame, if the step is right at no other loss scale."""
+        bits = self.scale_bits
+        other = whole.other_scale(self._demoted, bits) if adapts else None
+        if other is not None:
+            self.scale_bits = other
+            return []
+        known = self._exact_calls, self._compiled
+        demoted = self._demoted
+        search = WholeSearch(whole, bits, demoted, self._dry_step, *known)
+        low = self._low(self._dry_step(demoted))
+        return search.culprits(self._model, low)
 
     # Both.
 
@@ -349,18 +403,9 @@ class Search:
         """Context in which a layer contains what it will, not what it did."""
         return computing_in("float32", self._demoted)
 
-    def _dry_step(self, demoted):
+    def _dry_step(self, demoted, known=()):
         with computing_in("float32", demoted):
-            return dry_step(
-                self._model,
-                self._data,
-                self._scale,
-                self._exact_calls,
-                self._exact.draws,
-            )
-
-    def _exact_step(self):
-        return exact_step(self._model, self._data, self._exact.draws)
+            return dry_step(self._model, self._data, self._scale, known)
 
     def _low(self, step):
         """The recorded calls that compute in 16 bits, not demoted yet."""
@@ -381,17 +426,3 @@ def _around(path):
     if path == MODEL_PATH:
         return None
     return path.rpartition("/")[0] or MODEL_PATH
-
-
-def computes_low(layer) -> bool:
-    """Whether a layer itself computes something in a 16-bit float."""
-    return (
-        layer.compute_dtype in SIXTEEN_BITS
-        and not is_fixed(layer)
-        and type(layer).call not in _CONTAINERS
-    )
-
-
-def low_layers(model) -> list:
-    """Returns the entries of a model that compute in 16 bits."""
-    return [e for e in walk_with_model(model) if computes_low(e.layer)]

@@ -1,9 +1,11 @@
 """How far the loss and the gradients of a whole model are from float32's."""
 
+import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
+import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
@@ -70,8 +72,10 @@ class EndToEnd:
 
     def refresh(self):
         """Computes the float32 reference anew, as after changes of weights."""
-        self._references = [_reference(self._model, b) for b in self._batches]
-        self.finite = all(_is_finite(r.exact) for r in self._references)
+        self._references = [Reference(self._model, b) for b in self._batches]
+        for reference in self._references:
+            reference.settled  # noqa: B018  As the weights are now.
+        self.finite = all(is_finite(r.exact) for r in self._references)
 
     def errors(self, assignment: dict) -> Errors:
         """Returns the worst errors over all batches.
@@ -80,53 +84,99 @@ class EndToEnd:
             assignment: Dict of policy name to the list of layers that follow
                 it meanwhile; all others do as they do now.
         """
-        losses, gradients = [], []
+        found = []
         for batch, reference in zip(
             self._batches, self._references, strict=True
         ):
             try:
                 with following(assignment):
                     step = dry_step(
-                        self._model,
-                        batch,
-                        self._scale,
-                        draws=reference.exact.draws,
+                        self._model, batch, self._scale, records=False
                     )
             # Each backend has a type of its own for dtypes that do not mix.
             except Exception:
                 return Errors(math.nan, math.nan)
-            losses.append(_loss_error(step, reference))
-            gradients.append(_gradient_error(step, self._scale, reference))
-        return Errors(max(losses), max(gradients))
+            found.append(reference.errors(step))
+        return Errors(*map(max, zip(*found, strict=True)))
 
 
-class _Reference(NamedTuple):
-    """What float32 gives for one batch.
+class Reference:
+    """What float32 gives for one batch, and what of it counts.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        batch: As `train_step` takes it.
+        exact: `DryStep` of it in float32, at loss scale 1. Defaults to `None`,
+            which computes it.
 
     Attributes:
-        exact: `DryStep`, without the calls, which hold all activations.
-        settled: Set of what is compared: ids of variables, and `"loss"`.
-        owners: Dict from the id of a variable to that of its layer.
+        exact: The `DryStep`, without the calls, which hold all activations.
     """
 
-    exact: DryStep
-    settled: set[Any]
-    owners: dict[int, int]
+    def __init__(self, model: keras.Model, batch, exact: DryStep | None = None):
+        exact = exact or exact_step(model, batch)
+        self.exact = exact._replace(calls=[])
+        self._model = model
+        self._batch = batch
+        self._counts = _moving(model, exact) | {"loss"}
+        self._owners = {
+            id(variable): id(layer)
+            for layer in model._flatten_layers()
+            for variable in layer._trainable_variables
+        }
 
+    @functools.cached_property
+    def settled(self):
+        """Ids of the variables that count and are settled, and `"loss"`."""
+        settled = self._counts
+        for seed in range(thresholds.LOSS_JITTERS):
+            with jittered(self._model, seed):
+                other = exact_step(self._model, self._batch, records=False)
+            settled = {k for k in settled if not _differ(k, other, self.exact)}
+        return settled
 
-def _reference(model, batch):
-    exact = exact_step(model, batch)._replace(calls=[])
-    settled = _moving(model, exact) | {"loss"}
-    for seed in range(thresholds.LOSS_JITTERS):
-        with jittered(model, seed):
-            other = exact_step(model, batch, exact.draws)
-        settled = {key for key in settled if not _differ(key, other, exact)}
-    owners = {
-        id(variable): id(layer)
-        for layer in model._flatten_layers()
-        for variable in layer._trainable_variables
-    }
-    return _Reference(exact, settled, owners)
+    def errors(self, step: DryStep) -> Errors:
+        """Returns how far a step is off in what is settled."""
+        return self.compare(step, self.exact)
+
+    def compare(self, step: DryStep, exact: DryStep) -> Errors:
+        """Returns how far two steps are apart in what is settled."""
+        return self._errors(step, exact, self.settled)
+
+    def is_like(self, step: DryStep) -> bool:
+        """Whether a step is as good as in float32.
+
+        Only if there is doubt it is computed what is settled.
+
+        Args:
+            step: `DryStep`.
+        """
+        limits = thresholds.LOSS_ERROR, thresholds.BACKWARD_ERROR
+        doubtful = not self._errors(step, self.exact, self._counts).within(
+            *limits
+        )
+        return not doubtful or self.errors(step).within(*limits)
+
+    def _errors(self, step, exact, counted):
+        loss = loss_error(step.loss, exact.loss)
+        if "loss" not in counted and math.isfinite(loss):
+            loss = 0.0
+        return Errors(loss, self._gradient_error(step, exact, counted))
+
+    def _gradient_error(self, step, exact, counted):
+        layers = {}
+        for key, gradient in exact.gradients.items():
+            wide = to_array(gradient)
+            low = to_array(step.gradients[key]) / np.float32(step.scale)
+            if nonfinite([low]) > nonfinite([wide]):
+                return math.inf
+            if key in counted:
+                owner = self._owners.get(key, key)
+                layers.setdefault(owner, []).append((low, wide))
+        errors = [
+            relative_error(*zip(*own, strict=True)) for own in layers.values()
+        ]
+        return max(errors, default=0.0)
 
 
 def _moving(model, exact):
@@ -149,28 +199,7 @@ def _differ(key, other, exact):
     return error > thresholds.SETTLED_GRADIENT
 
 
-def _is_finite(exact):
+def is_finite(exact: DryStep) -> bool:
+    """Whether the loss and all gradients of a step are."""
     gradients = [to_array(g) for g in exact.gradients.values()]
     return math.isfinite(exact.loss) and not nonfinite(gradients)
-
-
-def _loss_error(step, reference):
-    error = loss_error(step.loss, reference.exact.loss)
-    if "loss" in reference.settled or math.isinf(error):
-        return error
-    return 0.0
-
-
-def _gradient_error(step, scale, reference):
-    layers = {}
-    for key, gradient in reference.exact.gradients.items():
-        exact = to_array(gradient)
-        low = to_array(step.gradients[key]) / scale
-        if nonfinite([low]) > nonfinite([exact]):
-            return math.inf
-        if key in reference.settled:
-            layers.setdefault(reference.owners[key], []).append((low, exact))
-    errors = [
-        relative_error(*zip(*own, strict=True)) for own in layers.values()
-    ]
-    return max(errors, default=0.0)

@@ -13,6 +13,7 @@ from keras_mixprec.diagnosis.compare import (
 )
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.cure import smallest_cure
+from keras_mixprec.diagnosis.integers import rounded_integers
 from keras_mixprec.diagnosis.unsettled import error_over_draws, settled_error
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
@@ -20,6 +21,9 @@ from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dtypes import with_sublayers
 from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
 from keras_mixprec.numerics.twin import Twin
+
+# As many as there are of rows with bad data.
+_ROWS_NAMED = 8
 
 
 def judge_forward(
@@ -65,7 +69,12 @@ def judge_forward(
     if error <= thresholds.FORWARD_ERROR:
         return error, None
     numbers = _numbers(twin, error, low, exact)
+    rows = _rows([to_array(x) for x in twin.inputs], low, exact)
+    if rows:
+        numbers["rows"] = rows[:_ROWS_NAMED]
     kind = _kind(twin, low, exact, numbers)
+    if kind == "underflow":
+        numbers |= _vanishing_constant(call.layer)
     layers = smallest_cure(twin, exact, kind)
     return error, Culprit(call.path, layers, kind, "forward", numbers)
 
@@ -123,9 +132,16 @@ def low_outputs(twin: Twin, compiled: bool) -> list:
     return [to_array(x) for x in twin.call.float_outputs]
 
 
-def range_fault(twin: Twin) -> tuple[str, str]:
-    """Kind and direction of what makes a loss infinite but no output."""
+def range_fault(twin: Twin, known: LayerCall | None) -> tuple[str, str]:
+    """Kind and direction of what makes a loss infinite but no output.
+
+    Args:
+        twin: `Twin` of a layer without which the loss is finite.
+        known: `LayerCall`, the same one in float32; `None` if it is not known.
+    """
     limit = get_format("float16").maximum
+    if is_cast_before(twin.call, known):
+        return "cast_overflow", "forward"
     if twin.largest_intermediate() > limit:
         return "forward_overflow", "forward"
     # A gradient that is part of the loss, such as a penalty on its norm: what
@@ -136,6 +152,24 @@ def range_fault(twin: Twin) -> tuple[str, str]:
     if gradient * 2**thresholds.BITS_ABOVE > limit:
         return "backward_overflow", "backward"
     return "underflow", "forward"
+
+
+def is_cast_before(call: LayerCall, known: LayerCall | None) -> bool:
+    """Whether an input overflows in a cast before the layer is called.
+
+    As a `Sequential` without a `keras.Input` casts what it is given.
+
+    Args:
+        call: `LayerCall` of a step in 16 bits.
+        known: As for `range_fault`.
+    """
+    if known is None or not nonfinite(_inputs(call)):
+        return False
+    return largest(_inputs(known)) > get_format("float16").maximum
+
+
+def _inputs(call):
+    return [to_array(x) for x in Twin(call).inputs]
 
 
 def _without_masks(known, low, exact, masks_matter, limit):
@@ -159,10 +193,25 @@ def _without_masks(known, low, exact, masks_matter, limit):
     return [*map(repaired, low, exact, known.float_cotangents)]
 
 
+def _rows(inputs, low, exact):
+    """The rows that are not finite, if not all are, where there are rows."""
+    if len({len(x) if x.ndim else 0 for x in [*inputs, *low]}) != 1:
+        return []
+    bad = [
+        (np.isfinite(b) & ~np.isfinite(a)).reshape(len(a), -1).any(axis=1)
+        for a, b in zip(low, exact, strict=True)
+    ]
+    found = np.flatnonzero(np.any(bad, axis=0)).tolist()
+    return found if len(found) < len(low[0]) else []
+
+
 def _kind(twin, low, exact, numbers):
-    limit = _limit(twin)
+    limit, dtype = _limit(twin), twin.call.layer.compute_dtype
     if numbers["largest_input"] > limit:
         return "cast_overflow"
+    if rounded := rounded_integers(map(to_array, twin.inputs), dtype):
+        numbers |= rounded
+        return "precision_loss"
     if nonfinite(low) and twin.starts_from_zero():
         return "underflow"
     numbers["largest_inside_in_float32"] = twin.largest_intermediate()
@@ -175,6 +224,16 @@ def _kind(twin, low, exact, numbers):
         ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
     )
     return "underflow" if nonfinite(low) or vanished else "precision_loss"
+
+
+def _vanishing_constant(layer):
+    """An epsilon or the like of a layer that is 0 in its dtype, if any."""
+    smallest = get_format(layer.compute_dtype).smallest_subnormal / 2
+    for part in with_sublayers(layer):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and 0 < value <= smallest:
+                return {"constant": f"{name}={value:g}"}
+    return {}
 
 
 def _limit(twin):

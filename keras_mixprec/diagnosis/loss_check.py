@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 
 from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.numerics.dry_step import compiled_loss
+from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.jitter import jittered
 
 
@@ -49,3 +51,17 @@ class LossCheck:
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
                 yield loss_error(self._low(demoted), self._exact())
+
+
+def right_in_xla(model, data) -> bool:
+    """Whether the loss of a step is right when XLA compiles it.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+    """
+    low = compiled_loss(model, data)
+    # It may draw other random numbers than single operations do.
+    with computing_in("float32", with_sublayers(model)):
+        exact = compiled_loss(model, data)
+    return loss_error(low, exact) <= thresholds.LOSS_ERROR

@@ -12,8 +12,8 @@ from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.loss_check import loss_error
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.dry_step import DryStep
-from keras_mixprec.numerics.dtypes import with_sublayers
+from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
+from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 from keras_mixprec.numerics.jitter import jittered
 
 
@@ -24,10 +24,9 @@ class Needed:
 
     Args:
         model: A built and compiled `keras.Model`.
-        run: Function of a list of layers: the step with those in float32.
+        data: The batch, as `train_step` takes it.
         exact: `DryStep` of the model in float32, at loss scale 1.
-        run_exact: Function without arguments: that step again, with the
-            weights of then.
+        scale: Float. The loss scale.
         moves: Function from a variable and its gradient to whether the
             optimizer would move the variable by it.
     """
@@ -35,14 +34,14 @@ class Needed:
     def __init__(
         self,
         model: keras.Model,
-        run: Callable[[list], DryStep],
+        data,
         exact: DryStep,
-        run_exact: Callable[[], DryStep],
+        scale: float,
         moves: Callable,
     ):
         self._model = model
-        self._run = run
-        self._run_exact = run_exact
+        self._data = data
+        self._scale = scale
         self._loss = exact.loss
         # A gradient that moves nothing is no reason.
         self._gradients = {
@@ -95,7 +94,7 @@ class Needed:
         """Forgets what is another in float32 if the weights are rounded."""
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
-                other = self._run_exact()
+                other = exact_step(self._model, self._data, records=False)
             if self._loss_error(other) > thresholds.LOSS_ERROR:
                 self._loss = None
             self._gradients = {
@@ -115,7 +114,8 @@ class Needed:
         `None` as well if the layer of the path returns non-finite numbers.
         """
         try:
-            step = self._run(demoted)
+            with computing_in("float32", demoted):
+                step = dry_step(self._model, self._data, self._scale)
         # TensorFlow and torch refuse to mix some dtypes within a layer.
         except Exception:
             return None

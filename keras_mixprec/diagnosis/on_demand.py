@@ -7,17 +7,25 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec.backend import alone as backend_alone
+from keras_mixprec.backend.model_state import optimizers_of
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.advice import advice, advice_for
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import nonfinite
-from keras_mixprec.diagnosis.culprits import Search, low_layers
+from keras_mixprec.diagnosis.culprits import Search
+from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.diagnosis.low_layers import low_layers
 from keras_mixprec.diagnosis.moves import mover
+from keras_mixprec.diagnosis.raised import why_it_raises
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.loss_scaling.epsilons import vanishing_epsilons
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.policies.layers import check_model
+from keras_mixprec.numerics.dtypes import computing_in
+from keras_mixprec.numerics.random_numbers import same_draws
+from keras_mixprec.policies.layers import check_model, has_own_step
 
 
 def diagnose(
@@ -30,7 +38,10 @@ def diagnose(
     gradients are off by more than a rounding run once more in float32 on the
     very inputs they saw, forward and backward. Layers that are found are
     demoted for the rest of the search, so that those which would cast the
-    repaired result back are found too. Nothing is changed in the model.
+    repaired result back are found too. What is wrong in the step as a whole
+    then, its loss, a gradient or a variable that a layer writes itself, is
+    sought until a layer is found, or the code outside of layers: the layer
+    `"<model>"`. Nothing is changed in the model.
 
     Args:
         model: A compiled `keras.Model`.
@@ -93,7 +104,8 @@ class Examination(NamedTuple):
         errors: Dict from the names of layer calls to the relative errors of
             what they compute in 16 bits, `{"forward": ..., "backward": ...}`:
             against the float32 step, so that a forward one includes those of
-            the layers before; where that is suspicious, on equal inputs.
+            the layers before, a backward one those of the layers after; where
+            that is suspicious, by itself.
     """
 
     findings: list
@@ -119,7 +131,7 @@ def examine(
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for(model, data)
-        with backend_alone.current().alone(model):
+        with backend_alone.current().alone(model), same_draws():
             return _Verdicts(model, data, compiled, step).find()
 
 
@@ -158,25 +170,47 @@ class _Verdicts:
             return _blameless(lost)
         entries = low_layers(self._model)
         exact = exact_step(self._model, self._batch)
-        if not np.isfinite(exact.loss):
+        if not is_finite(exact):
             return _blameless(self._not_precision())
         if not entries:
             return Examination([], exact_loss=exact.loss)
-        search = Search(
-            self._model, self._batch, exact, self._common["compiled"]
+        scale, moves = scale_in_use(self._model), mover(self._model)
+        if not exact.scales:
+            scale = scale._replace(bits=0.0, adapts=False, scales=False)
+        search, raising = self._search(
+            exact, None if scale.adapts else scale.bits, moves
         )
-        bits, adapts, _ = scale_in_use(self._model)
-        search.run(None if adapts else bits, mover(self._model))
         findings = [
-            Finding(self._culprit(c, adapts), c.layers) for c in search.culprits
+            Finding(self._culprit(c, scale), c.layers)
+            for c in [*raising, *search.culprits]
         ]
-        findings += [Finding(v, []) for v in self._policy(entries)]
-        if not findings:
-            found = self._scale_search(search.windows, bits)
-            findings = _blameless(*found).findings
+        others = self._scale_too_low(search, scale, moves)
+        others += self._policy(entries)
+        if not findings and not others:
+            others = self._scale_search(search.windows, scale.bits)
+        findings += _blameless(*others).findings
         return Examination(
             findings, search.scale_bits, exact.loss, search.errors
         )
+
+    def _search(self, exact, bits, moves):
+        """Returns the search, and the culprits without which it runs."""
+        compiled, raising = self._common["compiled"], []
+        while True:
+            layers = [layer for culprit in raising for layer in culprit.layers]
+            with computing_in("float32", layers):
+                search = Search(self._model, self._batch, exact, compiled)
+                try:
+                    search.run(bits, moves)
+                    return search, raising
+                # Each backend has types of its own.
+                except Exception:
+                    culprit = why_it_raises(
+                        self._model, self._batch, exact, compiled
+                    )
+                    if culprit is None:
+                        raise
+            raising.append(culprit)
 
     def _lost_weights(self):
         lost = [
@@ -187,6 +221,7 @@ class _Verdicts:
         if not lost:
             return None
         numbers = {"variables": len(lost), "first": lost[0]}
+        numbers |= self._vanishing_epsilons()
         return self._verdict("weights_lost", numbers=numbers)
 
     def _not_precision(self):
@@ -206,6 +241,19 @@ class _Verdicts:
             "bad_data" if numbers else "divergence", numbers=numbers
         )
 
+    def _scale_too_low(self, search, scale, moves):
+        vanishing = search.vanishing(scale.bits, moves) if scale.adapts else []
+        if not vanishing:
+            return []
+        numbers = {
+            "loss_scale_bits": scale.bits,
+            "needed_bits": search.scale_bits,
+            "steps_to_reach": scale.steps_to(search.scale_bits),
+            "layers": len(vanishing),
+            "first": vanishing[0],
+        }
+        return [self._verdict("scale_too_low", None, "backward", numbers)]
+
     def _scale_search(self, windows, bits):
         ceiling = min((w.high for w in windows.values()), default=np.inf)
         if bits <= ceiling + thresholds.BITS_ABOVE:
@@ -213,35 +261,47 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, adapts):
-        unscaled = (culprit.kind, culprit.direction) == (
-            "underflow",
-            "backward",
-        )
+    def _culprit(self, culprit, scale):
         return self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            unscaled=unscaled and not adapts,
+            advice_for(culprit, scale, has_own_step(self._model)),
         )
 
     def _policy(self, entries):
-        narrow = [
-            e.path for e in entries if e.layer.variable_dtype != "float32"
-        ]
+        narrow = [e for e in entries if e.layer.variable_dtype in SIXTEEN_BITS]
         if not narrow:
             return []
-        numbers = {"layers": len(narrow), "first": narrow[0]}
+        numbers = {
+            "layers": len(narrow),
+            "first": narrow[0].path,
+            "dtype": narrow[0].layer.variable_dtype,
+        }
+        numbers |= self._vanishing_epsilons()
         return [self._verdict("policy", None, "update", numbers)]
 
-    def _verdict(self, kind, layer=None, direction=None, numbers=(), **case):
+    def _vanishing_epsilons(self):
+        """The epsilons of the optimizers that are 0 in some variable."""
+        model, found = self._model, {}
+        for optimizer in optimizers_of(model).values():
+            # One that is not built is for all of them.
+            variables = optimizer._trainable_variables
+            variables = variables if optimizer.built else model.variables
+            found |= vanishing_epsilons(optimizer, variables)
+        return found
+
+    def _verdict(
+        self, kind, layer=None, direction=None, numbers=(), sentence=None
+    ):
+        numbers = dict(numbers)
         return Verdict(
             kind,
             layer,
             direction,
-            numbers=dict(numbers),
-            advice=advice(kind, layer, **case),
+            numbers=numbers,
+            advice=sentence or advice(kind, layer, **numbers),
             **self._common,
         )
 

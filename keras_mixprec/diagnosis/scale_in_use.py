@@ -19,11 +19,22 @@ class ScaleInUse(NamedTuple):
         bits: Float. The scale as a power of two.
         adapts: Boolean. Whether it adapts itself to the gradients.
         possible: Range of the powers of two that it could take.
+        scales: Boolean. Whether anything scales the loss.
+        steps_per_bit: Float. Finite steps that it takes to double, `None` if
+            it does not grow by a factor.
     """
 
     bits: float
     adapts: bool
     possible: range
+    scales: bool = True
+    steps_per_bit: float | None = None
+
+    def steps_to(self, bits: float) -> int | None:
+        """Returns how many finite steps it takes to grow to `2**bits`."""
+        if self.steps_per_bit is None:
+            return None
+        return round(max(bits - self.bits, 0.0) * self.steps_per_bit)
 
 
 def scale_in_use(model: keras.Model) -> ScaleInUse:
@@ -38,14 +49,26 @@ def scale_in_use(model: keras.Model) -> ScaleInUse:
     rule = getattr(scaling, "rule", None)
     possible = _possible(rule)
     if scaling is None:
-        return ScaleInUse(0.0, False, possible)
+        return ScaleInUse(0.0, False, possible, scales=False)
     given = isinstance(rule, (FixedLossScale, ScheduledLossScale))
     scale = (
         to_array(scaling.dynamic_scale.value)
         if scaling.built
         else scaling.initial_scale
     )
-    return ScaleInUse(float(np.log2(scale)), not given, possible)
+    return ScaleInUse(
+        float(np.log2(scale)),
+        not given,
+        possible,
+        steps_per_bit=_steps_per_bit(scaling),
+    )
+
+
+def _steps_per_bit(scaling):
+    interval = scaling.dynamic_growth_steps
+    # Keras' own optimizer has no rule, and doubles.
+    factor = getattr(getattr(scaling, "rule", None), "growth_factor", 2.0)
+    return interval and interval / math.log2(factor)
 
 
 def _possible(rule):

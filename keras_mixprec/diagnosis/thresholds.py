@@ -54,6 +54,12 @@ AS_RIGHT = 1.5
 # underflows; DeepSpeed and others lose 5% of the entries without harm.
 KEPT_ENERGY = 0.99
 
+# A layer's gradients may be off by this share for being small at the loss scale
+# in use, which takes no demotion to mend. At 0.3, as for a layer's own
+# backward pass, a classifier ends at an accuracy of .65 instead of .94: they
+# get smaller as it learns.
+VANISHED = 0.1
+
 # Bits kept below the smallest entry that counts: three, so that it has more
 # than one digit. Bits kept above the largest: two, because the next batch has
 # larger gradients than this one.
@@ -67,11 +73,13 @@ SHARE_OF_EPSILON = 0.01
 # Half the distance to the next float32 number, as a share of the weight.
 SHARE_OF_WEIGHT = 2.0**-24
 
-# The loss scales among which the best is sought, as powers of two: down to
-# where `DynamicLossScale` stops by default. (It was 2**0 until the sweep over
-# keras.applications, which blamed the first layers of EfficientNets: their
-# gradients on a batch of 4 fit from 2**-1 or 2**-4 downwards.)
-SCALE_BITS = range(-14, 25)
+# The loss scales among which the best is sought, as powers of two, where the
+# update rule sets no limits of its own: down to where `DynamicLossScale` stops
+# by default, and up to the largest that can be undone. (It began at 2**0 until
+# the sweep over keras.applications, which blamed the first layers of
+# EfficientNets: their gradients on a batch of 4 fit from 2**-1 or 2**-4
+# downwards. It ended at 2**24, where a loss of 1e-10 still vanishes.)
+SCALE_BITS = range(-14, 127)
 
 # The scale that Keras starts from, which decides between equally good ones.
 USUAL_SCALE_BITS = 15
@@ -91,3 +99,15 @@ TREND_AHEAD = 2.0
 # training to have diverged: a learning rate that is too high makes that 1e5
 # and more in a few steps; weights that training needs grow as the loss falls.
 DIVERGED = 100.0
+
+# The share of a change that may be lost of a variable that a layer writes:
+# rounding loses all of it below half a digit, a tenth of it two digits above.
+LOST_CHANGE = 0.5
+
+# How far, as a share of its value, such a variable may stay away from where it
+# goes to: a chain of float16 roundings takes it as far.
+SETTLED_STATE = 0.01
+
+# An average that goes a smaller share of its way at each step settles in no
+# training; what is left of the difference of two steps then is rounding.
+SETTLING_SHARE = 1e-4

@@ -11,6 +11,8 @@ KINDS = (
     "backward_overflow",
     "underflow",
     "precision_loss",
+    "unsupported",
+    "scale_too_low",
     "policy",
     "scale_collapsed",
     "scale_search",
@@ -24,9 +26,12 @@ class Verdict:
     Attributes:
         kind: String. `"forward_overflow"`, `"backward_overflow"`,
             `"underflow"`, `"precision_loss"` (finite but wrong),
-            `"cast_overflow"` (the input does not fit), or where no layer is to
+            `"cast_overflow"` (the input does not fit), `"unsupported"` (the
+            backend refuses it in 16 bits, such as a mix of dtypes, so that
+            the step raises), or where no layer is to
             blame `"bad_data"`, `"divergence"` (float32 fails too),
-            `"weights_lost"`, `"scale_collapsed"`, `"policy"` and, normal,
+            `"weights_lost"`, `"scale_collapsed"`, `"scale_too_low"` (gradients
+            vanish until the loss scale has grown), `"policy"` and, normal,
             `"scale_search"`.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.formats import get_format
 
 
@@ -53,6 +54,18 @@ def scale_window(
         - math.log2(smallest),
         math.log2(limits.maximum) - thresholds.BITS_ABOVE - math.log2(largest),
     )
+
+
+def lost(gradients: Sequence[np.ndarray], bits: float) -> bool:
+    """Whether too much of gradients underflows in float16.
+
+    Args:
+        gradients: Arrays, computed in float32, of the unscaled loss.
+        bits: Float. The loss scale, as a power of two.
+    """
+    scale = np.float32(2.0**bits)
+    low = [(g * scale).astype("float16") / scale for g in gradients]
+    return relative_error(low, gradients) > thresholds.VANISHED
 
 
 def _smallest_that_counts(values):

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_mixprec.backend import step as backend_step
+from keras_mixprec.backend.model_state import optimizers_of
 
 
 class HandScaling(threading.local):
@@ -20,14 +21,19 @@ class HandScaling(threading.local):
     """
 
     def __init__(self):
-        self.scaled = self.checked = False
+        self.scaled = self.checked = self.forgotten = False
         self.pending = False
         self._known = {}
 
     def may_scale(self):
         """The loss scale is read; a `train_step` may multiply by it."""
-        if not self.checked and not self.scaled:
-            self.scaled = _training_model() is not None
+        open_question = self.forgotten or not self.checked
+        if open_question and not self.scaled and _training_model() is not None:
+            self.scales()
+
+    def scales(self):
+        """The loss is multiplied by the loss scale."""
+        self.scaled, self.forgotten = True, False
 
     def unscaled(self, gradients):
         """Remembers what `unscale` returns."""
@@ -49,7 +55,7 @@ class HandScaling(threading.local):
 
     def take(self, gradients) -> bool:
         """Returns whether the gradients of an `apply` have been unscaled."""
-        unscaled = self.pending or self.knows(gradients)
+        unscaled = self.pending or self.forgotten or self.knows(gradients)
         self.pending, self._known = False, {}
         if unscaled:
             self.unscaled(gradients)
@@ -65,7 +71,14 @@ def _version(gradient):
 
 
 class ScalesByHand:
-    """Mixin: what a custom training loop calls on the optimizer."""
+    """Mixin: what a custom training loop calls on the optimizer.
+
+    Attributes:
+        loss_not_scaled: Boolean. Whether a `train_step` has applied gradients
+            of a loss that it did not multiply by the loss scale.
+    """
+
+    loss_not_scaled = False
 
     def scale_loss(self, loss):
         """Returns the loss in float32, multiplied by the loss scale.
@@ -73,7 +86,7 @@ class ScalesByHand:
         A float16 loss is cast first: 3.0 times a scale of 2**15 is infinite
         in float16.
         """
-        self._by_hand.scaled = True
+        self._by_hand.scales()
         return ops.cast(loss, "float32") * self.loss_scale
 
     def stateless_scale_loss(self, optimizer_variables, loss):
@@ -121,7 +134,7 @@ class ScalesByHand:
                 "would divide them by the loss scale twice."
             )
         step = backend_step.current()
-        inverse = 1.0 / step.value(self.dynamic_scale)
+        inverse = 1.0 / step.value(self._scale_variable)
         keep = [False] * len(gradients)
         unscaled = step.unscale(gradients, inverse, keep)
         self._by_hand.unscaled(unscaled)
@@ -130,7 +143,7 @@ class ScalesByHand:
     @property
     def _unscaled(self):
         """Whether the next `apply` takes gradients that are unscaled."""
-        return self._by_hand.pending
+        return self._by_hand.pending or self._by_hand.forgotten
 
     def get_scaled_loss(self, loss):
         """`scale_loss` under its Keras 2 name; a function is wrapped."""
@@ -143,21 +156,24 @@ class ScalesByHand:
         return self.unscale(grads)
 
     def _check_loss_was_scaled(self):
-        """Warns once of a `train_step` that divides what it never multiplied.
+        """Detects a `train_step` whose loss is not scaled, and warns of it.
 
-        Elsewhere the loss may have been scaled in any way.
+        Its gradients are not divided either, so that training goes right.
+        Outside of a `train_step` the loss may have been scaled in any way.
         """
         used = self._by_hand
         used.checked = True
-        if not used.scaled and (model := _training_model()) is not None:
-            warnings.warn(
-                f"The `train_step` of {model.name!r} applies gradients that "
-                f"are divided by the loss scale of {self.name!r}, but its loss "
-                "is not multiplied by it: updates are that much too small. "
-                "Call `loss = self.optimizer.scale_loss(loss)` before the "
-                "gradients are computed.",
-                stacklevel=3,
-            )
+        if used.scaled or (model := _training_model()) is None:
+            return
+        # What another optimizer has scaled may be the loss of this one too.
+        used.forgotten = self.loss_not_scaled = not any(
+            other._by_hand.scaled
+            for other in optimizers_of(model).values()
+            if isinstance(other, ScalesByHand)
+        )
+        warnings.warn(
+            _not_scaled(model.name, self.name, used.forgotten), stacklevel=4
+        )
 
     def _check_built(self, method):
         if not self.built:
@@ -165,6 +181,29 @@ class ScalesByHand:
                 f"`{method}` needs an optimizer that has been built. Call "
                 "`optimizer.build(model.trainable_variables)` first."
             )
+
+
+def scaling_call() -> str:
+    """Returns the method of the optimizer that a `train_step` calls."""
+    if keras.backend.backend() == "jax":
+        return "stateless_scale_loss(optimizer_variables, loss)"
+    return "scale_loss(loss)"
+
+
+def _not_scaled(model, optimizer, repaired):
+    done = (
+        "they are applied as they are, undivided, and small ones vanish in "
+        "float16"
+        if repaired
+        else "they are divided by it all the same, which makes updates that "
+        "much too small"
+    )
+    return (
+        f"The `train_step` of {model!r} applies gradients of a loss that is "
+        f"not multiplied by the loss scale of {optimizer!r}: {done}. Call "
+        f"`loss = self.optimizer.{scaling_call()}` before the gradients are "
+        "computed."
+    )
 
 
 def _training_model():

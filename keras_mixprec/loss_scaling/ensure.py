@@ -4,6 +4,7 @@ import keras
 
 from keras_mixprec.loss_scaling.adopt import adopt
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.loss_scaling.epsilons import check_epsilons
 
 
 def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
@@ -31,7 +32,8 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
 
     Raises:
         TypeError: If `model` is not a Keras model.
-        ValueError: If it is not compiled with an optimizer.
+        ValueError: If it is not compiled with an optimizer, or an epsilon of
+            that is 0 in the dtype of a variable, which makes weights NaN.
 
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -54,6 +56,7 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
         )
     if not lacks_loss_scaling(model):
         return optimizer
+    check_epsilons(optimizer, model.trainable_variables)
     # What `model.save` stores: a file that Keras reads without this package.
     wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
     model._compile_config.config["optimizer"] = wrapper

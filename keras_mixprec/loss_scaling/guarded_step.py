@@ -28,7 +28,7 @@ class GuardedStep:
         self._optimizer = optimizer
         self._variables = variables
         self._backend = step = backend_step.current()
-        self.scale = step.value(optimizer.dynamic_scale)
+        self.scale = step.value(optimizer._scale_variable)
         self._inverse = 1.0 if unscaled else 1.0 / self.scale
         self._gradients = [
             g if g is None or step.is_sparse(g) else ops.convert_to_tensor(g)

@@ -12,6 +12,7 @@ from keras_mixprec.loss_scaling.arguments import (
 from keras_mixprec.loss_scaling.by_hand import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.delegation import DelegatesToInner
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.loss_scaling.epsilons import check_epsilons
 from keras_mixprec.loss_scaling.guarded_step import (
     GuardedStep,
     commit_together,
@@ -129,9 +130,14 @@ class LossScaleOptimizer(
             var_list: List of variables.
             shared: `keras.optimizers.LossScaleOptimizer` whose scale and step
                 counter to use instead of new ones. Defaults to `None`.
+
+        Raises:
+            ValueError: If an epsilon of the inner optimizer is 0 in the dtype
+                of a variable, which would make weights NaN.
         """
         if self.built:
             return
+        self._check_update(var_list)
         self._trainable_variables = list(var_list)
         self._trainable_variables_indices = {
             self._var_key(v): i for i, v in enumerate(var_list)
@@ -139,14 +145,14 @@ class LossScaleOptimizer(
         state = self.rule.initial_state()
         if shared is not None:
             self.step_counter = shared.step_counter
-            self.dynamic_scale = shared.dynamic_scale
+            self._scale_variable = shared.dynamic_scale
             self._track_variable(self.step_counter)
-            self._track_variable(self.dynamic_scale)
+            self._track_variable(self._scale_variable)
         else:
             self.step_counter = self._add_state(
                 "step_counter", (), "int", int(state.good_steps)
             )
-            self.dynamic_scale = self._add_state(
+            self._scale_variable = self._add_state(
                 "dynamic_scale", (), "float32", self._initial_scale()
             )
         paths = [getattr(v, "path", v.name) for v in var_list]
@@ -159,6 +165,9 @@ class LossScaleOptimizer(
         if self._unread_state is not None:
             with backend_step.current().outside_graph():
                 self.load_own_variables(self._unread_state)
+
+    def _check_update(self, variables):
+        check_epsilons(self.inner_optimizer, variables)
 
     def _build_inner(self, var_list):
         inner = self.inner_optimizer
@@ -208,8 +217,6 @@ class LossScaleOptimizer(
             ValueError: If there is no gradient at all, or there are not as
                 many gradients as variables.
         """
-        if not self._by_hand.checked:
-            self._check_loss_was_scaled()
         if len(grads):
             commit_together([self._guard(grads, trainable_variables)])
 
@@ -292,6 +299,8 @@ class LossScaleOptimizer(
                 "Received: loss_scale_factor="
                 f"{self.inner_optimizer.loss_scale_factor!r}"
             )
+        if not self._by_hand.checked:
+            self._check_loss_was_scaled()
         unscaled = self._by_hand.take(grads)
         return GuardedStep(self, grads, variables, unscaled)
 
@@ -325,19 +334,25 @@ class LossScaleOptimizer(
         after = self.rule.next_state(before, finite)
         self.history.record(finite, norms, after)
         self.step_counter.assign(after.good_steps)
-        self.dynamic_scale.assign(after.scale)
+        self._scale_variable.assign(after.scale)
 
     def _state(self, on_host):
         step = backend_step.current()
         get = step.read if on_host else step.value
         counts = get(self.history.counts)
         return LossScaleState(
-            scale=get(self.dynamic_scale),
+            scale=get(self._scale_variable),
             good_steps=get(self.step_counter),
             hysteresis_left=counts[HYSTERESIS],
             pending_scale=get(self.history.pending_scale),
             steps=counts[STEPS],
         )
+
+    @property
+    def dynamic_scale(self):
+        """The variable that holds the loss scale, as in Keras."""
+        self._by_hand.may_scale()
+        return self._scale_variable
 
     @property
     def dynamic_growth_steps(self):

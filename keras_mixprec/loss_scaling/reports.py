@@ -31,7 +31,7 @@ class ReportsSteps:
         self._by_hand.may_scale()
         if not self.built:
             return self._initial_scale()
-        return backend_step.current().value(self.dynamic_scale)
+        return backend_step.current().value(self._scale_variable)
 
     @property
     def attempted_steps(self) -> int:
@@ -96,7 +96,7 @@ class ReportsSteps:
         Args:
             scale: Float.
         """
-        self.dynamic_scale.assign(scale)
+        self._scale_variable.assign(scale)
         # Or a rule that publishes late would go back to what it decided on.
         self.history.pending_scale.assign(scale)
 

@@ -60,18 +60,18 @@ class SavesOnce:
 
     def _saved_variables(self):
         own = [self._iterations, self._learning_rate]
-        own += [self.step_counter, self.dynamic_scale]
+        own += [self.step_counter, self._scale_variable]
         return own + self.inner_optimizer.variables
 
     def _settle_scale(self):
         if isinstance(self.rule, FixedLossScale):
             # No update would ever bring it back from what a file held.
-            self.dynamic_scale.assign(self.rule.scale)
+            self._scale_variable.assign(self.rule.scale)
         else:
             self._repair_scale()
 
     def _repair_scale(self):
-        scale = float(backend_step.current().read(self.dynamic_scale))
+        scale = float(backend_step.current().read(self._scale_variable))
         if math.isnan(scale):
             usable = float(self.rule.initial_state().scale)
         else:
@@ -82,7 +82,7 @@ class SavesOnce:
                 f"weights or skips every step. Continuing with {usable:g}.",
                 stacklevel=4,
             )
-            self.dynamic_scale.assign(usable)
+            self._scale_variable.assign(usable)
 
     def __dir__(self):
         # Keras saves every attribute that `dir` lists; leaving this one out

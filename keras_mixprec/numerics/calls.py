@@ -25,6 +25,8 @@ class LayerCall:
         index: Int. How often the layer had been called before in this step.
         args, kwargs: As the layer was given them, before it casts them.
         outputs: What it returned.
+        losses: List of the losses that it added, and what is inside it.
+        loss_cotangents: List, their gradients of the scaled loss, or `None`.
         cotangents: List, for each tensor in `outputs` the gradient of the
             scaled loss, or `None` where none came by.
         input_cotangents: List, the same for each tensor in `(args, kwargs)`.
@@ -43,6 +45,7 @@ class LayerCall:
         self.args = args
         self.kwargs = kwargs
         self.outputs: Any = None
+        self.losses, self.loss_cotangents = [], []
         self.cotangents, self.input_cotangents = [], []
         self.training = None
         self.seeds, self.draws = [], []
@@ -56,7 +59,7 @@ class LayerCall:
 
     @property
     def float_outputs(self) -> list:
-        """The floating-point tensors in `outputs`."""
+        """The floating-point tensors in `outputs`, then those in `losses`."""
         return [x for x, _ in self._float_pairs()]
 
     @property
@@ -73,8 +76,9 @@ class LayerCall:
         return self.cotangents[position]
 
     def _float_pairs(self):
-        outputs = tree.flatten(self.outputs)
-        pairs = zip(outputs, self.cotangents, strict=True)
+        results = [*tree.flatten(self.outputs), *self.losses]
+        cotangents = [*self.cotangents, *self.loss_cotangents]
+        pairs = zip(results, cotangents, strict=True)
         return [(x, c) for x, c in pairs if is_float(x)]
 
 
@@ -91,6 +95,11 @@ class CallRecorder:
             place of those that come from the layers after it, so that its
             gradients have its own errors only.
         scale: Float. The loss scale, by which those are multiplied.
+
+    Attributes:
+        calls: List of `LayerCall`, those that have returned.
+        interrupted: List of `LayerCall`, outermost first, those that were
+            under way when a layer raised.
     """
 
     def __init__(self, entries, known=(), scale=1.0):
@@ -98,6 +107,7 @@ class CallRecorder:
         self._known = dict(known)
         self._scale = np.float32(scale)
         self._open = []
+        self.interrupted = []
         self._backend = backend_replay.current()
         self._hook = CallHook(entries, self._record)
 
@@ -116,11 +126,17 @@ class CallRecorder:
             (args, kwargs), call.input_cotangents
         )
         self._open.append(call)
+        added_before = added_losses()
         try:
             outputs = run(*args, **kwargs)
+        except Exception:
+            # That of the innermost comes first.
+            self.interrupted = self.interrupted or list(self._open)
+            raise
         finally:
             self._open.pop()
         call.draws = Draws.so_far()[drawn:]
+        self._observe_losses(call, added_before)
         outputs, call.outputs = self._observe(
             outputs,
             call.cotangents,
@@ -132,6 +148,21 @@ class CallRecorder:
             for outer in self._open:
                 outer.nested = True
         return outputs
+
+    def _observe_losses(self, call, before):
+        """Observes what a call has added to the losses of the step."""
+        known = {id(loss) for loss in before}
+        new = [loss for loss in added_losses() if id(loss) not in known]
+        if not new:
+            return
+        seen, call.losses = self._observe(new, call.loss_cotangents)
+        instead = {id(a): b for a, b in zip(new, seen, strict=True)}
+        scope = global_state.get_global_attribute("stateless_scope")
+        scope.losses = [instead.get(id(x), x) for x in scope.losses]
+        # By which a layer knows the losses that are its own.
+        for part in call.layer._flatten_layers():
+            own = [x for x in new if id(x) in part._loss_ids]
+            part._loss_ids |= {id(instead[id(x)]) for x in own}
 
     def _instead(self, call, position, value):
         """What a layer is given instead of a cotangent, if there is that."""
@@ -186,6 +217,12 @@ def _global_seed_state():
     return [] if generator is None else [generator.state]
 
 
+def added_losses() -> list:
+    """Returns what layers have added to the losses of the step until now."""
+    scope = global_state.get_global_attribute("stateless_scope")
+    return [] if scope is None else list(scope.losses)
+
+
 def with_mask(tensor, like):
     """Returns `tensor` with the Keras mask that `like` carries."""
     mask = keras_backend.get_keras_mask(like)
@@ -196,7 +233,7 @@ def with_mask(tensor, like):
 
 def _has_values(call):
     concrete = backend_replay.current().is_concrete
-    leaves = tree.flatten((call.args, call.kwargs, call.outputs))
+    leaves = tree.flatten((call.args, call.kwargs, call.outputs, call.losses))
     return all(concrete(x) for x in leaves if keras.ops.is_tensor(x))
 
 

@@ -12,8 +12,13 @@ from keras_mixprec.backend.model_state import all_variables, optimizers_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
-from keras_mixprec.numerics.random_numbers import DROPOUT, Draws
-from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.numerics.random_numbers import (
+    DROPOUT,
+    Draws,
+    known_draws,
+    same_draws,
+)
+from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 
 class DryStep(NamedTuple):
@@ -23,7 +28,11 @@ class DryStep(NamedTuple):
         loss: Float. The sum of all losses, unscaled.
         gradients: Dict from `id(variable)` to the scaled gradient.
         calls: List of `LayerCall`, innermost first, in the order they ended.
-        scale: Float. The loss scale.
+        scale: Float. The loss scale; 1 if a `train_step` of the user's own
+            does not multiply the loss by it.
+        scales: Boolean. Whether it does.
+        state: Dict from `id(variable)` to what the step has set a float
+            variable to that is not trained, such as a moving average.
         draws: List of `Draw`, the random numbers in the order drawn.
     """
 
@@ -31,11 +40,13 @@ class DryStep(NamedTuple):
     gradients: dict
     calls: list[LayerCall]
     scale: float
+    scales: bool = True
+    state: dict = {}
     draws: list = []
 
 
 def dry_step(
-    model: keras.Model, data, scale: float, known=(), draws=()
+    model: keras.Model, data, scale: float, known=(), *, records=True
 ) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
 
@@ -48,38 +59,135 @@ def dry_step(
         known: Dict from names to `LayerCall`s of the exact step, as for
             `CallRecorder`; a `train_step` of the user's own, the loss of which
             may contain gradients, gets those that are. Defaults to none.
-        draws: List of `Draw`, of the model as it is. Defaults to none, random
-            numbers of the dtype that each layer asks for now.
+        records: Boolean. Whether to record the calls, which hold all
+            activations. Defaults to `True`.
     """
-    if _has_own_step(model):
+    if has_own_step(model):
         known = ()
-    recorder = CallRecorder(walk_with_model(model), known, scale)
-    drawing = Draws(draws)
+    entries = walk_with_model(model) if records else []
+    recorder = CallRecorder(entries, known, scale)
+    drawing = Draws()
     with restored(model), recorder.recording():
-        losses, gradients = run_held(model, data, lambda _: scale, drawing)
-    concrete = filter(backend_replay.current().is_concrete, losses)
+        losses, gradients, scales, state = run_held(
+            model, data, lambda _: scale, drawing
+        )
+    concrete = backend_replay.current().is_concrete
+    state = {key: value for key, value in state.items() if concrete(value)}
     return DryStep(
-        _total(concrete), gradients, recorder.calls, scale, drawing.made
+        _total(filter(concrete, losses)),
+        gradients,
+        recorder.calls,
+        scale if scales else 1.0,
+        scales,
+        state,
+        drawing.made,
     )
 
 
-def compiled_loss(model: keras.Model, data, draws=()) -> float:
+class Interrupted(NamedTuple):
+    """A step that raises.
+
+    Attributes:
+        error: The exception.
+        calls: List of `LayerCall`, those that returned before.
+        open: List of `LayerCall`, those that did not, outermost first; empty
+            if the step raises outside of all layers.
+    """
+
+    error: Exception
+    calls: list[LayerCall]
+    open: list[LayerCall]
+
+    def progress(self) -> tuple[int, int]:
+        """How far the step got, forward and backward."""
+        return len(self.calls), sum(call.received for call in self.calls)
+
+
+def interrupted(model: keras.Model, data) -> Interrupted | None:
+    """Runs the step at loss scale 1; returns what stops it, if anything does.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+    """
+    recorder = CallRecorder(walk_with_model(model))
+    try:
+        with restored(model), recorder.recording():
+            run_held(model, data, lambda _: 1.0)
+    # Each backend has types of its own.
+    except Exception as error:
+        return Interrupted(error, recorder.calls, recorder.interrupted)
+    return None
+
+
+def compiled_loss(model: keras.Model, data) -> float:
     """Returns the loss of the step as XLA computes it, compiled as a whole.
 
     Which may be right where single operations are not: an average over
     128 x 128 float16 pixels is off by 30% to 90% on TensorFlow, by .04% in XLA.
-
-    Args:
-        model: A built and compiled `keras.Model`.
-        data: The batch, as `train_step` takes it.
-        draws: List of `Draw`, as for `dry_step`.
     """
 
     def losses(_):
-        return run_held(model, data, lambda _: 1.0, Draws(draws))[0]
+        return run_held(model, data, lambda _: 1.0)[0]
 
     with restored(model):
         return _total(backend_replay.current().compiled(losses)([]))
+
+
+def compiled_step(model: keras.Model, data, scale: float) -> DryStep:
+    """Returns the step as XLA computes it, without the calls of layers.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+        scale: As for `dry_step`.
+    """
+    compiled = backend_replay.current().compiled
+
+    def execute(run):
+        return compiled(lambda _: run(data, scale))([])
+
+    return _step_of(model, scale, execute)
+
+
+def single_step(model: keras.Model, data, scale: float) -> DryStep:
+    """Returns a step in the way that costs least for once.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+        scale: As for `dry_step`.
+    """
+    once = backend_replay.current().run_once
+    # Both are given, so that on JAX each scale is the same program.
+    given = data, keras.ops.convert_to_tensor(scale, "float32")
+
+    def execute(run):
+        return once(model, lambda given: run(*given), given)
+
+    return _step_of(model, scale, execute)
+
+
+def _step_of(model, scale, execute):
+    """A step of what `execute` runs: a function of the batch and the scale."""
+    keys, scales = [], True
+
+    def run(data, scale):
+        nonlocal scales
+        losses, gradients, scales, _ = run_held(model, data, lambda _: scale)
+        keys[:] = [None] * len(losses) + list(gradients)
+        return [
+            *map(keras.ops.convert_to_tensor, (*losses, *gradients.values()))
+        ]
+
+    with restored(model):
+        results = execute(run)
+    known = [
+        (k, x) for k, x in zip(keys, results, strict=True) if x is not None
+    ]
+    loss = _total(x for k, x in known if k is None)
+    gradients = {k: x for k, x in known if k is not None}
+    return DryStep(loss, gradients, [], scale if scales else 1.0, scales)
 
 
 def run_held(
@@ -93,12 +201,13 @@ def run_held(
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         scale_of: Function of an optimizer that returns its loss scale.
-        drawing: `Draws`, which draws the random numbers. Defaults to `None`,
-            numbers of the dtype that each layer asks for.
+        drawing: `Draws`, which keeps a record of the random numbers. Defaults
+            to `None`, a new one.
 
     Returns:
-        List of the losses, and a dict from `id(variable)` to the scaled
-        gradient.
+        List of the losses, a dict from `id(variable)` to the scaled gradient,
+        whether the step multiplied the losses by the loss scale, if not, they
+        are those that it returns, and the `state` of `DryStep`.
     """
     losses, gradients = [], {}
     with contextlib.ExitStack() as stack:
@@ -113,30 +222,55 @@ def run_held(
             id(v): v._value for v in model.trainable_variables if v.regularizer
         }
         stack.enter_context(scope)
-        backend_replay.current().train_step(model, data)
-    return losses, gradients
+        if has_own_step(model):
+            # Within the scope: what it returns shall be of this batch alone.
+            model.reset_metrics()
+        returned = backend_replay.current().train_step(model, data)
+    losses, scales = losses or _logged_losses(returned), bool(losses)
+    return losses, gradients, scales, _written(model, scope)
+
+
+def _logged_losses(logs):
+    if not isinstance(logs, dict):
+        return []
+    own = {name: x for name, x in logs.items() if name.endswith("loss")}
+    return [own["loss"]] if "loss" in own else [*own.values()]
+
+
+def _written(model, scope):
+    """The values of float variables that a step has set without an optimizer.
+
+    Regularizers do not read these, so none of them was known before.
+    """
+    return {
+        id(v): scope.state_mapping[id(v)]
+        for v in model.non_trainable_variables
+        if "float" in v.dtype and id(v) in scope.state_mapping
+    }
 
 
 def _total(losses):
     return float(sum(to_array(loss) for loss in losses))
 
 
-def exact_step(model: keras.Model, data, draws=None) -> DryStep:
+def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
     """Runs the step in float32 throughout, at loss scale 1.
 
-    Args:
-        model: A built and compiled `keras.Model`.
-        data: The batch, as `train_step` takes it.
-        draws: List of `Draw`, those of the model as it is. Defaults to `None`:
-            if there are any, a step of the model as it is shows them.
+    With the random numbers of the model as it is. If it draws any that are not
+    known yet, a step of it in its own dtypes shows them.
     """
-    if draws is None:
-        exact = exact_step(model, data, ())
-        if all(draw.name == DROPOUT for draw in exact.draws):
+
+    def run():
+        with computing_in("float32", with_sublayers(model)):
+            return dry_step(model, data, 1.0, records=records)
+
+    with same_draws():
+        exact = run()
+        if known_draws() or all(d.name == DROPOUT for d in exact.draws):
             return exact
-        draws = dry_step(model, data, 1.0).draws
-    with computing_in("float32", with_sublayers(model)):
-        return dry_step(model, data, 1.0, draws=draws)
+        as_it_is = dry_step(model, data, 1.0, records=False)
+        known_draws().extend(as_it_is.draws)
+        return run()
 
 
 @contextlib.contextmanager
@@ -199,14 +333,10 @@ class _HeldStep(NamedTuple):
         self.apply(self.gradients, self.variables)
 
 
-def _has_own_step(model):
-    return type(model).train_step is not keras.Model.train_step
-
-
 @contextlib.contextmanager
 def restored(model: keras.Model):
     """Undoes what a `train_step` of the user's own may write directly."""
-    if not _has_own_step(model):
+    if not has_own_step(model):
         yield
         return
     variables = all_variables(model)

@@ -7,6 +7,7 @@ draws it in, and widened for the reference.
 """
 
 import contextlib
+import contextvars
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,11 @@ DROPOUT = "dropout"
 _NAMES = ("normal", "uniform", "truncated_normal", "gamma", "beta", "binomial")
 
 
+_SAME: contextvars.ContextVar[list | None] = contextvars.ContextVar(
+    "same", default=None
+)
+
+
 class Draw(NamedTuple):
     """One call of Keras' random numbers: its name, and the dtype drawn in."""
 
@@ -34,7 +40,8 @@ class Draws:
 
     Args:
         known: List of `Draw`, in the order of the calls: the dtypes to draw
-            in whatever is asked for. Defaults to none, as asked for.
+            in whatever is asked for. Defaults to `None`, what is known within
+            `same_draws`.
         extremes: Boolean. Whether the smallest and the largest number that
             there is are among the uniform ones. Defaults to `False`.
 
@@ -44,9 +51,9 @@ class Draws:
 
     _active = None
 
-    def __init__(self, known=(), extremes=False):
+    def __init__(self, known=None, extremes=False):
         self.made = []
-        self._known = known
+        self._known = known_draws() if known is None else known
         self._extremes = extremes
         self._inside = False
 
@@ -112,6 +119,25 @@ class Draws:
             return ops.where(kept, scaled, ops.zeros_like(inputs))
 
         return dropout
+
+
+@contextlib.contextmanager
+def same_draws():
+    """Within the context all steps of a model draw as the first one did."""
+    if _SAME.get() is not None:
+        yield
+        return
+    token = _SAME.set([])
+    try:
+        yield
+    finally:
+        _SAME.reset(token)
+
+
+def known_draws() -> list:
+    """Returns the list of `Draw` of the model as it is, empty if not known."""
+    known = _SAME.get()
+    return [] if known is None else known
 
 
 def draws_narrow_uniform(draws) -> bool:

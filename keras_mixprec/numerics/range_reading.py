@@ -95,11 +95,11 @@ class _Taken:
             id(o): scale for o, scale in zip(optimizers, scales, strict=True)
         }
         with CallHook(self._entries, self._on_call).hooked():
-            _, gradients = run_held(
+            _, gradients, scaled, _ = run_held(
                 self._model, data, lambda optimizer: scale_of[id(optimizer)]
             )
         inverse = {
-            id(variable): 1.0 / scale_of[id(optimizer)]
+            id(variable): 1.0 / scale_of[id(optimizer)] if scaled else 1.0
             for optimizer in optimizers
             for variable in optimizer._trainable_variables
         }

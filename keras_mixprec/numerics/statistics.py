@@ -215,9 +215,10 @@ class Statistics:
 
         Returns:
             Array `[k, 3]`: exponent, the next one, and the count of
-            magnitudes between the two powers of two.
+            magnitudes between the two powers of two; infinities and NaNs at
+            128, which no finite float32 has.
         """
-        counts = self.counts[1:-1]
+        counts = self.counts[1:]
         (used,) = np.nonzero(counts)
         if not used.size:
             return np.zeros((0, 3))

@@ -50,7 +50,6 @@ class Twin:
         self._dtype = call.layer.compute_dtype
         self._extremes = extremes
         self._seeds = [(v, value + draw) for v, value in call.seeds]
-        self.adds_loss = False
         self._compiled = compiled
         self._backend = backend_replay.current()
         leaves = tree.flatten((call.args, call.kwargs))
@@ -66,7 +65,7 @@ class Twin:
     def forward(
         self, policy=None, layers=None, jitter=None
     ) -> list[np.ndarray]:
-        """Returns the float outputs, as float32 arrays.
+        """Returns the float outputs and added losses, as float32 arrays.
 
         Args:
             policy: String. What `layers` compute in. Defaults to `None`, what
@@ -83,10 +82,37 @@ class Twin:
         """Returns the gradients at inputs and weights, as float32 arrays.
 
         Args:
-            cotangents: List of arrays, one per float output.
+            cotangents: List of arrays, one per float output and added loss.
             policy: String, as for `forward`.
             jitter: Int, as for `forward`.
         """
+        return self._arrays(self._pullback(cotangents), policy, jitter=jitter)
+
+    def largest_intermediate(self) -> float:
+        """Returns the largest magnitude that float32 meets inside."""
+        with self._in("float32", None):
+            return largest_intermediate(self._run, self._primals())
+
+    def starts_from_zero(self) -> bool:
+        """Whether zeros make the first non-finite number in 16 bits."""
+        return self._starts_from_zero(self._run)
+
+    def gradients_start_from_zero(self, cotangents) -> bool:
+        """Whether they do so on the way to the gradients.
+
+        Args:
+            cotangents: As for `gradients`.
+        """
+        return self._starts_from_zero(self._pullback(cotangents))
+
+    def _starts_from_zero(self, run):
+        with self._in("float32", None):
+            known = nonfinite_places(run, self._primals())
+        with self._in(None, None):
+            return starts_from_zero(run, self._primals(), known)
+
+    def _pullback(self, cotangents):
+        """Function of inputs and weights that returns their gradients."""
         # Not in `pull`: they would be constants of the program, and that of
         # each layer another.
         cotangents = [ops.convert_to_tensor(c) for c in cotangents]
@@ -97,22 +123,7 @@ class Twin:
                 for c, o in zip(cotangents, outputs, strict=True)
             ]
 
-        def run(primals):
-            return self._backend.vjp(self._run, primals, pull)[1]
-
-        return self._arrays(run, policy, jitter=jitter)
-
-    def largest_intermediate(self) -> float:
-        """Returns the largest magnitude that float32 meets inside."""
-        with self._in("float32", None):
-            return largest_intermediate(self._run, self._primals())
-
-    def starts_from_zero(self) -> bool:
-        """Whether zeros make the first non-finite number in 16 bits."""
-        with self._in("float32", None):
-            known = nonfinite_places(self._run, self._primals())
-        with self._in(None, None):
-            return starts_from_zero(self._run, self._primals(), known)
+        return lambda primals: self._backend.vjp(self._run, primals, pull)[1]
 
     def draws_by_itself(self) -> bool:
         """Whether it draws random numbers that are not Keras' own."""
@@ -161,8 +172,8 @@ class Twin:
             _call_context(call),
         ):
             outputs = call.layer(*args, **kwargs)
-        self.adds_loss = bool(scope.losses)
-        return [x for x in tree.flatten(outputs) if is_float(x)]
+        results = [*tree.flatten(outputs), *scope.losses]
+        return [x for x in results if is_float(x)]
 
 
 @contextlib.contextmanager

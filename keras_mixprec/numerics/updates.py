@@ -127,4 +127,8 @@ def loss_scale(optimizer):
         return optimizer.loss_scale_factor or 1.0
     if getattr(optimizer, "_unscaled", False):
         return 1.0
-    return ops.convert_to_tensor(optimizer.dynamic_scale)
+    # Where ours keeps it: who reads `dynamic_scale` is taken to multiply by it.
+    ours = getattr(optimizer, "_scale_variable", None)
+    return ops.convert_to_tensor(
+        optimizer.dynamic_scale if ours is None else ours
+    )

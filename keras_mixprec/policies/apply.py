@@ -10,6 +10,7 @@ from keras_mixprec.policies.default_rules import DEFAULT_RULES
 from keras_mixprec.policies.deferred import after_build
 from keras_mixprec.policies.layers import check_model, may_grow, walk
 from keras_mixprec.policies.matching import Matcher
+from keras_mixprec.policies.mixes import without_mixes
 from keras_mixprec.policies.names import (
     fitting_policy,
     is_16_bit,
@@ -35,7 +36,8 @@ def apply_policy(
     wrappers and nested models included, on a model that is built, unbuilt or
     in the midst of `fit`. Variables keep their dtype and the optimizer its
     state. Sublayers that an unbuilt layer makes when it is built get their
-    policy then.
+    policy then. Where a rule widens a part of a layer of your own whose code
+    cannot mix dtypes, the whole layer computes in float32.
 
     Args:
         model: A `keras.Model`.
@@ -89,7 +91,8 @@ def apply_policy(
         default = resolve("policy_or_plan", policy_or_plan)
         matcher = matcher_of(model, default, rules)
         decide = _rule_decision(matcher, default)
-    plan = _apply(model, default, decide)
+    exactly = isinstance(policy_or_plan, PrecisionPlan)
+    plan = _apply(model, default, decide, exactly)
     rebuild_functions(model)
     return plan
 
@@ -156,7 +159,7 @@ def _rule_decision(matcher, policy):
     return decide
 
 
-def _apply(model, default, decide):
+def _apply(model, default, decide, exactly):
     entries = walk(model)
     # First decide, then act: a rule that raises leaves the model as it was.
     decisions = [decide(entry) for entry in entries]
@@ -166,6 +169,8 @@ def _apply(model, default, decide):
         reasons |= {entry.path: reason} if reason else {}
         notes |= {entry.path: note} if note else {}
     _follow(model, default)
+    if not exactly:
+        reasons |= without_mixes(model, entries, default)
     _warn_kept_variables(notes)
     after_build(model, entries, lambda e: _follow(e.layer, decide(e)[0]))
     return PrecisionPlan.from_model(model, reasons, notes)

@@ -71,6 +71,11 @@ def check_model(model):
     return model
 
 
+def has_own_step(model) -> bool:
+    """Whether the user has written the `train_step` of a model."""
+    return type(model).train_step is not keras.Model.train_step
+
+
 def may_grow(layer) -> bool:
     """Whether a layer is unbuilt and its `build` may make sublayers."""
     plain = (keras.layers.Layer, keras.Model, keras.Sequential)

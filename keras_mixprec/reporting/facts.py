@@ -10,6 +10,7 @@ STORY = frozenset(
         "demote",
         "shrink",
         "promote",
+        "raise_scale",
         "undo",
         "give_up",
         "stopped",
@@ -17,6 +18,17 @@ STORY = frozenset(
     )
 )
 
+
+# What layers do. Their findings come as the diagnosis has them: what the repair
+# of one layer brings about in the next comes behind it.
+OF_LAYERS = {
+    "cast_overflow": "received an input beyond float16",
+    "forward_overflow": "overflowed",
+    "backward_overflow": "overflowed in the backward pass",
+    "underflow": "underflowed",
+    "precision_loss": "lost precision",
+    "unsupported": "does not run in 16 bits",
+}
 
 # Where what is beyond 16 bits is no matter.
 WIDE = ("float32", "float64")
@@ -29,8 +41,9 @@ def is_repaired(kind: str, compute_dtype: str | None) -> bool:
         kind: String. The kind of a verdict.
         compute_dtype: String, or `None` if not known.
     """
-    bears = kind != "precision_loss" and compute_dtype == "bfloat16"
-    return bears or compute_dtype in WIDE
+    range_fault = kind not in ("precision_loss", "unsupported")
+    bears = range_fault and compute_dtype == "bfloat16"
+    return kind in OF_LAYERS and (bears or compute_dtype in WIDE)
 
 
 class Story(list):

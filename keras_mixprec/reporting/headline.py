@@ -5,22 +5,23 @@ the log, all of them here, so that they say the same.
 """
 
 from keras_mixprec.flops import share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.reporting.facts import STORY, Facts, is_repaired
+from keras_mixprec.formats import SIXTEEN_BITS, format_power
+from keras_mixprec.reporting.facts import (
+    OF_LAYERS,
+    STORY,
+    Facts,
+    is_repaired,
+)
 
 # Skipped in a row, this many are no scale search any more.
 _STUCK = 5
 
-# What layers do. Their findings come as the diagnosis has them: what the repair
-# of one layer brings about in the next comes behind it.
-_OF_LAYERS = {
-    "cast_overflow": "received an input beyond float16",
-    "forward_overflow": "overflowed",
-    "backward_overflow": "overflowed in the backward pass",
-    "underflow": "underflowed",
-    "precision_loss": "lost precision",
+# An older log does not have what it is that scales no loss.
+_UNSCALED = {
+    "train_step": "`train_step` does not scale the loss: small gradients "
+    "vanish in float16"
 }
-_CAUSES = ("bad_data", "divergence", *_OF_LAYERS, "policy")
+_CAUSES = ("bad_data", "divergence", *OF_LAYERS, "scale_too_low", "policy")
 
 
 def headline(facts: Facts) -> dict:
@@ -86,7 +87,10 @@ class _Story:
         """The most important finding, and how many more there are."""
         if not self._causes:
             if "no_loss_scaling" in self._kinds:
-                yield "float16 without loss scaling: small gradients vanish"
+                yield _UNSCALED.get(
+                    self._last["no_loss_scaling"].get("by"),
+                    "float16 without loss scaling: small gradients vanish",
+                )
             return
         first = self._causes[0]
         alike = [v for v in self._causes if self._is_like(v, first)]
@@ -141,7 +145,10 @@ class _Story:
     def _is_over(self, verdict):
         """Whether the layer computes in what it needs by now."""
         kind, layer = verdict["verdict"], verdict["layer"]
-        if kind not in _OF_LAYERS or layer is None:
+        if kind == "scale_too_low":
+            raised = self._last.get("raise_scale", {"dry_run": True})
+            return not raised.get("dry_run")
+        if kind not in OF_LAYERS or layer is None:
             return False
         return is_repaired(kind, self._now.get(layer)) or self._is_returned(
             layer
@@ -160,7 +167,7 @@ class _Story:
         return alike and not self._is_over(verdict)
 
     def _describe(self, first, alike):
-        kind, at = first["verdict"], _at(first)
+        kind, at, over = first["verdict"], _at(first), self._is_over(first)
         if kind == "bad_data":
             return f"bad data{at}{_rows(first)}"
         if kind == "divergence":
@@ -169,11 +176,15 @@ class _Story:
             return f"{what}{at}, in float32 as well"
         if kind == "policy":
             return "16-bit variables lose small updates"
-        others = 0 if self._is_over(first) else len(alike) - 1
+        if kind == "scale_too_low":
+            now = self._last["raise_scale"]["after"] if over else None
+            fate = f", raised to {format_power(now)}" if over else ""
+            return f"gradients vanished{at} at too low a loss scale{fate}"
+        others = 0 if over else len(alike) - 1
         more = f" and {_counted(others, 'more layer')}" if others else ""
         at = f", first{at}" if others else at
         names = (first["layer"] or "the model") + more
-        return f"{names} {_OF_LAYERS[kind]}{at}{self._fate(first)}"
+        return f"{names} {OF_LAYERS[kind]}{at}{self._fate(first)}"
 
     def _fate(self, first):
         layer = first["layer"]

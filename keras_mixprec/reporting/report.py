@@ -73,8 +73,21 @@ class MixPrecReport:
         self._overviews = {run.name: run.overview() for run in runs}
 
     def to_dict(self) -> dict:
-        """Returns, by run, the layers, the loss scale and all events."""
-        return dict(self._overviews)
+        """Returns, by run, the layers, the loss scale and all events.
+
+        And of each metric in `"heat"` what was measured: the last step of each
+        column as `"steps"`, and the worst number in it by layer as `"values"`,
+        NaN where there is none.
+        """
+        return {run.name: self._dict_of(run) for run in self._runs}
+
+    def _dict_of(self, run):
+        overview = self._overviews[run.name]
+        heat = overview["heat"]
+        if heat:
+            metrics = [m | run.measured(m["name"]) for m in heat["metrics"]]
+            heat = heat | {"metrics": metrics}
+        return overview | {"heat": heat}
 
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""

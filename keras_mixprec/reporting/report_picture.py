@@ -120,10 +120,12 @@ def _draw_scale(axis, overview):
     for event in overview["events"]:
         if event["kind"] == "train_begin" and event["fit"] > 1:
             axis.axvline(event["step"], color="#999999", linestyle=":")
-    axis.set_ylim(bottom, top)
+    # At least one power of two to each side of a scale that is constant.
+    around = max(1 - (top - bottom) / 2, 0)
+    axis.set_ylim(bottom - around, top + around)
     axis.set_ylabel("loss scale")
     axis.set_xlabel("step")
-    axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axis.yaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axis.yaxis.set_major_formatter(lambda bits, _: f"$2^{{{bits:.0f}}}$")
     if axis.get_legend_handles_labels()[1]:
         axis.legend(loc="lower right", fontsize="small")

@@ -207,6 +207,16 @@ class RunData:
         worst = pool_groups(pool, rows, size).T
         return Grid(layers, steps[first], steps[last], worst, pool)
 
+    def measured(self, metric: str) -> dict:
+        """Returns a metric of every layer by step, ready for JSON.
+
+        Args:
+            metric: String.
+        """
+        grid = self.grid(metric, MAX_COLUMNS)
+        rows = zip(grid.layers, grid.worst.tolist(), strict=True)
+        return {"steps": grid.last.tolist(), "values": dict(rows)}
+
     def histogram(self, layer: str, part: str) -> dict:
         """Returns the exponents of a layer's numbers.
 

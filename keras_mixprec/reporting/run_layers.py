@@ -80,9 +80,9 @@ def add_headroom(layers: list, tables: list):
 def add_repairs(layers: list, limit: str):
     """Adds what is no finding any more.
 
-    `"repaired"` is whether a layer computes by now in what all its verdicts
-    ask for, `"beyond"` the format whose range the activations of a wider layer
-    exceed.
+    `"repaired_verdicts"` are those of a layer that computes by now in what they
+    ask for, `"repaired"` whether these are all, `"beyond"` the format whose
+    range the activations of a wider layer exceed.
 
     Args:
         layers: List of dicts, the table of layers.
@@ -90,12 +90,13 @@ def add_repairs(layers: list, limit: str):
     """
     for layer in layers:
         dtype, kinds = layer["compute_dtype"], layer["verdicts"]
+        repaired = [kind for kind in kinds if is_repaired(kind, dtype)]
         low = layer["least_headroom"]
         # Not what overflows even there.
         exceeds = dtype in WIDE and low is not None and -math.inf < low <= 0
         layer |= {
-            "repaired": bool(kinds)
-            and all(is_repaired(kind, dtype) for kind in kinds),
+            "repaired": bool(kinds) and repaired == kinds,
+            "repaired_verdicts": repaired,
             "beyond": limit if exceeds else None,
         }
 

@@ -1,6 +1,16 @@
 """Models that fail in 16 bits and train in float32, and models that do not."""
 
-from zoo import architectures, controls, faults, more_architectures
+from zoo import (
+    architectures,
+    controls,
+    faults,
+    more_architectures,
+    reported_layers,
+    reported_layers_healthy,
+    reported_losses,
+    reported_own_losses,
+    reported_state,
+)
 from zoo.case import CASES
 
 
@@ -16,4 +26,9 @@ __all__ = [
     "controls",
     "faults",
     "more_architectures",
+    "reported_layers",
+    "reported_layers_healthy",
+    "reported_losses",
+    "reported_own_losses",
+    "reported_state",
 ]

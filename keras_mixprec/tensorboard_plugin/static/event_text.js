@@ -6,11 +6,12 @@ import { isRepaired } from "./precision.js";
 // The most important first, causes before symptoms, as in `diagnosis/verdict.py`.
 export const KINDS = [
   "weights_lost", "bad_data", "divergence", "cast_overflow", "forward_overflow",
-  "backward_overflow", "underflow", "precision_loss", "policy", "scale_collapsed",
-  "scale_search",
+  "backward_overflow", "underflow", "precision_loss", "unsupported",
+  "scale_too_low", "policy",
+  "scale_collapsed", "scale_search",
 ];
 
-const WARNINGS = ["policy", "precision_loss", "underflow"];
+const WARNINGS = ["policy", "precision_loss", "scale_too_low", "underflow"];
 
 export function verdictSeverity(verdict) {
   const place = KINDS.indexOf(verdict);
@@ -23,7 +24,8 @@ export function verdictLevel(verdict) {
 }
 
 const PRECISION_KINDS = [
-  "demote", "shrink", "promote", "undo", "start", "loss_scaling", "give_up",
+  "demote", "shrink", "promote", "undo", "start", "loss_scaling", "raise_scale",
+  "give_up",
 ];
 
 const WARNING_KINDS = [
@@ -159,6 +161,7 @@ const SENTENCES = {
   undo: (event) => event.message || changeSentence("Took back", event),
   start: (event) => changeSentence("Started with", event),
   loss_scaling: (event) => changeSentence("Loss scaling:", event),
+  raise_scale: (event) => `The tuner ${event.message ?? "raises the loss scale"}.`,
   give_up: (event) => event.message || "The tuner gave up.",
   rebuild: (event) => {
     return `Train step rebuilt in ${formatNumber(event.seconds)} s.`;
@@ -185,7 +188,9 @@ const SENTENCES = {
   loss_scale_kept: (event) => {
     return `Loss scale ${formatScale(event.scale)} again: it fell because of bad data alone.`;
   },
-  no_loss_scaling: () => "Layers compute in float16 and nothing scales the loss.",
+  no_loss_scaling: (event) => `Layers compute in float16 and ${
+    event.by === "train_step" ? "`train_step` does not scale" : "nothing scales"
+  } the loss.`,
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
   train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],

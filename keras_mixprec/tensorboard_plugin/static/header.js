@@ -45,6 +45,7 @@ export function createHeader(store, { offline, copyLink }) {
     run.disabled = !runs.length;
   }
 
+  /** @param {{ event?: object, layer?: { path: string } }} entry */
   function actionOf({ event, layer }) {
     if (event) return () => bringEvent(store, event);
     return layer ? () => bringLayer(store, layer.path) : null;

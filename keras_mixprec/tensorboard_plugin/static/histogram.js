@@ -45,7 +45,8 @@ export function createHistogram(store) {
   function current() {
     const { runData, histogram, step, part } = store.state;
     const taken = histogramAt(histogram, step);
-    if (!taken?.bars.length || !runData?.format) return null;
+    if (!taken || !runData?.format) return null;
+    if (!taken.bars.length && !taken.nonfinite) return null;
     const shift = part === "gradient" ? scaleBefore(runData.scale[0], taken.step) : null;
     const bars = unscaled(taken.bars, shift ?? 0);
     const paths = new Map(runData.layers.map((layer) => [layer.path, layer]));
@@ -70,12 +71,12 @@ export function createHistogram(store) {
     const bottom = MARGIN.top + BARS_HEIGHT;
     const domain = exponentDomain(bars, format, shift ?? 0);
     const x = linearScale(domain, [MARGIN.left, width - MARGIN.right]);
-    const most = Math.max(...bars.map((bar) => bar.count));
+    const most = Math.max(1, ...bars.map((bar) => bar.count));
     const decades = Math.max(1, Math.ceil(Math.log10(most + 1)));
     const y = linearScale([0, decades], [bottom, MARGIN.top + 14]);
     const heightOf = (count) => y(Math.log10(count + 1));
     shown.scale = x;
-    drawZones(context, x, domain, format, bottom);
+    drawZones(context, x, domain, format);
     context.textAlign = "right";
     for (const tick of exponentTicks(0, decades, 5)) {
       drawLine(context, [[MARGIN.left, y(tick)], [width - MARGIN.right, y(tick)]],
@@ -96,7 +97,7 @@ export function createHistogram(store) {
       const size = x(exponent + 1) - left;
       context.fillRect(left, top, size - Math.min(1, size / 5), bottom - top);
     }
-    if (shift !== null) drawScaled(context, x, bottom, heightOf, hatch);
+    if (shift !== null && bars.length) drawScaled(context, x, bottom, heightOf, hatch);
     const base = bottom + 0.5;
     drawLine(context, [[MARGIN.left, base], [width - MARGIN.right, base]],
       themeColor("--axis"));
@@ -112,7 +113,7 @@ export function createHistogram(store) {
     if (range) drawRuler(context, bottom + MARGIN.axis, width, range, shift);
   }
 
-  function drawZones(context, x, domain, format, bottom) {
+  function drawZones(context, x, domain, format) {
     const limits = [
       ["vanishes", domain[0], format.subnormal_exponent],
       ["subnormal", format.subnormal_exponent, format.normal_exponent],
@@ -180,6 +181,15 @@ export function createHistogram(store) {
   }
 
   function sentence() {
+    const { nonfinite } = shown;
+    const rest = nonfinite < 1 ? sentenceOfFinite() : "";
+    if (!nonfinite) return rest;
+    words.classList.add("alarm");
+    const lost = `▲ ${formatShare(nonfinite)} infinite or NaN`;
+    return rest ? `${lost}; of the others: ${rest}` : lost;
+  }
+
+  function sentenceOfFinite() {
     const { bars, format, shift, range, wider } = shown;
     const computed = wider ? `, computed in ${wider}` : "";
     if (range) {

@@ -1,5 +1,8 @@
 import { countAtMost } from "./scales.js";
 
+// Where infinities and NaNs are counted: no finite float32 has this exponent.
+const NONFINITE = 128;
+
 export function histogramAt(data, step) {
   if (!data || !data.steps.length) return null;
   const at = step === null ? data.steps.length : countAtMost(data.steps, step);
@@ -7,7 +10,10 @@ export function histogramAt(data, step) {
   const bars = data.exponents[index].map((exponent, place) => {
     return { exponent, count: data.counts[index][place] };
   }).filter((bar) => bar.count > 0);
-  return { step: data.steps[index], bars };
+  const finite = bars.filter((bar) => bar.exponent < NONFINITE);
+  const total = (some) => some.reduce((sum, bar) => sum + bar.count, 0);
+  const nonfinite = total(bars) ? 1 - total(finite) / total(bars) : 0;
+  return { step: data.steps[index], bars: finite, nonfinite };
 }
 
 // Gradients are measured with the loss scale in them.
@@ -21,6 +27,7 @@ export function zoneOf(exponent, format) {
   return exponent >= format.subnormal_exponent ? "subnormal" : "vanishes";
 }
 
+// Of the finite elements.
 export function shareByZone(bars, format, shift = 0) {
   const shares = { overflow: 0, normal: 0, subnormal: 0, vanishes: 0 };
   const total = bars.reduce((sum, bar) => sum + bar.count, 0);

@@ -138,7 +138,8 @@ export async function render() {
     if (runData) drawSoon(() => store.set({ shown: runData.run }));
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.target.matches("select")) return;
+    if (event.key !== "Escape") return;
+    if (event.target instanceof HTMLSelectElement) return;
     if (store.state.zoom) store.set({ zoom: null });
     else store.set(NOTHING_CHOSEN);
   });

@@ -23,13 +23,8 @@ export function everWider(layer, formatName) {
   return dtypes.some((dtype) => isWider(dtype, formatName));
 }
 
-const OF_RANGE = [
-  "cast_overflow", "forward_overflow", "backward_overflow", "underflow",
-];
-
 // Whether the layer that a finding is about computes in what it needs by now.
 export function isRepaired(event, layers) {
-  const dtype = layers.find((layer) => layer.path === event.layer)?.compute_dtype;
-  if (OF_RANGE.includes(event.verdict)) return isWider(dtype, "float16");
-  return event.verdict === "precision_loss" && ["float32", "float64"].includes(dtype);
+  const layer = layers.find(({ path }) => path === event.layer);
+  return layer?.repaired_verdicts?.includes(event.verdict) ?? false;
 }

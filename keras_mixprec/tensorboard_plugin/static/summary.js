@@ -142,7 +142,8 @@ export function sortLayers(layers, valueOf, descending) {
     .map((layer, index) => ({ layer, index, value: valueOf(layer) }))
     .sort((one, other) => {
       if (!known(one.value) || !known(other.value)) {
-        return known(other.value) - known(one.value) || one.index - other.index;
+        return Number(known(other.value)) - Number(known(one.value))
+          || one.index - other.index;
       }
       if (one.value === other.value) return one.index - other.index;
       return (one.value < other.value ? -1 : 1) * order;

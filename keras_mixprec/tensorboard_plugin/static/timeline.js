@@ -286,6 +286,7 @@ export function createTimeline(store) {
       items.push(legendItem("- -", "--compare", name));
     }
     const events = runsOf(store.state).flatMap((data) => data.events);
+    /** @type {Set<string>} */
     const present = new Set(events
       .filter(laneOf).map((event) => eventLevel(event)));
     for (const [level, { glyph, color, label }] of Object.entries(LEVELS)) {

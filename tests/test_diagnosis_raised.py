@@ -1,0 +1,174 @@
+"""Steps that raise in 16 bits and run in float32."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from monitor_models import BACKEND, each_jit
+
+import keras_mixprec as kmp
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(16, 4)).astype("float32")
+LABELS = (np.arange(16) % 2).astype("float32")[:, None]
+
+# `a @ b` of unequal dtypes: JAX widens one of them by itself.
+refuses_mixes = pytest.mark.skipif(
+    BACKEND == "jax", reason="JAX computes in the wider dtype"
+)
+
+
+def head(activation=None):
+    return layers.Dense(1, activation, dtype="float32", name="head")
+
+
+def compiled(inputs, outputs, jit, loss="mse"):
+    model = keras.Model(inputs, outputs)
+    rules = [kmp.PrecisionRule("head")]
+    kmp.apply_policy(model, "mixed_float16", rules=rules)
+    optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+    model.compile(optimizer, loss=loss, jit_compile=jit)
+    return model
+
+
+def found(verdicts):
+    return [(v.layer, v.kind) for v in verdicts]
+
+
+class Tokens(layers.Layer):
+    """Token ids come as float32 where `keras.Input` has no dtype."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = layers.Embedding(4096, 4, name="embedding")
+
+    def build(self, shape):
+        self.embedding.build(shape)
+
+    def call(self, ids):
+        return self.embedding(ids)
+
+
+def on_tokens(jit):
+    inputs = keras.Input((4,))
+    x = layers.GlobalAveragePooling1D()(Tokens(name="tokens")(inputs))
+    return compiled(inputs, head()(x), jit)
+
+
+@each_jit
+@pytest.mark.parametrize("first", [2049, 4032])
+def test_token_ids_that_a_cast_rounds_are_named(first, jit):
+    ids = np.arange(first, first + 64).reshape(16, 4)
+    (verdict,) = kmp.diagnose(on_tokens(jit), ids, LABELS)
+    assert found([verdict]) == [("tokens", "precision_loss")]
+    assert verdict.numbers["rounded_integers"] == 32
+    assert "keras.Input(..., dtype='int32')" in verdict.advice
+
+
+@each_jit
+def test_token_ids_are_repaired(jit):
+    model, ids = on_tokens(jit), np.arange(4032, 4096).reshape(16, 4)
+    tuner = kmp.PrecisionTuner(verbose=0)
+    model.fit(ids, LABELS, epochs=2, verbose=0, callbacks=[tuner])
+    assert tuner.plan["tokens"] == "float32"
+    assert tuner.plan["tokens/embedding"] == "mixed_float16"
+
+
+@each_jit
+def test_nan_that_a_loss_refuses_is_traced_to_its_layer(jit):
+    inputs = keras.Input((4,))
+    x = layers.UnitNormalization(name="norm")(inputs)
+    model = compiled(
+        inputs, head("sigmoid")(x), jit, loss="binary_crossentropy"
+    )
+    tuner = kmp.PrecisionTuner(verbose=0)
+    assert found(kmp.diagnose(model, 1e-5 * X, LABELS)) == [
+        ("norm", "underflow")
+    ]
+    model.fit(1e-5 * X, LABELS, verbose=0, callbacks=[tuner])
+    assert tuner.plan["norm"] == "float32"
+
+
+class Turn(layers.Layer):
+    """Multiplies by a constant that no autocast reaches."""
+
+    def call(self, x):
+        return x @ ops.eye(4, dtype="float32")
+
+
+@refuses_mixes
+@each_jit
+def test_a_mix_of_dtypes_in_a_layer_is_named_with_what_mends_it(jit):
+    inputs = keras.Input((4,))
+    turned = Turn(name="turn")(layers.Dense(4)(inputs))
+    model = compiled(inputs, head()(layers.Dense(4)(turned)), jit)
+    set_policy(model)
+    (verdict,) = kmp.diagnose(model, X, LABELS)
+    assert found([verdict]) == [("turn", "unsupported")]
+    assert verdict.numbers["code"].startswith("return x @ ops.eye(4")
+    assert "PrecisionRule('turn')" in verdict.advice
+    assert "keras.ops.cast" in verdict.advice
+    rules = [kmp.PrecisionRule(name) for name in ("turn", "head")]
+    kmp.apply_policy(model, "mixed_float16", rules=rules)
+    assert not kmp.diagnose(model, X, LABELS)
+    model.fit(X, LABELS, verbose=0)
+
+
+def set_policy(model):
+    """As Keras sets it when a model is built under a global policy."""
+    for layer in model.layers:
+        if layer.name != "head":
+            layer.dtype_policy = "mixed_float16"
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight, **kwargs):
+        error = y_pred @ ops.eye(4, dtype="float32")
+        return ops.mean(ops.square(error))
+
+
+@refuses_mixes
+@each_jit
+def test_a_mix_of_dtypes_outside_of_layers_is_named_and_repaired(jit):
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(4, name="hidden")(inputs)
+    outputs = layers.Dense(4, name="last")(hidden)
+    model = OwnLoss(inputs, outputs)
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=jit)
+    (verdict,) = kmp.diagnose(model, X, X)
+    assert found([verdict]) == [("last", "unsupported")]
+    assert verdict.numbers["code"].startswith("error = y_pred @ ops.eye")
+    tuner = kmp.PrecisionTuner(verbose=0)
+    model.fit(X, X, verbose=0, callbacks=[tuner])
+    assert tuner.plan["last"] == "float32"
+    assert tuner.plan["hidden"] == "mixed_float16"
+
+
+class Residual(layers.Layer):
+    """One of its parts is a normalization, which a rule widens."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(4, name="dense")
+        self.turn = layers.Dense(4, use_bias=False, name="turn")
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.turn.build(shape)
+
+    def call(self, x):
+        return ops.swapaxes(self.dense(x), 0, 1) @ self.turn(x)
+
+
+@refuses_mixes
+def test_a_rule_for_a_part_of_a_layer_makes_no_mix_of_dtypes():
+    inputs = keras.Input((4,))
+    x = Residual(name="residual")(layers.Dense(4, name="before")(inputs))
+    model = keras.Model(inputs, head()(x))
+    rules = [kmp.PrecisionRule("residual/turn")]
+    plan = kmp.apply_policy(model, "mixed_float16", rules=rules)
+    assert plan["before"] == "mixed_float16"
+    assert plan["residual/dense"] == plan["residual/turn"] == "float32"
+    assert "mixes dtypes" in plan.reasons["residual"]
+    assert model.predict(X, verbose=0).shape == (4, 1)

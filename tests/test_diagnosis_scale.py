@@ -1,0 +1,162 @@
+"""Loss scales that are too low, and epsilons that are too small."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from monitor_models import each_jit
+from zoo.case import vectors
+
+import keras_mixprec as kmp
+
+X, Y = vectors()()
+
+
+def tiny(labels, logits):
+    loss = keras.losses.sparse_categorical_crossentropy
+    return 1e-10 * loss(labels, logits, from_logits=True)
+
+
+def classifier(policy="mixed_float16", jit=False, **scaling):
+    """A model whose gradients, about 1e-13, suit an epsilon of 1e-16."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
+    hidden = layers.Dense(64, "relu", name="hidden")
+    model = keras.Sequential(
+        [keras.Input((32,)), hidden, layers.Dense(4, name="head")]
+    )
+    optimizer = keras.optimizers.Adam(1e-3, epsilon=1e-16)
+    if policy == "mixed_float16":
+        optimizer = kmp.LossScaleOptimizer(optimizer, **scaling)
+    model.compile(optimizer, tiny, metrics=["accuracy"], jit_compile=jit)
+    return model
+
+
+def accuracy(model, *callbacks):
+    fitted = model.fit(
+        X, Y, epochs=15, shuffle=False, verbose=0, callbacks=list(callbacks)
+    )
+    return fitted.history["accuracy"][-1]
+
+
+def test_a_scale_below_all_gradients_is_named():
+    (verdict,) = kmp.diagnose(classifier(), X[:32], Y[:32])
+    assert (verdict.kind, verdict.layer) == ("scale_too_low", None)
+    numbers = verdict.numbers
+    assert numbers["loss_scale_bits"] == 15 < numbers["needed_bits"]
+    # Keras doubles the scale every 2000 steps.
+    missing = numbers["needed_bits"] - 15
+    assert numbers["steps_to_reach"] == 2000 * missing
+    assert f"initial_scale=2.0**{numbers['needed_bits']}" in verdict.advice
+
+
+@each_jit
+def test_the_tuner_raises_it_and_demotes_nothing(jit):
+    model = classifier(jit=jit)
+    tuner = kmp.PrecisionTuner(verbose=0)
+    reached = accuracy(model, tuner)
+    assert reached == pytest.approx(accuracy(classifier("float32")), abs=0.05)
+    assert [e["kind"] for e in tuner.history] == ["raise_scale"]
+    assert set(tuner.plan.values()) == {"mixed_float16"}
+    assert kmp.diagnose(model, X[:32], Y[:32]) == []
+
+
+def test_a_dry_run_only_says_so(tmp_path):
+    model = classifier()
+    tuner = kmp.PrecisionTuner(verbose=0, dry_run=True)
+    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    model.fit(X, Y, verbose=0, callbacks=[monitor, tuner])
+    assert float(model.optimizer.loss_scale) == 2.0**15
+    assert "would raise" in tuner.history[0]["message"]
+    assert "Gradients vanished at step 0" in str(monitor.report)
+
+
+def test_a_scale_that_its_rule_holds_down_is_said_to_be():
+    rule = kmp.DynamicLossScale(max_scale=2.0**16)
+    verdicts = kmp.diagnose(classifier(loss_scale=rule), X[:32], Y[:32])
+    assert {v.layer for v in verdicts} == {"hidden", "head"}
+    assert all("`max_scale`" in v.advice for v in verdicts)
+
+
+def narrow(wrap=lambda inner: inner):
+    keras.config.set_dtype_policy("float16")
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(4)])
+    inner = keras.optimizers.Adam(1e-3, epsilon=1e-8)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(wrap(inner), loss, jit_compile=False)
+    return model
+
+
+def test_an_epsilon_that_is_0_in_the_variables_is_refused():
+    model = narrow(kmp.LossScaleOptimizer)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="`epsilon` of Adam underflows"):
+        model.fit(X, Y, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    with pytest.raises(ValueError, match="Received: epsilon=1e-08"):
+        kmp.ensure_loss_scaling(narrow())
+
+
+def test_weights_lost_by_an_epsilon_are_said_to_be():
+    model = narrow()
+    (verdict,) = kmp.diagnose(model, X[:32], Y[:32])
+    assert verdict.kind == "policy"
+    assert verdict.numbers["epsilon"] == 1e-8
+    model.fit(0 * X[:32], Y[:32], verbose=0)
+    (verdict,) = kmp.diagnose(model, X[:32], Y[:32])
+    assert verdict.kind == "weights_lost"
+    assert "`epsilon` of 1e-08 is 0" in verdict.advice
+
+
+class Root(layers.Layer):
+    """Its derivative at 0 is 0 / sqrt(0) where the epsilon underflows."""
+
+    def call(self, x):
+        return ops.sqrt(x * x + 1e-9)
+
+
+def test_a_division_by_zero_in_the_backward_pass_is_an_underflow():
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((32,))
+    x = Root(name="root")(layers.Dense(8, name="first")(inputs))
+    model = keras.Model(inputs, layers.Dense(1, name="head")(x))
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=False)
+    verdict = kmp.diagnose(model, X[:32] * (X[:32, :1] > 0), Y[:32, None])[0]
+    found = verdict.layer, verdict.kind, verdict.direction
+    assert found == ("root", "underflow", "backward")
+    assert "epsilon" in verdict.advice
+    assert "loss scale" not in verdict.advice
+
+
+def test_an_input_beyond_float16_is_so_in_a_sequential_without_input():
+    keras.config.set_dtype_policy("mixed_float16")
+    parts = [layers.Dense(8, name="d1"), layers.Dense(3, dtype="float32")]
+    model = keras.Sequential(parts)
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=False)
+    x = np.full((8, 8), 1e5, "float32")
+    verdict = kmp.diagnose(model, x, np.ones((8, 3)))[0]
+    assert (verdict.kind, verdict.layer) == ("cast_overflow", "d1")
+
+
+def test_overflow_after_the_last_layer_is_not_blamed_on_the_loss_scale():
+    keras.config.set_dtype_policy("mixed_float16")
+    head = layers.Dense(1, name="head", kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((8,)), head])
+
+    def squared(y, p):
+        p = ops.cast(p, model.compute_dtype)
+        return ops.cast(ops.square(ops.sum(p)), "float32")
+
+    model.compile(kmp.LossScaleOptimizer("adam"), squared, jit_compile=False)
+    verdicts = kmp.diagnose(model, np.full((8, 8), 30.0), np.ones((8, 1)))
+    assert not any("the other layers need" in v.advice for v in verdicts)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_variables_are_advised_their_own_mixed_policy(dtype):
+    keras.config.set_dtype_policy(dtype)
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(4)])
+    model.compile("adam", "mse", jit_compile=False)
+    verdicts = kmp.diagnose(model, X[:32], np.ones((32, 4)))
+    (advice,) = [v.advice for v in verdicts if v.kind == "policy"]
+    assert f"'mixed_{dtype}'" in advice

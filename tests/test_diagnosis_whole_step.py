@@ -1,0 +1,156 @@
+"""A gradient or a state that is wrong has a cause that is named."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_mixprec as kmp
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(32, 8)).astype("float32")
+Y = RANDOM.integers(0, 3, 32)
+
+
+def found(model, x=X, y=Y, loss=None, **optimizing):
+    rules = [kmp.PrecisionRule("head")]
+    kmp.apply_policy(model, "mixed_float16", rules=rules)
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = kmp.LossScaleOptimizer("adam", **optimizing)
+    model.compile(optimizer, loss, jit_compile=False)
+    verdicts = kmp.diagnose(model, x, y)
+    named = [(v.layer, v.kind, v.direction) for v in verdicts]
+    return [name for name in named if name[1] != "scale_search"]
+
+
+def model_of(*parts, kind=keras.Model):
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((8,))
+    for part in parts:
+        x = part(x)
+    return kind(inputs, layers.Dense(3, name="head")(x))
+
+
+class Square(layers.Layer):
+    def call(self, x):
+        return ops.square(x)
+
+
+def test_an_overflow_behind_a_layer_that_saturates():
+    # tanh of infinity is 1, and its derivative in float32 is 0: only the
+    # gradients of the real step are NaN.
+    tanh = layers.Dense(8, "tanh", name="tanh")
+    model = model_of(layers.Dense(8), Square(name="square"), tanh)
+    named = found(model, 500 * X)
+    assert ("square", "forward_overflow", "forward") in named
+    assert {layer for layer, *_ in named} == {"square", "tanh"}
+
+
+class Squash(layers.Layer):
+    """The log-probability of an action that tanh squashes."""
+
+    def call(self, x):
+        a = ops.tanh(x)
+        penalty = 0.01 * ops.mean(ops.log(1 - a * a + 1e-6))
+        self.add_loss(ops.cast(penalty, "float32"))
+        return a
+
+
+class Spread(layers.Layer):
+    """Distances of rows, those of a row to itself masked."""
+
+    def call(self, x):
+        apart = ops.expand_dims(x, 0) - ops.expand_dims(x, 1)
+        # 1e-12 is 0 in float16, and the derivative of the root infinite.
+        distance = ops.sqrt(ops.sum(apart * apart, -1) + 1e-12)
+        self.add_loss(-0.01 * ops.cast(ops.mean(distance), "float32"))
+        return x
+
+
+@pytest.mark.parametrize("layer", [Squash, Spread])
+def test_the_gradients_of_an_added_loss(layer):
+    model = model_of(layers.Dense(8), layer(name="adds"))
+    assert found(model, 4 * X) == [("adds", "backward_overflow", "backward")]
+
+
+class Penalized(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.01 * ops.cast(ops.mean(ops.square(x)), "float32"))
+        return x
+
+
+def test_a_sound_added_loss_is_nobodys_fault():
+    assert found(model_of(layers.Dense(8), Penalized())) == []
+
+
+class Root(layers.Layer):
+    def call(self, x):
+        # At 0 the derivative is infinite, and times 0 no number.
+        return ops.sqrt(ops.square(x))
+
+
+def test_gradients_that_float32_has_not_either_are_no_matter_of_precision():
+    model = model_of(layers.Dense(8, kernel_initializer="zeros"), Root())
+    assert found(model) == [(None, "divergence", None)]
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        narrow = ops.cast(y_pred, self.compute_dtype)
+        return 1e-6 * ops.cast(ops.mean(ops.square(300 * narrow)), "float32")
+
+
+def test_code_outside_of_layers():
+    model = model_of(layers.Dense(8), kind=OwnLoss)
+    [(layer, kind, _)] = found(model, 10 * X)
+    assert (layer, kind) == ("<model>", "forward_overflow")
+    [verdict] = kmp.diagnose(model, 10 * X, Y)
+    assert "`compute_loss` or `train_step`" in verdict.advice
+
+
+class Average(layers.Layer):
+    """A moving average of its inputs, by hand."""
+
+    def __init__(self, momentum, **kwargs):
+        super().__init__(**kwargs)
+        self.momentum = momentum
+
+    def build(self, input_shape):
+        shape = input_shape[-1:]
+        self.mean = self.add_weight(shape, "zeros", trainable=False)
+
+    def call(self, x):
+        new = self.momentum * self.mean + (1 - self.momentum) * ops.mean(x, 0)
+        self.mean.assign(new)
+        return x
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.999])
+def test_a_moving_average_that_stands_still(momentum):
+    model = model_of(layers.Dense(8), Average(momentum, name="average"))
+    stands = [("average", "precision_loss", "update")]
+    assert found(model, X + 2) == (stands if momentum == 0.999 else [])
+    assert not np.any(model.get_layer("average").mean.numpy())
+
+
+class Counter(layers.Layer):
+    def build(self, input_shape):
+        self.rows = self.add_weight((), "zeros", trainable=False)
+
+    def call(self, x):
+        self.rows.assign(self.rows + ops.cast(1.0, x.dtype))
+        return x
+
+
+@pytest.mark.parametrize("rows", [1000.0, 2048.0])
+def test_a_counter_that_stands_still(rows):
+    # float16 counts to 2048.
+    model = model_of(layers.Dense(8), Counter(name="counter"))
+    model.get_layer("counter").rows.assign(rows)
+    stands = [("counter", "precision_loss", "update")]
+    assert found(model) == (stands if rows == 2048 else [])
+
+
+def test_a_moving_average_in_float32_is_sound():
+    model = model_of(layers.Dense(8), layers.BatchNormalization())
+    assert found(model, X + 2) == []
