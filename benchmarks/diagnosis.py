@@ -8,9 +8,15 @@ known to be wrong.
     python -m benchmarks.diagnosis
     python -m benchmarks.diagnosis --setups torch --cases t5_ffn big_sum
     python -m benchmarks.diagnosis --train
+    python -m benchmarks.diagnosis --policy mixed_bfloat16
 
 `--train` proves the labels instead: it trains every model in float32, in
 mixed_float16, and with the culprits and with a decoy in float32.
+
+`--policy` tries another one than mixed_float16, in which other cases fail than
+those labelled: every model is trained in float32 and in the policy as well. A
+case counts if something is found where that fails, and no layer where it
+learns.
 """
 
 import math
@@ -29,12 +35,18 @@ def main():
     parser = argument_parser(__doc__)
     parser.add_argument("--cases", nargs="+", default=[])
     parser.add_argument("--train", action="store_true")
+    parser.add_argument("--policy", choices=_POLICIES)
     arguments = parser.parse_args()
     task, header = _TASKS[arguments.train]
+    others = []
+    if arguments.policy:
+        task, header, others = diagnose_in, _OTHER, [arguments.policy]
     totals = []
     for setup in arguments.setups:
         backend, jit_compile = SETUPS[setup]
-        rows = in_subprocess(backend, task, setup, jit_compile, arguments.cases)
+        rows = in_subprocess(
+            backend, task, setup, jit_compile, arguments.cases, *others
+        )
         print(f"\n### {setup}\n\n{markdown(header, [r[:-1] for r in rows])}")
         right = sum(row[-1] for row in rows)
         totals.append([setup, str(len(rows)), str(right)])
@@ -89,10 +101,42 @@ def train_all(setup, jit_compile, names):
     return rows
 
 
+def diagnose_in(setup, jit_compile, names, policy):
+    """Returns what is found in another policy, beside how training ends."""
+    from zoo import cases
+
+    rows = []
+    for case in cases(names):
+        exact = case.fit(case.model("float32", jit_compile))
+        try:
+            low = case.fit(case.model(policy, jit_compile))
+            verdicts = case.verdicts(jit_compile, policy)
+        # An optimizer whose epsilon is 0 in the variables.
+        except ValueError as error:
+            rows.append([case.name, _metric(exact), "-", str(error), "-", True])
+            continue
+        fails = not case.learns(low, exact)
+        layers = {v.layer for v in verdicts if v.layer}
+        found = sorted(layers) or sorted({v.kind for v in verdicts})
+        outcome = {
+            (True, True): "found",
+            (True, False): "missed",
+            (False, True): "blamed",
+            (False, False): "-",
+        }[fails, bool(found if fails else layers)]
+        cells = [case.name, _metric(exact), _metric(low), ", ".join(found)]
+        right = outcome not in ("missed", "blamed")
+        rows.append([*cells, outcome, right])
+        print(*rows[-1][:-1], sep="  ", file=sys.stderr, flush=True)
+    return rows
+
+
 def _metric(value):
     return f"{value:.4g}" if math.isfinite(value) else "NaN"
 
 
+_POLICIES = ["mixed_bfloat16", "bfloat16", "float16", "mixed_float16"]
+_OTHER = ["case", "float32", "16 bits", "found", "outcome"]
 _TASKS = {
     False: (
         diagnose_all,

@@ -107,3 +107,17 @@ def test_a_call_of_python_is_never_taken_for_another():
     named, _ = compiled_programs(called(np.float16(6e4)), layers.Dense(8))
     assert "python" not in calm
     assert "python" in named
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="others do not compile a step")
+def test_equal_blocks_of_a_step_are_compiled_once():
+    from keras_mixprec.backend.pieces_jax import compiled_piece
+
+    def pieces(blocks):
+        compiled_piece.cache_clear()
+        parts = layers.LayerNormalization, lambda: layers.Dense(8, "gelu")
+        compiled_programs(*(part() for _ in range(blocks) for part in parts))
+        return compiled_piece.cache_info().currsize
+
+    # In the middle of a model all are alike.
+    assert 0 < pieces(3) == pieces(6) < 40

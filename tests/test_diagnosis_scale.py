@@ -160,3 +160,41 @@ def test_16_bit_variables_are_advised_their_own_mixed_policy(dtype):
     verdicts = kmp.diagnose(model, X[:32], np.ones((32, 4)))
     (advice,) = [v.advice for v in verdicts if v.kind == "policy"]
     assert f"'mixed_{dtype}'" in advice
+
+
+class Grows(layers.Layer):
+    """Multiplies by a number that doubles every eight steps."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            self.steps.assign_add(1.0)
+        return x * ops.cast(2.0 ** (self.steps / 8.0), x.dtype)
+
+
+@each_jit
+def test_growth_that_will_overflow_is_repaired_before_it_does(jit):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [
+            keras.Input((1,)),
+            Grows(name="grows"),
+            layers.Rescaling(2.0**-14, name="shrinks"),
+            layers.Dense(1, dtype="float32"),
+        ]
+    )
+    sgd = keras.optimizers.SGD(1e-9)
+    model.compile(
+        kmp.LossScaleOptimizer(sgd, initial_scale=1), "mse", jit_compile=jit
+    )
+    tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
+    # 2**16 is reached after 128 steps.
+    x = np.ones((4 * 150, 1), "float32")
+    model.fit(x, x, batch_size=4, verbose=0, callbacks=[tuner])
+    assert model.optimizer.skipped_steps == 0
+    assert tuner.plan["grows"] == tuner.plan["shrinks"] == "float32"
+    (change,) = [e for e in tuner.history if e["kind"] == "demote"]
+    assert 100 < change["step"] < 128
+    assert "overflows_in_steps" in str(change["reasons"])

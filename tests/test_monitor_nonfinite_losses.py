@@ -15,6 +15,7 @@ from monitor_models import (
     not_torch,
     one_weight,
     scalars,
+    texts,
     told,
 )
 
@@ -92,6 +93,26 @@ def test_gradients_are_logged_by_kind(jit, tmp_path):
     assert logged == {k: n for k, n in done.nonfinite_counts.items() if n}
     assert "Non-finite gradients: " in str(watcher.summary)
     assert "Non-finite gradients: " in str(kmp.load_report(tmp_path))
+
+
+def times_loss(target, prediction):
+    # The gradient is as finite as the target.
+    return target * keras.ops.cast(prediction, "float32")
+
+
+@each_jit
+def test_a_skipped_step_says_what_its_loss_was(jit, tmp_path):
+    model = one_weight(jit=jit, loss=times_loss)
+    watcher = monitor(tmp_path)
+    # The last one has a finite loss, whose gradient overflows once scaled.
+    train(model, [1, INF, NAN, 1, -INF, 1e35], watcher)
+    skipped = told(tmp_path, "skipped_step")
+    assert [event["at_step"] for event in skipped] == [2, 3, 5, 6]
+    losses = [event.get("loss") for event in skipped]
+    assert losses == [["inf"], ["nan"], ["-inf"], None]
+    steps = model.optimizer.nonfinite_steps()
+    assert [step.loss for step in steps] == [x or [] for x in losses]
+    assert "| inf |" in texts(tmp_path, "skipped_step")[6]
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])

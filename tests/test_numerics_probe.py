@@ -1,5 +1,6 @@
 """A probed step measures what the plain step computes, and is that step."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -226,6 +227,32 @@ def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
     assert found["convolution"] == 3 * 5 * 5 * 2
     assert (found["embedding"], found["head"]) == (3 * 5 * 2, 3 * 2)
     assert "AutoGraph" not in "".join(capfd.readouterr())
+
+
+def test_small_tensors_are_measured_together(monkeypatch):
+    stacks, put_stack = {}, collector_module.Collector.put_stack
+
+    def counted(collector, keys, stack):
+        stacks.setdefault(collector, []).append(keys)
+        put_stack(collector, keys, stack)
+
+    monkeypatch.setattr(collector_module.Collector, "put_stack", counted)
+    inputs = x = keras.Input((6,))
+    for _ in range(9):
+        x = layers.Dense(6, kernel_initializer="identity")(x)
+    # Twice the rows, which is not known before the step.
+    for name, width in (("halves", 3), ("whole", 6)):
+        reshaped = functools.partial(ops.reshape, newshape=(-1, width))
+        x = layers.Lambda(reshaped, output_shape=(width,), name=name)(x)
+    model = compiled(keras.Model(inputs, x), False, "sgd")
+    model.optimizer.learning_rate = 0.0
+    found = probed(model, X, X).readings()["halves"].parts["activation"]
+    last = X[-8:].astype("float16").astype("float64")
+    assert found.largest == np.abs(last).max()
+    assert found.rms == pytest.approx(np.sqrt(np.mean(last**2)), rel=1e-6)
+    assert found.size == last.size
+    # Of 11 layers with activation and gradient, 9 of them with weights.
+    assert all(len(keys) <= 8 for keys in stacks.values())
 
 
 def rate_of_zero():

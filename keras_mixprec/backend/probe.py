@@ -5,6 +5,9 @@
 - `measure(tensors)`: what `numerics.statistics.measure` returns, of what a
   16-bit dtype can hold: XLA may keep more digits and a wider range than that
   where it fuses operations.
+- `ragged(tensors)`: tensors of one dtype, whose sizes are known only when the
+  step runs, as rows that `measure` takes as well. On TensorFlow alone:
+  elsewhere all sizes are known.
 - `traced_once(function)`: a function of tensors, traced once for each shape
   rather than at each of hundreds of calls in a step.
 - `without_gradient()`: context in which nothing is recorded for a backward

@@ -16,27 +16,43 @@ _BITS = {tf.float16: (5, 10), tf.bfloat16: (8, 7)}
 
 
 def measure(tensors):
-    if tensors.dtype in _BITS and under_xla():
-        exponent, mantissa = _BITS[tensors.dtype]
-        tensors = gen_xla_ops.xla_reduce_precision(
-            tensors, exponent_bits=exponent, mantissa_bits=mantissa
+    ragged = isinstance(tensors, tf.RaggedTensor)
+    values = tensors.flat_values if ragged else tensors
+    if values.dtype in _BITS and under_xla():
+        exponent, mantissa = _BITS[values.dtype]
+        values = gen_xla_ops.xla_reduce_precision(
+            values, exponent_bits=exponent, mantissa_bits=mantissa
         )
-    magnitudes = tf.abs(tf.cast(tensors, tf.float32))
+    magnitudes = tf.abs(tf.cast(values, tf.float32))
     bits = tf.bitcast(magnitudes, tf.int32)
     finite = tf.where(bits < INFINITY, magnitudes, 0.0)
     # Squares of float32 numbers overflow and underflow, those of float16
     # numbers do not; sums in XLA are rounded after each element.
-    narrow = tensors.dtype == tf.float16 and not under_xla()
-    wide = finite if narrow else tf.cast(finite, tf.float64)
-    rms = tf.sqrt(tf.reduce_mean(tf.square(wide), 1))
-    counts = _bincounts(tf.bitwise.right_shift(bits, SHIFT))
-    return tf.reduce_max(finite, 1), tf.cast(rms, tf.float32), counts
-
-
-def _bincounts(values):
+    narrow = values.dtype == tf.float16 and not under_xla()
+    squares = tf.square(finite if narrow else tf.cast(finite, tf.float64))
+    bins = tf.bitwise.right_shift(bits, SHIFT)
+    if ragged:
+        return _of_ragged(tensors, finite, squares, bins)
+    rms = tf.cast(tf.sqrt(tf.reduce_mean(squares, 1)), tf.float32)
     count = values.shape[0]
     if count > 1:
-        values += tf.range(count)[:, None] * BINS
+        bins += tf.range(count)[:, None] * BINS
+    return tf.reduce_max(finite, 1), rms, _bincounts(bins, count)
+
+
+def _of_ragged(tensors, finite, squares, bins):
+    count = tensors.row_lengths().shape[0]
+    rows = tf.cast(tensors.value_rowids(), tf.int32)
+    counts = _bincounts(bins + rows * BINS, count)
+    # One row more, which is not empty: as many as there are come out.
+    rows = tf.concat([rows, [count]], 0)
+    largest = tf.math.segment_max(tf.pad(finite, [[0, 1]]), rows)[:count]
+    sums = tf.math.segment_sum(tf.pad(squares, [[0, 1]]), rows)[:count]
+    sizes = tf.cast(tf.maximum(tensors.row_lengths(), 1), sums.dtype)
+    return largest, tf.cast(tf.sqrt(sums / sizes), tf.float32), counts
+
+
+def _bincounts(values, count):
     values = tf.reshape(values, [-1])
     if under_xla():  # Which has no `Bincount`, two to three times as fast.
         counts = tf.math.unsorted_segment_sum(
@@ -47,6 +63,12 @@ def _bincounts(values):
             arr=values, size=count * BINS, weights=tf.zeros([0], tf.int32)
         )
     return tf.reshape(counts, [count, BINS])
+
+
+def ragged(tensors):
+    sizes = tf.stack([tf.size(tensor, tf.int64) for tensor in tensors])
+    values = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+    return tf.RaggedTensor.from_row_lengths(values, sizes, validate=False)
 
 
 def traced_once(function):
@@ -78,8 +100,8 @@ def belongs(tensor, trace):
 
 
 def kept(tensor, trace):
-    # Of others nobody knows yet whether they are of one shape.
-    known = tensor.shape.is_fully_defined()
+    # XLA compiles each shape, and has no rows of different lengths.
+    known = tensor.shape.is_fully_defined() or not under_xla()
     return tensor if known and belongs(tensor, trace) else None
 
 

@@ -21,9 +21,9 @@
   operation by operation; returns its logs.
 - `run_once(model, function, data)`: `function(data)`, a list of tensors, in the
   way that costs least if it runs a few times only: operation by operation, or
-  on JAX, where each operation is compiled by itself, as one program that is
-  compiled without optimizing it. `None` in place of a tensor from inside a
-  loop or a traced function, whose value is not known outside.
+  on JAX, where each operation is compiled by itself, traced and compiled from
+  layer to layer. `None` in place of a tensor from inside a loop or a traced
+  function, whose value is not known outside.
 - `FIRST_RUN`: the share of a step's first call that `run_once` of that step
   takes at first; 0 where nothing is compiled and it can be interrupted.
 """

@@ -5,6 +5,7 @@ import weakref
 import zlib
 
 from keras_mixprec.backend import step as backend_step
+from keras_mixprec.diagnosis.growth import Growth
 
 # A model is audited before its first step, after this many, and then after
 # twice as many more as before: what fails without a sign is rarely new. The
@@ -13,6 +14,10 @@ from keras_mixprec.backend import step as backend_step
 _SECOND_AUDIT = 16
 _AUDITS_GROW = 2
 _AUDITS_AT_ANY_COST = 3
+
+# Audits that are brought forward, at any cost as well: eight halve the steps
+# to an overflow down to a 256th of them.
+_HURRIES = 8
 
 # Weights that are compared to see if somebody else has set them: a few small
 # ones, since all of them take as long as a step.
@@ -34,6 +39,8 @@ class AuditSchedule:
         sound: Boolean. Whether all that the last diagnosis found is repaired.
             If not, the next `fit` knows nothing of this one.
         cost: Float. Seconds that the last diagnosis took, `None` before one.
+        growth: `Growth` of the layers' numbers from audit to audit.
+        urgent: Boolean. Whether the next audit is brought forward.
     """
 
     def __init__(self):
@@ -42,9 +49,10 @@ class AuditSchedule:
 
     def start_over(self):
         """Forgets all, as for another model."""
-        self.steps = self._audits = self._next = 0
+        self.steps = self._audits = self._next = self._last = 0
         self.start = self.cost = None
         self.errors, self.sound = {}, True
+        self.growth, self.urgent, self._hurries = Growth(), False, 0
 
     @property
     def is_new(self) -> bool:
@@ -73,6 +81,24 @@ class AuditSchedule:
         steps = self.steps + taken
         self._next = steps + max(_AUDITS_GROW * steps, _SECOND_AUDIT)
         self._audits += 1
+        self._last, self.urgent = steps, False
+
+    def hurry(self) -> int | None:
+        """Brings the next audit forward if a layer overflows before it.
+
+        To half of the steps that are left, which halves them each time.
+
+        Returns:
+            Int. Steps from the last audit to the next, `None` if it stays.
+        """
+        found = self.growth.steps_left().values()
+        left = min((steps for steps, _ in found), default=math.inf)
+        if self._last + left >= self._next or self._hurries >= _HURRIES:
+            return None
+        steps = max(int(left / 2), 1)
+        self._next, self.urgent = self._last + steps, True
+        self._hurries += 1
+        return steps
 
     def found(self, examination):
         """A diagnosis found this.

@@ -5,13 +5,19 @@ from collections import Counter
 from typing import NamedTuple
 
 from keras_mixprec.callbacks.unscaled import lack_of_scaling, remedy
-from keras_mixprec.formats import format_power
+from keras_mixprec.formats import SIXTEEN_BITS, format_power
 from keras_mixprec.nonfinite_kinds import BATCHES, STEPS, format_kinds
 from keras_mixprec.policies import precision_summary
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline
 
 _WIDTH = 100
+
+_NOT_COMPARED = (
+    "Not compared with float32: what is finite but wrong leaves no trace in a "
+    "log. keras_mixprec.diagnose(model, x, y) compares every layer on one "
+    "batch, PrecisionTuner() does in training."
+)
 
 
 class TrainingSummary(NamedTuple):
@@ -38,6 +44,8 @@ class TrainingSummary(NamedTuple):
             of batches with such a loss; each replica counts its own part of a
             batch. `None` where that is not counted: in models without 16-bit
             layers or loss scaling, and in a `train_step` of the user's own.
+        compared: Boolean. Whether any batch was diagnosed, which compares every
+            layer with float32. Defaults to `True`.
     """
 
     dtypes: dict
@@ -49,6 +57,7 @@ class TrainingSummary(NamedTuple):
     ranges: str = ""
     bad_data: str = ""
     nonfinite_losses: dict | None = None
+    compared: bool = True
 
     def __str__(self):
         layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
@@ -76,6 +85,8 @@ class TrainingSummary(NamedTuple):
             lines.append(self.bad_data)
         if self.unscaled_float16:
             lines.append(self.unscaled_float16)
+        if not self.compared:
+            lines.append(_NOT_COMPARED)
         wrapped = [
             textwrap.fill(line, _WIDTH, subsequent_indent="    ")
             for line in lines
@@ -159,6 +170,7 @@ def summarize(engine) -> TrainingSummary:
     steps = engine.step - engine.first_step
     lack = lack_of_scaling(engine.model, used, steps > 0)
     headroom = engine.prober.least_headroom()
+    dtypes = [row["compute_dtype"] for row in rows]
     facts = Facts(
         events=engine.log.story,
         layers=rows,
@@ -168,7 +180,7 @@ def summarize(engine) -> TrainingSummary:
         measured="activation" in headroom,
     )
     return TrainingSummary(
-        dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
+        dtypes=dict(Counter(dtypes)),
         optimizers=optimizers,
         headroom=headroom,
         folder=engine.log.folder,
@@ -177,4 +189,6 @@ def summarize(engine) -> TrainingSummary:
         ranges=str(engine.ranges),
         bad_data=str(engine.bad_data),
         nonfinite_losses=engine.counters.nonfinite_losses(),
+        compared=engine.examiner.schedule.cost is not None
+        or not {*SIXTEEN_BITS} & {*dtypes},
     )

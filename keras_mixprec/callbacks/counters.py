@@ -77,13 +77,18 @@ class Counters:
         `None` where not every step is one of a single optimizer.
         """
         only = self.used().get("")
-        return only and only.attempted()
+        return None if only is None else only.attempted()
 
     def bad_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""
         skipped = [watch.skipped() for watch in self.used().values()]
         losses = self.nonfinite_losses() or {}
         return max([*skipped, sum(losses.values())])
+
+    def in_a_row(self) -> int:
+        """Returns the steps skipped since the last one applied."""
+        optimizers = [watch.optimizer for watch in self.used().values()]
+        return max((o.consecutive_skipped_steps for o in optimizers), default=0)
 
     def nonfinite_losses(self) -> dict | None:
         """Returns, by kind, how many batches had a loss not finite.

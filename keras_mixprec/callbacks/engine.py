@@ -295,10 +295,13 @@ class Engine:
         # On JAX reading `callback.model` sees to that.
         return self._members[0].model
 
-    def bad_steps(self) -> int:
-        """Returns how many steps were skipped or had a loss not finite."""
+    def bad_steps(self) -> tuple[int, int]:
+        """Returns how many steps were skipped or had a non-finite loss.
+
+        And how many were skipped since the last one applied.
+        """
         with self._counter_log.newest():
-            return self.counters.bad_steps()
+            return self.counters.bad_steps(), self.counters.in_a_row()
 
     # Looking.
 

@@ -21,6 +21,7 @@ from keras_mixprec.diagnosis import Verdict
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import NotBuiltError
 from keras_mixprec.diagnosis.divergence import Course
+from keras_mixprec.diagnosis.low_layers import low_layers
 from keras_mixprec.diagnosis.on_demand import (
     Examination,
     Finding,
@@ -239,6 +240,7 @@ class Examiner:
                 found = examine(model, *parts, step=step)
             self.schedule.found(found)
             found = self._unless_diverged(model, found, step)
+            found = self._foresee(model, found, step)
             for finding in found.findings:
                 if finding.verdict.kind != "scale_search":  # That is normal.
                     self._tell(finding.verdict, step)
@@ -268,6 +270,26 @@ class Examiner:
             self.schedule.start = now
         verdict = now.left(self.schedule.start, step)
         return Examination([Finding(verdict, [])]) if verdict else found
+
+    def _foresee(self, model, found, step):
+        """Adds the layers that are about to overflow."""
+        growth = self.schedule.growth
+        growth.add(step, found.headroom)
+        known = {finding.verdict.layer for finding in found.findings}
+        layers = {e.path: e.layer for e in low_layers(model)}
+        kind, direction = "forward_overflow", "forward"
+        foreseen = []
+        for path, (steps, bits) in growth.about_to_overflow().items():
+            numbers = {
+                "headroom_bits": bits,
+                "overflows_in_steps": round(steps),
+            }
+            verdict = Verdict(
+                kind, path, direction, step, False, numbers, advice(kind, path)
+            )
+            if path in layers and path not in known:
+                foreseen.append(Finding(verdict, [layers[path]]))
+        return found._replace(findings=[*found.findings, *foreseen])
 
     def _try(self, step, work):
         try:

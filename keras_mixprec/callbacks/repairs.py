@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 from keras_mixprec.callbacks.repairs_state import check_state
 from keras_mixprec.callbacks.watching import keep_watching
+from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies import PrecisionPlan, apply_policy
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
+from keras_mixprec.policies.lone_layers import lone_layers
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.shares import shares_in_16_bits
 
@@ -85,13 +87,18 @@ class Repairs:
                 )
         return wanted
 
-    def alone(self, layers, step: int) -> dict:
-        """Returns, by path, the demotions of layers between float32 ones.
+    def left_alone(self, proposal, step: int) -> dict:
+        """Returns, by path, the demotions of layers that others leave alone.
 
         Args:
-            layers: List of layers whose casts cost more than they save.
+            proposal: `Proposal` of the others.
             step: Int.
         """
+        before = {id(layer) for layer in lone_layers(self._model)}
+        with following(proposal.assignment()):
+            layers = [
+                x for x in lone_layers(self._model) if id(x) not in before
+            ]
         return {
             path: self._demotion(
                 path, policy_name(layer), "float32", step, "casts", _ALONE
@@ -119,22 +126,37 @@ class Repairs:
         known = self.demotions.get(path)
         return Demotion(known.before if known else now, *others)
 
-    def demote(self, wanted: dict):
+    def demote(self, wanted: dict) -> dict:
         """Demotes layers.
 
         Args:
             wanted: Dict from path to `Demotion`.
+
+        Returns:
+            Dict from path to the names of the policies before and after.
         """
+        before = {path: d.before for path, d in wanted.items()}
+        before |= {
+            path: self.demotions[path].policy
+            for path in wanted.keys() & self.demotions.keys()
+        }
         self._count(wanted)
         self.demotions |= wanted
         self._waiting_since |= {path: d.step for path, d in wanted.items()}
         self._shrunk = False
         self._follow({path: d.policy for path, d in wanted.items()})
+        return {path: (before[path], d.policy) for path, d in wanted.items()}
 
-    def restore(self, paths):
-        """Gives layers the policies back that they were built with."""
-        before = {path: self.demotions.pop(path).before for path in paths}
-        self._follow(before)
+    def restore(self, paths) -> dict:
+        """Gives layers the policies back that they were built with.
+
+        Returns what `demote` does.
+        """
+        demotions = {p: d for p, d in self.demotions.items() if p in paths}
+        for path in demotions:
+            del self.demotions[path]
+        self._follow({path: d.before for path, d in demotions.items()})
+        return {path: (d.policy, d.before) for path, d in demotions.items()}
 
     def due(self, step: int, quiet: int, promote_after: int) -> tuple:
         """Returns which demotions to try without, and what that is called.

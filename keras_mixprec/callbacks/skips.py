@@ -62,6 +62,7 @@ class Skips:
                     "scale": skipped.scale,
                     "variables": skipped.variables,
                     "kinds": skipped.kinds,
+                    **({"loss": skipped.loss} if skipped.loss else {}),
                     # Rows of the batch, where the data are to blame.
                     **({"bad_input": skipped.inputs} if skipped.inputs else {}),
                 },
@@ -121,6 +122,7 @@ def _rows(steps):
         {
             "step": step.step,
             "loss scale": format_power(step.scale),
+            "loss": ", ".join(step.loss) or "",
             "non-finite gradients": ", ".join(
                 _with_kinds(path, step.kinds.get(path))
                 for path in step.variables[:5]

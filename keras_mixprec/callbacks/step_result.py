@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_mixprec.loss_scaling.inputs import loss_kinds
+
 
 def step_result(model: keras.Model, returned) -> "StepResult":
     """Returns the `StepResult` of what `model.train_step` has returned."""
@@ -30,16 +32,25 @@ class StepResult:
         """Returns a variable's value, `None` if the step has not got it."""
         return ops.convert_to_tensor(variable.value)
 
-    def replaced(self, logs, variable, value):
-        """Returns what the step returns with other logs.
+    def assign(self, variable, value):
+        """Gives a variable another value.
 
         Args:
-            logs: They take the place of those that it returned.
-            variable: A variable that gets another value.
+            variable: A variable of the model, its optimizer or its metrics.
             value: Tensor.
         """
         variable.assign(value)
-        return logs
+
+    def remember_loss(self, optimizers: list):
+        """Adds to their records what the loss was, where it is not there.
+
+        Args:
+            optimizers: List of the `LossScaleOptimizer`s of the step.
+        """
+
+    def returned(self):
+        """Returns what the step returns, with what has changed."""
+        return self.logs
 
 
 class _FunctionalStepResult(StepResult):
@@ -75,14 +86,27 @@ class _FunctionalStepResult(StepResult):
                     return value
         return None
 
-    def replaced(self, logs, variable, value):
-        *state, metrics = self._state
-        known = self._model.metrics_variables
-        metrics = [
-            value if other is variable else old
-            for other, old in zip(known, metrics, strict=True)
-        ]
-        return logs, (*state, metrics)
+    def assign(self, variable, value):
+        self._state = tuple(
+            [
+                value if other is variable else old
+                for other, old in zip(variables, values, strict=True)
+            ]
+            for variables, values in zip(
+                self._variables(), self._state, strict=True
+            )
+        )
+
+    def remember_loss(self, optimizers):
+        for history in (optimizer.history for optimizer in optimizers):
+            counts = self.value(history.counts)
+            if counts is not None:
+                rows = self.value(history.recent_inputs)
+                rows = history.remember_loss(counts, rows, loss_kinds())
+                self.assign(history.recent_inputs, rows)
+
+    def returned(self):
+        return self.logs, self._state
 
 
 def _is_float(variable):

@@ -9,15 +9,14 @@ from keras_mixprec.backend import agreement as backend_agreement
 from keras_mixprec.callbacks.ballot import Ballot, any_worker
 from keras_mixprec.callbacks.giving_back import sound_as_built
 from keras_mixprec.callbacks.held_batch import HeldBatch
+from keras_mixprec.callbacks.limits import find_obstacle
 from keras_mixprec.callbacks.probation import Probation
-from keras_mixprec.callbacks.suspicion import WINDOW, Suspicion
+from keras_mixprec.callbacks.suspicion import WINDOW, BadSteps, Suspicion
 from keras_mixprec.callbacks.telling import Telling
 from keras_mixprec.diagnosis.batch import head
 from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.diagnosis.proposal import Proposal, propose
 from keras_mixprec.diagnosis.whole_batch import rows_to_examine
-from keras_mixprec.numerics.dtypes import following
-from keras_mixprec.policies.lone_layers import lone_layers
 
 # At first a look is taken whenever there are an eighth more steps.
 _LOOKS_GROW = 8
@@ -71,8 +70,8 @@ class Tuning:
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = HeldBatch()
         self._held_until = None
-        self._suspected = False
-        self._bad_here = self._bad_anywhere = 0
+        self._suspected = self._counts = False
+        self._bad = BadSteps(engine)
         self._over = False
         self._advised = set()
         self._probation = None
@@ -113,6 +112,7 @@ class Tuning:
 
     def _begin(self, step):
         self.telling.begin(step)
+        self._suspicion.add(step, 0)
         self._engine.examiner.listener = self._on_examination
         self.repairs.wait_anew(step)
         self._next_look = step + 1
@@ -133,11 +133,13 @@ class Tuning:
         taken = step - engine.first_step
         gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
         self._next_look = step + max(gap, 1)
-        self._bad_anywhere += self._new_bad_steps()
-        suspicious = self._suspicion.add(step, self._bad_anywhere)
+        self._bad.count()
+        stuck = self._bad.in_a_row_anew()
+        suspicious = self._suspicion.add(step, self._bad.total) or stuck
         if self._cooling(step) or self._held_until is not None:
             return
-        if suspicious:
+        self._counts = self._suspicion.counts(stuck)
+        if suspicious and self._affords(self._counts):
             self._held_until = step + WINDOW
         elif engine.examiner.schedule.due(taken) and self._affords_audit():
             self._audit(step)
@@ -150,20 +152,30 @@ class Tuning:
         schedule.audit(step - self._engine.first_step)
         self._examine_next(step, suspected=False, counts=counts)
 
-    def _affords_audit(self):
-        """Whether the next audit costs little enough, on all workers."""
-        engine = self._engine
-        if not engine.examiner.schedule.counts:
-            return True
-        dear = not engine.examiner.affordable
-        (dear,) = any_worker(engine.model, [dear])
-        return not dear
+    def _hurry(self, step):
+        """Brings the next audit forward if a layer overflows before it."""
+        if self._shared:  # All workers audit at the same steps.
+            return
+        steps = self._engine.examiner.schedule.hurry()
+        if steps is not None:
+            self._next_look = min(self._next_look, step + steps)
+            self._idle_until = min(self._idle_until, self._next_look)
 
-    def _new_bad_steps(self):
-        """How many there were since the last call, on any worker."""
-        before, self._bad_here = self._bad_here, self._engine.bad_steps()
-        (new,) = any_worker(self._engine.model, [self._bad_here - before])
-        return int(new)
+    def _affords_audit(self):
+        schedule = self._engine.examiner.schedule
+        return self._affords(schedule.counts and not schedule.urgent)
+
+    def _affords(self, counts):
+        """Whether a diagnosis is within budget, on all workers.
+
+        Args:
+            counts: Boolean. Whether it counts as overhead.
+        """
+        if not counts:
+            return True
+        model = self._engine.model
+        (over,) = any_worker(model, [not self._engine.examiner.affordable])
+        return not over
 
     def _hold(self, step):
         try:
@@ -171,16 +183,14 @@ class Tuning:
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
             self._held_until = None
-            self._examine_next(step, suspected=True)
+            self._examine_next(step, suspected=True, counts=self._counts)
 
     def _examine_if_bad(self, step):
         batch, _ = self._held.take() or (None, None)
-        bad = self._new_bad_steps()
-        self._bad_anywhere += bad
-        if bad:
+        if self._bad.count():
             self._held_until = None
             self._engine.up_to_date()
-            self._examine_together(batch, step, suspected=True)
+            self._examine_together(batch, step, True, self._counts)
         elif step >= self._held_until:
             self._held_until = None
             self._suspicion.came_to_nothing()
@@ -193,13 +203,16 @@ class Tuning:
         return step < changed + self._tuner.cooldown
 
     def _examine_next(self, step, suspected, counts=False):
-        self._engine.examiner.on_next_batch(
-            self._engine.model,
+        self._on_next_batch(
             step,
             lambda batch: self._examine_together(
                 batch, step, suspected, counts
             ),
         )
+
+    def _on_next_batch(self, step, work):
+        engine = self._engine
+        engine.examiner.on_next_batch(engine.model, step, work)
 
     def _examine_together(self, batch, step, suspected, counts=False):
         """Diagnoses a batch; each worker does its own at this step.
@@ -225,6 +238,7 @@ class Tuning:
     # Demoting.
 
     def _on_examination(self, examination, batch, step):
+        self._hurry(step)
         if self._over or self._cooling(step):
             return
         proposal = propose(
@@ -260,8 +274,10 @@ class Tuning:
             return
         wanted = {p: d for p, d in wanted.items() if p not in self._advised}
         if wanted:
-            wanted |= self._left_alone(ballot.proposal, step)
-        obstacle = self._obstacle(ballot.proposal, wanted)
+            wanted |= self.repairs.left_alone(ballot.proposal, step)
+        obstacle = find_obstacle(
+            self._tuner, self.repairs, ballot.proposal, wanted
+        )
         if self._tuner.dry_run:
             if wanted:
                 self._advised |= set(wanted)
@@ -282,14 +298,6 @@ class Tuning:
             now = bits if dry else counters.scale_bits()
             self.telling.scale(step, before, now)
 
-    def _left_alone(self, proposal, step):
-        """The demotions of layers that those proposed leave alone."""
-        model = self._engine.model
-        before = {id(layer) for layer in lone_layers(model)}
-        with following(proposal.assignment()):
-            left = [x for x in lone_layers(model) if id(x) not in before]
-        return self.repairs.alone(left, step)
-
     def _examine(self, batch, step):
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
         return examine(self._engine.model, *parts, step=step)
@@ -303,35 +311,11 @@ class Tuning:
         elif self._suspected:
             self._suspicion.came_to_nothing()
 
-    def _obstacle(self, proposal, wanted):
-        """Why a repair is not possible, `None` if it is."""
-        tuner, repairs = self._tuner, self.repairs
-        if not wanted:
-            return "the layers at fault cannot be demoted any further"
-        if repairs.rebuilds >= tuner.max_rebuilds:
-            return f"max_rebuilds={tuner.max_rebuilds} is reached"
-        with following(proposal.assignment()):
-            fraction = repairs.demoted_fraction()
-        if fraction > tuner.max_demoted_fraction:
-            return (
-                f"the repair would demote {fraction:.0%} of the work in 16 "
-                f"bits, more than max_demoted_fraction="
-                f"{tuner.max_demoted_fraction}"
-            )
-        return None
-
     def _demote(self, step, wanted):
-        before = {path: d.before for path, d in wanted.items()}
-        before |= {
-            path: self.repairs.demotions[path].policy
-            for path in wanted
-            if path in self.repairs.demotions
-        }
-        self.repairs.demote(wanted)
+        changes = self.repairs.demote(wanted)
         self._put_on_probation(step, wanted)
         self._engine.examiner.schedule.sound = True
         self._changed(step)
-        changes = {p: (before[p], d.policy) for p, d in wanted.items()}
         self.telling.change("demote", step, changes, wanted)
 
     def _changed(self, step):
@@ -387,15 +371,11 @@ class Tuning:
 
     def _take_back(self, probation, growth, step):
         self._probation = None
-        changes = {
-            p: (d.policy, d.before)
-            for p, d in self.repairs.demotions.items()
-            if p in probation.paths
-        }
-        self._harmful |= changes.keys()
         probation.restore()
         self._engine.counters.raise_scale(probation.scale_bits, step)
-        self.repairs.restore(changes)
+        demoted = self.repairs.demotions.keys()
+        changes = self.repairs.restore(probation.paths & demoted)
+        self._harmful |= changes.keys()
         self._changed(step)
         self._suspicion.came_to_nothing()
         self.telling.undo(step, changes, growth, probation.step)
@@ -411,10 +391,8 @@ class Tuning:
         )
         rebuilds_left = self._tuner.max_rebuilds - self.repairs.rebuilds
         if paths and rebuilds_left and not self._tuner.dry_run:
-            self._engine.examiner.on_next_batch(
-                self._engine.model,
-                step,
-                lambda batch: self._give_back(kind, paths, batch, step),
+            self._on_next_batch(
+                step, lambda batch: self._give_back(kind, paths, batch, step)
             )
 
     def _give_back(self, kind, paths, batch, step):
@@ -422,12 +400,7 @@ class Tuning:
         sound = sound_as_built(self._engine, self.repairs, paths, batches, step)
         if not sound:
             return
-        changes = {
-            p: (d.policy, d.before)
-            for p, d in self.repairs.demotions.items()
-            if p in sound
-        }
-        self.repairs.restore(sound)
+        changes = self.repairs.restore(sound)
         self._changed(step)
         self.telling.change(kind, step, changes, {})
 

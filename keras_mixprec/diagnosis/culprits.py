@@ -80,7 +80,7 @@ class Search:
         self._own_errors = None
         self.culprits = []
         self.windows = {}
-        self.scale_bits = None
+        self.scale_bits: float | None = None
         self.errors = defaultdict(dict)
 
     def run(self, scale_bits: float | None, moves):
@@ -97,11 +97,11 @@ class Search:
         step = self._forward()
         step = self._end_to_end(step)
         known, as_run = len(self.culprits), list(self._demoted)
-        self.scale_bits = self._judge_windows(step, windows, scale_bits)
-        self._backward(step, self.scale_bits, moves)
+        bits = self.scale_bits = self._judge_windows(step, windows, scale_bits)
+        self._backward(step, bits, moves)
         self._take_what_is_around(step, known)
         self._keep_what_is_needed(moves)
-        if as_run != self._demoted or step.scale != 2.0**self.scale_bits:
+        if as_run != self._demoted or step.scale != 2.0**bits:
             step = None
         self._whole_step(step, adapts=scale_bits is None)
 

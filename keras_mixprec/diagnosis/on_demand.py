@@ -14,7 +14,8 @@ from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprits import Search
 from keras_mixprec.diagnosis.end_to_end import is_finite
-from keras_mixprec.diagnosis.low_layers import low_layers
+from keras_mixprec.diagnosis.growth import headroom
+from keras_mixprec.diagnosis.low_layers import computes_low, low_layers
 from keras_mixprec.diagnosis.moves import mover
 from keras_mixprec.diagnosis.raised import why_it_raises
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
@@ -106,12 +107,15 @@ class Examination(NamedTuple):
             against the float32 step, so that a forward one includes those of
             the layers before, a backward one those of the layers after; where
             that is suspicious, by itself.
+        headroom: Dict from the paths of the layers in 16 bits to how far their
+            numbers are from overflowing, in bits.
     """
 
     findings: list
     scale_bits: float | None = None
     exact_loss: float | None = None
     errors: dict = {}
+    headroom: dict = {}
 
 
 def examine(
@@ -189,8 +193,13 @@ class _Verdicts:
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
         findings += _blameless(*others).findings
+        low = [call for call in exact.calls if computes_low(call.layer)]
         return Examination(
-            findings, search.scale_bits, exact.loss, search.errors
+            findings,
+            search.scale_bits,
+            exact.loss,
+            search.errors,
+            headroom(low),
         )
 
     def _search(self, exact, bits, moves):

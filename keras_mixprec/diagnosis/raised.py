@@ -8,9 +8,9 @@ import numpy as np
 
 from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.diagnosis.culprit import Culprit
-from keras_mixprec.diagnosis.culprits import computes_low
 from keras_mixprec.diagnosis.forward_judgement import judge_forward
 from keras_mixprec.diagnosis.integers import rounded_integers
+from keras_mixprec.diagnosis.low_layers import computes_low
 from keras_mixprec.diagnosis.user_code import user_line
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array

@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_mixprec.backend import step as backend_step
 from keras_mixprec.formats import get_format
+from keras_mixprec.loss_scaling.inputs import loss_kinds
 
 # Rows of a sparse gradient may name the same index. The sum of 2**24 of them
 # exceeds their norm at most 2**12 times, so below this share of the maximum
@@ -119,17 +120,20 @@ class GuardedStep:
         if optimizer.window:
             optimizer.window.discard(skipped)
         if skipped is not False:
-            kinds = self._kinds(skipped)
-            optimizer.history.remember(skipped, self.flags, kinds, self.scale)
+            kinds, loss = self._kinds(skipped)
+            optimizer.history.remember(
+                skipped, self.flags, kinds, self.scale, loss
+            )
 
     def _kinds(self, skipped):
-        """Which of `KINDS` each gradient holds, of a step that is skipped."""
+        """Which of `KINDS` each gradient and the loss hold, if skipped."""
         present = [i for i, g in enumerate(self._gradients) if g is not None]
         kinds = self._backend.nonfinite_kinds(
             [self._gradients[i] for i in present], skipped
         )
-        kinds = self._backend.sum_over_replicas(kinds)
-        return self._in_build_order(kinds, present)
+        together = ops.concatenate([kinds, loss_kinds()[None]])
+        together = self._backend.sum_over_replicas(together)
+        return self._in_build_order(together[:-1], present), together[-1]
 
     def _unscaled(self):
         given = self._gradients

@@ -46,6 +46,9 @@ class NonfiniteStep(NamedTuple):
             the loss scale was divided out. Empty where it was finite but its
             norm, or what the variable's dtype holds, was exceeded, and in
             files of before this was recorded.
+        loss: List of those that the loss was, on any replica; empty if it was
+            finite, or is not known: outside of `fit` with a callback of this
+            package, and in a `train_step` of the user's own.
     """
 
     step: int
@@ -53,6 +56,7 @@ class NonfiniteStep(NamedTuple):
     variables: list
     inputs: dict = {}
     kinds: dict = {}
+    loss: list = []
 
 
 class StepHistory(KerasSaveable):
@@ -112,7 +116,7 @@ class StepHistory(KerasSaveable):
             "recent_flags", (CAPACITY, count), "int32"
         )
         self.recent_inputs = add_variable(
-            "recent_inputs", (CAPACITY, len(inputs.PARTS)), "int32"
+            "recent_inputs", (CAPACITY, len(inputs.PARTS) + 1), "int32"
         )
         self.load_own_variables(self._unread)
 
@@ -121,7 +125,7 @@ class StepHistory(KerasSaveable):
         """All variables of the record."""
         return [getattr(self, name) for name in self._NAMES]
 
-    def remember(self, skipped, flags, kinds, scale):
+    def remember(self, skipped, flags, kinds, scale, loss):
         """Writes down which variables made a step that is skipped fail.
 
         Comes before `record`. Where a step can branch it is called for skipped
@@ -134,6 +138,8 @@ class StepHistory(KerasSaveable):
             kinds: Float `(n, 3)`. On how many replicas it held each of
                 `KINDS`; zeros in a step that is not skipped.
             scale: float32 scalar. The loss scale the step ran with.
+            loss: Float `(3,)`. On how many replicas the loss was each of
+                `KINDS`.
         """
         counts = ops.convert_to_tensor(self.counts)
         flags = ops.cast(flags, "int32")
@@ -141,7 +147,7 @@ class StepHistory(KerasSaveable):
         self.overflows.assign_add(flags)
         kinds = ops.cast(ops.greater(kinds, 0), "int32")
         self.nonfinite_counts.assign_add(ops.max(kinds, axis=0))
-        flags = flags + ops.sum(ops.multiply(kinds, _BITS), axis=1)
+        flags = flags + _bits(kinds)
         row = self._row(CAPACITY, counts, skipped)
         self._write(self.recent_scales, row, scale)
         self._write(self.recent_flags, row[:, None], flags[None, :])
@@ -152,9 +158,28 @@ class StepHistory(KerasSaveable):
                 rows = ops.cond(skipped, bad, lambda: nothing)
             else:
                 rows = bad()
+            loss = _bits(ops.cast(ops.greater(loss, 0), "int32"))
+            rows = ops.concatenate([rows, loss[None]])
             self._write(self.recent_inputs, row[:, None], rows[None, :])
         row = self._row(STEPS_CAPACITY, counts, skipped)
         self._write(self.recent_steps, row, counts[STEPS] + 1)
+
+    def remember_loss(self, counts, rows, kinds):
+        """Returns `recent_inputs` with the loss of the step recorded last.
+
+        On JAX a step knows its loss only after the gradients are applied.
+
+        Args:
+            counts: Value of `counts`.
+            rows: Value of `recent_inputs`.
+            kinds: As `loss` of `remember`.
+        """
+        skipped = ops.greater(counts[CONSECUTIVE], 0)
+        last = ops.subtract(counts[SKIPPED], 1) % CAPACITY
+        row = ops.equal(ops.arange(CAPACITY, dtype="int32"), last)
+        bits = _bits(ops.cast(ops.greater(kinds, 0), "int32"))
+        loss = ops.where(ops.logical_and(row, skipped), bits, rows[:, -1])
+        return ops.concatenate([rows[:, :-1], loss[:, None]], axis=1)
 
     @staticmethod
     def _row(capacity, counts, skipped):
@@ -230,13 +255,11 @@ class StepHistory(KerasSaveable):
             [path for path, _ in bad],
             {
                 part: int(row) - 1
-                for part, row in zip(inputs.PARTS, rows, strict=True)
+                for part, row in zip(inputs.PARTS, rows[:-1], strict=True)
                 if row
             },
-            {
-                path: [k for k, b in zip(KINDS, _BITS, strict=True) if flag & b]
-                for path, flag in bad
-            },
+            {path: _kinds(flag) for path, flag in bad},
+            _kinds(rows[-1]),
         )
 
     def read_kinds(self):
@@ -298,6 +321,14 @@ class StepHistory(KerasSaveable):
     @staticmethod
     def _read(variable):
         return backend_step.current().read(variable)
+
+
+def _bits(kinds):
+    return ops.sum(ops.multiply(kinds, _BITS), axis=-1)
+
+
+def _kinds(bits):
+    return [k for k, b in zip(KINDS, _BITS, strict=True) if bits & b]
 
 
 def copy_store(store) -> dict:

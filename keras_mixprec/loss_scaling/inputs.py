@@ -1,9 +1,10 @@
-"""Whether the inputs of a skipped step were finite."""
+"""What a skipped step was trained on, and whether its loss was finite."""
 
 import contextlib
 import threading
 
 import keras
+import numpy as np
 from keras import ops, tree
 
 PARTS = ("x", "y", "sample_weight")
@@ -21,11 +22,33 @@ def training_on(batch):
     Args:
         batch: As `train_step` takes it.
     """
-    _STEP.batch = batch
+    _STEP.batch, _STEP.loss = batch, None
     try:
         yield
     finally:
-        _STEP.batch = None
+        _STEP.batch = _STEP.loss = None
+
+
+def loss_is(loss):
+    """Makes the loss of the step under way known, before it is applied.
+
+    Args:
+        loss: Tensor, outside of any differentiated function of JAX.
+    """
+    _STEP.loss = loss
+
+
+def loss_kinds():
+    """Returns what the loss is, float32 `(3,)` in the order of `KINDS`.
+
+    All are 0 if it is finite, or not known.
+    """
+    loss = getattr(_STEP, "loss", None)
+    if loss is None:
+        return ops.zeros((3,))
+    infinite = [ops.equal(loss, sign * np.inf) for sign in (1, -1)]
+    kinds = [ops.any(kind) for kind in (*infinite, ops.isnan(loss))]
+    return ops.cast(ops.stack(kinds), "float32")
 
 
 def known() -> bool:

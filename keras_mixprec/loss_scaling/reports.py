@@ -19,6 +19,7 @@ class ReportsSteps:
     rule: LossScale
     history: StepHistory
     dynamic_scale: keras.Variable
+    _scale_variable: keras.Variable
     _state: Callable[..., LossScaleState]
     _initial_scale: Callable[[], float]
 

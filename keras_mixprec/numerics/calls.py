@@ -34,6 +34,7 @@ class LayerCall:
         seeds: List of `(variable, value)` of the random state before.
         draws: List of `Draw`, the random numbers that it drew.
         nested: Boolean. Whether other recorded calls happened inside.
+        around: List of the `LayerCall`s that it is inside of.
         received: Int. How many cotangents came by; more than there are in
             `cotangents` if there was more than one backward pass.
     """
@@ -50,6 +51,7 @@ class LayerCall:
         self.training = None
         self.seeds, self.draws = [], []
         self.nested = False
+        self.around = []
         self.received = 0
 
     @property
@@ -75,6 +77,41 @@ class LayerCall:
             return None
         return self.cotangents[position]
 
+    def tensors(self) -> list:
+        """Returns all tensors of the call, and their masks."""
+        found = filter(ops.is_tensor, tree.flatten(self._parts(_TENSORS)))
+        pairs = [(x, keras_backend.get_keras_mask(x)) for x in found]
+        return [x for pair in pairs for x in pair if x is not None]
+
+    def put_values(self, values: dict) -> bool:
+        """Replaces the tensors by their values.
+
+        Args:
+            values: Dict from the id of each of `tensors()` to its value, or to
+                `None` if that is not known.
+
+        Returns:
+            Whether all that the layer was given and returned is known.
+        """
+
+        def value_of(leaf):
+            value = values.get(id(leaf), leaf)
+            mask = keras_backend.get_keras_mask(leaf)
+            if mask is not None:
+                keras_backend.set_keras_mask(value, values[id(mask)])
+            return value
+
+        needed = tree.flatten(self._parts(_GIVEN_AND_RETURNED))
+        if any(values.get(id(leaf), True) is None for leaf in needed):
+            return False
+        found = tree.map_structure(value_of, self._parts(_TENSORS))
+        for name, part in zip(_TENSORS, found, strict=True):
+            setattr(self, name, part)
+        return True
+
+    def _parts(self, names):
+        return [getattr(self, name) for name in names]
+
     def _float_pairs(self):
         results = [*tree.flatten(self.outputs), *self.losses]
         cotangents = [*self.cotangents, *self.loss_cotangents]
@@ -82,11 +119,22 @@ class LayerCall:
         return [(x, c) for x, c in pairs if is_float(x)]
 
 
+_GIVEN_AND_RETURNED = ("args", "kwargs", "outputs", "losses")
+_TENSORS = (
+    *_GIVEN_AND_RETURNED,
+    "cotangents",
+    "input_cotangents",
+    "loss_cotangents",
+    "seeds",
+)
+
+
 class CallRecorder:
     """Records the calls of a model's layers, innermost first.
 
-    A call inside a loop or a traced function has no values; it counts as part
-    of what holds it.
+    A step may be traced: its tensors have values only when it has run. A call
+    inside a loop or a function that it traces never has: it counts as part of
+    what holds it.
 
     Args:
         entries: List of `LayerEntry`, the layers to record.
@@ -115,6 +163,21 @@ class CallRecorder:
         """Returns a context within which every call is recorded."""
         return self._hook.hooked()
 
+    def tensors(self) -> list:
+        """Returns the tensors of all calls."""
+        return [tensor for call in self.calls for tensor in call.tensors()]
+
+    def put_values(self, values: dict):
+        """Replaces all tensors by their values, and drops calls without.
+
+        Args:
+            values: Dict, as for `LayerCall.put_values`.
+        """
+        self.calls = [call for call in self.calls if call.put_values(values)]
+        for call in self.calls:
+            for outer in call.around:
+                outer.nested = True
+
     def _record(self, run, layer, path, index, args, kwargs):
         call = LayerCall(path, layer, index, None, None)
         states = [*seed_states(layer), *_global_seed_state()]
@@ -125,6 +188,7 @@ class CallRecorder:
         (args, kwargs), (call.args, call.kwargs) = self._observe(
             (args, kwargs), call.input_cotangents
         )
+        call.around = list(self._open)
         self._open.append(call)
         added_before = added_losses()
         try:
@@ -142,11 +206,8 @@ class CallRecorder:
             call.cotangents,
             lambda *cotangent: self._instead(call, *cotangent),
         )
-        if _has_values(call):
-            self.calls.append(call)
-            tick()
-            for outer in self._open:
-                outer.nested = True
+        self.calls.append(call)
+        tick()
         return outputs
 
     def _observe_losses(self, call, before):
@@ -187,8 +248,6 @@ class CallRecorder:
                 values[position] = with_mask(value, leaf)
 
             def on_cotangent(value):
-                if not self._backend.is_concrete(value):
-                    return None
                 cotangents[position] = value
                 return instead(position, value)
 
@@ -229,12 +288,6 @@ def with_mask(tensor, like):
     if mask is not None:
         keras_backend.set_keras_mask(tensor, mask)
     return tensor
-
-
-def _has_values(call):
-    concrete = backend_replay.current().is_concrete
-    leaves = tree.flatten((call.args, call.kwargs, call.outputs, call.losses))
-    return all(concrete(x) for x in leaves if keras.ops.is_tensor(x))
 
 
 def observe_outputs(layer, outputs, observe):

@@ -1,5 +1,6 @@
 """Gathering the statistics of all tensors of one step in few operations."""
 
+import collections
 import contextlib
 import math
 
@@ -12,6 +13,12 @@ from keras_mixprec.numerics.statistics import WIDTH, measure, pack
 # what a handful does. Above 2**16 the copy costs more than it saves, and so
 # does memory that waits for the end of the step.
 _LARGEST_STACKED = 2**16
+
+# What a dimension counts as that is known only when the step runs, which on
+# TensorFlow is that of the samples. Joining takes 26 bytes an element, so that
+# no more than this is joined; of larger batches it is more.
+_USUAL_BATCH = 64
+_LARGEST_RAGGED = 2**18
 
 
 class Collector:
@@ -45,7 +52,7 @@ class Collector:
         self._number(key)
         with self._noting_failures((key,)):
             kept = None
-            if _is_small(tensor):
+            if _is_small(tensor, _USUAL_BATCH):
                 kept = self._backend.kept(tensor, self._trace)
             if kept is None:
                 self.put_stack((key,), join([tensor]))
@@ -82,9 +89,8 @@ class Collector:
             What the instrumented step is to return in place of `result`.
         """
         waiting, self._waiting = self._waiting, {}
-        for group in group_by_shape(list(waiting.values())):
-            keys = [list(waiting)[index] for index in group]
-            self.put_stack(tuple(keys), join([waiting[k] for k in keys]))
+        for keys, stack in self._stacks(waiting):
+            self.put_stack(keys, stack)
         keys = [*self._measured, *self._counted]
         rows = [pack(list(self._measured.values()))] if self._measured else []
         rows += self._counted.values()
@@ -93,6 +99,23 @@ class Collector:
             tuple(self._number(key) for group in keys for key in group),
             ops.concatenate(rows) if rows else None,
         )
+
+    def _stacks(self, waiting):
+        """Yields keys and what their tensors are joined to."""
+        known, unknown, numbers = {}, {}, collections.Counter()
+        for key, tensor in waiting.items():
+            if None not in tuple(tensor.shape):
+                known[key] = tensor
+            else:
+                dtype = str(tensor.dtype)
+                part = dtype, numbers[dtype] // _LARGEST_RAGGED
+                unknown.setdefault(part, {})[key] = tensor
+                numbers[dtype] += _size(tensor, _USUAL_BATCH)
+        for group in group_by_shape(list(known.values())):
+            keys = tuple(list(known)[index] for index in group)
+            yield keys, join([known[key] for key in keys])
+        for tensors in unknown.values():
+            yield tuple(tensors), self._backend.ragged(list(tensors.values()))
 
     @contextlib.contextmanager
     def _noting_failures(self, keys):
@@ -128,8 +151,12 @@ def join(tensors):
     return ops.reshape(joined, (len(tensors), -1))
 
 
-def _is_small(tensor):
-    """Whether a tensor is known to be small enough to be stacked."""
-    shape = getattr(tensor.shape, "dims", tensor.shape)
-    known = shape is not None and None not in tuple(tensor.shape)
-    return known and math.prod(tensor.shape) <= _LARGEST_STACKED
+def _is_small(tensor, unknown=math.inf):
+    """Whether a tensor is small enough to be stacked."""
+    ranked = getattr(tensor.shape, "dims", tensor.shape) is not None
+    return ranked and _size(tensor, unknown) <= _LARGEST_STACKED
+
+
+def _size(tensor, unknown):
+    """Number of elements, given what an unknown dimension counts as."""
+    return math.prod(unknown if n is None else n for n in tensor.shape)

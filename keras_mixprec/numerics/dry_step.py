@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -66,22 +66,41 @@ def dry_step(
         known = ()
     entries = walk_with_model(model) if records else []
     recorder = CallRecorder(entries, known, scale)
+    taken: Any = None
+    tensors: Any = None
     drawing = Draws()
-    with restored(model), recorder.recording():
-        losses, gradients, scales, state = run_held(
-            model, data, lambda _: scale, drawing
-        )
-    concrete = backend_replay.current().is_concrete
-    state = {key: value for key, value in state.items() if concrete(value)}
+
+    def run(data):
+        nonlocal taken, tensors
+        with recorder.recording():
+            taken = run_held(model, data, lambda _: scale, drawing)
+        losses, gradients, _, state = taken
+        tensors = [*losses, *gradients.values(), *state.values()]
+        tensors += recorder.tensors()
+        return tensors
+
+    with restored(model):
+        found = backend_replay.current().run_once(model, run, data)
+    # Those of a traced step had no values.
+    values = dict(zip(map(id, tensors), found, strict=True))
+    recorder.put_values(values)
+    losses, gradients, scales, state = taken
+    losses = _known(values, dict(enumerate(losses))).values()
     return DryStep(
-        _total(filter(concrete, losses)),
-        gradients,
+        _total(losses),
+        _known(values, gradients),
         recorder.calls,
         scale if scales else 1.0,
         scales,
-        state,
+        _known(values, state),
         drawing.made,
     )
+
+
+def _known(values, tensors):
+    """The values of tensors, without those that are not known."""
+    found = {key: values[id(tensor)] for key, tensor in tensors.items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 class Interrupted(NamedTuple):
@@ -111,11 +130,15 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
         data: As for `dry_step`.
     """
     recorder = CallRecorder(walk_with_model(model))
+    concrete = backend_replay.current().is_concrete
     try:
         with restored(model), recorder.recording():
             run_held(model, data, lambda _: 1.0)
     # Each backend has types of its own.
     except Exception as error:
+        recorder.put_values(
+            {id(x): x if concrete(x) else None for x in recorder.tensors()}
+        )
         return Interrupted(error, recorder.calls, recorder.interrupted)
     return None
 

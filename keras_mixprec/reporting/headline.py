@@ -184,7 +184,10 @@ class _Story:
         more = f" and {_counted(others, 'more layer')}" if others else ""
         at = f", first{at}" if others else at
         names = (first["layer"] or "the model") + more
-        return f"{names} {OF_LAYERS[kind]}{at}{self._fate(first)}"
+        what = OF_LAYERS[kind]
+        if "overflows_in_steps" in first.get("numbers", {}):
+            what = "was about to overflow"
+        return f"{names} {what}{at}{self._fate(first)}"
 
     def _fate(self, first):
         layer = first["layer"]

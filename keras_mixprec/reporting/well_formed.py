@@ -19,6 +19,7 @@ _OF_OURS = {
     "message": str,
     "variables": list,
     "kinds": dict,
+    "loss": list,
     "counts": dict,
     "optimizer": str,
 }

@@ -73,7 +73,7 @@ class Case:
             keep = [kmp.PrecisionRule(p, plan[p]) for p in inner_first]
             kmp.apply_policy(model, policy, rules=[*rules, *keep])
         optimizer = self.optimizer()
-        if policy == "mixed_float16" and self.scaled:
+        if policy in ("mixed_float16", "float16") and self.scaled:
             optimizer = kmp.LossScaleOptimizer(
                 optimizer, initial_scale=self.initial_scale
             )
@@ -157,9 +157,9 @@ class Case:
             == ((self.kind, self.direction) if fault else (None, None)),
         )
 
-    def verdicts(self, jit_compile: bool) -> list:
-        """Returns what the diagnosis says of the model in float16."""
-        model = self.model("mixed_float16", jit_compile)
+    def verdicts(self, jit_compile: bool, policy="mixed_float16") -> list:
+        """Returns what the diagnosis says of the model in 16 bits."""
+        model = self.model(policy, jit_compile)
         if self.warm_up:
             self.fit(model, self.warm_up)
         return kmp.diagnose(model, *self.batch())

@@ -135,8 +135,9 @@ const SENTENCES = {
     const variables = event.variables ?? [];
     const where = variables.length ? ` in ${listSome(variables, 2)}` : "";
     const optimizer = event.optimizer ? ` of ${event.optimizer}` : "";
+    const loss = event.loss?.length ? `loss ${event.loss.join(", ")}, ` : "";
     return `Update${optimizer} skipped at scale ${formatScale(event.scale)}: ` +
-      `gradients not finite${where}${kindsOf(event)}.`;
+      `${loss}gradients not finite${where}${kindsOf(event)}.`;
   },
   skipped_steps_not_kept(event) {
     const more = plural(event.count ?? 0, "more skipped step");
