@@ -15,6 +15,8 @@
 - `compiled(function)`: the function, compiled by XLA where there is one.
 - `each_operation(function, tensors, look)`: runs `function(tensors)` and calls
   `look(inputs, outputs)` with the tensors of every single operation.
+- `draws(function, tensors)`: whether any operation of `function(tensors)` draws
+  random numbers.
 - `train_step(model, data)`: one step of the model's own `train_step`, run
   operation by operation; returns its logs.
 - `run_once(model, function, data)`: `function(data)`, a list of tensors, in the

@@ -10,6 +10,9 @@ from keras_mixprec.backend.programs import program
 
 FIRST_RUN = 0.35
 
+# Of keys with a type of their own, and of those that are plain integers.
+_RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
+
 
 def is_concrete(tensor):
     return not isinstance(tensor, jax.core.Tracer)
@@ -79,6 +82,27 @@ def each_operation(function, tensors, look):
     # whatever dtype the layers computed then.
     jaxpr = jax.make_jaxpr(lambda tensors: function(tensors))(tensors)
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), look)
+
+
+def draws(function, tensors):
+    return _any_draws(jax.make_jaxpr(function)(tensors).jaxpr)
+
+
+def _any_draws(jaxpr):
+    return any(
+        equation.primitive.name in _RANDOM
+        or any(map(_any_draws, _inner_jaxprs(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
+def _inner_jaxprs(params):
+    leaves = jax.tree.leaves([*params.values()], is_leaf=_is_jaxpr)
+    return [getattr(x, "jaxpr", x) for x in leaves if _is_jaxpr(x)]
+
+
+def _is_jaxpr(value):
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
 def train_step(model, data):

@@ -121,6 +121,21 @@ def each_operation(function, tensors, look):
         op_callbacks.remove_op_callback(on_operation)
 
 
+def draws(function, tensors):
+    kinds = set()
+
+    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        kinds.add(op_type)
+        return outputs
+
+    op_callbacks.add_op_callback(on_operation)
+    try:
+        function(tensors)
+    finally:
+        op_callbacks.remove_op_callback(on_operation)
+    return any("Random" in kind for kind in kinds)
+
+
 def train_step(model, data):
     return model.train_step(data)
 

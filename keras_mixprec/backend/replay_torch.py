@@ -56,6 +56,13 @@ def each_operation(function, tensors, look):
         function(tensors)
 
 
+def draws(function, tensors):
+    drawing = _Drawing()
+    with drawing, torch.no_grad():
+        function(tensors)
+    return drawing.found
+
+
 def train_step(model, data):
     # A `train_step` of the user's own may add gradients up over several steps.
     # Not `model.zero_grad()`, which stumbles over integer variables that a
@@ -88,6 +95,14 @@ class _Operations(TorchDispatchMode):
         with torch.utils._python_dispatch._disable_current_modes():
             self._look(_tensors((args, kwargs)), _tensors(result))
         return result
+
+
+class _Drawing(TorchDispatchMode):
+    found = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 def _tensors(structure):

@@ -31,6 +31,7 @@ from keras_mixprec.diagnosis.loss_check import (
 )
 from keras_mixprec.diagnosis.loss_fault import loss_fault
 from keras_mixprec.diagnosis.low_layers import computes_low
+from keras_mixprec.diagnosis.needed import Needed
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_search import WholeSearch
@@ -96,11 +97,12 @@ class Search:
         self._scale = 2.0 ** self._bits(windows, scale_bits)
         step = self._forward()
         step = self._end_to_end(step)
-        known = len(self.culprits)
+        known, as_run = len(self.culprits), list(self._demoted)
         bits = self.scale_bits = self._judge_windows(step, windows, scale_bits)
         self._backward(step, bits, moves)
         self._take_what_is_around(step, known)
-        if known < len(self.culprits) or step.scale != 2.0**bits:
+        self._keep_what_is_needed(moves)
+        if as_run != self._demoted or step.scale != 2.0**bits:
             step = None
         self._whole_step(step, adapts=scale_bits is None)
 
@@ -172,6 +174,13 @@ class Search:
                 layers = with_sublayers(calls[path].layer)
             self.culprits[index] = culprit._replace(layers=layers)
             self._demoted += layers
+
+    def _keep_what_is_needed(self, moves):
+        """Drops what the real step, with its own cotangents, does not need."""
+        scale = 2.0**self.scale_bits
+        needed = Needed(self._model, self._data, self._exact, scale, moves)
+        self.culprits = needed.among(self.culprits)
+        self._demoted = [x for c in self.culprits for x in c.layers]
 
     def _runs(self, demoted):
         try:

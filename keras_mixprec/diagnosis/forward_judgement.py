@@ -1,5 +1,7 @@
 """Whether a layer's results bear 16 bits, and what is wrong if not."""
 
+import math
+
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
@@ -12,10 +14,12 @@ from keras_mixprec.diagnosis.compare import (
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.cure import smallest_cure
 from keras_mixprec.diagnosis.integers import rounded_integers
+from keras_mixprec.diagnosis.unsettled import error_over_draws, settled_error
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dtypes import with_sublayers
+from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
 from keras_mixprec.numerics.twin import Twin
 
 # As many as there are of rows with bad data.
@@ -39,33 +43,33 @@ def judge_forward(
     Returns:
         The relative error, that of the layers before it included unless they
         are suspicious together, and the `Culprit` if it is too large. Both are
-        `None` for a victim of a layer before it, and where the layer does not
-        do the same twice: its random numbers are not Keras' own, or the step
-        has written what it reads.
+        `None` for a victim of a layer before it.
     """
+    extremes = draws_narrow_uniform(call.draws)
     error = _in_step(call, known)
-    if error <= thresholds.FORWARD_ERROR * thresholds.UNSUSPICIOUS:
+    suspicious = error > thresholds.FORWARD_ERROR * thresholds.UNSUSPICIOUS
+    if not suspicious and not extremes:
         return error, None
     twin = Twin(call, compiled)
-    inputs = [to_array(x) for x in twin.inputs]
-    if nonfinite(inputs):
+    if nonfinite([to_array(x) for x in twin.inputs]):
         return None, None
     exact = twin.forward("float32")
     low = low_outputs(twin, compiled)
-    error = relative_error(
-        _without_masks(known, low, exact, masks_matter, _limit(twin)), exact
-    )
+    masked = _without_masks(known, low, exact, masks_matter, _limit(twin))
+    error = relative_error(masked, exact)
+    if error > thresholds.FORWARD_ERROR:
+        if twin.draws_by_itself() or not repeats(twin.forward(), low):
+            return _over_draws(call, compiled)
+        error = _settled(twin, masked, exact, error)
+    if error <= thresholds.FORWARD_ERROR and extremes:
+        # Of which the numbers of one small batch have few.
+        twin = Twin(call, compiled, extremes=True)
+        exact, low = twin.forward("float32"), twin.forward()
+        error = np.inf if nonfinite(low) > nonfinite(exact) else error
     if error <= thresholds.FORWARD_ERROR:
         return error, None
-    if not repeats(twin.forward(), low):
-        return None, None
-    numbers = {
-        "error": error,
-        "largest_input": largest(inputs),
-        "largest_output_in_float32": largest(exact),
-        "nonfinite_outputs": nonfinite(low),
-    }
-    rows = _rows(inputs, low, exact)
+    numbers = _numbers(twin, error, low, exact)
+    rows = _rows([to_array(x) for x in twin.inputs], low, exact)
     if rows:
         numbers["rows"] = rows[:_ROWS_NAMED]
     kind = _kind(twin, low, exact, numbers)
@@ -73,6 +77,43 @@ def judge_forward(
         numbers |= _vanishing_constant(call.layer)
     layers = smallest_cure(twin, exact, kind)
     return error, Culprit(call.path, layers, kind, "forward", numbers)
+
+
+def _settled(twin, low, exact, error):
+    """The error that is left of one that float32 does not settle."""
+    if not math.isfinite(error):
+        return error
+    others = (
+        twin.forward("float32", jitter=seed)
+        for seed in range(thresholds.TIE_JITTERS)
+    )
+    return settled_error(low, exact, others, thresholds.FORWARD_ERROR)
+
+
+def _over_draws(call, compiled):
+    """As `judge_forward`, of a layer that returns something else each time."""
+    error, low, exact = error_over_draws(
+        call, compiled, lambda twin, policy: twin.forward(policy)
+    )
+    if error <= thresholds.FORWARD_ERROR:
+        return error, None
+    twin = Twin(call, compiled)
+    numbers = _numbers(twin, error, low, exact)
+    numbers["largest_inside_in_float32"] = twin.largest_intermediate()
+    kind = "underflow" if nonfinite(low) else "precision_loss"
+    if numbers["largest_inside_in_float32"] > _limit(twin):
+        kind = "forward_overflow"
+    layers = with_sublayers(call.layer)
+    return error, Culprit(call.path, layers, kind, "forward", numbers)
+
+
+def _numbers(twin, error, low, exact):
+    return {
+        "error": error,
+        "largest_input": largest([to_array(x) for x in twin.inputs]),
+        "largest_output_in_float32": largest(exact),
+        "nonfinite_outputs": nonfinite(low),
+    }
 
 
 def _in_step(call, known):

@@ -25,6 +25,7 @@ from keras_mixprec.loss_scaling.epsilons import vanishing_epsilons
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.dtypes import computing_in
+from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import check_model, has_own_step
 
 
@@ -134,7 +135,7 @@ def examine(
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for(model, data)
-        with backend_alone.current().alone(model):
+        with backend_alone.current().alone(model), same_draws():
             return _Verdicts(model, data, compiled, step).find()
 
 

@@ -26,6 +26,17 @@ LOSS_ERROR = 0.1
 # over keras.applications, which blamed layers of ResNets and EfficientNet.)
 LOSS_JITTERS = 3
 
+# How often a layer's inputs are moved by half a 16-bit ulp to see what float32
+# does not settle. A number that near to a tie (of a router, a rounding, a
+# kink) falls on its other side in half of the cases, in one of 256 never.
+TIE_JITTERS = 8
+
+# How many numbers, and in how many draws, a layer that draws random ones by
+# itself returns before it is compared: one that is 0 once in 2,048 (float16)
+# is among 8,192 in all but 2% of the cases.
+DRAWN_NUMBERS = 8192
+FEWEST_DRAWS, MOST_DRAWS = 8, 64
+
 # Among how many layers, the least exact first, a blameless-looking culprit of
 # a wrong loss is searched: each costs a forward pass.
 LOSS_CANDIDATES = 12
@@ -34,6 +45,10 @@ LOSS_CANDIDATES = 12
 # this share in float32, or no precision settles it: a third of BACKWARD_ERROR,
 # since activations are rounded as well as weights, and at every layer.
 SETTLED_GRADIENT = 0.1
+
+# A loss or gradient that is off by more than a tenth both with a demotion and
+# without it is no reason for it, unless by half as much again without.
+AS_RIGHT = 1.5
 
 # A gradient has to keep this share of its energy (sum of squares) above what
 # underflows; DeepSpeed and others lose 5% of the entries without harm.

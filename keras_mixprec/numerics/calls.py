@@ -7,10 +7,12 @@ import numpy as np
 from keras import ops, tree
 from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 from keras_mixprec.backend import replay as backend_replay
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.hook import CallHook, call_name
+from keras_mixprec.numerics.random_numbers import Draws
 from keras_mixprec.numerics.ticks import tick
 
 
@@ -30,6 +32,7 @@ class LayerCall:
         input_cotangents: List, the same for each tensor in `(args, kwargs)`.
         training: Boolean or `None`. The value in force.
         seeds: List of `(variable, value)` of the random state before.
+        draws: List of `Draw`, the random numbers that it drew.
         nested: Boolean. Whether other recorded calls happened inside.
         around: List of the `LayerCall`s that it is inside of.
         received: Int. How many cotangents came by; more than there are in
@@ -46,7 +49,7 @@ class LayerCall:
         self.losses, self.loss_cotangents = [], []
         self.cotangents, self.input_cotangents = [], []
         self.training = None
-        self.seeds = []
+        self.seeds, self.draws = [], []
         self.nested = False
         self.around = []
         self.received = 0
@@ -177,7 +180,9 @@ class CallRecorder:
 
     def _record(self, run, layer, path, index, args, kwargs):
         call = LayerCall(path, layer, index, None, None)
-        call.seeds = [(v, v.value) for v in seed_states(layer)]
+        states = [*seed_states(layer), *_global_seed_state()]
+        call.seeds = [(v, v.value) for v in states]
+        drawn = len(Draws.so_far())
         context = global_state.get_global_attribute("current_call_ctx")
         call.training = getattr(context, "training", None)
         (args, kwargs), (call.args, call.kwargs) = self._observe(
@@ -194,6 +199,7 @@ class CallRecorder:
             raise
         finally:
             self._open.pop()
+        call.draws = Draws.so_far()[drawn:]
         self._observe_losses(call, added_before)
         outputs, call.outputs = self._observe(
             outputs,
@@ -262,6 +268,12 @@ def seed_states(layer) -> list:
         for part in layer._flatten_layers()
         for generator in part._seed_generators
     ]
+
+
+def _global_seed_state():
+    """The state of the generator that Keras uses where none is given."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return [] if generator is None else [generator.state]
 
 
 def added_losses() -> list:

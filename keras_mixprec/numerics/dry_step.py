@@ -12,7 +12,12 @@ from keras_mixprec.backend.model_state import all_variables, optimizers_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
-from keras_mixprec.numerics.random_numbers import drawn_in_float32
+from keras_mixprec.numerics.random_numbers import (
+    DROPOUT,
+    Draws,
+    known_draws,
+    same_draws,
+)
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 
@@ -28,6 +33,7 @@ class DryStep(NamedTuple):
         scales: Boolean. Whether it does.
         state: Dict from `id(variable)` to what the step has set a float
             variable to that is not trained, such as a moving average.
+        draws: List of `Draw`, the random numbers in the order drawn.
     """
 
     loss: float
@@ -36,6 +42,7 @@ class DryStep(NamedTuple):
     scale: float
     scales: bool = True
     state: dict = {}
+    draws: list = []
 
 
 def dry_step(
@@ -61,11 +68,12 @@ def dry_step(
     recorder = CallRecorder(entries, known, scale)
     taken: Any = None
     tensors: Any = None
+    drawing = Draws()
 
     def run(data):
         nonlocal taken, tensors
         with recorder.recording():
-            taken = run_held(model, data, lambda _: scale)
+            taken = run_held(model, data, lambda _: scale, drawing)
         losses, gradients, _, state = taken
         tensors = [*losses, *gradients.values(), *state.values()]
         tensors += recorder.tensors()
@@ -85,6 +93,7 @@ def dry_step(
         scale if scales else 1.0,
         scales,
         _known(values, state),
+        drawing.made,
     )
 
 
@@ -204,7 +213,9 @@ def _step_of(model, scale, execute):
     return DryStep(loss, gradients, [], scale if scales else 1.0, scales)
 
 
-def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
+def run_held(
+    model: keras.Model, data, scale_of: Callable, drawing: Draws | None = None
+) -> tuple:
     """Lets the model take the step, with its optimizers held.
 
     Within `restored(model)`.
@@ -213,6 +224,8 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         scale_of: Function of an optimizer that returns its loss scale.
+        drawing: `Draws`, which keeps a record of the random numbers. Defaults
+            to `None`, a new one.
 
     Returns:
         List of the losses, a dict from `id(variable)` to the scaled gradient,
@@ -224,7 +237,7 @@ def run_held(model: keras.Model, data, scale_of: Callable) -> tuple:
         for optimizer in optimizers_of(model).values():
             scale = scale_of(optimizer)
             stack.enter_context(held(optimizer, scale, losses, gradients))
-        stack.enter_context(drawn_in_float32())
+        stack.enter_context((drawing or Draws()).active())
         scope = keras.StatelessScope(collect_losses=True)
         # A regularizer is given what the scope knows of its variable. As it
         # is, not as a tensor, which no gradient would lead back from.
@@ -264,9 +277,23 @@ def _total(losses):
 
 
 def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
-    """Runs the step in float32 throughout, at loss scale 1."""
-    with computing_in("float32", with_sublayers(model)):
-        return dry_step(model, data, 1.0, records=records)
+    """Runs the step in float32 throughout, at loss scale 1.
+
+    With the random numbers of the model as it is. If it draws any that are not
+    known yet, a step of it in its own dtypes shows them.
+    """
+
+    def run():
+        with computing_in("float32", with_sublayers(model)):
+            return dry_step(model, data, 1.0, records=records)
+
+    with same_draws():
+        exact = run()
+        if known_draws() or all(d.name == DROPOUT for d in exact.draws):
+            return exact
+        as_it_is = dry_step(model, data, 1.0, records=False)
+        known_draws().extend(as_it_is.draws)
+        return run()
 
 
 @contextlib.contextmanager

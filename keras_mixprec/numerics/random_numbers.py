@@ -1,55 +1,217 @@
-"""The same random numbers in every dtype.
+"""The random numbers of a model as it is, for a float32 reference of it.
 
-A backend's generator draws other numbers for float16 than for float32 from
-the same seed, so that dropout would drop other units.
+From the same seed a backend's generator draws other numbers for float16 than
+for float32, and numbers that float32 has not: a uniform one is 0 once in 1,024
+or 2,048, and never rounds to 1. So each is drawn in the dtype that the model
+draws it in, and widened for the reference.
 """
 
 import contextlib
+import contextvars
+from typing import NamedTuple
 
-from keras import ops
+import numpy as np
+from keras import ops, tree
 from keras.src import backend
+
+from keras_mixprec.formats import SIXTEEN_BITS, get_format
+from keras_mixprec.numerics.arrays import is_float
+
+# What it drops is the same whatever it is given.
+DROPOUT = "dropout"
+
+_NAMES = ("normal", "uniform", "truncated_normal", "gamma", "beta", "binomial")
+
+
+_SAME: contextvars.ContextVar[list | None] = contextvars.ContextVar(
+    "same", default=None
+)
+
+
+class Draw(NamedTuple):
+    """One call of Keras' random numbers: its name, and the dtype drawn in."""
+
+    name: str
+    dtype: str
+
+
+class Draws:
+    """Draws within a context, and keeps a record of it.
+
+    Args:
+        known: List of `Draw`, in the order of the calls: the dtypes to draw
+            in whatever is asked for. Defaults to `None`, what is known within
+            `same_draws`.
+        extremes: Boolean. Whether the smallest and the largest number that
+            there is are among the uniform ones. Defaults to `False`.
+
+    Attributes:
+        made: List of `Draw`, as drawn.
+    """
+
+    _active = None
+
+    def __init__(self, known=None, extremes=False):
+        self.made = []
+        self._known = known_draws() if known is None else known
+        self._extremes = extremes
+        self._inside = False
+
+    @contextlib.contextmanager
+    def active(self):
+        """Keras' random numbers are drawn by this object in the context."""
+        original = vars(backend.random).copy()
+        instead = {n: self._drawing(n, original[n]) for n in _NAMES}
+        instead["categorical"] = _from_float32(original["categorical"])
+        instead[DROPOUT] = self._dropout(original["uniform"])
+        outer, Draws._active = Draws._active, self
+        try:
+            with _replaced(instead):
+                yield self
+        finally:
+            Draws._active = outer
+
+    @classmethod
+    def so_far(cls) -> list:
+        """Returns the record of the innermost context, empty without one."""
+        return cls._active.made if cls._active else []
+
+    def _drawing(self, name, draw):
+        def draw_as_known(*args, dtype=None, **kwargs):
+            if self._inside:  # Torch makes truncated ones of normal ones.
+                return draw(*args, dtype=dtype, **kwargs)
+            asked = backend.standardize_dtype(dtype or backend.floatx())
+            own = self._dtype_of_next(name, asked)
+            if own != asked:
+                args, kwargs = _cast((args, kwargs), own)
+            self._inside = True
+            try:
+                numbers = draw(*args, dtype=own, **kwargs)
+            finally:
+                self._inside = False
+            if name == "uniform" and self._extremes and own in SIXTEEN_BITS:
+                numbers = _with_extremes(numbers, *_limits(*args, **kwargs))
+            return ops.cast(numbers, asked)
+
+        return draw_as_known
+
+    def _dtype_of_next(self, name, asked):
+        index = len(self.made)
+        same = index < len(self._known) and self._known[index].name == name
+        own = self._known[index].dtype if same else asked
+        self.made.append(Draw(name, own))
+        return own
+
+    def _dropout(self, uniform):
+        def dropout(inputs, rate, noise_shape=None, seed=None):
+            if not rate:
+                return inputs
+            self.made.append(Draw(DROPOUT, "float32"))
+            if noise_shape is None:
+                noise_shape = (None,) * len(inputs.shape)
+            shape = [
+                size if wanted is None else wanted
+                for size, wanted in zip(inputs.shape, noise_shape, strict=True)
+            ]
+            numbers = uniform(shape, dtype="float32", seed=seed)
+            kept = ops.greater_equal(numbers, rate)
+            scaled = inputs if rate == 1 else inputs / (1.0 - rate)
+            return ops.where(kept, scaled, ops.zeros_like(inputs))
+
+        return dropout
 
 
 @contextlib.contextmanager
-def drawn_in_float32():
-    """Makes Keras draw in float32 and cast, whatever dtype it is asked for."""
-    module = backend.random
-    originals = {
-        name: getattr(module, name)
-        for name in ("normal", "uniform", "truncated_normal", "dropout")
-    }
-    for name, draw in originals.items():
-        setattr(module, name, _casting(draw))
-    module.dropout = _dropout(originals["uniform"])
+def same_draws():
+    """Within the context all steps of a model draw as the first one did."""
+    if _SAME.get() is not None:
+        yield
+        return
+    token = _SAME.set([])
     try:
         yield
     finally:
-        for name, draw in originals.items():
-            setattr(module, name, draw)
+        _SAME.reset(token)
 
 
-def _casting(draw):
-    def draw_and_cast(*args, dtype=None, **kwargs):
-        numbers = draw(*args, dtype="float32", **kwargs)
-        return numbers if dtype is None else ops.cast(numbers, dtype)
-
-    return draw_and_cast
+def known_draws() -> list:
+    """Returns the list of `Draw` of the model as it is, empty if not known."""
+    known = _SAME.get()
+    return [] if known is None else known
 
 
-def _dropout(uniform):
-    def dropout(inputs, rate, noise_shape=None, seed=None):
-        if not rate:
-            return inputs
-        if noise_shape is None:
-            noise_shape = (None,) * len(inputs.shape)
-        shape = [
-            size if wanted is None else wanted
-            for size, wanted in zip(inputs.shape, noise_shape, strict=True)
-        ]
-        kept = ops.greater_equal(
-            uniform(shape, dtype="float32", seed=seed), rate
-        )
-        scaled = inputs if rate == 1 else inputs / (1.0 - rate)
-        return ops.where(kept, scaled, ops.zeros_like(inputs))
+def draws_narrow_uniform(draws) -> bool:
+    """Whether uniform numbers of 16 bits are among them.
 
-    return dropout
+    Of which a batch may be too small to have the extreme ones.
+
+    Args:
+        draws: List of `Draw`.
+    """
+    return any(d.name == "uniform" and d.dtype in SIXTEEN_BITS for d in draws)
+
+
+def without_draws():
+    """Returns a context in which Keras draws nothing: constants instead."""
+
+    def half(shape, *args, dtype=None, **kwargs):
+        return ops.full(shape, 0.5, dtype or backend.floatx())
+
+    def lowest(shape, minval, maxval, dtype="int32", seed=None):
+        return ops.full(shape, minval, dtype)
+
+    def first(logits, num_samples, dtype="int32", seed=None):
+        return ops.zeros((logits.shape[0], num_samples), dtype)
+
+    def same(inputs, *args, **kwargs):
+        return inputs
+
+    return _replaced(
+        dict.fromkeys(_NAMES, half)
+        | {DROPOUT: same, "shuffle": same}
+        | {"randint": lowest, "categorical": first}
+    )
+
+
+@contextlib.contextmanager
+def _replaced(functions):
+    module = backend.random
+    before = {name: getattr(module, name) for name in functions}
+    for name, function in functions.items():
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
+def _from_float32(categorical):
+    def draw_from_float32(logits, *args, **kwargs):
+        return categorical(ops.cast(logits, "float32"), *args, **kwargs)
+
+    return draw_from_float32
+
+
+def _cast(structure, dtype):
+    return tree.map_structure(
+        lambda x: ops.cast(x, dtype) if is_float(x) else x, structure
+    )
+
+
+def _limits(shape, minval=0.0, maxval=1.0, **kwargs):
+    return minval, maxval
+
+
+def _with_extremes(numbers, lowest, highest):
+    dtype = backend.standardize_dtype(numbers.dtype)
+    # What each backend's generator can return: JAX and TensorFlow draw
+    # multiples of the format's epsilon, torch of half of it.
+    units = np.array([0.0, 1.0 - get_format(dtype).epsilon])
+    units = ops.convert_to_tensor(units, dtype)
+    first, last = ops.unstack(units * (highest - lowest) + lowest, 2)
+    flat = ops.reshape(numbers, (-1,))
+    place = ops.arange(ops.shape(flat)[0])
+    flat = ops.where(place == ops.shape(flat)[0] - 1, last, flat)
+    flat = ops.where(place == 0, first, flat)
+    return ops.reshape(ops.cast(flat, dtype), ops.shape(numbers))

@@ -12,12 +12,16 @@ from keras_mixprec.backend import replay as backend_replay
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.calls import LayerCall, with_mask
 from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
+from keras_mixprec.numerics.jitter import (
+    off_by_half_ulp,
+    widened_off_by_half_ulp,
+)
 from keras_mixprec.numerics.operations import (
     largest_intermediate,
     nonfinite_places,
     starts_from_zero,
 )
-from keras_mixprec.numerics.random_numbers import drawn_in_float32
+from keras_mixprec.numerics.random_numbers import Draws, without_draws
 
 
 class Twin:
@@ -29,10 +33,23 @@ class Twin:
         call: The `LayerCall`.
         compiled: Boolean. Whether XLA compiles what runs in the layer's own
             dtypes, as it does in the model's step.
+        extremes: Boolean. Whether it draws the smallest and the largest random
+            number that there is. Defaults to `False`.
+        draw: Int. Which random numbers it draws: 0, the default, for those of
+            the step.
     """
 
-    def __init__(self, call: LayerCall, compiled: bool = False):
+    def __init__(
+        self,
+        call: LayerCall,
+        compiled: bool = False,
+        extremes: bool = False,
+        draw: int = 0,
+    ):
         self.call = call
+        self._dtype = call.layer.compute_dtype
+        self._extremes = extremes
+        self._seeds = [(v, value + draw) for v, value in call.seeds]
         self._compiled = compiled
         self._backend = backend_replay.current()
         leaves = tree.flatten((call.args, call.kwargs))
@@ -45,24 +62,31 @@ class Twin:
         """The float tensors among what the layer was given."""
         return [self._leaves[i] for i in self._floats]
 
-    def forward(self, policy=None, layers=None) -> list[np.ndarray]:
+    def forward(
+        self, policy=None, layers=None, jitter=None
+    ) -> list[np.ndarray]:
         """Returns the float outputs and added losses, as float32 arrays.
 
         Args:
             policy: String. What `layers` compute in. Defaults to `None`, what
                 they compute in now.
             layers: List. Defaults to the layer and all inside it.
+            jitter: Int. If given, inputs and weights are off by half of a
+                16-bit ulp, in which of the many ways.
         """
-        return self._arrays(self._run, policy, layers)
+        return self._arrays(self._run, policy, layers, jitter)
 
-    def gradients(self, cotangents, policy=None) -> list[np.ndarray]:
+    def gradients(
+        self, cotangents, policy=None, jitter=None
+    ) -> list[np.ndarray]:
         """Returns the gradients at inputs and weights, as float32 arrays.
 
         Args:
             cotangents: List of arrays, one per float output and added loss.
             policy: String, as for `forward`.
+            jitter: Int, as for `forward`.
         """
-        return self._arrays(self._pullback(cotangents), policy)
+        return self._arrays(self._pullback(cotangents), policy, jitter=jitter)
 
     def largest_intermediate(self) -> float:
         """Returns the largest magnitude that float32 meets inside."""
@@ -101,23 +125,34 @@ class Twin:
 
         return lambda primals: self._backend.vjp(self._run, primals, pull)[1]
 
-    def _arrays(self, run, policy, layers=None):
+    def draws_by_itself(self) -> bool:
+        """Whether it draws random numbers that are not Keras' own."""
+        with self._in(None, None), without_draws():
+            return self._backend.draws(self._run, self._primals())
+
+    def _arrays(self, run, policy, layers=None, jitter=None):
         # XLA draws other random numbers on TensorFlow, so both shall.
-        if self._compiled and (policy is None or self.call.seeds):
+        if self._compiled and (policy is None or self.call.draws):
             run = self._backend.compiled(run)
         with self._in(policy, layers):
-            return [to_array(x) for x in run(self._primals())]
+            return [to_array(x) for x in run(self._primals(jitter))]
 
-    def _primals(self):
+    def _primals(self, jitter=None):
+        inputs = self.inputs
         weights = [ops.convert_to_tensor(v.value) for v in self._weights]
-        return [*self.inputs, *map(self._backend.stop_gradient, weights)]
+        if jitter is not None:
+            random = np.random.default_rng(jitter)
+            inputs = [widened_off_by_half_ulp(x, random) for x in inputs]
+            weights = [off_by_half_ulp(w, self._dtype, random) for w in weights]
+        return [*inputs, *map(self._backend.stop_gradient, weights)]
 
     @contextlib.contextmanager
     def _in(self, policy, layers):
+        drawing = Draws(self.call.draws, self._extremes)
         if layers is None:
             layers = with_sublayers(self.call.layer)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(drawn_in_float32())
+            stack.enter_context(drawing.active())
             if policy is not None:
                 stack.enter_context(computing_in(policy, layers))
             yield
@@ -132,7 +167,7 @@ class Twin:
         mapping = [*zip(self._weights, primals[count:], strict=True)]
         with (
             keras.StatelessScope(
-                state_mapping=[*mapping, *call.seeds], collect_losses=True
+                state_mapping=[*mapping, *self._seeds], collect_losses=True
             ) as scope,
             _call_context(call),
         ):
