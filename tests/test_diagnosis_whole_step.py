@@ -121,10 +121,13 @@ class Average(layers.Layer):
 
     def build(self, input_shape):
         shape = input_shape[-1:]
-        self.mean = self.add_weight(shape, "zeros", trainable=False)
+        self.mean = self.add_weight(
+            shape, "zeros", trainable=False, autocast=False
+        )
 
     def call(self, x):
-        new = self.momentum * self.mean + (1 - self.momentum) * ops.mean(x, 0)
+        mean = ops.cast(self.mean, x.dtype)
+        new = self.momentum * mean + (1 - self.momentum) * ops.mean(x, 0)
         self.mean.assign(new)
         return x
 
@@ -138,11 +141,17 @@ def test_a_moving_average_that_stands_still(momentum):
 
 
 class Counter(layers.Layer):
+    def __init__(self, autocast=False, **kwargs):
+        super().__init__(**kwargs)
+        self.casts = autocast
+
     def build(self, input_shape):
-        self.rows = self.add_weight((), "zeros", trainable=False)
+        self.rows = self.add_weight(
+            (), "zeros", trainable=False, autocast=self.casts
+        )
 
     def call(self, x):
-        self.rows.assign(self.rows + ops.cast(1.0, x.dtype))
+        self.rows.assign(ops.cast(self.rows, x.dtype) + 1)
         return x
 
 
@@ -153,6 +162,17 @@ def test_a_counter_that_stands_still(rows):
     model.get_layer("counter").rows.assign(rows)
     stands = [("counter", "precision_loss", "update")]
     assert found(model) == (stands if rows == 2048 else [])
+
+
+def test_what_torch_does_not_assign_is_found():
+    model = model_of(layers.Dense(8), Counter(autocast=True, name="counter"))
+    verdicts = found(model)
+    model.fit(X, Y, batch_size=len(X), verbose=0)
+    counted = model.get_layer("counter").rows.numpy() == 1
+    assert counted == (keras.backend.backend() != "torch")
+    assert verdicts == (
+        [] if counted else [("counter", "precision_loss", "update")]
+    )
 
 
 def test_a_moving_average_in_float32_is_sound():

@@ -19,6 +19,8 @@
   random numbers.
 - `train_step(model, data)`: one step of the model's own `train_step`, run
   operation by operation; returns its logs.
+- `loses_assignment(variable)`: whether what is assigned to it now is lost in
+  `fit`.
 - `run_once(model, function, data)`: `function(data)`, a list of tensors, in the
   way that costs least if it runs a few times only: operation by operation, or
   on JAX, where each operation is compiled by itself, traced and compiled from

@@ -76,6 +76,12 @@ def train_step(model, data):
         _set_gradients(values, before)
 
 
+def loses_assignment(variable):
+    # Keras 3.15 writes to the value that the variable has in a layer: to a
+    # copy, where the layer casts it to float16.
+    return variable._maybe_autocast(variable._value) is not variable._value
+
+
 def run_once(model, function, data):
     return function(data)
 

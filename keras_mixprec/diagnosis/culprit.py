@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
+
 
 class Culprit(NamedTuple):
     """A layer at fault.
@@ -19,3 +21,20 @@ class Culprit(NamedTuple):
     kind: str
     direction: str
     numbers: dict
+
+    def by_layer(self, model) -> list["Culprit"]:
+        """Returns one for each layer, if these are inside of the one at fault.
+
+        As where a model's own code computes in the dtype of what its layers
+        return.
+
+        Args:
+            model: The `keras.Model`.
+        """
+        if self.path != MODEL_PATH or model in self.layers:
+            return [self]
+        paths = {id(e.layer): e.path for e in walk_with_model(model)}
+        return [
+            self._replace(path=paths[id(layer)], layers=[layer])
+            for layer in self.layers
+        ] or [self]

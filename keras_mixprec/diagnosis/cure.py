@@ -1,5 +1,6 @@
 """Which layers inside of one to demote so that it comes out right."""
 
+import keras
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
@@ -26,7 +27,16 @@ def smallest_cure(twin: Twin, exact: list[np.ndarray], kind: str) -> list:
     if error is None:
         return without_needless(twin, exact)
     enough = error <= thresholds.FORWARD_ERROR or kind == "cast_overflow"
-    return alone if enough else without_needless(twin, exact)
+    if enough:
+        return alone
+    layers = without_needless(twin, exact)
+    if isinstance(layers[0], keras.Model) and len(layers) > 1:
+        # Its code computes in the dtype of what layers return: mostly these
+        # few are enough.
+        error = _error(twin, exact, layers[1:])
+        if error is not None and error <= thresholds.FORWARD_ERROR:
+            return layers[1:]
+    return layers
 
 
 def without_needless(twin: Twin, exact: list[np.ndarray]) -> list:

@@ -186,7 +186,8 @@ class _Verdicts:
         )
         findings = [
             Finding(self._culprit(c, scale), c.layers)
-            for c in [*raising, *search.culprits]
+            for found in [*raising, *search.culprits]
+            for c in found.by_layer(self._model)
         ]
         others = self._scale_too_low(search, scale, moves)
         others += self._policy(entries)

@@ -11,6 +11,7 @@ from keras_mixprec.diagnosis.forward_judgement import (
     judge_forward,
     range_fault,
 )
+from keras_mixprec.diagnosis.integers import rounded_integers
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.diagnosis.suspicion import suspicion
 from keras_mixprec.diagnosis.whole_step import WholeStep
@@ -95,6 +96,8 @@ class WholeSearch:
         exact = self._exact_calls.get(call.name)
         if exact is None:
             return 0.0
+        if _rounded(exact, call):
+            return 1.0
         with computing_in("float32", self._demoted):
             return suspicion(exact, 2.0**self._bits)
 
@@ -111,7 +114,10 @@ class WholeSearch:
             if path == MODEL_PATH:
                 return self._outside(path, [layers[path]])
             fault = self._fault(call, step.calls)
-        return Culprit(path, [call.layer], *fault, self._numbers())
+        rounded = _rounded(self._exact_calls[call.name], call)
+        if rounded:
+            fault = "precision_loss", "forward"
+        return Culprit(path, [call.layer], *fault, self._numbers() | rounded)
 
     def _own_fault(self, call):
         exact = self._exact_calls.get(call.name)
@@ -150,3 +156,9 @@ class WholeSearch:
 def _finite(call):
     tensors = [*Twin(call).inputs, *call.float_outputs]
     return not nonfinite([to_array(x) for x in tensors])
+
+
+def _rounded(exact, call):
+    """Integers, such as ids, that the cast to the layer's dtype rounds."""
+    inputs = [to_array(x) for x in Twin(exact).inputs]
+    return rounded_integers(inputs, call.layer.compute_dtype)

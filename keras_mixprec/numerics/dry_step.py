@@ -238,7 +238,7 @@ def run_held(
             scale = scale_of(optimizer)
             stack.enter_context(held(optimizer, scale, losses, gradients))
         stack.enter_context((drawing or Draws()).active())
-        scope = keras.StatelessScope(collect_losses=True)
+        scope = _AsInFit(collect_losses=True)
         # A regularizer is given what the scope knows of its variable. As it
         # is, not as a tensor, which no gradient would lead back from.
         scope.state_mapping |= {
@@ -251,6 +251,12 @@ def run_held(
         returned = backend_replay.current().train_step(model, data)
     losses, scales = losses or _logged_losses(returned), bool(losses)
     return losses, gradients, scales, _written(model, scope)
+
+
+class _AsInFit(keras.StatelessScope):
+    def add_update(self, update):
+        if not backend_replay.current().loses_assignment(update[0]):
+            super().add_update(update)
 
 
 def _logged_losses(logs):

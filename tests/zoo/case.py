@@ -37,8 +37,8 @@ class Case:
         warm_up: Int. Epochs trained in float16 before the diagnosis.
         absent_on: Set of setups, such as `"tensorflow-xla"`, that do not
             have the fault.
-        incurable: Boolean. Whether it fails in float16 whichever layers
-            are in float32, so that no layer is to be named.
+        incurable: Boolean. Whether it fails in float16 and no layer is to be
+            named: none repairs it, or a larger loss scale does.
     """
 
     name: str

@@ -121,18 +121,19 @@ def healthy_codebook():
 
 
 class MovingStandardizer(layers.Layer):
-    """(x - mean) / std of moving statistics that start from 0 and 1."""
+    """(x - mean) / std of moving statistics that start from 0 and 1.
+
+    With `autocast` torch would lose what a float16 layer assigns to them.
+    """
 
     def build(self, input_shape):
-        shape = input_shape[-1:]
-        self.steps = self.add_weight(
-            shape=(), initializer="zeros", trainable=False
-        )
-        self.mean = self.add_weight(
-            shape=shape, initializer="zeros", trainable=False
-        )
-        self.variance = self.add_weight(
-            shape=shape, initializer="ones", trainable=False
+        self.steps = self.state((), "zeros")
+        self.mean = self.state(input_shape[-1:], "zeros")
+        self.variance = self.state(input_shape[-1:], "ones")
+
+    def state(self, shape, start):
+        return self.add_weight(
+            shape=shape, initializer=start, trainable=False, autocast=False
         )
 
     def call(self, x, training=False):
@@ -140,9 +141,14 @@ class MovingStandardizer(layers.Layer):
             mean = ops.mean(x, axis=0)
             variance = ops.mean(ops.square(x - mean), axis=0)
             self.steps.assign(self.steps + 1)
-            self.mean.assign(0.9 * self.mean + 0.1 * mean)
-            self.variance.assign(0.9 * self.variance + 0.1 * variance)
-        return (x - self.mean) * ops.rsqrt(self.variance + 1e-3)
+            self.mean.assign(0.9 * self.own(self.mean) + 0.1 * mean)
+            self.variance.assign(0.9 * self.own(self.variance) + 0.1 * variance)
+        return (x - self.own(self.mean)) * ops.rsqrt(
+            self.own(self.variance) + 1e-3
+        )
+
+    def own(self, variable):
+        return ops.cast(variable, self.compute_dtype)
 
 
 @case(data=vectors(scale=3.0, mean=2.0), warm_up=5)

@@ -71,7 +71,7 @@ class Spread(layers.Layer):
 @case(
     data=vectors(),
     culprits=frozenset({"spread"}),
-    kind="backward_overflow",
+    kind="underflow",
     direction="backward",
     decoy="h1",
 )
