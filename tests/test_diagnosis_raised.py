@@ -145,6 +145,27 @@ def test_a_mix_of_dtypes_outside_of_layers_is_named_and_repaired(jit):
     assert tuner.plan["hidden"] == "mixed_float16"
 
 
+class FirstOutputLoss(OwnLoss):
+    def compute_loss(self, x, y, y_pred, sample_weight, **kwargs):
+        return super().compute_loss(x, y, y_pred[0], sample_weight)
+
+
+@refuses_mixes
+@each_jit
+def test_the_layer_that_is_mixed_is_found_behind_others(jit):
+    inputs = keras.Input((4,))
+    first = [keras.Input((4,)), layers.Dense(4, name="last")]
+    y = x = keras.Sequential(first, name="generator")(inputs)
+    for _ in range(6):
+        x = layers.Dense(4)(x)
+    model = FirstOutputLoss(inputs, [y, x])
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=jit)
+    assert found(kmp.diagnose(model, X, [X, X])) == [
+        ("generator/last", "unsupported")
+    ]
+
+
 class Residual(layers.Layer):
     """One of its parts is a normalization, which a rule widens."""
 

@@ -152,6 +152,31 @@ def test_overflow_after_the_last_layer_is_not_blamed_on_the_loss_scale():
     assert not any("the other layers need" in v.advice for v in verdicts)
 
 
+class OwnLoss(keras.Model):
+    """Computes its loss in the dtype of its outputs."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        return ops.mean(ops.cast(self.of(y_pred), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [
+        ("forward_overflow", lambda p: ops.exp(p + 20.0) * 1e-9),
+        ("underflow", lambda p: -ops.log(ops.exp(p - 20.0))),
+    ],
+)
+def test_what_a_loss_does_in_16_bits_is_called_what_it_is(kind, of):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((32,))
+    model = OwnLoss(inputs, layers.Dense(1, name="head")(inputs))
+    model.of = of
+    model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
+    verdict = kmp.diagnose(model, 0.1 * X[:32], Y[:32])[0]
+    assert (verdict.layer, verdict.kind) == ("head", kind)
+    assert "what is computed from its output" in verdict.advice
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_variables_are_advised_their_own_mixed_policy(dtype):
     keras.config.set_dtype_policy(dtype)
@@ -166,7 +191,10 @@ class Grows(layers.Layer):
     """Multiplies by a number that doubles every eight steps."""
 
     def build(self, shape):
-        self.steps = self.add_weight(shape=(), trainable=False)
+        # With `autocast` what torch assigns in a float16 layer is lost.
+        self.steps = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, autocast=False
+        )
 
     def call(self, x, training=None):
         if training:

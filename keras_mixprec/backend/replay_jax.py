@@ -78,7 +78,9 @@ def compiled(function):
 
 
 def each_operation(function, tensors, look):
-    jaxpr = jax.make_jaxpr(function)(tensors)
+    # A new function each time: JAX knows one that it has traced before, in
+    # whatever dtype the layers computed then.
+    jaxpr = jax.make_jaxpr(lambda tensors: function(tensors))(tensors)
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), look)
 
 

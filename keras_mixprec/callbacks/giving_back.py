@@ -3,6 +3,8 @@
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from keras_mixprec.callbacks.ballot import any_worker
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.low_layers import low_layers
 from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.numerics.dtypes import following
 from keras_mixprec.policies.lone_layers import lone_layers
@@ -49,6 +51,14 @@ def _at_fault_here(model, repairs, paths, batches, step):
     with following(repairs.as_built(paths)):
         for batch in batches:
             parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
-            for finding in examine(model, *parts, step=step).findings:
+            found = examine(model, *parts, step=step)
+            for finding in found.findings:
                 layers += finding.layers
+            # One that was demoted for its growth would be so again.
+            low = {entry.path: entry.layer for entry in low_layers(model)}
+            layers += [
+                low[path]
+                for path, bits in found.headroom.items()
+                if path in low and bits < thresholds.BITS_ABOVE
+            ]
     return repairs.paths_of(layers)

@@ -120,7 +120,8 @@ def _case(culprit, scale):
         return "outside"
     if "rounded_integers" in numbers:
         return "integers"
-    if "loss" in numbers and culprit.kind != "cast_overflow":
+    known = culprit.kind in ("cast_overflow", "precision_loss")
+    if "loss" in numbers and not known:
         return "follows"
     if "constant" in numbers:
         return "epsilon"

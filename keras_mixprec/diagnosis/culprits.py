@@ -29,6 +29,7 @@ from keras_mixprec.diagnosis.loss_check import (
     loss_error,
     right_in_xla,
 )
+from keras_mixprec.diagnosis.loss_fault import loss_fault
 from keras_mixprec.diagnosis.low_layers import computes_low
 from keras_mixprec.diagnosis.needed import Needed
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
@@ -248,7 +249,9 @@ class Search:
             fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
                 known = self._exact_calls.get(call.name)
-                fault = range_fault(Twin(call, self._compiled), known)
+                fault = loss_fault(self._model, self._data, step.calls)
+                if fault is None or is_cast_before(call, known):
+                    fault = range_fault(Twin(call, self._compiled), known)
             self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step

@@ -132,7 +132,7 @@ def low_outputs(twin: Twin, compiled: bool) -> list:
     return [to_array(x) for x in twin.call.float_outputs]
 
 
-def range_fault(twin: Twin, known: LayerCall | None) -> tuple[str, str]:
+def range_fault(twin: Twin, known: LayerCall | None = None) -> tuple[str, str]:
     """Kind and direction of what makes a loss infinite but no output.
 
     Args:

@@ -23,7 +23,7 @@ from keras_mixprec.policies.layers import MODEL_PATH
 _LETTERS = 160
 
 # How many layers are tried that were called before code outside of all raised.
-_LAST = 8
+_LAST = 4
 
 
 def why_it_raises(
@@ -83,10 +83,16 @@ def _suspects(model, stop: Interrupted):
         # A backward pass ends in the earliest layer that it has come to.
         backward = [c for c in stop.calls if c.received and not c.nested]
         last = sorted(stop.calls[: -_LAST - 1 : -1], key=lambda c: c.nested)
-        likely = [*backward[:_LAST], *last]
+        likely = [*backward[:_LAST], *_ends(stop.calls), *last]
     likely = [call for call in likely if computes_low(call.layer)]
     yield from {call.path: call for call in likely}.items()
     yield MODEL_PATH, None
+
+
+def _ends(calls):
+    """The last layer within each model or composite, the last first."""
+    pairs = zip(calls, calls[1:], strict=False)
+    return [call for call, outer in pairs if outer.nested][::-1]
 
 
 def _choices(layer):

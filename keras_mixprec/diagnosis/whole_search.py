@@ -7,6 +7,7 @@ from keras_mixprec.diagnosis.backward_judgement import judge_backward
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.forward_judgement import (
+    is_cast_before,
     judge_forward,
     range_fault,
 )
@@ -109,7 +110,7 @@ class WholeSearch:
                     return culprit._replace(layers=[call.layer])
             if path == MODEL_PATH:
                 return self._outside(path, [layers[path]])
-            fault = self._fault(Twin(call, self._compiled))
+            fault = self._fault(call, step.calls)
         return Culprit(path, [call.layer], *fault, self._numbers())
 
     def _own_fault(self, call):
@@ -121,9 +122,13 @@ class WholeSearch:
             )
         return culprit
 
-    def _fault(self, twin):
+    def _fault(self, call, calls):
         if self._overflows:
-            return range_fault(twin)
+            known = self._exact_calls.get(call.name)
+            fault = self._whole.loss_fault(calls)
+            if fault is None or is_cast_before(call, known):
+                fault = range_fault(Twin(call, self._compiled), known)
+            return fault
         off = self._errors.loss > thresholds.LOSS_ERROR
         return "precision_loss", "forward" if off else "backward"
 

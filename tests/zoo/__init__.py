@@ -5,11 +5,16 @@ from zoo import (
     controls,
     faults,
     more_architectures,
+    more_reported_models,
+    more_reported_steps,
     reported_layers,
     reported_layers_healthy,
     reported_losses,
+    reported_models,
+    reported_models_healthy,
     reported_own_losses,
     reported_state,
+    reported_steps,
 )
 from zoo.case import CASES
 
@@ -31,4 +36,9 @@ __all__ = [
     "reported_losses",
     "reported_own_losses",
     "reported_state",
+    "more_reported_models",
+    "more_reported_steps",
+    "reported_models",
+    "reported_models_healthy",
+    "reported_steps",
 ]

@@ -289,7 +289,7 @@ def near_and_far():
 @case(
     data=near_and_far,
     culprits=frozenset({"angle"}),
-    kind="backward_overflow",
+    kind="underflow",
     direction="backward",
     decoy="embedding",
     optimizer=lambda: keras.optimizers.Adam(0.01),

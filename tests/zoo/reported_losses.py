@@ -64,8 +64,23 @@ class Spread(layers.Layer):
 
     def call(self, x):
         spread = ops.mean(ops.exp(-distances(x, self.epsilon)))
-        self.add_loss(float32_loss(spread, 0.1))
+        self.add_loss(float32_loss(spread))
         return x
+
+
+@case(
+    data=vectors(),
+    culprits=frozenset({"spread"}),
+    kind="backward_overflow",
+    direction="backward",
+    decoy="h1",
+)
+def distance_to_itself():
+    """Reported of triplet losses: sqrt(0 + 1e-12) has no slope in float16."""
+    inputs = keras.Input((32,))
+    x = layers.Dense(64, "relu", name="h1")(inputs)
+    x = layers.Dense(8, name="embedding")(x)
+    return keras.Model(inputs, head(Spread(1e-12, name="spread")(x)))
 
 
 class Penalized(layers.Layer):

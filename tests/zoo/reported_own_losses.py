@@ -21,6 +21,39 @@ class OwnLoss(keras.Model):
         return ops.cast(loss, "float32")
 
 
+class Contrastive(OwnLoss):
+    def own_loss(self, y, y_pred):
+        left, right = ops.split(y_pred, 2, axis=-1)
+        similar = ops.exp(ops.matmul(left, ops.transpose(right)) / 0.05)
+        right_one = ops.sum(similar * ops.eye(32, dtype=similar.dtype), axis=-1)
+        return ops.mean(ops.log(ops.sum(similar, axis=-1)) - ops.log(right_one))
+
+
+def views():
+    random = np.random.default_rng(0)
+    a = random.normal(size=(512, 16))
+    b = a + 0.3 * random.normal(size=a.shape)
+    return (a.astype("float32"), b.astype("float32")), np.zeros(512, "float32")
+
+
+@case(
+    data=views,
+    culprits=frozenset({"pair"}),
+    kind="forward_overflow",
+    direction="forward",
+    decoy="left",
+    metric="loss",
+)
+def contrastive_temperature():
+    """Reported of InfoNCE: exp(1 / 0.05), outside of every layer."""
+    left, right = keras.Input((16,)), keras.Input((16,))
+    a = layers.Dense(16, name="left")(left)
+    b = layers.Dense(16, name="right")(right)
+    a = layers.UnitNormalization(name="unit_left", dtype="float32")(a)
+    b = layers.UnitNormalization(name="unit_right", dtype="float32")(b)
+    return Contrastive([left, right], layers.Concatenate(name="pair")([a, b]))
+
+
 class MixtureDensity(OwnLoss):
     def own_loss(self, y, y_pred):
         weight, mean, log_std = ops.split(y_pred, 3, axis=-1)
@@ -58,11 +91,64 @@ def mixture_density():
     return MixtureDensity(inputs, layers.Dense(12, name="mixture")(x))
 
 
+class LogCosh(OwnLoss):
+    def own_loss(self, y, y_pred):
+        return ops.mean(ops.log(ops.cosh(y - y_pred)))
+
+
+def far_targets():
+    x, y = spread_targets()
+    return x, y + 20
+
+
+@case(
+    data=far_targets,
+    culprits=frozenset({"price"}),
+    kind="forward_overflow",
+    direction="forward",
+    decoy="h1",
+    metric="loss",
+    epochs=40,
+    optimizer=lambda: keras.optimizers.Adam(0.005),
+)
+def log_cosh():
+    """Reported of robust regression: cosh(12) overflows, its log is 11."""
+    inputs = keras.Input((32,))
+    x = layers.Dense(64, "relu", name="h1")(inputs)
+    return LogCosh(inputs, layers.Dense(1, name="price")(x))
+
+
+class Dice(OwnLoss):
+    def own_loss(self, y, y_pred):
+        both = ops.sum(y * y_pred)
+        return 1 - 2 * both / (ops.sum(y) + ops.sum(y_pred) + 1)
+
+
 def masks(samples=128, size=48):
     """Images and where they are bright, which is nearly everywhere."""
     random = np.random.default_rng(0)
     x = random.normal(size=(samples, size, size, 1)) + 1.3
     return x.astype("float32"), (x > 0).astype("float32")
+
+
+@case(
+    data=masks,
+    culprits=frozenset({"mask"}),
+    kind="forward_overflow",
+    direction="forward",
+    decoy="conv",
+    metric="loss",
+    batch_size=64,
+    samples=64,
+    optimizer=lambda: keras.optimizers.Adam(0.02),
+)
+def dice_over_batch():
+    """Reported of segmentation: 64 masks of 48 x 48 have too many pixels."""
+    inputs = keras.Input((48, 48, 1))
+    x = layers.Conv2D(4, 1, activation="tanh", name="conv")(inputs)
+    return Dice(
+        inputs, layers.Conv2D(1, 1, activation="sigmoid", name="mask")(x)
+    )
 
 
 class FocalProbabilities(OwnLoss):
