@@ -133,7 +133,7 @@ def draws(function, tensors):
         function(tensors)
     finally:
         op_callbacks.remove_op_callback(on_operation)
-    return any("Random" in kind for kind in kinds)
+    return any("Random" in str(kind) for kind in kinds)
 
 
 def train_step(model, data):

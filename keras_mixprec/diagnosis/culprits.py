@@ -15,7 +15,7 @@ from keras_mixprec.diagnosis.backward_judgement import (
     judge_window,
     own_gradients,
 )
-from keras_mixprec.diagnosis.compare import relative_error
+from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.cure import without_needless
 from keras_mixprec.diagnosis.forward_judgement import (
@@ -41,6 +41,7 @@ from keras_mixprec.diagnosis.windows import (
     lost,
     scale_window,
 )
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import (
     DryStep,
     dry_step,
@@ -198,7 +199,9 @@ class Search:
             lambda: exact_step(self._model, self._data).loss,
         )
         off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
-        if not off or not check.wrong(demoted) or self._right_in_xla():
+        if not off or self._is_chance(step) or not check.wrong(demoted):
+            return step
+        if self._right_in_xla():
             return step
         cured = self._greedily(step)
         if len(self.culprits) == known or check.right(self._demoted):
@@ -207,6 +210,18 @@ class Search:
         del self.culprits[known:]
         self._demoted = demoted
         return step
+
+    def _is_chance(self, step):
+        """Whether float32 may only have drawn other random numbers.
+
+        Of generators that are not Keras', JAX' draw others in each dtype.
+        """
+        gradients = [to_array(g) for g in step.gradients.values()]
+        return (
+            math.isfinite(step.loss)
+            and not nonfinite(gradients)
+            and any(Twin(c).draws_by_itself() for c in self._low(self._exact))
+        )
 
     def _right_in_xla(self):
         """Whether only the single operations of a dry step are wrong."""
@@ -374,7 +389,8 @@ class Search:
             return
         state = StateCheck(self._model, self._data, self._exact, self._demoted)
         found = state.culprits(step)
-        if whole.wrong(step, self._demoted, self.scale_bits):
+        wrong = whole.wrong(step, self._demoted, self.scale_bits)
+        if wrong and not self._is_chance(step):
             found += self._behind(whole, adapts)
         if found:
             known, step = len(self.culprits), self._dry_step(self._demoted)
