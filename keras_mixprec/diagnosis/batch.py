@@ -6,6 +6,7 @@ import keras
 from keras import ops, tree
 
 from keras_mixprec.backend.variable_scope import variable_scope
+from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
 
 
 class NotBuiltError(ValueError):
@@ -42,7 +43,11 @@ def _build_by_call(model, data):
             model._symbolic_build(data_batch=data)
     except RuntimeError as error:
         if not unbuilt:
-            raise
+            # Only its loss and metrics; why it raises in 16 bits is asked
+            # later.
+            with computing_in("float32", with_sublayers(model)):
+                model._symbolic_build(data_batch=data)
+            return
         for part in unbuilt:
             part.built = bool(part.weights)
         raise NotBuiltError(_not_built(model, "calling it fails")) from error
