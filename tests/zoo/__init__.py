@@ -1,6 +1,14 @@
 """Models that fail in 16 bits and train in float32, and models that do not."""
 
-from zoo import architectures, controls, faults, more_architectures
+from zoo import (
+    architectures,
+    controls,
+    faults,
+    more_architectures,
+    reported_models,
+    reported_models_healthy,
+    reported_steps,
+)
 from zoo.case import CASES
 
 
@@ -16,4 +24,7 @@ __all__ = [
     "controls",
     "faults",
     "more_architectures",
+    "reported_models",
+    "reported_models_healthy",
+    "reported_steps",
 ]

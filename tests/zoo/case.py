@@ -22,7 +22,9 @@ class Case:
         build: Function that returns the model, built under the global policy.
         data: Function that returns `(x, y)`.
         culprits: Set of layer paths, the smallest whose demotion to float32
-            repairs it, found by training. Empty for a control.
+            repairs it, found by training. `"<model>"` is what the model
+            itself computes or casts, outside of its layers. Empty for a
+            control.
         tolerated: Set of paths whose own gradients are wrong as well.
         kind, direction: Strings, of the verdict on the first culprit; for a
             control the kind of the one verdict that names no layer, if any.
@@ -35,6 +37,8 @@ class Case:
         warm_up: Int. Epochs trained in float16 before the diagnosis.
         absent_on: Set of setups, such as `"tensorflow-xla"`, that do not
             have the fault.
+        incurable: Boolean. Whether it fails in float16 whichever layers
+            are in float32, so that no layer is to be named.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Case:
     initial_scale: float = 2.0**15
     warm_up: int = 0
     absent_on: frozenset = frozenset()
+    incurable: bool = False
 
     def model(self, policy: str, jit_compile: bool, float32=(), seed=0):
         """Returns the compiled model with some layers in float32."""
@@ -65,7 +70,9 @@ class Case:
             model = self.build()
         finally:
             keras.config.set_dtype_policy(before)
-        rules = [kmp.PrecisionRule(path) for path in float32]
+        if "<model>" in float32:
+            model.dtype_policy = keras.DTypePolicy("float32")
+        rules = [kmp.PrecisionRule(p) for p in float32 if p != "<model>"]
         if rules:
             plan = kmp.PrecisionPlan.from_model(model)
             # The first match wins, and a rule is about all inside as well.
@@ -93,6 +100,8 @@ class Case:
     def metrics(self):
         """Returns what `compile` calls metrics."""
         output, _, name = self.metric.rpartition("_")
+        if self.loss is None:
+            return None
         if name == "loss":
             return []
         return {output: [name]} if output else [name]
@@ -130,6 +139,10 @@ class Case:
         if self.metric.endswith("accuracy"):
             return value >= exact - 0.1
         return math.isfinite(value) and value <= 1.5 * exact + 1e-6
+
+    def fails(self, setup: str) -> bool:
+        """Whether training in float16 fails in a setup."""
+        return self.incurable or bool(self.expected(setup))
 
     def expected(self, setup: str) -> frozenset:
         """Returns the layers to be found in a setup."""
