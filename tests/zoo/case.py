@@ -100,7 +100,9 @@ class Case:
     def metrics(self):
         """Returns what `compile` calls metrics."""
         output, _, name = self.metric.rpartition("_")
-        if name == "loss" or self.loss is None:
+        if self.loss is None:
+            return None
+        if name == "loss":
             return []
         return {output: [name]} if output else [name]
 

@@ -10,39 +10,6 @@ from zoo.faults import normal
 from zoo.reported_models import AttentionInCall
 
 
-class Nerf(keras.Model):
-    """Sines of a coordinate times powers of two, then a linear head."""
-
-    def __init__(self):
-        super().__init__()
-        self.h1 = layers.Dense(32, "relu", name="h1")
-        self.head = layers.Dense(2, dtype="float32", name="head")
-
-    def call(self, x):
-        powers = ops.cast(np.pi * 2.0 ** np.arange(13), x.dtype)
-        angles = x * powers
-        encoded = ops.concatenate([ops.sin(angles), ops.cos(angles)], -1)
-        return self.head(ops.concatenate([encoded, self.h1(encoded)], -1))
-
-
-def coordinates():
-    x = np.random.default_rng(0).uniform(0.5, 1, (512, 1)).astype("float32")
-    return x, (np.sin(2**12 * np.pi * x[:, 0]) > 0).astype("int32")
-
-
-# Reported of radiance fields: high frequencies of a coordinate become noise.
-@case(
-    data=coordinates,
-    culprits=frozenset({"<model>"}),
-    kind="precision_loss",
-    direction="forward",
-    decoy="h1",
-    optimizer=lambda: keras.optimizers.Adam(0.01),
-)
-def nerf_encoding():
-    return Nerf()
-
-
 def table_of_ids():
     random = np.random.default_rng(0)
     x = random.integers(4096, 4160, (512, 2))
@@ -208,3 +175,37 @@ def tiny_loss_low_scale():
     inputs = keras.Input((32,))
     x = layers.Dense(64, "relu", name="h1")(inputs)
     return keras.Model(inputs, head(x))
+
+
+class SoftArgmax(layers.Layer):
+    """The expected index under a softmax, as of keypoints."""
+
+    def call(self, heat):
+        index = ops.cast(ops.arange(heat.shape[-1]), heat.dtype)
+        return ops.sum(ops.softmax(heat) * index, axis=-1, keepdims=True)
+
+
+def heatmaps(length=4096):
+    place = np.random.default_rng(0).integers(3000, 3016, 128)
+    x = 30 * np.eye(length, dtype="float32")[place]
+    return x, (place[:, None] / 4 - 752).astype("float32")
+
+
+# Reported of positions and keypoints: indices above 2048 lose their last bit.
+@case(
+    data=heatmaps,
+    culprits=frozenset({"soft_argmax"}),
+    kind="precision_loss",
+    direction="forward",
+    decoy="h1",
+    loss="mse",
+    metric="loss",
+    optimizer=lambda: keras.optimizers.Adam(0.02),
+    epochs=30,
+)
+def soft_argmax_index():
+    inputs = keras.Input((4096,))
+    x = SoftArgmax(name="soft_argmax")(inputs)
+    x = layers.Rescaling(1 / 4, -752, dtype="float32", name="local")(x)
+    y = layers.Dense(8, "tanh", name="h1")(x)
+    return keras.Model(inputs, head(layers.Concatenate()([x, y]), 1))

@@ -22,8 +22,8 @@ class RealNVP(OwnStep):
         log_scales = 0.0
         for _ in range(2):
             log_scale, shift = ops.split(self.coupling(a), 2, axis=-1)
-            a, b = b * ops.exp(log_scale) + shift, a
-            log_scales += ops.sum(log_scale, axis=-1)
+            a, b = ops.add(ops.multiply(b, ops.exp(log_scale)), shift), a
+            log_scales = ops.add(log_scales, ops.sum(log_scale, axis=-1))
         return ops.concatenate([a, b], axis=-1), log_scales
 
     def loss_of(self, x, y):
