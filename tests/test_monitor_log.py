@@ -107,8 +107,8 @@ def test_overflow_counts_by_variable(run):
 def test_text_of_skipped_steps(run):
     shown = texts(run, "skipped_step")
     assert list(shown) == [3, 4]
-    assert r"| 3 | 2\*\*15 | model/dense/kernel (inf) |" in shown[3]
-    assert r"| 4 | 2\*\*14 | model/dense/kernel (inf) |" in shown[4]
+    assert r"| 3 | 2\*\*15 | inf | model/dense/kernel (inf) |" in shown[3]
+    assert r"| 4 | 2\*\*14 | inf | model/dense/kernel (inf) |" in shown[4]
 
 
 def test_events_of_skipped_steps(run):
