@@ -1,4 +1,4 @@
-"""More whole models that fail in float16, after public reports."""
+"""More whole models that fail in float16, in part as publicly reported."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ def table_of_ids():
     return (a, b), x[:, 0] % 4
 
 
-# Reported of tabular data: ids that arrive as floats are rounded above 2048.
+# Devised, of tabular data: ids that arrive as floats are rounded above 2048.
 @case(
     data=table_of_ids,
     culprits=frozenset({"ids"}),
@@ -34,7 +34,7 @@ def float_token_ids():
     return keras.Model([user, item], head(x))
 
 
-# Reported of attention written with operations: unscaled logits overflow.
+# Devised, of attention written with operations: unscaled logits overflow.
 @case(
     data=tokens(),
     culprits=frozenset({"qkv"}),
@@ -119,7 +119,7 @@ def fields():
     return (x + [0, 20, 40]).astype("int32"), (x[:, 0] % 4).astype("int32")
 
 
-# Reported of click prediction: squares of embeddings with large norms.
+# Devised, of click prediction: squares of embeddings with large norms.
 @case(
     data=fields,
     culprits=frozenset({"fields"}),
@@ -137,7 +137,7 @@ def raw_prices():
     return 2e5 + 2e4 * x, y
 
 
-# Reported of tabular data: raw prices that a nested model is to rescale.
+# Devised, of tabular data: raw prices that a nested model is to rescale.
 @case(
     data=raw_prices,
     culprits=frozenset({"tower/units"}),
@@ -157,7 +157,7 @@ def raw_prices_tower():
     return keras.Model(inputs, head(tower(inputs)))
 
 
-# Reported of losses of 1e-8: gradients below float16 need a larger scale, or
+# Devised, of losses of 1e-8: gradients below float16 need a larger scale, or
 # `h1` in float32.
 @case(
     data=vectors(),
@@ -191,7 +191,7 @@ def heatmaps(length=4096):
     return x, (place[:, None] / 4 - 752).astype("float32")
 
 
-# Reported of positions and keypoints: indices above 2048 lose their last bit.
+# Reported of positions: indices above 2048 lose their last bit.
 @case(
     data=heatmaps,
     culprits=frozenset({"soft_argmax"}),

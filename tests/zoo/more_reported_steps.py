@@ -1,4 +1,4 @@
-"""More train steps that fail in float16, after public reports."""
+"""More train steps that fail in float16, in part as publicly reported."""
 
 import numpy as np
 from keras import layers, ops
@@ -40,7 +40,7 @@ def wide_modes():
     return x.astype("float32"), np.zeros(512, "int32")
 
 
-# Reported of flows: log of a density that is zero away from its modes.
+# Devised, of flows: log of a density that is zero away from its modes.
 @case(
     data=wide_modes,
     culprits=frozenset({"coupling/out"}),
@@ -87,7 +87,7 @@ def bandit():
     return x, np.stack([action, reward, best], axis=1).astype("float32")
 
 
-# Reported of PPO: advantages are divided by a deviation that overflowed.
+# Devised, of PPO: advantages are divided by a deviation that overflowed.
 @case(
     data=bandit,
     culprits=frozenset({"critic/out"}),
@@ -224,7 +224,7 @@ def pictures():
     return (2 * x).astype("float32"), noise.astype("float32")
 
 
-# Reported of autoencoders: errors summed over pixels overflow before the root.
+# Devised, of autoencoders: errors summed over pixels overflow before the root.
 @case(
     data=pictures,
     culprits=frozenset({"decoder/out"}),
@@ -260,7 +260,7 @@ def large_prices():
     return x, (1e5 + 2e4 * x[:, :1]).astype("float32")
 
 
-# Reported of regressions: `train_step` casts targets of 1e5 to float16.
+# Devised, of regressions: `train_step` casts targets of 1e5 to float16.
 @case(
     data=large_prices,
     culprits=frozenset({"<model>"}),

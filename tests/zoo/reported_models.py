@@ -1,4 +1,4 @@
-"""Whole models that fail in float16, after public reports of such failures.
+"""Whole models that fail in float16, in part as publicly reported.
 
 Their operations are in part between the layers, in the model's `call`. On JAX
 a subclassed model does not cast what it is given, so that some are well there.
@@ -34,7 +34,7 @@ class DeepCross(keras.Model):
         return self.head(ops.concatenate([x, self.deep(x0) / 30], -1))
 
 
-# Reported of recommenders: products of raw features overflow at depth two.
+# Devised, of recommenders: products of raw features overflow at depth two.
 @case(
     data=vectors(scale=30.0),
     culprits=frozenset({"<model>"}),
@@ -67,7 +67,7 @@ def coordinates():
     return x, (np.sin(2**12 * np.pi * x[:, 0]) > 0).astype("int32")
 
 
-# Reported of radiance fields: high frequencies of a coordinate become noise.
+# Reported of sinusoidal encodings: high frequencies become noise.
 @case(
     data=coordinates,
     culprits=frozenset({"<model>"}),
@@ -86,7 +86,7 @@ def days():
     return (19690.0 + day).astype("float32"), day[:, 0] // 8
 
 
-# Reported of time series: days since 1970 are 16 apart in float16.
+# Devised, of time series: days since 1970 are 16 apart in float16.
 @case(
     data=days,
     culprits=frozenset({"normalize"}),
@@ -110,7 +110,7 @@ class Square(layers.Layer):
         return ops.square(ops.relu(x))
 
 
-# Reported of squared ReLUs: what saturates behind them hides the infinity.
+# Devised, of squared ReLUs: what saturates behind them hides the infinity.
 @case(
     data=vectors(),
     culprits=frozenset({"square", "saturating"}),
@@ -171,7 +171,7 @@ def clusters():
     return (x + 0.3 * random.normal(size=x.shape)).astype("float32"), y
 
 
-# Reported of metric learning: distances by the binomial formula cancel.
+# Devised, of metric learning: distances by the binomial formula cancel.
 @case(
     data=clusters,
     culprits=frozenset({"prototypes"}),
@@ -205,7 +205,7 @@ class Euler(keras.Model):
         return self.head(ops.concatenate([moved, self.h1(moved)], -1))
 
 
-# Reported of neural differential equations: steps below half an ulp are lost.
+# Devised, of neural differential equations: steps below half an ulp are lost.
 @case(
     data=vectors(mean=4.0),
     culprits=frozenset({"<model>"}),
@@ -240,7 +240,7 @@ def recent(samples=128, length=200):
     return x, np.argmax(x[:, -4:].sum(axis=1), axis=-1).astype("int32")
 
 
-# Reported of state space models: what is divided by a running product of decays
+# Devised, of state space models: what is divided by a running product of decays
 # overflows, and the product vanishes.
 @case(
     data=recent,
@@ -261,7 +261,7 @@ def squares(outputs):
     return 1e-9 * ops.cast(ops.sum(ops.square(outputs)), "float32")
 
 
-# Reported of sparse autoencoders: the penalty sums squares over the batch, so
+# Devised, of sparse autoencoders: the penalty sums squares over the batch, so
 # that the loss is not finite, while its gradients are.
 @case(
     data=vectors(scale=20.0),
@@ -294,7 +294,7 @@ class Decorrelated(layers.Layer):
         return ops.matmul(x, self.kernel) / 100
 
 
-# Reported of weight penalties in `call`, where weights are cast to float16.
+# Devised, of weight penalties in `call`, where weights are cast to float16.
 @case(
     data=vectors(),
     culprits=frozenset({"penalized"}),

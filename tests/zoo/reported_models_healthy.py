@@ -1,4 +1,4 @@
-"""Models that resemble reported failures, and train well in float16."""
+"""Models that resemble the failures beside, and train well in float16."""
 
 import keras
 import numpy as np

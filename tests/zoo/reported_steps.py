@@ -1,4 +1,4 @@
-"""Train steps that fail in float16, after public reports of such failures.
+"""Train steps that fail in float16, in part as publicly reported.
 
 Each model computes its loss by itself, with operations in the dtype of what
 its layers return.
@@ -84,7 +84,7 @@ class Unscaled(OwnStep):
         return loss, {"accuracy": ops.mean(ops.cast(right, "float32"))}
 
 
-# Reported of custom steps that forget `scale_loss`: 2**-15 of each step.
+# Devised, of custom steps that forget `scale_loss`: 2**-15 of each step.
 @case(
     data=vectors(samples=1024),
     loss=None,
