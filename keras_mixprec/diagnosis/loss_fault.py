@@ -20,15 +20,17 @@ def loss_fault(model: keras.Model, data, calls) -> tuple[str, str] | None:
         calls: List of `LayerCall` of a step in 16 bits.
 
     Returns:
-        `None` if the loss is finite as `compute_loss` has it, or is computed
-        elsewhere.
+        `None` if the loss is finite as `compute_loss` has it, or a `train_step`
+        of the user's own computes it.
     """
-    outputs = [call.outputs for call in calls if call.layer is model]
     # A `train_step` of the user's own computes what it likes.
-    own = type(model).train_step is not keras.Model.train_step
-    if own or not outputs:
+    if type(model).train_step is not keras.Model.train_step:
         return None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    outputs = [call.outputs for call in calls if call.layer is model]
+    if not outputs:  # JAX calls no more than the model's `call`.
+        with keras.StatelessScope():
+            outputs = [model(x)]
     leaves = tree.flatten(outputs[-1])
     floats = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
 
