@@ -172,14 +172,10 @@ def test_an_exception_leaves_ranges_that_are_not_old(tmp_path):
 
 def test_a_loop_of_fits(tmp_path):
     model = sequential()
-    seconds = []
     for epoch in range(3):
         watched(model, tmp_path / str(epoch), *data(96), batch_size=32)
         assert_complete(model, tmp_path / str(epoch), last=3)
-        [event] = told(tmp_path / str(epoch), "ranges_measured")
-        seconds.append(event["seconds"])
-    if keras.backend.backend() == "jax":  # It compiles once.
-        assert max(seconds[1:]) < seconds[0]
+        assert len(told(tmp_path / str(epoch), "ranges_measured")) == 1
 
 
 def test_gradient_accumulation(tmp_path):
