@@ -164,6 +164,11 @@ class OwnLoss(keras.Model):
     [
         ("forward_overflow", lambda p: ops.exp(p + 20.0) * 1e-4),
         ("underflow", lambda p: -ops.log(ops.exp(p - 20.0))),
+        # The square overflows, which exp makes a harmless zero.
+        (
+            "underflow",
+            lambda p: -ops.log(ops.exp(-ops.square(p + 300.0)) + 1e-10),
+        ),
     ],
 )
 def test_what_a_loss_does_in_16_bits_is_called_what_it_is(kind, of):

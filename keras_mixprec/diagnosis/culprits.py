@@ -22,14 +22,13 @@ from keras_mixprec.diagnosis.forward_judgement import (
     is_cast_before,
     judge_forward,
     low_outputs,
-    range_fault,
 )
 from keras_mixprec.diagnosis.loss_check import (
     LossCheck,
     loss_error,
     right_in_xla,
 )
-from keras_mixprec.diagnosis.loss_fault import loss_fault
+from keras_mixprec.diagnosis.loss_fault import fault_behind
 from keras_mixprec.diagnosis.low_layers import computes_low
 from keras_mixprec.diagnosis.needed import Needed
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
@@ -248,10 +247,13 @@ class Search:
             numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
             fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
-                known = self._exact_calls.get(call.name)
-                fault = loss_fault(self._model, self._data, step.calls)
-                if fault is None or is_cast_before(call, known):
-                    fault = range_fault(Twin(call, self._compiled), known)
+                fault = fault_behind(
+                    Twin(call, self._compiled),
+                    self._exact_calls.get(call.name),
+                    self._model,
+                    self._data,
+                    step.calls,
+                )
             self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step

@@ -3,8 +3,35 @@
 import keras
 from keras import tree
 
+from keras_mixprec.diagnosis.forward_judgement import (
+    is_cast_before,
+    range_fault,
+)
 from keras_mixprec.numerics.arrays import is_float
+from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.operations import nonfinite_places, starts_from_zero
+from keras_mixprec.numerics.twin import Twin
+
+
+def fault_behind(
+    twin: Twin, known: LayerCall | None, model: keras.Model, data, calls
+) -> tuple[str, str]:
+    """Returns kind and direction of what is not finite behind a layer.
+
+    Where a float32 output of the layer repairs it: what the loss does with the
+    outputs, else what the layer does.
+
+    Args:
+        twin: `Twin` of the layer.
+        known: As for `range_fault`.
+        model: As for `loss_fault`.
+        data: As for `loss_fault`.
+        calls: As for `loss_fault`.
+    """
+    fault = loss_fault(model, data, calls)
+    if fault is None or is_cast_before(twin.call, known):
+        fault = range_fault(twin, known)
+    return fault
 
 
 def loss_fault(model: keras.Model, data, calls) -> tuple[str, str] | None:

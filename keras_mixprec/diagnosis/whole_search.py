@@ -6,11 +6,7 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward_judgement import judge_backward
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprit import Culprit
-from keras_mixprec.diagnosis.forward_judgement import (
-    is_cast_before,
-    judge_forward,
-    range_fault,
-)
+from keras_mixprec.diagnosis.forward_judgement import judge_forward
 from keras_mixprec.diagnosis.integers import rounded_integers
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.diagnosis.suspicion import suspicion
@@ -131,10 +127,8 @@ class WholeSearch:
     def _fault(self, call, calls):
         if self._overflows:
             known = self._exact_calls.get(call.name)
-            fault = self._whole.loss_fault(calls)
-            if fault is None or is_cast_before(call, known):
-                fault = range_fault(Twin(call, self._compiled), known)
-            return fault
+            twin = Twin(call, self._compiled)
+            return self._whole.fault_behind(twin, known, calls)
         off = self._errors.loss > thresholds.LOSS_ERROR
         return "precision_loss", "forward" if off else "backward"
 

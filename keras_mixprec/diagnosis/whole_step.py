@@ -4,7 +4,7 @@ import math
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.end_to_end import Errors, Reference
-from keras_mixprec.diagnosis.loss_fault import loss_fault
+from keras_mixprec.diagnosis.loss_fault import fault_behind
 from keras_mixprec.diagnosis.scale_in_use import scale_in_use
 from keras_mixprec.numerics.dry_step import (
     DryStep,
@@ -50,9 +50,9 @@ class WholeStep:
         with computing_in("float32", demoted):
             return dry_step(self._model, self._data, 2.0**bits, records=False)
 
-    def loss_fault(self, calls: list) -> tuple[str, str] | None:
-        """Returns what makes the loss non-finite; see `loss_fault`."""
-        return loss_fault(self._model, self._data, calls)
+    def fault_behind(self, twin, known, calls) -> tuple[str, str]:
+        """Returns what is not finite behind a layer; see `fault_behind`."""
+        return fault_behind(twin, known, self._model, self._data, calls)
 
     def errors(self, demoted: list, bits: float) -> Errors:
         """Returns how far the step is off in what is settled.

@@ -38,20 +38,18 @@ def nonfinite_places(function, tensors) -> set:
     places = set()
 
     def look(inputs, outputs):
-        for output in _float_arrays(outputs):
-            bad = ~np.isfinite(output)
-            if bad.any():
-                places.add(_place(bad))
+        places.update(map(_place, _nonfinite(_float_arrays(outputs))))
 
     backend_replay.current().each_operation(function, tensors, look)
     return places
 
 
 def starts_from_zero(function, tensors, known=frozenset()) -> bool:
-    """Whether the first non-finite number comes from an operand of zero.
+    """Whether the non-finite numbers that remain come from an operand of zero.
 
     As in 0 / 0, 1 / sqrt(0) and log(0), where something has underflowed,
-    against a sum or product that overflowed.
+    against a sum or product that overflowed. An infinity that a later operation
+    makes finite again, as exp(-inf), is not the origin of what remains.
 
     Args:
         function: Function of a list of tensors.
@@ -59,20 +57,28 @@ def starts_from_zero(function, tensors, known=frozenset()) -> bool:
         known: Set of `nonfinite_places` in float32, which do no harm: `where`
             or a mask discards them. Defaults to none.
     """
-    found = None
+    origins: dict = {}  # Of every place with non-finite numbers, in order.
+    last = False
 
     def look(inputs, outputs):
-        nonlocal found
-        if found is not None:
-            return
+        nonlocal last
         arrays = _float_arrays(inputs)
-        for output in _float_arrays(outputs):
-            bad = ~np.isfinite(output)
-            if bad.any() and _place(bad) not in known:
-                found = _all_zero_where(bad, arrays)
+        before = {_place(bad) for bad in _nonfinite(arrays)}
+        inherited = [origins[place] for place in origins if place in before]
+        for bad in _nonfinite(_float_arrays(outputs)):
+            place = _place(bad)
+            if place not in known:
+                last = (inherited or [_all_zero_where(bad, arrays)])[0]
+                origins.setdefault(place, last)
 
     backend_replay.current().each_operation(function, tensors, look)
-    return bool(found)
+    return last
+
+
+def _nonfinite(arrays):
+    """Returns a mask of each array that has non-finite numbers."""
+    masks = [~np.isfinite(array) for array in arrays]
+    return [bad for bad in masks if bad.any()]
 
 
 def _place(bad):

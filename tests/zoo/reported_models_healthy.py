@@ -7,9 +7,8 @@ from keras import layers, ops
 from zoo.case import case, vectors
 from zoo.controls import head, tokens
 from zoo.faults import before_mlp, normal
-from zoo.own_step import OwnStep
 from zoo.reported_models import AttentionInCall, DeepCross
-from zoo.reported_steps import mlp, share_equal
+from zoo.reported_steps import Distillation
 
 
 # Like deep_cross: the same products of features that were normalized.
@@ -129,25 +128,11 @@ def healthy_weight_decay():
     return keras.Model(inputs, head(layers.LayerNormalization()(x)))
 
 
-class SafeDistillation(OwnStep):
+class SafeDistillation(Distillation):
     """Cross entropy to a frozen teacher by a log softmax."""
 
-    def __init__(self):
-        super().__init__()
-        self.teacher = mlp(32, 64, outputs=4, name="teacher")
-        self.student = mlp(32, 32, outputs=4, name="student")
-        self.teacher.trainable = False
-
-    def call(self, x):
-        return self.student(x)
-
-    def loss_of(self, x, y):
-        wanted = ops.softmax(self.teacher(x))
-        logits = self.student(x)
-        told = wanted * ops.log_softmax(logits)
-        loss = -ops.mean(ops.cast(ops.sum(told, axis=-1), "float32"))
-        same = share_equal(ops.argmax(wanted, -1), ops.argmax(logits, -1))
-        return loss, {"accuracy": same}
+    def log_probabilities(self, logits):
+        return ops.log_softmax(logits)
 
 
 # Like distillation: probabilities of zero, whose logarithms are finite.
