@@ -210,7 +210,8 @@ def _switch_on(kind, folder):
 @contextlib.contextmanager
 def _nothing_beside(wanted):
     """Context in which nothing is measured beside the steps, if wanted."""
-    from keras_mixprec.callbacks import examiner, range_reader
+    from keras_mixprec.monitoring import audits as examiner
+    from keras_mixprec.monitoring import range_schedule as range_reader
 
     with contextlib.ExitStack() as stack:
         if wanted:

@@ -85,7 +85,7 @@ def repair_all(setup, jit_compile, names, hub=False):
 
 def _repair(case, setup, jit_compile, measure):
     import keras_mixprec as kmp
-    from keras_mixprec.policies.shares import shares_in_16_bits
+    from keras_mixprec.policies.summary import shares_in_16_bits
 
     first, *others = _SEEDS
     exact = [_float32(case, jit_compile, first)]

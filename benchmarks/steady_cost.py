@@ -67,7 +67,7 @@ def _guard(jit_compile, name):
     """What the guard adds to a step, as a share of it."""
     from benchmarks.models import compiled
     from benchmarks.train_steps import stepper
-    from keras_mixprec.callbacks.watching import watch_optimizers
+    from keras_mixprec.guards.prepare import watch_optimizers
 
     model, x, y = compiled(name, jit_compile, 1)
     watch_optimizers(model)
@@ -103,7 +103,7 @@ class _Run:
         import keras
 
         from benchmarks.models import BATCH, compiled
-        from keras_mixprec.callbacks import examiner
+        from keras_mixprec.monitoring import audits as examiner
 
         self._steps, self._diagnoses = steps, 0.0
         self._hooks = 0.0  # In this batch.

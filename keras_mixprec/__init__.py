@@ -1,6 +1,6 @@
 """Safe, visible and self-repairing 16-bit training for Keras 3.
 
-The contents page: every public name, and the part that defines it. A part is
+The contents page: every public name, and the file that defines it. A file is
 imported when one of its names is first used, so that importing this package
 imports neither Keras nor a backend and costs milliseconds.
 """
@@ -10,39 +10,39 @@ import sys
 
 from keras_mixprec._version import __version__
 
-_PART_OF = {
-    "DEFAULT_RULES": "policies",
-    "DynamicLossScale": "loss_scaling",
-    "FixedLossScale": "loss_scaling",
-    "LossScaleOptimizer": "loss_scaling",
-    "MixPrecMonitor": "callbacks",
-    "PrecisionPlan": "policies",
-    "PrecisionRule": "policies",
-    "PrecisionRules": "policies",
-    "PrecisionTuner": "callbacks",
-    "Recommendation": "policies",
-    "ScheduledLossScale": "loss_scaling",
-    "Verdict": "diagnosis",
-    "apply_policy": "policies",
-    "diagnose": "diagnosis",
-    "ensure_loss_scaling": "loss_scaling",
-    "global_policy": "policies",
-    "load_report": "reporting",
-    "minimize_float32": "analysis",
-    "policy_scope": "policies",
-    "precision_summary": "policies",
-    "recommend_policy": "policies",
-    "set_global_policy": "policies",
+_FILE_OF = {
+    "DEFAULT_RULES": "policies.default_rules",
+    "DynamicLossScale": "loss_scaling.dynamic",
+    "FixedLossScale": "loss_scaling.rules",
+    "LossScaleOptimizer": "loss_scaling.optimizer",
+    "MixPrecMonitor": "callbacks.monitor",
+    "PrecisionPlan": "policies.plan",
+    "PrecisionRule": "policies.rules",
+    "PrecisionRules": "policies.rules",
+    "PrecisionTuner": "callbacks.tuner",
+    "Recommendation": "policies.hardware",
+    "ScheduledLossScale": "loss_scaling.rules",
+    "Verdict": "diagnosis.verdict",
+    "apply_policy": "policies.apply",
+    "diagnose": "diagnosis.on_demand",
+    "ensure_loss_scaling": "loss_scaling.ensure",
+    "global_policy": "policies.scope",
+    "load_report": "reporting.report",
+    "minimize_float32": "analysis.minimize_float32",
+    "policy_scope": "policies.scope",
+    "precision_summary": "policies.summary",
+    "recommend_policy": "policies.hardware",
+    "set_global_policy": "policies.scope",
 }
 
-__all__ = ["__version__", *_PART_OF]
+__all__ = ["__version__", *_FILE_OF]
 
 
 def __getattr__(name):
-    if name not in _PART_OF:
+    if name not in _FILE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    part = importlib.import_module(f"{__name__}.{_PART_OF[name]}")
-    value = globals()[name] = getattr(part, name)
+    file = importlib.import_module(f"{__name__}.{_FILE_OF[name]}")
+    value = globals()[name] = getattr(file, name)
     return value
 
 
@@ -53,4 +53,4 @@ def __dir__():
 # A model's file names our optimizer, and Keras knows what is registered: so
 # where Keras is there already, which costs nothing more.
 if hasattr(sys.modules.get("keras"), "saving"):
-    importlib.import_module(f"{__name__}.loss_scaling")
+    importlib.import_module(f"{__name__}.loss_scaling.optimizer")

@@ -16,10 +16,10 @@ from keras_mixprec.loss_scaling.ensure import (
 from keras_mixprec.loss_scaling.optimizer import (
     LossScaleOptimizer as LossScaleOptimizer,
 )
-from keras_mixprec.loss_scaling.scheduled import (
+from keras_mixprec.loss_scaling.rules import (
     FixedLossScale as FixedLossScale,
 )
-from keras_mixprec.loss_scaling.scheduled import (
+from keras_mixprec.loss_scaling.rules import (
     ScheduledLossScale as ScheduledLossScale,
 )
 from keras_mixprec.policies.apply import apply_policy as apply_policy

@@ -10,7 +10,7 @@ import pytest
 
 import keras_mixprec
 from keras_mixprec.cli import main
-from keras_mixprec.demo import run_demo
+from keras_mixprec.cli.demo import run_demo
 from keras_mixprec.reporting.event_file import event_file_paths
 
 BACKEND = keras.backend.backend()
@@ -120,6 +120,6 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch, capsys):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("keras_mixprec.demo.run_demo", interrupted)
+    monkeypatch.setattr("keras_mixprec.cli.demo.run_demo", interrupted)
     assert main(["demo"]) == 130
     assert capsys.readouterr() == ("", "")

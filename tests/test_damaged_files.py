@@ -18,11 +18,12 @@ import pytest
 from tuner_models import chain, demoted, fit, tuner
 
 import keras_mixprec as kmp
-from keras_mixprec.callbacks.repairs import Repairs
-from keras_mixprec.diagnosis import FailingBatch
-from keras_mixprec.reporting import MixPrecReport, RunLog
+from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.report import MixPrecReport
 from keras_mixprec.reporting.run_data import Point, RunData
+from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.tuning.demotions import Repairs
 
 STRANGE = [
     None,

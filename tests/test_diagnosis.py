@@ -12,7 +12,7 @@ from optimizer_models import only_tensorflow
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis.compare import relative_error
-from keras_mixprec.diagnosis.windows import best_scale_bits, scale_window
+from keras_mixprec.diagnosis.scales import best_scale_bits, scale_window
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 8)).astype("float32")

@@ -7,7 +7,7 @@ from keras import layers, ops
 from optimizer_models import BACKEND
 
 import keras_mixprec as kmp
-from keras_mixprec.backend import programs
+from keras_mixprec.backend import common as programs
 from keras_mixprec.diagnosis import thresholds
 
 # TensorFlow makes constants of tensors of up to 128 elements.
@@ -111,7 +111,7 @@ def test_a_call_of_python_is_never_taken_for_another():
 
 @pytest.mark.skipif(BACKEND != "jax", reason="others do not compile a step")
 def test_equal_blocks_of_a_step_are_compiled_once():
-    from keras_mixprec.backend.pieces_jax import compiled_piece
+    from keras_mixprec.backend.jax.pieces import compiled_piece
 
     def pieces(blocks):
         compiled_piece.cache_clear()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.trend import Trend
+from keras_mixprec.diagnosis.ranges import Trend
 
 STEPS = range(0, 1000, 100)
 

@@ -8,7 +8,7 @@ from keras import layers, ops
 from zoo import CASES
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.suspects import rank
+from keras_mixprec.analysis.ranking import rank
 from keras_mixprec.diagnosis.end_to_end import EndToEnd
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.policies.layers import walk

@@ -5,7 +5,7 @@ import warnings
 import keras
 import pytest
 
-from keras_mixprec.callbacks.carry_on import carry_on_without, failure
+from keras_mixprec.monitoring.overhead import carry_on_without, failure
 
 
 class Refuses(keras.layers.Layer):

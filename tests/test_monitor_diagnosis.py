@@ -15,7 +15,7 @@ from monitor_models import (
 )
 
 import keras_mixprec as kmp
-from keras_mixprec.callbacks import examiner
+from keras_mixprec.monitoring import audits as examiner
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(160, 8)).astype("float32")

@@ -23,7 +23,7 @@ from monitor_models import (
 )
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis import FailingBatch
+from keras_mixprec.diagnosis.failing_batch import FailingBatch
 
 JIT = BACKEND == "jax"
 RANDOM = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from keras_mixprec.callbacks.next_call import NextCall
+from keras_mixprec.guards.train_function import NextCall
 
 
 def own(data):

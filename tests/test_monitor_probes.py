@@ -14,10 +14,11 @@ from optimizer_models import only_tensorflow
 from reporting_readers import read_events, read_tag
 
 import keras_mixprec as kmp
-from keras_mixprec.callbacks import examiner, prober
 from keras_mixprec.diagnosis import ranges
+from keras_mixprec.monitoring import audits as examiner
+from keras_mixprec.monitoring import probe_schedule as prober
 from keras_mixprec.numerics import collector as collector_module
-from keras_mixprec.numerics import probe as probe_module
+from keras_mixprec.numerics import probed_step as probe_module
 
 JIT = next(iter(JITS))
 RANDOM = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from monitor_models import JITS, each_jit, told
 from optimizer_models import numbers
 
 import keras_mixprec as kmp
-from keras_mixprec.callbacks import range_reader
+from keras_mixprec.monitoring import range_schedule as range_reader
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
 

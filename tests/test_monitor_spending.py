@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from keras_mixprec.callbacks.spending import Spending
+from keras_mixprec.monitoring.overhead import Spending
 
 
 @pytest.fixture

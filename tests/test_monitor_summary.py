@@ -4,7 +4,7 @@ import keras
 import pytest
 from monitor_models import BAD, fit, good, monitor, one_weight
 
-from keras_mixprec.callbacks.closing import OptimizerSummary, TrainingSummary
+from keras_mixprec.monitoring.summary import OptimizerSummary, TrainingSummary
 
 UNSCALED = 30 * "no loss scale "
 HEADLINE = {"text": "9 steps, none skipped, no findings.", "state": "healthy"}

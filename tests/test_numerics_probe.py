@@ -14,7 +14,7 @@ from optimizer_models import numbers, only_jax, only_tensorflow
 
 import keras_mixprec as kmp
 from keras_mixprec.numerics import collector as collector_module
-from keras_mixprec.numerics.probe import Probe
+from keras_mixprec.numerics.probed_step import Probe
 
 JIT = next(iter(JITS))
 RANDOM = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import numpy as np
 from zoo import more_architectures as zoo
 
 import keras_mixprec as kmp
-from keras_mixprec.numerics.probe import Probe
+from keras_mixprec.numerics.probed_step import Probe
 
 
 class Together(zoo.Gan):

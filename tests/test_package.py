@@ -17,6 +17,14 @@ BACKENDS = {"tensorflow", "jax", "jaxlib", "torch"}
 
 # Which parts each part may import, beyond itself and the plain helpers.
 MEASURING = {"backend"}
+WATCHING = {
+    "diagnosis",
+    "guards",
+    "loss_scaling",
+    "numerics",
+    "policies",
+    "reporting",
+} | MEASURING
 MAY_IMPORT = {
     "backend": set(),
     "reporting": set(),
@@ -25,17 +33,12 @@ MAY_IMPORT = {
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
     "analysis": {"diagnosis", "numerics", "policies"},
-    "callbacks": {
-        "diagnosis",
-        "loss_scaling",
-        "numerics",
-        "policies",
-        "reporting",
-    }
-    | MEASURING,
-    "demo": {"callbacks", "loss_scaling", "policies"},
+    "guards": {"loss_scaling", "policies"} | MEASURING,
+    "monitoring": WATCHING,
+    "tuning": WATCHING | {"monitoring"},
+    "callbacks": WATCHING | {"monitoring", "tuning"},
     "tensorboard_plugin": {"reporting"},
-    "cli": {"demo", "reporting"},
+    "cli": {"callbacks", "loss_scaling", "policies", "reporting"},
     "__main__": {"cli"},
 }
 HELPERS = {
@@ -44,7 +47,6 @@ HELPERS = {
     "_version",
     "flops",
     "formats",
-    "nonfinite_kinds",
 }
 
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -114,7 +116,7 @@ def test_every_public_name_is_documented_with_an_example(name):
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_only_the_backend_part_imports_a_backend(path):
     roots = {module.partition(".")[0] for module in imported_modules(path)}
-    assert path.parent.name == "backend" or not roots & BACKENDS
+    assert path.parent.parent.name == "backend" or not roots & BACKENDS
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

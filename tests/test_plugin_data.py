@@ -10,10 +10,10 @@ from plugin_runs import train, train_both
 from reporting_readers import get, poll, tensorboard
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting import RunLog
 from keras_mixprec.reporting.file_source import FileSource
-from keras_mixprec.reporting.json_text import to_json
 from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.text_formats import to_json
 
 RUNS = ["float16/mixprec", "tuned/mixprec"]
 

@@ -24,7 +24,8 @@ from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting import RunLog, report_page, schema
+from keras_mixprec.reporting import report_page, schema
+from keras_mixprec.reporting.run_log import RunLog
 
 FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
 REPAIRED = "repaired/mixprec"

@@ -13,7 +13,8 @@ from plugin_client import ask
 from reporting_readers import get, poll, tensorboard
 
 import keras_mixprec
-from keras_mixprec.reporting import RunLog, schema
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.run_log import RunLog
 
 PACKAGE = pathlib.Path(keras_mixprec.__file__).parent
 # As users start it, but without TensorFlow, which would itself not come up

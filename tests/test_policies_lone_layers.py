@@ -6,7 +6,7 @@ import pytest
 from keras.layers import Activation, Dense, LayerNormalization
 
 import keras_mixprec as kmp
-from keras_mixprec.policies.lone_layers import lone_layers
+from keras_mixprec.policies.casts import lone_layers
 
 
 def names(build, low):

@@ -21,8 +21,9 @@ from reporting_readers import read_tag
 
 import keras_mixprec as kmp
 from keras_mixprec import cli
-from keras_mixprec.reporting import RunLog, report_picture, schema
-from keras_mixprec.reporting.report_colours import headroom_colours, level
+from keras_mixprec.reporting import report_picture, schema
+from keras_mixprec.reporting.report_page import headroom_colours, level
+from keras_mixprec.reporting.run_log import RunLog
 
 PALETTE = (
     pathlib.Path(kmp.__file__).parent / "tensorboard_plugin/static/palette.js"

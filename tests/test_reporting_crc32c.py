@@ -7,8 +7,11 @@ import pytest
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from keras_mixprec.reporting.crc32c import masked_crc32c
-from keras_mixprec.reporting.records import frame, read_records
+from keras_mixprec.reporting.event_file import (
+    frame,
+    masked_crc32c,
+    read_records,
+)
 
 # Around the block of 1024 bytes and the 4 bytes that carry the register.
 EDGES = [*range(0, 70), *range(1020, 1034), *range(2046, 2054), 4097]

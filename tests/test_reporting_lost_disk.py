@@ -12,8 +12,9 @@ from reporting_readers import read_tag
 from test_reporting_run_log import lines_of
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting import RunLog, backlog
+from keras_mixprec.reporting import append_file as backlog
 from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.run_log import RunLog
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from reporting_readers import read_tag
 from tensorboard.backend.event_processing import event_accumulator
 
-from keras_mixprec.reporting import RunLog
 from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.run_log import RunLog
 
 
 def events_of(folder, chunk):

@@ -10,8 +10,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
 from keras_mixprec.reporting import summaries
-from keras_mixprec.reporting.json_text import to_json
-from keras_mixprec.reporting.markdown import markdown_table
+from keras_mixprec.reporting.text_formats import markdown_table, to_json
 
 
 def decoded(value):

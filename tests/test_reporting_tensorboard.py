@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from reporting_readers import get, poll, tensorboard
 
-from keras_mixprec.reporting import RunLog
 from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.run_log import RunLog
 
 TABLE = [{"path": "dense", "compute": "float16"}]
 LAYOUT = {"Precision": {"Scale": ["mixprec/loss_scale"]}}

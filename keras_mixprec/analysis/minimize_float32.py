@@ -1,5 +1,6 @@
 """The smallest set of layers that has to compute in float32."""
 
+import contextlib
 import math
 from collections.abc import Iterable
 
@@ -8,22 +9,63 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.analysis.starting_point import starting_point
-from keras_mixprec.analysis.suspects import add_suspicions, rank
-from keras_mixprec.analysis.trials import Trials
+from keras_mixprec.analysis.ranking import add_suspicions, rank, starting_point
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
-from keras_mixprec.diagnosis.culprits import Search
-from keras_mixprec.diagnosis.end_to_end import EndToEnd
-from keras_mixprec.diagnosis.moves import mover
-from keras_mixprec.diagnosis.scale_in_use import scale_in_use
+from keras_mixprec.diagnosis.compare import mover
+from keras_mixprec.diagnosis.end_to_end import EndToEnd, Errors
+from keras_mixprec.diagnosis.layer_search import Search
+from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.numerics.dtypes import following
-from keras_mixprec.policies import PrecisionPlan, PrecisionRule
+from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import MODEL_PATH, check_model
 from keras_mixprec.policies.names import is_16_bit
+from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.rules import PrecisionRule
+
+
+class Trials:
+    """What is known of the errors with some layers in float32.
+
+    Args:
+        compared: The `EndToEnd` of the model.
+        layers: Dict of path to layer.
+        verbose: `0` or `1`. Whether a progress bar counts the trials.
+    """
+
+    def __init__(self, compared: EndToEnd, layers: dict, verbose: int):
+        self._compared = compared
+        self._layers = layers
+        self._known = {}
+        self._progress = verbose and keras.utils.Progbar(
+            None, stateful_metrics=["in_float32"], unit_name="trial"
+        )
+
+    def errors(self, paths: Iterable[str]) -> Errors:
+        """Returns the errors with the layers at `paths` in float32."""
+        paths = frozenset(paths)
+        if paths not in self._known:
+            wide = [self._layers[path] for path in paths]
+            self._known[paths] = self._compared.errors({"float32": wide})
+            self._show(paths)
+        return self._known[paths]
+
+    @contextlib.contextmanager
+    def shown(self):
+        """Ends the progress bar's line behind the context."""
+        try:
+            yield self
+        finally:
+            if self._progress:
+                self._progress.update(len(self._known), finalize=True)
+
+    def _show(self, paths):
+        if self._progress:
+            values = [("in_float32", len(paths))]
+            self._progress.update(len(self._known), values)
+
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 

@@ -5,14 +5,15 @@ from functools import partial
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.backend import agreement as backend_agreement
-from keras_mixprec.callbacks.closing import summarize
-from keras_mixprec.callbacks.copied import CopiedCallback
-from keras_mixprec.callbacks.engine import Engine
-from keras_mixprec.callbacks.engine_settings import Settings
-from keras_mixprec.diagnosis import FailingBatch, Verdict
-from keras_mixprec.reporting import NoLog, RunLog, load_report
-from keras_mixprec.reporting.run_log import check_local
+from keras_mixprec.backend import active
+from keras_mixprec.callbacks.session import Engine
+from keras_mixprec.callbacks.settings import CopiedCallback, Settings
+from keras_mixprec.diagnosis.failing_batch import FailingBatch
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.monitoring.summary import summarize
+from keras_mixprec.reporting.no_log import NoLog
+from keras_mixprec.reporting.report import load_report
+from keras_mixprec.reporting.run_log import RunLog, check_local
 
 
 class MixPrecMonitor(CopiedCallback):
@@ -199,7 +200,7 @@ class MixPrecMonitor(CopiedCallback):
     def on_train_begin(self, logs=None):
         """Opens the log."""
         # Workers that write to one folder would overwrite each other.
-        chief = backend_agreement.current().is_chief(self.model)
+        chief = active.processes().is_chief(self.model)
         self._engine = Engine.join(
             self,
             Settings(

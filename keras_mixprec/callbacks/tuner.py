@@ -5,22 +5,22 @@ import warnings
 from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.backend import agreement as backend_agreement
-from keras_mixprec.callbacks.ballot import check_alike
-from keras_mixprec.callbacks.carry_on import failure
-from keras_mixprec.callbacks.closing import summarize
-from keras_mixprec.callbacks.copied import CopiedCallback
-from keras_mixprec.callbacks.engine import Engine
-from keras_mixprec.callbacks.engine_settings import Settings
-from keras_mixprec.callbacks.plan_on_disk import PlanOnDisk
-from keras_mixprec.callbacks.repairs import Repairs
-from keras_mixprec.callbacks.tuning import Tuning
+from keras_mixprec.backend import active
+from keras_mixprec.callbacks.session import Engine
+from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
 )
-from keras_mixprec.policies import apply_policy, recommend_policy
+from keras_mixprec.monitoring.overhead import failure
+from keras_mixprec.monitoring.summary import summarize
+from keras_mixprec.policies.apply import apply_policy
+from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.layers import has_own_step
+from keras_mixprec.tuning.consensus import check_alike
+from keras_mixprec.tuning.controller import Tuning
+from keras_mixprec.tuning.demotions import Repairs
+from keras_mixprec.tuning.plan_store import PlanOnDisk
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
@@ -237,7 +237,7 @@ class PrecisionTuner(CopiedCallback):
     def _writes_plan(self):
         # Not `self.model`, which on JAX takes the state of the last step for
         # that of this one when a step is under way.
-        chief = backend_agreement.current().is_chief(self._engine.model)
+        chief = active.processes().is_chief(self._engine.model)
         return chief and not self._is_dry
 
     def save(self, repairs):

@@ -2,7 +2,7 @@
 
 import math
 
-from keras_mixprec.loss_scaling.by_hand import scaling_call
+from keras_mixprec.loss_scaling.custom_loops import scaling_call
 from keras_mixprec.policies.layers import MODEL_PATH
 
 _TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"

@@ -1,12 +1,18 @@
-"""How far a 16-bit result is from its float32 twin."""
+"""How far a 16-bit result is from float32's, and whether that matters."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.numerics.arrays import count_nonfinite, largest_magnitude
+from keras_mixprec.numerics.arrays import (
+    count_nonfinite,
+    largest_magnitude,
+    to_array,
+)
+from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.layer_reference import Twin
 
 # Between these a sum of squares loses nothing that counts in float32.
 _SQUARES = 1e-20, 1e30
@@ -70,3 +76,116 @@ def _norm(values):
     if not _SQUARES[0] < squares < _SQUARES[1]:
         squares = float(np.square(values, dtype="float64").sum())
     return math.sqrt(squares)
+
+
+def mover(model) -> Callable:
+    """Returns a function that says if a gradient would move its variable.
+
+    In float32, by the model's optimizer; it takes the variable and the
+    gradient as an array.
+
+    Args:
+        model: A compiled `keras.Model`.
+    """
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    epsilon = getattr(inner, "epsilon", None)
+
+    def moves(variable, gradient):
+        size = largest_magnitude(gradient)
+        if isinstance(epsilon, float):
+            return size >= thresholds.SHARE_OF_EPSILON * epsilon
+        weight = largest_magnitude(to_array(variable.value))
+        rate = float(inner.learning_rate) if inner is not None else 1.0
+        return rate * size >= thresholds.SHARE_OF_WEIGHT * weight
+
+    return moves
+
+
+def settled_error(
+    low: Sequence[np.ndarray],
+    exact: Sequence[np.ndarray],
+    others: Iterable[Sequence[np.ndarray]],
+    tolerance: float,
+) -> float:
+    """Returns the relative error beyond what rounding the inputs does.
+
+    A router that takes the larger of two equal numbers, a `round`, a ReLU or
+    a difference of nothing but rounding errors comes out different in float32
+    too if its inputs are rounded differently, and is none the worse for it.
+
+    Args:
+        low: Arrays, what 16 bits gave; finite.
+        exact: Arrays of the same shapes, what float32 gave.
+        others: Iterable of what float32 gives with other roundings, of which
+            no more are computed once the error is within `tolerance`.
+        tolerance: Float.
+    """
+    spread = [np.zeros_like(wide) for wide in exact]
+    error = relative_error(low, exact)
+    with np.errstate(all="ignore"):
+        for other in others:
+            spread = [
+                np.maximum(s, np.abs(o - e))
+                for s, o, e in zip(spread, other, exact, strict=True)
+            ]
+            beyond = [*map(_beyond, low, exact, spread)]
+            error = relative_error(beyond, exact)
+            if error <= tolerance:
+                break
+    return error
+
+
+def _beyond(low, exact, spread):
+    """The float32 result, off by as much as 16 bits exceed the spread."""
+    off = low - exact
+    # A spread of NaN: not even whether it is finite is settled.
+    inside = ~(np.abs(off) > spread)
+    return np.where(inside, exact, exact + off - np.sign(off) * spread)
+
+
+def error_over_draws(
+    call: LayerCall, compiled: bool, run: Callable
+) -> tuple[float, list, list]:
+    """Compares a layer that draws random numbers by itself.
+
+    Its means and mean magnitudes over several draws, since no two are alike.
+
+    Args:
+        call: `LayerCall`.
+        compiled: Boolean. Whether XLA compiles the model's step.
+        run: Function of a `Twin` and a policy that returns arrays.
+
+    Returns:
+        The relative error beyond what is chance, infinite if 16 bits give
+        non-finite numbers and float32 none, and one draw of each: the first,
+        or the first that is not finite.
+    """
+    first = Twin(call, compiled)
+    exact, low = [run(first, "float32")], [run(first, None)]
+    count = thresholds.DRAWN_NUMBERS // max(1, sum(a.size for a in exact[0]))
+    count = np.clip(count, thresholds.FEWEST_DRAWS, thresholds.MOST_DRAWS)
+    for draw in range(1, int(count)):
+        twin = Twin(call, compiled, draw=draw)
+        exact.append(run(twin, "float32"))
+        low.append(run(twin, None))
+    bad = [draw for draw in low if nonfinite(draw)]
+    if bad and not any(map(nonfinite, exact)):
+        return np.inf, bad[0], exact[0]
+    return _beyond_chance(low, exact, first), low[0], exact[0]
+
+
+def _beyond_chance(low, exact, twin):
+    chance = 2 * relative_error(_means(exact[::2]), _means(exact[1::2]))
+    if not chance and twin.draws_by_itself():
+        return 0.0  # The same in each draw, but in each dtype another one.
+    return max(0.0, relative_error(_means(low), _means(exact)) - chance)
+
+
+def _means(draws):
+    """Means and mean magnitudes of each array over all draws."""
+    stacked = [np.stack(arrays) for arrays in zip(*draws, strict=True)]
+    with np.errstate(all="ignore"):
+        return [
+            np.stack([a.mean(axis=0), np.abs(a).mean(axis=0)]) for a in stacked
+        ]

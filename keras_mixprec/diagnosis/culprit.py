@@ -1,8 +1,14 @@
-"""What a search finds."""
+"""The layers that a search blames, and those that compute in 16 bits."""
 
 from typing import NamedTuple
 
+import keras
+import ml_dtypes
+import numpy as np
+
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
+from keras_mixprec.policies.names import is_fixed
 
 
 class Culprit(NamedTuple):
@@ -38,3 +44,45 @@ class Culprit(NamedTuple):
             self._replace(path=paths[id(layer)], layers=[layer])
             for layer in self.layers
         ] or [self]
+
+
+_CONTAINERS = tuple(
+    cls.call for cls in (keras.Sequential, keras.src.models.Functional)
+)
+
+
+def computes_low(layer) -> bool:
+    """Whether a layer itself computes something in a 16-bit float."""
+    return (
+        layer.compute_dtype in SIXTEEN_BITS
+        and not is_fixed(layer)
+        and type(layer).call not in _CONTAINERS
+    )
+
+
+def low_layers(model) -> list:
+    """Returns the entries of a model that compute in 16 bits."""
+    return [e for e in walk_with_model(model) if computes_low(e.layer)]
+
+
+def rounded_integers(inputs: list[np.ndarray], dtype: str) -> dict:
+    """Returns how many integers the cast of an input to 16 bits changes.
+
+    float16 holds all integers up to 2,048, bfloat16 up to 256.
+
+    Args:
+        inputs: List of float32 arrays, what a layer was given.
+        dtype: String. What it casts them to.
+
+    Returns:
+        `{"rounded_integers": count}`, or an empty dict if none is changed or
+        the inputs are no integers.
+    """
+    kind = getattr(ml_dtypes, dtype, dtype)
+    changed = 0
+    for array in inputs:
+        if array.size and (array == np.rint(array)).all():
+            with np.errstate(over="ignore"):
+                cast = array.astype(kind).astype("float32")
+            changed += int((cast != array).sum())
+    return {"rounded_integers": changed} if changed else {}

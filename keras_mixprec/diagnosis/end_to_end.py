@@ -8,13 +8,11 @@ import keras
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.loss_check import loss_error
-from keras_mixprec.diagnosis.moves import mover
-from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.diagnosis.compare import mover, nonfinite, relative_error
+from keras_mixprec.diagnosis.loss import loss_error
+from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
-from keras_mixprec.numerics.dtypes import following
-from keras_mixprec.numerics.jitter import jittered
+from keras_mixprec.numerics.layer_hooks import following
 
 
 class Errors(NamedTuple):

@@ -10,12 +10,12 @@ import numpy as np
 from keras import ops, tree
 
 from keras_mixprec._files import check_regular
-from keras_mixprec.backend.model_state import optimizers_of
+from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis.on_demand import diagnose
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.calls import seed_states
-from keras_mixprec.policies import PrecisionPlan
 from keras_mixprec.policies.layers import check_model
+from keras_mixprec.policies.plan import PrecisionPlan
 
 _VERSION = 1
 

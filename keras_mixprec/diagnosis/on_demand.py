@@ -6,25 +6,24 @@ import keras
 import numpy as np
 from keras import tree
 
-from keras_mixprec.backend import alone as backend_alone
-from keras_mixprec.backend.model_state import optimizers_of
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice, advice_for
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
-from keras_mixprec.diagnosis.compare import nonfinite
-from keras_mixprec.diagnosis.culprits import Search
+from keras_mixprec.diagnosis.compare import mover, nonfinite
+from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.end_to_end import is_finite
-from keras_mixprec.diagnosis.growth import headroom
-from keras_mixprec.diagnosis.low_layers import computes_low, low_layers
-from keras_mixprec.diagnosis.moves import mover
-from keras_mixprec.diagnosis.raised import why_it_raises
-from keras_mixprec.diagnosis.scale_in_use import scale_in_use
+from keras_mixprec.diagnosis.layer_search import Search
+from keras_mixprec.diagnosis.ranges import headroom
+from keras_mixprec.diagnosis.scales import scale_in_use
+from keras_mixprec.diagnosis.step_errors import why_it_raises
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.loss_scaling.epsilons import vanishing_epsilons
+from keras_mixprec.loss_scaling.wrapper import vanishing_epsilons
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.numerics.dtypes import computing_in
+from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import check_model, has_own_step
 
@@ -135,7 +134,7 @@ def examine(
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for(model, data)
-        with backend_alone.current().alone(model), same_draws():
+        with active.processes().alone(model), same_draws():
             return _Verdicts(model, data, compiled, step).find()
 
 
@@ -155,7 +154,7 @@ def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
     data = to_tensors((x, y, sample_weight))
     build_for(model, data)
     batch = keras.utils.pack_x_y_sample_weight(*data)
-    with backend_alone.current().alone(model):
+    with active.processes().alone(model):
         search = Search(model, batch, exact_step(model, batch), compiled=False)
         return 2.0 ** search.predict_scale_bits(mover(model))
 

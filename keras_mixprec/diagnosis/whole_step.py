@@ -1,19 +1,26 @@
-"""Whether a step in 16 bits, as a whole, is as good as in float32."""
+"""Whether a whole step is as good as in float32, and what makes it wrong."""
 
 import math
 
 from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.backward import judge_backward
+from keras_mixprec.diagnosis.compare import nonfinite
+from keras_mixprec.diagnosis.culprit import Culprit, rounded_integers
 from keras_mixprec.diagnosis.end_to_end import Errors, Reference
-from keras_mixprec.diagnosis.loss_fault import fault_behind
-from keras_mixprec.diagnosis.scale_in_use import scale_in_use
+from keras_mixprec.diagnosis.forward import judge_forward
+from keras_mixprec.diagnosis.loss import fault_behind
+from keras_mixprec.diagnosis.scales import scale_in_use
+from keras_mixprec.diagnosis.smallest_set import smallest_set, suspicion
+from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.dry_step import (
     DryStep,
     compiled_step,
     dry_step,
     exact_step,
 )
-from keras_mixprec.numerics.dtypes import computing_in
-from keras_mixprec.numerics.jitter import jittered
+from keras_mixprec.numerics.layer_hooks import computing_in
+from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.policies.layers import MODEL_PATH
 
 # Powers of two by which another loss scale is tried, before a layer is blamed
 # for what a scale that adapts itself would find by itself: float16's gradients
@@ -136,3 +143,144 @@ class WholeStep:
             ):
                 return False
         return True
+
+
+class WholeSearch:
+    """Seeks the smallest set of layers that the step is right without.
+
+    Args:
+        whole: `WholeStep`, wrong with the layers that are demoted so far.
+        bits: Float. The loss scale as a power of two.
+        demoted: List of the layers that are demoted so far.
+        record: Function of a list of demoted layers that returns a `DryStep`
+            in which every layer is given the cotangents of float32.
+        exact_calls: Dict from names to the `LayerCall`s of the float32 step.
+        compiled: Boolean. Whether XLA compiles the model's step.
+    """
+
+    def __init__(
+        self, whole: WholeStep, bits, demoted, record, exact_calls, compiled
+    ):
+        self._whole = whole
+        self._bits = bits
+        self._demoted = list(demoted)
+        self._record = record
+        self._exact_calls = exact_calls
+        self._compiled = compiled
+        self._errors = whole.errors(self._demoted, bits)
+
+    def culprits(self, model, low: list) -> list[Culprit]:
+        """Returns what is to blame, none if it is rounding everywhere.
+
+        Args:
+            model: The `keras.Model`, which may itself compute something where
+                no layer does.
+            low: List of the `LayerCall`s of a step that compute in 16 bits,
+                innermost first.
+        """
+        ranked = [path for path in self._ranked(low) if path != MODEL_PATH]
+        layers = {call.path: call.layer for call in low} | {MODEL_PATH: model}
+        found = self._smallest(ranked, layers)
+        if found is None:
+            found = self._smallest([MODEL_PATH, *ranked], layers)
+        if found is not None:
+            in_order = [path for path in layers if path in found]
+            return [self._culprit(path, in_order, layers) for path in in_order]
+        return [self._outside(None, [])] if self._overflows else []
+
+    @property
+    def _overflows(self):
+        return math.inf in self._errors
+
+    def _smallest(self, ranked, layers):
+        def fits(paths):
+            wide = [*self._demoted, *(layers[path] for path in paths)]
+            return self._whole.right(wide, self._bits)
+
+        return smallest_set(ranked, fits)
+
+    def _ranked(self, low):
+        """Paths, that first which is most likely to blame.
+
+        What is finite but wrong may be so by the roundings of all layers, so
+        only those that round badly, and what hands on to the loss, can be to
+        blame for it.
+        """
+        keys = {}
+        for order, call in enumerate(low):
+            own = self._suspicion(call)
+            doubtful = own >= thresholds.UNSUSPICIOUS
+            last = not call.nested and order >= len(low) - 2
+            if doubtful or last or self._overflows:
+                key = (_finite(call), not doubtful, call.nested, -own, order)
+                keys[call.path] = min(key, keys.get(call.path, key))
+        return sorted(keys, key=keys.get)
+
+    def _suspicion(self, call):
+        exact = self._exact_calls.get(call.name)
+        if exact is None:
+            return 0.0
+        if _rounded(exact, call):
+            return 1.0
+        with computing_in("float32", self._demoted):
+            return suspicion(exact, 2.0**self._bits)
+
+    def _culprit(self, path, found, layers):
+        """What is wrong with one of them, with the others repaired."""
+        others = [layers[other] for other in found if other != path]
+        demoted = [*self._demoted, *others]
+        step = self._record(demoted)
+        with computing_in("float32", demoted):
+            for call in [c for c in step.calls if c.path == path]:
+                culprit = self._own_fault(call)
+                if culprit is not None:
+                    return culprit._replace(layers=[call.layer])
+            if path == MODEL_PATH:
+                return self._outside(path, [layers[path]])
+            fault = self._fault(call, step.calls)
+        rounded = _rounded(self._exact_calls[call.name], call)
+        if rounded:
+            fault = "precision_loss", "forward"
+        return Culprit(path, [call.layer], *fault, self._numbers() | rounded)
+
+    def _own_fault(self, call):
+        exact = self._exact_calls.get(call.name)
+        _, culprit = judge_forward(call, None, self._compiled, True)
+        if culprit is None and exact is not None and not call.nested:
+            _, culprit = judge_backward(
+                call, exact, self._compiled, self._bits, True
+            )
+        return culprit
+
+    def _fault(self, call, calls):
+        if self._overflows:
+            known = self._exact_calls.get(call.name)
+            twin = Twin(call, self._compiled)
+            return self._whole.fault_behind(twin, known, calls)
+        off = self._errors.loss > thresholds.LOSS_ERROR
+        return "precision_loss", "forward" if off else "backward"
+
+    def _outside(self, path, layers):
+        """The code outside of layers, such as that of the loss."""
+        forward = self._errors.loss > thresholds.LOSS_ERROR
+        direction = "forward" if forward else "backward"
+        kind = f"{direction}_overflow" if self._overflows else "precision_loss"
+        return Culprit(path, layers, kind, direction, self._numbers())
+
+    def _numbers(self):
+        return {
+            "loss_error": self._errors.loss,
+            "gradient_error": self._errors.gradient,
+            "loss_scale_bits": self._bits,
+        }
+
+
+def _finite(call):
+    tensors = [*Twin(call).inputs, *call.float_outputs]
+    return not nonfinite([to_array(x) for x in tensors])
+
+
+def _rounded(exact, call):
+    """Integers, such as ids, that the cast to the layer's dtype rounds."""
+    inputs = [to_array(x) for x in Twin(exact).inputs]
+    return rounded_integers(inputs, call.layer.compute_dtype)

@@ -11,9 +11,9 @@ import numpy as np
 from keras import ops
 from keras.src.saving.keras_saveable import KerasSaveable
 
-from keras_mixprec.backend import step as backend_step
+from keras_mixprec.backend import active
+from keras_mixprec.formats import KINDS, count_kinds
 from keras_mixprec.loss_scaling import inputs
-from keras_mixprec.nonfinite_kinds import KINDS, count_kinds
 
 # Skipped steps kept in full, and those of which only the number is: the loss
 # scale of every step in between follows from these. 1,024 last for 20 times
@@ -320,7 +320,7 @@ class StepHistory(KerasSaveable):
 
     @staticmethod
     def _read(variable):
-        return backend_step.current().read(variable)
+        return active.step().read(variable)
 
 
 def _bits(kinds):

@@ -3,28 +3,28 @@
 import keras
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-from keras_mixprec.backend import step as backend_step
-from keras_mixprec.loss_scaling.arguments import (
-    check_inner,
-    check_window,
-    resolve_rule,
-)
-from keras_mixprec.loss_scaling.by_hand import HandScaling, ScalesByHand
-from keras_mixprec.loss_scaling.delegation import DelegatesToInner
+from keras_mixprec.backend import active
+from keras_mixprec.loss_scaling.counters import ReportsSteps
+from keras_mixprec.loss_scaling.custom_loops import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
-from keras_mixprec.loss_scaling.epsilons import check_epsilons
 from keras_mixprec.loss_scaling.guarded_step import (
+    AccumulationWindow,
     GuardedStep,
     commit_together,
 )
 from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
-from keras_mixprec.loss_scaling.reports import ReportsSteps
 from keras_mixprec.loss_scaling.rules import (
     LossScaleState,
     safe_scale,
 )
 from keras_mixprec.loss_scaling.saving import SavesOnce
-from keras_mixprec.loss_scaling.window import AccumulationWindow
+from keras_mixprec.loss_scaling.wrapper import (
+    DelegatesToInner,
+    check_epsilons,
+    check_inner,
+    check_window,
+    resolve_rule,
+)
 
 
 @keras.saving.register_keras_serializable("keras_mixprec")
@@ -156,14 +156,14 @@ class LossScaleOptimizer(
                 "dynamic_scale", (), "float32", self._initial_scale()
             )
         paths = [getattr(v, "path", v.name) for v in var_list]
-        with backend_step.current().outside_graph():
+        with active.step().outside_graph():
             self.history.build(self._add_state, paths, state)
             if self.window:
                 self.window.build(self._add_state)
         self._build_inner(var_list)
         self.built = True
         if self._unread_state is not None:
-            with backend_step.current().outside_graph():
+            with active.step().outside_graph():
                 self.load_own_variables(self._unread_state)
 
     def _check_update(self, variables):
@@ -337,7 +337,7 @@ class LossScaleOptimizer(
         self._scale_variable.assign(after.scale)
 
     def _state(self, on_host):
-        step = backend_step.current()
+        step = active.step()
         get = step.read if on_host else step.value
         counts = get(self.history.counts)
         return LossScaleState(

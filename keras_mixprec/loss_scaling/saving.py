@@ -5,10 +5,13 @@ import warnings
 
 import numpy as np
 
-from keras_mixprec.backend import step as backend_step
+from keras_mixprec.backend import active
 from keras_mixprec.loss_scaling.history import copy_store
-from keras_mixprec.loss_scaling.rules import LARGEST_SCALE, SMALLEST_SCALE
-from keras_mixprec.loss_scaling.scheduled import FixedLossScale
+from keras_mixprec.loss_scaling.rules import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    FixedLossScale,
+)
 
 
 class SavesOnce:
@@ -27,7 +30,7 @@ class SavesOnce:
             for name, values in (self._unread_state or {}).items():
                 store[name] = values
             return
-        step = backend_step.current()
+        step = active.step()
         for index, variable in enumerate(self._saved_variables()):
             store[str(index)] = step.read(variable)
 
@@ -71,7 +74,7 @@ class SavesOnce:
             self._repair_scale()
 
     def _repair_scale(self):
-        scale = float(backend_step.current().read(self._scale_variable))
+        scale = float(active.step().read(self._scale_variable))
         if math.isnan(scale):
             usable = float(self.rule.initial_state().scale)
         else:

@@ -1,9 +1,13 @@
-"""Tensors of any backend as NumPy arrays."""
+"""Tensors of any backend as NumPy arrays, and such arrays in 16 bits."""
 
+import contextlib
 import math
 
 import numpy as np
 from keras import ops
+from keras.src import backend
+
+from keras_mixprec.formats import SIXTEEN_BITS, get_format
 
 
 def is_float(leaf) -> bool:
@@ -39,3 +43,61 @@ def _largest(array):
     # NaN if there is one. `abs` would copy the array.
     highest, lowest = array.max(initial=0.0), array.min(initial=0.0)
     return float(np.maximum(highest, -lowest))
+
+
+@contextlib.contextmanager
+def jittered(model, seed: int):
+    """Within the context every weight is off by half a 16-bit ulp.
+
+    Of bfloat16 in the layers that compute in it, else of float16.
+
+    Args:
+        model: A built `keras.Model`.
+        seed: Int. Which of the many ways.
+    """
+    random = np.random.default_rng(seed)
+    dtypes = {
+        id(variable): layer.compute_dtype
+        for layer in model._flatten_layers()
+        for variable in layer._trainable_variables
+    }
+    before = [(v, ops.copy(v.value)) for v in model.trainable_variables]
+    try:
+        for variable, value in before:
+            dtype = dtypes.get(id(variable))
+            variable.assign(off_by_half_ulp(value, dtype, random))
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+def off_by_half_ulp(tensor, dtype: str | None, random: np.random.Generator):
+    """Returns the tensor with each number moved up or down.
+
+    Args:
+        tensor: A float tensor.
+        dtype: String. The format whose rounding it is; one that is not of 16
+            bits stands for float16.
+        random: `np.random.Generator`.
+    """
+    epsilon = get_format(dtype if dtype in SIXTEEN_BITS else "float16").epsilon
+    signs = random.choice([-1.0, 1.0], tuple(tensor.shape))
+    factor = ops.cast(1.0 + epsilon / 2 * signs, "float32")
+    wide = ops.cast(tensor, "float32") * factor
+    return ops.cast(wide, tensor.dtype)
+
+
+def widened_off_by_half_ulp(tensor, random: np.random.Generator):
+    """Returns a 16-bit tensor in float32, moved by half of its own ulp.
+
+    One that is not of 16 bits has not been rounded, and is left as it is.
+
+    Args:
+        tensor: A float tensor.
+        random: `np.random.Generator`.
+    """
+    dtype = backend.standardize_dtype(tensor.dtype)
+    if dtype not in SIXTEEN_BITS:
+        return tensor
+    return off_by_half_ulp(ops.cast(tensor, "float32"), dtype, random)

@@ -1,5 +1,8 @@
 """Recording what each layer of a model is given and returns in a step."""
 
+import contextlib
+import contextvars
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,11 +12,31 @@ from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-from keras_mixprec.backend import replay as backend_replay
+from keras_mixprec.backend import active
 from keras_mixprec.numerics.arrays import is_float, to_array
-from keras_mixprec.numerics.hook import CallHook, call_name
+from keras_mixprec.numerics.layer_hooks import CallHook, call_name
 from keras_mixprec.numerics.random_numbers import Draws
-from keras_mixprec.numerics.ticks import tick
+
+_LISTENER: contextvars.ContextVar[Callable[[], None] | None] = (
+    contextvars.ContextVar("listener", default=None)
+)
+
+
+@contextlib.contextmanager
+def counted_by(listener: Callable[[], None]):
+    """Within the context `listener` is called whenever a layer is done with."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def tick():
+    """One more layer is done with: recorded in a step, or judged."""
+    listener = _LISTENER.get()
+    if listener is not None:
+        listener()
 
 
 class LayerCall:
@@ -156,7 +179,7 @@ class CallRecorder:
         self._scale = np.float32(scale)
         self._open = []
         self.interrupted = []
-        self._backend = backend_replay.current()
+        self._backend = active.replay()
         self._hook = CallHook(entries, self._record)
 
     def recording(self):

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mixprec.backend import replay as backend_replay
-from keras_mixprec.backend import step as backend_step
-from keras_mixprec.backend.model_state import all_variables, optimizers_of
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import all_variables, optimizers_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
-from keras_mixprec.numerics.dtypes import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.random_numbers import (
     DROPOUT,
     Draws,
@@ -80,7 +79,7 @@ def dry_step(
         return tensors
 
     with restored(model):
-        found = backend_replay.current().run_once(model, run, data)
+        found = active.replay().run_once(model, run, data)
     # Those of a traced step had no values.
     values = dict(zip(map(id, tensors), found, strict=True))
     recorder.put_values(values)
@@ -130,7 +129,7 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
         data: As for `dry_step`.
     """
     recorder = CallRecorder(walk_with_model(model))
-    concrete = backend_replay.current().is_concrete
+    concrete = active.replay().is_concrete
     try:
         with restored(model), recorder.recording():
             run_held(model, data, lambda _: 1.0)
@@ -154,7 +153,7 @@ def compiled_loss(model: keras.Model, data) -> float:
         return run_held(model, data, lambda _: 1.0)[0]
 
     with restored(model):
-        return _total(backend_replay.current().compiled(losses)([]))
+        return _total(active.replay().compiled(losses)([]))
 
 
 def compiled_step(model: keras.Model, data, scale: float) -> DryStep:
@@ -165,7 +164,7 @@ def compiled_step(model: keras.Model, data, scale: float) -> DryStep:
         data: As for `dry_step`.
         scale: As for `dry_step`.
     """
-    compiled = backend_replay.current().compiled
+    compiled = active.replay().compiled
 
     def execute(run):
         return compiled(lambda _: run(data, scale))([])
@@ -181,7 +180,7 @@ def single_step(model: keras.Model, data, scale: float) -> DryStep:
         data: As for `dry_step`.
         scale: As for `dry_step`.
     """
-    once = backend_replay.current().run_once
+    once = active.replay().run_once
     # Both are given, so that on JAX each scale is the same program.
     given = data, keras.ops.convert_to_tensor(scale, "float32")
 
@@ -248,14 +247,14 @@ def run_held(
         if has_own_step(model):
             # Within the scope: what it returns shall be of this batch alone.
             model.reset_metrics()
-        returned = backend_replay.current().train_step(model, data)
+        returned = active.replay().train_step(model, data)
     losses, scales = losses or _logged_losses(returned), bool(losses)
     return losses, gradients, scales, _written(model, scope)
 
 
 class _AsInFit(keras.StatelessScope):
     def add_update(self, update):
-        if not backend_replay.current().loses_assignment(update[0]):
+        if not active.replay().loses_assignment(update[0]):
             super().add_update(update)
 
 
@@ -305,7 +304,7 @@ def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
 @contextlib.contextmanager
 def held(optimizer, scale, losses, gradients):
     """Lets an optimizer see losses and gradients, and do nothing."""
-    backend, step = backend_replay.current(), backend_step.current()
+    backend, step = active.replay(), active.step()
     unscaled = []
 
     def scale_loss(loss):

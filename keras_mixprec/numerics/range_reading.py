@@ -8,23 +8,20 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mixprec.backend import alone as backend_alone
-from keras_mixprec.backend import devices
-from keras_mixprec.backend import probe as backend_probe
-from keras_mixprec.backend import replay as backend_replay
-from keras_mixprec.backend.model_state import optimizers_of
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format
 from keras_mixprec.numerics.calls import observe_outputs
+from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
-from keras_mixprec.numerics.hook import CallHook, call_name
-from keras_mixprec.numerics.probe import LayerReading, limits_of
+from keras_mixprec.numerics.layer_hooks import CallHook, call_name
+from keras_mixprec.numerics.probed_step import LayerReading, limits_of
 from keras_mixprec.numerics.statistics import (
     Statistics,
     measure,
     pack,
     statistics_of,
 )
-from keras_mixprec.numerics.updates import loss_scale
 from keras_mixprec.policies.layers import walk
 
 
@@ -61,17 +58,15 @@ def read_ranges(model: keras.Model, data, seconds: float = math.inf) -> Ranges:
     """
     taken = _Taken(model, time.perf_counter() + seconds)
     scales = [_scale(optimizer) for optimizer in optimizers_of(model).values()]
-    with backend_alone.current().alone(model), restored(model):
-        tensors = backend_replay.current().run_once(
-            model, taken.run, (data, scales)
-        )
+    with active.processes().alone(model), restored(model):
+        tensors = active.replay().run_once(model, taken.run, (data, scales))
         return taken.ranges(tensors)
 
 
 def read_weights(model: keras.Model) -> Ranges:
     """Measures the weights alone, which takes no batch."""
     taken = _Taken(model)
-    with backend_alone.current().alone(model):
+    with active.processes().alone(model):
         return taken.ranges([])
 
 
@@ -85,7 +80,7 @@ class _Taken:
         self._found = {}
         # A copy of all activations in the memory of the host takes longer
         # than a few fused reductions on the device; on a CPU the latter do.
-        self._on_host = devices.query()["kind"] == "cpu"
+        self._on_host = active.devices()["kind"] == "cpu"
 
     def run(self, given):
         """Runs the step; returns the tensors, or what is measured of them."""
@@ -106,7 +101,7 @@ class _Taken:
         for position, (path, variable) in enumerate(self._variables()):
             gradient = gradients.get(id(variable))
             if gradient is not None:
-                gradient = backend_probe.current().rows(gradient)
+                gradient = active.probe().rows(gradient)
                 gradient = ops.cast(gradient, "float32")
                 gradient = gradient * inverse.get(id(variable), 1.0)
                 self._take((path, "weight_gradient", position), gradient)
@@ -140,7 +135,7 @@ class _Taken:
         name = call_name(path, index)
 
         def observe(position, leaf):
-            backend = backend_replay.current()
+            backend = active.replay()
             value = backend.stop_gradient(leaf)
             self._take((name, "activation", position), value)
             return backend.observe(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_mixprec.backend import probe as backend_probe
+from keras_mixprec.backend import active
 from keras_mixprec.formats import Format
 
 # A float32 keeps its biased exponent in eight bits: 0 is zero (and what is
@@ -39,7 +39,7 @@ def measure(tensors) -> tuple:
         many elements have each float32 exponent and first bit of the mantissa,
         which tells NaN from infinity, int `(k, 512)`.
     """
-    return backend_probe.current().measure(tensors)
+    return active.probe().measure(tensors)
 
 
 def statistics_of(array: np.ndarray) -> "Statistics":

@@ -2,15 +2,14 @@
 
 import functools
 import warnings
+import weakref
 from collections.abc import Iterable
 
 import keras
 
+from keras_mixprec.policies.casts import without_mixes
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
-from keras_mixprec.policies.deferred import after_build
 from keras_mixprec.policies.layers import check_model, may_grow, walk
-from keras_mixprec.policies.matching import Matcher
-from keras_mixprec.policies.mixes import without_mixes
 from keras_mixprec.policies.names import (
     fitting_policy,
     is_16_bit,
@@ -19,8 +18,50 @@ from keras_mixprec.policies.names import (
     set_policy,
 )
 from keras_mixprec.policies.plan import PrecisionPlan
-from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
+from keras_mixprec.policies.rules import Matcher, PrecisionRule, PrecisionRules
 from keras_mixprec.policies.scope import current_rules, resolve
+
+
+def after_build(model, entries, follow):
+    """Calls `follow` with each layer that appears when others are built.
+
+    Args:
+        model: The `keras.Model`.
+        entries: List of `LayerEntry`, the layers it has now.
+        follow: Function of a `LayerEntry` that sets the layer's policy. It
+            replaces what an earlier call registered.
+    """
+    known = {id(entry.layer) for entry in entries}
+    # A strong reference would keep the model alive in a cycle.
+    model_ref = weakref.ref(model)
+
+    def adopt():
+        for entry in walk(model_ref()):
+            if id(entry.layer) not in known:
+                known.add(id(entry.layer))
+                follow(entry)
+                _hook(entry.layer, adopt)
+
+    for layer in [model, *(entry.layer for entry in entries)]:
+        _hook(layer, adopt)
+
+
+def _hook(layer, adopt):
+    """Makes a layer call `adopt` once, when it has been built."""
+    original = getattr(layer.build, "_mixprec_original", layer.build)
+    if not may_grow(layer):
+        return
+
+    @functools.wraps(original)
+    def build(*args, **kwargs):
+        layer.build = original
+        before = len(layer._flatten_layers())
+        original(*args, **kwargs)
+        if len(layer._flatten_layers()) > before:
+            adopt()
+
+    build._mixprec_original = original
+    layer.build = build
 
 
 def apply_policy(

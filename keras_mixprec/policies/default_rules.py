@@ -10,8 +10,12 @@ import math
 import keras
 from keras import layers
 
-from keras_mixprec.policies.matching import FEEDS_OPERATION, OUTPUT
-from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
+from keras_mixprec.policies.rules import (
+    FEEDS_OPERATION,
+    OUTPUT,
+    PrecisionRule,
+    PrecisionRules,
+)
 
 # A float16 sum of n equal terms loses digits from 2**11 terms on, and
 # AveragePooling2D(32) of the constant 3.0 was seen to return 3.33.

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from keras_mixprec.backend import devices
+from keras_mixprec.backend import active
 
 # Tensor cores: float16 since Volta, bfloat16 since Ampere.
 _FLOAT16_FROM = (7, 0)
@@ -81,7 +81,7 @@ def recommend_policy() -> Recommendation:
     >>> recommendation.capabilities["backend"] == keras.backend.backend()
     True
     """
-    return judge(devices.query())
+    return judge(active.devices())
 
 
 def judge(capabilities: dict) -> Recommendation:

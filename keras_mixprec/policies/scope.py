@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import keras
 
-from keras_mixprec.backend import devices
+from keras_mixprec.backend import active
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
 from keras_mixprec.policies.hardware import (
     recommend_policy,
@@ -159,7 +159,7 @@ def _check_rules(rules):
 def _warn_if_slow(policy):
     if not policy.endswith("float16") or policy in _warned:
         return
-    reason = slow_because(policy, devices.query())
+    reason = slow_because(policy, active.devices())
     if reason:
         _warned.add(policy)
         warnings.warn(

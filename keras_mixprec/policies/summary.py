@@ -1,15 +1,23 @@
-"""The table of a model's layers and their dtypes."""
+"""The table of a model's layers and their dtypes, and shares of it."""
 
 import html
 import math
+from typing import NamedTuple
 
 import keras
 
+from keras_mixprec.flops import (
+    knows_work,
+    parameters,
+    share_in_16_bits,
+    share_of_parameters,
+    work,
+)
+from keras_mixprec.policies.flops import multiply_adds
 from keras_mixprec.policies.graph import casts_input
 from keras_mixprec.policies.layers import check_model, walk
 from keras_mixprec.policies.names import is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
-from keras_mixprec.policies.work import multiply_adds
 
 _COLUMNS = ("path", "class", "compute", "variable", "params", "work", "notes")
 # Together 100 columns, with two spaces between.
@@ -174,3 +182,37 @@ def _fit(cell, width, start):
     if len(cell) > width:
         cell = "~" + cell[1 - width :] if start else cell[: width - 1] + "~"
     return cell.ljust(width)
+
+
+class Shares(NamedTuple):
+    """Shares of a model, from 0 to 1.
+
+    Attributes:
+        work: Float. Of the multiply-adds. Where the layers whose work cannot
+            be told hold most of the parameters, of the parameters.
+        parameters: Float. Of the parameters; of the layers if there are none.
+    """
+
+    work: float
+    parameters: float
+
+
+def shares_in_16_bits(model) -> Shares:
+    """Returns the shares of a model that compute in float16 or bfloat16.
+
+    Args:
+        model: A `keras.Model`.
+    """
+    rows = precision_summary(model).to_list()
+    return Shares(share_in_16_bits(rows) or 0.0, share_of_parameters(rows))
+
+
+def costs(model) -> dict[str, float]:
+    """Returns what each layer costs, path -> number, as `Shares.work` has it.
+
+    Args:
+        model: A `keras.Model`.
+    """
+    rows = precision_summary(model).to_list()
+    measure = work if knows_work(rows) else parameters
+    return {row["path"]: measure(row) for row in rows}

@@ -4,9 +4,7 @@ import os
 
 from tensorboard.util import tensor_util
 
-from keras_mixprec.reporting.event_file import event_file_paths
-from keras_mixprec.reporting.json_text import parse_json
-from keras_mixprec.reporting.records import read_records
+from keras_mixprec.reporting.event_file import event_file_paths, read_records
 from keras_mixprec.reporting.run_data import Point
 from keras_mixprec.reporting.schema import (
     HISTOGRAM_PLUGIN_NAME,
@@ -14,6 +12,7 @@ from keras_mixprec.reporting.schema import (
     is_run_folder,
 )
 from keras_mixprec.reporting.summaries import parse_event
+from keras_mixprec.reporting.text_formats import parse_json
 
 
 class FileSource:

@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 
-from keras_mixprec.reporting.report_colours import (
+from keras_mixprec.reporting.layer_tables import layer_of
+from keras_mixprec.reporting.report_page import (
     COLOURS,
     category,
     headroom_colours,
     level,
 )
-from keras_mixprec.reporting.run_tables import layer_of
 
 _METRIC = "activation_headroom_bits"
 _COLUMNS = 400

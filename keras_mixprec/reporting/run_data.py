@@ -16,18 +16,17 @@ import numpy as np
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.facts import facts_of
+from keras_mixprec.reporting.facts import facts_of, is_event
 from keras_mixprec.reporting.headline import headline
-from keras_mixprec.reporting.json_text import parse_json
+from keras_mixprec.reporting.layer_tables import Table, rows_in_order
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
     add_repairs,
     read_layers,
 )
-from keras_mixprec.reporting.run_tables import Table, rows_in_order
+from keras_mixprec.reporting.text_formats import parse_json
 from keras_mixprec.reporting.thinning import pool_groups
-from keras_mixprec.reporting.well_formed import is_event
 
 # The page shows fewer than this at once, and a picture element that wide
 # would be most of what a screen has.

@@ -5,11 +5,10 @@ import math
 
 import numpy as np
 
-from keras_mixprec.reporting.facts import WIDE, is_repaired
-from keras_mixprec.reporting.json_text import parse_json
-from keras_mixprec.reporting.run_tables import layer_of
+from keras_mixprec.reporting.facts import WIDE, is_layer, is_repaired
+from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
-from keras_mixprec.reporting.well_formed import is_layer
+from keras_mixprec.reporting.text_formats import parse_json
 
 _METRIC = "activation_headroom_bits"
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from keras_mixprec.reporting import schema, summaries
-from keras_mixprec.reporting.append_file import AppendFile
-from keras_mixprec.reporting.backlog import LIMIT, Backlog
-from keras_mixprec.reporting.chunks import Chunks
-from keras_mixprec.reporting.event_file import EventFile, event_file_paths
+from keras_mixprec.reporting.append_file import LIMIT, AppendFile, Backlog
+from keras_mixprec.reporting.event_file import (
+    EventFile,
+    event_file_paths,
+    find_end,
+)
 from keras_mixprec.reporting.facts import Story
-from keras_mixprec.reporting.heat_tables import HeatTables
-from keras_mixprec.reporting.json_text import to_json
-from keras_mixprec.reporting.markdown import markdown_table
-from keras_mixprec.reporting.resume import find_end
+from keras_mixprec.reporting.layer_tables import Chunks, HeatTables
+from keras_mixprec.reporting.text_formats import markdown_table, to_json
 
 
 def check_local(log_dir: str | os.PathLike) -> str:
@@ -73,7 +73,7 @@ class RunLog:
 
     Example:
     >>> import tempfile
-    >>> from keras_mixprec.reporting import RunLog
+    >>> from keras_mixprec.reporting.run_log import RunLog
     >>> log_dir = tempfile.mkdtemp()
     >>> with RunLog(log_dir) as log:
     ...     log.scalars(0, {"mixprec/loss_scale": 32768.0})

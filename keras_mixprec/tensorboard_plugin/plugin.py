@@ -5,10 +5,10 @@ from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from keras_mixprec.reporting.json_text import parse_json, to_json
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
 from keras_mixprec.reporting.schema import PLUGIN_NAME
+from keras_mixprec.reporting.text_formats import parse_json, to_json
 from keras_mixprec.tensorboard_plugin.provider_source import (
     ProviderSource,
     ReadTags,

@@ -5,9 +5,9 @@ from collections import OrderedDict
 
 from tensorboard.data import provider
 
-from keras_mixprec.reporting.json_text import parse_json
 from keras_mixprec.reporting.run_data import Point
 from keras_mixprec.reporting.schema import HISTOGRAM_PLUGIN_NAME, PLUGIN_NAME
+from keras_mixprec.reporting.text_formats import parse_json
 
 # The provider samples what it returns down to this. What the server keeps is
 # set by the loader.

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mixprec import LossScaleOptimizer
-from keras_mixprec.numerics.probe import Probe
+from keras_mixprec.numerics.probed_step import Probe
 
 CPUS = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(

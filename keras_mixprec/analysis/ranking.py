@@ -1,0 +1,115 @@
+"""Which layers the search for the smallest set tries first."""
+
+from typing import NamedTuple
+
+import keras
+
+from keras_mixprec.diagnosis.smallest_set import suspicion
+from keras_mixprec.numerics.dry_step import DryStep
+from keras_mixprec.policies.flops import multiply_adds
+from keras_mixprec.policies.layers import LayerEntry, walk_with_model
+from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
+from keras_mixprec.policies.rules import Matcher
+
+
+class StartingPoint(NamedTuple):
+    """The policies of a model's layers before the search.
+
+    Attributes:
+        policies: Dict of path to policy name, the model itself included.
+        reasons, notes: As in a `PrecisionPlan`.
+        candidates: List of `LayerEntry`, what may go to float32 or not.
+        layers: Dict of path to layer, the model itself included.
+    """
+
+    policies: dict
+    reasons: dict
+    notes: dict
+    candidates: list[LayerEntry]
+    layers: dict
+
+    def assignment(self) -> dict:
+        """Returns the layers that follow each policy, by its name."""
+        found = {}
+        for path, policy in self.policies.items():
+            found.setdefault(policy, []).append(self.layers[path])
+        return found
+
+
+def starting_point(
+    model: keras.Model, policy: str, matcher: Matcher
+) -> StartingPoint:
+    """Returns what the rules, the model and the layers themselves settle.
+
+    Args:
+        model: A built `keras.Model`. If any of its layers computes in 16
+            bits, those that do not are meant to.
+        policy: String. What everything else follows.
+        matcher: What finds the rule for a layer.
+    """
+    entries = walk_with_model(model)
+    mixed = any(is_16_bit(policy_name(e.layer)) for e in entries)
+    layers = {entry.path: entry.layer for entry in entries}
+    start = StartingPoint({}, {}, {}, [], layers)
+    for entry in entries:
+        own, path = policy_name(entry.layer), entry.path
+        rule = None if entry.layer is model else matcher.first(entry)
+        start.policies[path] = policy
+        if is_fixed(entry.layer):
+            start.policies[path] = own
+            start.notes[path] = f"left alone: it follows {own}"
+        elif rule:
+            start.policies[path] = rule.policy
+            start.reasons[path] = rule.reason
+        elif mixed and not is_16_bit(own):
+            start.policies[path] = own
+            start.reasons[path] = f"the model keeps it in {own}"
+        elif _computes(entry.layer):
+            start.candidates.append(entry)
+    return start
+
+
+def _computes(layer):
+    """Whether a layer does more than call others on its inputs as they are."""
+    return type(layer).call is not keras.src.models.Functional.call
+
+
+def add_suspicions(found: dict, exact: DryStep, paths: set, scale: float):
+    """Raises the suspicions that one step in float32 gives reason for.
+
+    Each layer runs again on the inputs it had, once in what it computes in
+    now and once in float32, forward and backward.
+
+    Args:
+        found: Dict of path to the largest suspicion so far: the layer's error
+            as a multiple of the threshold that the diagnosis has for it.
+        exact: The step.
+        paths: The paths of the layers to be judged.
+        scale: Float. The loss scale.
+    """
+    for call in exact.calls:
+        if call.path in paths:
+            before = found.get(call.path, 0.0)
+            found[call.path] = max(before, suspicion(call, scale))
+
+
+def rank(entries: list[LayerEntry], suspicions: dict) -> list[LayerEntry]:
+    """Returns the entries, the one first that float32 is best spent on.
+
+    That is the most suspicious; then what lies in the most suspicious
+    composite; then, below the thresholds of the diagnosis, the cheapest.
+
+    Args:
+        entries: List of `LayerEntry`.
+        suspicions: Dict of path to suspicion.
+    """
+
+    def key(entry):
+        # Below the threshold errors are just roundings, no ground to choose.
+        own, *outer = (
+            max(suspicions.get(holder.path, 0.0), 1.0)
+            for holder in entry.lineage()
+        )
+        return -own, -max(outer, default=1.0), multiply_adds(entry) or 0
+
+    return sorted(entries, key=key)

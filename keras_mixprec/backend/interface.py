@@ -1,0 +1,300 @@
+"""What a backend must define: a Protocol for each of its modules.
+
+A folder `backend/<name>/` has a module for each Protocol here but `Outlet`,
+named like the Protocol in lower case. `active.py` finds those of the backend
+that Keras uses. Only these folders import TensorFlow, JAX or torch.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+# Bins by a float32's exponent and the first bit of its mantissa, the shift of
+# its bits that leads there, and the bits of infinity.
+BINS, SHIFT, INFINITY = 512, 22, 0xFF << 23
+
+
+class Step(Protocol):
+    """What a guarded optimizer step needs."""
+
+    def gradient_norms(self, gradients):
+        """Returns float32 `(n,)`, the 2-norm of every gradient in one pass.
+
+        Finite exactly when the norm is below float32's maximum, so that large
+        finite gradients raise no false alarm.
+        """
+
+    def gradient_maxima(self, gradients):
+        """Returns float32 `(n,)`, the largest magnitude of each gradient.
+
+        That of an element, or what repeated rows of a sparse gradient could
+        add up to.
+        """
+
+    def nonfinite_kinds(self, gradients, skipped):
+        """Returns float32 `(n, 3)` of zeros and ones.
+
+        1 where a gradient holds positive infinities, negative ones, or NaN; 0
+        elsewhere and where `skipped`, `True` or a tensor, is false. Computed in
+        skipped steps only.
+        """
+
+    def is_sparse(self, gradient):
+        """Whether it holds rows that may repeat."""
+
+    def sum_over_replicas(self, tensor):
+        """Returns the sum over the replicas of a strategy."""
+
+    def to_host_bool(self, finite):
+        """Returns a Python bool where that is free, else the tensor as it is.
+
+        It is where the backend runs eagerly and reads it at no cost in
+        compilation.
+        """
+
+    def known_finite(self, tensor):
+        """Returns `True` if all is finite and knowing so waits for nothing.
+
+        As on a CPU outside of compiled functions; `False` if it is not finite
+        or that is not known.
+        """
+
+    def unless(self, finite, check):
+        """Returns `False` if `finite`, else what `check()` returns.
+
+        That is a boolean tensor, computed only then.
+        """
+
+    def unscale(self, gradients, inverse, keep, variables=()):
+        """Returns gradients times `inverse`.
+
+        In float32 or, where they are float64, in that; those that `keep` marks,
+        and `None`, stay as they are. torch writes in place where a gradient is
+        the `.grad` of one of `variables`, as `torch.amp.GradScaler` does: a
+        copy costs 15% of a step of large layers.
+        """
+
+    def commit(self, optimizer, finite, unscaled, variables, record, remember):
+        """Applies the inner optimizer to what `unscaled()` returns if `finite`.
+
+        Else calls `remember(True)`, or where there is no branch for it
+        `remember(skipped)` with a tensor in every step. Then calls `record()`,
+        whatever the case. Unscaling next to the update that reads the gradients
+        saves 10% of the update of large layers.
+        """
+
+    def outside_graph(self) -> AbstractContextManager:
+        """Context in which assignments happen now, even in a traced step."""
+
+    def read(self, variable):
+        """Returns the variable's value as a NumPy array."""
+
+    def read_sum(self, variable):
+        """Returns the sum of what each replica counts for itself.
+
+        Over those of this process, as a NumPy array.
+        """
+
+    def value(self, variable):
+        """Returns the variable's value as a tensor, on one replica."""
+
+
+class Outlet(Protocol):
+    """Lets rows of float32 numbers, each with a key, leave a step.
+
+    Where a step has parts of which nothing can be returned, such as loops on
+    TensorFlow and JAX, it also has `put(key, row)`, to be called within one.
+    """
+
+    def carry(self, result, keys, rows):
+        """Called at the end of a step with what it returns.
+
+        With a tuple of keys as well, and a tensor with a row for each, or
+        `None`. Returns what the instrumented step is to return.
+        """
+
+    def take(self, result):
+        """Returns what the plain train function would have returned.
+
+        Of the result of a call of the instrumented one.
+        """
+
+    def read(self):
+        """Waits for the step, and returns pairs of a key and its row.
+
+        A list of pairs with an array `(1, n)`, in no certain order, with a
+        pair for each replica. Of rows that one replica puts under the same key
+        the last.
+        """
+
+
+class Probe(Protocol):
+    """Getting measurements out of a running train step.
+
+    TensorFlow's has `ragged(tensors)` as well: tensors of one dtype, whose
+    sizes are known only when the step runs, as rows that `measure` takes.
+    """
+
+    Outlet: Callable[[], Outlet]
+
+    def measure(self, tensors):
+        """Returns what `numerics.statistics.measure` returns.
+
+        Of what a 16-bit dtype can hold: XLA may keep more digits and a wider
+        range than that where it fuses operations.
+        """
+
+    def traced_once(self, function):
+        """Returns a function of tensors, traced once for each shape.
+
+        Rather than at each of hundreds of calls in a step.
+        """
+
+    def without_gradient(self) -> AbstractContextManager:
+        """Context in which nothing is recorded for a backward pass."""
+
+    def rows(self, gradient):
+        """Returns a dense tensor of all numbers of a gradient."""
+
+    def twice(self, arguments):
+        """Returns the arguments of a call of a train function, and a copy.
+
+        The copy is for the same call once more.
+        """
+
+    def state_given(self, model, arguments) -> AbstractContextManager:
+        """Context in which variables have the values that a call is given."""
+
+    def own_trace(self, arguments):
+        """Returns what traces a train step called with `arguments`."""
+
+    def belongs(self, tensor, trace):
+        """Whether what is computed from it can be returned by the step."""
+
+    def kept(self, tensor, trace):
+        """Returns a tensor of the midst of a step, to be measured at its end.
+
+        `None` if it cannot be: it belongs to a loop, say.
+        """
+
+
+class Replay(Protocol):
+    """Running parts of a model again."""
+
+    # The share of a step's first call that `run_once` of that step takes at
+    # first; 0 where nothing is compiled and it can be interrupted.
+    FIRST_RUN: float
+
+    def is_concrete(self, tensor):
+        """Whether it has a value now, rather than when a function runs."""
+
+    def observe(self, tensor, on_value, on_cotangent):
+        """Returns the tensor unchanged, and calls the listeners.
+
+        `on_value(tensor)` now, and `on_cotangent(gradient)` if a backward pass
+        comes by, which goes on with what that returns in place of the gradient,
+        if it is not `None`.
+        """
+
+    def stop_gradient(self, tensor):
+        """Returns the value alone, without what it was computed from."""
+
+    def vjp(self, function, primals, pull):
+        """Returns `function(primals)` and the gradients at `primals`.
+
+        Those of the outputs, float tensors, for the cotangents `pull(outputs)`;
+        zeros where there is none.
+        """
+
+    def compiled(self, function):
+        """Returns the function, compiled by XLA where there is one."""
+
+    def each_operation(self, function, tensors, look):
+        """Runs `function(tensors)` and calls `look` with every operation.
+
+        `look(inputs, outputs)` gets the tensors of every single one.
+        """
+
+    def draws(self, function, tensors):
+        """Whether any operation of `function(tensors)` is random."""
+
+    def train_step(self, model, data):
+        """Runs one step of `model.train_step` operation by operation.
+
+        Returns its logs.
+        """
+
+    def loses_assignment(self, variable):
+        """Whether what is assigned to it now is lost in `fit`."""
+
+    def run_once(self, model, function, data):
+        """Returns `function(data)`, a list of tensors, run a few times only.
+
+        In the way that costs least then: operation by operation, or on JAX,
+        where each operation is compiled by itself, traced and compiled from
+        layer to layer. `None` in place of a tensor from inside a loop or a
+        traced function, whose value is not known outside.
+        """
+
+
+class Batches(Protocol):
+    """Looking into a running `fit`."""
+
+    def tapped(self, model, train_function, look):
+        """Returns a function to be called in place of `train_function`.
+
+        It calls `look(batch)` with the next batch, while the model's variables
+        have their values, and then trains on it as usual, with the values that
+        `look` left them with. The batch is what this process trains on, all its
+        replicas together; `None` if it has no data left but other processes may
+        have.
+        """
+
+    def newest(self, model, variables) -> AbstractContextManager:
+        """Context within which variables have the last step's values.
+
+        Only to be read: on JAX, where `callback.model` brings all variables up
+        to date and then costs two steps of a small model, they go back to what
+        they were.
+        """
+
+
+class Processes(Protocol):
+    """Processes that train one model together."""
+
+    def workers(self, model) -> int:
+        """Returns how many processes train the model together.
+
+        The replicas of one process, which is one program, have nothing to agree
+        on.
+        """
+
+    def is_chief(self, model) -> bool:
+        """Whether this process is the one that writes files."""
+
+    def agree(self, model, values):
+        """Returns the elementwise maximum over those processes.
+
+        Of a float32 array; `values` itself if there is but one. Every process
+        must call it, with arrays of one shape.
+        """
+
+    def alone(self, model) -> AbstractContextManager:
+        """Context in which this process runs the model by itself.
+
+        The model's variables hold plain values of one replica, and no operation
+        waits for another process: a diagnosis takes as many steps as its data
+        need, on each worker another number.
+        """
+
+
+class Devices(Protocol):
+    """What the active backend computes on."""
+
+    def query(self) -> tuple[str, list[str], list[Any]]:
+        """Returns the kind of the default devices, their names, capabilities.
+
+        The kind is `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or what else
+        the backend calls it; the capabilities are those of CUDA devices, tuples
+        such as `(8, 0)`.
+        """

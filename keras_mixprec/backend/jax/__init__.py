@@ -1,0 +1,1 @@
+"""JAX's modules; `backend/interface.py` says what each defines."""

@@ -1,0 +1,63 @@
+"""Agreeing with other processes, and running without them, on JAX."""
+
+import contextlib
+
+import jax
+import keras
+from jax.experimental import multihost_utils
+
+from keras_mixprec.backend.common import all_variables
+from keras_mixprec.backend.jax.arrays import holding
+
+
+def workers(model):
+    return jax.process_count()
+
+
+def is_chief(model):
+    return jax.process_index() == 0
+
+
+def agree(model, values):
+    if jax.process_count() == 1:
+        return values
+    # On a CPU two programs run in any order, in every process another, and
+    # wait for each other for ever if both talk to the other processes.
+    jax.block_until_ready(_state(model))
+    return multihost_utils.process_allgather(values).max(axis=0)
+
+
+def _state(model):
+    """What the last train step gave; the arrays before it are deleted."""
+    state = getattr(model, "_jax_state", None)
+    leaves = keras.tree.flatten((state, [v._value for v in model.variables]))
+    return [
+        leaf
+        for leaf in leaves
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted()
+    ]
+
+
+@contextlib.contextmanager
+def alone(model):
+    if jax.process_count() == 1:
+        # Arrays are global: one process computes with all of its devices.
+        yield
+        return
+    variables = all_variables(model)
+    own = [_replica(variable._value) for variable in variables]
+    distribution = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
+    try:
+        with holding(variables, own):
+            yield
+    finally:
+        keras.distribution.set_distribution(distribution)
+
+
+def _replica(array):
+    if not array.is_fully_replicated:
+        raise NotImplementedError(
+            "its weights are spread over several processes"
+        )
+    return array.addressable_data(0)

@@ -1,0 +1,166 @@
+"""Running parts again on JAX; see `interface.py`."""
+
+import jax
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+
+from keras_mixprec.backend.common import all_variables, program
+from keras_mixprec.backend.jax.arrays import holding
+from keras_mixprec.backend.jax.pieces import run_in_pieces, seam
+
+FIRST_RUN = 0.35
+
+# Of keys with a type of their own, and of those that are plain integers.
+_RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
+
+
+def is_concrete(tensor):
+    return not isinstance(tensor, jax.core.Tracer)
+
+
+def observe(tensor, on_value, on_cotangent):
+    # Of the trace around a gradient's, which `identity` does not run in.
+    value = jax.lax.stop_gradient(tensor)
+    seam(value)
+    on_value(value)
+
+    @jax.custom_vjp
+    def identity(values):
+        return values
+
+    def forward(values):
+        return values, None
+
+    def backward(_, cotangent):
+        seam(cotangent)
+        instead = on_cotangent(cotangent)
+        return (cotangent if instead is None else instead,)
+
+    identity.defvjp(forward, backward)
+    return identity(tensor)
+
+
+def stop_gradient(tensor):
+    return jax.lax.stop_gradient(tensor)
+
+
+def vjp(function, primals, pull):
+    outputs, pullback = jax.vjp(function, primals)
+    return outputs, pullback(pull(outputs))[0]
+
+
+def compiled(function):
+    def run(tensors):
+        jaxpr, outputs = jax.make_jaxpr(function, return_shape=True)(tensors)
+
+        # What it closes over is given too, as it is in a train step.
+        given = [*jaxpr.consts, *jax.tree.leaves(tensors)]
+
+        def evaluate(*given):
+            count = len(jaxpr.consts)
+            return jax.core.eval_jaxpr(
+                jaxpr.jaxpr, given[:count], *given[count:]
+            )
+
+        # What it ignores is part of its text only if it is kept.
+        lowered = jax.jit(evaluate, keep_unused=True).lower(*given)
+        text = lowered.as_text()
+        if "callback" in text:  # It does not say which.
+            executable = lowered.compile()
+        else:
+            places = (getattr(array, "sharding", None) for array in given)
+            key = (text, *places)
+            executable = program(key, lambda: lowered.compile())
+        results = executable(*given)
+        return jax.tree.unflatten(jax.tree.structure(outputs), results)
+
+    return run
+
+
+def each_operation(function, tensors, look):
+    # A new function each time: JAX knows one that it has traced before, in
+    # whatever dtype the layers computed then.
+    jaxpr = jax.make_jaxpr(lambda tensors: function(tensors))(tensors)
+    _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), look)
+
+
+def draws(function, tensors):
+    return _any_draws(jax.make_jaxpr(function)(tensors).jaxpr)
+
+
+def _any_draws(jaxpr):
+    return any(
+        equation.primitive.name in _RANDOM
+        or any(map(_any_draws, _inner_jaxprs(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
+def _inner_jaxprs(params):
+    leaves = jax.tree.leaves([*params.values()], is_leaf=_is_jaxpr)
+    return [getattr(x, "jaxpr", x) for x in leaves if _is_jaxpr(x)]
+
+
+def _is_jaxpr(value):
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
+def train_step(model, data):
+    kinds = ("trainable", "non_trainable", "optimizer", "metrics")
+    state = model._get_jax_state(**{f"{k}_variables": True for k in kinds})
+    logs, state = model.train_step(state, data)
+    # Of the state that is handed back, what the layers have written.
+    scope = get_stateless_scope()
+    for update in zip(model.non_trainable_variables, state[1], strict=True):
+        scope.add_update(update)
+    return logs
+
+
+def loses_assignment(variable):
+    return False
+
+
+def run_once(model, function, data):
+    if not model.jit_compile or model.run_eagerly:
+        return [x if is_concrete(x) else None for x in function(data)]
+    # Values that change from step to step must not be part of the programs.
+    variables = all_variables(model)
+
+    def run(given):
+        values, data = given
+        with holding(variables, values):
+            return function(data)
+
+    values = [variable._value for variable in variables]
+    return run_in_pieces(run, (values, data))
+
+
+def _evaluate(jaxpr, constants, arguments, look):
+    """Evaluates operation by operation, into calls but not into loops."""
+    values = dict(zip(jaxpr.constvars, constants, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom):
+        return atom.val if hasattr(atom, "val") else values[atom]
+
+    for equation in jaxpr.eqns:
+        inputs = [read(atom) for atom in equation.invars]
+        inner = _called(equation)
+        if inner is not None:
+            outputs = _evaluate(inner.jaxpr, inner.consts, inputs, look)
+        else:
+            outputs = equation.primitive.bind(*inputs, **equation.params)
+            if not equation.primitive.multiple_results:
+                outputs = [outputs]
+            look(inputs, outputs)
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _called(equation):
+    """The function that an operation does nothing but call."""
+    if equation.primitive.name in ("jit", "pjit"):
+        return equation.params["jaxpr"]
+    called = ("closed_call", "custom_jvp_call", "custom_vjp_call")
+    if equation.primitive.name in called:
+        return equation.params["call_jaxpr"]
+    return None

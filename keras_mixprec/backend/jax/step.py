@@ -1,0 +1,121 @@
+"""A guarded optimizer step on JAX; see `interface.py`."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from keras_mixprec.backend.grouped_norms import grouped_kinds, grouped_norms
+
+
+def gradient_norms(gradients):
+    return grouped_norms(
+        gradients,
+        lambda tensor, axes: jnp.sum(jnp.square(tensor), axis=axes),
+        _cond,
+    )
+
+
+def gradient_maxima(gradients):
+    return jnp.stack([jnp.max(jnp.abs(g)) for g in gradients]).astype("float32")
+
+
+def nonfinite_kinds(gradients, skipped):
+    return grouped_kinds(gradients)
+
+
+def is_sparse(gradient):
+    return False
+
+
+def sum_over_replicas(tensor):
+    # JAX arrays are global: a reduction already spans every device.
+    return tensor
+
+
+def to_host_bool(finite):
+    return finite if _is_traced(finite) else bool(finite)
+
+
+def known_finite(tensor):
+    return False
+
+
+def unless(finite, check):
+    if not _is_traced(finite):
+        return not finite and check()
+    return jax.lax.cond(finite, lambda: jnp.array(False), check)
+
+
+def unscale(gradients, inverse, keep, variables=()):
+    return [
+        g
+        if g is None or k
+        else g.astype(jnp.promote_types(g.dtype, "float32")) * inverse
+        for g, k in zip(gradients, keep, strict=True)
+    ]
+
+
+def commit(optimizer, finite, unscaled, variables, record, remember):
+    def update():
+        optimizer.inner_optimizer.apply(unscaled(), variables)
+
+    if not isinstance(finite, bool):
+        _commit_traced(optimizer, finite, update, lambda: remember(True))
+    elif finite:
+        update()
+    else:
+        remember(True)
+    record()
+
+
+def outside_graph():
+    return contextlib.nullcontext()
+
+
+def read(variable):
+    return np.asarray(variable.value)
+
+
+def read_sum(variable):
+    return read(variable)
+
+
+def value(variable):
+    return variable.value
+
+
+def _commit_traced(optimizer, finite, update, remember):
+    # All trainable variables: averaging may write those without a gradient.
+    inner = optimizer.inner_optimizer
+    touched = [*inner._trainable_variables, *inner.variables]
+    touched += optimizer.history.variables
+    before = [v.value for v in touched]
+
+    def after(work):
+        mapping = list(zip(touched, before, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            work()
+        return [
+            scope.get_current_value(v).astype(b.dtype)
+            for v, b in zip(touched, before, strict=True)
+        ]
+
+    values = jax.lax.cond(
+        finite, lambda: after(update), lambda: after(remember)
+    )
+    for variable, value in zip(touched, values, strict=True):
+        variable.assign(value)
+
+
+def _cond(condition, if_true, if_false):
+    # Outside of a jitted step `lax.cond` compiles both branches anew each time.
+    if _is_traced(condition):
+        return jax.lax.cond(condition, if_true, if_false)
+    return if_true() if condition else if_false()
+
+
+def _is_traced(value):
+    return isinstance(value, jax.core.Tracer)

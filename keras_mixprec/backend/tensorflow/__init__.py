@@ -1,0 +1,1 @@
+"""TensorFlow's modules; `backend/interface.py` says what each defines."""

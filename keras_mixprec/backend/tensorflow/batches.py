@@ -1,0 +1,100 @@
+"""Looking into `fit` on TensorFlow; see `interface.py`."""
+
+import contextlib
+import functools
+import itertools
+
+import tensorflow as tf
+
+from keras_mixprec.backend.tensorflow.processes import workers
+
+_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
+
+
+def tapped(model, train_function, look):
+    strategy = model.distribute_strategy
+
+    def train(iterator):
+        if not isinstance(iterator, _ITERATORS):
+            # A generator of one batch, of `train_on_batch`.
+            first = next(iterator)
+            look(first)
+            return train_function(itertools.chain([first], iterator))
+        # Of a strategy's iterator the parts that feed this process: asking
+        # itself for a batch would ask all workers whether they have one.
+        pipelines = getattr(iterator, "_iterators", [iterator])
+        taken, first = [[] for _ in pipelines], []
+        # As many as the compiled function is going to take.
+        for _ in range(model.steps_per_execution):
+            step = [_next(pipeline) for pipeline in pipelines]
+            first = first or [value for values in step for value in values]
+            taken = [a + b for a, b in zip(taken, step, strict=True)]
+        if first:
+            look(_joined([_without_optionals(value) for value in first]))
+            datasets = [
+                _dataset(values, pipeline.element_spec, first[0])
+                for values, pipeline in zip(taken, pipelines, strict=True)
+            ]
+            return train_function(_iterator(datasets, iterator, strategy))
+        if workers(model) == 1:
+            raise StopIteration  # It ends the epoch.
+        look(None)
+        return train_function(iterator)
+
+    return train
+
+
+def newest(model, variables):
+    return contextlib.nullcontext()
+
+
+def _next(pipeline):
+    """The values of the next step, by replica; those without come last."""
+    if hasattr(pipeline, "get_next_as_optional_list"):
+        optionals = pipeline.get_next_as_optional_list()
+    else:
+        optionals = [pipeline.get_next_as_optional()]
+    return [o.get_value() for o in optionals if o.has_value()]
+
+
+def _iterator(datasets, iterator, strategy):
+    """An iterator that the compiled function takes for the one it knows."""
+    if not isinstance(iterator, tf.distribute.DistributedIterator):
+        return iter(datasets[0])
+    remaining = iter(datasets)
+    return iter(
+        strategy.distribute_datasets_from_function(
+            lambda _: next(remaining), iterator._options
+        )
+    )
+
+
+def _dataset(values, spec, example):
+    # The sizes that the step was traced for, unknown ones included.
+    variants = [
+        tf.data.experimental.from_variant(
+            tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(v)),
+            spec,
+        )
+        for v in [example, *values]
+    ]
+    return functools.reduce(tf.data.Dataset.concatenate, variants).skip(1)
+
+
+def _without_optionals(batch):
+    return tf.nest.map_structure(
+        lambda t: None if isinstance(t, tf.experimental.Optional) else t, batch
+    )
+
+
+def _joined(values):
+    """One batch of what several replicas get."""
+    return tf.nest.map_structure(_concatenated, *values)
+
+
+def _concatenated(first, *others):
+    if first is None or not others:
+        return first
+    if isinstance(first, tf.SparseTensor):
+        return tf.sparse.concat(0, [first, *others])
+    return tf.concat([first, *others], axis=0)

@@ -1,0 +1,95 @@
+"""Holding back an optimizer update inside an XLA-compiled TensorFlow step.
+
+A `tf.cond` around the update makes XLA copy every variable into and out of
+the branch: 1.2x of a step of six Dense(1024). Selecting the new or the old
+value at each assignment fuses with the update: 1.06x.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+_READS = {"ReadVariableOp", "VariableShape", "ResourceGather"}
+
+
+def gated_update(finite, optimizer, update, variables):
+    """Runs `update()` so that it changes `variables` only if `finite`.
+
+    Assignments through `optimizer.assign`, `assign_add` and `assign_sub`,
+    which Keras' optimizers use, are gated as they happen. A variable that is
+    written in any other way (weight decay, moving averages, a user's own
+    optimizer) gets its old value selected back afterwards.
+
+    Args:
+        finite: Boolean scalar tensor.
+        optimizer: The inner `keras.optimizers.Optimizer`.
+        update: Function without arguments that applies it.
+        variables: List of every variable that it may write.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    natives = [_native(v) for v in variables]
+    before = [v.read_value() for v in natives]
+    start = len(graph.get_operations())
+    gate = _Gate(finite)
+    with gate.on(optimizer):
+        update()
+    touched = {
+        id(tensor)
+        for operation in graph.get_operations()[start:]
+        if operation.type not in _READS and operation not in gate.operations
+        for tensor in operation.inputs
+        if tensor.dtype == tf.resource
+    }
+    for variable, old in zip(natives, before, strict=True):
+        if id(graph.capture(variable.handle)) in touched:
+            variable.assign(tf.where(finite, variable, old))
+
+
+class _Gate:
+    def __init__(self, finite):
+        self._finite = finite
+        self.operations = set()
+
+    @contextlib.contextmanager
+    def on(self, optimizer):
+        methods = {
+            "assign": lambda old, new: new,
+            "assign_add": lambda old, new: old + new,
+            "assign_sub": lambda old, new: old - new,
+        }
+        for name, combine in methods.items():
+            original = getattr(optimizer, name)
+            vars(optimizer)[name] = self._gated(original, combine)
+        try:
+            yield
+        finally:
+            for name in methods:
+                del vars(optimizer)[name]
+
+    def _gated(self, original, combine):
+        def assign(variable, value):
+            if isinstance(value, tf.IndexedSlices):
+                return original(variable, value)
+            variable = _native(variable)
+            old = variable.read_value()
+            new = combine(old, tf.cast(value, variable.dtype))
+            graph = tf.compat.v1.get_default_graph()
+            start = len(graph.get_operations())
+            variable.assign(tf.where(self._finite, new, old))
+            self.operations.update(graph.get_operations()[start:])
+            return None
+
+        return assign
+
+
+def _native(variable):
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def under_xla() -> bool:
+    """Whether XLA is going to compile what is being traced."""
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )

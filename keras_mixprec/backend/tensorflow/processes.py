@@ -1,0 +1,70 @@
+"""Agreeing with other processes, and running without them, on TensorFlow."""
+
+import contextlib
+import functools
+
+import tensorflow as tf
+
+from keras_mixprec.backend.common import all_variables
+
+
+def workers(model):
+    strategy = model.distribute_strategy
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        return 1
+    return replicas // len(strategy.extended.worker_devices)
+
+
+def is_chief(model):
+    return model.distribute_strategy.extended.should_checkpoint
+
+
+def agree(model, values):
+    if workers(model) == 1:
+        return values
+    rows = _all_rows(model.distribute_strategy)(tf.constant(values))
+    return rows.numpy().max(axis=0)
+
+
+@functools.cache
+def _all_rows(strategy):
+    """The function that gives the values of every replica, one a row."""
+
+    def all_rows(values):
+        # There is no maximum among the reductions of a strategy, but a sum.
+        context = tf.distribute.get_replica_context()
+        own = tf.one_hot(
+            context.replica_id_in_sync_group,
+            context.num_replicas_in_sync,
+            on_value=True,
+            off_value=False,
+        )
+        rows = tf.where(own[:, None], values, tf.zeros_like(values))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+
+    # Run as it is, a strategy traces it anew each time, for 0.15 s.
+    @tf.function(autograph=False)
+    def run(values):
+        rows = strategy.run(all_rows, args=(values,))
+        return strategy.experimental_local_results(rows)[0]
+
+    return run
+
+
+@contextlib.contextmanager
+def alone(model):
+    strategy = model.distribute_strategy
+    mirrored = [
+        (variable, variable._value)
+        for variable in all_variables(model)
+        if isinstance(variable._value, tf.distribute.DistributedValues)
+    ]
+    # Reading a metric's would add up those of all workers.
+    for variable, value in mirrored:
+        variable._value = strategy.experimental_local_results(value)[0]
+    try:
+        yield
+    finally:
+        for variable, value in mirrored:
+            variable._value = value

@@ -1,0 +1,152 @@
+"""Running parts again on TensorFlow; see `interface.py`."""
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.framework import op_callbacks
+
+from keras_mixprec.backend.common import program
+
+FIRST_RUN = 0.0
+
+
+def is_concrete(tensor):
+    return not tf.is_symbolic_tensor(tensor)
+
+
+def observe(tensor, on_value, on_cotangent):
+    on_value(tensor)
+    # Not `tf.custom_gradient`: its IdentityN keeps the graph optimizer from
+    # fusing operations, which then round differently. It prunes an Identity.
+    with record.stop_recording():
+        seen = tf.identity(tensor)
+
+    def backward(cotangent):
+        instead = on_cotangent(cotangent)
+        return [cotangent if instead is None else instead]
+
+    record.record_operation_backprop_only(
+        "Observed", [seen], [tensor], backward
+    )
+    return seen
+
+
+def stop_gradient(tensor):
+    return tf.stop_gradient(tensor)
+
+
+def vjp(function, primals, pull):
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(primals)
+        outputs = function(primals)
+    gradients = tape.gradient(
+        outputs,
+        primals,
+        output_gradients=pull(outputs),
+        unconnected_gradients="zero",
+    )
+    return outputs, [tf.convert_to_tensor(g) for g in gradients]
+
+
+def compiled(function):
+    def run(tensors):
+        # Not compiled, but loops are traced as XLA needs them.
+        traced = tf.function(function, jit_compile=True, autograph=False)
+        traced = traced.get_concrete_function(tensors)
+        graph, inputs, outputs = _numbered(traced)
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs]
+        evaluate = program(
+            (graph.SerializeToString(deterministic=True), *inputs, *outputs),
+            # Called directly, TensorFlow warns that one function after the
+            # other is traced anew.
+            lambda: _imported(graph, inputs, outputs).get_concrete_function(
+                specs
+            ),
+        )
+        captured = [outside for outside, _ in traced.graph.captures]
+        return evaluate([*tensors, *captured])
+
+    return run
+
+
+def _numbered(traced):
+    """A function's graph with numbers for names, its inputs and outputs."""
+    graph = traced.graph.as_graph_def()
+    numbers = {node.name: f"n{i}" for i, node in enumerate(graph.node)}
+
+    def numbered(reference):
+        control = "^" if reference.startswith("^") else ""
+        name, colon, output = reference.removeprefix("^").partition(":")
+        return control + numbers[name] + colon + output
+
+    for node in graph.node:
+        node.name = numbered(node.name)
+        node.input[:] = map(numbered, node.input)
+        node.attr.pop("_class", None)  # Names of nodes to be placed beside.
+    inputs = [numbered(t.op.name) for t in traced.inputs]
+    return graph, inputs, [numbered(t.name) for t in traced.outputs]
+
+
+def _imported(graph, inputs, outputs):
+    """A function of a graph, which XLA compiles."""
+    # The inputs are nodes as well, which XLA does not know.
+    own = [node for node in graph.node if node.name not in inputs]
+    used = {name.partition(":")[0] for node in own for name in node.input}
+    del graph.node[:]
+    graph.node.extend(own)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def evaluate(tensors):
+        given = dict(zip(inputs, tensors, strict=True))
+        given = {f"{n}:0": t for n, t in given.items() if n in used}
+        return tf.graph_util.import_graph_def(graph, given, outputs, name="")
+
+    return evaluate
+
+
+def each_operation(function, tensors, look):
+    # Symbolic inputs and outputs belong to functions, which run as a whole.
+    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        nonlocal looking
+        if graph is None and not looking:
+            looking = True
+            look(_numbers(inputs), _numbers(outputs))
+            looking = False
+        return outputs
+
+    looking = False
+    op_callbacks.add_op_callback(on_operation)
+    try:
+        function(tensors)
+    finally:
+        op_callbacks.remove_op_callback(on_operation)
+
+
+def draws(function, tensors):
+    kinds = set()
+
+    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        kinds.add(op_type)
+        return outputs
+
+    op_callbacks.add_op_callback(on_operation)
+    try:
+        function(tensors)
+    finally:
+        op_callbacks.remove_op_callback(on_operation)
+    return any("Random" in str(kind) for kind in kinds)
+
+
+def train_step(model, data):
+    return model.train_step(data)
+
+
+def loses_assignment(variable):
+    return False
+
+
+def run_once(model, function, data):
+    return [x if is_concrete(x) else None for x in function(data)]
+
+
+def _numbers(tensors):
+    return [t for t in tensors if t.dtype.is_floating]

@@ -1,0 +1,258 @@
+"""A guarded optimizer step on TensorFlow; see `interface.py`.
+
+Three ways to hold back an update, each the fastest where it applies:
+
+- under XLA the assignments are gated one by one (`gated_assign.py`);
+- otherwise a `tf.cond` chooses between the update and nothing;
+- strategies that aggregate through `merge_call` need that cond outside the
+  replica context.
+"""
+
+import functools
+import math
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from keras_mixprec.backend.grouped_norms import (
+    grouped_kinds,
+    grouped_map,
+    grouped_norms,
+)
+from keras_mixprec.backend.tensorflow.gated_assign import (
+    gated_update,
+    under_xla,
+)
+
+# Elements of a variable on average beyond which memory costs more than
+# Switches: 2% of a step of six Dense(1024), where 256 x 256 lose 1%.
+_LARGE = 2**17
+
+
+def gradient_norms(gradients):
+    rows = [_rows(g) for g in gradients]
+    if under_xla() and _on_cpu():
+        return grouped_norms(rows, _wide_sums_of_squares)
+    return grouped_norms(rows, _sums_of_squares, tf.cond)
+
+
+def gradient_maxima(gradients):
+    return tf.stack([_maximum(g) for g in gradients])
+
+
+def nonfinite_kinds(gradients, skipped):
+    rows = [_rows(g) for g in gradients]
+    if skipped is True:
+        return grouped_kinds(rows)
+    return _choose(
+        skipped,
+        lambda: grouped_kinds(rows),
+        lambda: tf.zeros((len(rows), 3)),
+    )
+
+
+def is_sparse(gradient):
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def sum_over_replicas(tensor):
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise ValueError(
+            "`apply` must be called in a replica context: inside a function "
+            "that `strategy.run` runs."
+        )
+    if context.num_replicas_in_sync == 1:
+        return tensor
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+
+
+def to_host_bool(finite):
+    return bool(finite) if tf.executing_eagerly() else finite
+
+
+def known_finite(tensor):
+    known = tf.executing_eagerly() and _on_cpu()
+    return known and math.isfinite(tf.reduce_sum(tensor))
+
+
+def unless(finite, check):
+    if tf.executing_eagerly():
+        return not finite and check()
+    return _choose(finite, functools.partial(tf.constant, False), check)
+
+
+def unscale(gradients, inverse, keep, variables=()):
+    def scale(tensor):
+        wide = tensor.dtype == tf.float64
+        tensor = tensor if wide else tf.cast(tensor, tf.float32)
+        return tensor * tf.cast(inverse, tensor.dtype)
+
+    chosen = [
+        i for i, g in enumerate(gradients) if g is not None and not keep[i]
+    ]
+    rows = [_rows(gradients[i]) for i in chosen]
+    # XLA fuses each product with the update that reads it.
+    scaled = map(scale, rows) if under_xla() else grouped_map(scale, rows)
+    result = list(gradients)
+    for index, values in zip(chosen, scaled, strict=True):
+        result[index] = _with_rows(gradients[index], values)
+    return result
+
+
+def commit(optimizer, finite, unscaled, variables, record, remember):
+    inner = optimizer.inner_optimizer
+
+    def update(gradients=None):
+        inner.apply(unscaled() if gradients is None else gradients, variables)
+
+    if under_xla():
+        gated_update(
+            finite,
+            inner,
+            update,
+            [*inner._trainable_variables, *inner.variables],
+        )
+        remember(tf.logical_not(finite))
+    elif _merges():
+        _update_across_replicas(finite, unscaled(), update)
+        remember(tf.logical_not(finite))
+    else:
+        branches = _effect(update), _effect(lambda: remember(True))
+        _cond(finite, *branches, lowered=_are_large(variables))
+    record()
+
+
+def outside_graph():
+    return tf.init_scope()
+
+
+def read(variable):
+    return value(variable).numpy()
+
+
+def read_sum(variable):
+    # Not its own value, which all workers would have to ask for together.
+    replicas = getattr(variable.value, "values", [variable.value])
+    return sum(replica.numpy() for replica in replicas)
+
+
+def value(variable):
+    variable = variable.value
+    local = tf.distribute.get_strategy().experimental_local_results(variable)
+    return tf.convert_to_tensor(local[0])
+
+
+def _maximum(gradient):
+    magnitudes = tf.abs(tf.cast(_rows(gradient), tf.float32))
+    if is_sparse(gradient):
+        # What a row could add up to if all rows had the same index.
+        magnitudes = tf.reduce_sum(magnitudes, axis=0)
+    return tf.reduce_max(magnitudes)
+
+
+def _rows(gradient):
+    # The rows as they are, repeated ones apart: adding up booleans or finite
+    # tests by index would let a later row hide an earlier one.
+    return gradient.values if is_sparse(gradient) else gradient
+
+
+def _with_rows(gradient, rows):
+    if not is_sparse(gradient):
+        return rows
+    return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
+
+
+def _sums_of_squares(tensor, axes):
+    if len(axes) == tensor.shape.rank:
+        return 2.0 * tf.nn.l2_loss(tensor)
+    return tf.reduce_sum(tf.square(tensor), axis=axes)
+
+
+def _wide_sums_of_squares(tensor, axes):
+    # What XLA's CPU compiler likes. In float64 no square overflows: a cond
+    # for those that do costs 5% of a step of six Dense(1024). And it adds a
+    # long row up one by one, since it may not reorder floating-point sums:
+    # 1.2 ms for 2**20 numbers. Adding halves elementwise vectorizes: 0.3 ms.
+    # The longest axis first, so that it does in whatever order they lie.
+    squares = tf.square(tf.cast(tensor, tf.float64))
+    while axes and squares.shape.is_fully_defined():
+        lengths = {axis: squares.shape[axis] for axis in axes}
+        axis = max(
+            (axis for axis in axes if lengths[axis] % 2 == 0),
+            key=lengths.get,
+            default=None,
+        )
+        if axis is None or math.prod(lengths.values()) <= 2048:
+            break
+        squares = tf.add_n(tf.split(squares, 2, axis))
+    return tf.reduce_sum(squares, axis=axes)
+
+
+def _merges():
+    strategy = tf.distribute.get_strategy()
+    return (
+        tf.distribute.has_strategy()
+        and not tf.__internal__.distribute.strategy_supports_no_merge_call()
+        and strategy.num_replicas_in_sync >= 1
+    )
+
+
+def _update_across_replicas(finite, gradients, update):
+    def decide(strategy, finite, gradients):
+        # All replicas computed the same flag: it was summed over them.
+        finite = strategy.experimental_local_results(finite)[0]
+
+        def update_all():
+            strategy.extended.call_for_each_replica(update, args=(gradients,))
+
+        tf.cond(finite, _effect(update_all), _effect(lambda: None))
+
+    tf.distribute.get_replica_context().merge_call(
+        decide, args=(finite, gradients)
+    )
+
+
+def _effect(function):
+    def run():
+        function()
+        return tf.constant(True)
+
+    return run
+
+
+def _are_large(variables):
+    elements = sum(math.prod(variable.shape) for variable in variables)
+    return elements > _LARGE * len(variables)
+
+
+def _choose(condition, if_true, if_false):
+    """A `tf.cond` whose branches write nothing, the cheapest that there is."""
+    if under_xla():
+        return tf.cond(condition, if_true, if_false)
+    return _cond(condition, if_true, if_false, lowered=False)
+
+
+def _cond(condition, if_true, if_false, lowered):
+    """A `tf.cond` that stays one operation in a CPU's graph unless `lowered`.
+
+    TensorFlow lowers a cond to one Switch for each tensor that its branches
+    read, some 1,000 of them for the Adam update of 200 variables: 30% of such
+    a step, against 15% for a call of the branch as a function. That call
+    cannot write into the memory of the gradients it is given.
+    """
+    if lowered or tf.executing_eagerly() or not _on_cpu():
+        return tf.cond(condition, if_true, if_false)
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    result = tf.cond(condition, if_true, if_false)
+    for operation in graph.get_operations()[start:]:
+        if operation.type in ("If", "StatelessIf"):
+            operation._set_attr(
+                "_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False)
+            )
+    return result
+
+
+def _on_cpu():
+    return all(d.device_type == "CPU" for d in tf.config.list_logical_devices())

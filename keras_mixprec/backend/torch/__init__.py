@@ -1,0 +1,1 @@
+"""torch's modules; `backend/interface.py` says what each defines."""

@@ -1,0 +1,116 @@
+"""Running parts again on torch; see `interface.py`."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FIRST_RUN = 0.0
+
+
+def is_concrete(tensor):
+    return tensor.device.type != "meta"
+
+
+def observe(tensor, on_value, on_cotangent):
+    on_value(tensor.detach())
+    if tensor.requires_grad:
+        # An own view: what others do to the tensor's hooks is theirs.
+        tensor = tensor.view_as(tensor)
+        tensor.register_hook(on_cotangent)
+    return tensor
+
+
+def stop_gradient(tensor):
+    return tensor.detach()
+
+
+def vjp(function, primals, pull):
+    primals = [p.detach().requires_grad_() for p in primals]
+    with torch.enable_grad():
+        outputs = function(primals)
+    cotangents = pull(outputs)
+    tied = [
+        (output, cotangent)
+        for output, cotangent in zip(outputs, cotangents, strict=True)
+        if output.requires_grad
+    ]
+    gradients = [None] * len(primals)
+    if tied:
+        gradients = torch.autograd.grad(
+            [output for output, _ in tied],
+            primals,
+            [cotangent for _, cotangent in tied],
+            allow_unused=True,
+        )
+    return outputs, [
+        torch.zeros_like(p) if g is None else g
+        for p, g in zip(primals, gradients, strict=True)
+    ]
+
+
+def compiled(function):
+    return function
+
+
+def each_operation(function, tensors, look):
+    with _Operations(look), torch.no_grad():
+        function(tensors)
+
+
+def draws(function, tensors):
+    drawing = _Drawing()
+    with drawing, torch.no_grad():
+        function(tensors)
+    return drawing.found
+
+
+def train_step(model, data):
+    # A `train_step` of the user's own may add gradients up over several steps.
+    # Not `model.zero_grad()`, which stumbles over integer variables that a
+    # model tracks.
+    values = [variable._value for variable in model.trainable_variables]
+    before = [value.grad for value in values]
+    try:
+        _set_gradients(values, [None] * len(values))
+        return model.train_step(data)
+    finally:
+        _set_gradients(values, before)
+
+
+def loses_assignment(variable):
+    # Keras 3.15 writes to the value that the variable has in a layer: to a
+    # copy, where the layer casts it to float16.
+    return variable._maybe_autocast(variable._value) is not variable._value
+
+
+def run_once(model, function, data):
+    return function(data)
+
+
+def _set_gradients(values, gradients):
+    for value, gradient in zip(values, gradients, strict=True):
+        value.grad = gradient
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, look):
+        super().__init__()
+        self._look = look
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        with torch.utils._python_dispatch._disable_current_modes():
+            self._look(_tensors((args, kwargs)), _tensors(result))
+        return result
+
+
+class _Drawing(TorchDispatchMode):
+    found = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(structure):
+    leaves = torch.utils._pytree.tree_leaves(structure)
+    return [x for x in leaves if isinstance(x, torch.Tensor)]

@@ -1,0 +1,42 @@
+"""What a callback asks of the session, and copies of callbacks."""
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+
+from keras_mixprec.reporting.no_log import NoLog
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How an engine looks; the arguments of `MixPrecMonitor`.
+
+    Attributes:
+        open_log: Function that returns a `RunLog`. Defaults to one that keeps
+            nothing.
+        summary: Boolean. Whether the `TrainingSummary` is printed at the end.
+    """
+
+    open_log: Callable = NoLog
+    update_freq: int = 50
+    probe_every: int = 0
+    max_overhead: float = 0.02
+    keep_failing_batches: int = 0
+    stop_after: int | None = None
+    on_stop: str = "stop"
+    verbose: int = 1
+    summary: bool = False
+
+
+class CopiedCallback(keras.callbacks.Callback):
+    """A callback that is copied without the model and the `fit` it is in.
+
+    What it was given and what a `fit` has left as its result is copied.
+    """
+
+    _OF_ONE_FIT = ("_model", "_engine", "_tuning")
+
+    def __getstate__(self):
+        state = dict(vars(self))
+        return state | {n: None for n in self._OF_ONE_FIT if n in state}

@@ -1,0 +1,144 @@
+"""The command line, `keras-mixprec`."""
+
+import argparse
+import os
+import sys
+
+from keras_mixprec._version import __version__
+
+# Modules that a command needs beyond the core, and what to install for them.
+_PACKAGES = {
+    "jax": "jax",
+    "matplotlib": "matplotlib",
+    "sklearn": "scikit-learn",
+    "tensorflow": "tensorflow",
+    "torch": "torch",
+}
+
+
+_BACKENDS = ("jax", "tensorflow", "torch")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        argv: List of strings. Defaults to the process' arguments.
+
+    Returns:
+        Int. The exit status: 0, or 1 with a message on stderr; 130 if it was
+        interrupted.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # As of `keras-mixprec report logs | head`.
+        # Python flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        module = str(error.name).partition(".")[0]
+        if module not in _PACKAGES:
+            raise
+        message = (
+            f"this needs the module {module!r}, which is not installed; "
+            f"install it with: pip install {_PACKAGES[module]}"
+        )
+        if module in _BACKENDS:
+            message += (
+                "\nor choose a backend that you have, such as: "
+                "keras-mixprec demo --backend jax"
+            )
+    except (OSError, ValueError) as error:
+        message = str(error)
+    print(f"keras-mixprec: {message}", file=sys.stderr)
+    return 1
+
+
+def _demo(arguments):
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "backend" in arguments:
+        os.environ["KERAS_BACKEND"] = arguments.backend
+    # Keras chooses its backend when it is imported.
+    from keras_mixprec.cli.demo import run_demo
+
+    run_demo(arguments.epochs, arguments.log_dir, arguments.seed)
+    return 0
+
+
+def _report(arguments):
+    from keras_mixprec.reporting import load_report
+
+    report = load_report(arguments.log_dir)
+    print(report)
+    for path, save in (
+        (arguments.html, report.save_html),
+        (arguments.png, report.save_png),
+    ):
+        if path:
+            save(path)
+            print(f"\nWritten: {path}")
+    return 0
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        "keras-mixprec",
+        description="Safe, visible and self-repairing 16-bit training for "
+        "Keras 3.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}"
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    demo = commands.add_parser(
+        "demo",
+        help="train on real images in float16 and in float32",
+        description="Trains a small convolutional network on images of "
+        "handwritten digits in mixed_float16, logs it, and compares it with a "
+        "float32 run of the same seed.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    demo.add_argument(
+        "--epochs", type=_integer(1), default=8, help="times over the images"
+    )
+    demo.add_argument("--log-dir", default="logs", help="where to log")
+    demo.add_argument(
+        "--seed", type=_integer(0), default=0, help="of both runs"
+    )
+    demo.add_argument(
+        "--backend",
+        choices=["tensorflow", "jax", "torch"],
+        default=argparse.SUPPRESS,
+        help="Keras' backend (default: the one that Keras is set to)",
+    )
+    demo.set_defaults(run=_demo)
+    report = commands.add_parser(
+        "report",
+        help="print what a monitor logged",
+        description="Prints what MixPrecMonitor logged: loss scale, skipped "
+        "steps, dtypes, verdicts, and what the tuner changed.",
+    )
+    report.add_argument(
+        "log_dir", help="what the monitor was given, or a folder above"
+    )
+    report.add_argument("--html", help="also write the page to this file")
+    report.add_argument(
+        "--png", help="also write a picture to this file (needs matplotlib)"
+    )
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _integer(low):
+    def integer(text):
+        number = int(text)
+        if number < low:
+            raise argparse.ArgumentTypeError(f"{number} is less than {low}")
+        return number
+
+    return integer

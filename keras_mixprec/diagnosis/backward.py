@@ -1,0 +1,188 @@
+"""Whether a layer's gradients bear 16 bits, and what is wrong if not."""
+
+import math
+
+import numpy as np
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import (
+    error_over_draws,
+    largest,
+    nonfinite,
+    relative_error,
+    repeats,
+    settled_error,
+)
+from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.scales import Window
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.dry_step import DryStep
+from keras_mixprec.numerics.layer_hooks import with_sublayers
+from keras_mixprec.numerics.layer_reference import Twin
+
+_JITTERS = range(thresholds.TIE_JITTERS)
+
+
+def _kind(twin, cotangents, low):
+    if not nonfinite(low):
+        return "precision_loss"
+    zero = twin.gradients_start_from_zero(cotangents)
+    return "underflow" if zero else "backward_overflow"
+
+
+def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
+    """Returns the gradients of a call's outputs and weights, as arrays.
+
+    None if the layer has weights and none of them would move.
+
+    Args:
+        call: `LayerCall` of `exact`.
+        exact: `DryStep` of the model in float32, at loss scale 1.
+        moves: Function from a variable and its gradient to whether the
+            optimizer would move the variable by it.
+    """
+    weights = [
+        (v, to_array(exact.gradients[id(v)]))
+        for v in call.layer.trainable_variables
+        if id(v) in exact.gradients
+    ]
+    moving = [g for v, g in weights if moves(v, g)]
+    if weights and not moving:
+        return []
+    return moving + [to_array(c) for c in call.cotangents if c is not None]
+
+
+def gradients_of_layers(calls: list, exact: DryStep, moves) -> dict:
+    """Returns the `own_gradients` of float16 layers, by path.
+
+    Args:
+        calls: List of `LayerCall`s of `exact`.
+        exact: As for `own_gradients`.
+        moves: As for `own_gradients`.
+    """
+    found = {}
+    for call in calls:
+        if call.layer.compute_dtype == "float16":
+            own = own_gradients(call, exact, moves)
+            found.setdefault(call.path, []).extend(own)
+    return found
+
+
+def error_in_step(
+    call: LayerCall,
+    known: LayerCall,
+    step: DryStep,
+    exact: DryStep,
+    fed_by_weights: bool,
+) -> float:
+    """Returns how far a layer's gradients are from those in the float32 step.
+
+    Infinite where there are not the same ones in both.
+
+    Args:
+        call: `LayerCall` of `step`.
+        known: `LayerCall`, the same one in float32.
+        step: `DryStep` of the model in 16 bits.
+        exact: `DryStep` in float32, at loss scale 1.
+        fed_by_weights: Boolean, as for `judge_backward`.
+    """
+    weights = [id(v) for v in call.layer.trainable_variables]
+    low, wide = (
+        [s.gradients.get(key) for key in weights]
+        + [*c.input_cotangents] * fed_by_weights
+        for s, c in ((step, call), (exact, known))
+    )
+    if [_shape(x) for x in low] != [_shape(x) for x in wide]:
+        return np.inf
+    known_low = [x for x in low if x is not None]
+    if not known_low:
+        # Nothing that anybody asks for, or weights that a step treats by hand.
+        return np.inf if weights else 0.0
+    return relative_error(
+        [to_array(x) / np.float32(step.scale) for x in known_low],
+        [to_array(x) for x in wide if x is not None],
+    )
+
+
+def _shape(tensor):
+    return None if tensor is None else tuple(tensor.shape)
+
+
+def judge_window(window: Window, bits: float, call: LayerCall) -> Culprit:
+    """Returns what is wrong with a layer that a loss scale does not suit.
+
+    Args:
+        window: `Window` of its gradients, which does not hold the scale.
+        bits: Float. The loss scale, as a power of two.
+        call: `LayerCall` of the layer.
+    """
+    kind = "underflow" if bits < window.low else "backward_overflow"
+    numbers = {
+        "loss_scale_bits": bits,
+        "lowest_bits": window.low,
+        "highest_bits": window.high,
+    }
+    layers = with_sublayers(call.layer)
+    return Culprit(call.path, layers, kind, "backward", numbers)
+
+
+def judge_backward(
+    call: LayerCall,
+    known: LayerCall,
+    compiled: bool,
+    bits: float,
+    fed_by_weights: bool,
+) -> tuple[float | None, Culprit | None]:
+    """Compares the gradients of a layer with those of its float32 twin.
+
+    Args:
+        call: `LayerCall`, of a layer that computes in 16 bits.
+        known: `LayerCall`, the same one in float32, at loss scale 1.
+        compiled: Boolean. Whether XLA compiles the model's step.
+        bits: Float. The loss scale, as a power of two.
+        fed_by_weights: Boolean. Whether a layer before it has weights: else
+            nobody asks for the gradients of its inputs, which are data.
+
+    Returns:
+        As `judge_forward`; both are `None` where no gradient comes by, too.
+    """
+    outputs = zip(known.float_cotangents, known.float_outputs, strict=True)
+    cotangents = [
+        to_array(c) * 2.0**bits if c is not None else to_array(o) * 0.0
+        for c, o in outputs
+    ]
+    if not any(c.any() for c in cotangents):
+        return None, None
+    twin = Twin(call, compiled)
+    if nonfinite([to_array(x) for x in twin.inputs]):
+        return None, None
+    first = 0 if fed_by_weights else len(twin.inputs)
+    wide = twin.gradients(cotangents, "float32")[first:]
+    low = twin.gradients(cotangents)[first:]
+    error = relative_error(low, wide)
+    if error > thresholds.BACKWARD_ERROR:
+
+        def run(twin, policy, jitter=None):
+            return twin.gradients(cotangents, policy, jitter)[first:]
+
+        if twin.draws_by_itself() or not repeats(run(twin, None), low):
+            error, low, wide = error_over_draws(call, compiled, run)
+        elif math.isfinite(error):
+            error = settled_error(
+                low,
+                wide,
+                (run(twin, "float32", s) for s in _JITTERS),
+                thresholds.BACKWARD_ERROR,
+            )
+    if error <= thresholds.BACKWARD_ERROR:
+        return error, None
+    numbers = {
+        "error": error,
+        "loss_scale_bits": bits,
+        "largest_gradient_in_float32": largest(wide) / 2.0**bits,
+        "nonfinite_gradients": nonfinite(low),
+    }
+    kind = _kind(twin, cotangents, low)
+    layers = with_sublayers(call.layer)
+    return error, Culprit(call.path, layers, kind, "backward", numbers)

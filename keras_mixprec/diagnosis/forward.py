@@ -1,0 +1,297 @@
+"""Which layers inside of one to demote so that it comes out right."""
+
+import math
+
+import keras
+import numpy as np
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import (
+    error_over_draws,
+    largest,
+    nonfinite,
+    relative_error,
+    repeats,
+    settled_error,
+)
+from keras_mixprec.diagnosis.culprit import Culprit, rounded_integers
+from keras_mixprec.formats import get_format
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.layer_hooks import with_sublayers
+from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
+
+
+def smallest_cure(twin: Twin, exact: list[np.ndarray], kind: str) -> list:
+    """Returns the layer alone where that is enough, else what it takes.
+
+    For the cast of an input it is: then what is inside has a finite input,
+    and is judged by itself.
+
+    Args:
+        twin: `Twin` of a call that comes out wrong.
+        exact: List of arrays, what it returns in float32.
+        kind: String. The kind of the fault.
+    """
+    alone = [twin.call.layer]
+    if with_sublayers(twin.call.layer) == alone:
+        return alone
+    error = _error(twin, exact, alone)
+    if error is None:
+        return without_needless(twin, exact)
+    enough = error <= thresholds.FORWARD_ERROR or kind == "cast_overflow"
+    if enough:
+        return alone
+    layers = without_needless(twin, exact)
+    if isinstance(layers[0], keras.Model) and len(layers) > 1:
+        # Its code computes in the dtype of what layers return: mostly these
+        # few are enough.
+        error = _error(twin, exact, layers[1:])
+        if error is not None and error <= thresholds.FORWARD_ERROR:
+            return layers[1:]
+    return layers
+
+
+def without_needless(twin: Twin, exact: list[np.ndarray]) -> list:
+    """Returns the layer and those inside it that make it come out right.
+
+    Args:
+        twin: `Twin` of a call.
+        exact: List of arrays, what it returns in float32.
+    """
+    layers = with_sublayers(twin.call.layer)
+    for sublayer in layers[1:]:
+        inside = {id(layer) for layer in with_sublayers(sublayer)}
+        fewer = [layer for layer in layers if id(layer) not in inside]
+        if len(fewer) < len(layers):
+            error = _error(twin, exact, fewer)
+            if error is not None and error <= thresholds.FORWARD_ERROR:
+                layers = fewer
+    return layers
+
+
+def _error(twin, exact, layers):
+    try:
+        return relative_error(twin.forward("float32", layers), exact)
+    # Adding float32 to the float16 of a part, TensorFlow and torch raise.
+    except Exception:
+        return None
+
+
+# As many as there are of rows with bad data.
+_ROWS_NAMED = 8
+
+
+def judge_forward(
+    call: LayerCall, known: LayerCall | None, compiled: bool, masks_matter: bool
+) -> tuple[float | None, Culprit | None]:
+    """Compares what a layer returned with its float32 twin.
+
+    Unless it is what it returned in the float32 step anyhow.
+
+    Args:
+        call: `LayerCall`, of a layer that computes in 16 bits.
+        known: `LayerCall`, the same one in float32; `None` if it is not known.
+        compiled: Boolean. Whether XLA compiles the model's step.
+        masks_matter: Boolean. Whether the loss depends on infinities where no
+            weight comes before, so that no gradient tells.
+
+    Returns:
+        The relative error, that of the layers before it included unless they
+        are suspicious together, and the `Culprit` if it is too large. Both are
+        `None` for a victim of a layer before it.
+    """
+    extremes = draws_narrow_uniform(call.draws)
+    error = _in_step(call, known)
+    suspicious = error > thresholds.FORWARD_ERROR * thresholds.UNSUSPICIOUS
+    if not suspicious and not extremes:
+        return error, None
+    twin = Twin(call, compiled)
+    if nonfinite([to_array(x) for x in twin.inputs]):
+        return None, None
+    exact = twin.forward("float32")
+    low = low_outputs(twin, compiled)
+    masked = _without_masks(known, low, exact, masks_matter, _limit(twin))
+    error = relative_error(masked, exact)
+    if error > thresholds.FORWARD_ERROR:
+        if twin.draws_by_itself() or not repeats(twin.forward(), low):
+            return _over_draws(call, compiled)
+        error = _settled(twin, masked, exact, error)
+    if error <= thresholds.FORWARD_ERROR and extremes:
+        # Of which the numbers of one small batch have few.
+        twin = Twin(call, compiled, extremes=True)
+        exact, low = twin.forward("float32"), twin.forward()
+        error = np.inf if nonfinite(low) > nonfinite(exact) else error
+    if error <= thresholds.FORWARD_ERROR:
+        return error, None
+    numbers = _numbers(twin, error, low, exact)
+    rows = _rows([to_array(x) for x in twin.inputs], low, exact)
+    if rows:
+        numbers["rows"] = rows[:_ROWS_NAMED]
+    kind = _kind(twin, low, exact, numbers)
+    if kind == "underflow":
+        numbers |= _vanishing_constant(call.layer)
+    layers = smallest_cure(twin, exact, kind)
+    return error, Culprit(call.path, layers, kind, "forward", numbers)
+
+
+def _settled(twin, low, exact, error):
+    """The error that is left of one that float32 does not settle."""
+    if not math.isfinite(error):
+        return error
+    others = (
+        twin.forward("float32", jitter=seed)
+        for seed in range(thresholds.TIE_JITTERS)
+    )
+    return settled_error(low, exact, others, thresholds.FORWARD_ERROR)
+
+
+def _over_draws(call, compiled):
+    """As `judge_forward`, of a layer that returns something else each time."""
+    error, low, exact = error_over_draws(
+        call, compiled, lambda twin, policy: twin.forward(policy)
+    )
+    if error <= thresholds.FORWARD_ERROR:
+        return error, None
+    twin = Twin(call, compiled)
+    numbers = _numbers(twin, error, low, exact)
+    numbers["largest_inside_in_float32"] = twin.largest_intermediate()
+    kind = "underflow" if nonfinite(low) else "precision_loss"
+    if numbers["largest_inside_in_float32"] > _limit(twin):
+        kind = "forward_overflow"
+    layers = with_sublayers(call.layer)
+    return error, Culprit(call.path, layers, kind, "forward", numbers)
+
+
+def _numbers(twin, error, low, exact):
+    return {
+        "error": error,
+        "largest_input": largest([to_array(x) for x in twin.inputs]),
+        "largest_output_in_float32": largest(exact),
+        "nonfinite_outputs": nonfinite(low),
+    }
+
+
+def _in_step(call, known):
+    """How far the results are from those in the float32 step."""
+    low = call.float_outputs
+    exact = [] if known is None else known.float_outputs
+    if not low or [x.shape for x in low] != [x.shape for x in exact]:
+        return np.inf
+    return relative_error(map(to_array, low), map(to_array, exact))
+
+
+def low_outputs(twin: Twin, compiled: bool) -> list:
+    """Returns what a layer computes as it is, as arrays."""
+    if compiled:
+        return twin.forward()
+    return [to_array(x) for x in twin.call.float_outputs]
+
+
+def range_fault(twin: Twin, known: LayerCall | None = None) -> tuple[str, str]:
+    """Kind and direction of what makes a loss infinite but no output.
+
+    Args:
+        twin: `Twin` of a layer without which the loss is finite.
+        known: `LayerCall`, the same one in float32; `None` if it is not known.
+    """
+    limit = get_format("float16").maximum
+    if is_cast_before(twin.call, known):
+        return "cast_overflow", "forward"
+    if twin.largest_intermediate() > limit:
+        return "forward_overflow", "forward"
+    # A gradient that is part of the loss, such as a penalty on its norm: what
+    # a cotangent of one becomes in this layer, as near to the maximum as a
+    # scale window ends.
+    ones = [np.ones(x.shape) for x in twin.forward("float32")]
+    gradient = largest(twin.gradients(ones, "float32"))
+    if gradient * 2**thresholds.BITS_ABOVE > limit:
+        return "backward_overflow", "backward"
+    return "underflow", "forward"
+
+
+def is_cast_before(call: LayerCall, known: LayerCall | None) -> bool:
+    """Whether an input overflows in a cast before the layer is called.
+
+    As a `Sequential` without a `keras.Input` casts what it is given.
+
+    Args:
+        call: `LayerCall` of a step in 16 bits.
+        known: As for `range_fault`.
+    """
+    if known is None or not nonfinite(_inputs(call)):
+        return False
+    return largest(_inputs(known)) > get_format("float16").maximum
+
+
+def _inputs(call):
+    return [to_array(x) for x in Twin(call).inputs]
+
+
+def _without_masks(known, low, exact, masks_matter, limit):
+    """Takes an infinity in a mask for the number that it stands for.
+
+    Such as the -1e9 that attention adds to the scores of padding: one beyond
+    the format that the loss does not depend on.
+    """
+    if known is None:
+        return low
+
+    def repaired(narrow, wide, cotangent):
+        mask = np.isinf(narrow) & (np.sign(narrow) == np.sign(wide))
+        mask &= np.abs(wide) > limit
+        if cotangent is None:
+            mask &= not masks_matter
+        else:
+            mask &= to_array(cotangent) == 0
+        return np.where(mask, wide, narrow)
+
+    return [*map(repaired, low, exact, known.float_cotangents)]
+
+
+def _rows(inputs, low, exact):
+    """The rows that are not finite, if not all are, where there are rows."""
+    if len({len(x) if x.ndim else 0 for x in [*inputs, *low]}) != 1:
+        return []
+    bad = [
+        (np.isfinite(b) & ~np.isfinite(a)).reshape(len(a), -1).any(axis=1)
+        for a, b in zip(low, exact, strict=True)
+    ]
+    found = np.flatnonzero(np.any(bad, axis=0)).tolist()
+    return found if len(found) < len(low[0]) else []
+
+
+def _kind(twin, low, exact, numbers):
+    limit, dtype = _limit(twin), twin.call.layer.compute_dtype
+    if numbers["largest_input"] > limit:
+        return "cast_overflow"
+    if rounded := rounded_integers(map(to_array, twin.inputs), dtype):
+        numbers |= rounded
+        return "precision_loss"
+    if nonfinite(low) and twin.starts_from_zero():
+        return "underflow"
+    numbers["largest_inside_in_float32"] = twin.largest_intermediate()
+    if numbers["largest_inside_in_float32"] > limit:
+        return "forward_overflow"
+    wider = relative_error(twin.forward("mixed_bfloat16"), exact)
+    if wider > thresholds.FORWARD_ERROR:
+        return "precision_loss"
+    vanished = any(
+        ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
+    )
+    return "underflow" if nonfinite(low) or vanished else "precision_loss"
+
+
+def _vanishing_constant(layer):
+    """An epsilon or the like of a layer that is 0 in its dtype, if any."""
+    smallest = get_format(layer.compute_dtype).smallest_subnormal / 2
+    for part in with_sublayers(layer):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and 0 < value <= smallest:
+                return {"constant": f"{name}={value:g}"}
+    return {}
+
+
+def _limit(twin):
+    return get_format(twin.call.layer.compute_dtype).maximum

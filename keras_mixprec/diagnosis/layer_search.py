@@ -1,0 +1,447 @@
+"""Finding the layers whose precision is at fault in one batch.
+
+The search demotes what it finds and looks again, so that it finds the layers
+that would cast a repaired result straight back as well.
+"""
+
+import math
+from collections import defaultdict
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.backward import (
+    error_in_step,
+    gradients_of_layers,
+    judge_backward,
+    judge_window,
+    own_gradients,
+)
+from keras_mixprec.diagnosis.compare import nonfinite, relative_error
+from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.forward import (
+    is_cast_before,
+    judge_forward,
+    low_outputs,
+    without_needless,
+)
+from keras_mixprec.diagnosis.loss import (
+    LossCheck,
+    fault_behind,
+    loss_error,
+    right_in_xla,
+)
+from keras_mixprec.diagnosis.scales import (
+    best_scale_bits,
+    lost,
+    scale_in_use,
+    scale_window,
+)
+from keras_mixprec.diagnosis.smallest_set import Needed
+from keras_mixprec.diagnosis.training_state import StateCheck
+from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.calls import tick
+from keras_mixprec.numerics.dry_step import (
+    DryStep,
+    dry_step,
+    exact_step,
+)
+from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.policies.layers import MODEL_PATH
+from keras_mixprec.policies.summary import costs
+
+
+class Search:
+    """The search for culprits in one batch.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        exact: `DryStep` of the whole model in float32, at loss scale 1.
+        compiled: Boolean. Whether XLA compiles the model's step.
+
+    Attributes:
+        culprits: List of the `Culprit`s found.
+        windows: Dict path -> `Window` of the layers that are left in float16.
+        scale_bits: Float. The loss scale that was found or given, as a power
+            of two.
+        errors: As in `Examination`, as the model is built.
+    """
+
+    def __init__(self, model, data, exact: DryStep, compiled: bool):
+        self._model = model
+        self._data = data
+        self._exact = exact
+        self._exact_calls = {call.name: call for call in exact.calls}
+        self._compiled = compiled
+        self._demoted = []
+        self._scale = 1.0
+        self._own_errors = None
+        self.culprits = []
+        self.windows = {}
+        self.scale_bits: float | None = None
+        self.errors = defaultdict(dict)
+
+    def run(self, scale_bits: float | None, moves):
+        """Finds the culprits.
+
+        Args:
+            scale_bits: Float. The loss scale as a power of two, if it does
+                not adapt itself; `None` if it does.
+            moves: Function from a variable and its float32 gradient to
+                whether the optimizer would move the variable by it.
+        """
+        windows = self._find_windows(moves)
+        self._scale = 2.0 ** self._bits(windows, scale_bits)
+        step = self._forward()
+        step = self._end_to_end(step)
+        known, as_run = len(self.culprits), list(self._demoted)
+        bits = self.scale_bits = self._judge_windows(step, windows, scale_bits)
+        self._backward(step, bits, moves)
+        self._take_what_is_around(step, known)
+        self._keep_what_is_needed(moves)
+        if as_run != self._demoted or step.scale != 2.0**bits:
+            step = None
+        self._whole_step(step, adapts=scale_bits is None)
+
+    # Forward.
+
+    def _forward(self):
+        step = self._dry_step(self._demoted)
+        while culprit := self._first_culprit(step):
+            step = self._demote_what_runs(culprit, step)
+        return step
+
+    def _first_culprit(self, step):
+        # Where no weight comes before, whether the loss depends on an
+        # infinity is known only by the loss.
+        tries = [False] if math.isfinite(step.loss) else [False, True]
+        for masks_matter in tries:
+            for call in self._low(step):
+                with self._as_demoted():
+                    error, culprit = judge_forward(
+                        call,
+                        self._exact_calls.get(call.name),
+                        self._compiled,
+                        masks_matter,
+                    )
+                tick()
+                self._note(call, "forward", error)
+                if culprit is not None:
+                    return culprit
+        return None
+
+    def _demote_what_runs(self, culprit, step):
+        """Demotes a culprit, with what is around it if it has to be.
+
+        TensorFlow refuses to add the float32 that it returns then to the
+        float16 of the layer that it is inside of.
+        """
+        calls = {call.path: call for call in step.calls}
+        path = culprit.path
+        while True:
+            self._demote(culprit)
+            try:
+                return self._dry_step(self._demoted)
+            except Exception:
+                path = _around(path)
+                if path not in calls:
+                    raise
+            self.culprits.pop()
+            del self._demoted[-len(culprit.layers) :]
+            twin = Twin(calls[path], self._compiled)
+            with self._as_demoted():
+                layers = without_needless(twin, twin.forward("float32"))
+            culprit = culprit._replace(layers=layers)
+
+    def _take_what_is_around(self, step, first):
+        """Lets the culprits from `first` on take along what they are in.
+
+        If the step does not run without, as above.
+        """
+        if len(self.culprits) == first or self._runs(self._demoted):
+            return
+        calls = {call.path: call for call in step.calls}
+        demoted = [x for c in self.culprits[:first] for x in c.layers]
+        for index, culprit in enumerate(self.culprits[first:], first):
+            path, layers = culprit.path, culprit.layers
+            while not self._runs([*demoted, *layers]):
+                path = _around(path)
+                if path not in calls:
+                    break
+                layers = with_sublayers(calls[path].layer)
+            self.culprits[index] = culprit._replace(layers=layers)
+            self._demoted += layers
+
+    def _keep_what_is_needed(self, moves):
+        """Drops what the real step, with its own cotangents, does not need."""
+        scale = 2.0**self.scale_bits
+        needed = Needed(self._model, self._data, self._exact, scale, moves)
+        self.culprits = needed.among(self.culprits)
+        self._demoted = [x for c in self.culprits for x in c.layers]
+
+    def _runs(self, demoted):
+        try:
+            self._dry_step(demoted)
+        except Exception:
+            return False
+        return True
+
+    def _end_to_end(self, step):
+        """Demotes the layers that a wrong loss is right without."""
+        demoted, known = list(self._demoted), len(self.culprits)
+        check = LossCheck(
+            self._model,
+            lambda demoted: self._dry_step(demoted).loss,
+            lambda: exact_step(self._model, self._data).loss,
+        )
+        off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
+        if not off or self._is_chance(step) or not check.wrong(demoted):
+            return step
+        if self._right_in_xla():
+            return step
+        cured = self._greedily(step)
+        if len(self.culprits) == known or check.right(self._demoted):
+            return cured
+        # They only drew another loss.
+        del self.culprits[known:]
+        self._demoted = demoted
+        return step
+
+    def _is_chance(self, step):
+        """Whether float32 may only have drawn other random numbers.
+
+        Of generators that are not Keras', JAX' draw others in each dtype.
+        """
+        gradients = [to_array(g) for g in step.gradients.values()]
+        return (
+            math.isfinite(step.loss)
+            and not nonfinite(gradients)
+            and any(Twin(c).draws_by_itself() for c in self._low(self._exact))
+        )
+
+    def _right_in_xla(self):
+        """Whether only the single operations of a dry step are wrong."""
+        with self._as_demoted():
+            return self._compiled and right_in_xla(self._model, self._data)
+
+    def _greedily(self, step):
+        while self._loss_error(step.loss) > thresholds.LOSS_ERROR:
+            best, best_step = None, step
+            for call in self._candidates(step):
+                layers = with_sublayers(call.layer)
+                try:
+                    trial = self._dry_step([*self._demoted, *layers])
+                # It may not run in float32 without what is around it.
+                except Exception:
+                    continue
+                if self._loss_error(trial.loss) < self._loss_error(
+                    best_step.loss
+                ):
+                    best, best_step = (call, layers), trial
+            if best is None:
+                break
+            call, layers = best
+            numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
+            fault = ("precision_loss", "forward")
+            if not math.isfinite(step.loss):
+                fault = fault_behind(
+                    Twin(call, self._compiled),
+                    self._exact_calls.get(call.name),
+                    self._model,
+                    self._data,
+                    step.calls,
+                )
+            self._demote(Culprit(call.path, layers, *fault, numbers))
+            step = best_step
+        return step
+
+    def _candidates(self, step):
+        ranks, calls = {}, {}
+        for call in self._low(step):
+            if call.layer is self._model:
+                continue  # With all inside it, which is no candidate.
+            twin = Twin(call, self._compiled)
+            with self._as_demoted():
+                low = low_outputs(twin, self._compiled)
+                error = relative_error(low, twin.forward("float32"))
+            if is_cast_before(call, self._exact_calls.get(call.name)):
+                error = math.inf
+            rank = (bool(call.losses), error)
+            if (error or call.losses) and rank > ranks.get(call.path, ()):
+                ranks[call.path], calls[call.path] = rank, call
+        ranked = sorted(ranks, key=ranks.get, reverse=True)
+        return [calls[path] for path in ranked[: thresholds.LOSS_CANDIDATES]]
+
+    def _loss_error(self, loss):
+        return loss_error(loss, self._exact.loss)
+
+    # Backward.
+
+    def predict_scale_bits(self, moves) -> int:
+        """Returns the loss scale that suits most of the model as it is.
+
+        Args:
+            moves: As for `run`.
+        """
+        return self._bits(self._find_windows(moves))
+
+    def _bits(self, windows, scale_bits=None):
+        if scale_bits is not None:
+            return scale_bits
+        possible = scale_in_use(self._model).possible
+        return best_scale_bits(windows, costs(self._model), possible)
+
+    def vanishing(self, bits: float, moves) -> list:
+        """Returns the layers whose gradients a loss scale of `2**bits` loses.
+
+        Paths, of those that are left in float16.
+
+        Args:
+            bits: Float.
+            moves: As for `run`.
+        """
+        low = {path for path, own in self.windows.items() if bits < own.low}
+        gradients = self._own_gradients(moves) if low else {}
+        return [p for p in gradients if p in low and lost(gradients[p], bits)]
+
+    def _find_windows(self, moves):
+        """The `Window` of each float16 layer's gradients in float32."""
+        gradients = self._own_gradients(moves)
+        return {path: scale_window(own) for path, own in gradients.items()}
+
+    def _own_gradients(self, moves):
+        low = [call for call in self._low(self._exact) if not call.nested]
+        return gradients_of_layers(low, self._exact, moves)
+
+    def _judge_windows(self, step, windows, scale_bits):
+        """Demotes the layers whose gradients fit no common loss scale."""
+        calls = {c.path: c for c in self._low(step) if not c.nested}
+        windows = {p: w for p, w in windows.items() if p in calls}
+        bits = self._bits(windows, scale_bits)
+        self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
+        for path, window in windows.items():
+            if not window.holds(bits):
+                self._demote(judge_window(window, bits, calls[path]))
+        return bits
+
+    def _backward(self, step, bits, moves):
+        known = {c.path for c in self.culprits}
+        low = {id(call) for call in self._low(step)}
+        fed_by_weights = False
+        for call in step.calls:
+            tick()
+            exact = self._exact_calls.get(call.name)
+            if (
+                id(call) in low
+                and not call.nested
+                and call.path not in known
+                and exact is not None
+            ):
+                culprit = None
+                if own_gradients(exact, self._exact, moves):
+                    error, culprit = self._judge_backward(
+                        call, exact, step, bits, fed_by_weights
+                    )
+                    self._note(call, "backward", error)
+                if culprit is not None:
+                    known.add(call.path)
+                    self._demote(culprit)
+            fed_by_weights |= bool(call.layer.trainable_variables)
+
+    def _judge_backward(self, call, exact, step, bits, fed_by_weights):
+        for known in self._backward_passes(step, 2.0**bits):
+            own = next((c for c in known.calls if c.name == call.name), None)
+            if own is not None:
+                error = error_in_step(
+                    own, exact, known, self._exact, fed_by_weights
+                )
+                if error <= thresholds.BACKWARD_ERROR * thresholds.UNSUSPICIOUS:
+                    return error, None
+        with self._as_demoted():
+            return judge_backward(
+                call, exact, self._compiled, bits, fed_by_weights
+            )
+
+    def _backward_passes(self, step, scale):
+        """Yields the step, then one without the errors of the layers after."""
+        if step.scale == scale:
+            yield step
+        if self._own_errors is None:
+            self._scale = scale
+            self._own_errors = self._dry_step(self._demoted, self._exact_calls)
+        yield self._own_errors
+
+    # The whole step.
+
+    def _whole_step(self, step, adapts):
+        """Demotes the layers that the step is right without.
+
+        Args:
+            step: `DryStep`, `None` if it is not known as the model is now.
+            adapts: Boolean. Whether the loss scale adapts itself.
+        """
+        whole = WholeStep(self._model, self._data, self._exact, self._compiled)
+        try:
+            step = step or whole.step(self._demoted, self.scale_bits)
+        # As above, it may not run however it is tried.
+        except Exception:
+            return
+        state = StateCheck(self._model, self._data, self._exact, self._demoted)
+        found = state.culprits(step)
+        wrong = whole.wrong(step, self._demoted, self.scale_bits)
+        if wrong and not self._is_chance(step):
+            found += self._behind(whole, adapts)
+        if found:
+            known, step = len(self.culprits), self._dry_step(self._demoted)
+            for culprit in found:
+                self._demote(culprit)
+            self._take_what_is_around(step, known)
+
+    def _behind(self, whole, adapts):
+        """What is to blame, if the step is right at no other loss scale."""
+        bits = self.scale_bits
+        other = whole.other_scale(self._demoted, bits) if adapts else None
+        if other is not None:
+            self.scale_bits = other
+            return []
+        known = self._exact_calls, self._compiled
+        demoted = self._demoted
+        search = WholeSearch(whole, bits, demoted, self._dry_step, *known)
+        low = self._low(self._dry_step(demoted))
+        return search.culprits(self._model, low)
+
+    # Both.
+
+    def _note(self, call, direction, error):
+        # As the model is built: once a layer is demoted, others see better.
+        if error is not None:
+            self.errors[call.name].setdefault(direction, error)
+
+    def _as_demoted(self):
+        """Context in which a layer contains what it will, not what it did."""
+        return computing_in("float32", self._demoted)
+
+    def _dry_step(self, demoted, known=()):
+        with computing_in("float32", demoted):
+            return dry_step(self._model, self._data, self._scale, known)
+
+    def _low(self, step):
+        """The recorded calls that compute in 16 bits, not demoted yet."""
+        demoted = {id(layer) for layer in self._demoted}
+        return [
+            call
+            for call in step.calls
+            if id(call.layer) not in demoted and computes_low(call.layer)
+        ]
+
+    def _demote(self, culprit):
+        self.culprits.append(culprit)
+        self._demoted += culprit.layers
+
+
+def _around(path):
+    """The path of what a layer is inside of, at last the model's."""
+    if path == MODEL_PATH:
+        return None
+    return path.rpartition("/")[0] or MODEL_PATH

@@ -1,0 +1,194 @@
+"""The loss scale in use, and the scales that a layer's gradients fit into."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import relative_error
+from keras_mixprec.diagnosis.thresholds import SCALE_BITS
+from keras_mixprec.formats import get_format
+from keras_mixprec.loss_scaling.rules import FixedLossScale, ScheduledLossScale
+from keras_mixprec.numerics.arrays import to_array
+
+
+class ScaleInUse(NamedTuple):
+    """The loss scale of a model.
+
+    Attributes:
+        bits: Float. The scale as a power of two.
+        adapts: Boolean. Whether it adapts itself to the gradients.
+        possible: Range of the powers of two that it could take.
+        scales: Boolean. Whether anything scales the loss.
+        steps_per_bit: Float. Finite steps that it takes to double, `None` if
+            it does not grow by a factor.
+    """
+
+    bits: float
+    adapts: bool
+    possible: range
+    scales: bool = True
+    steps_per_bit: float | None = None
+
+    def steps_to(self, bits: float) -> int | None:
+        """Returns how many finite steps it takes to grow to `2**bits`."""
+        if self.steps_per_bit is None:
+            return None
+        return round(max(bits - self.bits, 0.0) * self.steps_per_bit)
+
+
+def scale_in_use(model: keras.Model) -> ScaleInUse:
+    """Returns the loss scale of a model.
+
+    Args:
+        model: A compiled `keras.Model`. One without loss scaling has `2**0`.
+    """
+    wrapper = keras.optimizers.LossScaleOptimizer
+    found = optimizers_of(model).values()
+    scaling = next((o for o in found if isinstance(o, wrapper)), None)
+    rule = getattr(scaling, "rule", None)
+    possible = _possible(rule)
+    if scaling is None:
+        return ScaleInUse(0.0, False, possible, scales=False)
+    given = isinstance(rule, (FixedLossScale, ScheduledLossScale))
+    scale = (
+        to_array(scaling.dynamic_scale.value)
+        if scaling.built
+        else scaling.initial_scale
+    )
+    return ScaleInUse(
+        float(np.log2(scale)),
+        not given,
+        possible,
+        steps_per_bit=_steps_per_bit(scaling),
+    )
+
+
+def _steps_per_bit(scaling):
+    interval = scaling.dynamic_growth_steps
+    # Keras' own optimizer has no rule, and doubles.
+    factor = getattr(getattr(scaling, "rule", None), "growth_factor", 2.0)
+    return interval and interval / math.log2(factor)
+
+
+def _possible(rule):
+    lowest, highest = SCALE_BITS[0], SCALE_BITS[-1]
+    floor, ceiling = (
+        getattr(rule, name, None) for name in ("min_scale", "max_scale")
+    )
+    if floor:
+        lowest = min(max(lowest, math.ceil(math.log2(floor))), highest)
+    if ceiling:
+        highest = max(min(highest, math.floor(math.log2(ceiling))), lowest)
+    return range(lowest, highest + 1)
+
+
+class Window(NamedTuple):
+    """The loss scales, as powers of two, at which gradients survive.
+
+    Attributes:
+        low: Float. Below it more than 1% of their energy underflows.
+        high: Float. Above it the largest is within two bits of overflowing.
+    """
+
+    low: float
+    high: float
+
+    def holds(self, bits: float) -> bool:
+        """Whether a loss scale of `2**bits` lies in the window."""
+        return self.low <= bits <= self.high
+
+
+ANY_SCALE = Window(-math.inf, math.inf)
+
+
+def scale_window(
+    gradients: Sequence[np.ndarray], dtype: str = "float16"
+) -> Window:
+    """Returns the window of gradients of the unscaled loss.
+
+    After the adaptive loss scaling of Zhao et al., 2019 (arXiv 1910.12385),
+    which gives each layer a scale from the same two bounds.
+
+    Args:
+        gradients: Arrays, computed in float32.
+        dtype: String. The format that they shall survive in.
+    """
+    values = np.concatenate([np.abs(g).ravel() for g in gradients] or [[]])
+    values = values[np.isfinite(values) & (values > 0)].astype("float32")
+    if not values.size:
+        return ANY_SCALE
+    limits, largest = get_format(dtype), float(values.max())
+    smallest = float(_smallest_that_counts(values)) * largest
+    return Window(
+        math.log2(limits.smallest_subnormal)
+        + thresholds.BITS_BELOW
+        - math.log2(smallest),
+        math.log2(limits.maximum) - thresholds.BITS_ABOVE - math.log2(largest),
+    )
+
+
+def lost(gradients: Sequence[np.ndarray], bits: float) -> bool:
+    """Whether too much of gradients underflows in float16.
+
+    Args:
+        gradients: Arrays, computed in float32, of the unscaled loss.
+        bits: Float. The loss scale, as a power of two.
+    """
+    scale = np.float32(2.0**bits)
+    low = [(g * scale).astype("float16") / scale for g in gradients]
+    return relative_error(low, gradients) > thresholds.VANISHED
+
+
+def _smallest_that_counts(values):
+    """The value down to which the largest add up to the energy to keep.
+
+    Only those around it are sorted: of 25 million, sorting all takes 2 s.
+    """
+    values = values / values.max()
+    kept = thresholds.KEPT_ENERGY * _energy(values)
+    above, size = 0.0, values.size + 1
+    while 4096 < values.size < size:
+        size = values.size
+        larger = values >= values[size // 2]
+        energy = above + _energy(values[larger])
+        if energy >= kept:
+            values = values[larger]
+        else:
+            above, values = energy, values[~larger]
+    values = np.sort(values)[::-1]
+    energies = above + np.square(values, dtype="float64").cumsum()
+    return values[min(np.searchsorted(energies, kept), values.size - 1)]
+
+
+def _energy(values):
+    return np.square(values).sum(dtype="float64")
+
+
+def best_scale_bits(
+    windows: dict[str, Window],
+    costs: dict[str, float],
+    possible: range = thresholds.SCALE_BITS,
+) -> int:
+    """Returns the power of two that suits the costliest set of layers.
+
+    Of equally good ones that which suits the most layers, and of those that
+    nearest to where Keras starts.
+
+    Args:
+        windows: Dict from the path of a layer to its `Window`.
+        costs: Dict from a path to what the layer costs, nothing if it is not
+            there.
+        possible: Range of the powers of two to choose from.
+    """
+
+    def merit(bits):
+        held = [path for path, own in windows.items() if own.holds(bits)]
+        cost = sum(costs.get(path, 0) for path in held)
+        return cost, len(held), -abs(bits - thresholds.USUAL_SCALE_BITS)
+
+    return max(possible, key=merit)

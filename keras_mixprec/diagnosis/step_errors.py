@@ -1,0 +1,149 @@
+"""Why a step raises in 16 bits that runs in float32.
+
+A backend that refuses to mix dtypes or has no such operation in 16 bits, a
+loss that refuses NaN, or an index that a 16-bit float has rounded.
+"""
+
+import linecache
+import os
+import pathlib
+import traceback
+
+import keras
+import numpy as np
+
+import keras_mixprec
+from keras_mixprec.diagnosis.compare import largest
+from keras_mixprec.diagnosis.culprit import (
+    Culprit,
+    computes_low,
+    rounded_integers,
+)
+from keras_mixprec.diagnosis.forward import judge_forward
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.dry_step import DryStep, Interrupted, interrupted
+from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.policies.layers import MODEL_PATH
+
+# Where no line is the user's: Keras, the backends beside it, this package.
+_OTHERS = (
+    str(pathlib.Path(keras.__file__).parents[1]),
+    str(pathlib.Path(keras_mixprec.__file__).parent),
+    str(pathlib.Path(os.__file__).parent),
+)
+
+
+def user_line(error: Exception) -> dict:
+    """Returns where an exception comes from.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        `{"line": "model.py:31", "code": "return mean + noise"}` of the
+        innermost line of the user's own, an empty dict if there is none.
+    """
+    for frame, number in reversed([*traceback.walk_tb(error.__traceback__)]):
+        name = frame.f_code.co_filename
+        code = linecache.getline(name, number).strip()
+        if code and not name.startswith(_OTHERS):
+            return {"line": f"{os.path.basename(name)}:{number}", "code": code}
+    return {}
+
+
+# Of an error's message, which may be a page.
+_LETTERS = 160
+
+# How many layers are tried that were called before code outside of all raised.
+_LAST = 4
+
+
+def why_it_raises(
+    model, data, exact: DryStep, compiled: bool
+) -> Culprit | None:
+    """Returns a layer without which the step gets further.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        exact: `DryStep` of the whole model in float32.
+        compiled: Boolean. Whether XLA compiles the model's step.
+
+    Returns:
+        A `Culprit`, `None` if the step does not raise or no layer is found.
+    """
+    stop = interrupted(model, data)
+    if stop is None:
+        return None
+    known = {call.name: call for call in exact.calls}
+    return _wrong_before(stop, known, compiled) or _mended(model, data, stop)
+
+
+def _wrong_before(stop, known, compiled):
+    """The layer that has returned what the step then stumbles over."""
+    for masks_matter in (False, True):
+        for call in stop.calls:
+            if computes_low(call.layer) and not _is_finite(call):
+                exact = known.get(call.name)
+                _, culprit = judge_forward(call, exact, compiled, masks_matter)
+                if culprit is not None:
+                    return culprit
+    return None
+
+
+def _is_finite(call):
+    outputs = call.float_outputs
+    return all(np.isfinite(to_array(x)).all() for x in outputs)
+
+
+def _mended(model, data, stop):
+    """The layer in which it raises, or that feeds the code that does."""
+    for path, call in _suspects(model, stop):
+        layer = model if call is None else call.layer
+        for layers in _choices(layer):
+            with computing_in("float32", layers):
+                after = interrupted(model, data)
+            if after is None or after.progress() > stop.progress():
+                return Culprit(path, layers, *_fault(stop, call))
+    return None
+
+
+def _suspects(model, stop: Interrupted):
+    """Paths and calls, the likely ones first, at last the model."""
+    likely = stop.open[::-1]
+    if not likely:
+        # A backward pass ends in the earliest layer that it has come to.
+        backward = [c for c in stop.calls if c.received and not c.nested]
+        last = sorted(stop.calls[: -_LAST - 1 : -1], key=lambda c: c.nested)
+        likely = [*backward[:_LAST], *_ends(stop.calls), *last]
+    likely = [call for call in likely if computes_low(call.layer)]
+    yield from {call.path: call for call in likely}.items()
+    yield MODEL_PATH, None
+
+
+def _ends(calls):
+    """The last layer within each model or composite, the last first."""
+    pairs = zip(calls, calls[1:], strict=False)
+    return [call for call, outer in pairs if outer.nested][::-1]
+
+
+def _choices(layer):
+    inside = with_sublayers(layer)
+    if not any(map(computes_low, inside)):
+        return []
+    return [[layer], inside] if len(inside) > 1 else [inside]
+
+
+def _fault(stop, call):
+    """Kind, direction and evidence."""
+    numbers = {"error": str(stop.error).strip().split("\n")[0][:_LETTERS]}
+    numbers |= user_line(stop.error)
+    if call is not None and call.layer.compute_dtype in SIXTEEN_BITS:
+        inputs = [to_array(x) for x in Twin(call).inputs]
+        rounded = rounded_integers(inputs, call.layer.compute_dtype)
+        if rounded:
+            numbers |= {"largest_input": largest(inputs)} | rounded
+            return "precision_loss", "forward", numbers
+    return "unsupported", None, numbers

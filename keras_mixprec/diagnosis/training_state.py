@@ -1,0 +1,218 @@
+"""Whether training has changed what it must not, or not what it must.
+
+What a moving average lacks soon is less than half of its last 16-bit digit,
+and it moves no more. That is seen where it is now, and, before it is there,
+where it is on its way to.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+from keras import ops
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.compare import largest, relative_error
+from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
+from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.policies.layers import walk_with_model
+
+
+class Course(NamedTuple):
+    """Where training is.
+
+    Attributes:
+        loss: Float. The loss in float32.
+        weight: Float. The largest magnitude among the weights.
+    """
+
+    loss: float
+    weight: float
+
+    @classmethod
+    def of(cls, model, loss: float) -> "Course":
+        """Returns where a model is that has this loss."""
+        weights = [to_array(v.value) for v in model.trainable_variables]
+        return cls(loss, largest(weights))
+
+    def left(self, start: "Course", step=None) -> Verdict | None:
+        """Returns the verdict that training has diverged, `None` if not.
+
+        Weights that have grown beyond measure overflow whatever there is, so
+        that the layers seem to be at fault.
+
+        Args:
+            start: `Course` of the same model before.
+            step: Int. For the verdict. Defaults to `None`.
+        """
+        numbers = {
+            "loss_in_float32": self.loss,
+            "loss_at_first": start.loss,
+            "largest_weight": self.weight,
+            "largest_weight_at_first": start.weight,
+        }
+        limit = thresholds.DIVERGED
+        if (
+            abs(self.loss) <= limit * abs(start.loss)
+            or self.weight <= limit * start.weight
+        ):
+            return None
+        kind = "divergence"
+        return Verdict(kind, step=step, numbers=numbers, advice=advice(kind))
+
+
+_DTYPES = ("float16", ml_dtypes.bfloat16)
+
+
+class StateCheck:
+    """Compares what a step changes in variables that are not trained.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        exact: `DryStep` of it in float32, at loss scale 1.
+        demoted: List of the layers that are demoted so far.
+    """
+
+    def __init__(self, model, data, exact: DryStep, demoted: list):
+        self._model = model
+        self._data = data
+        self._exact = exact
+        self._demoted = demoted
+
+    def culprits(self, step: DryStep) -> list[Culprit]:
+        """Returns the layers whose variables stand still in 16 bits.
+
+        Args:
+            step: `DryStep` of the batch in 16 bits.
+        """
+        rounded = [v for v in self._model.variables if self._rounds(v, step)]
+        if not rounded:
+            return []
+        places = self._places(rounded)
+        lost = {}
+        # Where it is now, and where it goes to.
+        for place in zip(*places, strict=True):
+            there = [(v, x) for v, x in zip(rounded, place, strict=True)]
+            there = [(v, x) for v, x in there if x is not None]
+            for key, error in self._errors(there, self._demoted).items():
+                if error > thresholds.LOST_CHANGE:
+                    lost.setdefault(key, (error, there))
+        return [
+            self._culprit(entry, lost)
+            for entry in walk_with_model(self._model)
+            if _lost_of(entry.layer, lost)
+        ]
+
+    def _culprit(self, entry, lost):
+        own = _lost_of(entry.layer, lost)
+        error, there = max(own.values(), key=lambda found: found[0])
+        layers = self._cure(entry.layer, own, there)
+        fault = "precision_loss", "update"
+        numbers = {"error_of_change": error}
+        return Culprit(entry.path, layers, *fault, numbers)
+
+    def _rounds(self, variable, step):
+        """Whether a variable is set to what was rounded to 16 bits, or not set.
+
+        What a float16 layer assigns to a variable that Keras casts, torch
+        writes to the copy and loses.
+        """
+        if id(variable) not in self._exact.state:
+            return False
+        now = to_array(variable.value)
+        low, wide = (_after(s, variable, now) for s in (step, self._exact))
+        if (wide == now).all() or not np.isfinite(low).all():
+            return False
+        return _is_16_bit(low) or (low == now).all()
+
+    def _places(self, variables):
+        """For each variable the values to see a step at, as for `_places`."""
+        begins = [to_array(v.value) for v in variables]
+        firsts = [to_array(self._exact.state[id(v)]) for v in variables]
+        with _set_to(zip(variables, firsts, strict=True)):
+            step = exact_step(self._model, self._data, records=False)
+        seconds = [to_array(step.state[id(v)]) for v in variables]
+        return [*map(_places, begins, firsts, seconds)]
+
+    def _errors(self, pairs, demoted):
+        """The errors of the changes from there on, by id of the variable."""
+        if not pairs:
+            return {}
+        with _set_to(pairs):
+            exact = exact_step(self._model, self._data, records=False)
+            with computing_in("float32", demoted):
+                low = dry_step(self._model, self._data, 1.0, records=False)
+        return {
+            id(v): relative_error(
+                [_after(low, v, value) - value],
+                [_after(exact, v, value) - value],
+            )
+            for v, value in pairs
+        }
+
+    def _cure(self, layer, own, there):
+        """The layer alone where that is enough, else with all inside it."""
+        try:
+            errors = self._errors(there, [*self._demoted, layer])
+        # Each backend has a type of its own for dtypes that do not mix.
+        except Exception:
+            return with_sublayers(layer)
+        worst = max(errors.get(key, 0.0) for key in own)
+        enough = worst <= thresholds.LOST_CHANGE
+        return [layer] if enough else with_sublayers(layer)
+
+
+def _after(step, variable, now):
+    """What a variable is after a step, which may not have written it."""
+    state = step.state.get(id(variable))
+    return now if state is None else to_array(state)
+
+
+def _lost_of(layer, lost):
+    own = map(id, layer._non_trainable_variables)
+    return {key: lost[key] for key in own if key in lost}
+
+
+def _is_16_bit(array):
+    with np.errstate(over="ignore"):
+        return any((array == array.astype(d)).all() for d in _DTYPES)
+
+
+def _places(begin, first, second):
+    """Where to see a step: at `begin`, and close to where it settles.
+
+    As an average that goes the same share of its way at each step. `None` in
+    place of the first if it is there but for roundings, in place of the second
+    if it is close already, or settles nowhere, as a counter.
+    """
+    change = first - begin
+    size = float(np.square(change, dtype="float64").sum())
+    share = 1 - float((change * (second - first)).sum(dtype="float64")) / size
+    if share < thresholds.SETTLING_SHARE:
+        return begin, None
+    end = begin + change / share
+    left = float(np.linalg.norm(end - begin))
+    size = float(np.linalg.norm(end))
+    close = thresholds.FORWARD_ERROR * size
+    ahead = end + (begin - end) * (close / left) if left > close else None
+    return begin if left > thresholds.SETTLED_STATE * size else None, ahead
+
+
+@contextlib.contextmanager
+def _set_to(pairs):
+    """Context in which variables have other values."""
+    pairs = list(pairs)
+    before = [ops.copy(variable.value) for variable, _ in pairs]
+    try:
+        for variable, value in pairs:
+            variable.assign(value)
+        yield
+    finally:
+        for (variable, _), value in zip(pairs, before, strict=True):
+            variable.assign(value)

@@ -1,0 +1,1 @@
+"""Keeping metrics and layer state finite when a step is skipped."""

@@ -1,0 +1,139 @@
+"""Getting a model ready: its optimizer, metrics and other callbacks."""
+
+import contextlib
+import gc
+import math
+
+import keras
+
+from keras_mixprec.backend.common import optimizers_of, variable_scope
+from keras_mixprec.guards.metric_guard import MetricGuard
+from keras_mixprec.loss_scaling.ensure import adopt
+from keras_mixprec.monitoring.recorded_steps import Watch
+from keras_mixprec.policies.layers import walk_with_model
+
+_KINDS = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+)
+
+
+def forget_nan_as_best(model):
+    """Lets callbacks that took NaN for the best value take the next one.
+
+    Keras compares with NaN, which nothing is better than, for ever: training
+    would be stopped, or no other checkpoint written, because of a first epoch
+    in which every step was skipped. Values of the validation are left alone.
+
+    Args:
+        model: The `keras.Model` that the callbacks belong to.
+    """
+    # Callbacks do not know each other. It takes 50 ms among a million objects,
+    # after epochs without a finite loss only.
+    for callback in gc.get_objects():
+        if (
+            issubclass(type(callback), _KINDS)
+            and callback._model is model
+            and not callback.monitor.startswith("val_")
+            and _is_nan(callback.best)
+        ):
+            callback.best = None
+
+
+def _is_nan(value):
+    return value is not None and math.isnan(value)
+
+
+# The attribute of a model that holds the guard of its metrics, which refers to
+# the model: kept anywhere else it would keep that alive.
+_KEPT_AS = "_keras_mixprec_guard"
+
+
+def watch_optimizers(model) -> dict[str, Watch]:
+    """Returns a `Watch` of each loss scale optimizer, by attribute name.
+
+    Keras' own is exchanged for one that shares its state. The metrics of a
+    model that computes in 16 bits are guarded against the batches that are
+    skipped, until `stop_watching`.
+
+    Args:
+        model: A compiled `keras.Model`. The name of its only optimizer is
+            `""`.
+    """
+    with variable_scope(model):
+        return _watch(model)
+
+
+def keep_watching(model):
+    """Guards the train function again if it was recompiled meanwhile."""
+    guard = vars(model).get(_KEPT_AS)
+    if guard and guard.on:
+        guard.keep()
+
+
+def after_epoch(model):
+    """Clears what an epoch has left in which every step was skipped.
+
+    Every callback must have seen the end of that epoch.
+    """
+    guard = vars(model).get(_KEPT_AS)
+    if guard and guard.epoch_was_skipped:
+        guard.epoch_was_skipped = False
+        forget_nan_as_best(model)
+
+
+def stop_watching(model):
+    """Leaves the model as it is without being watched."""
+    guard = vars(model).get(_KEPT_AS)
+    if guard and guard.on:
+        guard.stop()
+
+
+def guarded_steps(model) -> contextlib.AbstractContextManager:
+    """Returns the context in which a step of the model is a guarded one."""
+    guard = vars(model).get(_KEPT_AS)
+    on = guard and guard.on
+    return guard.in_steps() if on else contextlib.nullcontext()
+
+
+def guard_of(model) -> MetricGuard:
+    """Returns the guard of the model's metrics."""
+    if _KEPT_AS not in vars(model):
+        vars(model)[_KEPT_AS] = MetricGuard(model)
+    return vars(model)[_KEPT_AS]
+
+
+def _watch(model):
+    wrapper = keras.optimizers.LossScaleOptimizer
+    every = {n: o for n, o in vars(model).items() if isinstance(o, wrapper)}
+    found = {n: o for n, o in optimizers_of(model).items() if n in every}
+    for name, optimizer in found.items():
+        # Which variables others are for only the model's `train_step` knows.
+        weights = model.trainable_variables if name == "optimizer" else []
+        if weights and not optimizer.built:
+            optimizer.build(weights)
+        found[name] = adopt(optimizer)
+        if found[name] is not optimizer:
+            for other in (n for n, o in every.items() if o is optimizer):
+                setattr(model, other, found[name])
+            if model.train_function is not None:
+                model.make_train_function(force=True)
+    if found and _computes_in_16_bits(model):
+        _guard(model)
+    if list(found) == ["optimizer"]:
+        return {"": Watch(model.optimizer)}
+    return {name: Watch(optimizer) for name, optimizer in found.items()}
+
+
+def _guard(model):
+    guard = guard_of(model)
+    if not guard.fits:
+        guard = MetricGuard(model, guard.nonfinite_losses)
+        vars(model)[_KEPT_AS] = guard
+    guard.start()
+
+
+def _computes_in_16_bits(model):
+    dtypes = {e.layer.compute_dtype for e in walk_with_model(model)}
+    return not dtypes.isdisjoint({"float16", "bfloat16"})

@@ -1,0 +1,1 @@
+"""Monitoring a run: its counters, ranges, audits, failing batches, summary."""

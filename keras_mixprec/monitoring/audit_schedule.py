@@ -1,0 +1,222 @@
+"""When a model is due for an audit, and how far a long one is."""
+
+import contextlib
+import math
+import time
+import weakref
+import zlib
+
+import keras
+from keras.src.utils import io_utils
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.ranges import Growth
+from keras_mixprec.numerics.calls import counted_by
+from keras_mixprec.policies.layers import walk_with_model
+
+# A model is audited before its first step, after this many, and then after
+# twice as many more as before: what fails without a sign is rarely new. The
+# first ones cost what they cost: activations grow the fastest then, and a T5
+# whose norms overflow by its 16th step trains for nothing until that is found.
+_SECOND_AUDIT = 16
+_AUDITS_GROW = 2
+_AUDITS_AT_ANY_COST = 3
+
+# Audits that are brought forward, at any cost as well: eight halve the steps
+# to an overflow down to a 256th of them.
+_HURRIES = 8
+
+# Weights that are compared to see if somebody else has set them: a few small
+# ones, since all of them take as long as a step.
+_COMPARED, _ELEMENTS = 8, 2**14
+
+_SCHEDULES = weakref.WeakKeyDictionary()
+
+
+class AuditSchedule:
+    """Says when a model is audited, and knows what the last audit found.
+
+    It lasts as long as the model stays what it is: until it is compiled again,
+    or layers get other dtypes, or weights other values, between two `fit`s.
+
+    Attributes:
+        steps: Int. Steps taken under it, up to the last `fit`.
+        start: `Course` of the model at its first diagnosis, `None` before.
+        errors: Dict, as in `Examination`, of the last diagnosis.
+        sound: Boolean. Whether all that the last diagnosis found is repaired.
+            If not, the next `fit` knows nothing of this one.
+        cost: Float. Seconds that the last diagnosis took, `None` before one.
+        growth: `Growth` of the layers' numbers from audit to audit.
+        urgent: Boolean. Whether the next audit is brought forward.
+    """
+
+    def __init__(self):
+        self._identity = None
+        self.start_over()
+
+    def start_over(self):
+        """Forgets all, as for another model."""
+        self.steps = self._audits = self._next = self._last = 0
+        self.start = self.cost = None
+        self.errors, self.sound = {}, True
+        self.growth, self.urgent, self._hurries = Growth(), False, 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no audit yet."""
+        return not self._audits
+
+    @property
+    def counts(self) -> bool:
+        """Whether the next audit counts as overhead."""
+        return self._audits >= _AUDITS_AT_ANY_COST
+
+    def due(self, taken: int) -> bool:
+        """Whether it is time for the next audit.
+
+        Args:
+            taken: Int. Steps taken in this `fit`.
+        """
+        return self.steps + taken >= self._next
+
+    def audit(self, taken: int):
+        """An audit is made now.
+
+        Args:
+            taken: Int. Steps taken in this `fit`.
+        """
+        steps = self.steps + taken
+        self._next = steps + max(_AUDITS_GROW * steps, _SECOND_AUDIT)
+        self._audits += 1
+        self._last, self.urgent = steps, False
+
+    def hurry(self) -> int | None:
+        """Brings the next audit forward if a layer overflows before it.
+
+        To half of the steps that are left, which halves them each time.
+
+        Returns:
+            Int. Steps from the last audit to the next, `None` if it stays.
+        """
+        found = self.growth.steps_left().values()
+        left = min((steps for steps, _ in found), default=math.inf)
+        if self._last + left >= self._next or self._hurries >= _HURRIES:
+            return None
+        steps = max(int(left / 2), 1)
+        self._next, self.urgent = self._last + steps, True
+        self._hurries += 1
+        return steps
+
+    def found(self, examination):
+        """A diagnosis found this.
+
+        Args:
+            examination: `Examination`.
+        """
+        self.errors = examination.errors
+        kinds = {finding.verdict.kind for finding in examination.findings}
+        self.sound = kinds <= {"scale_search"}
+
+    def leave(self, model, taken: int):
+        """A `fit` ends.
+
+        Args:
+            model: The `keras.Model`, with variables that are up to date.
+            taken: Int. Steps taken in it.
+        """
+        self.steps += taken
+        self._identity = _identity(model)
+
+    def belongs_to(self, model) -> bool:
+        """Whether the model is still what it was when a `fit` ended."""
+        return self.sound and self._identity == _identity(model)
+
+
+def audit_schedule(model) -> AuditSchedule:
+    """Returns the schedule of a model, a new one if it has changed.
+
+    Args:
+        model: A compiled `keras.Model`, with variables that are up to date.
+    """
+    known = _SCHEDULES.get(model)
+    if known is None or not known.belongs_to(model):
+        known = _SCHEDULES[model] = AuditSchedule()
+    return known
+
+
+def _identity(model):
+    policies = [layer.dtype_policy.name for layer in model._flatten_layers()]
+    small = [
+        v for v in model.trainable_variables if math.prod(v.shape) <= _ELEMENTS
+    ]
+    read = active.step().read
+    weights = [zlib.crc32(read(v).tobytes()) for v in small[:_COMPARED]]
+    # Every `compile` makes a new one.
+    return model._loss_tracker, policies, weights
+
+
+# A diagnosis that takes longer than this many seconds shows a progress bar.
+_PATIENCE = 2.0
+
+# The first diagnosis of more layers than this is expected to take longer.
+_MANY = 30
+
+# Each layer is recorded in two steps, and judged forward and backward.
+_PASSES = 4
+
+
+@contextlib.contextmanager
+def progress(model, who: str, when: str, seconds: float | None):
+    """Shows the progress of the diagnosis that runs within the context.
+
+    Args:
+        model: The `keras.Model`.
+        who: String. The callback that speaks, none to be silent.
+        when: String, `"before the first step"`.
+        seconds: Float. How long it is expected to take; `None` if that is not
+            known.
+    """
+    if not who:
+        yield
+        return
+    layers = len(walk_with_model(model)) - 1  # The model itself is in it.
+    shown = _Shown(who, layers)
+    if layers > _MANY if seconds is None else seconds > _PATIENCE:
+        shown.say(f"checking {layers} layers {when} ...")
+    with counted_by(shown.tick):
+        yield
+    shown.conclude()
+
+
+class _Shown:
+    """What is on the console."""
+
+    def __init__(self, who, layers):
+        self._who = who
+        self._layers = layers
+        self._total, self._done = layers * _PASSES, 0
+        self._bar = None
+        self._said = False
+        self._begun = time.perf_counter()
+
+    def say(self, message):
+        self._said = True
+        io_utils.print_msg(f"\n{self._who}: {message}")
+
+    def tick(self):
+        # A search that finds something takes more passes.
+        self._done = min(self._done + 1, self._total - 1)
+        if self._bar is None and self._seconds() > _PATIENCE:
+            self._bar = keras.utils.Progbar(self._total, unit_name="check")
+        if self._bar is not None:
+            self._bar.update(self._done)
+
+    def conclude(self):
+        if self._bar is not None:
+            self._bar.update(self._total, finalize=True)
+        if self._bar is not None or self._said:
+            took = f"{self._seconds():.1f} s"
+            self.say(f"checked {self._layers} layers in {took}.")
+
+    def _seconds(self):
+        return time.perf_counter() - self._begun

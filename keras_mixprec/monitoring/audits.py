@@ -1,0 +1,332 @@
+"""When to diagnose a model in training, and telling what was found."""
+
+import time
+
+import numpy as np
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.utils import io_utils
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.batch import NotBuiltError
+from keras_mixprec.diagnosis.culprit import low_layers
+from keras_mixprec.diagnosis.on_demand import (
+    Examination,
+    Finding,
+    examine,
+    predict_loss_scale,
+)
+from keras_mixprec.diagnosis.training_state import Course
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.guards.train_function import NextCall
+from keras_mixprec.monitoring.audit_schedule import (
+    AuditSchedule,
+    audit_schedule,
+    progress,
+)
+from keras_mixprec.monitoring.overhead import (
+    DIAGNOSES,
+    carry_on_without,
+    failure,
+)
+from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
+from keras_mixprec.reporting.schema import TWIN
+from keras_mixprec.tuning.consensus import any_worker
+
+_DIRECTIONS = ("forward", "backward")
+
+# Seconds that the first diagnosis of a healthy run is taken to cost.
+_FIRST_COST = 1.0
+
+
+class Examiner:
+    """Diagnoses the next batch of a model when there is reason to.
+
+    There is reason if the optimizer has skipped several steps in a row, or
+    now and then to find what skips no step, as far as the budget allows.
+
+    Args:
+        log: The `RunLog`.
+        verbose: `0` or `1`. Whether to print what is found.
+        spending: `Spending`.
+
+    Attributes:
+        verdicts: List of the `Verdict`s so far, each fault once.
+        schedule: `AuditSchedule` of the model.
+        listener: Function of `Examination`, batch and step, called with all
+            that is found; `None` for nobody.
+    """
+
+    def __init__(self, log, verbose, spending):
+        self.verdicts = []
+        self.listener = None
+        self._works = []
+        self.schedule = AuditSchedule()
+        self._log = log
+        self._verbose = verbose
+        self._spending = spending
+        self._last_errors = -1
+        self._told = set()
+        self._collapse = None
+        self._examined_trouble = self._found = False
+        self._failed = False
+        self._next_call = NextCall()
+
+    def follow_schedule_of(self, model):
+        """Goes on with the audits of a model where its last `fit` ended."""
+        self.schedule = audit_schedule(model)
+
+    @property
+    def armed(self) -> bool:
+        """Whether the next batch is going to be diagnosed."""
+        return self._next_call.armed
+
+    @property
+    def affordable(self) -> bool:
+        """Whether there is enough left to spend on a diagnosis."""
+        cost = self.schedule.cost or _FIRST_COST
+        return self._spending.left(DIAGNOSES) > cost
+
+    def wants(self, in_a_row: int) -> bool:
+        """Whether to diagnose now.
+
+        Args:
+            in_a_row: Int. Steps skipped since the last one applied.
+        """
+        if self._failed or self.armed:
+            return False
+        trouble = in_a_row >= SUSPICIOUS_STEPS
+        if not trouble:
+            self._examined_trouble = False
+        elif not self._examined_trouble and not self._found:
+            # The first time, what it costs does not matter.
+            self._examined_trouble = True
+            return True
+        # Whoever listens asks for diagnoses at times of its own.
+        return self.listener is None and self.affordable
+
+    def arm(self, model, step: int):
+        """Diagnoses the next batch that `model` trains on, the `step`th."""
+        self.on_next_batch(
+            model,
+            step,
+            lambda batch: self._examine(
+                model, batch, step, True, "MixPrecMonitor" * self._verbose
+            ),
+        )
+
+    def examine(
+        self, model, batch, step: int, counts: bool, who: str, rows=None
+    ):
+        """Diagnoses a batch now, as the `step`th.
+
+        Args:
+            model: The `keras.Model`, with variables that are up to date.
+            batch: As `train_step` takes it.
+            step: Int.
+            counts: Boolean. Whether it counts as overhead.
+            who: String. The callback that shows its progress, none for
+                nobody.
+            rows: Function of the batch that returns the rows to examine.
+                Defaults to `None`, all.
+        """
+        self._try(
+            step,
+            lambda: self._examine(model, batch, step, counts, who, rows),
+        )
+
+    def arm_first_scale(self, model, watch, step: int):
+        """Sets the loss scale to what the next batch's gradients need.
+
+        Of several workers' batches, the one that needs the smallest.
+        """
+
+        def predict(batch):
+            bits = [np.inf]
+            self._try(step, lambda: bits.append(_predict_bits(model, batch)))
+            (lowest,) = any_worker(model, [-min(bits)])
+            if np.isinf(lowest):
+                return
+            scale, rule = 2.0**-lowest, watch.optimizer.rule
+            scale = max(scale, rule.min_scale or 0.0)
+            scale = min(scale, rule.max_scale or scale)
+            watch.set_scale(step, scale)
+            self._log.event(step, {"kind": "first_scale", "scale": scale})
+
+        self.on_next_batch(model, step, predict)
+
+    def on_next_batch(self, model, step: int, work):
+        """Calls `work(batch)` before the model trains on its next batch.
+
+        Args:
+            model: The `keras.Model`. Its train function may be made anew.
+            step: Int. The number of the next batch.
+            work: Function. If it fails, this examiner gives up. The batch is
+                `None` if only other workers have one.
+        """
+        self._works.append(work)
+        if self.armed:
+            return
+
+        def look(batch):
+            works = self._works
+            self.disarm()
+            for work in works:
+                self._try(step, lambda work=work: work(batch))
+
+        tapped = active.batches().tapped(
+            model, lambda *args: model.train_function(*args), look
+        )
+        self._next_call.arm(model, tapped)
+
+    def disarm(self):
+        """Looks at no batch after all: there may be none before `fit` ends."""
+        self._works = []
+        self._next_call.disarm()
+
+    def forget_trouble(self):
+        """Takes skipped steps from here on for a new fault."""
+        self._found = self._examined_trouble = False
+        self._collapse = None
+
+    def tell_collapse(self, loss_scale: float, in_a_row: int, step: int):
+        """Reports that the loss scale is at its floor and does not help.
+
+        Unless the cause is reported, or a diagnosis has yet to look for it.
+        """
+        kind = "scale_collapsed"
+        numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
+        self._collapse = Verdict(
+            kind, step=step, numbers=numbers, advice=advice(kind)
+        )
+        if self._failed or self._examined_trouble and not self.armed:
+            self.tell_rest(step)
+
+    def tell(self, verdict: Verdict, step: int):
+        """Reports what was found without a diagnosis, once.
+
+        Args:
+            verdict: `Verdict`.
+            step: Int.
+        """
+        self._tell(verdict, step)
+
+    def has_told(self, kind: str) -> bool:
+        """Whether a fault of no layer has been reported."""
+        return (kind, None, None) in self._told
+
+    def tell_rest(self, step: int):
+        """Reports a collapse that no diagnosis has found the cause of."""
+        if self._collapse and not self._found:
+            self._tell(self._collapse, step)
+
+    def give_up(self, step: int, reason):
+        """Tells that diagnoses fail; training goes on.
+
+        Args:
+            step: Int.
+            reason: The exception.
+        """
+        self._failed = True
+        self._log.event(step, failure("diagnosis_failed", reason))
+        carry_on_without("diagnose this model any more", reason)
+
+    def _examine(self, model, batch, step, counts, who, rows=None):
+        if batch is None:
+            return
+        started = time.perf_counter()
+        try:
+            when = f"before step {step}" if step else "before the first step"
+            with progress(model, who, when, self.schedule.cost):
+                batch = rows(batch) if rows else batch
+                parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+                found = examine(model, *parts, step=step)
+            self.schedule.found(found)
+            found = self._unless_diverged(model, found, step)
+            found = self._foresee(model, found, step)
+            for finding in found.findings:
+                if finding.verdict.kind != "scale_search":  # That is normal.
+                    self._tell(finding.verdict, step)
+            self.log_errors(found.errors, step)
+            if self.listener:
+                self.listener(found, batch, step)
+        finally:
+            cost = self.schedule.cost = time.perf_counter() - started
+            self._spending.add(DIAGNOSES, cost, counts)
+
+    def log_errors(self, errors: dict, step: int):
+        """Logs what a diagnosis measured, once for each step."""
+        if errors and step > self._last_errors:
+            self._last_errors = step
+            table = [
+                [own.get(direction, np.nan) for direction in _DIRECTIONS]
+                for own in errors.values()
+            ]
+            metrics = {f"twin_{d}_error": "max" for d in _DIRECTIONS}
+            self._log.heat(step, table, list(errors), metrics, TWIN)
+
+    def _unless_diverged(self, model, found, step):
+        if found.exact_loss is None:
+            return found
+        now = Course.of(model, found.exact_loss)
+        if self.schedule.start is None:
+            self.schedule.start = now
+        verdict = now.left(self.schedule.start, step)
+        return Examination([Finding(verdict, [])]) if verdict else found
+
+    def _foresee(self, model, found, step):
+        """Adds the layers that are about to overflow."""
+        growth = self.schedule.growth
+        growth.add(step, found.headroom)
+        known = {finding.verdict.layer for finding in found.findings}
+        layers = {e.path: e.layer for e in low_layers(model)}
+        kind, direction = "forward_overflow", "forward"
+        foreseen = []
+        for path, (steps, bits) in growth.about_to_overflow().items():
+            numbers = {
+                "headroom_bits": bits,
+                "overflows_in_steps": round(steps),
+            }
+            verdict = Verdict(
+                kind, path, direction, step, False, numbers, advice(kind, path)
+            )
+            if path in layers and path not in known:
+                foreseen.append(Finding(verdict, [layers[path]]))
+        return found._replace(findings=[*found.findings, *foreseen])
+
+    def _try(self, step, work):
+        try:
+            work()
+        except NotBuiltError as error:
+            self._put_off(step, error)
+        # Whatever a diagnosis runs into, training goes on.
+        except Exception as error:
+            self.give_up(step, error)
+
+    def _put_off(self, step, error):
+        """Tells, once, that the first step has to build the model."""
+        if NotBuiltError not in self._told:
+            self._told.add(NotBuiltError)
+            self._log.event(step, failure("diagnosis_failed", error))
+            carry_on_without("diagnose this model before its first step", error)
+
+    def _tell(self, verdict, step):
+        fault = (verdict.kind, verdict.layer, verdict.direction)
+        if fault in self._told:
+            return
+        self._told.add(fault)
+        self.verdicts.append(verdict)
+        self._found |= verdict.kind != "scale_collapsed"
+        event = verdict.to_dict() | {"kind": "verdict", "verdict": verdict.kind}
+        if verdict.step != step:  # It is reported later than it happened.
+            event["at_step"] = verdict.step
+        self._log.event(step, event)
+        if self._verbose:
+            io_utils.print_msg(f"\n{verdict}")
+
+
+def _predict_bits(model, batch):
+    if batch is None:
+        return np.inf
+    parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    return np.log2(predict_loss_scale(model, *parts))

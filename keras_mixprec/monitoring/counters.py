@@ -1,0 +1,209 @@
+"""What a model in `fit` counts, and what is to be done about it."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.formats import KINDS
+from keras_mixprec.guards.prepare import guard_of, watch_optimizers
+from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.monitoring.recorded_steps import Watch
+from keras_mixprec.reporting.schema import (
+    NONFINITE_GRADIENTS_TAG,
+    NONFINITE_LOSSES_TAG,
+    SKIPPED_TAG,
+    curve_tag,
+)
+
+
+class Tally:
+    """What was not finite since a `fit` started, and in its log before.
+
+    Args:
+        tag: String. What its curves are called, each with a kind behind it.
+        read: Function that returns the counts by kind, as of now.
+        earlier: Dict from tags to what earlier runs counted.
+    """
+
+    def __init__(self, tag: str, read: Callable, earlier: Mapping):
+        self._tags = {kind: f"{tag}/{kind}" for kind in KINDS}
+        self._read, self._first = read, read()
+        self._earlier = earlier
+
+    def counts(self) -> dict:
+        """Returns how often each kind was seen since the start."""
+        now = self._read()
+        return {kind: now[kind] - self._first[kind] for kind in KINDS}
+
+    def curves(self) -> dict:
+        """Returns tag -> count in the whole log, of the kinds ever seen."""
+        counts = {
+            self._tags[kind]: count + self._earlier.get(self._tags[kind], 0)
+            for kind, count in self.counts().items()
+        }
+        return {tag: count for tag, count in counts.items() if count > 0}
+
+
+class Counters:
+    """The counters of a model's optimizers and of the guard of its metrics.
+
+    Args:
+        model: A compiled `keras.Model`, with variables that are up to date.
+        log: The `RunLog`.
+        step: Int. The step of the log at which training starts.
+    """
+
+    def __init__(self, model, log, step):
+        self._model = model
+        self._watches = watch_optimizers(model)
+        for name, watch in self._watches.items():
+            tag = curve_tag(SKIPPED_TAG, name)
+            watch.begin(step, log.counts.get(tag, 0), log.next_step)
+        self._gradients = {
+            name: Tally(
+                curve_tag(NONFINITE_GRADIENTS_TAG, name),
+                watch.optimizer.nonfinite_counts,
+                log.counts,
+            )
+            for name, watch in self._watches.items()
+        }
+        guard, self._losses = guard_of(model), None
+        if guard.on and guard.counters:
+            self._losses = Tally(
+                NONFINITE_LOSSES_TAG,
+                lambda: guard_of(model).nonfinite_losses,
+                log.counts,
+            )
+
+    def used(self) -> dict[str, Watch]:
+        """Returns the watches of the optimizers that training uses, by name.
+
+        `compile` without an optimizer makes one that a `train_step` with
+        others of its own never uses. The name of the only one is `""`.
+        """
+        others = len(optimizers_of(self._model)) > 1
+        return {
+            name: watch
+            for name, watch in self._watches.items()
+            if not (others and name in ("", "optimizer"))
+            or watch.optimizer.attempted_steps
+        }
+
+    def optimizers(self) -> dict:
+        """Returns all loss scale optimizers, by the name of the attribute."""
+        return {
+            name or "optimizer": watch.optimizer
+            for name, watch in self._watches.items()
+        }
+
+    def attempted(self) -> int | None:
+        """Returns the steps attempted since the start.
+
+        `None` where not every step is one of a single optimizer.
+        """
+        only = self.used().get("")
+        return None if only is None else only.attempted()
+
+    def bad_steps(self) -> int:
+        """Returns how many steps were skipped or had a loss not finite."""
+        skipped = [watch.skipped() for watch in self.used().values()]
+        losses = self.nonfinite_losses() or {}
+        return max([*skipped, sum(losses.values())])
+
+    def in_a_row(self) -> int:
+        """Returns the steps skipped since the last one applied."""
+        optimizers = [watch.optimizer for watch in self.used().values()]
+        return max((o.consecutive_skipped_steps for o in optimizers), default=0)
+
+    def nonfinite_losses(self) -> dict | None:
+        """Returns, by kind, how many batches had a loss not finite.
+
+        Since the start; `None` where that is not counted.
+        """
+        return self._losses and self._losses.counts()
+
+    def nonfinite_gradients(self, name: str) -> dict:
+        """Returns, by kind, in how many steps a gradient was not finite.
+
+        Args:
+            name: String. Which optimizer's, as in `used`.
+        """
+        return self._gradients[name].counts()
+
+    def nonfinite_curves(self) -> dict:
+        """Returns tag -> count in the whole log, of what was not finite."""
+        curves = self._losses.curves() if self._losses else {}
+        for tally in self._gradients.values():
+            curves |= tally.curves()
+        return curves
+
+    def nonfinite_events(self) -> list:
+        """Returns an event for the loss and each optimizer, if any is due."""
+        losses = self.nonfinite_losses() or {}
+        events: list[dict] = [{"kind": "nonfinite_losses", "counts": losses}]
+        events += [
+            {
+                "kind": "nonfinite_gradients",
+                "optimizer": name,
+                "counts": self.nonfinite_gradients(name),
+            }
+            for name in self._gradients
+        ]
+        return [event for event in events if any(event["counts"].values())]
+
+    def scale_bits(self) -> float:
+        """Returns the largest loss scale in use, as a power of two."""
+        used = self.used().values()
+        scales = [float(watch.optimizer.loss_scale) for watch in used]
+        return math.log2(max(scales, default=1.0))
+
+    def all(self) -> list[Watch]:
+        """Returns the watches of all loss scale optimizers."""
+        return list(self._watches.values())
+
+    def collapsed(self) -> bool:
+        """Returns whether any loss scale has collapsed, as of now."""
+        return any(watch.collapsed() for watch in self.used().values())
+
+    def raise_scale(
+        self, bits: float, step: int, beyond_first: bool = False
+    ) -> bool:
+        """Raises loss scales that are below what is needed now.
+
+        Args:
+            bits: Float. The scale that suits the model, as a power of two.
+            step: Int. Step of the log.
+            beyond_first: Boolean. Whether above where they started as well.
+                Defaults to `False`.
+
+        Returns:
+            Boolean. Whether any was raised.
+        """
+        raised = False
+        for watch in self.used().values():
+            rule = watch.optimizer.rule
+            if isinstance(rule, DynamicLossScale):
+                highest = rule.max_scale or math.inf
+                highest = highest if beyond_first else watch.first_scale
+                scale = min(2.0**bits, highest)
+                if scale > float(watch.optimizer.loss_scale):
+                    watch.set_scale(step, scale)
+                    raised = True
+        return raised
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[float]:
+        """Context in which counters are those of the last step.
+
+        It is given the seconds that the steps under way took to end.
+        """
+        holders = [*self.optimizers().values(), guard_of(self._model)]
+        counters = [v for holder in holders for v in holder.counters]
+        with active.batches().newest(self._model, counters):
+            started = time.perf_counter()
+            for watch in self._watches.values():
+                watch.attempted()
+            yield time.perf_counter() - started

@@ -1,0 +1,248 @@
+"""Keeping the batches of skipped steps, and telling which had bad data."""
+
+import sys
+
+import numpy as np
+from keras import ops, tree
+from keras.src.trainers.data_adapters import (
+    array_data_adapter,
+    data_adapter_utils,
+)
+
+from keras_mixprec.diagnosis.advice import bad_data_advice
+from keras_mixprec.diagnosis.failing_batch import FailingBatch
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.guards.train_function import HeldBatch
+from keras_mixprec.loss_scaling.inputs import PARTS
+from keras_mixprec.monitoring.overhead import carry_on_without
+from keras_mixprec.numerics.calls import seed_states
+
+
+class Recorder:
+    """Holds on to the batch of each step until that has succeeded.
+
+    Nothing of it is copied before it fails, random state apart.
+
+    Args:
+        count: Int. How many failing batches to keep, the first ones.
+
+    Attributes:
+        kept: List of `FailingBatch`.
+    """
+
+    def __init__(self, count):
+        self.kept = []
+        self._count = count
+        self._held = HeldBatch()
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another."""
+        return len(self.kept) >= self._count
+
+    def hold(self, model, step: int, optimizers: dict):
+        """Holds the next batch that `model` trains on, the `step`th.
+
+        Args:
+            model: The `keras.Model`.
+            step: Int.
+            optimizers: Dict from name to `LossScaleOptimizer`.
+        """
+
+        def describe():
+            seeds = [np.array(_array(v)) for v in seed_states(model)]
+            scales = {n: float(o.loss_scale) for n, o in optimizers.items()}
+            return step, seeds, scales
+
+        try:
+            self._held.hold(model, describe)
+        except NotImplementedError as reason:
+            self._count = 0
+            carry_on_without("keep failing batches", reason)
+
+    def settle(self, model, optimizers: dict):
+        """Keeps the batch of the last step if that was skipped."""
+        held = self._held.take()
+        if held and any(o.last_step_skipped for o in optimizers.values()):
+            batch, described = held
+            self.kept.append(FailingBatch.of(model, batch, *described))
+
+    def end_epoch(self):
+        """An epoch of unknown length ends with a call without a batch."""
+        self._held.end_epoch()
+
+    def disarm(self):
+        """Holds no batch any more."""
+        self._held.disarm()
+
+
+def _array(variable):
+    return ops.convert_to_numpy(variable.value)
+
+
+# Samples that a verdict lists, batches that are kept.
+_LISTED = 8
+_KEPT = 1000
+
+_SLICE = 4096
+
+
+class BadData:
+    """Collects the batches of skipped steps whose inputs were not finite.
+
+    Attributes:
+        count: Int. How many there were.
+        batches: List of dicts with `"epoch"`, counted from 1 as `fit` prints
+            it, `"batch"`, counted from 0, and `"rows"`, the first bad row of
+            each part of the batch; the first 1,000.
+        keeps_scale: Boolean. Whether a loss scale is raised again that fell
+            because of bad data alone.
+    """
+
+    def __init__(self):
+        self.count = 0
+        self.batches = []
+        self.keeps_scale = False
+        self._epochs = [(0, 1)]
+
+    def begin_epoch(self, step: int, epoch: int):
+        """An epoch begins, with this step.
+
+        Args:
+            step: Int.
+            epoch: Int, counted from 0.
+        """
+        self._epochs.append((step, epoch + 1))
+
+    def settle(self, engine, readings: dict) -> dict:
+        """Takes note of what was read and undoes what bad data did.
+
+        They say nothing of the scale that gradients need. Not within the step,
+        which follows its update rule to the letter.
+
+        Args:
+            engine: The `Engine`.
+            readings: Dict from the name of an optimizer to its `Reading`.
+
+        Returns:
+            The readings, with the loss scales that were put back.
+        """
+        fallen = [name for name, found in readings.items() if self._add(found)]
+        if fallen:
+            engine.up_to_date()
+        watches = engine.counters.used()
+        for name in fallen:
+            scale = readings[name].points[0].scale
+            watches[name].set_scale(engine.step, scale)
+            event = {"kind": "loss_scale_kept", "scale": scale}
+            engine.log.event(engine.step, event)
+            again = watches[name].read(engine.step)
+            readings[name] = readings[name].continued(again)
+        return readings
+
+    def tell(self, engine):
+        """Reports bad data, the first time.
+
+        Args:
+            engine: The `Engine`.
+        """
+        if self.batches and not engine.examiner.has_told("bad_data"):
+            verdict = self._verdict(engine.model)
+            engine.examiner.tell(verdict, engine.step)
+
+    def _add(self, reading):
+        """Takes note of a reading; whether bad data alone lowered a scale."""
+        bad = [skipped for skipped in reading.new_steps if skipped.inputs]
+        self.count += len(bad)
+        room = _KEPT - len(self.batches)
+        self.batches += map(self._locate, bad[: max(room, 0)])
+        alone = len(bad) == len(reading.new_steps) and not reading.others
+        fell = reading.loss_scale < reading.points[0].scale
+        return bool(bad) and self.keeps_scale and alone and fell
+
+    def _verdict(self, model):
+        first = self.batches[0]
+        numbers = {name: first[name] for name in ("epoch", "batch")}
+        samples = bad_samples(model)
+        for part, indices in samples.items():
+            numbers[f"samples_of_{part}"] = indices[:_LISTED].tolist()
+            numbers[f"bad_samples_of_{part}"] = len(indices)
+        if not samples:
+            for part, row in first["rows"].items():
+                numbers[f"rows_of_{part}"] = [row]
+        return Verdict(
+            "bad_data",
+            step=first["step"],
+            numbers=numbers,
+            advice=bad_data_advice(next(iter(samples or first["rows"]))),
+        )
+
+    def __str__(self):
+        if not self.count:
+            return ""
+        first = self.batches[0]
+        more = f"{self.count} batches" if self.count > 1 else "1 batch"
+        return (
+            f"Bad data: {more} with inputs that are not finite, the first in "
+            f"epoch {first['epoch']}, batch {first['batch']}."
+        )
+
+    def _locate(self, skipped):
+        # The log counts steps that are taken, `fit` those before a batch.
+        step = skipped.step - 1
+        start, epoch = max(e for e in self._epochs if e[0] <= step)
+        place = {"epoch": epoch, "batch": step - start, "step": step}
+        return place | {"rows": skipped.inputs}
+
+
+def bad_samples(model) -> dict:
+    """Returns which samples of the arrays given to `fit` are not finite.
+
+    Args:
+        model: The `keras.Model`, in `fit`.
+
+    Returns:
+        Dict from `"x"`, `"y"` and `"sample_weight"` to an array of indices, in
+        the order of the user's arrays, shuffled or not; empty if `fit` was
+        given no arrays.
+    """
+    adapter = _adapter(model)
+    if not isinstance(adapter, array_data_adapter.ArrayDataAdapter):
+        return {}
+    found = {}
+    parts = data_adapter_utils.unpack_x_y_sample_weight(adapter._inputs)
+    for name, part in zip(PARTS, parts, strict=True):
+        rows = [_bad_rows(leaf) for leaf in tree.flatten(part)]
+        rows = [indices for indices in rows if len(indices)]
+        if rows:
+            found[name] = np.unique(np.concatenate(rows))
+    return found
+
+
+def _bad_rows(leaf):
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or "float" not in str(dtype):
+        return ()
+    array = np.asarray(leaf)
+    found = []
+    # In slices: a copy of all of it may not fit into memory.
+    for start in range(0, len(array), _SLICE):
+        rows = array[start : start + _SLICE]
+        finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+        found += (start + np.flatnonzero(~finite)).tolist()
+    return found
+
+
+def _adapter(model):
+    """The data adapter of the `fit` that is under way, `None` if unknown.
+
+    Keras keeps it in a local variable of `fit`.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        names = frame.f_locals
+        if frame.f_code.co_name == "fit" and names.get("self") is model:
+            iterator = names.get("epoch_iterator")
+            return getattr(iterator, "data_adapter", None)
+        frame = frame.f_back
+    return None

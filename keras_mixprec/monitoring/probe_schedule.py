@@ -1,0 +1,270 @@
+"""When to probe a step, and writing what it told."""
+
+import itertools
+import math
+import time
+from collections import defaultdict
+
+from keras.src.utils import io_utils
+
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.diagnosis import ranges
+from keras_mixprec.diagnosis.ranges import Trend
+from keras_mixprec.guards.prepare import guarded_steps
+from keras_mixprec.guards.train_function import NextCall
+from keras_mixprec.monitoring.overhead import PROBES, carry_on_without, failure
+from keras_mixprec.numerics.collector import accumulation_steps
+from keras_mixprec.numerics.probed_step import Probe
+from keras_mixprec.numerics.range_reading import Ranges
+from keras_mixprec.reporting.schema import EXPONENTS
+
+# Compiling the twin takes up to four times as long as the first step did, and
+# happens once: that may be five times the share of the run that probes may
+# take.
+_COMPILING = 5 / 4
+
+_ACTIVATION = [*ranges.METRICS].index("activation_headroom_bits")
+
+# The attribute of a model that holds its probe, with the train function that
+# it is the twin of: a second `fit` need not compile it again. Both refer to the
+# model, so that kept anywhere else they would keep it alive.
+_KEPT_AS = "_keras_mixprec_probe"
+
+
+class Prober:
+    """Lets a step measure itself now and then.
+
+    Args:
+        log: The `RunLog`.
+        every: Int. Steps between two probes, 0 for none.
+        max_overhead: Float. Share of the training time that they may take.
+        verbose: `0` or `1`. Whether to print a warning of an overflow to come.
+        spending: `Spending`.
+
+    Attributes:
+        readings: List of `LayerReading`, the last with activations.
+        limits: The `Format` that it refers to, `None` before.
+        last_step: Int. How many steps were taken when something was measured
+            last, -1 before.
+        dtypes: Dict from layer path to the dtype that it computes in now.
+    """
+
+    def __init__(self, log, every, max_overhead, verbose, spending):
+        self.readings = []
+        self.limits = None
+        self.last_step = -1
+        self.dtypes = {}
+        self._unwritten = []
+        self._last_histograms = -1
+        self._log = log
+        self._every = every
+        self._max_overhead = max_overhead
+        self._verbose = verbose
+        self._spending = spending
+        self._next = None
+        self._pending = None
+        self._failed = False
+        self._told = set()
+        self._trends = defaultdict(Trend)
+        self._next_call = NextCall()
+        self._started = time.perf_counter()
+        self._first_call = None
+
+    @property
+    def armed(self) -> bool:
+        """Whether the next step is going to be probed."""
+        return self._next_call.armed
+
+    @property
+    def due_at(self) -> float:
+        """The step from which on a probe is due, infinite for never."""
+        if self._failed or not self._every:
+            return math.inf
+        return self._next or 0
+
+    def wants(self, model, step: int, steps: int) -> bool:
+        """Whether to probe the next step.
+
+        Args:
+            model: The `keras.Model`.
+            step: Int. The number of the next batch.
+            steps: Int. How many steps `fit` has taken.
+        """
+        if not steps:
+            return False
+        if self._first_call is None:
+            self._first_call = time.perf_counter() - self._started
+            self._next = self._next or step + self._every - steps
+        if step < self.due_at or self.armed:
+            return False
+        if not self._is_made(model):
+            elapsed = time.perf_counter() - self._started
+            return _COMPILING * self._max_overhead * elapsed > self._first_call
+        return self._spending.left(PROBES) > vars(model)[_KEPT_AS][1].seconds
+
+    def hurry(self):
+        """Probes as soon as the budget allows: something has changed."""
+        self._next = 0
+
+    def arm(self, model, step: int):
+        """Lets the next call of the train function be a probed one."""
+        self._next = step + _interval(self._every, model)
+        own = model.train_function
+        first = not self._is_made(model)
+        plain = self._spending.seconds_per_step(step)
+
+        def train(*args):
+            self._next_call.disarm()
+            started = time.perf_counter()
+            twin_args, args = active.probe().twice(args)
+            try:
+                with guarded_steps(model):
+                    if first:
+                        vars(model)[_KEPT_AS] = own, Probe(model)
+                    _, probe = vars(model)[_KEPT_AS]
+                    result = probe.train_function(*twin_args)
+            except StopIteration:
+                raise
+            # Whatever it runs into, training goes on.
+            except Exception as error:
+                self._give_up(step, error)
+                return own(*args)
+            self._pending = probe, started, plain, first
+            return result
+
+        self._next_call.arm(model, train)
+
+    def collect(self, step: int):
+        """Writes what the last probed step told, if there was one.
+
+        Args:
+            step: Int. How many steps were taken, that one included.
+        """
+        if self._pending is None:
+            return
+        probe, started, plain, first = self._pending
+        self._pending = None
+        try:
+            readings = probe.read()
+        except Exception as error:
+            self._give_up(step, error)
+            return
+        self.write(Ranges(readings, probe.limits, probe.failures), step)
+        seconds = time.perf_counter() - started
+        if first:
+            self._log.event(
+                step, {"kind": "probe_compiled", "seconds": round(seconds, 3)}
+            )
+        else:
+            probe.seconds = seconds = max(seconds - plain, 0.0)
+        self._spending.add(PROBES, seconds, counts=not first)
+
+    def write(self, ranges: Ranges, step: int):
+        """Writes what was measured.
+
+        Args:
+            ranges: `Ranges`.
+            step: Int. How many steps were taken before.
+        """
+        readings, self.limits, failures = ranges
+        self._unwritten = readings
+        if any("activation" in reading.parts for reading in readings):
+            self.readings = readings
+        if readings:
+            self.last_step = step
+            self._write(readings, step)
+        self._warn_of(failures, step)
+
+    def write_histograms(self, step: int):
+        """Writes the exponents of what was measured last, once.
+
+        The end of the last epoch is that of training, at the same step.
+        """
+        if step == self._last_histograms:
+            return
+        if self._unwritten:
+            self._last_histograms = step
+        for reading in self._unwritten:
+            for part, family in EXPONENTS.items():
+                bins = (
+                    reading.parts[part].bins() if part in reading.parts else ()
+                )
+                if len(bins):
+                    tag = f"{family}/{reading.path}"
+                    self._log.histogram(step, tag, bins)
+        self._unwritten = []
+
+    def least_headroom(self) -> dict:
+        """Returns `(path, bits)` of the last probe, by part of a layer.
+
+        Of layers in 16 bits.
+        """
+        found = {
+            part: ranges.least_headroom(self.readings, self.dtypes, part)
+            for part in EXPONENTS
+        }
+        return {part: least for part, least in found.items() if least}
+
+    def disarm(self):
+        """Probes no step any more."""
+        self._next_call.disarm()
+
+    def _is_made(self, model):
+        known, _ = vars(model).get(_KEPT_AS, (None, None))
+        return known is not None and known is model.train_function
+
+    def _write(self, readings, step):
+        table = ranges.heat(readings, self.limits)
+        paths = [reading.path for reading in readings]
+        self._log.heat(step, table, paths, ranges.METRICS)
+        narrow = ranges.in_16_bits(readings, self.dtypes)
+        curves = ranges.curves(table, narrow)
+        self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
+        for path, row, is_narrow in zip(paths, table, narrow, strict=True):
+            if is_narrow:
+                self._tell_trend(path, float(row[_ACTIVATION]), step)
+
+    def _tell_trend(self, path, bits, step):
+        left = self._trends[path].add(step, bits)
+        if left is None or path in self._told:
+            return
+        self._told.add(path)
+        event = {
+            "kind": "trend",
+            "layer": path,
+            "headroom_bits": round(bits, 2),
+            "overflows_in_steps": round(left),
+        }
+        self._log.event(step, event)
+        if self._verbose:
+            io_utils.print_msg(
+                f"\nThe activations of {path!r} have {bits:.1f} bits left "
+                f"below the maximum of {self.limits.name} and grow: they "
+                f"overflow in about {left:.0f} steps."
+            )
+
+    def _warn_of(self, failures, step):
+        for path, reason in failures.items():
+            if path not in self._told:
+                self._told.add(path)
+                event = failure("probe_failed", reason, layer=path)
+                self._log.event(step, event)
+                carry_on_without(f"measure {path!r}", reason)
+
+    def _give_up(self, step, reason):
+        self._failed = True
+        self._log.event(step, failure("probe_failed", reason))
+        carry_on_without("probe this model any more", reason)
+
+
+def _interval(every, model):
+    """Steps from one probe to the next, at least `every`.
+
+    Of steps whose gradients are accumulated, only the last one updates: probes
+    meet each of them in turn.
+    """
+    optimizers = optimizers_of(model).values()
+    windows = math.prod(map(accumulation_steps, optimizers))
+    steps = itertools.count(every)
+    return next(n for n in steps if math.gcd(n, windows) == 1)

@@ -1,0 +1,237 @@
+"""Ranges of every layer from the first steps of a run and from its last."""
+
+import dataclasses
+import math
+import time
+
+from keras_mixprec.backend import active
+from keras_mixprec.monitoring.overhead import PROBES, carry_on_without
+from keras_mixprec.numerics.range_reading import read_ranges, read_weights
+from keras_mixprec.reporting.no_log import NoLog
+
+# What all readings of a model may take together: this share of the first
+# epoch of each `fit`, or more with a larger `max_overhead`, but at least so
+# many seconds. It happens once, so that it is no part of the overhead.
+_SHARE = 0.05
+_SECONDS = 2.0
+
+# The attribute of a model that holds its `_Costs`, over several `fit`s.
+_KEPT_AS = "_keras_mixprec_range_costs"
+
+
+@dataclasses.dataclass
+class _Costs:
+    """What readings of a model took.
+
+    Attributes:
+        spent: Float. Seconds of all of them.
+        epochs: Float. Seconds of the first epochs of earlier `fit`s.
+        last: Float. Seconds of the last one, `None` before.
+    """
+
+    spent: float = 0.0
+    epochs: float = 0.0
+    last: float | None = None
+
+
+class RangeReader:
+    """Measures all layers on the first batch of a run, outside of its steps.
+
+    After the first step, after the last, and in between whenever twice as many
+    steps were taken and no step was probed, so that a run that dies leaves
+    ranges that are not old.
+
+    Args:
+        model: The `keras.Model`.
+        log: The `RunLog`.
+        settings: `Settings` of the engine.
+        prober: `Prober`, which writes what is measured.
+        spending: `Spending`.
+
+    Attributes:
+        withheld: String. Why something was not measured, in one sentence;
+            empty if all was.
+    """
+
+    def __init__(self, model, log, settings, prober, spending):
+        self.withheld = ""
+        self._log = log
+        self._share = max(settings.max_overhead, _SHARE)
+        self._limited = settings.max_overhead < 1
+        self._off = _reason_for_none(settings)
+        self._prober = prober
+        self._spending = spending
+        self._costs = vars(model).setdefault(_KEPT_AS, _Costs())
+        self._started = time.perf_counter()
+        self._first_call = self._first_epoch = None
+        self._first_step = self._next = 0
+        self._seconds = 0.0
+        self._steps = []
+        self._batch = None
+
+    @property
+    def due_at(self) -> float:
+        """The step from which on a reading is due, infinite for never."""
+        return math.inf if self._off else self._next
+
+    def start(self, model, step: int, examiner):
+        """Holds the first batch, to be measured on.
+
+        Args:
+            model: The `keras.Model`.
+            step: Int. The number of the first batch.
+            examiner: `Examiner`, which hands over batches.
+        """
+        self._first_step, self._next = step, step + 1
+        if self._off:
+            self._withhold(step, self._off)
+        else:
+            examiner.on_next_batch(model, step, self._hold)
+
+    def read_if_due(self, model, step: int):
+        """Measures what is due before the next step.
+
+        Args:
+            model: Function that returns the `keras.Model` with variables that
+                are up to date.
+            step: Int. The number of the next batch.
+        """
+        if step < self.due_at:
+            return
+        steps = step - self._first_step
+        self._next = self._first_step + 2 * steps
+        first = self._first_call is None
+        if first:
+            self._first_call = time.perf_counter() - self._started
+        # Probes of steps make up for it.
+        elif self._prober.last_step - self._first_step > steps // 2:
+            return
+        # Some is kept for the last, which may take longer than this one.
+        if first or self._left() >= 4 * self._expected():
+            self._read(model(), step)
+
+    def end_epoch(self):
+        """The first epoch is over."""
+        if self._first_epoch is None:
+            self._first_epoch = self._elapsed()
+
+    def finish(self, model, step: int):
+        """Measures once more if steps were taken since, and says what it took.
+
+        Args:
+            model: The `keras.Model`, with variables that are up to date.
+            step: Int. How many steps were taken.
+        """
+        if self._off:
+            return
+        self.end_epoch()
+        if self._first_call is None:
+            self._first_call = self._first_epoch
+        if step == self._first_step:
+            self._withhold(step, "no step was taken.")
+        elif self._prober.last_step < step:
+            self._read(model, step)
+        self._costs.epochs += self._first_epoch
+        if self._steps:
+            event = {"steps": self._steps, "seconds": round(self._seconds, 3)}
+            self._log.event(step, {"kind": "ranges_measured"} | event)
+
+    def __str__(self):
+        """What was measured at what cost, and what was not."""
+        lines = []
+        if self._steps:
+            times = f"{len(self._steps)} time{'s' * (len(self._steps) > 1)}"
+            lines.append(
+                f"Ranges of all layers measured {times} beside training, in "
+                f"{self._seconds:.1f} s."
+            )
+        return " ".join([*lines, self.withheld]).strip()
+
+    def _hold(self, batch):
+        self._batch = batch
+
+    def _elapsed(self):
+        return time.perf_counter() - self._started - self._seconds
+
+    def _left(self):
+        """The seconds that may still be spent."""
+        if not self._limited:
+            return math.inf
+        epoch = self._first_epoch or self._elapsed()
+        allowed = self._share * (self._costs.epochs + epoch)
+        return max(allowed, _SECONDS) - self._costs.spent
+
+    def _expected(self):
+        """The seconds that a reading is going to take."""
+        if self._costs.last is not None:
+            return self._costs.last
+        return active.replay().FIRST_RUN * self._first_call
+
+    def _read(self, model, step):
+        if isinstance(self._log, NoLog):  # Another worker writes it.
+            return
+        started = time.perf_counter()
+        ranges = self._ranges(model, step)
+        try:
+            self._prober.write(ranges or read_weights(model), step)
+            self._prober.write_histograms(step)
+        except Exception as error:
+            self._give_up(step, error)
+        seconds = time.perf_counter() - started
+        if ranges:
+            # Of the first on JAX nearly all is compiling, and that is over.
+            compiling = self._costs.last is None and self._expected() > 0
+            self._costs.last = seconds / 5 if compiling else seconds
+            self._steps.append(step)
+        self._seconds += seconds
+        self._costs.spent += seconds
+        self._spending.add(PROBES, seconds, counts=False)
+
+    def _ranges(self, model, step):
+        """The ranges of all layers, `None` if there are none to be had."""
+        left, expected = self._left(), self._expected()
+        if self._batch is None:
+            self._withhold(step, "there is no batch to measure on.")
+        elif left < expected or left <= 0:
+            self._too_dear(step, f"take about {expected:.1f} s", expected)
+        else:
+            try:
+                return read_ranges(model, self._batch, left)
+            except TimeoutError:
+                self._costs.last = 2 * left
+                self._too_dear(step, f"take more than {left:.1f} s", 2 * left)
+            # Whatever it runs into, training goes on.
+            except Exception as error:
+                self._give_up(step, error)
+        return None
+
+    def _too_dear(self, step, they_take, seconds):
+        needed = (seconds + self._costs.spent) / self._elapsed()
+        argument = "1" if needed >= 1 else f"{needed + 0.005:.2f}"
+        self._withhold(
+            step,
+            f"those of activations and gradients {they_take} to measure, and "
+            f"{max(self._left(), 0.0):.1f} s are left of "
+            f"{self._share:.0%} of the first epoch, or {_SECONDS:g} s. "
+            f"`max_overhead={argument}` allows them.",
+        )
+
+    def _give_up(self, step, error):
+        self._batch = None
+        self._withhold(step, f"{type(error).__name__}: {str(error)[:200]}")
+        carry_on_without("measure layers beside training", error)
+
+    def _withhold(self, step, reason):
+        if self.withheld:
+            return
+        self.withheld = f"Ranges of layers withheld at step {step}: {reason}"
+        event = {"kind": "ranges_withheld", "message": self.withheld}
+        self._log.event(step, event)
+
+
+def _reason_for_none(settings):
+    if not settings.probe_every:
+        return "`probe_every=0`. With the default of 100 they are measured."
+    if not settings.max_overhead:
+        return "`max_overhead=0`. With the default of 0.02 they are measured."
+    return None

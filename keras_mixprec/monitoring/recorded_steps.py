@@ -1,0 +1,274 @@
+"""Reading what an optimizer recorded since the last reading."""
+
+import itertools
+import math
+from typing import NamedTuple
+
+from keras_mixprec.loss_scaling.history import CAPACITY
+from keras_mixprec.monitoring.scale_curve import Moment, ScalePoint, Stretch
+from keras_mixprec.reporting.schema import SKIPPED_TAG, curve_tag
+
+# This many skipped steps in a row are no scale search any more: from 2**15
+# that finds a scale of 2**10, and few models need a smaller one.
+SUSPICIOUS_STEPS = 5
+
+# A rule without a floor of its own counts as being at it here: float16's
+# smallest normal number, the floor of `DynamicLossScale()`. A gradient that
+# overflows float16 even so is above 1e9. Others stop earlier: fairseq raises
+# below 1e-4 (`--min-loss-scale`), DeepSpeed, Megatron and jmp hold the scale
+# at 1.
+_LEAST_USEFUL = 2.0**-14
+
+# Changes of the scale that are logged one by one, 0.1 kB each. A schedule may
+# change it in every step of a long run.
+_CHANGES = 20_000
+
+
+class Reading(NamedTuple):
+    """What one reading of an optimizer's counters found.
+
+    Attributes:
+        points: List of `ScalePoint`s: the last one of the reading before, all
+            changes of the scale since then, and now.
+        gaps: List of pairs of steps between which changes are not all known.
+        skipped: Int. Steps skipped so far, in the whole log.
+        in_a_row: Int. Steps skipped since the last one applied.
+        collapsed: Boolean. Whether steps in a row are still skipped at a scale
+            that is as low as it can be, or as any model needs.
+        new_steps: List of the `NonfiniteStep`s since the last reading, with
+            the log's numbers.
+        others: List of `Block`s of skipped steps since then that the optimizer
+            no longer remembers in full.
+        overflow_counts: Dict path -> number of steps it overflowed in.
+        gradient_norms: Dict path -> unscaled norm of the last step.
+        first: Int. The first step of which the log has no point yet.
+    """
+
+    points: list
+    gaps: list
+    skipped: int
+    in_a_row: int
+    collapsed: bool
+    new_steps: list
+    others: list
+    overflow_counts: dict
+    gradient_norms: dict
+    first: int
+
+    @property
+    def step(self) -> int:
+        """The step of the log at which this was read."""
+        return self.points[-1].step
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale in use now."""
+        return self.points[-1].scale
+
+    @property
+    def grown(self) -> bool:
+        """Whether the scale has risen since the last reading."""
+        scales = [point.scale for point in self.points]
+        return any(b > a for a, b in itertools.pairwise(scales))
+
+    def continued(self, again: "Reading") -> "Reading":
+        """Returns one reading of this and another at the same step.
+
+        Args:
+            again: `Reading` after the scale was set.
+        """
+        points = self.points + again.points[1:]
+        return self._replace(points=points, collapsed=again.collapsed)
+
+    def curves(self, name: str = "", by_variable: bool = True) -> dict:
+        """Returns what to draw, step -> tag -> number.
+
+        Args:
+            name: String. Which of several optimizers it is, `""` if there is
+                one.
+            by_variable: Boolean. Whether those of each variable as well.
+        """
+        curves = {
+            step: {
+                curve_tag("mixprec/loss_scale", name): scale,
+                curve_tag("mixprec/log2_loss_scale", name): math.log2(scale),
+            }
+            for step, scale in self._corners()
+        }
+        norms = self.gradient_norms
+        now = curves.setdefault(self.step, {})
+        now[curve_tag(SKIPPED_TAG, name)] = self.skipped
+        norm = math.hypot(*norms.values())
+        now[curve_tag("mixprec/gradient_norm", name)] = norm
+        if not by_variable:
+            return curves
+        tag = curve_tag("mixprec/gradient_norm_by_variable", name)
+        now |= {f"{tag}/{path}": norm for path, norm in norms.items()}
+        tag = curve_tag("mixprec/overflow_count", name)
+        counts = self.overflow_counts
+        now |= {f"{tag}/{path}": n for path, n in counts.items() if n}
+        return curves
+
+    def _corners(self):
+        """Step and scale at both ends of each stretch without a change.
+
+        TensorBoard draws straight lines between points.
+        """
+        start, *others = self.points
+        if not others:
+            own = start.step >= self.first
+            return [(start.step, start.scale)] if own else []
+        corners, scale = {}, start.scale
+        # What is drawn there may be another scale: that of an earlier `fit`,
+        # or the one in use before it was set by hand.
+        if start.step < self.first or others[0].step == start.step:
+            scale = [p for p in self.points if p.step == start.step][-1].scale
+            corners[start.step + 1] = scale
+        for point in others:
+            if point.scale != scale:
+                corners.setdefault(point.step - 1, scale)
+            corners[point.step] = scale = point.scale
+        return sorted(c for c in corners.items() if c[0] > start.step)
+
+
+class Watch:
+    """Reads the counters of one optimizer from time to time.
+
+    Args:
+        optimizer: A built `LossScaleOptimizer`.
+    """
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.first_attempted = optimizer.attempted_steps
+        self.first_skipped = optimizer.skipped_steps
+        self.first_scale = float(optimizer.loss_scale)
+        self._first_counts = optimizer.overflow_counts()
+        self._changes_left = _CHANGES
+
+    def begin(self, step: int, skipped: int, first: int):
+        """Says where in the log the steps from here on belong.
+
+        Args:
+            step: Int. Step of the log.
+            skipped: Int. Steps skipped so far in the whole log.
+            first: Int. The first step of which the log has no point yet.
+        """
+        self._skipped_earlier = skipped
+        self._first = first
+        self._now = self._moment(step)
+        self._forget()
+
+    def read(self, step: int) -> Reading:
+        """Returns what there is to report, and what is new since the last.
+
+        Args:
+            step: Int. Step of the log.
+        """
+        self._advance(step)
+        optimizer, now = self.optimizer, self._point()
+        if now not in (self._points[0], self._points[-1]):
+            self._points.append(now)
+        reading = Reading(
+            points=self._points,
+            gaps=self._gaps,
+            skipped=now.skipped,
+            in_a_row=optimizer.consecutive_skipped_steps,
+            collapsed=self.collapsed(),
+            new_steps=self._new_steps,
+            others=self._others,
+            overflow_counts=optimizer.overflow_counts(),
+            gradient_norms=optimizer.gradient_norms(),
+            first=self._first,
+        )
+        self._forget()
+        return reading
+
+    def set_scale(self, step: int, scale: float):
+        """Sets the loss scale.
+
+        Args:
+            step: Int. Step of the log.
+            scale: Float.
+        """
+        self._advance(step)
+        self.optimizer.set_loss_scale(scale)
+        self._now = self._moment(step)
+        self._points.append(self._point())
+
+    def _forget(self):
+        self._points, self._gaps = [self._point()], []
+        self._new_steps, self._others = [], []
+
+    def _moment(self, step):
+        optimizer = self.optimizer
+        attempted, skipped, _ = optimizer.step_counts()
+        return Moment(
+            step,
+            optimizer.loss_scale_state(),
+            self._skipped_earlier + skipped - self.first_skipped,
+            attempted - skipped,
+        )
+
+    def _point(self):
+        now = self._now
+        return ScalePoint(
+            now.step, float(now.state.scale), now.skipped, now.applied
+        )
+
+    def _advance(self, step):
+        before, self._now = self._now, self._moment(step)
+        attempted = self._now.state.steps - before.state.steps
+        new = self._now.skipped - before.skipped
+        if attempted < 0 or new < 0:  # A checkpoint was loaded.
+            self._skipped_earlier -= new
+            self._now = self._moment(step)
+            self._gaps.append((before.step, step))
+        elif attempted or self._now.state.scale != before.state.scale:
+            self._add(self._stretch(before, new))
+
+    def _stretch(self, before, new):
+        optimizer, kept = self.optimizer, min(new, CAPACITY)
+        return Stretch(
+            optimizer.rule,
+            before,
+            self._now,
+            optimizer.skipped_step_numbers()[-new:] if new else [],
+            optimizer.nonfinite_steps()[-kept:] if new else [],
+        )
+
+    def _add(self, stretch):
+        self._new_steps += stretch.recent
+        self._others += stretch.others
+        points, known = [], False
+        if self._changes_left > 0:
+            points, known = stretch.points()
+        self._changes_left -= len(points)
+        self._points += points
+        if not known:
+            self._gaps.append((stretch.first_step, stretch.last_step))
+
+    def collapsed(self) -> bool:
+        """Returns whether steps are skipped at as low a scale as there is."""
+        optimizer = self.optimizer
+        # A fixed or scheduled scale does not fall at all.
+        floor = getattr(optimizer.rule, "min_scale", math.inf)
+        floor = _LEAST_USEFUL if floor is None else floor
+        in_a_row = optimizer.consecutive_skipped_steps
+        low = float(optimizer.loss_scale) <= floor
+        return low and in_a_row >= SUSPICIOUS_STEPS
+
+    def attempted(self) -> int:
+        """Returns the number of steps attempted since the start."""
+        return self.optimizer.attempted_steps - self.first_attempted
+
+    def skipped(self) -> int:
+        """Returns the number of steps skipped since the start."""
+        return self.optimizer.skipped_steps - self.first_skipped
+
+    def overflow_counts(self) -> dict:
+        """Returns, by path, in how many steps it overflowed since the start."""
+        return {
+            path: count - self._first_counts.get(path, 0)
+            for path, count in self.optimizer.overflow_counts().items()
+        }

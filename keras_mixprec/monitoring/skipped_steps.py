@@ -1,0 +1,332 @@
+"""Logging the counters of a run and its skipped steps."""
+
+import contextlib
+import dataclasses
+import time
+from collections import defaultdict
+
+import keras
+
+from keras_mixprec.formats import format_power
+from keras_mixprec.loss_scaling.custom_loops import scaling_call
+from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
+from keras_mixprec.monitoring.early_stop import reason_to_stop
+from keras_mixprec.monitoring.overhead import LOOKS
+from keras_mixprec.monitoring.scale_curve import Block
+from keras_mixprec.policies.layers import has_own_step, walk_with_model
+from keras_mixprec.reporting.schema import curve_tag
+from keras_mixprec.reporting.text_formats import markdown_table
+from keras_mixprec.reporting.thinning import Thinning
+
+# Skipped steps that are told one by one, half a kB each. A run that fails for
+# a night skips a million.
+_IN_FULL = 1000
+
+
+class Skips:
+    """Writes down which steps were skipped, and how the loss scale went.
+
+    Args:
+        log: The `RunLog`.
+    """
+
+    def __init__(self, log):
+        self._log = log
+        self._left = _IN_FULL
+        self._blocks, self._gaps = {}, {}
+        self._waiting, self._closed = defaultdict(list), {}
+        self._blocks_thinning, self._rows_thinning = Thinning(), Thinning()
+
+    def tell(self, name: str, reading):
+        """Writes what a reading found.
+
+        Args:
+            name: String. Which of several optimizers it is, `""` if there is
+                one.
+            reading: `Reading` of that optimizer.
+        """
+        self._tell_steps(name, reading)
+        self._tell_scale(name, reading)
+
+    def tell_rest(self, step: int):
+        """Writes what waits for being told.
+
+        Args:
+            step: Int.
+        """
+        self._write_rows(step)
+        self._write_blocks(step)
+
+    def _tell_steps(self, name, reading):
+        step = reading.step
+        steps = reading.new_steps[: self._left]
+        self._left -= len(steps)
+        for skipped in steps:
+            self._log.event(
+                step,
+                {
+                    "kind": "skipped_step",
+                    "optimizer": name,
+                    "at_step": skipped.step,
+                    "scale": skipped.scale,
+                    "variables": skipped.variables,
+                    "kinds": skipped.kinds,
+                    **({"loss": skipped.loss} if skipped.loss else {}),
+                    # Rows of the batch, where the data are to blame.
+                    **({"bad_input": skipped.inputs} if skipped.inputs else {}),
+                },
+            )
+        if steps:
+            tag = curve_tag("mixprec/skipped_step", name)
+            self._log.text(step, tag, markdown_table(_rows(steps)))
+        blocks = [*reading.others]
+        if others := reading.new_steps[len(steps) :]:
+            block = Block(others[0].step, others[-1].step, len(others))
+            blocks.append(block)
+        for block in blocks:
+            self._blocks[name] = block.joined(self._blocks.get(name))
+        for first, last in reading.gaps:
+            self._gaps[name] = self._gaps.get(name, (first,))[0], last
+        if (blocks or reading.gaps) and self._blocks_thinning.due():
+            self._write_blocks(step)
+
+    def _tell_scale(self, name, reading):
+        rows = self._waiting[name]
+        start, *points = reading.points
+        if name not in self._closed:
+            rows.append(start)
+            self._closed[name] = False
+        for point in points:
+            changed = point.scale != start.scale
+            if changed or point.skipped != start.skipped:
+                # Between two readings without a change only the last counts.
+                if rows and self._closed[name] and not changed:
+                    rows.pop()
+                rows.append(point)
+                self._closed[name] = not changed
+            start = point
+        if len(rows) and self._rows_thinning.due():
+            self._write_rows(reading.step)
+
+    def _write_rows(self, step):
+        for name, rows in self._waiting.items():
+            if rows:
+                self._log.scale_rows(step, rows, name)
+        self._waiting.clear()
+
+    def _write_blocks(self, step):
+        for name, block in self._blocks.items():
+            event = {"kind": "skipped_steps_not_kept", "optimizer": name}
+            self._log.event(step, event | dataclasses.asdict(block))
+        for name, (first, last) in self._gaps.items():
+            event = {"kind": "loss_scale_not_known", "optimizer": name}
+            steps = {"first_step": first, "last_step": last}
+            self._log.event(step, event | steps)
+        self._blocks.clear()
+        self._gaps.clear()
+
+
+def _rows(steps):
+    return [
+        {
+            "step": step.step,
+            "loss scale": format_power(step.scale),
+            "loss": ", ".join(step.loss) or "",
+            "non-finite gradients": ", ".join(
+                _with_kinds(path, step.kinds.get(path))
+                for path in step.variables[:5]
+            )
+            + (f" and {n} more" if (n := len(step.variables) - 5) > 0 else ""),
+        }
+        for step in steps
+    ]
+
+
+def _with_kinds(path, kinds):
+    return f"{path} ({', '.join(kinds)})" if kinds else path
+
+
+def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
+    """Returns what does not scale the loss of a model with float16 layers.
+
+    Args:
+        model: A compiled `keras.Model`.
+        used: Dict of `Watch`es, the loss scale optimizers in use.
+        trained: Boolean. Whether a step has been taken, so that it is known
+            which optimizers are in use.
+
+    Returns:
+        `"optimizer"`, `"train_step"`, or `None` if the loss is scaled.
+    """
+    if lacks_loss_scaling(model):
+        return "optimizer"
+    if not trained or not _computes_in_float16(model):
+        return None
+    if any(watch.optimizer.loss_not_scaled for watch in used.values()):
+        return "train_step"
+    # `compile` has made one that a `train_step` with others does not use.
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return "optimizer" if scaled and not used else None
+
+
+def remedy(model, lack: str) -> str:
+    """Returns what there is to do about it, one or two sentences.
+
+    Args:
+        model: A `keras.Model`.
+        lack: String, as `lack_of_scaling` returned it.
+    """
+    what = "nothing scales"
+    if lack == "train_step":
+        what = "`train_step` does not scale"
+    start = (
+        f"Layers compute in float16 but {what} the loss: small gradients "
+        "become zero. "
+    )
+    own = f"call `loss = optimizer.{scaling_call()}` in `train_step`."
+    if lack == "train_step":
+        return start + own[:1].upper() + own[1:]
+    if has_own_step(model):
+        return (
+            f"{start}Wrap each optimizer in keras_mixprec.LossScaleOptimizer, "
+            f"and {own}"
+        )
+    return (
+        f"{start}Compile with keras_mixprec.LossScaleOptimizer, or call "
+        "keras_mixprec.ensure_loss_scaling(model)."
+    )
+
+
+class UnscaledLoss:
+    """Logs what does not scale the loss, before the first step or after it.
+
+    Args:
+        model: As for `lack_of_scaling`.
+        log: The `RunLog`.
+    """
+
+    def __init__(self, model, log):
+        self._model = model
+        self._log = log
+        self._reads, self._logged = set(), set()
+
+    def read(self, step: int, used: dict, trained: bool):
+        """Logs it if it is so.
+
+        Args:
+            step: Int.
+            used: As for `lack_of_scaling`.
+            trained: As for `lack_of_scaling`.
+        """
+        if trained in self._reads:
+            return
+        self._reads.add(trained)
+        lack = lack_of_scaling(self._model, used, trained)
+        if lack and lack not in self._logged:
+            self._logged.add(lack)
+            event = {"kind": "no_loss_scaling", "by": lack}
+            self._log.event(step, event)
+
+
+def _computes_in_float16(model):
+    entries = walk_with_model(model)
+    return any(e.layer.compute_dtype == "float16" for e in entries)
+
+
+# Curves of every variable are most of a log: 400 of them, read 20,000 times
+# in a million steps, are 40 MB at this many points an interval.
+ROWS_BY_VARIABLE = 128
+
+
+class CounterLog:
+    """Reads the counters from time to time and logs what is new.
+
+    Args:
+        engine: The `Engine`, with its counters.
+
+    Attributes:
+        step: Int. The step of the last reading, `None` before the first.
+        in_a_row: Int. Steps skipped since the last one applied.
+        collapsed: Boolean. Whether steps are skipped and no loss scale can
+            fall any further.
+        reason_to_stop: String. Why training cannot go on, `None` if it can.
+    """
+
+    def __init__(self, engine):
+        self._engine = engine
+        self._counters, self._log = engine.counters, engine.log
+        self._by_variable = Thinning(ROWS_BY_VARIABLE)
+        self._skips = Skips(engine.log)
+        self._unscaled = UnscaledLoss(engine.model, engine.log)
+        self.step = None
+        self._forget()
+
+    def read(self, step: int):
+        """Reads the counters, if they were not read at this step yet.
+
+        Args:
+            step: Int. Step of the log.
+        """
+        if step == self.step:
+            return
+        self.step = step
+        engine = self._engine
+        with self.newest():
+            used = self._counters.used()
+            readings = {name: w.read(step) for name, w in used.items()}
+            counted = self._counters.nonfinite_curves()
+        # Before it is logged: a scale that is put back is that of this step.
+        readings = engine.bad_data.settle(engine, readings)
+        self._unscaled.read(step, used, step > engine.first_step)
+        started = time.perf_counter()
+        self._write(readings, counted)
+        engine.spending.add(LOOKS, time.perf_counter() - started)
+        engine.bad_data.tell(engine)
+
+    @contextlib.contextmanager
+    def newest(self):
+        """Context in which counters are those of the last step."""
+        started = time.perf_counter()
+        with self._counters.newest() as waited:
+            yield
+        seconds = time.perf_counter() - started
+        self._engine.spending.add(LOOKS, seconds - waited)
+
+    def close(self):
+        """Logs what waits and what was counted in all."""
+        if self.collapsed:
+            self._engine.examiner.tell_rest(self.step)
+        self._skips.tell_rest(self.step)
+        for event in self._counters.nonfinite_events():
+            self._log.event(self.step, event)
+
+    def _forget(self):
+        self.in_a_row, self.collapsed, self.reason_to_stop = 0, False, None
+
+    def _write(self, readings, counted):
+        curves, by_variable = defaultdict(dict), self._by_variable.due()
+        self._forget()
+        for name, reading in readings.items():
+            self._judge(reading)
+            for step, values in reading.curves(name, by_variable).items():
+                curves[step] |= values
+            self._skips.tell(name, reading)
+        curves[self.step] |= counted
+        for step in sorted(curves):
+            # An earlier `fit` may have ended where this one begins.
+            if step >= self._log.next_step:
+                self._log.scalars(step, curves[step])
+
+    def _judge(self, reading):
+        engine = self._engine
+        self.in_a_row = max(self.in_a_row, reading.in_a_row)
+        if reading.new_steps or reading.grown:
+            engine.prober.hurry()
+        if reading.collapsed:
+            self.collapsed = True
+            engine.examiner.tell_collapse(
+                reading.loss_scale, reading.in_a_row, self.step
+            )
+        self.reason_to_stop = self.reason_to_stop or reason_to_stop(
+            reading, engine.examiner.verdicts, engine.settings.stop_after
+        )

@@ -1,0 +1,199 @@
+"""The few lines that a run ends with."""
+
+import textwrap
+from collections import Counter
+from typing import NamedTuple
+
+from keras_mixprec.formats import (
+    BATCHES,
+    SIXTEEN_BITS,
+    STEPS,
+    format_kinds,
+    format_power,
+)
+from keras_mixprec.monitoring.skipped_steps import lack_of_scaling, remedy
+from keras_mixprec.policies.summary import precision_summary
+from keras_mixprec.reporting.facts import Facts
+from keras_mixprec.reporting.headline import headline
+
+_WIDTH = 100
+
+_NOT_COMPARED = (
+    "Not compared with float32: what is finite but wrong leaves no trace in a "
+    "log. keras_mixprec.diagnose(model, x, y) compares every layer on one "
+    "batch, PrecisionTuner() does in training."
+)
+
+
+class TrainingSummary(NamedTuple):
+    """What a run comes down to; `str()` of it fits one screen.
+
+    Attributes:
+        dtypes: Dict compute dtype -> number of layers.
+        optimizers: Dict name -> `OptimizerSummary`, empty without loss
+            scaling. Of several, the one that skipped most is remarked upon.
+        headroom: Dict from `"activation"` and `"gradient"` to the path of the
+            layer with the least headroom and that headroom in bits, as of the
+            last probed step; empty if none was probed.
+        folder: String. Where the log is; empty if another worker has it.
+        unscaled_float16: String. That layers compute in float16 and nothing
+            scales the loss, and what to do about it; empty if it is scaled.
+        headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
+            `"healthy"`, `"repaired"`, `"warning"` or `"failing"`. The report
+            and the tab say the same.
+        ranges: String. How often the ranges of layers were measured beside
+            training, what that took, and why any were withheld.
+        bad_data: String. How many batches had inputs that are not finite and
+            which was the first, `""` if none had.
+        nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
+            of batches with such a loss; each replica counts its own part of a
+            batch. `None` where that is not counted: in models without 16-bit
+            layers or loss scaling, and in a `train_step` of the user's own.
+        compared: Boolean. Whether any batch was diagnosed, which compares every
+            layer with float32. Defaults to `True`.
+    """
+
+    dtypes: dict
+    optimizers: dict
+    headroom: dict
+    folder: str
+    unscaled_float16: str
+    headline: dict
+    ranges: str = ""
+    bad_data: str = ""
+    nonfinite_losses: dict | None = None
+    compared: bool = True
+
+    def __str__(self):
+        layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
+        lines = [
+            f"Mixed precision: {self.headline['text']}",
+            f"Layers: {layers or 'none'}.",
+        ]
+        for name, optimizer in self.optimizers.items():
+            label = f"Loss scale of {name}" if name else "Loss scale"
+            lines.append(f"{label}: {optimizer}")
+        if self.optimizers:
+            worst = max(self.optimizers.values(), key=lambda o: o.skipped)
+            lines += worst.remarks()
+        if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
+            lines.append(f"Non-finite loss: {losses}.")
+        least = ", ".join(
+            f"{part}s {bits:.1f} bits ({path})"
+            for part, (path, bits) in self.headroom.items()
+        )
+        if least:
+            lines.append(f"Least headroom: {least}.")
+        if self.ranges:
+            lines.append(self.ranges)
+        if self.bad_data:
+            lines.append(self.bad_data)
+        if self.unscaled_float16:
+            lines.append(self.unscaled_float16)
+        if not self.compared:
+            lines.append(_NOT_COMPARED)
+        wrapped = [
+            textwrap.fill(line, _WIDTH, subsequent_indent="    ")
+            for line in lines
+        ]
+        # A path is copied, so it stays whole.
+        if self.folder:
+            wrapped.append(f"Log: {self.folder}")
+        return "\n".join(wrapped)
+
+
+class OptimizerSummary(NamedTuple):
+    """What one optimizer did during a run.
+
+    Attributes:
+        steps: Int. Steps attempted.
+        skipped: Int. Of those, the ones skipped.
+        in_a_row: Int. Skipped since the last one applied.
+        first_scale: Float. Loss scale at the start.
+        last_scale: Float. Loss scale at the end.
+        overflow_counts: Dict path -> steps in which it overflowed.
+        nonfinite_counts: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
+            of steps in which any gradient held such numbers.
+    """
+
+    steps: int
+    skipped: int
+    in_a_row: int
+    first_scale: float
+    last_scale: float
+    overflow_counts: dict
+    nonfinite_counts: dict = {}
+
+    def __str__(self):
+        share = 100.0 * self.skipped / self.steps if self.steps else 0.0
+        return (
+            f"{format_power(self.first_scale)} -> "
+            f"{format_power(self.last_scale)}; "
+            f"{self.skipped} of {self.steps} steps skipped "
+            f"({round(share, 1):g}%)."
+        )
+
+    def remarks(self) -> list:
+        """Returns what else to print, the judgement last."""
+        lines = []
+        worst = Counter(self.overflow_counts).most_common(3)
+        if worst and worst[0][1]:
+            named = ", ".join(f"{path} {n}x" for path, n in worst if n)
+            lines.append(f"  Most often non-finite: {named}")
+        if kinds := format_kinds(self.nonfinite_counts, STEPS):
+            lines.append(f"  Non-finite gradients: {kinds}")
+        if self.in_a_row:
+            lines.append(
+                f"  The last {self.in_a_row} steps were all skipped: the "
+                "weights have stood still since. If the loss itself is not "
+                "finite, a smaller scale cannot help; look at the data and "
+                "at the layers named above."
+            )
+        return lines
+
+
+def summarize(engine) -> TrainingSummary:
+    """Returns what a run comes down to.
+
+    Args:
+        engine: The `Engine`, after its last look.
+    """
+    rows = precision_summary(engine.model).to_list()
+    used = engine.counters.used()
+    optimizers = {
+        name: OptimizerSummary(
+            steps=w.attempted(),
+            skipped=w.skipped(),
+            in_a_row=w.optimizer.consecutive_skipped_steps,
+            first_scale=w.first_scale,
+            last_scale=float(w.optimizer.loss_scale),
+            overflow_counts=w.overflow_counts(),
+            nonfinite_counts=engine.counters.nonfinite_gradients(name),
+        )
+        for name, w in used.items()
+    }
+    steps = engine.step - engine.first_step
+    lack = lack_of_scaling(engine.model, used, steps > 0)
+    headroom = engine.prober.least_headroom()
+    dtypes = [row["compute_dtype"] for row in rows]
+    facts = Facts(
+        events=engine.log.story,
+        layers=rows,
+        steps=steps,
+        skipped={name: o.skipped for name, o in optimizers.items()},
+        in_a_row=max((o.in_a_row for o in optimizers.values()), default=0),
+        measured="activation" in headroom,
+    )
+    return TrainingSummary(
+        dtypes=dict(Counter(dtypes)),
+        optimizers=optimizers,
+        headroom=headroom,
+        folder=engine.log.folder,
+        unscaled_float16=remedy(engine.model, lack) if lack else "",
+        headline=headline(facts),
+        ranges=str(engine.ranges),
+        bad_data=str(engine.bad_data),
+        nonfinite_losses=engine.counters.nonfinite_losses(),
+        compared=engine.examiner.schedule.cost is not None
+        or not {*SIXTEEN_BITS} & {*dtypes},
+    )

@@ -1,0 +1,146 @@
+"""Layers that call a listener, or compute in another dtype, for a while."""
+
+import contextlib
+import threading
+
+import keras
+
+from keras_mixprec.policies.names import (
+    is_fixed,
+    narrow_inputs,
+    set_input_dtype,
+    set_policy,
+)
+
+# What runs inside of these runs in a loop that a backend may trace, and as
+# often as there are steps: they are looked at as a whole.
+WHOLE = (keras.layers.RNN, keras.layers.TimeDistributed)
+
+
+class CallHook:
+    """Runs a function in place of every call of a model's layers.
+
+    Only calls in the thread that entered `hooked` count: each replica of a
+    `tf.distribute` strategy traces in a thread of its own.
+
+    Args:
+        entries: List of `LayerEntry`, the layers to be there for.
+        on_call: Function `(run, layer, path, index, args, kwargs)` that
+            returns the call's outputs; `run(*args, **kwargs)` makes the call,
+            and `index` says how often the layer was called before.
+    """
+
+    _patching = threading.Lock()
+    _patched = 0
+    _original = None
+    _active = {}
+
+    def __init__(self, entries, on_call):
+        self._paths = {id(e.layer): e.path for e in entries}
+        self._on_call = on_call
+        self._counts = {}
+        self._open = []
+
+    @contextlib.contextmanager
+    def hooked(self):
+        """The hook is active within the context."""
+        thread = threading.get_ident()
+        with _patch():
+            outer = CallHook._active.get(thread)
+            CallHook._active[thread] = self
+            try:
+                yield
+            finally:
+                if outer is None:
+                    del CallHook._active[thread]
+                else:
+                    CallHook._active[thread] = outer
+
+    def _call(self, original, layer, args, kwargs):
+        path = self._paths.get(id(layer))
+        if path is None or (self._open and isinstance(self._open[-1], WHOLE)):
+            return original(layer, *args, **kwargs)
+        index = self._counts.get(path, 0)
+        self._counts[path] = index + 1
+        self._open.append(layer)
+
+        def run(*args, **kwargs):
+            return original(layer, *args, **kwargs)
+
+        try:
+            return self._on_call(run, layer, path, index, args, kwargs)
+        finally:
+            self._open.pop()
+
+
+def call_name(path: str, index: int) -> str:
+    """Returns the path, and which call of a layer that is called repeatedly."""
+    return f"{path}#{index}" if index else path
+
+
+@contextlib.contextmanager
+def _patch():
+    """Sends the calls of all layers to the hooks, while there are any.
+
+    Replicas enter and leave in any order, so the last to leave restores.
+    """
+    cls = keras.layers.Layer
+    with CallHook._patching:
+        if not CallHook._patched:
+            CallHook._original = cls.__call__
+            cls.__call__ = _dispatch
+        CallHook._patched += 1
+    try:
+        yield
+    finally:
+        with CallHook._patching:
+            CallHook._patched -= 1
+            if not CallHook._patched:
+                cls.__call__ = CallHook._original
+
+
+def _dispatch(layer, *args, **kwargs):
+    original = CallHook._original
+    hook = CallHook._active.get(threading.get_ident())
+    if hook is None:
+        return original(layer, *args, **kwargs)
+    return hook._call(original, layer, args, kwargs)
+
+
+@contextlib.contextmanager
+def computing_in(policy: str, layers):
+    """Gives `layers` a policy within the context, their own after it.
+
+    Compiled functions are left as they are, since nothing calls them here.
+    """
+    before = [(layer, layer._dtype_policy) for layer in layers]
+    narrow = [x for layer in layers for x in narrow_inputs(layer)]
+    inputs = [(x, x.dtype) for x in narrow]
+    for layer, _ in before:
+        if not is_fixed(layer):
+            set_policy(layer, policy)
+    try:
+        yield
+    finally:
+        for layer, own in before:
+            layer._dtype_policy = own
+        for entrance, dtype in inputs:
+            set_input_dtype(entrance, dtype)
+
+
+@contextlib.contextmanager
+def following(assignment: dict):
+    """Gives layers several policies within the context, as `computing_in`.
+
+    Args:
+        assignment: Dict of policy name to list of layers.
+    """
+    with contextlib.ExitStack() as stack:
+        for policy, layers in assignment.items():
+            stack.enter_context(computing_in(policy, layers))
+        yield
+
+
+def with_sublayers(layer) -> list:
+    """Returns the layer and everything inside it."""
+    return list(layer._flatten_layers())

@@ -1,0 +1,280 @@
+"""One layer call again, in another dtype, and what its operations do."""
+
+import contextlib
+
+import keras
+import numpy as np
+from keras import ops, tree
+from keras.src.backend.common import global_state
+from keras.src.layers.layer import CallContext
+
+from keras_mixprec.backend import active
+from keras_mixprec.numerics.arrays import (
+    is_float,
+    largest_magnitude,
+    off_by_half_ulp,
+    to_array,
+    widened_off_by_half_ulp,
+)
+from keras_mixprec.numerics.calls import LayerCall, with_mask
+from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.random_numbers import Draws, without_draws
+
+
+def largest_intermediate(function, tensors) -> float:
+    """Returns the largest finite magnitude that any operation produces.
+
+    Args:
+        function: Function of a list of tensors.
+        tensors: The list.
+    """
+    largest = 0.0
+
+    def look(inputs, outputs):
+        nonlocal largest
+        for array in _float_arrays(outputs):
+            largest = max(largest, largest_magnitude(array))
+
+    active.replay().each_operation(function, tensors, look)
+    return largest
+
+
+def nonfinite_places(function, tensors) -> set:
+    """Returns where operations make non-finite numbers, an item for each.
+
+    Args:
+        function: Function of a list of tensors.
+        tensors: The list, finite.
+    """
+    places = set()
+
+    def look(inputs, outputs):
+        places.update(map(_place, _nonfinite(_float_arrays(outputs))))
+
+    active.replay().each_operation(function, tensors, look)
+    return places
+
+
+def starts_from_zero(function, tensors, known=frozenset()) -> bool:
+    """Whether the non-finite numbers that remain come from an operand of zero.
+
+    As in 0 / 0, 1 / sqrt(0) and log(0), where something has underflowed,
+    against a sum or product that overflowed. An infinity that a later operation
+    makes finite again, as exp(-inf), is not the origin of what remains.
+
+    Args:
+        function: Function of a list of tensors.
+        tensors: The list, finite.
+        known: Set of `nonfinite_places` in float32, which do no harm: `where`
+            or a mask discards them. Defaults to none.
+    """
+    origins: dict = {}  # Of every place with non-finite numbers, in order.
+    last = False
+
+    def look(inputs, outputs):
+        nonlocal last
+        arrays = _float_arrays(inputs)
+        before = {_place(bad) for bad in _nonfinite(arrays)}
+        inherited = [origins[place] for place in origins if place in before]
+        for bad in _nonfinite(_float_arrays(outputs)):
+            place = _place(bad)
+            if place not in known:
+                last = (inherited or [_all_zero_where(bad, arrays)])[0]
+                origins.setdefault(place, last)
+
+    active.replay().each_operation(function, tensors, look)
+    return last
+
+
+def _nonfinite(arrays):
+    """Returns a mask of each array that has non-finite numbers."""
+    masks = [~np.isfinite(array) for array in arrays]
+    return [bad for bad in masks if bad.any()]
+
+
+def _place(bad):
+    return bad.shape, np.packbits(bad).tobytes()
+
+
+def _all_zero_where(bad, operands):
+    """Whether wherever a result is bad some operand is zero, and all finite."""
+    zero = np.zeros(bad.shape, bool)
+    for operand in operands:
+        try:
+            operand = np.broadcast_to(operand, bad.shape)
+        except ValueError:
+            return False  # No elementwise operation.
+        if not np.isfinite(operand[bad]).all():
+            return False
+        zero |= operand == 0
+    return bool(zero[bad].all())
+
+
+def _float_arrays(tensors):
+    return [to_array(x) for x in tensors if is_float(x)]
+
+
+class Twin:
+    """Runs a recorded call again, forward and backward.
+
+    Nothing is changed: variables, random state and losses are as before.
+
+    Args:
+        call: The `LayerCall`.
+        compiled: Boolean. Whether XLA compiles what runs in the layer's own
+            dtypes, as it does in the model's step.
+        extremes: Boolean. Whether it draws the smallest and the largest random
+            number that there is. Defaults to `False`.
+        draw: Int. Which random numbers it draws: 0, the default, for those of
+            the step.
+    """
+
+    def __init__(
+        self,
+        call: LayerCall,
+        compiled: bool = False,
+        extremes: bool = False,
+        draw: int = 0,
+    ):
+        self.call = call
+        self._dtype = call.layer.compute_dtype
+        self._extremes = extremes
+        self._seeds = [(v, value + draw) for v, value in call.seeds]
+        self._compiled = compiled
+        self._backend = active.replay()
+        leaves = tree.flatten((call.args, call.kwargs))
+        self._leaves = leaves
+        self._floats = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+        self._weights = list(call.layer.trainable_variables)
+
+    @property
+    def inputs(self) -> list:
+        """The float tensors among what the layer was given."""
+        return [self._leaves[i] for i in self._floats]
+
+    def forward(
+        self, policy=None, layers=None, jitter=None
+    ) -> list[np.ndarray]:
+        """Returns the float outputs and added losses, as float32 arrays.
+
+        Args:
+            policy: String. What `layers` compute in. Defaults to `None`, what
+                they compute in now.
+            layers: List. Defaults to the layer and all inside it.
+            jitter: Int. If given, inputs and weights are off by half of a
+                16-bit ulp, in which of the many ways.
+        """
+        return self._arrays(self._run, policy, layers, jitter)
+
+    def gradients(
+        self, cotangents, policy=None, jitter=None
+    ) -> list[np.ndarray]:
+        """Returns the gradients at inputs and weights, as float32 arrays.
+
+        Args:
+            cotangents: List of arrays, one per float output and added loss.
+            policy: String, as for `forward`.
+            jitter: Int, as for `forward`.
+        """
+        return self._arrays(self._pullback(cotangents), policy, jitter=jitter)
+
+    def largest_intermediate(self) -> float:
+        """Returns the largest magnitude that float32 meets inside."""
+        with self._in("float32", None):
+            return largest_intermediate(self._run, self._primals())
+
+    def starts_from_zero(self) -> bool:
+        """Whether zeros make the first non-finite number in 16 bits."""
+        return self._starts_from_zero(self._run)
+
+    def gradients_start_from_zero(self, cotangents) -> bool:
+        """Whether they do so on the way to the gradients.
+
+        Args:
+            cotangents: As for `gradients`.
+        """
+        return self._starts_from_zero(self._pullback(cotangents))
+
+    def _starts_from_zero(self, run):
+        with self._in("float32", None):
+            known = nonfinite_places(run, self._primals())
+        with self._in(None, None):
+            return starts_from_zero(run, self._primals(), known)
+
+    def _pullback(self, cotangents):
+        """Function of inputs and weights that returns their gradients."""
+        # Not in `pull`: they would be constants of the program, and that of
+        # each layer another.
+        cotangents = [ops.convert_to_tensor(c) for c in cotangents]
+
+        def pull(outputs):
+            return [
+                ops.cast(c, o.dtype)
+                for c, o in zip(cotangents, outputs, strict=True)
+            ]
+
+        return lambda primals: self._backend.vjp(self._run, primals, pull)[1]
+
+    def draws_by_itself(self) -> bool:
+        """Whether it draws random numbers that are not Keras' own."""
+        with self._in(None, None), without_draws():
+            return self._backend.draws(self._run, self._primals())
+
+    def _arrays(self, run, policy, layers=None, jitter=None):
+        # XLA draws other random numbers on TensorFlow, so both shall.
+        if self._compiled and (policy is None or self.call.draws):
+            run = self._backend.compiled(run)
+        with self._in(policy, layers):
+            return [to_array(x) for x in run(self._primals(jitter))]
+
+    def _primals(self, jitter=None):
+        inputs = self.inputs
+        weights = [ops.convert_to_tensor(v.value) for v in self._weights]
+        if jitter is not None:
+            random = np.random.default_rng(jitter)
+            inputs = [widened_off_by_half_ulp(x, random) for x in inputs]
+            weights = [off_by_half_ulp(w, self._dtype, random) for w in weights]
+        return [*inputs, *map(self._backend.stop_gradient, weights)]
+
+    @contextlib.contextmanager
+    def _in(self, policy, layers):
+        drawing = Draws(self.call.draws, self._extremes)
+        if layers is None:
+            layers = with_sublayers(self.call.layer)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(drawing.active())
+            if policy is not None:
+                stack.enter_context(computing_in(policy, layers))
+            yield
+
+    def _run(self, primals):
+        count = len(self._floats)
+        leaves = list(self._leaves)
+        for position, tensor in zip(self._floats, primals[:count], strict=True):
+            leaves[position] = with_mask(tensor, self._leaves[position])
+        call = self.call
+        args, kwargs = tree.pack_sequence_as((call.args, call.kwargs), leaves)
+        mapping = [*zip(self._weights, primals[count:], strict=True)]
+        with (
+            keras.StatelessScope(
+                state_mapping=[*mapping, *self._seeds], collect_losses=True
+            ) as scope,
+            _call_context(call),
+        ):
+            outputs = call.layer(*args, **kwargs)
+        results = [*tree.flatten(outputs), *scope.losses]
+        return [x for x in results if is_float(x)]
+
+
+@contextlib.contextmanager
+def _call_context(call):
+    """What the layers around the call had settled, such as `training`."""
+    name = "current_call_ctx"
+    before = global_state.get_global_attribute(name)
+    context = CallContext(entry_layer=None)
+    context.training = call.training
+    global_state.set_global_attribute(name, context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, before)

@@ -1,0 +1,220 @@
+"""The train step with a measurement of every tensor in it."""
+
+import contextlib
+import functools
+import operator
+import threading
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.formats import Format, get_format
+from keras_mixprec.numerics.calls import observe_outputs
+from keras_mixprec.numerics.collector import Collector, Update
+from keras_mixprec.numerics.layer_hooks import CallHook, call_name
+from keras_mixprec.numerics.statistics import Statistics
+from keras_mixprec.policies.layers import walk
+
+
+class LayerReading(NamedTuple):
+    """What a probed step told of one layer call.
+
+    Attributes:
+        path: String. The layer's path, with `#k` behind it for the call after
+            `k` others in the same step.
+        parts: Dict from `"activation"` (outputs), `"gradient"` (of the scaled
+            loss, at the outputs), `"weight_gradient"` (as the optimizer is
+            given it) or `"weight"` (after the step) to its `Statistics`.
+        lost_updates: Float. Share of the weights with a gradient that the
+            step left as they were, or `None` if it was not to change them: a
+            skipped step, one that only accumulates gradients, a learning rate
+            of zero.
+    """
+
+    path: str
+    parts: dict
+    lost_updates: float | None
+
+
+class Probe:
+    """An instrumented twin of a model's train function.
+
+    It takes the same step: an observed tensor flows on as it is, and what is
+    told of it leaves the step by the side.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+
+    Attributes:
+        limits: `Format` that headroom refers to: float16 if any layer
+            computes in it or none in 16 bits, bfloat16 otherwise.
+        seconds: Float. What a probed step takes longer than a plain one, as
+            its user has measured.
+        failures: Dict from the path of each layer that could not be measured
+            to the reason.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._backend = active.probe()
+        self._replay = active.replay()
+        self._outlet = self._backend.Outlet()
+        self._entries = walk(model)
+        self._owners = _owners(self._entries)
+        self._running = threading.local()
+        self._instrumented_function = None
+        self.limits = limits_of(self._entries)
+        self.seconds = 0.0
+        self.failures = {}
+
+    def train_function(self, *args):
+        """Takes the place of the model's own."""
+        with self._instrumented():
+            if self._instrumented_function is None:
+                self._instrumented_function = self._make(args)
+            return self._outlet.take(self._instrumented_function(*args))
+
+    def read(self) -> list[LayerReading]:
+        """Returns what the last probed step told, in the order of its calls."""
+        told = sorted(self._outlet.read(), key=operator.itemgetter(0))
+        if not told:
+            return []
+        rows = np.concatenate([row for _, row in told])
+        places = {}
+        groups = [
+            places.setdefault((path, part), len(places))
+            for (_, path, part, _), _ in told
+        ]
+        found = {}
+        measured = Statistics.from_rows(rows, groups)
+        for (path, part), of_part in zip(places, measured, strict=True):
+            found.setdefault(path, {})[part] = of_part
+        return [_reading(path, parts) for path, parts in found.items()]
+
+    def _make(self, args):
+        model = self._model
+        own = model.train_function
+        # Functions of their own: JAX would give the twin the trace of the
+        # train step that it knows.
+        try:
+            with self._backend.state_given(model, args):
+                model.make_train_function(force=True)
+            return model.train_function
+        finally:
+            model.train_function = own
+
+    @contextlib.contextmanager
+    def _instrumented(self):
+        """Within the context the model's `train_step` measures."""
+        attributes = vars(self._model)
+        before = attributes.get("train_step")
+        original = self._model.train_step
+
+        # Replicas run it in threads of their own, and take turns.
+        def train_step(*args):
+            collector = Collector(self._outlet, args, self.failures)
+            hook = CallHook(
+                self._entries, functools.partial(self._on_call, collector)
+            )
+            self._running.collector = collector
+            try:
+                with hook.hooked():
+                    return collector.carry(original(*args))
+            finally:
+                del self._running.collector
+
+        attributes["train_step"] = train_step
+        try:
+            with contextlib.ExitStack() as stack:
+                for optimizer in optimizers_of(self._model).values():
+                    stack.enter_context(self._watched(optimizer))
+                yield
+        finally:
+            if before is None:
+                del attributes["train_step"]
+            else:
+                attributes["train_step"] = before
+
+    def _on_call(self, collector, run, layer, path, index, args, kwargs):
+        name = call_name(path, index)
+
+        def observe(position, leaf):
+            return self._replay.observe(
+                leaf,
+                lambda x: collector.put((name, "activation", position), x),
+                lambda g: collector.put((name, "gradient", position), g),
+            )
+
+        return observe_outputs(layer, run(*args, **kwargs), observe)
+
+    @contextlib.contextmanager
+    def _watched(self, optimizer):
+        """Measures what an optimizer is given and what it does with it."""
+        # `apply_together` does not pass through `apply`, but both through this.
+        name = "_guard" if hasattr(optimizer, "_guard") else "apply"
+        original = getattr(optimizer, name)
+
+        def watched(grads, trainable_variables=None):
+            grads = list(grads)
+            variables = trainable_variables or optimizer._trainable_variables
+            update = Update(
+                self._running.collector,
+                optimizer,
+                grads,
+                variables,
+                self._owner,
+            )
+            step = original(grads, trainable_variables)
+            if name == "_guard":
+                return _WatchedStep(step, update)
+            return update.finish()
+
+        vars(optimizer)[name] = watched
+        try:
+            yield
+        finally:
+            del vars(optimizer)[name]
+
+    def _owner(self, variable):
+        return self._owners.get(id(variable), (variable.path, 0))
+
+
+class _WatchedStep(NamedTuple):
+    """Takes the place of a `GuardedStep`."""
+
+    step: object
+    update: Update
+
+    @property
+    def finite(self):
+        return self.step.finite
+
+    def commit(self, finite):
+        self.step.commit(finite)
+        self.update.finish()
+
+
+def _reading(path, parts):
+    lost = moving = 0
+    if "lost_updates" in parts:
+        lost, moving = parts.pop("lost_updates").counts[:2]
+    return LayerReading(path, parts, float(lost / moving) if moving else None)
+
+
+def limits_of(entries) -> Format:
+    """Returns the format that the headroom of a model's layers refers to."""
+    dtypes = {entry.layer.compute_dtype for entry in entries}
+    only_bfloat16 = "bfloat16" in dtypes and "float16" not in dtypes
+    return get_format("bfloat16" if only_bfloat16 else "float16")
+
+
+def _owners(entries):
+    """The path and position of every variable, by the layer it belongs to."""
+    return {
+        id(variable): (entry.path, position)
+        for entry in entries
+        for position, variable in enumerate(entry.layer._trainable_variables)
+    }

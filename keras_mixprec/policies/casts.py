@@ -1,0 +1,190 @@
+"""Layers whose casts fail or cost more than 16 bits save.
+
+`a @ b` of float16 and float32 raises on TensorFlow and torch.
+"""
+
+import math
+import traceback
+
+import keras
+from keras import ops, tree
+
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.policies.flops import multiply_adds
+from keras_mixprec.policies.graph import neighbours
+from keras_mixprec.policies.layers import LayerEntry, walk
+from keras_mixprec.policies.names import is_fixed, set_policy
+
+# Multiply-adds that a layer has to do for each element that is cast at its
+# borders. An A100 does 312e12 floating point operations a second in float16
+# and 156e12 in TF32, so a multiply-add saves 6.4e-15 s, three of them with the
+# backward pass 1.9e-14; a cast reads 4 bytes and writes 2, forward and
+# backward, at 1.6e12 bytes a second: 7.5e-12 s, 390 times as much.
+WORTH_A_CAST = 400
+
+# Largest share of the model's multiply-adds that a lone layer may have. The
+# count above is of memory traffic, which compilers save by fusing casts; in a
+# small model it holds for every layer, and all of it would end in float32.
+SMALL_SHARE = 0.05
+
+
+def lone_layers(model) -> list:
+    """Returns the 16-bit layers that had better compute in float32.
+
+    Those which only float32 layers feed and which feed only such, which
+    multiply too little for the casts on both sides, and which do at most 5% of
+    the model's work; normalizations, activations and sums multiply nothing. A
+    layer whose work cannot be told, or that has layers inside, is left alone,
+    and so are all in a subclassed model, which has no graph.
+
+    Args:
+        model: A built `keras.Model`.
+    """
+    around = neighbours(model)
+    entries = list(walk(model))
+    works = [multiply_adds(entry) for entry in entries]
+    small = SMALL_SHARE * sum(work or 0 for work in works)
+    return [
+        entry.layer
+        for entry, work in zip(entries, works, strict=True)
+        if _is_low(entry.layer)
+        and _is_lone(*around.get(id(entry.layer), ([], [])))
+        and work is not None
+        and work <= min(small, WORTH_A_CAST * _elements(entry.layer))
+    ]
+
+
+def _is_low(layer):
+    low = layer.compute_dtype in SIXTEEN_BITS
+    return low and not is_fixed(layer) and not layer._layers
+
+
+def _is_lone(feeders, consumers):
+    around = {layer.compute_dtype for layer in [*feeders, *consumers]}
+    return bool(feeders and consumers) and around == {"float32"}
+
+
+def _elements(layer):
+    """How many elements of one sample go in and out."""
+    call = layer._inbound_nodes[0]
+    # Of a length that varies, one position.
+    return sum(
+        math.prod(size or 1 for size in tensor.shape[1:])
+        for tensor in [*call.input_tensors, *call.output_tensors]
+    )
+
+
+_REASON = "its code mixes dtypes where a rule widens a part of it"
+
+
+def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
+    """Changes policies of layers whose calls raise because of them.
+
+    Such a layer gets float32 with all that is inside it, a subclassed model
+    itself the default policy in all of its parts.
+
+    Args:
+        model: A `keras.Model`, with the policies that rules decided on.
+        entries: List of its `LayerEntry`s.
+        default: String. The policy of layers that no rule matches.
+
+    Returns:
+        Dict from the paths of the layers that were changed to the reason.
+    """
+    inputs = _inputs(model)
+    written = [e.layer for e in entries if _is_written(e.layer)]
+    if _is_written(model):
+        written.append(model)
+    if inputs is None or not any(map(_is_partial, written)):
+        return {}
+    paths = {id(entry.layer): entry.path for entry in entries}
+    reasons = {}
+    error = _error(model, inputs)
+    while error is not None:
+        layer = _widened(model, inputs, error, paths)
+        if layer is None:
+            return _undone(model, inputs, entries, default, reasons)
+        reasons[paths[id(layer)]] = _REASON
+        error = _error(model, inputs)
+    return reasons
+
+
+def _widened(model, inputs, error, paths):
+    """The innermost layer on the stack that no longer raises in float32."""
+    for layer in _stack(error):
+        inside = [x for x in layer._flatten_layers() if not is_fixed(x)]
+        low = any(x.compute_dtype in SIXTEEN_BITS for x in inside)
+        if id(layer) not in paths or not low:
+            continue
+        before = [x._dtype_policy for x in inside]
+        for part in inside:
+            set_policy(part, "float32")
+        after = _error(model, inputs)
+        if after is None or _stack(after)[:1] != _stack(error)[:1]:
+            return layer
+        for part, policy in zip(inside, before, strict=True):
+            part._dtype_policy = policy
+    return None
+
+
+def _undone(model, inputs, entries, default, reasons):
+    """Gives all layers the default, unless that does not run either."""
+    layers = [e.layer for e in entries if not is_fixed(e.layer)]
+    before = [layer._dtype_policy for layer in layers]
+    for layer in layers:
+        set_policy(layer, default)
+    if _error(model, inputs) is None:
+        return {}
+    for layer, policy in zip(layers, before, strict=True):
+        layer._dtype_policy = policy
+    return reasons
+
+
+def _inputs(model):
+    """Zeros for a call of a built model, `None` if none are known for it."""
+    functional = getattr(model, "_functional", model)
+    structure = getattr(functional, "_inputs_struct", None)
+    if structure is not None:
+        return tree.map_structure(_zeros, structure)
+    shapes = getattr(model, "_build_shapes_dict", None) or {}
+    shape = next(iter(shapes.values()), None)
+    if not model.built or len(shapes) != 1 or not isinstance(shape, tuple):
+        return None
+    return _zeros(keras.KerasTensor(shape))
+
+
+def _zeros(tensor):
+    shape = [2 if size is None else size for size in tensor.shape]
+    return ops.zeros(shape, tensor.dtype)
+
+
+def _error(model, inputs):
+    """What calling the model raises, `None` if nothing."""
+    try:
+        # Not symbolically: torch would not look at dtypes.
+        with keras.StatelessScope():
+            model(inputs, training=False)
+    # Each backend has a type of its own for dtypes that do not mix.
+    except Exception as error:
+        return error
+    return None
+
+
+def _stack(error):
+    """The layers in whose `call` an exception was raised, innermost first."""
+    frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
+    layers = [
+        frame.f_locals.get("self")
+        for frame in reversed(frames)
+        if frame.f_code.co_name in ("call", "tf__call")
+    ]
+    return [x for x in layers if isinstance(x, keras.layers.Layer)]
+
+
+def _is_written(layer):
+    return not type(layer).__module__.startswith("keras.")
+
+
+def _is_partial(layer):
+    dtypes = {x.compute_dtype for x in layer._flatten_layers()}
+    return len(dtypes) > 1 and not dtypes.isdisjoint(SIXTEEN_BITS)

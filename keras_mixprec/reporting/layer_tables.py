@@ -1,0 +1,169 @@
+"""What was measured of each layer, by step, in tags of bounded size."""
+
+import re
+
+import numpy as np
+
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.schema import chunk_tag
+from keras_mixprec.reporting.thinning import Thinning, pooled
+
+
+class Chunks:
+    """A family of tags, each of which holds up to `size` entries.
+
+    Args:
+        family: String. What the tags begin with.
+        size: Int >= 1. Entries per tag.
+        index: Int >= 0. Number of the first tag.
+    """
+
+    def __init__(self, family: str, size: int, index: int):
+        self._family = family
+        self._size = size
+        self._index = index
+        self._entries = []
+
+    def extend(self, entries) -> list[tuple[str, list]]:
+        """Adds entries.
+
+        Args:
+            entries: Iterable.
+
+        Returns:
+            List of `(tag, entries)`: each tag that changed, with all that it
+            holds now.
+        """
+        changed = {}
+        for entry in entries:
+            if len(self._entries) == self._size:
+                self._index += 1
+                self._entries = []
+            self._entries.append(entry)
+            changed[chunk_tag(self._family, self._index)] = self._entries
+        return list(changed.items())
+
+
+class HeatTables:
+    """A family of tables by step, in tags with the same rows and columns.
+
+    Args:
+        family: String. What the tags begin with.
+        index: Int >= 0. Number of the first tag.
+    """
+
+    def __init__(self, family, index):
+        self._family = family
+        self._index = index - 1
+        self._columns = self._tag_columns = None
+        self._steps = 0
+        self._thinning = Thinning()
+        self._waiting = None
+
+    def add(self, step, table, layers, metrics):
+        """Adds a table.
+
+        Args:
+            step: Int.
+            table: Array `[layers, metrics]`.
+            layers: List of the paths of the rows.
+            metrics: Dict from the names of the columns to `"min"` or `"max"`.
+
+        Returns:
+            List of `(step, tag, table, content)` to write now.
+        """
+        columns = {"layers": layers, "metrics": metrics}
+        ready = self.rest() if columns != self._columns else []
+        self._columns = columns
+        if self._waiting:
+            table = _worse(metrics.values(), self._waiting[1], table)
+        self._waiting = step, table
+        return [*ready, *(self.rest() if self._thinning.due() else [])]
+
+    def rest(self):
+        """Returns what waits to be written, as `add` does: one or none."""
+        if not self._waiting:
+            return []
+        (step, table), self._waiting = self._waiting, None
+        full = self._steps == schema.HEAT_STEPS_PER_TAG
+        if full or self._columns != self._tag_columns:
+            self._index += 1
+            self._tag_columns, self._steps = self._columns, 0
+        self._steps += 1
+        tag = schema.chunk_tag(self._family, self._index)
+        return [(step, tag, table, self._columns)]
+
+
+def _worse(pools, first, second):
+    columns = zip(pools, first.T, second.T, strict=True)
+    return np.stack([pooled(*column) for column in columns], axis=1)
+
+
+# What follows the path of a layer in the name of a call but its first.
+_SECOND_CALL = re.compile(r"#\d+$")
+
+
+class Table:
+    """Measurements of layers by step, of one tag.
+
+    Args:
+        content: Dict with the names of the rows as `"layers"`, and
+            `"metrics"`, a dict from the names of the columns to `"min"` or
+            `"max"`, whichever is the worse.
+        points: List of `Point`.
+    """
+
+    def __init__(self, content, points):
+        self.layers = content["layers"]
+        self.metrics = content["metrics"]
+        self.steps = np.array([point.step for point in points], "int64")
+        self._points = points
+
+    def column(self, metric: str, layers: list) -> np.ndarray:
+        """Returns one metric of these layers.
+
+        Args:
+            metric: String.
+            layers: List of strings, all of `self.layers` among them.
+
+        Returns:
+            Array `[steps, layers]`, NaN where nothing was measured. The
+            headroom of a tensor with an infinity or a NaN is minus infinity:
+            its finite elements alone would look sound.
+        """
+        own = self._values(metric)
+        count = metric.removesuffix("headroom_bits") + "nonfinite"
+        if metric.endswith("headroom_bits") and count in self.metrics:
+            own = np.where(self._values(count) > 0, -np.inf, own)
+        places = {name: place for place, name in enumerate(layers)}
+        result = np.full((len(own), len(layers)), np.nan, "float32")
+        result[:, [places[name] for name in self.layers]] = own
+        return result
+
+    def _values(self, metric):
+        index = list(self.metrics).index(metric)
+        return np.stack([point.array[:, index] for point in self._points])
+
+
+def rows_in_order(tables: list, paths: list) -> list:
+    """Returns the rows of all tables, layers in the order of the model.
+
+    Args:
+        tables: List of `Table`.
+        paths: List of strings, the layers of the model.
+    """
+    # Those that the model does not have are in the order of the last table:
+    # layers may have come and gone.
+    rows = dict.fromkeys(row for t in reversed(tables) for row in t.layers)
+    places = {path: place for place, path in enumerate(paths)}
+    return sorted(
+        rows, key=lambda row: places.get(layer_of(row, places), len(places))
+    )
+
+
+def layer_of(row: str, paths) -> str:
+    """Returns the path of the layer whose call a row is.
+
+    A layer that is used twice has the rows `path` and `path#1`.
+    """
+    return row if row in paths else _SECOND_CALL.sub("", row)

@@ -1,0 +1,88 @@
+"""JSON that every reader accepts, and tables in Markdown."""
+
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+
+def to_json(value) -> str:
+    """Returns `value` as one line of JSON.
+
+    JSON has no inf and no NaN, and readers refuse what Python writes for
+    them; they become the strings "inf", "-inf" and "nan", of which `float()`
+    makes numbers again.
+
+    Args:
+        value: Dicts, lists, tuples, strings, numbers, `None`, NumPy scalars
+            and arrays, nested at will.
+
+    Raises:
+        TypeError: If anything else is in it.
+
+    Example:
+    >>> from keras_mixprec.reporting.text_formats import to_json
+    >>> to_json({"scale": np.float32(8), "norm": float("inf")})
+    '{"scale": 8.0, "norm": "inf"}'
+    """
+    return json.dumps(_plain(value), allow_nan=False)
+
+
+def parse_json(text: str | bytes, kind: type):
+    """Returns what a text of JSON is, or an empty one if it is damaged.
+
+    Args:
+        text: String or bytes.
+        kind: `dict` or `list`, what it is known to be.
+    """
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return kind()
+    return parsed if isinstance(parsed, kind) else kind()
+
+
+def _plain(value):
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        value = float(value)
+        return value if math.isfinite(value) else str(value)
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return value
+
+
+def markdown_table(rows: Sequence[Mapping]) -> str:
+    """Returns a table with a line per row.
+
+    Args:
+        rows: List of dicts with the same keys, which become the header.
+
+    Returns:
+        String. Empty for no rows.
+
+    Example:
+    >>> from keras_mixprec.reporting.text_formats import markdown_table
+    >>> print(markdown_table([{"path": "dense", "compute": "float16"}]))
+    | path | compute |
+    | --- | --- |
+    | dense | float16 |
+    """
+    if not rows:
+        return ""
+    header = list(rows[0])
+    lines = [header, ["---"] * len(header)]
+    lines += [[row[key] for key in header] for row in rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(value):
+    """Text that Markdown shows as it is, whatever a layer is called."""
+    if isinstance(value, float):
+        value = f"{value:.4g}"
+    line = " ".join(html.escape(str(value), quote=False).split())
+    return re.sub(r"([\\`*_|])", r"\\\1", line)

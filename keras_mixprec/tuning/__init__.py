@@ -1,0 +1,1 @@
+"""Repairing a model while it trains: what `PrecisionTuner` does in a `fit`."""

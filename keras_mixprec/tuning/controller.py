@@ -1,0 +1,406 @@
+"""What a tuner does in one `fit`."""
+
+from collections import deque
+from functools import partial
+
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.batch import head, rows_to_examine
+from keras_mixprec.diagnosis.on_demand import examine
+from keras_mixprec.guards.train_function import HeldBatch
+from keras_mixprec.tuning.consensus import Ballot, Proposal, any_worker, propose
+from keras_mixprec.tuning.demotions import find_obstacle
+from keras_mixprec.tuning.history import Telling
+from keras_mixprec.tuning.promotion import Probation, sound_as_built
+from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Suspicion
+
+# At first a look is taken whenever there are an eighth more steps.
+_LOOKS_GROW = 8
+
+# Failing batches that giving back is tried on, the last ones.
+_EVIDENCE = 4
+
+# Findings without a layer that say why steps are bad.
+_EXPLAINED = (
+    "bad_data",
+    "divergence",
+    "weights_lost",
+    "scale_too_low",
+    "scale_search",
+)
+
+_BY_HAND = (
+    "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
+    "as the verdicts advise"
+)
+
+
+class Tuning:
+    """Decides when to look, and changes what has to be changed.
+
+    Where several workers train the model together all do so at the same
+    steps, since what they go by is agreed: each diagnoses its own batches,
+    and what any of them finds counts.
+
+    Args:
+        tuner: The `PrecisionTuner`, for its arguments.
+        engine: The `Engine`.
+        repairs: `Repairs` of the model.
+        use_bfloat16: Boolean. Whether the device computes in it.
+
+    Attributes:
+        telling: `Telling`, what was done.
+        repairs: `Repairs` of the model.
+    """
+
+    def __init__(self, tuner, engine, repairs, use_bfloat16):
+        self.telling = Telling(tuner, engine, repairs)
+        self._tuner = tuner
+        self._engine = engine
+        self.repairs = repairs
+        self._use_bfloat16 = use_bfloat16
+        self._shared = active.processes().workers(engine.model) > 1
+        engine.bad_data.keeps_scale = not (self._shared or tuner.dry_run)
+        self._ballot = Ballot(Proposal())
+        self._suspicion = Suspicion()
+        self._evidence = deque(maxlen=_EVIDENCE)
+        self._held = HeldBatch()
+        self._held_until = None
+        self._suspected = self._counts = False
+        self._bad = BadSteps(engine)
+        self._over = False
+        self._advised = set()
+        self._probation = None
+        self._harmful = set()
+        self._changed_at = None
+        self._next_look = None
+        self._idle_until = 0
+
+    # Looking.
+
+    def before_batch(self):
+        """Looks, if it is time to."""
+        step = self._engine.step
+        if step < self._idle_until or not self._engine.started:
+            return
+        self.telling.rebuild(step)
+        if self._over:
+            return
+        if self._next_look is None:
+            self._begin(step)
+            return
+        if self._held_until is not None:
+            self._examine_if_bad(step)
+        if step >= self._next_look and not self._over:
+            self._look(step)
+        if self._held_until is not None:
+            self._hold(step)
+        else:
+            self._idle_until = self._next_look
+
+    def end_epoch(self):
+        """An epoch of unknown length ends with a call without a batch."""
+        self._held.end_epoch()
+
+    def end(self):
+        """Looks no more."""
+        self._held.disarm()
+
+    def _begin(self, step):
+        self.telling.begin(step)
+        self._suspicion.add(step, 0)
+        self._engine.examiner.listener = self._on_examination
+        self.repairs.wait_anew(step)
+        self._next_look = step + 1
+        schedule = self._engine.examiner.schedule
+        # Of a model that one worker does not know yet, nobody knows more.
+        (new,) = any_worker(self._engine.model, [schedule.is_new])
+        if new:
+            schedule.start_over()
+        if schedule.due(0):
+            self._audit(step)
+        elif step == 0:
+            self._engine.examiner.log_errors(schedule.errors, step)
+
+    def _look(self, step):
+        self._take_back_if_diverged(step)
+        # The first steps show most.
+        engine = self._engine
+        taken = step - engine.first_step
+        gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
+        self._next_look = step + max(gap, 1)
+        self._bad.count()
+        stuck = self._bad.in_a_row_anew()
+        suspicious = self._suspicion.add(step, self._bad.total) or stuck
+        if self._cooling(step) or self._held_until is not None:
+            return
+        self._counts = self._suspicion.counts(stuck)
+        if suspicious and self._affords(self._counts):
+            self._held_until = step + WINDOW
+        elif engine.examiner.schedule.due(taken) and self._affords_audit():
+            self._audit(step)
+        else:
+            self._give_back_if_quiet(step)
+
+    def _audit(self, step):
+        schedule = self._engine.examiner.schedule
+        counts = schedule.counts
+        schedule.audit(step - self._engine.first_step)
+        self._examine_next(step, suspected=False, counts=counts)
+
+    def _hurry(self, step):
+        """Brings the next audit forward if a layer overflows before it."""
+        if self._shared:  # All workers audit at the same steps.
+            return
+        steps = self._engine.examiner.schedule.hurry()
+        if steps is not None:
+            self._next_look = min(self._next_look, step + steps)
+            self._idle_until = min(self._idle_until, self._next_look)
+
+    def _affords_audit(self):
+        schedule = self._engine.examiner.schedule
+        return self._affords(schedule.counts and not schedule.urgent)
+
+    def _affords(self, counts):
+        """Whether a diagnosis is within budget, on all workers.
+
+        Args:
+            counts: Boolean. Whether it counts as overhead.
+        """
+        if not counts:
+            return True
+        model = self._engine.model
+        (over,) = any_worker(model, [not self._engine.examiner.affordable])
+        return not over
+
+    def _hold(self, step):
+        try:
+            self._held.hold(self._engine.model)
+        except NotImplementedError:
+            # The next batch has to do, whether it fails or not.
+            self._held_until = None
+            self._examine_next(step, suspected=True, counts=self._counts)
+
+    def _examine_if_bad(self, step):
+        batch, _ = self._held.take() or (None, None)
+        if self._bad.count():
+            self._held_until = None
+            self._engine.up_to_date()
+            self._examine_together(batch, step, True, self._counts)
+        elif step >= self._held_until:
+            self._held_until = None
+            self._suspicion.came_to_nothing()
+
+    def _cooling(self, step):
+        changed = self._changed_at
+        # What one batch shows before the first step need not be all.
+        if changed in (None, self._engine.first_step):
+            return False
+        return step < changed + self._tuner.cooldown
+
+    def _examine_next(self, step, suspected, counts=False):
+        self._on_next_batch(
+            step,
+            lambda batch: self._examine_together(
+                batch, step, suspected, counts
+            ),
+        )
+
+    def _on_next_batch(self, step, work):
+        engine = self._engine
+        engine.examiner.on_next_batch(engine.model, step, work)
+
+    def _examine_together(self, batch, step, suspected, counts=False):
+        """Diagnoses a batch; each worker does its own at this step.
+
+        Args:
+            batch: As `train_step` takes it, `None` if there is none here.
+            step: Int.
+            suspected: Boolean. Whether it is because of bad steps, and all of
+                it is looked at.
+            counts: Boolean. Whether it counts as overhead. If not, it is seen
+                first whether there is more in it than in its first rows.
+        """
+        self._suspected = suspected
+        self._ballot = Ballot(Proposal())
+        who = "PrecisionTuner" * self._tuner.verbose
+        model, rows = self._engine.model, None
+        if not suspected:
+            rows = head if counts else partial(rows_to_examine, model)
+        self._engine.examiner.examine(model, batch, step, counts, who, rows)
+        if self._shared:
+            self._decide(step)
+
+    # Demoting.
+
+    def _on_examination(self, examination, batch, step):
+        self._hurry(step)
+        if self._over or self._cooling(step):
+            return
+        proposal = propose(
+            examination, lambda: self._examine(batch, step), self._use_bfloat16
+        )
+        if proposal:
+            self._evidence.append(batch)
+        kinds = {finding.verdict.kind for finding in examination.findings}
+        self._ballot = Ballot(
+            proposal,
+            not kinds.isdisjoint(_EXPLAINED),
+            self._engine.counters.collapsed(),
+            examination.scale_bits,
+            "scale_too_low" in kinds,
+        )
+        # Among several workers this may be a diagnosis of this one only.
+        if not self._shared:
+            self._decide(step)
+
+    def _decide(self, step):
+        if self._over or self._cooling(step):
+            return
+        ballot = self._ballot.agreed(self._engine.model, step)
+        if ballot.too_low:
+            self._raise_scale(ballot.scale_bits, step)
+        if not ballot.proposal:
+            self._nothing_to_demote(ballot, step)
+            return
+        self._held_until = None
+        wanted = self.repairs.wanted(ballot.proposal, step)
+        if not self._harmful.isdisjoint(wanted):
+            self._suspicion.came_to_nothing()
+            return
+        wanted = {p: d for p, d in wanted.items() if p not in self._advised}
+        if wanted:
+            wanted |= self.repairs.left_alone(ballot.proposal, step)
+        obstacle = find_obstacle(
+            self._tuner, self.repairs, ballot.proposal, wanted
+        )
+        if self._tuner.dry_run:
+            if wanted:
+                self._advised |= set(wanted)
+                self.telling.change("demote", step, _policies(wanted), wanted)
+        elif obstacle:
+            self._give_up(step, obstacle)
+        else:
+            self._demote(step, wanted)
+            if ballot.scale_bits is not None:
+                self._engine.counters.raise_scale(ballot.scale_bits, step)
+
+    def _raise_scale(self, bits, step):
+        """Lets gradients survive that vanish at the loss scale in use."""
+        counters = self._engine.counters
+        before, dry = counters.scale_bits(), self._tuner.dry_run
+        if dry or counters.raise_scale(bits, step, beyond_first=True):
+            self._engine.examiner.schedule.sound = not dry
+            now = bits if dry else counters.scale_bits()
+            self.telling.scale(step, before, now)
+
+    def _examine(self, batch, step):
+        parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+        return examine(self._engine.model, *parts, step=step)
+
+    def _nothing_to_demote(self, ballot, step):
+        if ballot.collapsed and not ballot.explained:
+            self._give_up(
+                step,
+                "no loss scale helps and no layer is to blame",
+            )
+        elif self._suspected:
+            self._suspicion.came_to_nothing()
+
+    def _demote(self, step, wanted):
+        changes = self.repairs.demote(wanted)
+        self._put_on_probation(step, wanted)
+        self._engine.examiner.schedule.sound = True
+        self._changed(step)
+        self.telling.change("demote", step, changes, wanted)
+
+    def _changed(self, step):
+        self._changed_at = self._idle_until = step
+        self._held_until = None
+        self._suspicion.start_over()
+        self._engine.examiner.forget_trouble()
+        self._engine.log_layers()
+        self._tuner.save(self.repairs)
+
+    def _give_up(self, step, reason):
+        self._over = True
+        self._held_until = None
+        on_limit = self._tuner.on_limit
+        message = f"{reason}. {_BY_HAND}"
+        self.telling.tell("give_up", step, message, on_limit=on_limit)
+        if on_limit == "stop":
+            self._engine.model.stop_training = True
+        elif on_limit == "raise":
+            self._engine.early_stop.fail(
+                f"PrecisionTuner stops at step {step}: {message}."
+            )
+        elif on_limit == "float32":
+            wanted = self.repairs.all_in_float32(step, reason)
+            self._demote(step, wanted)
+
+    def _put_on_probation(self, step, paths):
+        # Several workers may hold parts of a model, which none can copy.
+        if self._shared:
+            return
+        if self._probation is None:
+            engine = self._engine
+            # Its variables are those of the last step, or a step is under way
+            # that `up_to_date` would take for the one before.
+            self._probation = Probation(
+                engine.model,
+                step,
+                self._tuner.cooldown,
+                engine.counters.scale_bits(),
+            )
+        self._probation.paths |= set(paths)
+
+    def _take_back_if_diverged(self, step):
+        """Undoes a demotion after which weights grow beyond measure."""
+        probation = self._probation
+        if probation is None or not probation.due(step):
+            return
+        growth = probation.growth(self._engine.up_to_date())
+        if growth.diverged:
+            self._take_back(probation, growth, step)
+        elif probation.over():
+            self._probation = None
+
+    def _take_back(self, probation, growth, step):
+        self._probation = None
+        probation.restore()
+        self._engine.counters.raise_scale(probation.scale_bits, step)
+        demoted = self.repairs.demotions.keys()
+        changes = self.repairs.restore(probation.paths & demoted)
+        self._harmful |= changes.keys()
+        self._changed(step)
+        self._suspicion.came_to_nothing()
+        self.telling.undo(step, changes, growth, probation.step)
+
+    # Giving back.
+
+    def _give_back_if_quiet(self, step):
+        bad = self._suspicion.last_bad_step
+        times = bad, self._changed_at, self._engine.first_step
+        since = max(time for time in times if time is not None)
+        kind, paths = self.repairs.due(
+            step, step - since, self._tuner.promote_after
+        )
+        rebuilds_left = self._tuner.max_rebuilds - self.repairs.rebuilds
+        if paths and rebuilds_left and not self._tuner.dry_run:
+            self._on_next_batch(
+                step, lambda batch: self._give_back(kind, paths, batch, step)
+            )
+
+    def _give_back(self, kind, paths, batch, step):
+        batches = [b for b in (*self._evidence, batch) if b is not None]
+        sound = sound_as_built(self._engine, self.repairs, paths, batches, step)
+        if not sound:
+            return
+        changes = self.repairs.restore(sound)
+        self._changed(step)
+        self.telling.change(kind, step, changes, {})
+
+
+def _policies(wanted):
+    return {path: (d.before, d.policy) for path, d in wanted.items()}

@@ -1,0 +1,287 @@
+"""Which layers a tuner has demoted, demoting more, and its limits."""
+
+import time
+from typing import NamedTuple
+
+from keras_mixprec.guards.prepare import keep_watching
+from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.policies.apply import apply_policy
+from keras_mixprec.policies.casts import lone_layers
+from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
+from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
+from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.summary import shares_in_16_bits
+from keras_mixprec.tuning.consensus import Proposal
+from keras_mixprec.tuning.plan_store import check_state
+
+_ALONE = "alone between float32 layers: casts cost more than 16 bits save"
+
+
+class Demotion(NamedTuple):
+    """A layer that computes in a wider dtype than it was built with.
+
+    Attributes:
+        before: String. Its policy as it was built.
+        policy: String. Its policy now.
+        step: Int. When that changed.
+        kind: String. The kind of the verdict, or `"casts"`.
+        reason: String. The verdict, or why else.
+    """
+
+    before: str
+    policy: str
+    step: int
+    kind: str
+    reason: str
+
+
+class Repairs:
+    """The demotions of one model.
+
+    Args:
+        model: A built `keras.Model`.
+
+    Attributes:
+        demotions: Dict from layer path to `Demotion`, of the demoted layers.
+        tries: Dict from layer path to how often the layer turned out to need
+            its demotion.
+        rebuilds: Int. How often the compiled functions were made anew.
+        share_at_first: Float. Share of the work in 16 bits at the start.
+    """
+
+    def __init__(self, model):
+        self.demotions = {}
+        self.tries = {}
+        self.rebuilds = 0
+        self._model = model
+        self.share_at_first = self.share_in_16_bits()
+        self._rebuilt_at = None
+        self._shrunk = True
+        self._waiting_since = {}
+
+    def plan(self) -> PrecisionPlan:
+        """Returns the plan that the model follows, with the reasons."""
+        plan = PrecisionPlan.from_model(self._model)
+        reasons = {p: d.reason for p, d in self.demotions.items() if p in plan}
+        return PrecisionPlan(plan, plan.default, reasons)
+
+    def share_in_16_bits(self) -> float:
+        """Returns the share of the work in 16 bits now."""
+        return shares_in_16_bits(self._model).work
+
+    def demoted_fraction(self) -> float:
+        """Returns the share of the 16-bit work that is 16-bit no more."""
+        if not self.share_at_first:
+            return 0.0
+        return 1 - self.share_in_16_bits() / self.share_at_first
+
+    def wanted(self, proposal, step: int) -> dict:
+        """Returns, by path, the demotions of a `Proposal` that are new."""
+        wanted = {}
+        for path, layer in self._layers().items():
+            if id(layer) not in proposal or is_fixed(layer):
+                continue
+            _, policy, verdict = proposal[id(layer)]
+            now = policy_name(layer)
+            if now != policy:
+                wanted[path] = self._demotion(
+                    path, now, policy, step, verdict.kind, verdict.finding
+                )
+        return wanted
+
+    def left_alone(self, proposal, step: int) -> dict:
+        """Returns, by path, the demotions of layers that others leave alone.
+
+        Args:
+            proposal: `Proposal` of the others.
+            step: Int.
+        """
+        before = {id(layer) for layer in lone_layers(self._model)}
+        with following(proposal.assignment()):
+            layers = [
+                x for x in lone_layers(self._model) if id(x) not in before
+            ]
+        return {
+            path: self._demotion(
+                path, policy_name(layer), "float32", step, "casts", _ALONE
+            )
+            for path, layer in self._layers().items()
+            if any(layer is other for other in layers)
+        }
+
+    def all_in_float32(self, step: int, reason: str) -> dict:
+        """Returns, by path, the demotion of every layer in 16 bits.
+
+        Args:
+            step: Int.
+            reason: String.
+        """
+        return {
+            path: self._demotion(
+                path, policy_name(layer), "float32", step, "give_up", reason
+            )
+            for path, layer in self._layers().items()
+            if is_16_bit(policy_name(layer)) and not is_fixed(layer)
+        }
+
+    def _demotion(self, path, now, *others):
+        known = self.demotions.get(path)
+        return Demotion(known.before if known else now, *others)
+
+    def demote(self, wanted: dict) -> dict:
+        """Demotes layers.
+
+        Args:
+            wanted: Dict from path to `Demotion`.
+
+        Returns:
+            Dict from path to the names of the policies before and after.
+        """
+        before = {path: d.before for path, d in wanted.items()}
+        before |= {
+            path: self.demotions[path].policy
+            for path in wanted.keys() & self.demotions.keys()
+        }
+        self._count(wanted)
+        self.demotions |= wanted
+        self._waiting_since |= {path: d.step for path, d in wanted.items()}
+        self._shrunk = False
+        self._follow({path: d.policy for path, d in wanted.items()})
+        return {path: (before[path], d.policy) for path, d in wanted.items()}
+
+    def restore(self, paths) -> dict:
+        """Gives layers the policies back that they were built with.
+
+        Returns what `demote` does.
+        """
+        demotions = {p: d for p, d in self.demotions.items() if p in paths}
+        for path in demotions:
+            del self.demotions[path]
+        self._follow({path: d.before for path, d in demotions.items()})
+        return {path: (d.policy, d.before) for path, d in demotions.items()}
+
+    def due(self, step: int, quiet: int, promote_after: int) -> tuple:
+        """Returns which demotions to try without, and what that is called.
+
+        After a demotion those of several times, which may have made earlier
+        ones needless, once; later each for itself, ever more rarely.
+
+        Args:
+            step: Int.
+            quiet: Int. For how many steps nothing has happened.
+            promote_after: Int. The number of steps to wait for, 0 for ever.
+        """
+        if not self._shrunk:
+            self._shrunk = True
+            if len({d.step for d in self.demotions.values()}) > 1:
+                return "shrink", list(self.demotions)
+        if not promote_after or quiet < promote_after:
+            return "promote", []
+        layers = self._layers()
+        return "promote", [
+            path
+            for path in self.demotions
+            if path in layers
+            and step - self._waiting_since[path]
+            >= promote_after * 2 ** (self.tries[path] - 1)
+        ]
+
+    def wait_anew(self, step: int):
+        """Counts the steps to the next try of each demotion from here on.
+
+        Those of an earlier process were counted from another start.
+        """
+        self._waiting_since = dict.fromkeys(self.demotions, step)
+
+    def tried(self, paths, step: int):
+        """Takes note that layers still need their demotion."""
+        self._count(paths)
+        self._waiting_since |= dict.fromkeys(paths, step)
+
+    def as_built(self, paths) -> dict:
+        """Returns a dict from policy name to the layers that had it."""
+        layers, found = self._layers(), {}
+        for path in paths:
+            before = self.demotions[path].before
+            found.setdefault(before, []).append(layers[path])
+        return found
+
+    def paths_of(self, layers) -> set:
+        """Returns the paths of some layers."""
+        ids = {id(layer) for layer in layers}
+        return {p for p, layer in self._layers().items() if id(layer) in ids}
+
+    def rebuild_seconds(self) -> float | None:
+        """Returns what the last rebuild cost, once, when its step is done."""
+        if self._rebuilt_at is None:
+            return None
+        seconds = time.perf_counter() - self._rebuilt_at
+        self._rebuilt_at = None
+        return seconds
+
+    def state(self) -> dict:
+        """Returns what another process needs to go on from here."""
+        return {
+            "rebuilds": self.rebuilds,
+            "share_at_first": self.share_at_first,
+            "tries": self.tries,
+            "demotions": {p: d._asdict() for p, d in self.demotions.items()},
+        }
+
+    def load_state(self, state: dict):
+        """Goes on from what `state` returned.
+
+        Raises:
+            ValueError: If that is not what it is.
+        """
+        checked = check_state(state)
+        self.demotions = {
+            path: Demotion(**fields)
+            for path, fields in checked["demotions"].items()
+        }
+        self.tries = checked["tries"]
+        self.rebuilds = checked["rebuilds"]
+        self.share_at_first = checked.get("share_at_first", self.share_at_first)
+
+    def _count(self, paths):
+        for path in paths:
+            self.tries[path] = self.tries.get(path, 0) + 1
+
+    def _layers(self):
+        return {e.path: e.layer for e in walk_with_model(self._model)}
+
+    def _follow(self, policies):
+        started = time.perf_counter()
+        now = PrecisionPlan.from_model(self._model)
+        policies = {**now, MODEL_PATH: now.default, **policies}
+        default = policies.pop(MODEL_PATH)
+        apply_policy(self._model, PrecisionPlan(policies, default))
+        keep_watching(self._model)
+        self.rebuilds += 1
+        self._rebuilt_at = started
+
+
+def find_obstacle(
+    tuner, repairs: Repairs, proposal: Proposal, wanted: dict
+) -> str | None:
+    """Returns why a repair is not possible, `None` if it is.
+
+    Args:
+        tuner: The `PrecisionTuner`, for its arguments.
+        repairs: `Repairs` of the model.
+        proposal: `Proposal`.
+        wanted: Dict from path to `Demotion`, what that would change.
+    """
+    if not wanted:
+        return "the layers at fault cannot be demoted any further"
+    if repairs.rebuilds >= tuner.max_rebuilds:
+        return f"max_rebuilds={tuner.max_rebuilds} is reached"
+    with following(proposal.assignment()):
+        fraction = repairs.demoted_fraction()
+    if fraction > tuner.max_demoted_fraction:
+        return (
+            f"the repair would demote {fraction:.0%} of the work in 16 "
+            f"bits, more than max_demoted_fraction="
+            f"{tuner.max_demoted_fraction}"
+        )
+    return None

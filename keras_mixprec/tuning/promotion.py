@@ -1,0 +1,154 @@
+"""Whether training bears a demotion, and whether layers bear 16 bits again."""
+
+from typing import NamedTuple
+
+import numpy as np
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import largest, nonfinite
+from keras_mixprec.diagnosis.culprit import low_layers
+from keras_mixprec.diagnosis.on_demand import examine
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.policies.casts import lone_layers
+from keras_mixprec.tuning.consensus import any_worker
+
+# Weights are compared when the cooldown is over, and then after twice as many
+# steps as the time before, up to so many steps after a demotion.
+_STEPS = 500
+
+
+class Growth(NamedTuple):
+    """How far weights have grown since a demotion.
+
+    Attributes:
+        before: Float. The largest magnitude then.
+        now: Float. The largest magnitude now, infinite if any is not finite.
+    """
+
+    before: float
+    now: float
+
+    @property
+    def diverged(self) -> bool:
+        """Whether no training needs as much in so few steps."""
+        # Weights that start from zeros are larger after a step.
+        return self.now > thresholds.DIVERGED * max(self.before, 1.0)
+
+
+class Probation:
+    """Compares a model with what it was when layers were demoted.
+
+    An outlier that overflows float16 is skipped with its step; in float32 its
+    gradient is finite and may throw the weights anywhere.
+
+    Args:
+        model: The `keras.Model`, with variables that are up to date.
+        step: Int. The step of the demotion.
+        gap: Int. Steps until weights are compared first.
+        scale_bits: Float. The loss scale in use, as a power of two.
+
+    Attributes:
+        step: Int. As given.
+        scale_bits: Float. As given.
+        paths: Set of the paths of the layers that were demoted since.
+    """
+
+    def __init__(self, model, step: int, gap: int, scale_bits: float):
+        self.step = step
+        self.scale_bits = scale_bits
+        self.paths = set()
+        self._gap = max(gap, 1)
+        self._before = _largest_weight(model)
+        self._state = [(v, np.array(v)) for v in _trained(model)]
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to compare."""
+        return step >= self.step + self._gap
+
+    def over(self) -> bool:
+        """Whether what comes now has another cause."""
+        return self._gap > _STEPS
+
+    def growth(self, model) -> Growth:
+        """Compares the weights; the next time is twice as far away.
+
+        Args:
+            model: The `keras.Model`, with variables that are up to date.
+        """
+        self._gap *= 2
+        return Growth(self._before, _largest_weight(model))
+
+    def restore(self):
+        """Gives weights and optimizer state the values of the demotion."""
+        for variable, value in self._state:
+            variable.assign(value)
+
+
+def _trained(model):
+    """What steps write: weights and inner optimizers, no counters of ours."""
+    found = list(model.weights)
+    for optimizer in optimizers_of(model).values():
+        found += getattr(optimizer, "inner_optimizer", optimizer).variables
+    return found
+
+
+def _largest_weight(model):
+    weights = [to_array(v.value) for v in model.trainable_variables]
+    return np.inf if nonfinite(weights) else largest(weights)
+
+
+def sound_as_built(engine, repairs, paths, batches, step: int) -> set:
+    """Returns those demoted layers that could be given back together.
+
+    Args:
+        engine: The `Engine`.
+        repairs: `Repairs` of the model.
+        paths: Paths of demoted layers.
+        batches: List of batches to try them on, as `train_step` takes them.
+        step: Int.
+    """
+    sound = set(paths)
+    # What is sound beside others may not be so alone, once.
+    for _ in range(2):
+        sound -= _at_fault(engine, repairs, sound, batches, step)
+    with following(repairs.as_built(sound)):
+        sound -= repairs.paths_of(lone_layers(engine.model))
+    at_fault = _at_fault(engine, repairs, sound, batches, step)
+    repairs.tried(set(paths) - sound, step)
+    return set() if at_fault else sound
+
+
+def _at_fault(engine, repairs, paths, batches, step):
+    """Which of the layers are at fault as they were built, anywhere."""
+    if not paths:
+        return set()
+    found = set(paths)
+    try:
+        found = _at_fault_here(engine.model, repairs, paths, batches, step)
+    # The other workers wait for this one.
+    except Exception as error:
+        engine.examiner.give_up(step, error)
+    paths = sorted(paths)
+    flags = any_worker(engine.model, [p in found for p in paths])
+    return {p for p, flag in zip(paths, flags, strict=True) if flag}
+
+
+def _at_fault_here(model, repairs, paths, batches, step):
+    layers = []
+    with following(repairs.as_built(paths)):
+        for batch in batches:
+            parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+            found = examine(model, *parts, step=step)
+            for finding in found.findings:
+                layers += finding.layers
+            # One that was demoted for its growth would be so again.
+            low = {entry.path: entry.layer for entry in low_layers(model)}
+            layers += [
+                low[path]
+                for path, bits in found.headroom.items()
+                if path in low and bits < thresholds.BITS_ABOVE
+            ]
+    return repairs.paths_of(layers)

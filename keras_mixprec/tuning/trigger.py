@@ -1,0 +1,98 @@
+"""When bad steps are more than the loss scale feeling for its ceiling."""
+
+from collections import deque
+
+from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
+from keras_mixprec.tuning.consensus import any_worker
+
+# The next batch that fails is looked at closely, which costs no more than a
+# diagnosis. Twice as many are waited for if it was but the scale search.
+_PATIENCE = 1
+
+# Diagnoses that may come to nothing at any cost: of bad steps, and of steps
+# skipped in a row. The others have to be within the overhead budget: of a run
+# that diverges nearly every step is bad.
+_FALSE_ALARMS = 2, 4
+
+# Steps that bad ones are counted over. A healthy scale search that has found
+# its ceiling loses one step in 2000.
+WINDOW = 500
+
+
+class BadSteps:
+    """Counts the steps that were skipped or had a loss that is not finite.
+
+    On any worker.
+
+    Args:
+        engine: The `Engine`.
+
+    Attributes:
+        total: Int. How many there were, as of the last `count`.
+    """
+
+    def __init__(self, engine):
+        self.total = self._here = self._in_a_row = 0
+        self._stuck = False
+        self._engine = engine
+
+    def count(self) -> int:
+        """Returns how many there were since the last call."""
+        before = self._here
+        self._here, in_a_row = self._engine.bad_steps()
+        new, self._in_a_row = any_worker(
+            self._engine.model, [self._here - before, in_a_row]
+        )
+        self.total += int(new)
+        return int(new)
+
+    def in_a_row_anew(self) -> bool:
+        """Whether more are skipped in a row than a search explains, once."""
+        before, self._stuck = self._stuck, self._in_a_row >= SUSPICIOUS_STEPS
+        return self._stuck and not before
+
+
+class Suspicion:
+    """Counts the steps that were skipped or had a loss that is not finite.
+
+    Suspicious is one of them within 500 steps; after each suspicion that
+    came to nothing, such as bad data, twice as many.
+    """
+
+    def __init__(self):
+        self._patience = _PATIENCE
+        self._false_alarms = 0
+        self._seen = deque()
+        self.last_bad_step = None
+
+    def add(self, step: int, bad: int) -> bool:
+        """Returns whether it is time to look for a reason.
+
+        Args:
+            step: Int. How many steps were taken.
+            bad: Int. How many of them were bad, since whenever.
+        """
+        if self._seen and bad > self._seen[-1][1]:
+            self.last_bad_step = step
+        self._seen.append((step, bad))
+        while self._seen[0][0] < step - WINDOW:
+            self._seen.popleft()
+        return bad - self._seen[0][1] >= self._patience
+
+    def counts(self, in_a_row: bool) -> bool:
+        """Whether the next diagnosis counts as overhead.
+
+        Args:
+            in_a_row: Boolean. Whether it is because of skips in a row.
+        """
+        return self._false_alarms >= _FALSE_ALARMS[in_a_row]
+
+    def start_over(self):
+        """Counts from here on: what there was is known."""
+        self._seen = deque([self._seen[-1]] if self._seen else [])
+
+    def came_to_nothing(self):
+        """Waits for twice as many bad steps from here on."""
+        self._patience *= 2
+        self._false_alarms += 1
+        self.start_over()
