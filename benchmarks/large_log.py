@@ -24,9 +24,9 @@ from reporting_readers import poll, tensorboard
 from benchmarks.browser import browser, until_ready
 from keras_mixprec.callbacks.session import ROWS_BY_VARIABLE
 from keras_mixprec.diagnosis.ranges import METRICS
+from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.schema import EXPONENTS
-from keras_mixprec.reporting.thinning import Thinning
 
 # The defaults of `MixPrecMonitor`.
 LOOK, PROBE = 50, 100

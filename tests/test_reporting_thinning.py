@@ -4,9 +4,9 @@ import numpy as np
 from reporting_readers import read_tag
 
 from keras_mixprec.reporting.file_source import FileSource
+from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
-from keras_mixprec.reporting.thinning import Thinning
 
 METRICS = {"activation_headroom_bits": "min", "activation_nonfinite": "max"}
 

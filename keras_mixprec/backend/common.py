@@ -1,4 +1,4 @@
-"""What several backends use: a model's variables, and compiled programs.
+"""What all backends share: a model's variables, programs, agreement of workers.
 
 Many layers of a model are alike, and every diagnosis of it runs the same, but
 a backend compiles each function anew: 0.15 s each, three quarters of the time
@@ -9,6 +9,9 @@ import contextlib
 from collections.abc import Callable, Hashable
 
 import keras
+import numpy as np
+
+from keras_mixprec.backend import active
 
 
 def optimizers_of(model: keras.Model) -> dict:
@@ -62,3 +65,24 @@ def program(text: Hashable, compile_it: Callable):
         # The one used longest ago.
         del _KNOWN[next(iter(_KNOWN))]
     return found
+
+
+def agreed(model: keras.Model, numbers: list) -> np.ndarray:
+    """Returns, for each number, the largest that any worker has for it.
+
+    Every worker must call this.
+
+    Args:
+        model: The model that they train together.
+        numbers: List of numbers, or booleans.
+
+    Returns:
+        A float32 array.
+    """
+    values = np.array(numbers, "float32")
+    return active.processes().agree(model, values)
+
+
+def any_worker(model: keras.Model, flags: list) -> list:
+    """Returns what `agreed` does, as a list."""
+    return agreed(model, flags).tolist()

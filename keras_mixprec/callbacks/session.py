@@ -4,25 +4,24 @@ import math
 import time
 
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import any_worker
 from keras_mixprec.callbacks.settings import Settings
-from keras_mixprec.guards.prepare import (
+from keras_mixprec.guards.train_function import StepCount
+from keras_mixprec.monitoring.audits import Examiner
+from keras_mixprec.monitoring.counters import Counters, EarlyStop
+from keras_mixprec.monitoring.failing_batches import BadData, Recorder
+from keras_mixprec.monitoring.overhead import LOOKS, Spending
+from keras_mixprec.monitoring.prepare import (
     after_epoch,
     keep_watching,
     stop_watching,
 )
-from keras_mixprec.guards.train_function import StepCount
-from keras_mixprec.monitoring.audits import Examiner
-from keras_mixprec.monitoring.counters import Counters
-from keras_mixprec.monitoring.early_stop import EarlyStop
-from keras_mixprec.monitoring.failing_batches import BadData, Recorder
-from keras_mixprec.monitoring.overhead import LOOKS, Spending
 from keras_mixprec.monitoring.probe_schedule import Prober
 from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
 from keras_mixprec.monitoring.run_facts import CHARTS, LayerLog, settings_of
 from keras_mixprec.monitoring.skipped_steps import ROWS_BY_VARIABLE, CounterLog
-from keras_mixprec.reporting.thinning import Thinning
-from keras_mixprec.tuning.consensus import any_worker
+from keras_mixprec.reporting.layer_tables import Thinning
 
 # How often, between two looks or probes, to ask whether one that is due is
 # affordable: asking takes 20 us, 1% of a step of small layers in JAX.

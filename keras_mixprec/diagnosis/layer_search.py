@@ -17,17 +17,17 @@ from keras_mixprec.diagnosis.backward import (
 )
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.end_to_end import (
+    LossCheck,
+    fault_behind,
+    loss_error,
+    right_in_xla,
+)
 from keras_mixprec.diagnosis.forward import (
     is_cast_before,
     judge_forward,
     low_outputs,
     without_needless,
-)
-from keras_mixprec.diagnosis.loss import (
-    LossCheck,
-    fault_behind,
-    loss_error,
-    right_in_xla,
 )
 from keras_mixprec.diagnosis.scales import (
     best_scale_bits,

@@ -11,7 +11,7 @@ import numpy as np
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
-from keras_mixprec.diagnosis.loss import loss_error
+from keras_mixprec.diagnosis.end_to_end import loss_error
 from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step

@@ -6,9 +6,8 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import judge_backward
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprit import Culprit, rounded_integers
-from keras_mixprec.diagnosis.end_to_end import Errors, Reference
+from keras_mixprec.diagnosis.end_to_end import Errors, Reference, fault_behind
 from keras_mixprec.diagnosis.forward import judge_forward
-from keras_mixprec.diagnosis.loss import fault_behind
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import smallest_set, suspicion
 from keras_mixprec.numerics.arrays import jittered, to_array

@@ -7,6 +7,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import NotBuiltError
 from keras_mixprec.diagnosis.culprit import low_layers
@@ -31,7 +32,6 @@ from keras_mixprec.monitoring.overhead import (
 )
 from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
 from keras_mixprec.reporting.schema import TWIN
-from keras_mixprec.tuning.consensus import any_worker
 
 _DIRECTIONS = ("forward", "backward")
 

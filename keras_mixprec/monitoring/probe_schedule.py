@@ -11,9 +11,9 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.ranges import Trend
-from keras_mixprec.guards.prepare import guarded_steps
 from keras_mixprec.guards.train_function import NextCall
 from keras_mixprec.monitoring.overhead import PROBES, carry_on_without, failure
+from keras_mixprec.monitoring.prepare import guarded_steps
 from keras_mixprec.numerics.collector import accumulation_steps
 from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges

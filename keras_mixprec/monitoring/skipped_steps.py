@@ -10,13 +10,13 @@ import keras
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.custom_loops import scaling_call
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
-from keras_mixprec.monitoring.early_stop import reason_to_stop
+from keras_mixprec.monitoring.counters import reason_to_stop
 from keras_mixprec.monitoring.overhead import LOOKS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
+from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.schema import curve_tag
 from keras_mixprec.reporting.text_formats import markdown_table
-from keras_mixprec.reporting.thinning import Thinning
 
 # Skipped steps that are told one by one, half a kB each. A run that fails for
 # a night skips a million.

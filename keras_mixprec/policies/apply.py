@@ -1,67 +1,16 @@
-"""Making the layers of a model follow a policy or a plan."""
+"""`apply_policy`: a model follows a policy with its rules, or a plan."""
 
-import functools
-import warnings
-import weakref
 from collections.abc import Iterable
 
 import keras
 
-from keras_mixprec.policies.casts import without_mixes
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
-from keras_mixprec.policies.layers import check_model, may_grow, walk
-from keras_mixprec.policies.names import (
-    fitting_policy,
-    is_16_bit,
-    is_fixed,
-    policy_name,
-    set_policy,
-)
+from keras_mixprec.policies.follow import follow
+from keras_mixprec.policies.layers import check_model, may_grow
+from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import Matcher, PrecisionRule, PrecisionRules
 from keras_mixprec.policies.scope import current_rules, resolve
-
-
-def after_build(model, entries, follow):
-    """Calls `follow` with each layer that appears when others are built.
-
-    Args:
-        model: The `keras.Model`.
-        entries: List of `LayerEntry`, the layers it has now.
-        follow: Function of a `LayerEntry` that sets the layer's policy. It
-            replaces what an earlier call registered.
-    """
-    known = {id(entry.layer) for entry in entries}
-    # A strong reference would keep the model alive in a cycle.
-    model_ref = weakref.ref(model)
-
-    def adopt():
-        for entry in walk(model_ref()):
-            if id(entry.layer) not in known:
-                known.add(id(entry.layer))
-                follow(entry)
-                _hook(entry.layer, adopt)
-
-    for layer in [model, *(entry.layer for entry in entries)]:
-        _hook(layer, adopt)
-
-
-def _hook(layer, adopt):
-    """Makes a layer call `adopt` once, when it has been built."""
-    original = getattr(layer.build, "_mixprec_original", layer.build)
-    if not may_grow(layer):
-        return
-
-    @functools.wraps(original)
-    def build(*args, **kwargs):
-        layer.build = original
-        before = len(layer._flatten_layers())
-        original(*args, **kwargs)
-        if len(layer._flatten_layers()) > before:
-            adopt()
-
-    build._mixprec_original = original
-    layer.build = build
 
 
 def apply_policy(
@@ -133,40 +82,8 @@ def apply_policy(
         matcher = matcher_of(model, default, rules)
         decide = _rule_decision(matcher, default)
     exactly = isinstance(policy_or_plan, PrecisionPlan)
-    plan = _apply(model, default, decide, exactly)
-    rebuild_functions(model)
-    return plan
-
-
-def rebuild_functions(model: keras.Model):
-    """Compiles the train, test and predict functions that exist again.
-
-    A compiled function keeps the dtypes it was traced with.
-
-    Args:
-        model: A `keras.Model`; models nested in it are looked after too.
-    """
-    for layer in model._flatten_layers():
-        for kind in ("train", "test", "predict"):
-            if getattr(layer, f"{kind}_function", None) is not None:
-                _make_step_anew(layer, f"{kind}_step")
-                getattr(layer, f"make_{kind}_function")(force=True)
-
-
-def _make_step_anew(model, name):
-    # JAX takes the trace of a function that it has compiled before. A method
-    # is another object each time; what was put in its place is not.
-    step = vars(model).get(name)
-    if step is None:
-        return
-    step = getattr(step, "_keras_mixprec_step", step)
-
-    @functools.wraps(step)
-    def anew(*args, **kwargs):
-        return step(*args, **kwargs)
-
-    anew._keras_mixprec_step = step
-    setattr(model, name, anew)
+    reasons, notes = follow(model, default, decide, exactly)
+    return PrecisionPlan.from_model(model, reasons, notes)
 
 
 def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:
@@ -198,45 +115,3 @@ def _rule_decision(matcher, policy):
         return (rule.policy, rule.reason) if rule else (policy, "")
 
     return decide
-
-
-def _apply(model, default, decide, exactly):
-    entries = walk(model)
-    # First decide, then act: a rule that raises leaves the model as it was.
-    decisions = [decide(entry) for entry in entries]
-    reasons, notes = {}, {}
-    for entry, (policy, reason) in zip(entries, decisions, strict=True):
-        note = _follow(entry.layer, policy)
-        reasons |= {entry.path: reason} if reason else {}
-        notes |= {entry.path: note} if note else {}
-    _follow(model, default)
-    if not exactly:
-        reasons |= without_mixes(model, entries, default)
-    _warn_kept_variables(notes)
-    after_build(model, entries, lambda e: _follow(e.layer, decide(e)[0]))
-    return PrecisionPlan.from_model(model, reasons, notes)
-
-
-_KEPT = "its variables keep their dtype"
-
-
-def _follow(layer, policy):
-    """Sets a layer's policy; returns what is to be said about it, if any."""
-    if is_fixed(layer):
-        kept = policy_name(layer)
-        return "" if kept == policy else f"left alone: it follows {kept}"
-    fitting = fitting_policy(layer, policy)
-    set_policy(layer, fitting)
-    return "" if fitting == policy else f"not {policy}: {_KEPT}"
-
-
-def _warn_kept_variables(notes):
-    kept = [path for path, note in notes.items() if note.endswith(_KEPT)]
-    if kept:
-        warnings.warn(
-            f"{len(kept)} built layer(s), {kept[0]!r} first, have float32 "
-            "variables, and variables keep their dtype: these layers follow "
-            "the mixed policy, which computes the same.",
-            UserWarning,
-            stacklevel=4,
-        )

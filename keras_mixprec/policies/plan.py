@@ -8,6 +8,7 @@ from typing import NamedTuple
 import keras
 
 from keras_mixprec.policies import plan_file
+from keras_mixprec.policies.follow import follow
 from keras_mixprec.policies.layers import (
     MODEL_PATH,
     check_model,
@@ -231,10 +232,9 @@ class PrecisionPlan(Mapping):
             TypeError: If `model` is not a model.
             ValueError: If the plan belongs to another model; see `validate`.
         """
-        # `apply` builds plans, so at import time it needs this module first.
-        from keras_mixprec.policies.apply import apply_policy
-
-        return apply_policy(model, self)
+        self.validate(model)
+        reasons, notes = follow(model, self.default, self.decide)
+        return PrecisionPlan.from_model(model, reasons, notes)
 
     def validate(self, model: keras.Model):
         """Raises `ValueError` if the plan does not fit the model.

@@ -18,7 +18,11 @@ from keras_mixprec.formats import get_format
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.facts import facts_of, is_event
 from keras_mixprec.reporting.headline import headline
-from keras_mixprec.reporting.layer_tables import Table, rows_in_order
+from keras_mixprec.reporting.layer_tables import (
+    Table,
+    pool_groups,
+    rows_in_order,
+)
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
@@ -26,7 +30,6 @@ from keras_mixprec.reporting.run_layers import (
     read_layers,
 )
 from keras_mixprec.reporting.text_formats import parse_json
-from keras_mixprec.reporting.thinning import pool_groups
 
 # The page shows fewer than this at once, and a picture element that wide
 # would be most of what a screen has.

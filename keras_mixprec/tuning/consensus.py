@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_mixprec.backend import active
+from keras_mixprec.backend.common import agreed
 from keras_mixprec.diagnosis.on_demand import Examination
 from keras_mixprec.diagnosis.verdict import KINDS, Verdict
 from keras_mixprec.numerics.layer_hooks import following
@@ -120,8 +120,8 @@ class Ballot(NamedTuple):
         bits = np.inf if self.scale_bits is None else self.scale_bits
         flags = [self.explained, self.collapsed, self.too_low, -bits]
         codes = [self._code(entry.layer) for entry in entries]
-        agreed = _agree(model, codes + flags)
-        *codes, explained, collapsed, too_low, bits = agreed
+        of_all = agreed(model, codes + flags)
+        *codes, explained, collapsed, too_low, bits = of_all
         proposal = Proposal()
         for entry, code in zip(entries, codes, strict=True):
             if code:
@@ -144,18 +144,6 @@ class Ballot(NamedTuple):
         return _RUNGS.index(policy) * len(KINDS) + KINDS.index(verdict.kind)
 
 
-def any_worker(model, flags: list) -> list:
-    """Returns, for each number, the largest that any worker has for it.
-
-    Every worker must call this.
-
-    Args:
-        model: The `keras.Model`.
-        flags: List of numbers, or booleans.
-    """
-    return _agree(model, flags).tolist()
-
-
 def check_alike(model, start):
     """Raises if the workers do not start from the same.
 
@@ -168,18 +156,13 @@ def check_alike(model, start):
     """
     # As many bits as float32 holds.
     number = zlib.crc32(repr(start).encode()) >> 8
-    highest, lowest = _agree(model, [number, -number])
+    highest, lowest = agreed(model, [number, -number])
     if highest != -lowest:
         raise ValueError(
             "All workers must start from the same plan: give `plan` a path "
             "that leads all of them to the same file. "
             f"Received here: {start}"
         )
-
-
-def _agree(model, numbers):
-    values = np.array(numbers, "float32")
-    return active.processes().agree(model, values)
 
 
 def _found_elsewhere(kind, entry, step):

@@ -6,10 +6,11 @@ from functools import partial
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
 from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.guards.train_function import HeldBatch
-from keras_mixprec.tuning.consensus import Ballot, Proposal, any_worker, propose
+from keras_mixprec.tuning.consensus import Ballot, Proposal, propose
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import Telling
 from keras_mixprec.tuning.promotion import Probation, sound_as_built

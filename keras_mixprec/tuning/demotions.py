@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from keras_mixprec.guards.prepare import keep_watching
+from keras_mixprec.monitoring.prepare import keep_watching
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.casts import lone_layers

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.backend.common import any_worker, optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import largest, nonfinite
 from keras_mixprec.diagnosis.culprit import low_layers
@@ -13,7 +13,6 @@ from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.casts import lone_layers
-from keras_mixprec.tuning.consensus import any_worker
 
 # Weights are compared when the cooldown is over, and then after twice as many
 # steps as the time before, up to so many steps after a demotion.

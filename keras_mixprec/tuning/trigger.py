@@ -2,8 +2,8 @@
 
 from collections import deque
 
+from keras_mixprec.backend.common import any_worker
 from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
-from keras_mixprec.tuning.consensus import any_worker
 
 # The next batch that fails is looked at closely, which costs no more than a
 # diagnosis. Twice as many are waited for if it was but the scale search.
