@@ -8,11 +8,9 @@ from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Engine
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
-from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.monitoring.summary import summarize
 from keras_mixprec.reporting.no_log import NoLog
-from keras_mixprec.reporting.report import load_report
 from keras_mixprec.reporting.run_log import RunLog, check_local
 
 
@@ -135,7 +133,7 @@ class MixPrecMonitor(CopiedCallback):
         verdicts: List of the `Verdict`s of the last `fit`, each fault once.
         failing_batches: List of the `FailingBatch`es of the last `fit`. Each
             has `save(path)` and `replay(model)`, and is loaded by
-            `keras_mixprec.diagnosis.FailingBatch.load(path)`.
+            `keras_mixprec.diagnosis.failing_batch.FailingBatch.load(path)`.
 
         report: The `MixPrecReport` of all that is in `log_dir`, `None` before
             the first `fit`. A notebook shows it as the page of the tab; it
@@ -188,13 +186,16 @@ class MixPrecMonitor(CopiedCallback):
         self.verbose = check_integer("verbose", verbose, high=1)
         self.summary = None
         self.verdicts: list[Verdict] = []
-        self.failing_batches: list[FailingBatch] = []
+        self.failing_batches: list = []
         self._engine = None
         self._has_logged = False
 
     @property
     def report(self):
         """What was logged, for people."""
+        # What reads a log takes no part in writing it.
+        from keras_mixprec.reporting.report import load_report
+
         return load_report(self.log_dir) if self._has_logged else None
 
     def on_train_begin(self, logs=None):

@@ -12,14 +12,16 @@ from keras_mixprec.monitoring.counters import Counters, EarlyStop
 from keras_mixprec.monitoring.failing_batches import BadData, Recorder
 from keras_mixprec.monitoring.overhead import LOOKS, Spending
 from keras_mixprec.monitoring.prepare import (
+    CHARTS,
+    LayerLog,
     after_epoch,
     keep_watching,
+    settings_of,
     stop_watching,
 )
 from keras_mixprec.monitoring.probe_schedule import Prober
 from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
-from keras_mixprec.monitoring.run_facts import CHARTS, LayerLog, settings_of
 from keras_mixprec.monitoring.skipped_steps import ROWS_BY_VARIABLE, CounterLog
 from keras_mixprec.reporting.layer_tables import Thinning
 

@@ -12,12 +12,8 @@ from keras_mixprec.backend.common import variable_scope
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.end_to_end import Reference
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.numerics.dry_step import single_step
+from keras_mixprec.numerics.dry_step import NotBuiltError, single_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
-
-
-class NotBuiltError(ValueError):
-    """A model is not built, and only its training can build it."""
 
 
 def build_for(model, data: tuple):

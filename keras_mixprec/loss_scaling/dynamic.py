@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.loss_scaling import presets
+from keras_mixprec.loss_scaling.presets import PRESETS, Quirks
 from keras_mixprec.loss_scaling.rules import (
     LossScale,
     LossScaleState,
@@ -119,7 +119,7 @@ class DynamicLossScale(LossScale):
                 f"initial_scale={initial_scale!r}, max_scale={max_scale!r}"
             )
         self._follows: str | None = None
-        self._quirks = presets.Quirks()
+        self._quirks = Quirks()
 
     @classmethod
     def preset(cls, name: str, **overrides) -> "DynamicLossScale":
@@ -143,8 +143,8 @@ class DynamicLossScale(LossScale):
         >>> DynamicLossScale.preset("deepspeed", hysteresis=3).min_scale
         1.0
         """
-        check_choice("name", name, tuple(presets.PRESETS))
-        arguments, quirks = presets.PRESETS[name]
+        check_choice("name", name, tuple(PRESETS))
+        arguments, quirks = PRESETS[name]
         unknown = set(overrides) - set(_dynamic_arguments())
         if unknown:
             raise TypeError(

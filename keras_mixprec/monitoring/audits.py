@@ -3,21 +3,11 @@
 import time
 
 import numpy as np
-from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils import io_utils
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.advice import advice
-from keras_mixprec.diagnosis.batch import NotBuiltError
-from keras_mixprec.diagnosis.culprit import low_layers
-from keras_mixprec.diagnosis.on_demand import (
-    Examination,
-    Finding,
-    examine,
-    predict_loss_scale,
-)
-from keras_mixprec.diagnosis.training_state import Course
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.guards.train_function import NextCall
 from keras_mixprec.monitoring.audit_schedule import (
@@ -31,6 +21,7 @@ from keras_mixprec.monitoring.overhead import (
     failure,
 )
 from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
+from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import TWIN
 
 _DIRECTIONS = ("forward", "backward")
@@ -143,7 +134,7 @@ class Examiner:
 
         def predict(batch):
             bits = [np.inf]
-            self._try(step, lambda: bits.append(_predict_bits(model, batch)))
+            self._try(step, lambda: bits.append(_bits(model, batch)))
             (lowest,) = any_worker(model, [-min(bits)])
             if np.isinf(lowest):
                 return
@@ -234,16 +225,15 @@ class Examiner:
     def _examine(self, model, batch, step, counts, who, rows=None):
         if batch is None:
             return
+        # With 20 other files, which a run without a diagnosis has no use for.
+        from keras_mixprec.diagnosis.in_training import examine_in_training
+
         started = time.perf_counter()
         try:
             when = f"before step {step}" if step else "before the first step"
             with progress(model, who, when, self.schedule.cost):
                 batch = rows(batch) if rows else batch
-                parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
-                found = examine(model, *parts, step=step)
-            self.schedule.found(found)
-            found = self._unless_diverged(model, found, step)
-            found = self._foresee(model, found, step)
+                found = examine_in_training(model, batch, step, self.schedule)
             for finding in found.findings:
                 if finding.verdict.kind != "scale_search":  # That is normal.
                     self._tell(finding.verdict, step)
@@ -264,35 +254,6 @@ class Examiner:
             ]
             metrics = {f"twin_{d}_error": "max" for d in _DIRECTIONS}
             self._log.heat(step, table, list(errors), metrics, TWIN)
-
-    def _unless_diverged(self, model, found, step):
-        if found.exact_loss is None:
-            return found
-        now = Course.of(model, found.exact_loss)
-        if self.schedule.start is None:
-            self.schedule.start = now
-        verdict = now.left(self.schedule.start, step)
-        return Examination([Finding(verdict, [])]) if verdict else found
-
-    def _foresee(self, model, found, step):
-        """Adds the layers that are about to overflow."""
-        growth = self.schedule.growth
-        growth.add(step, found.headroom)
-        known = {finding.verdict.layer for finding in found.findings}
-        layers = {e.path: e.layer for e in low_layers(model)}
-        kind, direction = "forward_overflow", "forward"
-        foreseen = []
-        for path, (steps, bits) in growth.about_to_overflow().items():
-            numbers = {
-                "headroom_bits": bits,
-                "overflows_in_steps": round(steps),
-            }
-            verdict = Verdict(
-                kind, path, direction, step, False, numbers, advice(kind, path)
-            )
-            if path in layers and path not in known:
-                foreseen.append(Finding(verdict, [layers[path]]))
-        return found._replace(findings=[*found.findings, *foreseen])
 
     def _try(self, step, work):
         try:
@@ -325,8 +286,7 @@ class Examiner:
             io_utils.print_msg(f"\n{verdict}")
 
 
-def _predict_bits(model, batch):
-    if batch is None:
-        return np.inf
-    parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
-    return np.log2(predict_loss_scale(model, *parts))
+def _bits(model, batch):
+    from keras_mixprec.diagnosis.in_training import suitable_scale_bits
+
+    return np.inf if batch is None else suitable_scale_bits(model, batch)

@@ -10,7 +10,6 @@ from keras.src.trainers.data_adapters import (
 )
 
 from keras_mixprec.diagnosis.advice import bad_data_advice
-from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.guards.train_function import HeldBatch
 from keras_mixprec.loss_scaling.inputs import PARTS
@@ -64,6 +63,9 @@ class Recorder:
         """Keeps the batch of the last step if that was skipped."""
         held = self._held.take()
         if held and any(o.last_step_skipped for o in optimizers.values()):
+            # A diagnosis comes with it, which most runs have no use for.
+            from keras_mixprec.diagnosis.failing_batch import FailingBatch
+
             batch, described = held
             self.kept.append(FailingBatch.of(model, batch, *described))
 

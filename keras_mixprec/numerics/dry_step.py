@@ -20,6 +20,10 @@ from keras_mixprec.numerics.random_numbers import (
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 
+class NotBuiltError(ValueError):
+    """A model is not built, and only its training can build it."""
+
+
 class DryStep(NamedTuple):
     """What a train step would have done.
 

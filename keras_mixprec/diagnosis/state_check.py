@@ -1,4 +1,4 @@
-"""Whether training has changed what it must not, or not what it must.
+"""Whether what layers write themselves, such as moving averages, stands still.
 
 What a moving average lacks soon is less than half of its last 16-bit digit,
 and it moves no more. That is seen where it is now, and, before it is there,
@@ -6,65 +6,18 @@ where it is on its way to.
 """
 
 import contextlib
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from keras import ops
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.advice import advice
-from keras_mixprec.diagnosis.compare import largest, relative_error
+from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
-from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.policies.layers import walk_with_model
-
-
-class Course(NamedTuple):
-    """Where training is.
-
-    Attributes:
-        loss: Float. The loss in float32.
-        weight: Float. The largest magnitude among the weights.
-    """
-
-    loss: float
-    weight: float
-
-    @classmethod
-    def of(cls, model, loss: float) -> "Course":
-        """Returns where a model is that has this loss."""
-        weights = [to_array(v.value) for v in model.trainable_variables]
-        return cls(loss, largest(weights))
-
-    def left(self, start: "Course", step=None) -> Verdict | None:
-        """Returns the verdict that training has diverged, `None` if not.
-
-        Weights that have grown beyond measure overflow whatever there is, so
-        that the layers seem to be at fault.
-
-        Args:
-            start: `Course` of the same model before.
-            step: Int. For the verdict. Defaults to `None`.
-        """
-        numbers = {
-            "loss_in_float32": self.loss,
-            "loss_at_first": start.loss,
-            "largest_weight": self.weight,
-            "largest_weight_at_first": start.weight,
-        }
-        limit = thresholds.DIVERGED
-        if (
-            abs(self.loss) <= limit * abs(start.loss)
-            or self.weight <= limit * start.weight
-        ):
-            return None
-        kind = "divergence"
-        return Verdict(kind, step=step, numbers=numbers, advice=advice(kind))
-
 
 _DTYPES = ("float16", ml_dtypes.bfloat16)
 

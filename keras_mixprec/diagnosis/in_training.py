@@ -1,0 +1,113 @@
+"""A diagnosis in `fit`: of divergence and foreseen overflows as well."""
+
+from typing import NamedTuple
+
+import numpy as np
+from keras.utils import unpack_x_y_sample_weight
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.compare import largest
+from keras_mixprec.diagnosis.culprit import low_layers
+from keras_mixprec.diagnosis.on_demand import (
+    Examination,
+    Finding,
+    examine,
+    predict_loss_scale,
+)
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.numerics.arrays import to_array
+
+
+def examine_in_training(model, batch, step: int, schedule) -> Examination:
+    """Returns what is wrong with a model in `fit`.
+
+    Args:
+        model: The `keras.Model`.
+        batch: As `train_step` takes it.
+        step: Int.
+        schedule: The model's `AuditSchedule`, which is told what was found.
+    """
+    found = examine(model, *unpack_x_y_sample_weight(batch), step=step)
+    schedule.found(found)
+    found = _unless_diverged(model, found, step, schedule)
+    return _with_foreseen(model, found, step, schedule.growth)
+
+
+def suitable_scale_bits(model, batch) -> float:
+    """Returns the power of two that suits a batch's gradients."""
+    parts = unpack_x_y_sample_weight(batch)
+    return float(np.log2(predict_loss_scale(model, *parts)))
+
+
+def _unless_diverged(model, found, step, schedule):
+    if found.exact_loss is None:
+        return found
+    now = Course.of(model, found.exact_loss)
+    if schedule.start is None:
+        schedule.start = now
+    verdict = now.left(schedule.start, step)
+    return Examination([Finding(verdict, [])]) if verdict else found
+
+
+def _with_foreseen(model, found, step, growth):
+    """Adds the layers that are about to overflow."""
+    growth.add(step, found.headroom)
+    known = {finding.verdict.layer for finding in found.findings}
+    layers = {e.path: e.layer for e in low_layers(model)}
+    kind, direction = "forward_overflow", "forward"
+    foreseen = []
+    for path, (steps, bits) in growth.about_to_overflow().items():
+        numbers = {
+            "headroom_bits": bits,
+            "overflows_in_steps": round(steps),
+        }
+        verdict = Verdict(
+            kind, path, direction, step, False, numbers, advice(kind, path)
+        )
+        if path in layers and path not in known:
+            foreseen.append(Finding(verdict, [layers[path]]))
+    return found._replace(findings=[*found.findings, *foreseen])
+
+
+class Course(NamedTuple):
+    """Where training is.
+
+    Attributes:
+        loss: Float. The loss in float32.
+        weight: Float. The largest magnitude among the weights.
+    """
+
+    loss: float
+    weight: float
+
+    @classmethod
+    def of(cls, model, loss: float) -> "Course":
+        """Returns where a model is that has this loss."""
+        weights = [to_array(v.value) for v in model.trainable_variables]
+        return cls(loss, largest(weights))
+
+    def left(self, start: "Course", step=None) -> Verdict | None:
+        """Returns the verdict that training has diverged, `None` if not.
+
+        Weights that have grown beyond measure overflow whatever there is, so
+        that the layers seem to be at fault.
+
+        Args:
+            start: `Course` of the same model before.
+            step: Int. For the verdict. Defaults to `None`.
+        """
+        numbers = {
+            "loss_in_float32": self.loss,
+            "loss_at_first": start.loss,
+            "largest_weight": self.weight,
+            "largest_weight_at_first": start.weight,
+        }
+        limit = thresholds.DIVERGED
+        if (
+            abs(self.loss) <= limit * abs(start.loss)
+            or self.weight <= limit * start.weight
+        ):
+            return None
+        kind = "divergence"
+        return Verdict(kind, step=step, numbers=numbers, advice=advice(kind))
