@@ -297,12 +297,14 @@ const LAYER = {
 };
 
 test("the key figures name the main finding, which is a cause", () => {
-  const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
+  const verdict = (name, step, rank = 0) => {
+    return { kind: "verdict", verdict: name, step, rank };
+  };
   const run = {
     last_step: 200, layers: [LAYER], skipped: 4,
     events: [
-      verdict("scale_collapsed", 1), verdict("forward_overflow", 2),
-      verdict("cast_overflow", 3), verdict("weights_lost", 4),
+      verdict("scale_collapsed", 1, 211), verdict("forward_overflow", 2),
+      verdict("cast_overflow", 3), verdict("weights_lost", 4, 200),
     ],
   };
   const chips = Object.fromEntries(

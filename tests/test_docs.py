@@ -6,7 +6,7 @@ import re
 import pytest
 
 import keras_mixprec
-from keras_mixprec.diagnosis.verdict import KINDS
+from keras_mixprec.kinds import KINDS
 from keras_mixprec.loss_scaling.presets import PRESETS
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -47,6 +47,7 @@ HELPERS = {
     "_version",
     "flops",
     "formats",
+    "kinds",
 }
 
 MODULES = sorted(ROOT.rglob("*.py"))

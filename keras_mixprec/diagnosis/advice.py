@@ -2,41 +2,9 @@
 
 import math
 
+from keras_mixprec.kinds import KINDS, TO_FLOAT32
 from keras_mixprec.loss_scaling.custom_loops import scaling_call
 from keras_mixprec.policies.layers import MODEL_PATH
-
-_TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"
-
-_ADVICE = {
-    "weights_lost": "Restore a checkpoint from before: training cannot bring "
-    "back weights that are not finite.",
-    "bad_data": "Drop or repair these rows, no precision helps: of an array "
-    "`{part}` np.flatnonzero(~np.isfinite({part}).reshape(len({part}), "
-    "-1).all(axis=1)) finds all of them.",
-    "divergence": "float32 fails on this batch as well, so it is no matter of "
-    "precision: lower the learning rate, clip gradients or look at the loss.",
-    "cast_overflow": f"{_TO_FLOAT32}, or scale its input down to below 65504.",
-    "forward_overflow": f"{_TO_FLOAT32}, or clamp or scale down before the "
-    "sum, square or product that overflows; a smaller loss scale cannot help.",
-    "backward_overflow": f"{_TO_FLOAT32}: its gradients overflow at a loss "
-    "scale that the other layers need.",
-    "underflow": f"{_TO_FLOAT32}, or keep its small numbers, such as an "
-    "epsilon, above 6e-8.",
-    "precision_loss": f"{_TO_FLOAT32} and not bfloat16, which has still fewer "
-    "digits: it is finite but wrong.",
-    "scale_too_low": "Start from a loss scale of 2**{needed_bits}, by "
-    "LossScaleOptimizer(..., initial_scale=2.0**{needed_bits}), or train with "
-    "PrecisionTuner, which raises it: until then gradients are zero.",
-    "scale_collapsed": "No loss scale helps, so its cause is elsewhere: call "
-    "keras_mixprec.diagnose(model, x, y) on a batch whose step is skipped.",
-    "unsupported": f"{_TO_FLOAT32}: this backend refuses the operation in 16 "
-    "bits, or to mix dtypes; for a mix, cast one of them there, as in "
-    "keras.ops.cast(b, a.dtype).",
-    "policy": "Use the policy 'mixed_{dtype}', which keeps variables in "
-    "float32: 16-bit variables lose small updates.",
-    "scale_search": "Nothing: the loss scale is on its way down to where "
-    "gradients fit, and skips steps until then.",
-}
 
 # Of an optimizer, added to what is lost by it.
 _EPSILON = (
@@ -47,19 +15,19 @@ _EPSILON = (
 
 # Where the evidence says more than the kind does.
 _CASES = {
-    "follows": f"{_TO_FLOAT32}: what is computed from its output, in the loss "
+    "follows": f"{TO_FLOAT32}: what is computed from its output, in the loss "
     "or elsewhere after the layer, does not bear 16 bits.",
-    "own_backward": f"{_TO_FLOAT32}: its backward pass overflows on gradients "
+    "own_backward": f"{TO_FLOAT32}: its backward pass overflows on gradients "
     "that fit, as a division by small numbers does; a smaller loss scale may "
     "not help.",
-    "zero_backward": f"{_TO_FLOAT32}: its backward pass divides by a number "
+    "zero_backward": f"{TO_FLOAT32}: its backward pass divides by a number "
     "that underflows; keep its small numbers, such as an epsilon, above 6e-8.",
     "outside": "It is in the code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`): cast what it computes with by "
     "keras.ops.cast(x, 'float32').",
-    "epsilon": f"{_TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
+    "epsilon": f"{TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
-    "vanishes": f"{_TO_FLOAT32}: its gradients vanish at a loss scale that the "
+    "vanishes": f"{TO_FLOAT32}: its gradients vanish at a loss scale that the "
     "other layers need.",
     "unscaled": "Its gradients vanish because nothing scales the loss enough: "
     "call keras_mixprec.ensure_loss_scaling(model).",
@@ -86,7 +54,7 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     """
     if kind == "bad_data":
         return bad_data_advice("x")
-    text = _ADVICE[kind].format(layer=layer, **numbers)
+    text = KINDS[kind].advice.format(layer=layer, **numbers)
     for name, value in numbers.items():
         if name.startswith("epsilon"):
             text += _EPSILON.format(name=name, value=value)
@@ -105,7 +73,7 @@ def advice_for(culprit, scale, own_step: bool = False) -> str:
     case = _case(culprit, scale)
     if case == "unscaled" and own_step:
         case = "unscaled_step"
-    text = _CASES[case] if case else _ADVICE[culprit.kind]
+    text = _CASES[case] if case else KINDS[culprit.kind].advice
     window = {"call": scaling_call()}
     if "lowest_bits" in culprit.numbers:
         window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
@@ -146,4 +114,4 @@ def _scale_case(kind, numbers, scale):
 
 def bad_data_advice(part: str) -> str:
     """Returns how to find the rows of `"x"`, `"y"` or `"sample_weight"`."""
-    return _ADVICE["bad_data"].format(part=part)
+    return KINDS["bad_data"].advice.format(part=part)

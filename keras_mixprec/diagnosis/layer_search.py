@@ -36,7 +36,7 @@ from keras_mixprec.diagnosis.scales import (
     scale_window,
 )
 from keras_mixprec.diagnosis.smallest_set import Needed
-from keras_mixprec.diagnosis.training_state import StateCheck
+from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import tick

@@ -2,21 +2,7 @@
 
 import dataclasses
 
-KINDS = (
-    "weights_lost",
-    "bad_data",
-    "divergence",
-    "cast_overflow",
-    "forward_overflow",
-    "backward_overflow",
-    "underflow",
-    "precision_loss",
-    "unsupported",
-    "scale_too_low",
-    "policy",
-    "scale_collapsed",
-    "scale_search",
-)
+from keras_mixprec.kinds import KINDS
 
 
 @dataclasses.dataclass(frozen=True)

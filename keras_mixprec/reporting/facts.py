@@ -7,6 +7,7 @@ and a log may be damaged: what has another form is left out.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from keras_mixprec.kinds import KINDS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 
 # What a log tells of the run as a whole, a few of each at most.
@@ -25,17 +26,6 @@ STORY = frozenset(
 )
 
 
-# What layers do. Their findings come as the diagnosis has them: what the repair
-# of one layer brings about in the next comes behind it.
-OF_LAYERS = {
-    "cast_overflow": "received an input beyond float16",
-    "forward_overflow": "overflowed",
-    "backward_overflow": "overflowed in the backward pass",
-    "underflow": "underflowed",
-    "precision_loss": "lost precision",
-    "unsupported": "does not run in 16 bits",
-}
-
 # Where what is beyond 16 bits is no matter.
 WIDE = ("float32", "float64")
 
@@ -47,9 +37,33 @@ def is_repaired(kind: str, compute_dtype: str | None) -> bool:
         kind: String. The kind of a verdict.
         compute_dtype: String, or `None` if not known.
     """
-    range_fault = kind not in ("precision_loss", "unsupported")
-    bears = range_fault and compute_dtype == "bfloat16"
-    return kind in OF_LAYERS and (bears or compute_dtype in WIDE)
+    cures = KINDS[kind].cured_by if kind in KINDS else ()
+    bears = "mixed_bfloat16" in cures and compute_dtype == "bfloat16"
+    return bool(cures) and (bears or compute_dtype in WIDE)
+
+
+def about(event: Mapping) -> dict:
+    """Returns what the table of kinds says of a verdict; `{}` of other events.
+
+    Args:
+        event: Dict.
+
+    Returns:
+        Dict with `"level"`, as in `Kind`, and `"rank"`, an int that rises from
+        causes to what they bring about.
+    """
+    kind = KINDS.get(event.get("verdict", ""))
+    if event["kind"] != "verdict" or kind is None:
+        return {}
+    place = [*KINDS].index(kind.name)
+    rank = kind.behind * 100 + place if kind.behind else 0
+    return {"level": kind.level, "rank": rank}
+
+
+def severity_of(kind: str) -> int:
+    """Returns how grave a verdict is, an int; 0 of an unknown kind."""
+    names = [*KINDS]
+    return len(names) - names.index(kind) if kind in KINDS else 0
 
 
 class Story(list):

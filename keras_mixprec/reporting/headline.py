@@ -6,8 +6,8 @@ the log, all of them here, so that they say the same.
 
 from keras_mixprec.flops import share_in_16_bits
 from keras_mixprec.formats import SIXTEEN_BITS, format_power
+from keras_mixprec.kinds import KINDS
 from keras_mixprec.reporting.facts import (
-    OF_LAYERS,
     STORY,
     Facts,
     is_repaired,
@@ -21,7 +21,7 @@ _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16"
 }
-_CAUSES = ("bad_data", "divergence", *OF_LAYERS, "scale_too_low", "policy")
+_CAUSES = [name for name, kind in KINDS.items() if kind.behind < 2]
 
 
 def headline(facts: Facts) -> dict:
@@ -78,7 +78,9 @@ class _Story:
             if change["after"].removeprefix("mixed_") == self._now.get(path)
         }
         causes = [v for v in verdicts if v["verdict"] in _CAUSES]
-        causes.sort(key=lambda v: (self._is_over(v), v["verdict"] == "policy"))
+        causes.sort(
+            key=lambda v: (self._is_over(v), KINDS[v["verdict"]].behind)
+        )
         self._causes = causes
         self.names_layer = bool(causes and causes[0]["layer"])
         self.quiet = not (verdicts or self._kinds - {"verdict"})
@@ -148,7 +150,7 @@ class _Story:
         if kind == "scale_too_low":
             raised = self._last.get("raise_scale", {"dry_run": True})
             return not raised.get("dry_run")
-        if kind not in OF_LAYERS or layer is None:
+        if not KINDS[kind].cured_by or layer is None:
             return False
         return is_repaired(kind, self._now.get(layer)) or self._is_returned(
             layer
@@ -184,7 +186,7 @@ class _Story:
         more = f" and {_counted(others, 'more layer')}" if others else ""
         at = f", first{at}" if others else at
         names = (first["layer"] or "the model") + more
-        what = OF_LAYERS[kind]
+        what = KINDS[kind].phrase
         if "overflows_in_steps" in first.get("numbers", {}):
             what = "was about to overflow"
         return f"{names} {what}{at}{self._fate(first)}"

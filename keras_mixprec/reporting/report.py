@@ -98,7 +98,7 @@ def _because(layer):
 
 def _verdicts(events):
     verdicts = [event for event in events if event["kind"] == "verdict"]
-    # A symptom comes behind its causes.
+    # What a cause has brought about comes behind it.
     verdicts.sort(key=lambda event: event["verdict"] == "scale_collapsed")
     if not verdicts:
         yield "No verdicts."

@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.facts import facts_of, is_event
+from keras_mixprec.reporting.facts import about, facts_of, is_event
 from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.layer_tables import (
     Table,
@@ -165,7 +165,7 @@ class RunData:
             for tag in self._chunks(schema.EVENTS)
             for line in self._last(tag)
         ]
-        whole = filter(is_event, events)
+        whole = [event | about(event) for event in events if is_event(event)]
         return sorted(whole, key=lambda event: event["step"])
 
     def heat(self, metric: str, columns: int) -> bytes:

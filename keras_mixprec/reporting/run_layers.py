@@ -5,7 +5,12 @@ import math
 
 import numpy as np
 
-from keras_mixprec.reporting.facts import WIDE, is_layer, is_repaired
+from keras_mixprec.reporting.facts import (
+    WIDE,
+    is_layer,
+    is_repaired,
+    severity_of,
+)
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.reporting.text_formats import parse_json
@@ -40,9 +45,13 @@ def add_events(layers: list, events: list):
     known = {layer["path"]: layer for layer in layers}
     for layer in layers:
         layer |= {"verdicts": [], "demoted_at": None, "demoted_because": None}
+        layer["severity"] = None
     for event in events:
         if event["kind"] == "verdict" and event.get("layer") in known:
-            known[event["layer"]]["verdicts"].append(event["verdict"])
+            layer = known[event["layer"]]
+            layer["verdicts"].append(event["verdict"])
+            severity = severity_of(event["verdict"])
+            layer["severity"] = max(layer["severity"] or 0, severity)
         made = event["kind"] in PRECISION_CHANGES and not event.get("dry_run")
         for path, change in event["layers"].items() if made else ():
             if path in known:

@@ -8,14 +8,10 @@ import numpy as np
 
 from keras_mixprec.backend.common import agreed
 from keras_mixprec.diagnosis.on_demand import Examination
-from keras_mixprec.diagnosis.verdict import KINDS, Verdict
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.kinds import KINDS
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.layers import walk_with_model
-
-# Faults of a format's range, which bfloat16 shares with float32.
-RANGE_FAULTS = frozenset(
-    ("cast_overflow", "forward_overflow", "backward_overflow", "underflow")
-)
 
 # How often bfloat16 is tried: what it does not cure goes to float32, and what
 # that uncovers once more.
@@ -69,7 +65,8 @@ def _add(proposal, examination, use_bfloat16):
     for finding in examination.findings:
         for layer in finding.layers:
             tried = id(layer) in proposal
-            wider = use_bfloat16 and finding.verdict.kind in RANGE_FAULTS
+            cures = KINDS[finding.verdict.kind].cured_by
+            wider = use_bfloat16 and "mixed_bfloat16" in cures
             policy = "mixed_bfloat16" if wider and not tried else "float32"
             proposal[id(layer)] = layer, policy, finding.verdict
 
@@ -80,6 +77,9 @@ def _in_float32(proposal):
         for key, (layer, _, verdict) in proposal.items()
     )
 
+
+# A number for each, the same on all workers.
+_KINDS = [*KINDS]
 
 # From the narrowest: where workers differ, the widest is what all need.
 _RUNGS = (None, "mixed_bfloat16", "float32")
@@ -125,7 +125,7 @@ class Ballot(NamedTuple):
         proposal = Proposal()
         for entry, code in zip(entries, codes, strict=True):
             if code:
-                rung, kind = divmod(int(code), len(KINDS))
+                rung, kind = divmod(int(code), len(_KINDS))
                 own = self.proposal.get(id(entry.layer))
                 verdict = own[2] if own else _found_elsewhere(kind, entry, step)
                 proposal[id(entry.layer)] = entry.layer, _RUNGS[rung], verdict
@@ -141,7 +141,7 @@ class Ballot(NamedTuple):
         if id(layer) not in self.proposal:
             return 0
         _, policy, verdict = self.proposal[id(layer)]
-        return _RUNGS.index(policy) * len(KINDS) + KINDS.index(verdict.kind)
+        return _RUNGS.index(policy) * len(_KINDS) + _KINDS.index(verdict.kind)
 
 
 def check_alike(model, start):
@@ -166,4 +166,4 @@ def check_alike(model, start):
 
 
 def _found_elsewhere(kind, entry, step):
-    return Verdict(KINDS[kind], entry.path, step=step, numbers=_ELSEWHERE)
+    return Verdict(_KINDS[kind], entry.path, step=step, numbers=_ELSEWHERE)

@@ -10,6 +10,7 @@ from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
 from keras_mixprec.diagnosis.on_demand import examine
 from keras_mixprec.guards.train_function import HeldBatch
+from keras_mixprec.kinds import KINDS
 from keras_mixprec.tuning.consensus import Ballot, Proposal, propose
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import Telling
@@ -23,13 +24,7 @@ _LOOKS_GROW = 8
 _EVIDENCE = 4
 
 # Findings without a layer that say why steps are bad.
-_EXPLAINED = (
-    "bad_data",
-    "divergence",
-    "weights_lost",
-    "scale_too_low",
-    "scale_search",
-)
+_EXPLAINED = {name for name, kind in KINDS.items() if kind.explains}
 
 _BY_HAND = (
     "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "

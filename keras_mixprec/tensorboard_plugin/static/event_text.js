@@ -3,24 +3,9 @@ import {
 } from "./format.js";
 import { isRepaired } from "./precision.js";
 
-// The most important first, causes before symptoms, as in `diagnosis/verdict.py`.
-export const KINDS = [
-  "weights_lost", "bad_data", "divergence", "cast_overflow", "forward_overflow",
-  "backward_overflow", "underflow", "precision_loss", "unsupported",
-  "scale_too_low", "policy",
-  "scale_collapsed", "scale_search",
-];
-
-const WARNINGS = ["policy", "precision_loss", "scale_too_low", "underflow"];
-
-export function verdictSeverity(verdict) {
-  const place = KINDS.indexOf(verdict);
-  return place < 0 ? -1 : KINDS.length - place;
-}
-
-export function verdictLevel(verdict) {
-  if (verdict === "scale_search") return "info";
-  return WARNINGS.includes(verdict) ? "warning" : "bad";
+// As the table of kinds has it, which Python serves with each finding.
+export function verdictLevel(event) {
+  return event.level ?? "bad";
 }
 
 const PRECISION_KINDS = [
@@ -36,7 +21,7 @@ const WARNING_KINDS = [
 export function eventLevel(event) {
   const { kind } = event;
   if (event.dry_run) return "info";
-  if (kind === "verdict") return verdictLevel(event.verdict);
+  if (kind === "verdict") return verdictLevel(event);
   if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
   if (["promote", "shrink", "undo"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
@@ -80,14 +65,13 @@ export function eventKey(event) {
   return [event.kind, event.step, event.wall_time, about, layer].join("|");
 }
 
-// What a cause brings about comes behind it, and that is in the log behind it too.
-const BEHIND_CAUSES = ["policy", "weights_lost", "scale_collapsed", "scale_search"];
+// What is repaired comes after all that is not.
+const AFTER_ALL = 1000;
 
 // The first cause that is still there, as in `reporting/headline.py`.
 export function mainFinding(events, layers) {
   const rank = (event) => {
-    const repaired = isRepaired(event, layers) ? BEHIND_CAUSES.length + 1 : 0;
-    return BEHIND_CAUSES.indexOf(event.verdict) + repaired;
+    return (event.rank ?? 0) + (isRepaired(event, layers) ? AFTER_ALL : 0);
   };
   const verdicts = events.filter((event) => event.kind === "verdict");
   return verdicts.reduce((first, event) => {

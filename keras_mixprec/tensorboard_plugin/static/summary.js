@@ -1,7 +1,7 @@
 import {
   formatInteger, formatNumber, formatShare, plural, toNumber, words,
 } from "./format.js";
-import { LEVELS, verdictLevel, verdictSeverity, mainFinding } from "./event_text.js";
+import { LEVELS, verdictLevel, mainFinding } from "./event_text.js";
 import { shortRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
 import { isRepaired, isWider } from "./precision.js";
@@ -60,7 +60,7 @@ function findingState(run) {
 export function describeVerdict(event, layers) {
   const name = words(event.verdict);
   if (isRepaired(event, layers)) return { text: `✓ ${name}, repaired`, level: "fine" };
-  const level = verdictLevel(event.verdict);
+  const level = verdictLevel(event);
   return { text: `${LEVELS[level].glyph} ${name}`, level };
 }
 
@@ -130,8 +130,7 @@ export function describeHeadroom(bits, type, formatName) {
 }
 
 function severityOfLayer(layer) {
-  if (!layer.verdicts.length) return null;
-  return Math.max(...layer.verdicts.map(verdictSeverity));
+  return layer.severity ?? null;
 }
 
 // Missing values stay last whichever way the column is sorted.
