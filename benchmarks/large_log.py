@@ -23,7 +23,7 @@ from reporting_readers import poll, tensorboard
 
 from benchmarks.browser import browser, until_ready
 from keras_mixprec.callbacks.session import ROWS_BY_VARIABLE
-from keras_mixprec.diagnosis.ranges import METRICS
+from keras_mixprec.metrics import PROBED
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.schema import EXPONENTS
@@ -62,8 +62,8 @@ def write(log_dir, steps, count):
                     step, {f"mixprec/{k}": v for k, v in scalars.items()}
                 )
             if step % PROBE == 0:
-                heat = random.normal(8, 2, (count, len(METRICS)))
-                log.heat(step, heat, layers, METRICS)
+                heat = random.normal(8, 2, (count, len(PROBED)))
+                log.heat(step, heat, layers, PROBED)
             if step % (steps // EPOCHS) == 0:
                 for family in EXPONENTS.values():
                     for path in layers:

@@ -133,16 +133,13 @@ test("the ramp grows lighter", () => {
   }
 });
 
-test("every metric of the data has a title and an explanation", () => {
-  for (const part of ["activation", "gradient", "weight_gradient"]) {
-    for (const name of ["headroom_bits", "nonfinite", "zero", "subnormal", "below"]) {
-      assert.ok(metrics.describeMetric(`${part}_${name}`).explanation);
-    }
-  }
-  for (const name of ["weight_headroom_bits", "lost_updates", "twin_forward_error"]) {
-    assert.notEqual(metrics.describeMetric(name).group, "Other");
-  }
-  assert.equal(metrics.describeMetric("constructor").group, "Other");
+test("metrics are grouped by the part of a layer that they are about", () => {
+  const groups = metrics.groupMetrics([
+    { name: "a", group: "Weights" }, { name: "b", group: "Other" },
+    { name: "c", group: "Weights" },
+  ]);
+  const names = [...groups].map(([group, own]) => [group, own.map((m) => m.name)]);
+  assert.deepEqual(names, [["Weights", ["a", "c"]], ["Other", ["b"]]]);
   assert.match(metrics.valueInWords("headroom", -Infinity), /overflow/);
 });
 

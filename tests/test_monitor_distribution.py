@@ -10,8 +10,8 @@ from reporting_readers import read_tag
 from workers import run_two_workers
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis import ranges
 from keras_mixprec.formats import get_format
+from keras_mixprec.metrics import PROBED
 
 # As in `distribution/watched.py`.
 STEPS, BROKE_UNTIL = 60, 30
@@ -64,7 +64,7 @@ def test_probes_on_two_devices(distribute, tmp_path):
     assert not told(tmp_path, "probe_failed")
     # The last batch of four rows; each number the sum of one of them.
     table = read_tag(str(tmp_path / "mixprec"), "mixprec/heat/00000")[4]
-    bits = dict(zip(ranges.METRICS, table[0], strict=True))
+    bits = dict(zip(PROBED, table[0], strict=True))
     largest = x[-1].astype("float64").sum()
     expected = np.log2(get_format("float16").maximum / largest)
     assert bits["activation_headroom_bits"] == pytest.approx(expected, rel=1e-6)

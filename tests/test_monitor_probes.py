@@ -14,7 +14,7 @@ from optimizer_models import only_tensorflow
 from reporting_readers import read_events, read_tag
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis import ranges
+from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring import audits as examiner
 from keras_mixprec.monitoring import probe_schedule as prober
 from keras_mixprec.numerics import collector as collector_module
@@ -74,7 +74,7 @@ def test_steps_are_probed_every_so_often(tmp_path, update_freq):
     # The last is measured after training.
     assert set(np.diff([s for s in steps if 4 < s < 40])) <= {4, 5}
     [table] = {t.shape for t in heat(tmp_path).values()}
-    assert table == (2, len(ranges.METRICS))
+    assert table == (2, len(PROBED))
     assert list(scalars(tmp_path, "activation_headroom_bits")) == steps
     assert list(scalars(tmp_path, "nonfinite_layers").values()) == [0] * len(
         steps
@@ -92,7 +92,7 @@ def test_lost_updates_are_met_where_gradients_accumulate(tmp_path):
         jit_compile=JIT,
     )
     run(model, tmp_path)
-    column = [*ranges.METRICS].index("lost_updates")
+    column = [*PROBED].index("lost_updates")
     found = [table[0, column] for table in heat(tmp_path).values()]
     assert 0 < np.isfinite(found).sum() < len(found)
 
@@ -107,7 +107,7 @@ def test_the_heat_names_its_rows_and_columns(tmp_path):
         and value.metadata.plugin_data.content
     ]
     assert contents[0]["layers"] == ["first", "head"]
-    assert contents[0]["metrics"] == ranges.METRICS
+    assert contents[0]["metrics"] == PROBED
 
 
 def test_histograms_are_written_at_the_end_of_an_epoch(tmp_path):

@@ -48,6 +48,7 @@ HELPERS = {
     "flops",
     "formats",
     "kinds",
+    "metrics",
 }
 
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -149,7 +149,7 @@ def test_a_write_that_fails_half_way_is_taken_back(tmp_path):
 
 ENDLESS = """
 import itertools, sys
-from keras_mixprec.reporting import RunLog
+from keras_mixprec.reporting.run_log import RunLog
 log = RunLog(sys.argv[1])
 for step in itertools.count():
     log.scalars(step, {"a": step})
@@ -174,7 +174,7 @@ def test_sigkill_loses_nothing(tmp_path):
 
 FORK = """
 import os, sys, threading
-from keras_mixprec.reporting import RunLog
+from keras_mixprec.reporting.run_log import RunLog
 log = RunLog(sys.argv[1])
 def write(steps):
     for step in steps:

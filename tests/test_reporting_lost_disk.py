@@ -131,7 +131,7 @@ def test_a_full_disk_is_an_error_at_the_start(disk):
 
 HOLD = """
 import sys
-from keras_mixprec.reporting import RunLog
+from keras_mixprec.reporting.run_log import RunLog
 log = RunLog(sys.argv[1])
 print(log.folder, flush=True)
 input()

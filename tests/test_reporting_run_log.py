@@ -206,7 +206,7 @@ def test_an_event_that_is_no_json_is_refused_whole(tmp_path):
 
 WRITES = """
 import sys
-from keras_mixprec.reporting import RunLog
+from keras_mixprec.reporting.run_log import RunLog
 with RunLog(sys.argv[1]) as log:
     log.layers(0, [{"path": "dense", "compute": "float16"}])
     log.layout(0, {"Precision": {"Scale": ["mixprec/loss_scale"]}})

@@ -71,7 +71,7 @@ def _demo(arguments):
 
 
 def _report(arguments):
-    from keras_mixprec.reporting import load_report
+    from keras_mixprec.reporting.report import load_report
 
     report = load_report(arguments.log_dir)
     print(report)

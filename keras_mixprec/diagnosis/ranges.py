@@ -9,6 +9,7 @@ import numpy as np
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
+from keras_mixprec.metrics import PROBED
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_reference import Twin
 from keras_mixprec.numerics.probed_step import LayerReading
@@ -24,16 +25,6 @@ _MEASURES = {
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
 
-# The columns of `heat`, and whether a small or a large number is the worse.
-METRICS = {
-    name: "min" if name.endswith("headroom_bits") else "max"
-    for name in (
-        *(f"{part}_{measure}" for part in _PARTS for measure in _MEASURES),
-        "weight_headroom_bits",
-        "lost_updates",
-    )
-}
-
 
 def heat(readings: Sequence[LayerReading], limits: Format) -> np.ndarray:
     """Returns the numbers of a probed step, a row for each layer call.
@@ -43,7 +34,7 @@ def heat(readings: Sequence[LayerReading], limits: Format) -> np.ndarray:
         limits: `Format` that the numbers refer to.
 
     Returns:
-        Float32 array `(len(readings), len(METRICS))`: headroom in bits,
+        Float32 array `(len(readings), len(PROBED))`: headroom in bits,
         non-finite elements as a count, shares of elements that are zero,
         subnormal and below all numbers of the format; NaN where nothing was
         measured.
@@ -95,8 +86,8 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
         gradients and of lost updates, and how many layers had non-finite
         numbers; without what no layer told.
     """
-    column = dict(zip(METRICS, table.T, strict=True))
-    own = {name: column[name][narrow] for name in METRICS}
+    column = dict(zip(PROBED, table.T, strict=True))
+    own = {name: column[name][narrow] for name in PROBED}
     own["lost_updates"] = column["lost_updates"]
     worst = {
         "activation_headroom_bits": _finite_min,

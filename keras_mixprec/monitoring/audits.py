@@ -10,6 +10,7 @@ from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.guards.train_function import NextCall
+from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import (
     AuditSchedule,
     audit_schedule,
@@ -252,8 +253,7 @@ class Examiner:
                 [own.get(direction, np.nan) for direction in _DIRECTIONS]
                 for own in errors.values()
             ]
-            metrics = {f"twin_{d}_error": "max" for d in _DIRECTIONS}
-            self._log.heat(step, table, list(errors), metrics, TWIN)
+            self._log.heat(step, table, list(errors), AUDITED, TWIN)
 
     def _try(self, step, work):
         try:

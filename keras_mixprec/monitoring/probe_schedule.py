@@ -12,6 +12,7 @@ from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.ranges import Trend
 from keras_mixprec.guards.train_function import NextCall
+from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring.overhead import PROBES, carry_on_without, failure
 from keras_mixprec.monitoring.prepare import guarded_steps
 from keras_mixprec.numerics.collector import accumulation_steps
@@ -24,7 +25,7 @@ from keras_mixprec.reporting.schema import EXPONENTS
 # take.
 _COMPILING = 5 / 4
 
-_ACTIVATION = [*ranges.METRICS].index("activation_headroom_bits")
+_ACTIVATION = [*PROBED].index("activation_headroom_bits")
 
 # The attribute of a model that holds its probe, with the train function that
 # it is the twin of: a second `fit` need not compile it again. Both refer to the
@@ -217,7 +218,7 @@ class Prober:
     def _write(self, readings, step):
         table = ranges.heat(readings, self.limits)
         paths = [reading.path for reading in readings]
-        self._log.heat(step, table, paths, ranges.METRICS)
+        self._log.heat(step, table, paths, PROBED)
         narrow = ranges.in_16_bits(readings, self.dtypes)
         curves = ranges.curves(table, narrow)
         self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})

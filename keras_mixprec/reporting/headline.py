@@ -21,7 +21,6 @@ _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16"
 }
-_CAUSES = [name for name, kind in KINDS.items() if kind.behind < 2]
 
 
 def headline(facts: Facts) -> dict:
@@ -77,7 +76,7 @@ class _Story:
             for path, change in event["layers"].items()
             if change["after"].removeprefix("mixed_") == self._now.get(path)
         }
-        causes = [v for v in verdicts if v["verdict"] in _CAUSES]
+        causes = [v for v in verdicts if _is_cause(v["verdict"])]
         causes.sort(
             key=lambda v: (self._is_over(v), KINDS[v["verdict"]].behind)
         )
@@ -267,3 +266,8 @@ def _at(event):
 
 def _counted(number, noun):
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _is_cause(kind):
+    """Whether a kind of verdict is not brought about by another."""
+    return kind in KINDS and KINDS[kind].behind < 2

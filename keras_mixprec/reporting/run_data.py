@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_mixprec.formats import get_format
+from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.facts import about, facts_of, is_event
 from keras_mixprec.reporting.headline import headline
@@ -34,12 +35,6 @@ from keras_mixprec.reporting.text_formats import parse_json
 # The page shows fewer than this at once, and a picture element that wide
 # would be most of what a screen has.
 MAX_COLUMNS = 2000
-
-_KINDS = {
-    "headroom_bits": "headroom",
-    "nonfinite": "count",
-    "error": "error",
-}
 
 # What the first value of a tag says of it.
 _CONTENT = dict.fromkeys(
@@ -143,7 +138,7 @@ class RunData:
             "scale": scale,
             "events": events,
             "heat": {
-                "metrics": [_describe(*item) for item in metrics.items()],
+                "metrics": [describe(*item) for item in metrics.items()],
                 "layers": rows_in_order(tables, _paths(layers)),
             }
             if tables
@@ -195,7 +190,7 @@ class RunData:
 
     def grid(self, metric: str, columns: int) -> "Grid":
         """Returns what `heat` does, as arrays."""
-        family = schema.TWIN if metric.startswith("twin_") else schema.HEAT
+        family = schema.TWIN if metric in AUDITED else schema.HEAT
         tables = [t for t in self._tables(family) if metric in t.metrics]
         if not tables:
             raise KeyError(metric)
@@ -307,11 +302,6 @@ class RunData:
 
 def _paths(layers):
     return [layer["path"] for layer in layers]
-
-
-def _describe(metric, pool):
-    kinds = [kind for end, kind in _KINDS.items() if metric.endswith(end)]
-    return {"name": metric, "kind": (kinds or ["share"])[0], "worst": pool}
 
 
 def _measured_against(layers):

@@ -1,7 +1,7 @@
 import { card, element } from "./dom.js";
 import { createHeatLegend } from "./heat_legend.js";
 import { createHeatmap } from "./heatmap.js";
-import { describeMetric, groupMetrics } from "./metrics.js";
+import { groupMetrics } from "./metrics.js";
 import { metricOf } from "./wanted.js";
 
 // The shorter one stops at its end, which must not pull the longer one back.
@@ -50,8 +50,8 @@ export function createHeatCard(store) {
     const { runData, metric } = store.state;
     const groups = [...groupMetrics(runData?.heat?.metrics ?? [])];
     select.replaceChildren(...groups.map(([group, metrics]) => {
-      return element("optgroup", { label: group }, ...metrics.map(({ name }) => {
-        return element("option", { value: name }, describeMetric(name).title);
+      return element("optgroup", { label: group }, ...metrics.map(({ name, title }) => {
+        return element("option", { value: name }, title);
       }));
     }));
     select.value = metric ?? "";
@@ -60,7 +60,7 @@ export function createHeatCard(store) {
   function update() {
     const { runData, heat, compare, compareData, compareHeat, metric } = store.state;
     if (metric && select.value !== metric) select.value = metric;
-    meaning.textContent = metric ? describeMetric(metric).explanation : "";
+    meaning.textContent = metricOf(runData, metric)?.explanation ?? "";
     const measured = Boolean(runData?.heat);
     withheld.textContent = runData?.withheld ?? "";
     withheld.hidden = !runData?.withheld;

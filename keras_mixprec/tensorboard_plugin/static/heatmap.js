@@ -11,7 +11,7 @@ import { stepGestures } from "./gestures.js";
 import {
   columnAt, columnEdges, columnsOfPixels, pathOfCall, poolRow, rowOfLayer,
 } from "./heat_data.js";
-import { describeMetric, valueInWords } from "./metrics.js";
+import { valueInWords } from "./metrics.js";
 import { shortNames } from "./names.js";
 import { alarmLevel, valueColor } from "./palette.js";
 import { everWider, widerAt } from "./precision.js";
@@ -128,11 +128,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
     if (!cell || !metric) return hideTooltip();
     if (at.x < plot.left) return showTooltip(event, [cell.layer]);
-    const { title } = describeMetric(metric.name);
     const steps = cell.from === cell.until ? `step ${formatInteger(cell.from)}` :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
     const words = valueInWords(metric.kind, cell.value, cell.wider, formatName());
-    return showTooltip(event, [cell.layer, steps, title, words]);
+    return showTooltip(event, [cell.layer, steps, metric.title, words]);
   }
 
   function draw(context, width, height) {

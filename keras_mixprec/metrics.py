@@ -1,0 +1,160 @@
+"""Every number that is measured of a layer: its unit, and which is worse.
+
+The one table that the log, the report and the page read. It imports nothing,
+since those who read a log have no Keras.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A number that is measured of each layer, by step.
+
+    Attributes:
+        name: String.
+        unit: String. `"headroom"` (powers of two up to the format's maximum),
+            `"count"`, `"share"` (of elements) or `"error"` (relative). The page
+            has a scale of colours for each.
+        group: String. Which part of a layer it is about, as the page names it.
+        title: String. Its name on the page.
+        explanation: String. One sentence.
+        worst: String. `"min"` or `"max"`, whichever is the worse.
+    """
+
+    name: str
+    unit: str
+    group: str
+    title: str
+    explanation: str
+    worst: str = "max"
+
+
+# Name: group, and what it is.
+_PARTS = {
+    "activation": ("Activations", "what the layer puts out"),
+    "gradient": (
+        "Gradients",
+        "what flows back into the layer, loss scale included",
+    ),
+    "weight_gradient": (
+        "Weight gradients",
+        "gradients of the layer's variables",
+    ),
+    "weight": ("Weights", "the layer's variables"),
+}
+
+# Name: unit, title, explanation and the worse end.
+_QUANTITIES = {
+    "headroom_bits": (
+        "headroom",
+        "headroom",
+        "Powers of two between the largest magnitude and the format's maximum",
+        "min",
+    ),
+    "nonfinite": (
+        "count",
+        "inf and NaN",
+        "How many elements are infinite or not a number",
+        "max",
+    ),
+    "zero": (
+        "share",
+        "zeros",
+        "Share of elements that are exactly zero",
+        "max",
+    ),
+    "subnormal": (
+        "share",
+        "subnormal",
+        "Share of elements that already lose digits",
+        "max",
+    ),
+    "below": (
+        "share",
+        "vanishing",
+        "Share of elements too small for the format: they become 0",
+        "max",
+    ),
+}
+
+
+def _of(part, quantity):
+    group, what = _PARTS[part]
+    unit, title, meaning, worst = _QUANTITIES[quantity]
+    return Metric(
+        f"{part}_{quantity}",
+        unit,
+        group,
+        f"{group}: {title}",
+        f"{meaning}: {what}.",
+        worst,
+    )
+
+
+# Of a probed step, in the order of the log's columns.
+_PROBED = (
+    *(
+        _of(part, quantity)
+        for part in ("activation", "gradient", "weight_gradient")
+        for quantity in _QUANTITIES
+    ),
+    _of("weight", "headroom_bits"),
+    Metric(
+        "lost_updates",
+        "share",
+        "Weights",
+        "Weights: lost updates",
+        "Share of weights whose update is too small to change them.",
+    ),
+)
+
+_AGAINST_FLOAT32 = "Error against float32"
+
+# Of a diagnosis, in the order of the log's columns.
+_AUDITED = (
+    Metric(
+        "twin_forward_error",
+        "error",
+        _AGAINST_FLOAT32,
+        "Forward error against float32",
+        "Relative difference of the output from the same layer in float32.",
+    ),
+    Metric(
+        "twin_backward_error",
+        "error",
+        _AGAINST_FLOAT32,
+        "Backward error against float32",
+        "Relative difference of the gradient from the same layer in float32.",
+    ),
+)
+
+METRICS = {metric.name: metric for metric in (*_PROBED, *_AUDITED)}
+
+# The columns of each table in the log, and which end is the worse.
+PROBED = {metric.name: metric.worst for metric in _PROBED}
+AUDITED = {metric.name: metric.worst for metric in _AUDITED}
+
+
+def describe(name: str, worst: str) -> dict:
+    """Returns what the page is told of a metric, of an unknown one as well.
+
+    Args:
+        name: String.
+        worst: String, as the log has it.
+
+    Returns:
+        Dict with `"name"`, `"kind"` (its unit), `"worst"`, `"group"`, `"title"`
+        and `"explanation"`.
+    """
+    title = name.replace("_", " ")
+    unknown = Metric(name, "share", "Other", title, "")
+    metric = METRICS.get(name, unknown)
+    return {
+        "name": name,
+        "kind": metric.unit,
+        "worst": worst,
+        "group": metric.group,
+        "title": metric.title,
+        "explanation": metric.explanation,
+    }
