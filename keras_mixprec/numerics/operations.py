@@ -69,7 +69,7 @@ def starts_from_zero(function, tensors, known=frozenset()) -> bool:
             place = _place(bad)
             if place not in known:
                 last = (inherited or [_all_zero_where(bad, arrays)])[0]
-                origins.setdefault(place, last)
+                origins[place] = last
 
     backend_replay.current().each_operation(function, tensors, look)
     return last
