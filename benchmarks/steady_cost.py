@@ -103,7 +103,7 @@ class _Run:
         import keras
 
         from benchmarks.models import BATCH, compiled
-        from keras_mixprec.monitoring import audits as examiner
+        from keras_mixprec.diagnosis import in_training as examiner
 
         self._steps, self._diagnoses = steps, 0.0
         self._hooks = 0.0  # In this batch.

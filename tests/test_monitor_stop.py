@@ -53,7 +53,7 @@ def test_a_search_for_a_small_scale_is_no_collapse(tmp_path):
 
 def test_a_tuner_gives_up_under_keras_own_rule(monkeypatch):
     monkeypatch.setattr(
-        "keras_mixprec.monitoring.audits.examine",
+        "keras_mixprec.diagnosis.in_training.examine",
         lambda *args, **options: Examination([]),
     )
     callback = tuner(on_limit="raise")

@@ -6,7 +6,7 @@ from monitor_models import each_jit, monitor
 from tuner_models import chain, done, fit, tuner
 from zoo import cases
 
-from keras_mixprec.monitoring import audits as examiner
+from keras_mixprec.diagnosis import in_training as examiner
 
 
 @pytest.fixture

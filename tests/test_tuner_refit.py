@@ -6,7 +6,7 @@ from monitor_models import BACKEND, tags
 from tuner_models import fit, tuner
 
 import keras_mixprec as kmp
-from keras_mixprec.monitoring import audits as examiner
+from keras_mixprec.diagnosis import in_training as examiner
 
 
 @pytest.fixture

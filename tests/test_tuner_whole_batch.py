@@ -63,7 +63,7 @@ def test_a_row_that_overflows_is_named(row):
 
 
 def test_a_sound_batch_is_examined_by_its_first_rows(monkeypatch):
-    from keras_mixprec.monitoring import audits as examiner
+    from keras_mixprec.diagnosis import in_training as examiner
 
     seen, examine = [], examiner.examine
 

@@ -27,7 +27,7 @@ def test_both_share_one_diagnosis_and_one_log(
         counted.append(kwargs["step"])
         return examine(*args, **kwargs)
 
-    monkeypatch.setattr("keras_mixprec.monitoring.audits.examine", counting)
+    monkeypatch.setattr("keras_mixprec.diagnosis.in_training.examine", counting)
     watcher, callback = monitor(tmp_path), tuner()
     model = chain(jit)
     fit(model, [GOOD] * 20 + [BIG] * 20, *order([callback, watcher]))

@@ -80,7 +80,7 @@ def starts_from_zero(function, tensors, known=frozenset()) -> bool:
             place = _place(bad)
             if place not in known:
                 last = (inherited or [_all_zero_where(bad, arrays)])[0]
-                origins.setdefault(place, last)
+                origins[place] = last
 
     active.replay().each_operation(function, tensors, look)
     return last
