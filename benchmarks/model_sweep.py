@@ -95,7 +95,7 @@ def examine(name):
         f"{fit_seconds:.1f}",
         f"{diagnose_seconds:.1f}",
         str(model.optimizer.skipped_steps),
-        str(len(monitor._engine.prober.readings)),
+        str(len(monitor._session.prober.readings)),
         _found([*monitor.verdicts, *verdicts], caught),
     ]
 

@@ -11,8 +11,8 @@ the debugger cannot be switched on twice. A ratio is the median, over the
 rounds, of a step's time to that without a callback in the same round; the ratio
 of the fastest rounds stands beside it in brackets. What costs a multiple fits
 an eighth of the steps; where every step is probed, nothing is measured beside
-them, as the defaults do once or twice a fit. "Twin" is how long the probed step
-took to compile, in the round before the first. "Same" says whether the losses
+them, as the defaults do once or twice a fit. "Compile" is how long the probed
+step took to compile, in the round before the first. "Same" says whether the losses
 of all epochs and the final weights, with defaults, are the same bit for bit,
 and otherwise by how much a weight differs at most.
 
@@ -64,7 +64,7 @@ def measure(jit_compile, name, rounds, steps, peers):
             for kind, process in processes.items()
         }
         failed = _warm_up(arms)
-        twin = ours.run(_compilation, "every step")
+        compiled = ours.run(_compilation, "every step")
         seconds = interleave(arms, rounds)
         same = _difference(*(ours.run(_result, k) for k in OURS[::2]))
     per_step = {
@@ -74,7 +74,7 @@ def measure(jit_compile, name, rounds, steps, peers):
     ratios = {k: ratio(s, per_step["none"], 3) for k, s in per_step.items()}
     cells = [f"{1e3 * statistics.median(per_step['none']):.2f}"]
     cells += [ratios[kind] for kind in OURS[1:]]
-    cells += [f"{twin:.1f} s", same]
+    cells += [f"{compiled:.1f} s", same]
     return cells + [failed.get(k) or ratios.get(k, "-") for k in PEERS]
 
 
@@ -233,7 +233,7 @@ def main():
     arguments = parser.parse_args()
     peers = PEERS if arguments.peers else ()
     header = ["without, ms a step", "without again", "defaults"]
-    header += ["every step", "twin", "same", *PEERS]
+    header += ["every step", "compile", "same", *PEERS]
     models = {name: name for name in arguments.models}
     rest = arguments.rounds, arguments.steps, peers
     print_table(header, arguments.setups, models, measure, *rest)

@@ -37,7 +37,7 @@ class Kind:
     advice: str
     level: str = "bad"
     phrase: str | None = None
-    cured_by: tuple[str, ...] = ()
+    repaired_by: tuple[str, ...] = ()
     explains: bool = False
     behind: int = 0
 
@@ -68,21 +68,21 @@ _TABLE = (
         "cast_overflow",
         f"{TO_FLOAT32}, or scale its input down to below 65504.",
         phrase="received an input beyond float16",
-        cured_by=_MORE_RANGE,
+        repaired_by=_MORE_RANGE,
     ),
     Kind(
         "forward_overflow",
         f"{TO_FLOAT32}, or clamp or scale down before the sum, square or "
         "product that overflows; a smaller loss scale cannot help.",
         phrase="overflowed",
-        cured_by=_MORE_RANGE,
+        repaired_by=_MORE_RANGE,
     ),
     Kind(
         "backward_overflow",
         f"{TO_FLOAT32}: its gradients overflow at a loss scale that the other "
         "layers need.",
         phrase="overflowed in the backward pass",
-        cured_by=_MORE_RANGE,
+        repaired_by=_MORE_RANGE,
     ),
     Kind(
         "underflow",
@@ -90,7 +90,7 @@ _TABLE = (
         "6e-8.",
         level="warning",
         phrase="underflowed",
-        cured_by=_MORE_RANGE,
+        repaired_by=_MORE_RANGE,
     ),
     Kind(
         "precision_loss",
@@ -98,7 +98,7 @@ _TABLE = (
         "finite but wrong.",
         level="warning",
         phrase="lost precision",
-        cured_by=_MORE_DIGITS,
+        repaired_by=_MORE_DIGITS,
     ),
     Kind(
         "unsupported",
@@ -106,7 +106,7 @@ _TABLE = (
         "mix dtypes; for a mix, cast one of them there, as in "
         "keras.ops.cast(b, a.dtype).",
         phrase="does not run in 16 bits",
-        cured_by=_MORE_DIGITS,
+        repaired_by=_MORE_DIGITS,
     ),
     Kind(
         "scale_too_low",

@@ -79,7 +79,7 @@ def test_later_epochs_are_counted(tmp_path):
     x, y = data(9)
     _, watcher = run(tmp_path, x, y, shuffle=False)
     places = [
-        (b["epoch"], b["batch"]) for b in watcher._engine.bad_data.batches
+        (b["epoch"], b["batch"]) for b in watcher._session.bad_data.batches
     ]
     assert places == [(1, 2), (2, 2)]
 
@@ -143,7 +143,7 @@ def test_what_overflows_by_itself_lowers_the_scale(tmp_path):
     x[8] = 1e30
     model, watcher = run(tmp_path, x, y, tuner(dry_run=False), shuffle=False)
     assert float(model.optimizer.loss_scale) < 2.0**15
-    assert watcher._engine.bad_data.count == 0
+    assert watcher._session.bad_data.count == 0
 
 
 @pytest.mark.parametrize("part", ["x", "y", "sample_weight"])

@@ -5,7 +5,7 @@ import warnings
 import keras
 import pytest
 
-from keras_mixprec.monitoring.overhead import carry_on_without, failure
+from keras_mixprec.monitoring.overhead import degrade, failure
 
 
 class Refuses(keras.layers.Layer):
@@ -27,7 +27,7 @@ def error():
 def test_a_warning_is_one_line(error, form):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        carry_on_without("do it", form(error))
+        degrade("do it", form(error))
     (line,) = (str(w.message) for w in caught)
     assert line.startswith("MixPrecMonitor cannot do it, and carries on")
     assert "calling Refuses.call(). not like this" in line

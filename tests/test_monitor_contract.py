@@ -97,24 +97,24 @@ RESULTS = ("verdicts", "summary", "plan", "history", "log_dir")
 def test_used_callbacks_are_copied_with_their_results(kind, make):
     callback = kind()
     model, _ = trained(callback, values=(1 / 8, BAD))
-    twin = make(callback)
+    replay = make(callback)
     kept = [name for name in RESULTS if hasattr(callback, name)]
     assert len(kept) >= 2
     for name in kept:
-        assert repr(getattr(twin, name)) == repr(getattr(callback, name))
-    assert twin.model is None
-    assert trained(twin)[1] == {"loss": [5 / 128]}
+        assert repr(getattr(replay, name)) == repr(getattr(callback, name))
+    assert replay.model is None
+    assert trained(replay)[1] == {"loss": [5 / 128]}
     assert trained(callback, make(model))[1] == {"loss": [5 / 128]}
 
 
 @each_copy
 def test_callbacks_are_copied_in_training(kind, make):
-    callback, twins = kind(), []
+    callback, replays = kind(), []
     copying = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: twins.append(make(callback))
+        on_train_batch_begin=lambda batch, logs: replays.append(make(callback))
     )
     fit(one_weight(jit=BACKEND == "jax"), [1 / 8, 1 / 4], [callback, copying])
-    assert trained(twins[1])[1] == {"loss": [5 / 128]}
+    assert trained(replays[1])[1] == {"loss": [5 / 128]}
 
 
 class Fails(keras.callbacks.Callback):

@@ -94,7 +94,7 @@ def test_a_healthy_run_trains_on_as_if_nothing_had_been(
             return history.history["loss"]
         watcher, losses = run(model, tmp_path, max_overhead=budget)
         assert watcher.verdicts == []
-        assert watcher._engine.spending.counted["diagnoses"] > 0
+        assert watcher._session.budget.counted["diagnoses"] > 0
         return losses
 
     # With all the time in the world every look is followed by a diagnosis;
@@ -133,7 +133,7 @@ def test_the_step_is_not_traced_again(tmp_path, diagnoses_at_once):
     run(model, tmp_path, max_overhead=0)  # Its guards are traced once.
     before = len(traces)
     watcher, _ = run(model, tmp_path)
-    assert watcher._engine.spending.counted["diagnoses"] > 0
+    assert watcher._session.budget.counted["diagnoses"] > 0
     assert len(traces) == before
 
 

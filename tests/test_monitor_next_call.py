@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from keras_mixprec.guards.train_function import NextCall
+from keras_mixprec.guards.train_function import DeferredCall
 
 
 def own(data):
@@ -17,8 +17,8 @@ def model():
 
 
 def waiting(model):
-    """Returns a `NextCall` that tells of itself, once."""
-    call = NextCall()
+    """Returns a `DeferredCall` that tells of itself, once."""
+    call = DeferredCall()
 
     def train(data):
         call.disarm()

@@ -50,11 +50,11 @@ COPIES = {
 @each_optimizer
 def test_copy_is_a_model_of_its_own(wrap, make, tmp_path):
     model = watched(wrap, tmp_path)
-    twin = make(model, tmp_path)
-    assert float(twin.optimizer.dynamic_scale.numpy()) == 2.0**14
-    assert int(twin.optimizer.inner_optimizer.iterations.numpy()) == 3
+    replay = make(model, tmp_path)
+    assert float(replay.optimizer.dynamic_scale.numpy()) == 2.0**14
+    assert int(replay.optimizer.inner_optimizer.iterations.numpy()) == 3
     before = model.get_metrics_result()
-    history = fit(twin, with_bad(good(4), 1), [monitor(tmp_path / "logs")])
+    history = fit(replay, with_bad(good(4), 1), [monitor(tmp_path / "logs")])
     assert np.isfinite(list(history.values())).all()
     assert model.get_metrics_result() == before
     assert int(model.optimizer.iterations.numpy()) == 3
@@ -71,10 +71,10 @@ def test_metric_is_copied_without_its_guard(tmp_path):
     metric = keras.metrics.MeanSquaredError(name="error")
     model = one_weight(metrics=[metric], jit_compile=False)
     fit(model, good(2), [monitor(tmp_path)])
-    twin = copy.deepcopy(metric)
-    twin.update_state([[1.0]], [[0.0]])
+    replay = copy.deepcopy(metric)
+    replay.update_state([[1.0]], [[0.0]])
     model.reset_metrics()
-    assert float(twin.result()) == 1.0
+    assert float(replay.result()) == 1.0
     assert float(metric.result()) == 0.0
     again = keras.metrics.deserialize(keras.metrics.serialize(metric))
     assert again.name == "error"

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from keras_mixprec.monitoring.overhead import Spending
+from keras_mixprec.monitoring.overhead import OverheadBudget
 
 
 @pytest.fixture
@@ -19,60 +19,60 @@ def wait(monkeypatch):
 
 
 def begun(wait, max_overhead):
-    spending = Spending(max_overhead)
+    budget = OverheadBudget(max_overhead)
     wait(60.0)  # Compiling.
-    spending.add("diagnoses", 30.0)
-    assert spending.trained == 0.0
-    assert spending.left("probes") == spending.left("looks") == 0.0
-    spending.begin(1)
-    return spending
+    budget.add("diagnoses", 30.0)
+    assert budget.trained == 0.0
+    assert budget.left("probes") == budget.left("looks") == 0.0
+    budget.begin(1)
+    return budget
 
 
 def test_what_happened_before_the_second_call_is_neither_here_nor_there(wait):
-    spending = begun(wait, 0.0525)
+    budget = begun(wait, 0.0525)
     wait(100.0)
-    assert spending.trained == 100.0
+    assert budget.trained == 100.0
     # 0.0125 of the 0.0525 are for what is not timed.
-    assert spending.left("diagnoses") == pytest.approx(4.0)
-    spending.begin(9)
-    assert spending.trained == 100.0
+    assert budget.left("diagnoses") == pytest.approx(4.0)
+    budget.begin(9)
+    assert budget.trained == 100.0
 
 
 def test_looks_and_probes_have_a_half_each(wait):
-    spending = begun(wait, 0.0525)
+    budget = begun(wait, 0.0525)
     wait(100.0)
-    assert spending.left("probes") == pytest.approx(2.0)
-    spending.add("probes", 3.0)
-    assert spending.left("probes") < 0.0
-    assert spending.left("looks") == pytest.approx(2.0)
-    assert spending.left("diagnoses") == pytest.approx(1.0)
-    spending.add("looks", 1.5)
-    assert spending.left("looks") == pytest.approx(0.5)
-    assert spending.left("diagnoses") < 0.0
+    assert budget.left("probes") == pytest.approx(2.0)
+    budget.add("probes", 3.0)
+    assert budget.left("probes") < 0.0
+    assert budget.left("looks") == pytest.approx(2.0)
+    assert budget.left("diagnoses") == pytest.approx(1.0)
+    budget.add("looks", 1.5)
+    assert budget.left("looks") == pytest.approx(0.5)
+    assert budget.left("diagnoses") < 0.0
 
 
 def test_what_happens_once_is_no_overhead_and_no_training(wait):
-    spending = begun(wait, 0.0525)
+    budget = begun(wait, 0.0525)
     wait(130.0)
-    spending.add("probes", 30.0, counts=False)
-    assert spending.trained == pytest.approx(100.0)
-    assert spending.left("diagnoses") == pytest.approx(4.0)
-    assert spending.seconds_per_step(51) == pytest.approx(2.0)
+    budget.add("probes", 30.0, counts=False)
+    assert budget.trained == pytest.approx(100.0)
+    assert budget.left("diagnoses") == pytest.approx(4.0)
+    assert budget.seconds_per_step(51) == pytest.approx(2.0)
 
 
 def test_all_the_time_may_be_spent(wait):
-    spending = begun(wait, 0.99)
+    budget = begun(wait, 0.99)
     wait(100.0)
-    spending.add("probes", 99.0)
-    assert spending.left("probes") < 0.0
-    spending = begun(wait, 1.0)
+    budget.add("probes", 99.0)
+    assert budget.left("probes") < 0.0
+    budget = begun(wait, 1.0)
     wait(100.0)
-    spending.add("probes", 99.0)
-    assert spending.left("probes") > 1e9
+    budget.add("probes", 99.0)
+    assert budget.left("probes") > 1e9
 
 
 def test_of_small_shares_one_half_is_for_what_is_not_timed(wait):
-    spending = begun(wait, 0.002)
+    budget = begun(wait, 0.002)
     wait(1000.0)
-    assert spending.left("diagnoses") == pytest.approx(1.0)
+    assert budget.left("diagnoses") == pytest.approx(1.0)
     assert begun(wait, 0.0).left("diagnoses") == 0.0

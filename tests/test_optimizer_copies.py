@@ -18,12 +18,12 @@ pytestmark = pytest.mark.parametrize(
 
 
 def test_unbuilt(make):
-    twin = make(kmp.LossScaleOptimizer("adam", initial_scale=64.0))
+    replay = make(kmp.LossScaleOptimizer("adam", initial_scale=64.0))
     weight = keras.Variable([1.0])
-    twin.build([weight])
-    assert float(twin.loss_scale) == 64.0
-    assert type(twin.inner_optimizer) is type(keras.optimizers.get("adam"))
-    assert twin.skipped_steps == 0
+    replay.build([weight])
+    assert float(replay.loss_scale) == 64.0
+    assert type(replay.inner_optimizer) is type(keras.optimizers.get("adam"))
+    assert replay.skipped_steps == 0
 
 
 def test_a_copy_of_a_copy_goes_on_where_the_first_was(make):
@@ -32,11 +32,11 @@ def test_a_copy_of_a_copy_goes_on_where_the_first_was(make):
     optimizer.build([weight])
     for gradient in np.inf, 2.0**14:
         optimizer.apply([keras.ops.convert_to_tensor([gradient])], [weight])
-    twin = make(make(optimizer))
-    twin.build([weight])
-    assert float(twin.loss_scale) == 2.0**14
-    assert (twin.skipped_steps, twin.attempted_steps) == (1, 2)
+    replay = make(make(optimizer))
+    replay.build([weight])
+    assert float(replay.loss_scale) == 2.0**14
+    assert (replay.skipped_steps, replay.attempted_steps) == (1, 2)
     for value, other in zip(
-        numbers(twin.variables), numbers(optimizer.variables), strict=True
+        numbers(replay.variables), numbers(optimizer.variables), strict=True
     ):
         np.testing.assert_array_equal(value, other)

@@ -484,10 +484,10 @@ def test_names_of_classes_are_whole(page, url):
 
 def test_the_newest_run_is_shown_first(page, url):
     runs = [x for x in ask(url, "runs") if not x["newer_schema"]]
-    newest = max(runs, key=lambda entry: entry["written"])["run"]
-    assert newest != min(entry["run"] for entry in runs)
+    synchronized = max(runs, key=lambda entry: entry["written"])["run"]
+    assert synchronized != min(entry["run"] for entry in runs)
     page.open(url)
-    assert page.values("#run", "value") == [newest]
+    assert page.values("#run", "value") == [synchronized]
 
 
 def test_an_unknown_run_of_a_link_is_said(page, url):

@@ -22,7 +22,7 @@ def test_a_new_kind_of_verdict_is_known_everywhere(monkeypatch, tmp_path):
         "Freeze {layer!r}.",
         "warning",
         phrase="drifted",
-        cured_by=("float32",),
+        repaired_by=("float32",),
     )
     monkeypatch.setitem(kinds.KINDS, "drift", kind)
     verdict = Verdict("drift", "a", "forward", 3, advice=advice("drift", "a"))

@@ -87,7 +87,7 @@ def state_of(model, tuner, losses):
     }
 
 
-class Watch(keras.callbacks.Callback):
+class StepReader(keras.callbacks.Callback):
     """Writes the state when the first epoch begins, and at each end."""
 
     def __init__(self, folder, tuner, kill):
@@ -149,7 +149,7 @@ def main(folder, start, kill=None):
     else:
         model = build()
     tuner = kmp.PrecisionTuner(folder / "plan.json", verbose=0)
-    watch = Watch(folder, tuner, kill)
+    watch = StepReader(folder, tuner, kill)
     callbacks = [tuner, keras.callbacks.ModelCheckpoint(saved), watch]
     if start == "backup":
         backup = keras.callbacks.BackupAndRestore(folder / "backup")

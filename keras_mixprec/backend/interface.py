@@ -250,7 +250,7 @@ class Batches(Protocol):
         have.
         """
 
-    def newest(self, model, variables) -> AbstractContextManager:
+    def synchronized(self, model, variables) -> AbstractContextManager:
         """Context within which variables have the last step's values.
 
         Only to be read: on JAX, where `callback.model` brings all variables up
@@ -279,7 +279,7 @@ class Processes(Protocol):
         must call it, with arrays of one shape.
         """
 
-    def alone(self, model) -> AbstractContextManager:
+    def single_process(self, model) -> AbstractContextManager:
         """Context in which this process runs the model by itself.
 
         The model's variables hold plain values of one replica, and no operation

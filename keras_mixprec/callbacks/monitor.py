@@ -6,7 +6,7 @@ from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import active
-from keras_mixprec.callbacks.session import Engine
+from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.monitoring.summary import summarize
@@ -187,7 +187,7 @@ class MixPrecMonitor(CopiedCallback):
         self.summary = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
-        self._engine = None
+        self._session = None
         self._has_logged = False
 
     @property
@@ -202,7 +202,7 @@ class MixPrecMonitor(CopiedCallback):
         """Opens the log."""
         # Workers that write to one folder would overwrite each other.
         chief = active.processes().is_chief(self.model)
-        self._engine = Engine.join(
+        self._session = Session.join(
             self,
             Settings(
                 open_log=partial(RunLog, self.log_dir) if chief else NoLog,
@@ -217,32 +217,32 @@ class MixPrecMonitor(CopiedCallback):
             ),
         )
         self._has_logged = True
-        self.verdicts = self._engine.examiner.verdicts
-        self.failing_batches = self._engine.recorder.kept
+        self.verdicts = self._session.examiner.verdicts
+        self.failing_batches = self._session.recorder.kept
 
     def on_epoch_begin(self, epoch, logs=None):
         """Guards the metrics and takes the first look, the first time."""
-        self._engine.begin_epoch(self, epoch)
+        self._session.begin_epoch(self, epoch)
 
     # `on_train_batch_end` would make Keras fetch the logs of every step from
     # the device before it starts the next one.
     def on_train_batch_begin(self, batch, logs=None):
         """Looks at the steps before this one, if it is time to."""
-        self._engine.begin_batch(self, batch)
+        self._session.begin_batch(self, batch)
 
     def on_epoch_end(self, epoch, logs=None):
         """Looks at the last steps of the epoch."""
-        self._engine.end_epoch(self)
+        self._session.end_epoch(self)
 
     def on_train_end(self, logs=None):
         """Takes the last look, writes the summary and closes the log."""
-        engine = self._engine
-        engine.finish()
-        self.summary = summarize(engine)
-        engine.log.event(
-            engine.step, {"kind": "train_end", "summary": str(self.summary)}
+        session = self._session
+        session.finish()
+        self.summary = summarize(session)
+        session.log.event(
+            session.step, {"kind": "train_end", "summary": str(self.summary)}
         )
-        engine.leave(self)
+        session.leave(self)
         if self.verbose:
             io_utils.print_msg(str(self.summary))
-        engine.raise_if_failed()
+        session.raise_if_failed()

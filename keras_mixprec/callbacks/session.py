@@ -10,7 +10,7 @@ from keras_mixprec.guards.train_function import StepCount
 from keras_mixprec.monitoring.audits import Examiner
 from keras_mixprec.monitoring.counters import Counters, EarlyStop
 from keras_mixprec.monitoring.failing_batches import BadData, Recorder
-from keras_mixprec.monitoring.overhead import LOOKS, Spending
+from keras_mixprec.monitoring.overhead import LOOKS, OverheadBudget
 from keras_mixprec.monitoring.prepare import (
     CHARTS,
     LayerLog,
@@ -30,10 +30,10 @@ from keras_mixprec.reporting.layer_tables import Thinning
 _RETRIES = 8
 
 # The attribute of a model that holds its engine: elsewhere it keeps it alive.
-_KEPT_AS = "_keras_mixprec_engine"
+_KEPT_AS = "_keras_mixprec_session"
 
 
-class Engine:
+class Session:
     """Watches one model during one `fit`, for every callback that joins.
 
     The callback that joined first passes the events of `fit` on.
@@ -44,7 +44,7 @@ class Engine:
         first_step: Int. What it was at the start.
         log: The `RunLog`.
         counters: `Counters` of the model, from the first step on.
-        spending: `Spending`, what all of this costs.
+        budget: `OverheadBudget`, what all of this costs.
         examiner, prober, ranges, recorder: The parts that diagnose, measure
             and keep.
         early_stop: `EarlyStop` of this `fit`.
@@ -66,7 +66,7 @@ class Engine:
     @classmethod
     def join(
         cls, callback, settings: Settings, modest: bool = False
-    ) -> "Engine":
+    ) -> "Session":
         """Returns the engine of a callback's model.
 
         Args:
@@ -76,21 +76,21 @@ class Engine:
                 Defaults to `False`.
         """
         model = callback.model
-        engine = vars(model).get(_KEPT_AS)
+        session = vars(model).get(_KEPT_AS)
         # It may be left from a `fit` that an exception ended.
-        if not engine or engine.started or not engine._is_of(callback):
-            if engine:
-                engine.log.close()
+        if not session or session.started or not session._is_of(callback):
+            if session:
+                session.log.close()
             stop_watching(model)
-            engine = vars(model)[_KEPT_AS] = cls(model, settings)
+            session = vars(model)[_KEPT_AS] = cls(model, settings)
         elif not modest:
-            engine._check_only(callback)
-            engine._configure(settings)
+            session._check_only(callback)
+            session._configure(settings)
         if not modest:
-            engine._leader = callback
-        engine._params = callback.params
-        engine._members.append(callback)
-        return engine
+            session._leader = callback
+        session._params = callback.params
+        session._members.append(callback)
+        return session
 
     def _is_of(self, callback):
         """Whether this is the engine of the callback's `fit`."""
@@ -118,17 +118,17 @@ class Engine:
         self.settings = settings
         self.log = log = settings.open_log()
         verbose = settings.verbose
-        self.spending = Spending(settings.max_overhead)
-        self.examiner = Examiner(log, verbose, self.spending)
+        self.budget = OverheadBudget(settings.max_overhead)
+        self.examiner = Examiner(log, verbose, self.budget)
         self.prober = Prober(
             log,
             settings.probe_every,
             settings.max_overhead,
             verbose,
-            self.spending,
+            self.budget,
         )
         self.ranges = RangeReader(
-            self.model, log, settings, self.prober, self.spending
+            self.model, log, settings, self.prober, self.budget
         )
         self.recorder = Recorder(settings.keep_failing_batches)
         self.early_stop = EarlyStop(self.model, log, settings)
@@ -177,10 +177,10 @@ class Engine:
     def _act(self):
         self._settle()
         if self.step > self.first_step:
-            self.spending.begin(self.step)
+            self.budget.begin(self.step)
         self.prober.collect(self.step)
         due = self.step - self._counter_log.step >= self.settings.update_freq
-        if due and self.spending.left(LOOKS) > 0:
+        if due and self.budget.left(LOOKS) > 0:
             self._look()
         if self.step >= self._next_vote:
             self._vote()
@@ -191,7 +191,7 @@ class Engine:
             self._probe_if_wanted()
             self._examine_if_wanted()
         self._predict_scale_if_wanted()
-        self.ranges.read_if_due(self.up_to_date, self.step)
+        self.ranges.read_if_due(self.synchronized_model, self.step)
         if not self.recorder.full:
             self.recorder.hold(
                 self.model, self.step, self.counters.optimizers()
@@ -224,13 +224,13 @@ class Engine:
         self._count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
         self.ranges.end_epoch()
-        if self.spending.left(LOOKS) > 0:
+        if self.budget.left(LOOKS) > 0:
             self._look()
         started = time.perf_counter()
-        if self.spending.left(LOOKS) > 0 and self._by_epoch.due():
+        if self.budget.left(LOOKS) > 0 and self._by_epoch.due():
             self.prober.write_histograms(self.step)
         self.log_layers()
-        self.spending.add(LOOKS, time.perf_counter() - started)
+        self.budget.add(LOOKS, time.perf_counter() - started)
         self._idle_until = self.step
         self.raise_if_failed()
 
@@ -246,7 +246,7 @@ class Engine:
         self._finished = True
         self._count.begin_epoch()
         after_epoch(self.model)
-        self.up_to_date()
+        self.synchronized_model()
         self._settle()
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
@@ -270,7 +270,7 @@ class Engine:
         )
         self._idle_until = self.first_step
         self._layers = LayerLog(self.model, self.log)
-        self.examiner.follow_schedule_of(self.up_to_date())
+        self.examiner.follow_schedule_of(self.synchronized_model())
         self._shared = active.processes().workers(self.model) > 1
         settings = self.settings
         to_agree_on = settings.probe_every or settings.stop_after is not None
@@ -278,7 +278,7 @@ class Engine:
         if self._shared and to_agree_on:
             self._next_vote = self.first_step + settings.update_freq
         self._by_epoch = Thinning(ROWS_BY_VARIABLE)
-        self.counters = Counters(self.up_to_date(), self.log, self.step)
+        self.counters = Counters(self.synchronized_model(), self.log, self.step)
         self._counter_log = CounterLog(self)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
@@ -289,7 +289,7 @@ class Engine:
         self._look()
         self.ranges.start(self.model, self.step, self.examiner)
 
-    def up_to_date(self):
+    def synchronized_model(self):
         """Returns the model, with variables that are those of the last step."""
         # On JAX reading `callback.model` sees to that.
         return self._members[0].model
@@ -299,7 +299,7 @@ class Engine:
 
         And how many were skipped since the last one applied.
         """
-        with self._counter_log.newest():
+        with self._counter_log.synchronized():
             return self.counters.bad_steps(), self.counters.in_a_row()
 
     # Looking.
@@ -332,8 +332,8 @@ class Engine:
         self._next_vote = self.step + self.settings.update_freq
         reason = self._counter_log.reason_to_stop
         votes = [not self._wants_probe(), reason is not None]
-        unwanted, hopeless = any_worker(self.model, votes)
-        if hopeless:
+        unwanted, unrecoverable = any_worker(self.model, votes)
+        if unrecoverable:
             reason = reason or "another worker cannot go on"
             self.early_stop.stop(self.step, reason)
         elif not unwanted:
@@ -350,7 +350,9 @@ class Engine:
 
     def _settle(self):
         if not self.recorder.full:
-            self.recorder.settle(self.up_to_date(), self.counters.optimizers())
+            self.recorder.settle(
+                self.synchronized_model(), self.counters.optimizers()
+            )
 
     def _look(self):
         self._counter_log.read(self.step)

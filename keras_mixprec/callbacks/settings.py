@@ -35,7 +35,7 @@ class CopiedCallback(keras.callbacks.Callback):
     What it was given and what a `fit` has left as its result is copied.
     """
 
-    _OF_ONE_FIT = ("_model", "_engine", "_tuning")
+    _OF_ONE_FIT = ("_model", "_session", "_tuning")
 
     def __getstate__(self):
         state = dict(vars(self))

@@ -6,7 +6,7 @@ from keras.src.utils import io_utils
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import active
-from keras_mixprec.callbacks.session import Engine
+from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
@@ -155,7 +155,7 @@ class PrecisionTuner(CopiedCallback):
         self._check_together()
         self.plan = None
         self.history: list[dict] = []
-        self._engine = self._tuning = None
+        self._session = self._tuning = None
         self._warned = False
 
     def _check_together(self):
@@ -180,15 +180,15 @@ class PrecisionTuner(CopiedCallback):
         if known:
             repairs.load_state(known[1])
         settings = Settings(verbose=self.verbose)
-        self._engine = Engine.join(self, settings, modest=True)
+        self._session = Session.join(self, settings, modest=True)
         use_bfloat16 = self.bfloat16
         if use_bfloat16 == "auto":
             use_bfloat16 = recommend_policy().policy == "mixed_bfloat16"
-        self._tuning = Tuning(self, self._engine, repairs, use_bfloat16)
-        self.history = self._tuning.telling.history
+        self._tuning = Tuning(self, self._session, repairs, use_bfloat16)
+        self.history = self._tuning.records.history
         if known:
             apply_policy(model, known[0])
-            self._tuning.telling.at_first(
+            self._tuning.records.at_first(
                 "start", f"starts from {self._disk.path}"
             )
         self.plan, self._warned = repairs.plan(), False
@@ -197,37 +197,37 @@ class PrecisionTuner(CopiedCallback):
             self._disk.save(repairs)
         if not self.dry_run and _can_be_scaled(model):
             ensure_loss_scaling(model)
-            self._tuning.telling.at_first(
+            self._tuning.records.at_first(
                 "loss_scaling", "the loss is scaled from now on"
             )
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts the batches of the epoch."""
-        self._engine.begin_epoch(self, epoch)
+        self._session.begin_epoch(self, epoch)
 
     def on_train_batch_begin(self, batch, logs=None):
         """Changes what has to be changed before this step."""
-        self._engine.begin_batch(self, batch)
+        self._session.begin_batch(self, batch)
         self._tuning.before_batch()
 
     def on_epoch_end(self, epoch, logs=None):
         """Looks at the last steps of the epoch."""
-        self._engine.end_epoch(self)
+        self._session.end_epoch(self)
         self._tuning.end_epoch()
 
     def on_train_end(self, logs=None):
         """Writes the plan and says what came out."""
-        engine, tuning = self._engine, self._tuning
+        session, tuning = self._session, self._tuning
         tuning.end()
-        engine.finish()
-        tuning.telling.rebuild(engine.step)
+        session.finish()
+        tuning.records.rebuild(session.step)
         self.save(tuning.repairs)
         # The monitor's summary begins with the same sentence.
-        if self.verbose and self.history and not engine.settings.summary:
-            said = summarize(engine).headline["text"]
+        if self.verbose and self.history and not session.settings.summary:
+            said = summarize(session).headline["text"]
             io_utils.print_msg(f"PrecisionTuner: {said}")
-        engine.leave(self)
-        engine.raise_if_failed()
+        session.leave(self)
+        session.raise_if_failed()
 
     @property
     def _is_dry(self):
@@ -237,7 +237,7 @@ class PrecisionTuner(CopiedCallback):
     def _writes_plan(self):
         # Not `self.model`, which on JAX takes the state of the last step for
         # that of this one when a step is under way.
-        chief = active.processes().is_chief(self._engine.model)
+        chief = active.processes().is_chief(self._session.model)
         return chief and not self._is_dry
 
     def save(self, repairs):
@@ -247,7 +247,7 @@ class PrecisionTuner(CopiedCallback):
         if not error:
             return
         event = failure("plan_not_written", error)
-        self._engine.log.event(self._engine.step, event)
+        self._session.log.event(self._session.step, event)
         if not self._warned:
             self._warned = True
             warnings.warn(

@@ -19,15 +19,15 @@ from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.numerics.layer_hooks import with_sublayers
-from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.layer_reference import LayerReplay
 
 _JITTERS = range(thresholds.TIE_JITTERS)
 
 
-def _kind(twin, cotangents, low):
+def _kind(replay, cotangents, low):
     if not nonfinite(low):
         return "precision_loss"
-    zero = twin.gradients_start_from_zero(cotangents)
+    zero = replay.gradients_start_from_zero(cotangents)
     return "underflow" if zero else "backward_overflow"
 
 
@@ -85,7 +85,7 @@ def error_in_step(
         known: `LayerCall`, the same one in float32.
         step: `DryStep` of the model in 16 bits.
         exact: `DryStep` in float32, at loss scale 1.
-        fed_by_weights: Boolean, as for `judge_backward`.
+        fed_by_weights: Boolean, as for `check_backward`.
     """
     weights = [id(v) for v in call.layer.trainable_variables]
     low, wide = (
@@ -127,7 +127,7 @@ def judge_window(window: Window, bits: float, call: LayerCall) -> Culprit:
     return Culprit(call.path, layers, kind, "backward", numbers)
 
 
-def judge_backward(
+def check_backward(
     call: LayerCall,
     known: LayerCall,
     compiled: bool,
@@ -145,7 +145,7 @@ def judge_backward(
             nobody asks for the gradients of its inputs, which are data.
 
     Returns:
-        As `judge_forward`; both are `None` where no gradient comes by, too.
+        As `check_forward`; both are `None` where no gradient comes by, too.
     """
     outputs = zip(known.float_cotangents, known.float_outputs, strict=True)
     cotangents = [
@@ -154,25 +154,25 @@ def judge_backward(
     ]
     if not any(c.any() for c in cotangents):
         return None, None
-    twin = Twin(call, compiled)
-    if nonfinite([to_array(x) for x in twin.inputs]):
+    replay = LayerReplay(call, compiled)
+    if nonfinite([to_array(x) for x in replay.inputs]):
         return None, None
-    first = 0 if fed_by_weights else len(twin.inputs)
-    wide = twin.gradients(cotangents, "float32")[first:]
-    low = twin.gradients(cotangents)[first:]
+    first = 0 if fed_by_weights else len(replay.inputs)
+    wide = replay.gradients(cotangents, "float32")[first:]
+    low = replay.gradients(cotangents)[first:]
     error = relative_error(low, wide)
     if error > thresholds.BACKWARD_ERROR:
 
-        def run(twin, policy, jitter=None):
-            return twin.gradients(cotangents, policy, jitter)[first:]
+        def run(replay, policy, jitter=None):
+            return replay.gradients(cotangents, policy, jitter)[first:]
 
-        if twin.draws_by_itself() or not repeats(run(twin, None), low):
+        if replay.draws_by_itself() or not repeats(run(replay, None), low):
             error, low, wide = error_over_draws(call, compiled, run)
         elif math.isfinite(error):
             error = settled_error(
                 low,
                 wide,
-                (run(twin, "float32", s) for s in _JITTERS),
+                (run(replay, "float32", s) for s in _JITTERS),
                 thresholds.BACKWARD_ERROR,
             )
     if error <= thresholds.BACKWARD_ERROR:
@@ -183,6 +183,6 @@ def judge_backward(
         "largest_gradient_in_float32": largest(wide) / 2.0**bits,
         "nonfinite_gradients": nonfinite(low),
     }
-    kind = _kind(twin, cotangents, low)
+    kind = _kind(replay, cotangents, low)
     layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "backward", numbers)

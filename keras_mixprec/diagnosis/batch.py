@@ -156,7 +156,7 @@ def rows_to_examine(model: keras.Model, batch):
     parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
     data = to_tensors(parts)
     build_for(model, data)
-    with active.processes().alone(model):
+    with active.processes().single_process(model):
         data = keras.utils.pack_x_y_sample_weight(*data)
         return few if _is_sound(model, data) else batch
 

@@ -12,7 +12,7 @@ from keras_mixprec.numerics.arrays import (
     to_array,
 )
 from keras_mixprec.numerics.calls import LayerCall
-from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.layer_reference import LayerReplay
 
 # Between these a sum of squares loses nothing that counts in float32.
 _SQUARES = 1e-20, 1e30
@@ -154,30 +154,30 @@ def error_over_draws(
     Args:
         call: `LayerCall`.
         compiled: Boolean. Whether XLA compiles the model's step.
-        run: Function of a `Twin` and a policy that returns arrays.
+        run: Function of a `LayerReplay` and a policy that returns arrays.
 
     Returns:
         The relative error beyond what is chance, infinite if 16 bits give
         non-finite numbers and float32 none, and one draw of each: the first,
         or the first that is not finite.
     """
-    first = Twin(call, compiled)
+    first = LayerReplay(call, compiled)
     exact, low = [run(first, "float32")], [run(first, None)]
     count = thresholds.DRAWN_NUMBERS // max(1, sum(a.size for a in exact[0]))
     count = np.clip(count, thresholds.FEWEST_DRAWS, thresholds.MOST_DRAWS)
     for draw in range(1, int(count)):
-        twin = Twin(call, compiled, draw=draw)
-        exact.append(run(twin, "float32"))
-        low.append(run(twin, None))
+        replay = LayerReplay(call, compiled, draw=draw)
+        exact.append(run(replay, "float32"))
+        low.append(run(replay, None))
     bad = [draw for draw in low if nonfinite(draw)]
     if bad and not any(map(nonfinite, exact)):
         return np.inf, bad[0], exact[0]
     return _beyond_chance(low, exact, first), low[0], exact[0]
 
 
-def _beyond_chance(low, exact, twin):
+def _beyond_chance(low, exact, replay):
     chance = 2 * relative_error(_means(exact[::2]), _means(exact[1::2]))
-    if not chance and twin.draws_by_itself():
+    if not chance and replay.draws_by_itself():
         return 0.0  # The same in each draw, but in each dtype another one.
     return max(0.0, relative_error(_means(low), _means(exact)) - chance)
 

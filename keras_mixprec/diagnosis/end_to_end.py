@@ -29,7 +29,7 @@ from keras_mixprec.numerics.layer_hooks import (
     with_sublayers,
 )
 from keras_mixprec.numerics.layer_reference import (
-    Twin,
+    LayerReplay,
     nonfinite_places,
     starts_from_zero,
 )
@@ -94,7 +94,11 @@ def right_in_xla(model, data) -> bool:
 
 
 def fault_behind(
-    twin: Twin, known: LayerCall | None, model: keras.Model, data, calls
+    replay: LayerReplay,
+    known: LayerCall | None,
+    model: keras.Model,
+    data,
+    calls,
 ) -> tuple[str, str]:
     """Returns kind and direction of what is not finite behind a layer.
 
@@ -102,15 +106,15 @@ def fault_behind(
     outputs, else what the layer does.
 
     Args:
-        twin: `Twin` of the layer.
+        replay: `LayerReplay` of the layer.
         known: As for `range_fault`.
         model: As for `loss_fault`.
         data: As for `loss_fault`.
         calls: As for `loss_fault`.
     """
     fault = loss_fault(model, data, calls)
-    if fault is None or is_cast_before(twin.call, known):
-        fault = range_fault(twin, known)
+    if fault is None or is_cast_before(replay.call, known):
+        fault = range_fault(replay, known)
     return fault
 
 

@@ -19,61 +19,63 @@ from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.layer_hooks import with_sublayers
-from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.layer_reference import LayerReplay
 from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
 
 
-def smallest_cure(twin: Twin, exact: list[np.ndarray], kind: str) -> list:
+def smallest_repair(
+    replay: LayerReplay, exact: list[np.ndarray], kind: str
+) -> list:
     """Returns the layer alone where that is enough, else what it takes.
 
     For the cast of an input it is: then what is inside has a finite input,
     and is judged by itself.
 
     Args:
-        twin: `Twin` of a call that comes out wrong.
+        replay: `LayerReplay` of a call that comes out wrong.
         exact: List of arrays, what it returns in float32.
         kind: String. The kind of the fault.
     """
-    alone = [twin.call.layer]
-    if with_sublayers(twin.call.layer) == alone:
+    alone = [replay.call.layer]
+    if with_sublayers(replay.call.layer) == alone:
         return alone
-    error = _error(twin, exact, alone)
+    error = _error(replay, exact, alone)
     if error is None:
-        return without_needless(twin, exact)
+        return without_needless(replay, exact)
     enough = error <= thresholds.FORWARD_ERROR or kind == "cast_overflow"
     if enough:
         return alone
-    layers = without_needless(twin, exact)
+    layers = without_needless(replay, exact)
     if isinstance(layers[0], keras.Model) and len(layers) > 1:
         # Its code computes in the dtype of what layers return: mostly these
         # few are enough.
-        error = _error(twin, exact, layers[1:])
+        error = _error(replay, exact, layers[1:])
         if error is not None and error <= thresholds.FORWARD_ERROR:
             return layers[1:]
     return layers
 
 
-def without_needless(twin: Twin, exact: list[np.ndarray]) -> list:
+def without_needless(replay: LayerReplay, exact: list[np.ndarray]) -> list:
     """Returns the layer and those inside it that make it come out right.
 
     Args:
-        twin: `Twin` of a call.
+        replay: `LayerReplay` of a call.
         exact: List of arrays, what it returns in float32.
     """
-    layers = with_sublayers(twin.call.layer)
+    layers = with_sublayers(replay.call.layer)
     for sublayer in layers[1:]:
         inside = {id(layer) for layer in with_sublayers(sublayer)}
         fewer = [layer for layer in layers if id(layer) not in inside]
         if len(fewer) < len(layers):
-            error = _error(twin, exact, fewer)
+            error = _error(replay, exact, fewer)
             if error is not None and error <= thresholds.FORWARD_ERROR:
                 layers = fewer
     return layers
 
 
-def _error(twin, exact, layers):
+def _error(replay, exact, layers):
     try:
-        return relative_error(twin.forward("float32", layers), exact)
+        return relative_error(replay.forward("float32", layers), exact)
     # Adding float32 to the float16 of a part, TensorFlow and torch raise.
     except Exception:
         return None
@@ -83,7 +85,7 @@ def _error(twin, exact, layers):
 _ROWS_NAMED = 8
 
 
-def judge_forward(
+def check_forward(
     call: LayerCall, known: LayerCall | None, compiled: bool, masks_matter: bool
 ) -> tuple[float | None, Culprit | None]:
     """Compares what a layer returned with its float32 twin.
@@ -107,67 +109,67 @@ def judge_forward(
     suspicious = error > thresholds.FORWARD_ERROR * thresholds.UNSUSPICIOUS
     if not suspicious and not extremes:
         return error, None
-    twin = Twin(call, compiled)
-    if nonfinite([to_array(x) for x in twin.inputs]):
+    replay = LayerReplay(call, compiled)
+    if nonfinite([to_array(x) for x in replay.inputs]):
         return None, None
-    exact = twin.forward("float32")
-    low = low_outputs(twin, compiled)
-    masked = _without_masks(known, low, exact, masks_matter, _limit(twin))
+    exact = replay.forward("float32")
+    low = low_outputs(replay, compiled)
+    masked = _without_masks(known, low, exact, masks_matter, _limit(replay))
     error = relative_error(masked, exact)
     if error > thresholds.FORWARD_ERROR:
-        if twin.draws_by_itself() or not repeats(twin.forward(), low):
+        if replay.draws_by_itself() or not repeats(replay.forward(), low):
             return _over_draws(call, compiled)
-        error = _settled(twin, masked, exact, error)
+        error = _settled(replay, masked, exact, error)
     if error <= thresholds.FORWARD_ERROR and extremes:
         # Of which the numbers of one small batch have few.
-        twin = Twin(call, compiled, extremes=True)
-        exact, low = twin.forward("float32"), twin.forward()
+        replay = LayerReplay(call, compiled, extremes=True)
+        exact, low = replay.forward("float32"), replay.forward()
         error = np.inf if nonfinite(low) > nonfinite(exact) else error
     if error <= thresholds.FORWARD_ERROR:
         return error, None
-    numbers = _numbers(twin, error, low, exact)
-    rows = _rows([to_array(x) for x in twin.inputs], low, exact)
+    numbers = _numbers(replay, error, low, exact)
+    rows = _rows([to_array(x) for x in replay.inputs], low, exact)
     if rows:
         numbers["rows"] = rows[:_ROWS_NAMED]
-    kind = _kind(twin, low, exact, numbers)
+    kind = _kind(replay, low, exact, numbers)
     if kind == "underflow":
         numbers |= _vanishing_constant(call.layer)
-    layers = smallest_cure(twin, exact, kind)
+    layers = smallest_repair(replay, exact, kind)
     return error, Culprit(call.path, layers, kind, "forward", numbers)
 
 
-def _settled(twin, low, exact, error):
+def _settled(replay, low, exact, error):
     """The error that is left of one that float32 does not settle."""
     if not math.isfinite(error):
         return error
     others = (
-        twin.forward("float32", jitter=seed)
+        replay.forward("float32", jitter=seed)
         for seed in range(thresholds.TIE_JITTERS)
     )
     return settled_error(low, exact, others, thresholds.FORWARD_ERROR)
 
 
 def _over_draws(call, compiled):
-    """As `judge_forward`, of a layer that returns something else each time."""
+    """As `check_forward`, of a layer that returns something else each time."""
     error, low, exact = error_over_draws(
-        call, compiled, lambda twin, policy: twin.forward(policy)
+        call, compiled, lambda replay, policy: replay.forward(policy)
     )
     if error <= thresholds.FORWARD_ERROR:
         return error, None
-    twin = Twin(call, compiled)
-    numbers = _numbers(twin, error, low, exact)
-    numbers["largest_inside_in_float32"] = twin.largest_intermediate()
+    replay = LayerReplay(call, compiled)
+    numbers = _numbers(replay, error, low, exact)
+    numbers["largest_inside_in_float32"] = replay.largest_intermediate()
     kind = "underflow" if nonfinite(low) else "precision_loss"
-    if numbers["largest_inside_in_float32"] > _limit(twin):
+    if numbers["largest_inside_in_float32"] > _limit(replay):
         kind = "forward_overflow"
     layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "forward", numbers)
 
 
-def _numbers(twin, error, low, exact):
+def _numbers(replay, error, low, exact):
     return {
         "error": error,
-        "largest_input": largest([to_array(x) for x in twin.inputs]),
+        "largest_input": largest([to_array(x) for x in replay.inputs]),
         "largest_output_in_float32": largest(exact),
         "nonfinite_outputs": nonfinite(low),
     }
@@ -182,30 +184,32 @@ def _in_step(call, known):
     return relative_error(map(to_array, low), map(to_array, exact))
 
 
-def low_outputs(twin: Twin, compiled: bool) -> list:
+def low_outputs(replay: LayerReplay, compiled: bool) -> list:
     """Returns what a layer computes as it is, as arrays."""
     if compiled:
-        return twin.forward()
-    return [to_array(x) for x in twin.call.float_outputs]
+        return replay.forward()
+    return [to_array(x) for x in replay.call.float_outputs]
 
 
-def range_fault(twin: Twin, known: LayerCall | None = None) -> tuple[str, str]:
+def range_fault(
+    replay: LayerReplay, known: LayerCall | None = None
+) -> tuple[str, str]:
     """Kind and direction of what makes a loss infinite but no output.
 
     Args:
-        twin: `Twin` of a layer without which the loss is finite.
+        replay: `LayerReplay` of a layer without which the loss is finite.
         known: `LayerCall`, the same one in float32; `None` if it is not known.
     """
     limit = get_format("float16").maximum
-    if is_cast_before(twin.call, known):
+    if is_cast_before(replay.call, known):
         return "cast_overflow", "forward"
-    if twin.largest_intermediate() > limit:
+    if replay.largest_intermediate() > limit:
         return "forward_overflow", "forward"
     # A gradient that is part of the loss, such as a penalty on its norm: what
     # a cotangent of one becomes in this layer, as near to the maximum as a
     # scale window ends.
-    ones = [np.ones(x.shape) for x in twin.forward("float32")]
-    gradient = largest(twin.gradients(ones, "float32"))
+    ones = [np.ones(x.shape) for x in replay.forward("float32")]
+    gradient = largest(replay.gradients(ones, "float32"))
     if gradient * 2**thresholds.BITS_ABOVE > limit:
         return "backward_overflow", "backward"
     return "underflow", "forward"
@@ -226,7 +230,7 @@ def is_cast_before(call: LayerCall, known: LayerCall | None) -> bool:
 
 
 def _inputs(call):
-    return [to_array(x) for x in Twin(call).inputs]
+    return [to_array(x) for x in LayerReplay(call).inputs]
 
 
 def _without_masks(known, low, exact, masks_matter, limit):
@@ -262,19 +266,19 @@ def _rows(inputs, low, exact):
     return found if len(found) < len(low[0]) else []
 
 
-def _kind(twin, low, exact, numbers):
-    limit, dtype = _limit(twin), twin.call.layer.compute_dtype
+def _kind(replay, low, exact, numbers):
+    limit, dtype = _limit(replay), replay.call.layer.compute_dtype
     if numbers["largest_input"] > limit:
         return "cast_overflow"
-    if rounded := rounded_integers(map(to_array, twin.inputs), dtype):
+    if rounded := rounded_integers(map(to_array, replay.inputs), dtype):
         numbers |= rounded
         return "precision_loss"
-    if nonfinite(low) and twin.starts_from_zero():
+    if nonfinite(low) and replay.starts_from_zero():
         return "underflow"
-    numbers["largest_inside_in_float32"] = twin.largest_intermediate()
+    numbers["largest_inside_in_float32"] = replay.largest_intermediate()
     if numbers["largest_inside_in_float32"] > limit:
         return "forward_overflow"
-    wider = relative_error(twin.forward("mixed_bfloat16"), exact)
+    wider = relative_error(replay.forward("mixed_bfloat16"), exact)
     if wider > thresholds.FORWARD_ERROR:
         return "precision_loss"
     vanished = any(
@@ -293,5 +297,5 @@ def _vanishing_constant(layer):
     return {}
 
 
-def _limit(twin):
-    return get_format(twin.call.layer.compute_dtype).maximum
+def _limit(replay):
+    return get_format(replay.call.layer.compute_dtype).maximum

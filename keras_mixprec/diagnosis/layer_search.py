@@ -9,9 +9,9 @@ from collections import defaultdict
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import (
+    check_backward,
     error_in_step,
     gradients_of_layers,
-    judge_backward,
     judge_window,
     own_gradients,
 )
@@ -24,8 +24,8 @@ from keras_mixprec.diagnosis.end_to_end import (
     right_in_xla,
 )
 from keras_mixprec.diagnosis.forward import (
+    check_forward,
     is_cast_before,
-    judge_forward,
     low_outputs,
     without_needless,
 )
@@ -46,7 +46,7 @@ from keras_mixprec.numerics.dry_step import (
     exact_step,
 )
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
-from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.layer_reference import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.policies.summary import costs
 
@@ -119,7 +119,7 @@ class Search:
         for masks_matter in tries:
             for call in self._low(step):
                 with self._as_demoted():
-                    error, culprit = judge_forward(
+                    error, culprit = check_forward(
                         call,
                         self._exact_calls.get(call.name),
                         self._compiled,
@@ -149,9 +149,9 @@ class Search:
                     raise
             self.culprits.pop()
             del self._demoted[-len(culprit.layers) :]
-            twin = Twin(calls[path], self._compiled)
+            replay = LayerReplay(calls[path], self._compiled)
             with self._as_demoted():
-                layers = without_needless(twin, twin.forward("float32"))
+                layers = without_needless(replay, replay.forward("float32"))
             culprit = culprit._replace(layers=layers)
 
     def _take_what_is_around(self, step, first):
@@ -217,7 +217,9 @@ class Search:
         return (
             math.isfinite(step.loss)
             and not nonfinite(gradients)
-            and any(Twin(c).draws_by_itself() for c in self._low(self._exact))
+            and any(
+                LayerReplay(c).draws_by_itself() for c in self._low(self._exact)
+            )
         )
 
     def _right_in_xla(self):
@@ -246,7 +248,7 @@ class Search:
             fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
                 fault = fault_behind(
-                    Twin(call, self._compiled),
+                    LayerReplay(call, self._compiled),
                     self._exact_calls.get(call.name),
                     self._model,
                     self._data,
@@ -261,10 +263,10 @@ class Search:
         for call in self._low(step):
             if call.layer is self._model:
                 continue  # With all inside it, which is no candidate.
-            twin = Twin(call, self._compiled)
+            replay = LayerReplay(call, self._compiled)
             with self._as_demoted():
-                low = low_outputs(twin, self._compiled)
-                error = relative_error(low, twin.forward("float32"))
+                low = low_outputs(replay, self._compiled)
+                error = relative_error(low, replay.forward("float32"))
             if is_cast_before(call, self._exact_calls.get(call.name)):
                 error = math.inf
             rank = (bool(call.losses), error)
@@ -359,7 +361,7 @@ class Search:
                 if error <= thresholds.BACKWARD_ERROR * thresholds.UNSUSPICIOUS:
                     return error, None
         with self._as_demoted():
-            return judge_backward(
+            return check_backward(
                 call, exact, self._compiled, bits, fed_by_weights
             )
 

@@ -134,7 +134,7 @@ def examine(
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for(model, data)
-        with active.processes().alone(model), same_draws():
+        with active.processes().single_process(model), same_draws():
             return _Verdicts(model, data, compiled, step).find()
 
 
@@ -154,7 +154,7 @@ def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
     data = to_tensors((x, y, sample_weight))
     build_for(model, data)
     batch = keras.utils.pack_x_y_sample_weight(*data)
-    with active.processes().alone(model):
+    with active.processes().single_process(model):
         search = Search(model, batch, exact_step(model, batch), compiled=False)
         return 2.0 ** search.predict_scale_bits(mover(model))
 

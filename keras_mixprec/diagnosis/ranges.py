@@ -11,7 +11,7 @@ from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.layer_reference import LayerReplay
 from keras_mixprec.numerics.probed_step import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 
@@ -213,7 +213,7 @@ def headroom(calls) -> dict:
     for call in calls:
         tensors = [*call.float_outputs]
         if call.layer.autocast:
-            tensors += Twin(call).inputs
+            tensors += LayerReplay(call).inputs
         size = largest([*map(to_array, tensors)])
         if size:
             limits = get_format(call.layer.compute_dtype)

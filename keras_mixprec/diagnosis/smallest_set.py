@@ -16,7 +16,7 @@ from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
-from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.layer_reference import LayerReplay
 
 
 def smallest_set(
@@ -108,15 +108,15 @@ def suspicion(call: LayerCall, scale: float) -> float:
         call: `LayerCall` of a step in float32, at loss scale 1.
         scale: Float. The loss scale.
     """
-    twin = Twin(call)
-    if nonfinite([to_array(x) for x in twin.inputs]):
+    replay = LayerReplay(call)
+    if nonfinite([to_array(x) for x in replay.inputs]):
         return 0.0
-    forward = relative_error(twin.forward(), twin.forward("float32"))
+    forward = relative_error(replay.forward(), replay.forward("float32"))
     cotangents = _cotangents(call, scale)
     if not any(c.any() for c in cotangents):
         return forward / thresholds.FORWARD_ERROR
     backward = relative_error(
-        twin.gradients(cotangents), twin.gradients(cotangents, "float32")
+        replay.gradients(cotangents), replay.gradients(cotangents, "float32")
     )
     return max(
         forward / thresholds.FORWARD_ERROR, backward / thresholds.BACKWARD_ERROR

@@ -19,12 +19,12 @@ from keras_mixprec.diagnosis.culprit import (
     computes_low,
     rounded_integers,
 )
-from keras_mixprec.diagnosis.forward import judge_forward
+from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import DryStep, Interrupted, interrupted
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
-from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.layer_reference import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
 # Where no line is the user's: Keras, the backends beside it, this package.
@@ -87,7 +87,7 @@ def _wrong_before(stop, known, compiled):
         for call in stop.calls:
             if computes_low(call.layer) and not _is_finite(call):
                 exact = known.get(call.name)
-                _, culprit = judge_forward(call, exact, compiled, masks_matter)
+                _, culprit = check_forward(call, exact, compiled, masks_matter)
                 if culprit is not None:
                     return culprit
     return None
@@ -141,7 +141,7 @@ def _fault(stop, call):
     numbers = {"error": str(stop.error).strip().split("\n")[0][:_LETTERS]}
     numbers |= user_line(stop.error)
     if call is not None and call.layer.compute_dtype in SIXTEEN_BITS:
-        inputs = [to_array(x) for x in Twin(call).inputs]
+        inputs = [to_array(x) for x in LayerReplay(call).inputs]
         rounded = rounded_integers(inputs, call.layer.compute_dtype)
         if rounded:
             numbers |= {"largest_input": largest(inputs)} | rounded

@@ -3,11 +3,11 @@
 import math
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.backward import judge_backward
+from keras_mixprec.diagnosis.backward import check_backward
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprit import Culprit, rounded_integers
 from keras_mixprec.diagnosis.end_to_end import Errors, Reference, fault_behind
-from keras_mixprec.diagnosis.forward import judge_forward
+from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import smallest_set, suspicion
 from keras_mixprec.numerics.arrays import jittered, to_array
@@ -18,7 +18,7 @@ from keras_mixprec.numerics.dry_step import (
     exact_step,
 )
 from keras_mixprec.numerics.layer_hooks import computing_in
-from keras_mixprec.numerics.layer_reference import Twin
+from keras_mixprec.numerics.layer_reference import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
 # Powers of two by which another loss scale is tried, before a layer is blamed
@@ -56,9 +56,9 @@ class WholeStep:
         with computing_in("float32", demoted):
             return dry_step(self._model, self._data, 2.0**bits, records=False)
 
-    def fault_behind(self, twin, known, calls) -> tuple[str, str]:
+    def fault_behind(self, replay, known, calls) -> tuple[str, str]:
         """Returns what is not finite behind a layer; see `fault_behind`."""
-        return fault_behind(twin, known, self._model, self._data, calls)
+        return fault_behind(replay, known, self._model, self._data, calls)
 
     def errors(self, demoted: list, bits: float) -> Errors:
         """Returns how far the step is off in what is settled.
@@ -244,9 +244,9 @@ class WholeSearch:
 
     def _own_fault(self, call):
         exact = self._exact_calls.get(call.name)
-        _, culprit = judge_forward(call, None, self._compiled, True)
+        _, culprit = check_forward(call, None, self._compiled, True)
         if culprit is None and exact is not None and not call.nested:
-            _, culprit = judge_backward(
+            _, culprit = check_backward(
                 call, exact, self._compiled, self._bits, True
             )
         return culprit
@@ -254,8 +254,8 @@ class WholeSearch:
     def _fault(self, call, calls):
         if self._overflows:
             known = self._exact_calls.get(call.name)
-            twin = Twin(call, self._compiled)
-            return self._whole.fault_behind(twin, known, calls)
+            replay = LayerReplay(call, self._compiled)
+            return self._whole.fault_behind(replay, known, calls)
         off = self._errors.loss > thresholds.LOSS_ERROR
         return "precision_loss", "forward" if off else "backward"
 
@@ -275,11 +275,11 @@ class WholeSearch:
 
 
 def _finite(call):
-    tensors = [*Twin(call).inputs, *call.float_outputs]
+    tensors = [*LayerReplay(call).inputs, *call.float_outputs]
     return not nonfinite([to_array(x) for x in tensors])
 
 
 def _rounded(exact, call):
     """Integers, such as ids, that the cast to the layer's dtype rounds."""
-    inputs = [to_array(x) for x in Twin(exact).inputs]
+    inputs = [to_array(x) for x in LayerReplay(exact).inputs]
     return rounded_integers(inputs, call.layer.compute_dtype)

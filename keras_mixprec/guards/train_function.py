@@ -70,7 +70,7 @@ class StepCount:
             self.step = max(self.step, min(last, self._first + attempted))
 
 
-class NextCall:
+class DeferredCall:
     """Lets something else run instead of the next call of a train function.
 
     Several may wait for the same call; the one armed last goes first.
@@ -201,12 +201,12 @@ class GuardedFunction:
         self._unguarded = weakref.ref(self._model.train_function)
 
 
-class HeldBatch:
+class BatchCapture:
     """Holds the batch of one step until it is asked for. Nothing is copied."""
 
     def __init__(self):
         self._held = None
-        self._next_call = NextCall()
+        self._deferred_call = DeferredCall()
 
     def hold(self, model, describe: Callable = lambda: None):
         """Holds the next batch that `model` trains on.
@@ -223,13 +223,13 @@ class HeldBatch:
             raise NotImplementedError("several steps in one execution")
 
         def look(batch):
-            self._next_call.disarm()
+            self._deferred_call.disarm()
             self._held = None if batch is None else (batch, describe())
 
         tapped = active.batches().tapped(
             model, lambda *args: model.train_function(*args), look
         )
-        self._next_call.arm(model, tapped)
+        self._deferred_call.arm(model, tapped)
 
     def take(self) -> tuple | None:
         """Returns the batch and what `describe` returned, once."""
@@ -238,9 +238,9 @@ class HeldBatch:
 
     def end_epoch(self):
         """Waits no more for a batch: there was none left to hold."""
-        self._next_call.disarm()
+        self._deferred_call.disarm()
 
     def disarm(self):
         """Holds no batch after all."""
-        self._next_call.disarm()
+        self._deferred_call.disarm()
         self._held = None

@@ -9,7 +9,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.guards.train_function import NextCall
+from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import (
     AuditSchedule,
@@ -18,7 +18,7 @@ from keras_mixprec.monitoring.audit_schedule import (
 )
 from keras_mixprec.monitoring.overhead import (
     DIAGNOSES,
-    carry_on_without,
+    degrade,
     failure,
 )
 from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
@@ -40,7 +40,7 @@ class Examiner:
     Args:
         log: The `RunLog`.
         verbose: `0` or `1`. Whether to print what is found.
-        spending: `Spending`.
+        budget: `OverheadBudget`.
 
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
@@ -49,20 +49,20 @@ class Examiner:
             that is found; `None` for nobody.
     """
 
-    def __init__(self, log, verbose, spending):
+    def __init__(self, log, verbose, budget):
         self.verdicts = []
         self.listener = None
         self._works = []
         self.schedule = AuditSchedule()
         self._log = log
         self._verbose = verbose
-        self._spending = spending
+        self._budget = budget
         self._last_errors = -1
         self._told = set()
         self._collapse = None
         self._examined_trouble = self._found = False
         self._failed = False
-        self._next_call = NextCall()
+        self._deferred_call = DeferredCall()
 
     def follow_schedule_of(self, model):
         """Goes on with the audits of a model where its last `fit` ended."""
@@ -71,13 +71,13 @@ class Examiner:
     @property
     def armed(self) -> bool:
         """Whether the next batch is going to be diagnosed."""
-        return self._next_call.armed
+        return self._deferred_call.armed
 
     @property
-    def affordable(self) -> bool:
+    def within_budget(self) -> bool:
         """Whether there is enough left to spend on a diagnosis."""
         cost = self.schedule.cost or _FIRST_COST
-        return self._spending.left(DIAGNOSES) > cost
+        return self._budget.left(DIAGNOSES) > cost
 
     def wants(self, in_a_row: int) -> bool:
         """Whether to diagnose now.
@@ -95,7 +95,7 @@ class Examiner:
             self._examined_trouble = True
             return True
         # Whoever listens asks for diagnoses at times of its own.
-        return self.listener is None and self.affordable
+        return self.listener is None and self.within_budget
 
     def arm(self, model, step: int):
         """Diagnoses the next batch that `model` trains on, the `step`th."""
@@ -169,12 +169,12 @@ class Examiner:
         tapped = active.batches().tapped(
             model, lambda *args: model.train_function(*args), look
         )
-        self._next_call.arm(model, tapped)
+        self._deferred_call.arm(model, tapped)
 
     def disarm(self):
         """Looks at no batch after all: there may be none before `fit` ends."""
         self._works = []
-        self._next_call.disarm()
+        self._deferred_call.disarm()
 
     def forget_trouble(self):
         """Takes skipped steps from here on for a new fault."""
@@ -221,7 +221,7 @@ class Examiner:
         """
         self._failed = True
         self._log.event(step, failure("diagnosis_failed", reason))
-        carry_on_without("diagnose this model any more", reason)
+        degrade("diagnose this model any more", reason)
 
     def _examine(self, model, batch, step, counts, who, rows=None):
         if batch is None:
@@ -243,7 +243,7 @@ class Examiner:
                 self.listener(found, batch, step)
         finally:
             cost = self.schedule.cost = time.perf_counter() - started
-            self._spending.add(DIAGNOSES, cost, counts)
+            self._budget.add(DIAGNOSES, cost, counts)
 
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""
@@ -269,7 +269,7 @@ class Examiner:
         if NotBuiltError not in self._told:
             self._told.add(NotBuiltError)
             self._log.event(step, failure("diagnosis_failed", error))
-            carry_on_without("diagnose this model before its first step", error)
+            degrade("diagnose this model before its first step", error)
 
     def _tell(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)

@@ -12,7 +12,7 @@ from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import KINDS
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.monitoring.prepare import guard_of, watch_optimizers
-from keras_mixprec.monitoring.recorded_steps import Watch
+from keras_mixprec.monitoring.recorded_steps import StepReader
 from keras_mixprec.reporting.schema import (
     NONFINITE_GRADIENTS_TAG,
     NONFINITE_LOSSES_TAG,
@@ -167,7 +167,7 @@ class Counters:
                 log.counts,
             )
 
-    def used(self) -> dict[str, Watch]:
+    def used(self) -> dict[str, StepReader]:
         """Returns the watches of the optimizers that training uses, by name.
 
         `compile` without an optimizer makes one that a `train_step` with
@@ -249,7 +249,7 @@ class Counters:
         scales = [float(watch.optimizer.loss_scale) for watch in used]
         return math.log2(max(scales, default=1.0))
 
-    def all(self) -> list[Watch]:
+    def all(self) -> list[StepReader]:
         """Returns the watches of all loss scale optimizers."""
         return list(self._watches.values())
 
@@ -284,14 +284,14 @@ class Counters:
         return raised
 
     @contextlib.contextmanager
-    def newest(self) -> Iterator[float]:
+    def synchronized(self) -> Iterator[float]:
         """Context in which counters are those of the last step.
 
         It is given the seconds that the steps under way took to end.
         """
         holders = [*self.optimizers().values(), guard_of(self._model)]
         counters = [v for holder in holders for v in holder.counters]
-        with active.batches().newest(self._model, counters):
+        with active.batches().synchronized(self._model, counters):
             started = time.perf_counter()
             for watch in self._watches.values():
                 watch.attempted()

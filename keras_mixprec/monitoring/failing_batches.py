@@ -11,9 +11,9 @@ from keras.src.trainers.data_adapters import (
 
 from keras_mixprec.diagnosis.advice import bad_data_advice
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.guards.train_function import HeldBatch
+from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.loss_scaling.inputs import PARTS
-from keras_mixprec.monitoring.overhead import carry_on_without
+from keras_mixprec.monitoring.overhead import degrade
 from keras_mixprec.numerics.calls import seed_states
 
 
@@ -32,7 +32,7 @@ class Recorder:
     def __init__(self, count):
         self.kept = []
         self._count = count
-        self._held = HeldBatch()
+        self._held = BatchCapture()
 
     @property
     def full(self) -> bool:
@@ -57,7 +57,7 @@ class Recorder:
             self._held.hold(model, describe)
         except NotImplementedError as reason:
             self._count = 0
-            carry_on_without("keep failing batches", reason)
+            degrade("keep failing batches", reason)
 
     def settle(self, model, optimizers: dict):
         """Keeps the batch of the last step if that was skipped."""
@@ -116,14 +116,14 @@ class BadData:
         """
         self._epochs.append((step, epoch + 1))
 
-    def settle(self, engine, readings: dict) -> dict:
+    def settle(self, session, readings: dict) -> dict:
         """Takes note of what was read and undoes what bad data did.
 
         They say nothing of the scale that gradients need. Not within the step,
         which follows its update rule to the letter.
 
         Args:
-            engine: The `Engine`.
+            session: The `Session`.
             readings: Dict from the name of an optimizer to its `Reading`.
 
         Returns:
@@ -131,26 +131,26 @@ class BadData:
         """
         fallen = [name for name, found in readings.items() if self._add(found)]
         if fallen:
-            engine.up_to_date()
-        watches = engine.counters.used()
+            session.synchronized_model()
+        watches = session.counters.used()
         for name in fallen:
             scale = readings[name].points[0].scale
-            watches[name].set_scale(engine.step, scale)
+            watches[name].set_scale(session.step, scale)
             event = {"kind": "loss_scale_kept", "scale": scale}
-            engine.log.event(engine.step, event)
-            again = watches[name].read(engine.step)
+            session.log.event(session.step, event)
+            again = watches[name].read(session.step)
             readings[name] = readings[name].continued(again)
         return readings
 
-    def tell(self, engine):
+    def tell(self, session):
         """Reports bad data, the first time.
 
         Args:
-            engine: The `Engine`.
+            session: The `Session`.
         """
-        if self.batches and not engine.examiner.has_told("bad_data"):
-            verdict = self._verdict(engine.model)
-            engine.examiner.tell(verdict, engine.step)
+        if self.batches and not session.examiner.has_told("bad_data"):
+            verdict = self._verdict(session.model)
+            session.examiner.tell(verdict, session.step)
 
     def _add(self, reading):
         """Takes note of a reading; whether bad data alone lowered a scale."""

@@ -18,7 +18,7 @@ _UNTIMED = 0.0125
 LOOKS, PROBES, DIAGNOSES = "looks", "probes", "diagnoses"
 
 
-class Spending:
+class OverheadBudget:
     """Counts the seconds that `fit` spends beside training.
 
     Args:
@@ -95,7 +95,7 @@ _SHORT, _LONG = 200, 8000
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
 
 
-def carry_on_without(what: str, reason) -> None:
+def degrade(what: str, reason) -> None:
     """Warns, in one line, that `what` is not possible; training goes on.
 
     Args:

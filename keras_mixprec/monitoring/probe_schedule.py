@@ -11,9 +11,9 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.ranges import Trend
-from keras_mixprec.guards.train_function import NextCall
+from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.monitoring.overhead import PROBES, carry_on_without, failure
+from keras_mixprec.monitoring.overhead import PROBES, degrade, failure
 from keras_mixprec.monitoring.prepare import guarded_steps
 from keras_mixprec.numerics.collector import accumulation_steps
 from keras_mixprec.numerics.probed_step import Probe
@@ -41,7 +41,7 @@ class Prober:
         every: Int. Steps between two probes, 0 for none.
         max_overhead: Float. Share of the training time that they may take.
         verbose: `0` or `1`. Whether to print a warning of an overflow to come.
-        spending: `Spending`.
+        budget: `OverheadBudget`.
 
     Attributes:
         readings: List of `LayerReading`, the last with activations.
@@ -51,7 +51,7 @@ class Prober:
         dtypes: Dict from layer path to the dtype that it computes in now.
     """
 
-    def __init__(self, log, every, max_overhead, verbose, spending):
+    def __init__(self, log, every, max_overhead, verbose, budget):
         self.readings = []
         self.limits = None
         self.last_step = -1
@@ -62,20 +62,20 @@ class Prober:
         self._every = every
         self._max_overhead = max_overhead
         self._verbose = verbose
-        self._spending = spending
+        self._budget = budget
         self._next = None
         self._pending = None
         self._failed = False
         self._told = set()
         self._trends = defaultdict(Trend)
-        self._next_call = NextCall()
+        self._deferred_call = DeferredCall()
         self._started = time.perf_counter()
         self._first_call = None
 
     @property
     def armed(self) -> bool:
         """Whether the next step is going to be probed."""
-        return self._next_call.armed
+        return self._deferred_call.armed
 
     @property
     def due_at(self) -> float:
@@ -102,7 +102,7 @@ class Prober:
         if not self._is_made(model):
             elapsed = time.perf_counter() - self._started
             return _COMPILING * self._max_overhead * elapsed > self._first_call
-        return self._spending.left(PROBES) > vars(model)[_KEPT_AS][1].seconds
+        return self._budget.left(PROBES) > vars(model)[_KEPT_AS][1].seconds
 
     def hurry(self):
         """Probes as soon as the budget allows: something has changed."""
@@ -113,10 +113,10 @@ class Prober:
         self._next = step + _interval(self._every, model)
         own = model.train_function
         first = not self._is_made(model)
-        plain = self._spending.seconds_per_step(step)
+        plain = self._budget.seconds_per_step(step)
 
         def train(*args):
-            self._next_call.disarm()
+            self._deferred_call.disarm()
             started = time.perf_counter()
             twin_args, args = active.probe().twice(args)
             try:
@@ -134,7 +134,7 @@ class Prober:
             self._pending = probe, started, plain, first
             return result
 
-        self._next_call.arm(model, train)
+        self._deferred_call.arm(model, train)
 
     def collect(self, step: int):
         """Writes what the last probed step told, if there was one.
@@ -159,7 +159,7 @@ class Prober:
             )
         else:
             probe.seconds = seconds = max(seconds - plain, 0.0)
-        self._spending.add(PROBES, seconds, counts=not first)
+        self._budget.add(PROBES, seconds, counts=not first)
 
     def write(self, ranges: Ranges, step: int):
         """Writes what was measured.
@@ -209,7 +209,7 @@ class Prober:
 
     def disarm(self):
         """Probes no step any more."""
-        self._next_call.disarm()
+        self._deferred_call.disarm()
 
     def _is_made(self, model):
         known, _ = vars(model).get(_KEPT_AS, (None, None))
@@ -251,12 +251,12 @@ class Prober:
                 self._told.add(path)
                 event = failure("probe_failed", reason, layer=path)
                 self._log.event(step, event)
-                carry_on_without(f"measure {path!r}", reason)
+                degrade(f"measure {path!r}", reason)
 
     def _give_up(self, step, reason):
         self._failed = True
         self._log.event(step, failure("probe_failed", reason))
-        carry_on_without("probe this model any more", reason)
+        degrade("probe this model any more", reason)
 
 
 def _interval(every, model):

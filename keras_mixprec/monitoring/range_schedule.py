@@ -5,7 +5,7 @@ import math
 import time
 
 from keras_mixprec.backend import active
-from keras_mixprec.monitoring.overhead import PROBES, carry_on_without
+from keras_mixprec.monitoring.overhead import PROBES, degrade
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
 from keras_mixprec.reporting.no_log import NoLog
 
@@ -46,21 +46,21 @@ class RangeReader:
         log: The `RunLog`.
         settings: `Settings` of the engine.
         prober: `Prober`, which writes what is measured.
-        spending: `Spending`.
+        budget: `OverheadBudget`.
 
     Attributes:
         withheld: String. Why something was not measured, in one sentence;
             empty if all was.
     """
 
-    def __init__(self, model, log, settings, prober, spending):
+    def __init__(self, model, log, settings, prober, budget):
         self.withheld = ""
         self._log = log
         self._share = max(settings.max_overhead, _SHARE)
         self._limited = settings.max_overhead < 1
         self._off = _reason_for_none(settings)
         self._prober = prober
-        self._spending = spending
+        self._budget = budget
         self._costs = vars(model).setdefault(_KEPT_AS, _Costs())
         self._started = time.perf_counter()
         self._first_call = self._first_epoch = None
@@ -185,7 +185,7 @@ class RangeReader:
             self._steps.append(step)
         self._seconds += seconds
         self._costs.spent += seconds
-        self._spending.add(PROBES, seconds, counts=False)
+        self._budget.add(PROBES, seconds, counts=False)
 
     def _ranges(self, model, step):
         """The ranges of all layers, `None` if there are none to be had."""
@@ -219,7 +219,7 @@ class RangeReader:
     def _give_up(self, step, error):
         self._batch = None
         self._withhold(step, f"{type(error).__name__}: {str(error)[:200]}")
-        carry_on_without("measure layers beside training", error)
+        degrade("measure layers beside training", error)
 
     def _withhold(self, step, reason):
         if self.withheld:

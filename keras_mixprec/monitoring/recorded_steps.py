@@ -131,7 +131,7 @@ class Reading(NamedTuple):
         return sorted(c for c in corners.items() if c[0] > start.step)
 
 
-class Watch:
+class StepReader:
     """Reads the counters of one optimizer from time to time.
 
     Args:

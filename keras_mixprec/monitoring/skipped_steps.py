@@ -151,7 +151,7 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
 
     Args:
         model: A compiled `keras.Model`.
-        used: Dict of `Watch`es, the loss scale optimizers in use.
+        used: Dict of `StepReader`es, the loss scale optimizers in use.
         trained: Boolean. Whether a step has been taken, so that it is known
             which optimizers are in use.
 
@@ -242,7 +242,7 @@ class CounterLog:
     """Reads the counters from time to time and logs what is new.
 
     Args:
-        engine: The `Engine`, with its counters.
+        session: The `Session`, with its counters.
 
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
@@ -252,12 +252,12 @@ class CounterLog:
         reason_to_stop: String. Why training cannot go on, `None` if it can.
     """
 
-    def __init__(self, engine):
-        self._engine = engine
-        self._counters, self._log = engine.counters, engine.log
+    def __init__(self, session):
+        self._session = session
+        self._counters, self._log = session.counters, session.log
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
-        self._skips = Skips(engine.log)
-        self._unscaled = UnscaledLoss(engine.model, engine.log)
+        self._skips = Skips(session.log)
+        self._unscaled = UnscaledLoss(session.model, session.log)
         self.step = None
         self._forget()
 
@@ -270,32 +270,32 @@ class CounterLog:
         if step == self.step:
             return
         self.step = step
-        engine = self._engine
-        with self.newest():
+        session = self._session
+        with self.synchronized():
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
         # Before it is logged: a scale that is put back is that of this step.
-        readings = engine.bad_data.settle(engine, readings)
-        self._unscaled.read(step, used, step > engine.first_step)
+        readings = session.bad_data.settle(session, readings)
+        self._unscaled.read(step, used, step > session.first_step)
         started = time.perf_counter()
         self._write(readings, counted)
-        engine.spending.add(LOOKS, time.perf_counter() - started)
-        engine.bad_data.tell(engine)
+        session.budget.add(LOOKS, time.perf_counter() - started)
+        session.bad_data.tell(session)
 
     @contextlib.contextmanager
-    def newest(self):
+    def synchronized(self):
         """Context in which counters are those of the last step."""
         started = time.perf_counter()
-        with self._counters.newest() as waited:
+        with self._counters.synchronized() as waited:
             yield
         seconds = time.perf_counter() - started
-        self._engine.spending.add(LOOKS, seconds - waited)
+        self._session.budget.add(LOOKS, seconds - waited)
 
     def close(self):
         """Logs what waits and what was counted in all."""
         if self.collapsed:
-            self._engine.examiner.tell_rest(self.step)
+            self._session.examiner.tell_rest(self.step)
         self._skips.tell_rest(self.step)
         for event in self._counters.nonfinite_events():
             self._log.event(self.step, event)
@@ -318,15 +318,15 @@ class CounterLog:
                 self._log.scalars(step, curves[step])
 
     def _judge(self, reading):
-        engine = self._engine
+        session = self._session
         self.in_a_row = max(self.in_a_row, reading.in_a_row)
         if reading.new_steps or reading.grown:
-            engine.prober.hurry()
+            session.prober.hurry()
         if reading.collapsed:
             self.collapsed = True
-            engine.examiner.tell_collapse(
+            session.examiner.tell_collapse(
                 reading.loss_scale, reading.in_a_row, self.step
             )
         self.reason_to_stop = self.reason_to_stop or reason_to_stop(
-            reading, engine.examiner.verdicts, engine.settings.stop_after
+            reading, session.examiner.verdicts, session.settings.stop_after
         )

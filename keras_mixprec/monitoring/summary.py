@@ -152,14 +152,14 @@ class OptimizerSummary(NamedTuple):
         return lines
 
 
-def summarize(engine) -> TrainingSummary:
+def summarize(session) -> TrainingSummary:
     """Returns what a run comes down to.
 
     Args:
-        engine: The `Engine`, after its last look.
+        session: The `Session`, after its last look.
     """
-    rows = precision_summary(engine.model).to_list()
-    used = engine.counters.used()
+    rows = precision_summary(session.model).to_list()
+    used = session.counters.used()
     optimizers = {
         name: OptimizerSummary(
             steps=w.attempted(),
@@ -168,16 +168,16 @@ def summarize(engine) -> TrainingSummary:
             first_scale=w.first_scale,
             last_scale=float(w.optimizer.loss_scale),
             overflow_counts=w.overflow_counts(),
-            nonfinite_counts=engine.counters.nonfinite_gradients(name),
+            nonfinite_counts=session.counters.nonfinite_gradients(name),
         )
         for name, w in used.items()
     }
-    steps = engine.step - engine.first_step
-    lack = lack_of_scaling(engine.model, used, steps > 0)
-    headroom = engine.prober.least_headroom()
+    steps = session.step - session.first_step
+    lack = lack_of_scaling(session.model, used, steps > 0)
+    headroom = session.prober.least_headroom()
     dtypes = [row["compute_dtype"] for row in rows]
     facts = Facts(
-        events=engine.log.story,
+        events=session.log.story,
         layers=rows,
         steps=steps,
         skipped={name: o.skipped for name, o in optimizers.items()},
@@ -188,12 +188,12 @@ def summarize(engine) -> TrainingSummary:
         dtypes=dict(Counter(dtypes)),
         optimizers=optimizers,
         headroom=headroom,
-        folder=engine.log.folder,
-        unscaled_float16=remedy(engine.model, lack) if lack else "",
+        folder=session.log.folder,
+        unscaled_float16=remedy(session.model, lack) if lack else "",
         headline=headline(facts),
-        ranges=str(engine.ranges),
-        bad_data=str(engine.bad_data),
-        nonfinite_losses=engine.counters.nonfinite_losses(),
-        compared=engine.examiner.schedule.cost is not None
+        ranges=str(session.ranges),
+        bad_data=str(session.bad_data),
+        nonfinite_losses=session.counters.nonfinite_losses(),
+        compared=session.examiner.schedule.cost is not None
         or not {*SIXTEEN_BITS} & {*dtypes},
     )

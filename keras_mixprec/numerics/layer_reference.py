@@ -114,7 +114,7 @@ def _float_arrays(tensors):
     return [to_array(x) for x in tensors if is_float(x)]
 
 
-class Twin:
+class LayerReplay:
     """Runs a recorded call again, forward and backward.
 
     Nothing is changed: variables, random state and losses are as before.

@@ -58,7 +58,7 @@ def read_ranges(model: keras.Model, data, seconds: float = math.inf) -> Ranges:
     """
     taken = _Taken(model, time.perf_counter() + seconds)
     scales = [_scale(optimizer) for optimizer in optimizers_of(model).values()]
-    with active.processes().alone(model), restored(model):
+    with active.processes().single_process(model), restored(model):
         tensors = active.replay().run_once(model, taken.run, (data, scales))
         return taken.ranges(tensors)
 
@@ -66,7 +66,7 @@ def read_ranges(model: keras.Model, data, seconds: float = math.inf) -> Ranges:
 def read_weights(model: keras.Model) -> Ranges:
     """Measures the weights alone, which takes no batch."""
     taken = _Taken(model)
-    with active.processes().alone(model):
+    with active.processes().single_process(model):
         return taken.ranges([])
 
 

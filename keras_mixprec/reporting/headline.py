@@ -149,7 +149,7 @@ class _Story:
         if kind == "scale_too_low":
             raised = self._last.get("raise_scale", {"dry_run": True})
             return not raised.get("dry_run")
-        if not KINDS[kind].cured_by or layer is None:
+        if not KINDS[kind].repaired_by or layer is None:
             return False
         return is_repaired(kind, self._now.get(layer)) or self._is_returned(
             layer

@@ -127,8 +127,8 @@ class RunData:
         add_events(layers, events)
         add_headroom(layers, heat)
         add_repairs(layers, _measured_against(layers))
-        twin = self._tables(schema.TWIN)
-        tables = heat + twin
+        replay = self._tables(schema.TWIN)
+        tables = heat + replay
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         overview = {
             "run": self.name,

@@ -65,7 +65,7 @@ def _add(proposal, examination, use_bfloat16):
     for finding in examination.findings:
         for layer in finding.layers:
             tried = id(layer) in proposal
-            cures = KINDS[finding.verdict.kind].cured_by
+            cures = KINDS[finding.verdict.kind].repaired_by
             wider = use_bfloat16 and "mixed_bfloat16" in cures
             policy = "mixed_bfloat16" if wider and not tried else "float32"
             proposal[id(layer)] = layer, policy, finding.verdict
@@ -88,7 +88,7 @@ _RUNGS = (None, "mixed_bfloat16", "float32")
 _ELSEWHERE = {"found_by": "another worker"}
 
 
-class Ballot(NamedTuple):
+class WorkerProposal(NamedTuple):
     """What one worker proposes.
 
     Attributes:
@@ -106,7 +106,7 @@ class Ballot(NamedTuple):
     scale_bits: float | None = None
     too_low: bool = False
 
-    def agreed(self, model, step: int) -> "Ballot":
+    def agreed(self, model, step: int) -> "WorkerProposal":
         """Returns what follows from the ballots of all workers.
 
         All that any of them proposes, and the smallest loss scale. Every
@@ -129,7 +129,7 @@ class Ballot(NamedTuple):
                 own = self.proposal.get(id(entry.layer))
                 verdict = own[2] if own else _found_elsewhere(kind, entry, step)
                 proposal[id(entry.layer)] = entry.layer, _RUNGS[rung], verdict
-        return Ballot(
+        return WorkerProposal(
             proposal,
             bool(explained),
             bool(collapsed),

@@ -9,11 +9,11 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
 from keras_mixprec.diagnosis.on_demand import examine
-from keras_mixprec.guards.train_function import HeldBatch
+from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.kinds import KINDS
-from keras_mixprec.tuning.consensus import Ballot, Proposal, propose
+from keras_mixprec.tuning.consensus import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.demotions import find_obstacle
-from keras_mixprec.tuning.history import Telling
+from keras_mixprec.tuning.history import TunerHistory
 from keras_mixprec.tuning.promotion import Probation, sound_as_built
 from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Suspicion
 
@@ -41,30 +41,30 @@ class Tuning:
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments.
-        engine: The `Engine`.
+        session: The `Session`.
         repairs: `Repairs` of the model.
         use_bfloat16: Boolean. Whether the device computes in it.
 
     Attributes:
-        telling: `Telling`, what was done.
+        records: `TunerHistory`, what was done.
         repairs: `Repairs` of the model.
     """
 
-    def __init__(self, tuner, engine, repairs, use_bfloat16):
-        self.telling = Telling(tuner, engine, repairs)
+    def __init__(self, tuner, session, repairs, use_bfloat16):
+        self.records = TunerHistory(tuner, session, repairs)
         self._tuner = tuner
-        self._engine = engine
+        self._session = session
         self.repairs = repairs
         self._use_bfloat16 = use_bfloat16
-        self._shared = active.processes().workers(engine.model) > 1
-        engine.bad_data.keeps_scale = not (self._shared or tuner.dry_run)
-        self._ballot = Ballot(Proposal())
+        self._shared = active.processes().workers(session.model) > 1
+        session.bad_data.keeps_scale = not (self._shared or tuner.dry_run)
+        self._ballot = WorkerProposal(Proposal())
         self._suspicion = Suspicion()
         self._evidence = deque(maxlen=_EVIDENCE)
-        self._held = HeldBatch()
+        self._held = BatchCapture()
         self._held_until = None
         self._suspected = self._counts = False
-        self._bad = BadSteps(engine)
+        self._bad = BadSteps(session)
         self._over = False
         self._advised = set()
         self._probation = None
@@ -77,10 +77,10 @@ class Tuning:
 
     def before_batch(self):
         """Looks, if it is time to."""
-        step = self._engine.step
-        if step < self._idle_until or not self._engine.started:
+        step = self._session.step
+        if step < self._idle_until or not self._session.started:
             return
-        self.telling.rebuild(step)
+        self.records.rebuild(step)
         if self._over:
             return
         if self._next_look is None:
@@ -104,26 +104,26 @@ class Tuning:
         self._held.disarm()
 
     def _begin(self, step):
-        self.telling.begin(step)
+        self.records.begin(step)
         self._suspicion.add(step, 0)
-        self._engine.examiner.listener = self._on_examination
+        self._session.examiner.listener = self._on_examination
         self.repairs.wait_anew(step)
         self._next_look = step + 1
-        schedule = self._engine.examiner.schedule
+        schedule = self._session.examiner.schedule
         # Of a model that one worker does not know yet, nobody knows more.
-        (new,) = any_worker(self._engine.model, [schedule.is_new])
+        (new,) = any_worker(self._session.model, [schedule.is_new])
         if new:
             schedule.start_over()
         if schedule.due(0):
             self._audit(step)
         elif step == 0:
-            self._engine.examiner.log_errors(schedule.errors, step)
+            self._session.examiner.log_errors(schedule.errors, step)
 
     def _look(self, step):
         self._take_back_if_diverged(step)
         # The first steps show most.
-        engine = self._engine
-        taken = step - engine.first_step
+        session = self._session
+        taken = step - session.first_step
         gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
         self._next_look = step + max(gap, 1)
         self._bad.count()
@@ -134,28 +134,28 @@ class Tuning:
         self._counts = self._suspicion.counts(stuck)
         if suspicious and self._affords(self._counts):
             self._held_until = step + WINDOW
-        elif engine.examiner.schedule.due(taken) and self._affords_audit():
+        elif session.examiner.schedule.due(taken) and self._affords_audit():
             self._audit(step)
         else:
             self._give_back_if_quiet(step)
 
     def _audit(self, step):
-        schedule = self._engine.examiner.schedule
+        schedule = self._session.examiner.schedule
         counts = schedule.counts
-        schedule.audit(step - self._engine.first_step)
+        schedule.audit(step - self._session.first_step)
         self._examine_next(step, suspected=False, counts=counts)
 
     def _hurry(self, step):
         """Brings the next audit forward if a layer overflows before it."""
         if self._shared:  # All workers audit at the same steps.
             return
-        steps = self._engine.examiner.schedule.hurry()
+        steps = self._session.examiner.schedule.hurry()
         if steps is not None:
             self._next_look = min(self._next_look, step + steps)
             self._idle_until = min(self._idle_until, self._next_look)
 
     def _affords_audit(self):
-        schedule = self._engine.examiner.schedule
+        schedule = self._session.examiner.schedule
         return self._affords(schedule.counts and not schedule.urgent)
 
     def _affords(self, counts):
@@ -166,13 +166,13 @@ class Tuning:
         """
         if not counts:
             return True
-        model = self._engine.model
-        (over,) = any_worker(model, [not self._engine.examiner.affordable])
+        model = self._session.model
+        (over,) = any_worker(model, [not self._session.examiner.within_budget])
         return not over
 
     def _hold(self, step):
         try:
-            self._held.hold(self._engine.model)
+            self._held.hold(self._session.model)
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
             self._held_until = None
@@ -182,7 +182,7 @@ class Tuning:
         batch, _ = self._held.take() or (None, None)
         if self._bad.count():
             self._held_until = None
-            self._engine.up_to_date()
+            self._session.synchronized_model()
             self._examine_together(batch, step, True, self._counts)
         elif step >= self._held_until:
             self._held_until = None
@@ -191,7 +191,7 @@ class Tuning:
     def _cooling(self, step):
         changed = self._changed_at
         # What one batch shows before the first step need not be all.
-        if changed in (None, self._engine.first_step):
+        if changed in (None, self._session.first_step):
             return False
         return step < changed + self._tuner.cooldown
 
@@ -204,8 +204,8 @@ class Tuning:
         )
 
     def _on_next_batch(self, step, work):
-        engine = self._engine
-        engine.examiner.on_next_batch(engine.model, step, work)
+        session = self._session
+        session.examiner.on_next_batch(session.model, step, work)
 
     def _examine_together(self, batch, step, suspected, counts=False):
         """Diagnoses a batch; each worker does its own at this step.
@@ -219,12 +219,12 @@ class Tuning:
                 first whether there is more in it than in its first rows.
         """
         self._suspected = suspected
-        self._ballot = Ballot(Proposal())
+        self._ballot = WorkerProposal(Proposal())
         who = "PrecisionTuner" * self._tuner.verbose
-        model, rows = self._engine.model, None
+        model, rows = self._session.model, None
         if not suspected:
             rows = head if counts else partial(rows_to_examine, model)
-        self._engine.examiner.examine(model, batch, step, counts, who, rows)
+        self._session.examiner.examine(model, batch, step, counts, who, rows)
         if self._shared:
             self._decide(step)
 
@@ -240,10 +240,10 @@ class Tuning:
         if proposal:
             self._evidence.append(batch)
         kinds = {finding.verdict.kind for finding in examination.findings}
-        self._ballot = Ballot(
+        self._ballot = WorkerProposal(
             proposal,
             not kinds.isdisjoint(_EXPLAINED),
-            self._engine.counters.collapsed(),
+            self._session.counters.collapsed(),
             examination.scale_bits,
             "scale_too_low" in kinds,
         )
@@ -254,49 +254,51 @@ class Tuning:
     def _decide(self, step):
         if self._over or self._cooling(step):
             return
-        ballot = self._ballot.agreed(self._engine.model, step)
-        if ballot.too_low:
-            self._raise_scale(ballot.scale_bits, step)
-        if not ballot.proposal:
-            self._nothing_to_demote(ballot, step)
+        worker_proposal = self._ballot.agreed(self._session.model, step)
+        if worker_proposal.too_low:
+            self._raise_scale(worker_proposal.scale_bits, step)
+        if not worker_proposal.proposal:
+            self._nothing_to_demote(worker_proposal, step)
             return
         self._held_until = None
-        wanted = self.repairs.wanted(ballot.proposal, step)
+        wanted = self.repairs.wanted(worker_proposal.proposal, step)
         if not self._harmful.isdisjoint(wanted):
             self._suspicion.came_to_nothing()
             return
         wanted = {p: d for p, d in wanted.items() if p not in self._advised}
         if wanted:
-            wanted |= self.repairs.left_alone(ballot.proposal, step)
+            wanted |= self.repairs.left_alone(worker_proposal.proposal, step)
         obstacle = find_obstacle(
-            self._tuner, self.repairs, ballot.proposal, wanted
+            self._tuner, self.repairs, worker_proposal.proposal, wanted
         )
         if self._tuner.dry_run:
             if wanted:
                 self._advised |= set(wanted)
-                self.telling.change("demote", step, _policies(wanted), wanted)
+                self.records.change("demote", step, _policies(wanted), wanted)
         elif obstacle:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted)
-            if ballot.scale_bits is not None:
-                self._engine.counters.raise_scale(ballot.scale_bits, step)
+            if worker_proposal.scale_bits is not None:
+                self._session.counters.raise_scale(
+                    worker_proposal.scale_bits, step
+                )
 
     def _raise_scale(self, bits, step):
         """Lets gradients survive that vanish at the loss scale in use."""
-        counters = self._engine.counters
+        counters = self._session.counters
         before, dry = counters.scale_bits(), self._tuner.dry_run
         if dry or counters.raise_scale(bits, step, beyond_first=True):
-            self._engine.examiner.schedule.sound = not dry
+            self._session.examiner.schedule.sound = not dry
             now = bits if dry else counters.scale_bits()
-            self.telling.scale(step, before, now)
+            self.records.scale(step, before, now)
 
     def _examine(self, batch, step):
         parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
-        return examine(self._engine.model, *parts, step=step)
+        return examine(self._session.model, *parts, step=step)
 
-    def _nothing_to_demote(self, ballot, step):
-        if ballot.collapsed and not ballot.explained:
+    def _nothing_to_demote(self, worker_proposal, step):
+        if worker_proposal.collapsed and not worker_proposal.explained:
             self._give_up(
                 step,
                 "no loss scale helps and no layer is to blame",
@@ -307,16 +309,16 @@ class Tuning:
     def _demote(self, step, wanted):
         changes = self.repairs.demote(wanted)
         self._put_on_probation(step, wanted)
-        self._engine.examiner.schedule.sound = True
+        self._session.examiner.schedule.sound = True
         self._changed(step)
-        self.telling.change("demote", step, changes, wanted)
+        self.records.change("demote", step, changes, wanted)
 
     def _changed(self, step):
         self._changed_at = self._idle_until = step
         self._held_until = None
         self._suspicion.start_over()
-        self._engine.examiner.forget_trouble()
-        self._engine.log_layers()
+        self._session.examiner.forget_trouble()
+        self._session.log_layers()
         self._tuner.save(self.repairs)
 
     def _give_up(self, step, reason):
@@ -324,11 +326,11 @@ class Tuning:
         self._held_until = None
         on_limit = self._tuner.on_limit
         message = f"{reason}. {_BY_HAND}"
-        self.telling.tell("give_up", step, message, on_limit=on_limit)
+        self.records.tell("give_up", step, message, on_limit=on_limit)
         if on_limit == "stop":
-            self._engine.model.stop_training = True
+            self._session.model.stop_training = True
         elif on_limit == "raise":
-            self._engine.early_stop.fail(
+            self._session.early_stop.fail(
                 f"PrecisionTuner stops at step {step}: {message}."
             )
         elif on_limit == "float32":
@@ -340,14 +342,14 @@ class Tuning:
         if self._shared:
             return
         if self._probation is None:
-            engine = self._engine
+            session = self._session
             # Its variables are those of the last step, or a step is under way
-            # that `up_to_date` would take for the one before.
+            # that `synchronized_model` would take for the one before.
             self._probation = Probation(
-                engine.model,
+                session.model,
                 step,
                 self._tuner.cooldown,
-                engine.counters.scale_bits(),
+                session.counters.scale_bits(),
             )
         self._probation.paths |= set(paths)
 
@@ -356,7 +358,7 @@ class Tuning:
         probation = self._probation
         if probation is None or not probation.due(step):
             return
-        growth = probation.growth(self._engine.up_to_date())
+        growth = probation.growth(self._session.synchronized_model())
         if growth.diverged:
             self._take_back(probation, growth, step)
         elif probation.over():
@@ -365,19 +367,19 @@ class Tuning:
     def _take_back(self, probation, growth, step):
         self._probation = None
         probation.restore()
-        self._engine.counters.raise_scale(probation.scale_bits, step)
+        self._session.counters.raise_scale(probation.scale_bits, step)
         demoted = self.repairs.demotions.keys()
         changes = self.repairs.restore(probation.paths & demoted)
         self._harmful |= changes.keys()
         self._changed(step)
         self._suspicion.came_to_nothing()
-        self.telling.undo(step, changes, growth, probation.step)
+        self.records.undo(step, changes, growth, probation.step)
 
     # Giving back.
 
     def _give_back_if_quiet(self, step):
         bad = self._suspicion.last_bad_step
-        times = bad, self._changed_at, self._engine.first_step
+        times = bad, self._changed_at, self._session.first_step
         since = max(time for time in times if time is not None)
         kind, paths = self.repairs.due(
             step, step - since, self._tuner.promote_after
@@ -390,12 +392,14 @@ class Tuning:
 
     def _give_back(self, kind, paths, batch, step):
         batches = [b for b in (*self._evidence, batch) if b is not None]
-        sound = sound_as_built(self._engine, self.repairs, paths, batches, step)
+        sound = sound_as_built(
+            self._session, self.repairs, paths, batches, step
+        )
         if not sound:
             return
         changes = self.repairs.restore(sound)
         self._changed(step)
-        self.telling.change(kind, step, changes, {})
+        self.records.change(kind, step, changes, {})
 
 
 def _policies(wanted):

@@ -3,22 +3,22 @@
 from keras.src.utils import io_utils
 
 
-class Telling:
+class TunerHistory:
     """Tells each change once it is made.
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments.
-        engine: The `Engine`, for its log.
+        session: The `Session`, for its log.
         repairs: `Repairs` of the model.
 
     Attributes:
         history: List of dicts, what was done.
     """
 
-    def __init__(self, tuner, engine, repairs):
+    def __init__(self, tuner, session, repairs):
         self.history = []
         self._tuner = tuner
-        self._engine = engine
+        self._session = session
         self._repairs = repairs
         self._done_before = []
 
@@ -42,7 +42,7 @@ class Telling:
         """
         event = {"kind": kind, **fields, "message": message}
         self.history.append({"step": step, **event})
-        self._engine.log.event(step, event)
+        self._session.log.event(step, event)
         if self._tuner.verbose:
             io_utils.print_msg(f"\nPrecisionTuner at step {step}: {message}.")
 
@@ -122,7 +122,7 @@ class Telling:
         if seconds is not None:
             self.history[-1]["seconds"] = seconds
             event = {"kind": "rebuild", "seconds": round(seconds, 3)}
-            self._engine.log.event(step, event)
+            self._session.log.event(step, event)
 
 
 def _listed(paths, shown=4):

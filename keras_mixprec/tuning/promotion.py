@@ -99,11 +99,11 @@ def _largest_weight(model):
     return np.inf if nonfinite(weights) else largest(weights)
 
 
-def sound_as_built(engine, repairs, paths, batches, step: int) -> set:
+def sound_as_built(session, repairs, paths, batches, step: int) -> set:
     """Returns those demoted layers that could be given back together.
 
     Args:
-        engine: The `Engine`.
+        session: The `Session`.
         repairs: `Repairs` of the model.
         paths: Paths of demoted layers.
         batches: List of batches to try them on, as `train_step` takes them.
@@ -112,26 +112,26 @@ def sound_as_built(engine, repairs, paths, batches, step: int) -> set:
     sound = set(paths)
     # What is sound beside others may not be so alone, once.
     for _ in range(2):
-        sound -= _at_fault(engine, repairs, sound, batches, step)
+        sound -= _at_fault(session, repairs, sound, batches, step)
     with following(repairs.as_built(sound)):
-        sound -= repairs.paths_of(lone_layers(engine.model))
-    at_fault = _at_fault(engine, repairs, sound, batches, step)
+        sound -= repairs.paths_of(lone_layers(session.model))
+    at_fault = _at_fault(session, repairs, sound, batches, step)
     repairs.tried(set(paths) - sound, step)
     return set() if at_fault else sound
 
 
-def _at_fault(engine, repairs, paths, batches, step):
+def _at_fault(session, repairs, paths, batches, step):
     """Which of the layers are at fault as they were built, anywhere."""
     if not paths:
         return set()
     found = set(paths)
     try:
-        found = _at_fault_here(engine.model, repairs, paths, batches, step)
+        found = _at_fault_here(session.model, repairs, paths, batches, step)
     # The other workers wait for this one.
     except Exception as error:
-        engine.examiner.give_up(step, error)
+        session.examiner.give_up(step, error)
     paths = sorted(paths)
-    flags = any_worker(engine.model, [p in found for p in paths])
+    flags = any_worker(session.model, [p in found for p in paths])
     return {p for p, flag in zip(paths, flags, strict=True) if flag}
 
 

@@ -25,23 +25,23 @@ class BadSteps:
     On any worker.
 
     Args:
-        engine: The `Engine`.
+        session: The `Session`.
 
     Attributes:
         total: Int. How many there were, as of the last `count`.
     """
 
-    def __init__(self, engine):
+    def __init__(self, session):
         self.total = self._here = self._in_a_row = 0
         self._stuck = False
-        self._engine = engine
+        self._session = session
 
     def count(self) -> int:
         """Returns how many there were since the last call."""
         before = self._here
-        self._here, in_a_row = self._engine.bad_steps()
+        self._here, in_a_row = self._session.bad_steps()
         new, self._in_a_row = any_worker(
-            self._engine.model, [self._here - before, in_a_row]
+            self._session.model, [self._here - before, in_a_row]
         )
         self.total += int(new)
         return int(new)

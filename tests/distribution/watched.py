@@ -57,9 +57,9 @@ class Spy(keras.callbacks.Callback):
         self._broke_until = broke_until
 
     def on_train_begin(self, logs=None):
-        engine = vars(self.model)["_keras_mixprec_engine"]
-        arm, left = engine.prober.arm, engine.spending.left
-        wants = engine.prober.wants
+        session = vars(self.model)["_keras_mixprec_session"]
+        arm, left = session.prober.arm, session.budget.left
+        wants = session.prober.wants
 
         def noting(model, step):
             self.probes.append(step)
@@ -68,10 +68,10 @@ class Spy(keras.callbacks.Callback):
         def affords(step):
             return step >= self._broke_until
 
-        engine.prober.arm = noting
-        engine.prober.wants = lambda model, step, steps: (
+        session.prober.arm = noting
+        session.prober.wants = lambda model, step, steps: (
             wants(model, step, steps) and affords(step)
         )
-        engine.spending.left = lambda purpose: (
-            left(purpose) if affords(engine.step) else -1.0
+        session.budget.left = lambda purpose: (
+            left(purpose) if affords(session.step) else -1.0
         )

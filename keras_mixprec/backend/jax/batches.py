@@ -20,7 +20,7 @@ def tapped(model, train_function, look):
 
 
 @contextlib.contextmanager
-def newest(model, variables):
+def synchronized(model, variables):
     state = getattr(model, "_jax_state", None)
     if not state or model._jax_state_synced:
         yield

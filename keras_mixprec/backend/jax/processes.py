@@ -39,7 +39,7 @@ def _state(model):
 
 
 @contextlib.contextmanager
-def alone(model):
+def single_process(model):
     if jax.process_count() == 1:
         # Arrays are global: one process computes with all of its devices.
         yield

@@ -53,7 +53,7 @@ def _all_rows(strategy):
 
 
 @contextlib.contextmanager
-def alone(model):
+def single_process(model):
     strategy = model.distribute_strategy
     mirrored = [
         (variable, variable._value)

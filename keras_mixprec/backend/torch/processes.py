@@ -27,7 +27,7 @@ def agree(model, values):
 
 
 @contextlib.contextmanager
-def alone(model):
+def single_process(model):
     if workers(model) == 1:
         yield
         return
