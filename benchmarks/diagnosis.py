@@ -62,7 +62,7 @@ def diagnose_all(setup, jit_compile, names):
         start = time.perf_counter()
         verdicts = case.verdicts(jit_compile)
         seconds = time.perf_counter() - start
-        result = case.judge(verdicts, setup)
+        result = case.recommend(verdicts, setup)
         rows.append(
             [
                 case.name,

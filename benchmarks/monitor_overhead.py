@@ -12,9 +12,9 @@ rounds, of a step's time to that without a callback in the same round; the ratio
 of the fastest rounds stands beside it in brackets. What costs a multiple fits
 an eighth of the steps; where every step is probed, nothing is measured beside
 them, as the defaults do once or twice a fit. "Compile" is how long the probed
-step took to compile, in the round before the first. "Same" says whether the losses
-of all epochs and the final weights, with defaults, are the same bit for bit,
-and otherwise by how much a weight differs at most.
+step took to compile, in the round before the first. "Same" says whether the
+losses of all epochs and the final weights, with defaults, are the same bit for
+bit, and otherwise by how much a weight differs at most.
 
     python benchmarks/monitor_overhead.py
     python benchmarks/monitor_overhead.py --setups torch --rounds 41

@@ -51,6 +51,6 @@ def __dir__():
 
 
 # A model's file names our optimizer, and Keras knows what is registered: so
-# where Keras is there already, which costs nothing more.
+# where Keras is there already, at no further cost.
 if hasattr(sys.modules.get("keras"), "saving"):
     importlib.import_module(f"{__name__}.loss_scaling.optimizer")

@@ -30,7 +30,7 @@ class Format:
 
 
 def format_power(number: float) -> str:
-    """Formats a number so that powers of two can be told at sight.
+    """Formats a number so that powers of two can be read at sight.
 
     Example:
     >>> from keras_mixprec.formats import format_power

@@ -8,7 +8,7 @@ import dataclasses
 
 TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"
 
-# Of more range, which cures what is too large or too small, and of more digits.
+# Of more range, for what is too large or too small, and of more digits.
 _MORE_RANGE = ("mixed_bfloat16", "float32")
 _MORE_DIGITS = ("float32",)
 

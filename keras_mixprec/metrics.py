@@ -137,7 +137,7 @@ AUDITED = {metric.name: metric.worst for metric in _AUDITED}
 
 
 def describe(name: str, worst: str) -> dict:
-    """Returns what the page is told of a metric, of an unknown one as well.
+    """Returns what the page shows of a metric, of an unknown one as well.
 
     Args:
         name: String.

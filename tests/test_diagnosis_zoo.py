@@ -34,7 +34,7 @@ GUESSED_KIND = {
 
 def check(case, jit_compile, setup):
     verdicts = case.verdicts(jit_compile)
-    result = case.judge(verdicts, setup)
+    result = case.recommend(verdicts, setup)
     assert result.exact, [str(v) for v in verdicts]
     if case.name not in GUESSED_KIND:
         assert result.kind_right, [str(v) for v in verdicts]

@@ -33,11 +33,11 @@ def check_loop(out, folder):
 
 
 def check_gan(out, folder):
-    mean, painter, judge = out.splitlines()[-3:]
+    mean, painter, recommend = out.splitlines()[-3:]
     x, y = map(float, re.findall(r"-?\d+\.\d+", mean))
     assert 2 < x < 4
     assert -3 < y < -1
-    assert painter.partition(":")[2] == judge.partition(":")[2]
+    assert painter.partition(":")[2] == recommend.partition(":")[2]
     assert int(re.search(r"(\d+) skipped", painter)[1]) > 0
 
 

@@ -284,8 +284,8 @@ def test_well_ranked_culprits_take_few_trials_and_badly_ranked_not_all():
 def test_float32_goes_to_the_suspicious_and_then_to_the_cheap():
     # 16, 128 and 192 multiply-adds.
     entries = walk(sequential(layers.Dense(2), layers.Dense(64)))
-    for suspicion, first in [(0.5, "dense"), (2.0, "head")]:
-        ranked = rank(entries, {"head": suspicion})
+    for instability, first in [(0.5, "dense"), (2.0, "head")]:
+        ranked = rank(entries, {"head": instability})
         assert ranked[0].path == first
 
 

@@ -27,8 +27,8 @@ def test_it_is_small_and_every_skip_is_counted(tmp_path):
     with RunLog(tmp_path) as log:
         skips = Skips(log)
         for look in range(LOOKS):
-            skips.tell("", failing(look))
-        skips.tell_rest(LOOK * LOOKS)
+            skips.report("", failing(look))
+        skips.report_rest(LOOK * LOOKS)
     size = sum(path.stat().st_size for path in (tmp_path / "mixprec").iterdir())
     assert size < 20e6  # 120 MB if each were told.
     data = RunData("run", FileSource(log.folder)).overview()

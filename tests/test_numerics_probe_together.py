@@ -54,7 +54,7 @@ def test_both_optimizers_are_measured():
         assert reading.parts["weight"].largest == largest
         assert reading.parts["weight_gradient"].rms > 0
         assert reading.lost_updates < 1
-    assert model.judge.attempted_steps == 2
+    assert model.recommend.attempted_steps == 2
 
 
 def test_a_probed_run_is_the_same_run():

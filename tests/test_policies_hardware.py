@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from keras_mixprec import recommend_policy
-from keras_mixprec.policies.hardware import judge, slow_because
+from keras_mixprec.policies.hardware import recommend, slow_because
 
 
 def found(kind, capability=None):
@@ -36,7 +36,7 @@ def found(kind, capability=None):
     ],
 )
 def test_judgement(kind, capability, policy):
-    recommendation = judge(found(kind, capability))
+    recommendation = recommend(found(kind, capability))
     assert recommendation.policy == policy
     assert recommendation.device == f"some {kind}"
     assert recommendation.reason
@@ -59,7 +59,7 @@ def test_judgement(kind, capability, policy):
 )
 def test_turing_without_tensor_cores(name, policy):
     others = found("cuda", (7, 5)) | {"devices": ["Tesla T4", name]}
-    recommendation = judge(others)
+    recommendation = recommend(others)
     assert recommendation.policy == policy
     assert (name in recommendation.reason) is (policy == "float32")
     assert bool(slow_because("mixed_float16", others)) is (policy == "float32")
@@ -89,6 +89,6 @@ def test_the_real_devices():
     capabilities = recommendation.capabilities
     assert capabilities["backend"] == keras.backend.backend()
     assert len(capabilities["devices"]) >= 1
-    assert judge(capabilities) == recommendation
+    assert recommend(capabilities) == recommendation
     with pytest.raises(dataclasses.FrozenInstanceError):
         recommendation.policy = "float16"

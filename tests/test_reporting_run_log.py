@@ -65,11 +65,11 @@ def test_every_event_is_in_its_chunk_and_in_the_lines(tmp_path):
 
 
 def test_threads_lose_no_event(tmp_path):
-    def tell(n):
+    def report(n):
         log.event(n // 4, {"kind": "skipped_step", "n": n})
 
     with RunLog(tmp_path) as log, ThreadPoolExecutor(4) as threads:
-        list(threads.map(tell, range(400)))
+        list(threads.map(report, range(400)))
     told = sum([events_of(log.folder, chunk) for chunk in range(25)], [])
     assert told == lines_of(log.folder)
     assert sorted(x["n"] for x in told) == list(range(400))

@@ -9,7 +9,11 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.analysis.ranking import add_suspicions, rank, starting_point
+from keras_mixprec.analysis.ranking import (
+    add_instabilities,
+    rank,
+    starting_point,
+)
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import mover
@@ -167,11 +171,11 @@ def minimize_float32(
         batches = _batches(data, batch_size)
         bits = _given_scale_bits(model)
         with following(start.assignment()):
-            bits, suspicions = _examine(model, batches, start, bits)
+            bits, instabilities = _examine(model, batches, start, bits)
             compared = EndToEnd(model, batches, bits)
             if not compared.finite:
                 raise _not_finite()
-            ranked = [e.path for e in rank(start.candidates, suspicions)]
+            ranked = [e.path for e in rank(start.candidates, instabilities)]
             with Trials(compared, start.layers, verbose).shown() as trials:
                 causes = _causes(trials, ranked, limits, start)
     return _plan(start, policy, causes)
@@ -201,8 +205,8 @@ def _given_scale_bits(model):
 
 
 def _examine(model, batches, start, given):
-    """Returns the loss scale bits, and the suspicions by path."""
-    suspicions, lowest = {}, math.inf
+    """Returns the loss scale bits, and the instabilities by path."""
+    instabilities, lowest = {}, math.inf
     paths, moves = {e.path for e in start.candidates}, mover(model)
     for batch in batches:
         exact = exact_step(model, batch)
@@ -214,8 +218,8 @@ def _examine(model, batches, start, given):
             bits = search.predict_scale_bits(moves)
         # A scale that adapts stays below what any batch overflows at.
         lowest = min(lowest, bits)
-        add_suspicions(suspicions, exact, paths, 2.0**bits)
-    return lowest, suspicions
+        add_instabilities(instabilities, exact, paths, 2.0**bits)
+    return lowest, instabilities
 
 
 def _causes(trials, ranked, limits, start):

@@ -1,7 +1,7 @@
 """What all backends share: a model's variables, programs, agreement of workers.
 
 Many layers of a model are alike, and every diagnosis of it runs the same, but
-a backend compiles each function anew: 0.15 s each, three quarters of the time
+a backend recompiles each function: 0.15 s each, three quarters of the time
 that a diagnosis of 40 dense layers takes.
 """
 

@@ -65,11 +65,11 @@ class MixPrecMonitor(CopiedCallback):
     it exchanges for one that shares its state and follows its rule. A model
     with several optimizers as attributes is logged by attribute name.
 
-    A probed step is taken by an instrumented twin of the compiled train step,
+    A probed step is taken by an instrumented copy of the compiled train step,
     which measures the range of every activation, gradient and weight on the
     device and changes none. Steps are probed every `probe_every` steps, after
     the scale grew and after a skipped step, as far as `max_overhead` allows.
-    The twin is compiled once that takes, as far as the first step tells, no
+    That copy is compiled once that takes, as far as the first step shows, no
     more than five times that share; `events.jsonl` says how long it took.
 
     However short a run is, ranges are read after its first step and after its
@@ -109,7 +109,8 @@ class MixPrecMonitor(CopiedCallback):
             Defaults to `100`.
         max_overhead: Float, share of the training time. Looks, probes and
             diagnoses of healthy runs are thinned to stay below it, all that
-            happens once apart: setting up, compiling the twin, the last look.
+            happens once apart: setting up, compiling the probed step, the last
+            reading.
             0.0125 of it, at most half, is left for what cannot be timed; looks
             and probes take at most half of the rest each. At 1 these two are
             not thinned. At 0 no ranges are read. Defaults to `0.02`.

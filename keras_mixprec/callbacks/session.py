@@ -21,7 +21,7 @@ from keras_mixprec.monitoring.prepare import (
 )
 from keras_mixprec.monitoring.probe_schedule import Prober
 from keras_mixprec.monitoring.range_schedule import RangeReader
-from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
+from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.monitoring.skipped_steps import ROWS_BY_VARIABLE, CounterLog
 from keras_mixprec.reporting.layer_tables import Thinning
 
@@ -138,7 +138,7 @@ class Session:
         """Batches trained on, those that earlier `fit`s logged included."""
         return self._count.step
 
-    # What `fit` tells.
+    # What `fit` calls.
 
     def begin_epoch(self, callback, epoch: int):
         """Starts counting the batches of an epoch."""
@@ -184,7 +184,7 @@ class Session:
             self._look()
         if self.step >= self._next_vote:
             self._vote()
-        if self._counter_log.in_a_row >= SUSPICIOUS_STEPS:
+        if self._counter_log.in_a_row >= TRIGGER_STEPS:
             self._examine_if_wanted()
             self._probe_if_wanted()
         else:
@@ -327,12 +327,12 @@ class Session:
         """Does what all workers must do at one step, if all are for it.
 
         A worker whose step is probed, or who stops, while others go on waits
-        for them for ever: the twin adds gradients up in calls of its own.
+        for them for ever: the probed step adds gradients up in its own calls.
         """
         self._next_vote = self.step + self.settings.update_freq
         reason = self._counter_log.reason_to_stop
-        votes = [not self._wants_probe(), reason is not None]
-        unwanted, unrecoverable = any_worker(self.model, votes)
+        flags = [not self._wants_probe(), reason is not None]
+        unwanted, unrecoverable = any_worker(self.model, flags)
         if unrecoverable:
             reason = reason or "another worker cannot go on"
             self.early_stop.stop(self.step, reason)

@@ -27,7 +27,7 @@ _BFLOAT16 = ("auto", True, False)
 
 
 class PrecisionTuner(CopiedCallback):
-    """Moves the layers that cannot bear 16 bits to a wider type, in training.
+    """Demotes numerically unstable layers to a wider dtype during training.
 
     Before the first step, when steps are skipped or losses are not finite
     more often than a search for the loss scale explains, after 16 steps, and
@@ -37,7 +37,7 @@ class PrecisionTuner(CopiedCallback):
     all `fit` calls until the model is compiled again or its dtypes or weights
     are set. A diagnosis that takes long shows its progress. A loss scale at
     which gradients vanish is raised to where they survive. The smallest set
-    of layers that cures what is found is demoted: to bfloat16 where the fault
+    of layers that repairs what is found is demoted: to bfloat16 where the fault
     is one of range and the device computes in it, else to float32. Weights,
     optimizer state, metrics and counters stay; the compiled functions are
     recompiled once for each set. Bad data, divergence and a loss scale that is
@@ -82,7 +82,7 @@ class PrecisionTuner(CopiedCallback):
             first step apart. Defaults to `10`.
         max_demoted_fraction: Float, share of the work in 16 bits that may be
             demoted. Defaults to `1.0`.
-        max_rebuilds: Int. How often the compiled functions may be made anew.
+        max_rebuilds: Int. How often the compiled functions may be rebuilt.
             Defaults to `10`.
         on_limit: String, what to do when a limit does not allow a repair, or
             none is known: `"continue"` as it is, `"stop"` training as

@@ -1,1 +1,1 @@
-"""Judging: which layer cannot bear its precision, why, and what to do."""
+"""Which layer is numerically unstable, why, and what to do."""

@@ -109,7 +109,7 @@ def _shape(tensor):
     return None if tensor is None else tuple(tensor.shape)
 
 
-def judge_window(window: Window, bits: float, call: LayerCall) -> Culprit:
+def classify_window(window: Window, bits: float, call: LayerCall) -> Culprit:
     """Returns what is wrong with a layer that a loss scale does not suit.
 
     Args:
@@ -134,7 +134,7 @@ def check_backward(
     bits: float,
     fed_by_weights: bool,
 ) -> tuple[float | None, Culprit | None]:
-    """Compares the gradients of a layer with those of its float32 twin.
+    """Compares the gradients of a layer with those of the layer in float32.
 
     Args:
         call: `LayerCall`, of a layer that computes in 16 bits.

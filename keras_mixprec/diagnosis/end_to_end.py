@@ -216,7 +216,7 @@ class EndToEnd:
         self.refresh()
 
     def refresh(self):
-        """Computes the float32 reference anew, as after changes of weights."""
+        """Recomputes the float32 reference, as after changes of weights."""
         self._references = [Reference(self._model, b) for b in self._batches]
         for reference in self._references:
             reference.settled  # noqa: B018  As the weights are now.

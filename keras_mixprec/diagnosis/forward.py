@@ -29,7 +29,7 @@ def smallest_repair(
     """Returns the layer alone where that is enough, else what it takes.
 
     For the cast of an input it is: then what is inside has a finite input,
-    and is judged by itself.
+    and is checked by itself.
 
     Args:
         replay: `LayerReplay` of a call that comes out wrong.
@@ -88,7 +88,7 @@ _ROWS_NAMED = 8
 def check_forward(
     call: LayerCall, known: LayerCall | None, compiled: bool, masks_matter: bool
 ) -> tuple[float | None, Culprit | None]:
-    """Compares what a layer returned with its float32 twin.
+    """Compares what a layer returned with the same layer in float32.
 
     Unless it is what it returned in the float32 step anyhow.
 
@@ -97,17 +97,17 @@ def check_forward(
         known: `LayerCall`, the same one in float32; `None` if it is not known.
         compiled: Boolean. Whether XLA compiles the model's step.
         masks_matter: Boolean. Whether the loss depends on infinities where no
-            weight comes before, so that no gradient tells.
+            weight comes before, so that no gradient shows it.
 
     Returns:
         The relative error, that of the layers before it included unless they
-        are suspicious together, and the `Culprit` if it is too large. Both are
+        are doubtful together, and the `Culprit` if it is too large. Both are
         `None` for a victim of a layer before it.
     """
     extremes = draws_narrow_uniform(call.draws)
     error = _in_step(call, known)
-    suspicious = error > thresholds.FORWARD_ERROR * thresholds.UNSUSPICIOUS
-    if not suspicious and not extremes:
+    triggered = error > thresholds.FORWARD_ERROR * thresholds.NEGLIGIBLE
+    if not triggered and not extremes:
         return error, None
     replay = LayerReplay(call, compiled)
     if nonfinite([to_array(x) for x in replay.inputs]):

@@ -26,7 +26,7 @@ def examine_in_training(model, batch, step: int, schedule) -> Examination:
         model: The `keras.Model`.
         batch: As `train_step` takes it.
         step: Int.
-        schedule: The model's `AuditSchedule`, which is told what was found.
+        schedule: The model's `AuditSchedule`, updated with what was found.
     """
     found = examine(model, *unpack_x_y_sample_weight(batch), step=step)
     schedule.found(found)

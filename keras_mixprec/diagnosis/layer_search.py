@@ -5,18 +5,17 @@ that would cast a repaired result straight back as well.
 """
 
 import math
-from collections import defaultdict
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import (
     check_backward,
+    classify_window,
     error_in_step,
     gradients_of_layers,
-    judge_window,
     own_gradients,
 )
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.end_to_end import (
     LossCheck,
     fault_behind,
@@ -35,52 +34,22 @@ from keras_mixprec.diagnosis.scales import (
     scale_in_use,
     scale_window,
 )
+from keras_mixprec.diagnosis.search_state import SearchState, enclosing_path
 from keras_mixprec.diagnosis.smallest_set import Needed
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import tick
 from keras_mixprec.numerics.dry_step import (
-    DryStep,
-    dry_step,
     exact_step,
 )
-from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_reference import LayerReplay
-from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.policies.summary import costs
 
 
-class Search:
-    """The search for culprits in one batch.
-
-    Args:
-        model: A built and compiled `keras.Model`.
-        data: The batch, as `train_step` takes it.
-        exact: `DryStep` of the whole model in float32, at loss scale 1.
-        compiled: Boolean. Whether XLA compiles the model's step.
-
-    Attributes:
-        culprits: List of the `Culprit`s found.
-        windows: Dict path -> `Window` of the layers that are left in float16.
-        scale_bits: Float. The loss scale that was found or given, as a power
-            of two.
-        errors: As in `Examination`, as the model is built.
-    """
-
-    def __init__(self, model, data, exact: DryStep, compiled: bool):
-        self._model = model
-        self._data = data
-        self._exact = exact
-        self._exact_calls = {call.name: call for call in exact.calls}
-        self._compiled = compiled
-        self._demoted = []
-        self._scale = 1.0
-        self._own_errors = None
-        self.culprits = []
-        self.windows = {}
-        self.scale_bits: float | None = None
-        self.errors = defaultdict(dict)
+class Search(SearchState):
+    """The search for culprits in one batch; see `SearchState`."""
 
     def run(self, scale_bits: float | None, moves):
         """Finds the culprits.
@@ -98,7 +67,7 @@ class Search:
         known, as_run = len(self.culprits), list(self._demoted)
         bits = self.scale_bits = self._judge_windows(step, windows, scale_bits)
         self._backward(step, bits, moves)
-        self._take_what_is_around(step, known)
+        self._widen_to_enclosing(step, known)
         self._keep_what_is_needed(moves)
         if as_run != self._demoted or step.scale != 2.0**bits:
             step = None
@@ -144,7 +113,7 @@ class Search:
             try:
                 return self._dry_step(self._demoted)
             except Exception:
-                path = _around(path)
+                path = enclosing_path(path)
                 if path not in calls:
                     raise
             self.culprits.pop()
@@ -154,38 +123,12 @@ class Search:
                 layers = without_needless(replay, replay.forward("float32"))
             culprit = culprit._replace(layers=layers)
 
-    def _take_what_is_around(self, step, first):
-        """Lets the culprits from `first` on take along what they are in.
-
-        If the step does not run without, as above.
-        """
-        if len(self.culprits) == first or self._runs(self._demoted):
-            return
-        calls = {call.path: call for call in step.calls}
-        demoted = [x for c in self.culprits[:first] for x in c.layers]
-        for index, culprit in enumerate(self.culprits[first:], first):
-            path, layers = culprit.path, culprit.layers
-            while not self._runs([*demoted, *layers]):
-                path = _around(path)
-                if path not in calls:
-                    break
-                layers = with_sublayers(calls[path].layer)
-            self.culprits[index] = culprit._replace(layers=layers)
-            self._demoted += layers
-
     def _keep_what_is_needed(self, moves):
         """Drops what the real step, with its own cotangents, does not need."""
         scale = 2.0**self.scale_bits
         needed = Needed(self._model, self._data, self._exact, scale, moves)
         self.culprits = needed.among(self.culprits)
         self._demoted = [x for c in self.culprits for x in c.layers]
-
-    def _runs(self, demoted):
-        try:
-            self._dry_step(demoted)
-        except Exception:
-            return False
-        return True
 
     def _end_to_end(self, step):
         """Demotes the layers that a wrong loss is right without."""
@@ -200,9 +143,9 @@ class Search:
             return step
         if self._right_in_xla():
             return step
-        cured = self._greedily(step)
+        repaired = self._greedily(step)
         if len(self.culprits) == known or check.right(self._demoted):
-            return cured
+            return repaired
         # They only drew another loss.
         del self.culprits[known:]
         self._demoted = demoted
@@ -324,7 +267,7 @@ class Search:
         self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
-                self._demote(judge_window(window, bits, calls[path]))
+                self._demote(classify_window(window, bits, calls[path]))
         return bits
 
     def _backward(self, step, bits, moves):
@@ -358,7 +301,7 @@ class Search:
                 error = error_in_step(
                     own, exact, known, self._exact, fed_by_weights
                 )
-                if error <= thresholds.BACKWARD_ERROR * thresholds.UNSUSPICIOUS:
+                if error <= thresholds.BACKWARD_ERROR * thresholds.NEGLIGIBLE:
                     return error, None
         with self._as_demoted():
             return check_backward(
@@ -398,7 +341,7 @@ class Search:
             known, step = len(self.culprits), self._dry_step(self._demoted)
             for culprit in found:
                 self._demote(culprit)
-            self._take_what_is_around(step, known)
+            self._widen_to_enclosing(step, known)
 
     def _behind(self, whole, adapts):
         """What is to blame, if the step is right at no other loss scale."""
@@ -412,38 +355,3 @@ class Search:
         search = WholeSearch(whole, bits, demoted, self._dry_step, *known)
         low = self._low(self._dry_step(demoted))
         return search.culprits(self._model, low)
-
-    # Both.
-
-    def _note(self, call, direction, error):
-        # As the model is built: once a layer is demoted, others see better.
-        if error is not None:
-            self.errors[call.name].setdefault(direction, error)
-
-    def _as_demoted(self):
-        """Context in which a layer contains what it will, not what it did."""
-        return computing_in("float32", self._demoted)
-
-    def _dry_step(self, demoted, known=()):
-        with computing_in("float32", demoted):
-            return dry_step(self._model, self._data, self._scale, known)
-
-    def _low(self, step):
-        """The recorded calls that compute in 16 bits, not demoted yet."""
-        demoted = {id(layer) for layer in self._demoted}
-        return [
-            call
-            for call in step.calls
-            if id(call.layer) not in demoted and computes_low(call.layer)
-        ]
-
-    def _demote(self, culprit):
-        self.culprits.append(culprit)
-        self._demoted += culprit.layers
-
-
-def _around(path):
-    """The path of what a layer is inside of, at last the model's."""
-    if path == MODEL_PATH:
-        return None
-    return path.rpartition("/")[0] or MODEL_PATH

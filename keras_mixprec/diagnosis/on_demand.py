@@ -105,7 +105,7 @@ class Examination(NamedTuple):
             what they compute in 16 bits, `{"forward": ..., "backward": ...}`:
             against the float32 step, so that a forward one includes those of
             the layers before, a backward one those of the layers after; where
-            that is suspicious, by itself.
+            that is doubtful, by itself.
         headroom: Dict from the paths of the layers in 16 bits to how far their
             numbers are from overflowing, in bits.
     """

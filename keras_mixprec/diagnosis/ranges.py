@@ -84,7 +84,7 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
     Returns:
         Dict with the smallest headroom, the largest share of subnormal
         gradients and of lost updates, and how many layers had non-finite
-        numbers; without what no layer told.
+        numbers; without what was measured of no layer.
     """
     column = dict(zip(PROBED, table.T, strict=True))
     own = {name: column[name][narrow] for name in PROBED}

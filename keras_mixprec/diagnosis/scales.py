@@ -186,9 +186,9 @@ def best_scale_bits(
         possible: Range of the powers of two to choose from.
     """
 
-    def merit(bits):
+    def score(bits):
         held = [path for path, own in windows.items() if own.holds(bits)]
         cost = sum(costs.get(path, 0) for path in held)
         return cost, len(held), -abs(bits - thresholds.USUAL_SCALE_BITS)
 
-    return max(possible, key=merit)
+    return max(possible, key=score)

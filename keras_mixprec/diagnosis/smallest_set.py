@@ -98,7 +98,7 @@ def _relatives(paths):
     ]
 
 
-def suspicion(call: LayerCall, scale: float) -> float:
+def instability(call: LayerCall, scale: float) -> float:
     """Returns a layer's error as a multiple of the threshold for it.
 
     It runs again on the inputs it had, once in what it computes in now and

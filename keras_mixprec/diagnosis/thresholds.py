@@ -13,9 +13,9 @@ FORWARD_ERROR = 0.1
 BACKWARD_ERROR = 0.3
 
 # A layer whose results in a 16-bit step are within this share of the two above
-# of those in a float32 step needs no judgement by itself: errors of the layers
+# of those in a float32 step needs no check by itself: errors of the layers
 # around it only add to its own.
-UNSUSPICIOUS = 0.5
+NEGLIGIBLE = 0.5
 
 # Share by which the loss may be off when no single layer is to blame.
 LOSS_ERROR = 0.1

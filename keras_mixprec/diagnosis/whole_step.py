@@ -9,7 +9,7 @@ from keras_mixprec.diagnosis.culprit import Culprit, rounded_integers
 from keras_mixprec.diagnosis.end_to_end import Errors, Reference, fault_behind
 from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.smallest_set import smallest_set, suspicion
+from keras_mixprec.diagnosis.smallest_set import instability, smallest_set
 from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.dry_step import (
     DryStep,
@@ -207,22 +207,22 @@ class WholeSearch:
         """
         keys = {}
         for order, call in enumerate(low):
-            own = self._suspicion(call)
-            doubtful = own >= thresholds.UNSUSPICIOUS
+            own = self._trigger(call)
+            doubtful = own >= thresholds.NEGLIGIBLE
             last = not call.nested and order >= len(low) - 2
             if doubtful or last or self._overflows:
                 key = (_finite(call), not doubtful, call.nested, -own, order)
                 keys[call.path] = min(key, keys.get(call.path, key))
         return sorted(keys, key=keys.get)
 
-    def _suspicion(self, call):
+    def _trigger(self, call):
         exact = self._exact_calls.get(call.name)
         if exact is None:
             return 0.0
         if _rounded(exact, call):
             return 1.0
         with computing_in("float32", self._demoted):
-            return suspicion(exact, 2.0**self._bits)
+            return instability(exact, 2.0**self._bits)
 
     def _culprit(self, path, found, layers):
         """What is wrong with one of them, with the others repaired."""

@@ -14,7 +14,7 @@ class StepCount:
     """The number of the step that is next, over epochs and `fit`s.
 
     A loop written by hand may number its batches on, or begin again with each
-    epoch and not tell of it.
+    epoch and not notice it.
 
     Args:
         first: Int. The number of the first step.
@@ -83,7 +83,7 @@ class DeferredCall:
     def armed(self) -> bool:
         """Whether the call is still to come.
 
-        It never will once the train function has been made anew.
+        It never will once the train function has been rebuilt.
         """
         if self._armed is None:
             return False

@@ -260,3 +260,34 @@ class AccumulationWindow(KerasSaveable):
 
     def _obj_type(self):
         return "Optimizer"
+
+
+def checked_variables(grads, variables) -> list:
+    """Returns the variables, a list, if there is a gradient for each.
+
+    Args:
+        grads: List of gradients.
+        variables: Iterable of variables; `None` if they are not known.
+
+    Raises:
+        ValueError: If they are not known, there are not as many gradients, or
+            no gradient at all.
+    """
+    if variables is None:
+        raise ValueError(
+            "This optimizer has not been built yet, so `apply` needs the "
+            "variables as well: `apply(grads, trainable_variables)`."
+        )
+    variables = list(variables)
+    if len(grads) != len(variables):
+        raise ValueError(
+            "There must be one gradient per variable. Received: "
+            f"{len(grads)} gradients for {len(variables)} variables"
+        )
+    if all(g is None for g in grads):
+        raise ValueError(
+            "No gradients provided for any variable. Check that the loss "
+            "depends on the variables. Received: grads="
+            f"{grads[:3]}{'...' if len(grads) > 3 else ''}"
+        )
+    return variables

@@ -10,6 +10,7 @@ from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.guarded_step import (
     AccumulationWindow,
     GuardedStep,
+    checked_variables,
     commit_together,
 )
 from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
@@ -305,25 +306,9 @@ class LossScaleOptimizer(
         return GuardedStep(self, grads, variables, unscaled)
 
     def _check_variables(self, grads, variables):
-        if variables is None and not self.built:
-            raise ValueError(
-                "This optimizer has not been built yet, so `apply` needs the "
-                "variables as well: `apply(grads, trainable_variables)`."
-            )
-        variables = list(
-            self._trainable_variables if variables is None else variables
-        )
-        if len(grads) != len(variables):
-            raise ValueError(
-                "There must be one gradient per variable. Received: "
-                f"{len(grads)} gradients for {len(variables)} variables"
-            )
-        if all(g is None for g in grads):
-            raise ValueError(
-                "No gradients provided for any variable. Check that the loss "
-                "depends on the variables. Received: grads="
-                f"{grads[:3]}{'...' if len(grads) > 3 else ''}"
-            )
+        if variables is None and self.built:
+            variables = self._trainable_variables
+        variables = checked_variables(grads, variables)
         self.build(variables)
         self._check_variables_are_known(variables)
         return variables

@@ -121,7 +121,7 @@ class AuditSchedule:
         """A `fit` ends.
 
         Args:
-            model: The `keras.Model`, with variables that are up to date.
+            model: The `keras.Model`, with variables that are synchronized.
             taken: Int. Steps taken in it.
         """
         self.steps += taken
@@ -136,7 +136,7 @@ def audit_schedule(model) -> AuditSchedule:
     """Returns the schedule of a model, a new one if it has changed.
 
     Args:
-        model: A compiled `keras.Model`, with variables that are up to date.
+        model: A compiled `keras.Model`, with variables that are synchronized.
     """
     known = _SCHEDULES.get(model)
     if known is None or not known.belongs_to(model):
@@ -161,7 +161,7 @@ _PATIENCE = 2.0
 # The first diagnosis of more layers than this is expected to take longer.
 _MANY = 30
 
-# Each layer is recorded in two steps, and judged forward and backward.
+# Each layer is recorded in two steps, and checked forward and backward.
 _PASSES = 4
 
 

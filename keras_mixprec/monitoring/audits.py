@@ -1,4 +1,4 @@
-"""When to diagnose a model in training, and telling what was found."""
+"""When to diagnose a model in training, and reporting what was found."""
 
 import time
 
@@ -21,7 +21,7 @@ from keras_mixprec.monitoring.overhead import (
     degrade,
     failure,
 )
-from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
+from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import TWIN
 
@@ -58,7 +58,7 @@ class Examiner:
         self._verbose = verbose
         self._budget = budget
         self._last_errors = -1
-        self._told = set()
+        self._reported = set()
         self._collapse = None
         self._examined_trouble = self._found = False
         self._failed = False
@@ -87,7 +87,7 @@ class Examiner:
         """
         if self._failed or self.armed:
             return False
-        trouble = in_a_row >= SUSPICIOUS_STEPS
+        trouble = in_a_row >= TRIGGER_STEPS
         if not trouble:
             self._examined_trouble = False
         elif not self._examined_trouble and not self._found:
@@ -113,7 +113,7 @@ class Examiner:
         """Diagnoses a batch now, as the `step`th.
 
         Args:
-            model: The `keras.Model`, with variables that are up to date.
+            model: The `keras.Model`, with variables that are synchronized.
             batch: As `train_step` takes it.
             step: Int.
             counts: Boolean. Whether it counts as overhead.
@@ -151,7 +151,7 @@ class Examiner:
         """Calls `work(batch)` before the model trains on its next batch.
 
         Args:
-            model: The `keras.Model`. Its train function may be made anew.
+            model: The `keras.Model`. Its train function may be rebuilt.
             step: Int. The number of the next batch.
             work: Function. If it fails, this examiner gives up. The batch is
                 `None` if only other workers have one.
@@ -181,7 +181,7 @@ class Examiner:
         self._found = self._examined_trouble = False
         self._collapse = None
 
-    def tell_collapse(self, loss_scale: float, in_a_row: int, step: int):
+    def report_collapse(self, loss_scale: float, in_a_row: int, step: int):
         """Reports that the loss scale is at its floor and does not help.
 
         Unless the cause is reported, or a diagnosis has yet to look for it.
@@ -192,28 +192,28 @@ class Examiner:
             kind, step=step, numbers=numbers, advice=advice(kind)
         )
         if self._failed or self._examined_trouble and not self.armed:
-            self.tell_rest(step)
+            self.report_rest(step)
 
-    def tell(self, verdict: Verdict, step: int):
+    def report(self, verdict: Verdict, step: int):
         """Reports what was found without a diagnosis, once.
 
         Args:
             verdict: `Verdict`.
             step: Int.
         """
-        self._tell(verdict, step)
+        self._report(verdict, step)
 
-    def has_told(self, kind: str) -> bool:
+    def has_reported(self, kind: str) -> bool:
         """Whether a fault of no layer has been reported."""
-        return (kind, None, None) in self._told
+        return (kind, None, None) in self._reported
 
-    def tell_rest(self, step: int):
+    def report_rest(self, step: int):
         """Reports a collapse that no diagnosis has found the cause of."""
         if self._collapse and not self._found:
-            self._tell(self._collapse, step)
+            self._report(self._collapse, step)
 
     def give_up(self, step: int, reason):
-        """Tells that diagnoses fail; training goes on.
+        """Reports that diagnoses fail; training continues.
 
         Args:
             step: Int.
@@ -237,7 +237,7 @@ class Examiner:
                 found = examine_in_training(model, batch, step, self.schedule)
             for finding in found.findings:
                 if finding.verdict.kind != "scale_search":  # That is normal.
-                    self._tell(finding.verdict, step)
+                    self._report(finding.verdict, step)
             self.log_errors(found.errors, step)
             if self.listener:
                 self.listener(found, batch, step)
@@ -265,17 +265,17 @@ class Examiner:
             self.give_up(step, error)
 
     def _put_off(self, step, error):
-        """Tells, once, that the first step has to build the model."""
-        if NotBuiltError not in self._told:
-            self._told.add(NotBuiltError)
+        """Reports, once, that the first step has to build the model."""
+        if NotBuiltError not in self._reported:
+            self._reported.add(NotBuiltError)
             self._log.event(step, failure("diagnosis_failed", error))
             degrade("diagnose this model before its first step", error)
 
-    def _tell(self, verdict, step):
+    def _report(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)
-        if fault in self._told:
+        if fault in self._reported:
             return
-        self._told.add(fault)
+        self._reported.add(fault)
         self.verdicts.append(verdict)
         self._found |= verdict.kind != "scale_collapsed"
         event = verdict.to_dict() | {"kind": "verdict", "verdict": verdict.kind}

@@ -140,7 +140,7 @@ class Counters:
     """The counters of a model's optimizers and of the guard of its metrics.
 
     Args:
-        model: A compiled `keras.Model`, with variables that are up to date.
+        model: A compiled `keras.Model`, with variables that are synchronized.
         log: The `RunLog`.
         step: Int. The step of the log at which training starts.
     """

@@ -1,4 +1,4 @@
-"""Keeping the batches of skipped steps, and telling which had bad data."""
+"""Keeping the batches of skipped steps, and reporting which had bad data."""
 
 import sys
 
@@ -142,15 +142,15 @@ class BadData:
             readings[name] = readings[name].continued(again)
         return readings
 
-    def tell(self, session):
+    def report(self, session):
         """Reports bad data, the first time.
 
         Args:
             session: The `Session`.
         """
-        if self.batches and not session.examiner.has_told("bad_data"):
+        if self.batches and not session.examiner.has_reported("bad_data"):
             verdict = self._verdict(session.model)
-            session.examiner.tell(verdict, session.step)
+            session.examiner.report(verdict, session.step)
 
     def _add(self, reading):
         """Takes note of a reading; whether bad data alone lowered a scale."""

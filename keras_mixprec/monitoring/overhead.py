@@ -103,7 +103,7 @@ def degrade(what: str, reason) -> None:
         reason: Exception or string.
     """
     warnings.warn(
-        f"MixPrecMonitor cannot {what}, and carries on without: "
+        f"MixPrecMonitor cannot {what}; that is disabled, training continues: "
         f"{one_line(reason)}",
         UserWarning,
         stacklevel=3,

@@ -1,4 +1,4 @@
-"""Getting a model in `fit` ready, and telling the log what it is."""
+"""Getting a model in `fit` ready, and logging what it is."""
 
 import contextlib
 import gc
@@ -33,7 +33,7 @@ CHARTS = {
 
 
 def settings_of(model: keras.Model) -> dict:
-    """Returns what tells one run from another in the HParams tab.
+    """Returns what distinguishes one run from another in the HParams tab.
 
     Args:
         model: A built and compiled `keras.Model`.

@@ -1,4 +1,4 @@
-"""When to probe a step, and writing what it told."""
+"""When to probe a step, and logging what it measured."""
 
 import itertools
 import math
@@ -20,15 +20,15 @@ from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges
 from keras_mixprec.reporting.schema import EXPONENTS
 
-# Compiling the twin takes up to four times as long as the first step did, and
-# happens once: that may be five times the share of the run that probes may
-# take.
+# Compiling the probed step takes up to four times as long as the first step
+# did, and happens once: that may be five times the share of the run that
+# probes may take.
 _COMPILING = 5 / 4
 
 _ACTIVATION = [*PROBED].index("activation_headroom_bits")
 
 # The attribute of a model that holds its probe, with the train function that
-# it is the twin of: a second `fit` need not compile it again. Both refer to the
+# it instruments: a second `fit` need not compile it again. Both refer to the
 # model, so that kept anywhere else they would keep it alive.
 _KEPT_AS = "_keras_mixprec_probe"
 
@@ -66,7 +66,7 @@ class Prober:
         self._next = None
         self._pending = None
         self._failed = False
-        self._told = set()
+        self._reported = set()
         self._trends = defaultdict(Trend)
         self._deferred_call = DeferredCall()
         self._started = time.perf_counter()
@@ -137,7 +137,7 @@ class Prober:
         self._deferred_call.arm(model, train)
 
     def collect(self, step: int):
-        """Writes what the last probed step told, if there was one.
+        """Writes what the last probed step measured, if there was one.
 
         Args:
             step: Int. How many steps were taken, that one included.
@@ -228,9 +228,9 @@ class Prober:
 
     def _tell_trend(self, path, bits, step):
         left = self._trends[path].add(step, bits)
-        if left is None or path in self._told:
+        if left is None or path in self._reported:
             return
-        self._told.add(path)
+        self._reported.add(path)
         event = {
             "kind": "trend",
             "layer": path,
@@ -247,8 +247,8 @@ class Prober:
 
     def _warn_of(self, failures, step):
         for path, reason in failures.items():
-            if path not in self._told:
-                self._told.add(path)
+            if path not in self._reported:
+                self._reported.add(path)
                 event = failure("probe_failed", reason, layer=path)
                 self._log.event(step, event)
                 degrade(f"measure {path!r}", reason)

@@ -93,7 +93,7 @@ class RangeReader:
 
         Args:
             model: Function that returns the `keras.Model` with variables that
-                are up to date.
+                are synchronized.
             step: Int. The number of the next batch.
         """
         if step < self.due_at:
@@ -119,7 +119,7 @@ class RangeReader:
         """Measures once more if steps were taken since, and says what it took.
 
         Args:
-            model: The `keras.Model`, with variables that are up to date.
+            model: The `keras.Model`, with variables that are synchronized.
             step: Int. How many steps were taken.
         """
         if self._off:

@@ -10,7 +10,7 @@ from keras_mixprec.reporting.schema import SKIPPED_TAG, curve_tag
 
 # This many skipped steps in a row are no scale search any more: from 2**15
 # that finds a scale of 2**10, and few models need a smaller one.
-SUSPICIOUS_STEPS = 5
+TRIGGER_STEPS = 5
 
 # A rule without a floor of its own counts as being at it here: float16's
 # smallest normal number, the floor of `DynamicLossScale()`. A gradient that
@@ -256,7 +256,7 @@ class StepReader:
         floor = _LEAST_USEFUL if floor is None else floor
         in_a_row = optimizer.consecutive_skipped_steps
         low = float(optimizer.loss_scale) <= floor
-        return low and in_a_row >= SUSPICIOUS_STEPS
+        return low and in_a_row >= TRIGGER_STEPS
 
     def attempted(self) -> int:
         """Returns the number of steps attempted since the start."""

@@ -18,7 +18,7 @@ from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.schema import curve_tag
 from keras_mixprec.reporting.text_formats import markdown_table
 
-# Skipped steps that are told one by one, half a kB each. A run that fails for
+# Skipped steps that are logged one by one, half a kB each. A run that fails for
 # a night skips a million.
 _IN_FULL = 1000
 
@@ -37,7 +37,7 @@ class Skips:
         self._waiting, self._closed = defaultdict(list), {}
         self._blocks_thinning, self._rows_thinning = Thinning(), Thinning()
 
-    def tell(self, name: str, reading):
+    def report(self, name: str, reading):
         """Writes what a reading found.
 
         Args:
@@ -48,8 +48,8 @@ class Skips:
         self._tell_steps(name, reading)
         self._tell_scale(name, reading)
 
-    def tell_rest(self, step: int):
-        """Writes what waits for being told.
+    def report_rest(self, step: int):
+        """Logs what waits for it.
 
         Args:
             step: Int.
@@ -281,7 +281,7 @@ class CounterLog:
         started = time.perf_counter()
         self._write(readings, counted)
         session.budget.add(LOOKS, time.perf_counter() - started)
-        session.bad_data.tell(session)
+        session.bad_data.report(session)
 
     @contextlib.contextmanager
     def synchronized(self):
@@ -295,8 +295,8 @@ class CounterLog:
     def close(self):
         """Logs what waits and what was counted in all."""
         if self.collapsed:
-            self._session.examiner.tell_rest(self.step)
-        self._skips.tell_rest(self.step)
+            self._session.examiner.report_rest(self.step)
+        self._skips.report_rest(self.step)
         for event in self._counters.nonfinite_events():
             self._log.event(self.step, event)
 
@@ -310,7 +310,7 @@ class CounterLog:
             self._judge(reading)
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
-            self._skips.tell(name, reading)
+            self._skips.report(name, reading)
         curves[self.step] |= counted
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.
@@ -324,7 +324,7 @@ class CounterLog:
             session.prober.hurry()
         if reading.collapsed:
             self.collapsed = True
-            session.examiner.tell_collapse(
+            session.examiner.report_collapse(
                 reading.loss_scale, reading.in_a_row, self.step
             )
         self.reason_to_stop = self.reason_to_stop or reason_to_stop(

@@ -134,7 +134,7 @@ class OptimizerSummary(NamedTuple):
         )
 
     def remarks(self) -> list:
-        """Returns what else to print, the judgement last."""
+        """Returns what else to print, the verdicts last."""
         lines = []
         worst = Counter(self.overflow_counts).most_common(3)
         if worst and worst[0][1]:

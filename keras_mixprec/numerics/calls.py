@@ -33,7 +33,7 @@ def counted_by(listener: Callable[[], None]):
 
 
 def tick():
-    """One more layer is done with: recorded in a step, or judged."""
+    """One more layer is done with: recorded in a step, or checked."""
     listener = _LISTENER.get()
     if listener is not None:
         listener()

@@ -20,7 +20,7 @@ from keras_mixprec.policies.layers import walk
 
 
 class LayerReading(NamedTuple):
-    """What a probed step told of one layer call.
+    """What a probed step measured of one layer call.
 
     Attributes:
         path: String. The layer's path, with `#k` behind it for the call after
@@ -40,10 +40,10 @@ class LayerReading(NamedTuple):
 
 
 class Probe:
-    """An instrumented twin of a model's train function.
+    """An instrumented copy of a model's train function.
 
     It takes the same step: an observed tensor flows on as it is, and what is
-    told of it leaves the step by the side.
+    is measured leaves the step by the side.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -78,7 +78,7 @@ class Probe:
             return self._outlet.take(self._instrumented_function(*args))
 
     def read(self) -> list[LayerReading]:
-        """Returns what the last probed step told, in the order of its calls."""
+        """Returns what the last probed step measured, in order of calls."""
         told = sorted(self._outlet.read(), key=operator.itemgetter(0))
         if not told:
             return []
@@ -97,7 +97,7 @@ class Probe:
     def _make(self, args):
         model = self._model
         own = model.train_function
-        # Functions of their own: JAX would give the twin the trace of the
+        # Functions of their own: JAX would give the copy the trace of the
         # train step that it knows.
         try:
             with self._backend.state_given(model, args):

@@ -37,7 +37,7 @@ def measure(tensors) -> tuple:
         Tuple of the largest finite magnitudes, float32 `(k,)`; the root mean
         squares, infinities and NaNs taken for zeros, float32 `(k,)`; and how
         many elements have each float32 exponent and first bit of the mantissa,
-        which tells NaN from infinity, int `(k, 512)`.
+        which separates NaN from infinity, int `(k, 512)`.
     """
     return active.probe().measure(tensors)
 

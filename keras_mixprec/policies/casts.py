@@ -34,7 +34,7 @@ def lone_layers(model) -> list:
     Those which only float32 layers feed and which feed only such, which
     multiply too little for the casts on both sides, and which do at most 5% of
     the model's work; normalizations, activations and sums multiply nothing. A
-    layer whose work cannot be told, or that has layers inside, is left alone,
+    layer whose FLOPs are not known, or that has layers inside, is left alone,
     and so are all in a subclassed model, which has no graph.
 
     Args:

@@ -22,7 +22,7 @@ def multiply_adds(entry: LayerEntry) -> int | None:
 
     Returns:
         An int, 0 for a layer with nothing to multiply, or `None` if it cannot
-        be told: unbuilt layers, sizes that vary, user-written layers with
+        be estimated: unbuilt layers, sizes that vary, user-written layers with
         weights of their own.
     """
     layer = entry.layer

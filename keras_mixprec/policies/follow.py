@@ -76,11 +76,11 @@ def _make_step_anew(model, name):
     step = getattr(step, "_keras_mixprec_step", step)
 
     @functools.wraps(step)
-    def anew(*args, **kwargs):
+    def fresh(*args, **kwargs):
         return step(*args, **kwargs)
 
-    anew._keras_mixprec_step = step
-    setattr(model, name, anew)
+    fresh._keras_mixprec_step = step
+    setattr(model, name, fresh)
 
 
 _KEPT = "its variables keep their dtype"

@@ -121,7 +121,7 @@ def _ids(layers):
         if isinstance(layer, keras.Model):
             ids |= output_layers(layer)
         elif not (layer._layers and _is_user_written(layer)):
-            # In a user's own block one cannot tell which part is last, and
+            # In a user's own block it is not known which part is last, and
             # the whole of it may be most of the model.
             ids.add(id(layer))
     return ids

@@ -22,7 +22,7 @@ _WITHOUT_CAPABILITY = {
     "cpu": (
         "float32",
         "CPUs compute float16 no faster, and whether a backend uses a CPU's "
-        "bfloat16 instructions cannot be told from outside",
+        "bfloat16 instructions cannot be queried",
     ),
     "mps": (
         "float32",
@@ -81,10 +81,10 @@ def recommend_policy() -> Recommendation:
     >>> recommendation.capabilities["backend"] == keras.backend.backend()
     True
     """
-    return judge(active.devices())
+    return recommend(active.devices())
 
 
-def judge(capabilities: dict) -> Recommendation:
+def recommend(capabilities: dict) -> Recommendation:
     """Returns what to recommend for given capabilities.
 
     Args:

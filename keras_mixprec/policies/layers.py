@@ -36,7 +36,7 @@ def walk(model) -> list[LayerEntry]:
 
     Order and paths depend only on the code that built the model. Names are
     Keras' own, but the counter in an automatic name, which depends on what
-    else the process has built, starts anew in each parent: `dense_17` and
+    else the process has built, starts again in each parent: `dense_17` and
     `dense_18` of one model are `dense` and `dense_1`, as they are in the
     first model of a fresh process. The model's own name is no part of a path.
 

@@ -84,7 +84,7 @@ def fitting_policy(layer, policy: str) -> str:
     """Returns the policy that says the truth about the layer's variables.
 
     Variables keep their dtype. A built layer with float32 variables that is
-    told to be `"float16"` computes in float16 and keeps them: that is
+    set to `"float16"` computes in float16 and keeps them: that is
     `"mixed_float16"`.
     """
     dtypes = {v.dtype for v in layer.weights if "float" in v.dtype}

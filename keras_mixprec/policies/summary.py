@@ -178,7 +178,7 @@ def _line(cells):
 
 
 def _fit(cell, width, start):
-    """Cuts a cell to its width; a path keeps its end, which tells it apart."""
+    """Cuts a cell to its width; a path keeps its end, which is its own."""
     if len(cell) > width:
         cell = "~" + cell[1 - width :] if start else cell[: width - 1] + "~"
     return cell.ljust(width)
@@ -189,7 +189,7 @@ class Shares(NamedTuple):
 
     Attributes:
         work: Float. Of the multiply-adds. Where the layers whose work cannot
-            be told hold most of the parameters, of the parameters.
+            be estimated hold most of the parameters, of the parameters.
         parameters: Float. Of the parameters; of the layers if there are none.
     """
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from keras_mixprec.kinds import KINDS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 
-# What a log tells of the run as a whole, a few of each at most.
+# What a log says of the run as a whole, a few of each at most.
 STORY = frozenset(
     (
         "verdict",

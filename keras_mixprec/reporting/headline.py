@@ -140,7 +140,7 @@ class _Story:
         return "scale_collapsed" in self._verdicts and self._facts.in_a_row > 0
 
     def _has_diverged(self):
-        # One batch alone that fails in float32 as well tells no numbers.
+        # One batch alone that fails in float32 as well has no numbers.
         return bool(self._verdicts.get("divergence", {}).get("numbers"))
 
     def _is_over(self, verdict):

@@ -1,4 +1,4 @@
-"""What a log tells of a run, in the forms in which the page asks for it.
+"""What a log says of a run, in the forms in which the page asks for it.
 
 Where the log comes from, a `source` knows: from files, or from a running
 TensorBoard. Of the log this file knows no more than its schema.

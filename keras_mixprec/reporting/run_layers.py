@@ -62,7 +62,7 @@ def add_headroom(layers: list, tables: list):
     """Adds the least headroom of each layer's activations, and its step.
 
     Only since the last change of precision: what overflowed before that is
-    told by the findings. Infinite if all numbers were zero.
+    in the findings. Infinite if all numbers were zero.
     """
     changes = [step for layer in layers for step, _ in layer["dtypes"][1:]]
     since = max(changes, default=-1)

@@ -232,7 +232,7 @@ class RunLog:
 
         Args:
             step: Int. Number of the training batch it happened at. Several
-                events may share one and an event may be told late.
+                events may share one and an event may be reported late.
             event: Dict, JSON-able but for non-finite numbers, which become
                 strings.
 
@@ -263,7 +263,7 @@ class RunLog:
         self._write(step, values)
 
     def settings(self, values: Mapping) -> None:
-        """Writes what tells this run from others, for the HParams tab.
+        """Writes what distinguishes this run from others, for the HParams tab.
 
         Into `log_dir` itself, once: it takes the runs in the folders below for
         the sessions' metrics. Not where somebody else writes event files.

@@ -146,7 +146,7 @@ def layout(
 
 
 def settings(values: Mapping[str, str | float | bool]) -> Value:
-    """Returns what tells one run from another in the HParams tab.
+    """Returns what distinguishes one run from another in the HParams tab.
 
     Args:
         values: Dict name -> value.

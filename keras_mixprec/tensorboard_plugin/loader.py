@@ -16,7 +16,7 @@ class MixedPrecisionLoader(base_plugin.TBLoader):
     def fix_flags(self, flags):
         """Lets the data server keep all that we log.
 
-        It keeps 100 values of a tag, or 10, unless it is told otherwise; 0 is
+        It keeps 100 values of a tag, or 10, unless it is set otherwise; 0 is
         for all. A user's own number stays.
         """
         # Whatever goes wrong here would stop TensorBoard, which can do without.

@@ -13,7 +13,7 @@ from keras_mixprec.kinds import KINDS
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.layers import walk_with_model
 
-# How often bfloat16 is tried: what it does not cure goes to float32, and what
+# How often bfloat16 is tried: what it does not repair goes to float32, and what
 # that uncovers once more.
 _ROUNDS = 3
 
@@ -34,11 +34,11 @@ def propose(
     examine_again: Callable[[], Examination],
     use_bfloat16: bool,
 ) -> Proposal:
-    """Returns the least that cures the faults of one batch.
+    """Returns the least that repairs the faults of one batch.
 
     Faults of range take the bfloat16 rung if there is one, those of precision
     float32 only. What was found was found with culprits in float32, so that
-    is a cure; bfloat16 is tried out.
+    is a repair; bfloat16 is tried out.
 
     Args:
         examination: `Examination` of the model as it is.
@@ -107,7 +107,7 @@ class WorkerProposal(NamedTuple):
     too_low: bool = False
 
     def agreed(self, model, step: int) -> "WorkerProposal":
-        """Returns what follows from the ballots of all workers.
+        """Returns what follows from the proposals of all workers.
 
         All that any of them proposes, and the smallest loss scale. Every
         worker must call this.
@@ -149,7 +149,7 @@ def check_alike(model, start):
 
     Args:
         model: The `keras.Model`.
-        start: Anything whose `repr` tells.
+        start: Anything whose `repr` says what it is.
 
     Raises:
         ValueError: If another worker starts from something else.

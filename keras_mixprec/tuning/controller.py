@@ -13,23 +13,18 @@ from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.kinds import KINDS
 from keras_mixprec.tuning.consensus import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.demotions import find_obstacle
-from keras_mixprec.tuning.history import TunerHistory
+from keras_mixprec.tuning.history import BY_HAND, TunerHistory
 from keras_mixprec.tuning.promotion import Probation, sound_as_built
-from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Suspicion
+from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Trigger
 
 # At first a look is taken whenever there are an eighth more steps.
 _LOOKS_GROW = 8
 
-# Failing batches that giving back is tried on, the last ones.
+# Failing batches on which a return to 16 bits is tried, the last ones.
 _EVIDENCE = 4
 
 # Findings without a layer that say why steps are bad.
 _EXPLAINED = {name for name, kind in KINDS.items() if kind.explains}
-
-_BY_HAND = (
-    "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
-    "as the verdicts advise"
-)
 
 
 class Tuning:
@@ -59,7 +54,7 @@ class Tuning:
         self._shared = active.processes().workers(session.model) > 1
         session.bad_data.keeps_scale = not (self._shared or tuner.dry_run)
         self._ballot = WorkerProposal(Proposal())
-        self._suspicion = Suspicion()
+        self._trigger = Trigger()
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = BatchCapture()
         self._held_until = None
@@ -105,7 +100,7 @@ class Tuning:
 
     def _begin(self, step):
         self.records.begin(step)
-        self._suspicion.add(step, 0)
+        self._trigger.add(step, 0)
         self._session.examiner.listener = self._on_examination
         self.repairs.wait_anew(step)
         self._next_look = step + 1
@@ -128,13 +123,15 @@ class Tuning:
         self._next_look = step + max(gap, 1)
         self._bad.count()
         stuck = self._bad.in_a_row_anew()
-        suspicious = self._suspicion.add(step, self._bad.total) or stuck
+        triggered = self._trigger.add(step, self._bad.total) or stuck
         if self._cooling(step) or self._held_until is not None:
             return
-        self._counts = self._suspicion.counts(stuck)
-        if suspicious and self._affords(self._counts):
+        self._counts = self._trigger.counts(stuck)
+        if triggered and self._within_budget(self._counts):
             self._held_until = step + WINDOW
-        elif session.examiner.schedule.due(taken) and self._affords_audit():
+        elif (
+            session.examiner.schedule.due(taken) and self._audit_within_budget()
+        ):
             self._audit(step)
         else:
             self._give_back_if_quiet(step)
@@ -154,11 +151,11 @@ class Tuning:
             self._next_look = min(self._next_look, step + steps)
             self._idle_until = min(self._idle_until, self._next_look)
 
-    def _affords_audit(self):
+    def _audit_within_budget(self):
         schedule = self._session.examiner.schedule
-        return self._affords(schedule.counts and not schedule.urgent)
+        return self._within_budget(schedule.counts and not schedule.urgent)
 
-    def _affords(self, counts):
+    def _within_budget(self, counts):
         """Whether a diagnosis is within budget, on all workers.
 
         Args:
@@ -186,7 +183,7 @@ class Tuning:
             self._examine_together(batch, step, True, self._counts)
         elif step >= self._held_until:
             self._held_until = None
-            self._suspicion.came_to_nothing()
+            self._trigger.false_alarm()
 
     def _cooling(self, step):
         changed = self._changed_at
@@ -263,7 +260,7 @@ class Tuning:
         self._held_until = None
         wanted = self.repairs.wanted(worker_proposal.proposal, step)
         if not self._harmful.isdisjoint(wanted):
-            self._suspicion.came_to_nothing()
+            self._trigger.false_alarm()
             return
         wanted = {p: d for p, d in wanted.items() if p not in self._advised}
         if wanted:
@@ -274,7 +271,8 @@ class Tuning:
         if self._tuner.dry_run:
             if wanted:
                 self._advised |= set(wanted)
-                self.records.change("demote", step, _policies(wanted), wanted)
+                changes = {p: (d.before, d.policy) for p, d in wanted.items()}
+                self.records.change("demote", step, changes, wanted)
         elif obstacle:
             self._give_up(step, obstacle)
         else:
@@ -304,7 +302,7 @@ class Tuning:
                 "no loss scale helps and no layer is to blame",
             )
         elif self._suspected:
-            self._suspicion.came_to_nothing()
+            self._trigger.false_alarm()
 
     def _demote(self, step, wanted):
         changes = self.repairs.demote(wanted)
@@ -316,7 +314,7 @@ class Tuning:
     def _changed(self, step):
         self._changed_at = self._idle_until = step
         self._held_until = None
-        self._suspicion.start_over()
+        self._trigger.start_over()
         self._session.examiner.forget_trouble()
         self._session.log_layers()
         self._tuner.save(self.repairs)
@@ -325,8 +323,8 @@ class Tuning:
         self._over = True
         self._held_until = None
         on_limit = self._tuner.on_limit
-        message = f"{reason}. {_BY_HAND}"
-        self.records.tell("give_up", step, message, on_limit=on_limit)
+        message = f"{reason}. {BY_HAND}"
+        self.records.report("give_up", step, message, on_limit=on_limit)
         if on_limit == "stop":
             self._session.model.stop_training = True
         elif on_limit == "raise":
@@ -372,13 +370,13 @@ class Tuning:
         changes = self.repairs.restore(probation.paths & demoted)
         self._harmful |= changes.keys()
         self._changed(step)
-        self._suspicion.came_to_nothing()
+        self._trigger.false_alarm()
         self.records.undo(step, changes, growth, probation.step)
 
-    # Giving back.
+    # Returning to 16 bits.
 
     def _give_back_if_quiet(self, step):
-        bad = self._suspicion.last_bad_step
+        bad = self._trigger.last_bad_step
         times = bad, self._changed_at, self._session.first_step
         since = max(time for time in times if time is not None)
         kind, paths = self.repairs.due(
@@ -387,10 +385,10 @@ class Tuning:
         rebuilds_left = self._tuner.max_rebuilds - self.repairs.rebuilds
         if paths and rebuilds_left and not self._tuner.dry_run:
             self._on_next_batch(
-                step, lambda batch: self._give_back(kind, paths, batch, step)
+                step, lambda batch: self._restore(kind, paths, batch, step)
             )
 
-    def _give_back(self, kind, paths, batch, step):
+    def _restore(self, kind, paths, batch, step):
         batches = [b for b in (*self._evidence, batch) if b is not None]
         sound = sound_as_built(
             self._session, self.repairs, paths, batches, step
@@ -400,7 +398,3 @@ class Tuning:
         changes = self.repairs.restore(sound)
         self._changed(step)
         self.records.change(kind, step, changes, {})
-
-
-def _policies(wanted):
-    return {path: (d.before, d.policy) for path, d in wanted.items()}

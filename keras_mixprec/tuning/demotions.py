@@ -45,7 +45,7 @@ class Repairs:
         demotions: Dict from layer path to `Demotion`, of the demoted layers.
         tries: Dict from layer path to how often the layer turned out to need
             its demotion.
-        rebuilds: Int. How often the compiled functions were made anew.
+        rebuilds: Int. How often the compiled functions were recompiled.
         share_at_first: Float. Share of the work in 16 bits at the start.
     """
 

@@ -1,10 +1,16 @@
-"""Telling what a tuner does: to its history, the log and the console."""
+"""What a tuner has done: its history, in the log and on the console."""
 
 from keras.src.utils import io_utils
 
+# What to do where the tuner gives up.
+BY_HAND = (
+    "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
+    "as the verdicts advise"
+)
+
 
 class TunerHistory:
-    """Tells each change once it is made.
+    """Reports each change once it is made.
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments.
@@ -23,16 +29,16 @@ class TunerHistory:
         self._done_before = []
 
     def at_first(self, kind: str, message: str):
-        """Tells what was done before training, when that begins."""
+        """Reports what was done before training, when that begins."""
         self._done_before.append((kind, message))
 
     def begin(self, step: int):
         """Training has begun, with this step."""
         for kind, message in self._done_before:
-            self.tell(kind, step, message)
+            self.report(kind, step, message)
 
-    def tell(self, kind: str, step: int, message: str, **fields):
-        """Tells that something happened.
+    def report(self, kind: str, step: int, message: str, **fields):
+        """Reports that something happened.
 
         Args:
             kind: String. As in `PrecisionTuner.history`.
@@ -47,11 +53,11 @@ class TunerHistory:
             io_utils.print_msg(f"\nPrecisionTuner at step {step}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict):
-        """Tells that layers compute in something else now, or would.
+        """Reports that layers compute in something else now, or would.
 
         Args:
-            kind: As for `tell`.
-            step: As for `tell`.
+            kind: As for `report`.
+            step: As for `report`.
             changes: Dict from path to the names of the policies before and
                 after.
             why: Dict from path to `Demotion`.
@@ -59,7 +65,7 @@ class TunerHistory:
         after = sorted({policy for _, policy in changes.values()})
         would = "would change" if self._tuner.dry_run else "changes"
         reasons = list(dict.fromkeys(d.kind for d in why.values()))
-        self.tell(
+        self.report(
             kind,
             step,
             f"{would} {_listed(changes)} to {' and '.join(after)}"
@@ -77,12 +83,12 @@ class TunerHistory:
         """Reports that the loss scale is raised, or would be.
 
         Args:
-            step: As for `tell`.
+            step: As for `report`.
             before: Float. The power of two that it was.
             after: Float. The power of two that it is now.
         """
         would = "would raise" if self._tuner.dry_run else "raises"
-        self.tell(
+        self.report(
             "raise_scale",
             step,
             f"{would} the loss scale from 2**{before:g} to 2**{after:g}, "
@@ -96,13 +102,13 @@ class TunerHistory:
         """Reports a demotion that made training diverge and is taken back.
 
         Args:
-            step: As for `tell`.
+            step: As for `report`.
             changes: As for `change`.
             growth: `Growth` of the weights.
             since: Int. The step whose weights and optimizer state are there
                 again.
         """
-        self.tell(
+        self.report(
             "undo",
             step,
             f"takes the demotion of {_listed(changes)} back: with it the "
@@ -117,7 +123,7 @@ class TunerHistory:
         )
 
     def rebuild(self, step: int):
-        """Tells what the last rebuild cost, once its step is done."""
+        """Reports what the last rebuild cost, once its step is done."""
         seconds = self._repairs.rebuild_seconds()
         if seconds is not None:
             self.history[-1]["seconds"] = seconds

@@ -44,7 +44,7 @@ class Probation:
     gradient is finite and may throw the weights anywhere.
 
     Args:
-        model: The `keras.Model`, with variables that are up to date.
+        model: The `keras.Model`, with variables that are synchronized.
         step: Int. The step of the demotion.
         gap: Int. Steps until weights are compared first.
         scale_bits: Float. The loss scale in use, as a power of two.
@@ -75,7 +75,7 @@ class Probation:
         """Compares the weights; the next time is twice as far away.
 
         Args:
-            model: The `keras.Model`, with variables that are up to date.
+            model: The `keras.Model`, with variables that are synchronized.
         """
         self._gap *= 2
         return Growth(self._before, _largest_weight(model))
@@ -100,7 +100,7 @@ def _largest_weight(model):
 
 
 def sound_as_built(session, repairs, paths, batches, step: int) -> set:
-    """Returns those demoted layers that could be given back together.
+    """Returns those demoted layers that could return to 16 bits together.
 
     Args:
         session: The `Session`.

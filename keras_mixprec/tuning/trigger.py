@@ -3,7 +3,7 @@
 from collections import deque
 
 from keras_mixprec.backend.common import any_worker
-from keras_mixprec.monitoring.recorded_steps import SUSPICIOUS_STEPS
+from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 
 # The next batch that fails is looked at closely, which costs no more than a
 # diagnosis. Twice as many are waited for if it was but the scale search.
@@ -48,15 +48,15 @@ class BadSteps:
 
     def in_a_row_anew(self) -> bool:
         """Whether more are skipped in a row than a search explains, once."""
-        before, self._stuck = self._stuck, self._in_a_row >= SUSPICIOUS_STEPS
+        before, self._stuck = self._stuck, self._in_a_row >= TRIGGER_STEPS
         return self._stuck and not before
 
 
-class Suspicion:
+class Trigger:
     """Counts the steps that were skipped or had a loss that is not finite.
 
-    Suspicious is one of them within 500 steps; after each suspicion that
-    came to nothing, such as bad data, twice as many.
+    One non-finite step within 500 triggers a diagnosis; each false alarm, such
+    as bad data, doubles how many it takes.
     """
 
     def __init__(self):
@@ -91,7 +91,7 @@ class Suspicion:
         """Counts from here on: what there was is known."""
         self._seen = deque([self._seen[-1]] if self._seen else [])
 
-    def came_to_nothing(self):
+    def false_alarm(self):
         """Waits for twice as many bad steps from here on."""
         self._patience *= 2
         self._false_alarms += 1

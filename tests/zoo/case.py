@@ -148,7 +148,7 @@ class Case:
         """Returns the layers to be found in a setup."""
         return frozenset() if setup in self.absent_on else self.culprits
 
-    def judge(self, verdicts: list, setup: str) -> "Judgement":
+    def recommend(self, verdicts: list, setup: str) -> "Judgement":
         """Compares what was found with what is known."""
         named = [v for v in verdicts if v.layer is not None]
         expected = self.expected(setup)

@@ -362,9 +362,9 @@ class Gan(keras.Model):
             ],
             name="critic",
         )
-        painter, self.judge = (adam_for(p) for p in self.players)
+        painter, self.recommend = (adam_for(p) for p in self.players)
         # JAX hands `train_step` the state of the model and one optimizer.
-        self.judge_state = self.judge.variables
+        self.judge_state = self.recommend.variables
         self.compile(painter, jit_compile=False)
 
     @property
@@ -379,10 +379,10 @@ class Gan(keras.Model):
         both = self.critic(ops.concatenate([real, fake]))
         on_real, on_fake = ops.split(ops.cast(both, "float32"), 2)
         paint = ops.mean(ops.softplus(-on_fake))
-        judge = ops.mean(ops.softplus(-on_real) + ops.softplus(on_fake))
+        recommend = ops.mean(ops.softplus(-on_real) + ops.softplus(on_fake))
         off = ops.abs(ops.mean(ops.norm(fake, axis=-1)) / 300 - 1)
         # They circle about the ring, so any closer is as good.
-        return paint, judge, {"radius_loss": ops.maximum(off, 0.2)}
+        return paint, recommend, {"radius_loss": ops.maximum(off, 0.2)}
 
     def train_step(self, *arguments):
         return STEPS[keras.backend.backend()](self, *arguments)
@@ -409,12 +409,12 @@ def tensorflow_step(gan, data):
 
     paints, judges = (p.trainable_variables for p in gan.players)
     with tf.GradientTape(persistent=True) as tape:
-        paint, judge, logs = gan.losses_of(*data)
+        paint, recommend, logs = gan.losses_of(*data)
         paint = gan.optimizer.scale_loss(paint)
-        judge = gan.judge.scale_loss(judge)
+        recommend = gan.recommend.scale_loss(recommend)
     gan.apply(
         (gan.optimizer, tape.gradient(paint, paints), paints),
-        (gan.judge, tape.gradient(judge, judges), judges),
+        (gan.recommend, tape.gradient(recommend, judges), judges),
     )
     return logs
 
@@ -431,10 +431,10 @@ def torch_step(gan, data):
         )
         return optimizer, gradients, weights
 
-    paint, judge, logs = gan.losses_of(*data)
+    paint, recommend, logs = gan.losses_of(*data)
     steps = [
         step(gan.optimizer, paint, gan.generator),
-        step(gan.judge, judge, gan.critic),
+        step(gan.recommend, recommend, gan.critic),
     ]
     with torch.no_grad():
         gan.apply(*steps)
@@ -458,14 +458,14 @@ def jax_step(gan, state, data):
         return gan.optimizer.stateless_scale_loss(state, paint), logs
 
     def judge_loss(judges):
-        _, judge, _ = losses(players[0], judges)
-        return gan.judge.stateless_scale_loss(judge_state, judge)
+        _, recommend, _ = losses(players[0], judges)
+        return gan.recommend.stateless_scale_loss(judge_state, recommend)
 
     from_paint, logs = jax.grad(paint_loss, has_aux=True)(players[0])
     from_judge = jax.grad(judge_loss)(players[1])
     (paints, state), (judges, judge_state) = gan.stateless_apply(
         (gan.optimizer, state, from_paint, players[0]),
-        (gan.judge, judge_state, from_judge, players[1]),
+        (gan.recommend, judge_state, from_judge, players[1]),
     )
     return logs, ([*paints, *judges], judge_state, state, metrics)
 

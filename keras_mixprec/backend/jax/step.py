@@ -111,7 +111,7 @@ def _commit_traced(optimizer, finite, update, remember):
 
 
 def _cond(condition, if_true, if_false):
-    # Outside of a jitted step `lax.cond` compiles both branches anew each time.
+    # Outside of a jitted step `lax.cond` recompiles both branches each time.
     if _is_traced(condition):
         return jax.lax.cond(condition, if_true, if_false)
     return if_true() if condition else if_false()

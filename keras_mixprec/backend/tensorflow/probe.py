@@ -152,5 +152,5 @@ def _replica():
     context = tf.distribute.get_replica_context()
     number = getattr(context, "replica_id_in_sync_group", 0)
     number = tf.get_static_value(number)
-    # On TPUs one program runs on all replicas, and cannot tell.
+    # On TPUs one program runs on all replicas, and cannot know.
     return 0 if number is None else int(number)

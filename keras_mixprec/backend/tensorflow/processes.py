@@ -43,7 +43,7 @@ def _all_rows(strategy):
         rows = tf.where(own[:, None], values, tf.zeros_like(values))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
 
-    # Run as it is, a strategy traces it anew each time, for 0.15 s.
+    # Run as it is, a strategy retraces it each time, for 0.15 s.
     @tf.function(autograph=False)
     def run(values):
         rows = strategy.run(all_rows, args=(values,))

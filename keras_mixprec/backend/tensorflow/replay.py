@@ -57,7 +57,7 @@ def compiled(function):
         evaluate = program(
             (graph.SerializeToString(deterministic=True), *inputs, *outputs),
             # Called directly, TensorFlow warns that one function after the
-            # other is traced anew.
+            # other is retraced.
             lambda: _imported(graph, inputs, outputs).get_concrete_function(
                 specs
             ),
