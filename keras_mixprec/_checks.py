@@ -1,7 +1,8 @@
-"""Argument checks shared by every part: what was wrong, what was received."""
+"""Checks shared by every part: of arguments, and of errors in a strict run."""
 
 import math
 import numbers
+import os
 
 
 def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
@@ -69,3 +70,17 @@ def _unwrap_scalar(value):
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
     return value
+
+
+def raise_if_strict(error) -> None:
+    """Raises an error that training would go on after, if that is asked for.
+
+    By the environment variable `KERAS_MIXPREC_STRICT=1`, so that no test passes
+    over a defect.
+
+    Args:
+        error: Exception; anything else is a reason in words, and expected.
+    """
+    strict = os.environ.get("KERAS_MIXPREC_STRICT") == "1"
+    if strict and isinstance(error, Exception):
+        raise error

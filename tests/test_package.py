@@ -11,9 +11,19 @@ import keras
 import pytest
 
 import keras_mixprec
+from keras_mixprec.backend import interface
 
 ROOT = pathlib.Path(keras_mixprec.__file__).parent
 BACKENDS = {"tensorflow", "jax", "jaxlib", "torch"}
+
+PROTOCOLS = [
+    interface.Batches,
+    interface.Devices,
+    interface.Probe,
+    interface.Processes,
+    interface.Replay,
+    interface.Step,
+]
 
 # Which parts each part may import, beyond itself and the plain helpers.
 MEASURING = {"backend"}
@@ -151,3 +161,28 @@ def test_configs_survive_a_file(name):
     # Reading a config leaves it as it was.
     again = type(sample).from_config(config)
     assert config == again.get_config() == sample.get_config()
+
+
+BACKEND_FOLDERS = [ROOT / "backend" / name for name in sorted(BACKENDS - {"jaxlib"})]
+    ROOT / "backend" / name for name in ("jax", "tensorflow", "torch")
+]
+
+
+@pytest.mark.parametrize("folder", BACKEND_FOLDERS, ids=lambda f: f.name)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.__name__)
+def test_each_backend_defines_what_the_interface_says(folder, protocol):
+    """Parsed, since the other backends may not be installed."""
+    path = folder / f"{protocol.__name__.lower()}.py"
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            found |= {t.id: node for t in node.targets}
+    wanted = {n for n in vars(protocol) if not n.startswith("_")}
+    wanted |= set(protocol.__annotations__)
+    assert wanted <= found.keys()
+    for name in wanted - set(protocol.__annotations__):
+        arguments = inspect.signature(getattr(protocol, name)).parameters
+        own = [a.arg for a in found[name].args.args]
+        assert own == list(arguments)[1:]

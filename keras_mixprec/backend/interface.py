@@ -185,6 +185,10 @@ class Replay(Protocol):
     # first; 0 where nothing is compiled and it can be interrupted.
     FIRST_RUN: float
 
+    # What a step raises if its dtypes do not mix, or have no such operation. An
+    # error of another type is a defect, of the model's code or of ours.
+    REFUSALS: tuple[type[Exception], ...]
+
     def is_concrete(self, tensor):
         """Whether it has a value now, rather than when a function runs."""
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import tree
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import mover, nonfinite, relative_error
 from keras_mixprec.diagnosis.forward import (
@@ -238,8 +239,7 @@ class EndToEnd:
                     step = dry_step(
                         self._model, batch, self._scale, records=False
                     )
-            # Each backend has a type of its own for dtypes that do not mix.
-            except Exception:
+            except active.replay().REFUSALS:
                 return Errors(math.nan, math.nan)
             found.append(reference.errors(step))
         return Errors(*map(max, zip(*found, strict=True)))

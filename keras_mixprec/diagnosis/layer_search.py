@@ -6,6 +6,7 @@ that would cast a repaired result straight back as well.
 
 import math
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import (
     check_backward,
@@ -112,7 +113,7 @@ class Search(SearchState):
             self._demote(culprit)
             try:
                 return self._dry_step(self._demoted)
-            except Exception:
+            except active.replay().REFUSALS:
                 path = enclosing_path(path)
                 if path not in calls:
                     raise
@@ -178,7 +179,7 @@ class Search(SearchState):
                 try:
                     trial = self._dry_step([*self._demoted, *layers])
                 # It may not run in float32 without what is around it.
-                except Exception:
+                except active.replay().REFUSALS:
                     continue
                 if self._loss_error(trial.loss) < self._loss_error(
                     best_step.loss
@@ -330,7 +331,7 @@ class Search(SearchState):
         try:
             step = step or whole.step(self._demoted, self.scale_bits)
         # As above, it may not run however it is tried.
-        except Exception:
+        except active.replay().REFUSALS:
             return
         state = StateCheck(self._model, self._data, self._exact, self._demoted)
         found = state.culprits(step)

@@ -212,8 +212,7 @@ class _Verdicts:
                 try:
                     search.run(bits, moves)
                     return search, raising
-                # Each backend has types of its own.
-                except Exception:
+                except active.replay().REFUSALS:
                     culprit = why_it_raises(
                         self._model, self._batch, exact, compiled
                     )

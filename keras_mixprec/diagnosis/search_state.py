@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.culprit import computes_low
 from keras_mixprec.numerics.dry_step import DryStep, dry_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
@@ -42,7 +43,7 @@ class SearchState:
     def _runs(self, demoted):
         try:
             self._dry_step(demoted)
-        except Exception:
+        except active.replay().REFUSALS:
             return False
         return True
 

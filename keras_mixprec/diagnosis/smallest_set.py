@@ -8,6 +8,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
@@ -231,7 +232,7 @@ class Needed:
             with computing_in("float32", demoted):
                 step = dry_step(self._model, self._data, self._scale)
         # TensorFlow and torch refuse to mix some dtypes within a layer.
-        except Exception:
+        except active.replay().REFUSALS:
             return None
         own = [c for c in step.calls if c.path == path]
         if any(nonfinite(map(to_array, c.float_outputs)) for c in own):

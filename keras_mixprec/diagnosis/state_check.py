@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
@@ -113,8 +114,7 @@ class StateCheck:
         """The layer alone where that is enough, else with all inside it."""
         try:
             errors = self._errors(there, [*self._demoted, layer])
-        # Each backend has a type of its own for dtypes that do not mix.
-        except Exception:
+        except active.replay().REFUSALS:
             return with_sublayers(layer)
         worst = max(errors.get(key, 0.0) for key in own)
         enough = worst <= thresholds.LOST_CHANGE

@@ -2,6 +2,7 @@
 
 import math
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import check_backward
 from keras_mixprec.diagnosis.compare import nonfinite
@@ -78,8 +79,7 @@ class WholeStep:
         """
         try:
             return self._reference.is_like(self.step(demoted, bits))
-        # Each backend has a type of its own for dtypes that do not mix.
-        except Exception:
+        except active.replay().REFUSALS:
             return False
 
     def wrong(self, step: DryStep, demoted: list, bits: float) -> bool:

@@ -1,11 +1,15 @@
 """What monitoring costs and may cost, and going on without a part of it."""
 
+import logging
 import math
 import re
 import time
 import traceback
 import warnings
 from collections import Counter
+
+from keras_mixprec._checks import raise_if_strict
+from keras_mixprec.numerics.dry_step import NotBuiltError
 
 # Share of the training time that cannot be timed from here: guarding metrics
 # and state in every step (0.3% to 1.1% on torch), the hooks' own microseconds,
@@ -95,13 +99,24 @@ _SHORT, _LONG = 200, 8000
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
 
 
+# Silent unless somebody asks for it: the warning is one line.
+_LOGGER = logging.getLogger("keras_mixprec")
+_LOGGER.addHandler(logging.NullHandler())
+
+
 def degrade(what: str, reason) -> None:
     """Warns, in one line, that `what` is not possible; training goes on.
+
+    The logger `"keras_mixprec"` gets the traceback.
 
     Args:
         what: String, a verb and its object.
         reason: Exception or string.
     """
+    if not isinstance(reason, (NotBuiltError, NotImplementedError)):
+        raise_if_strict(reason)
+    error = reason if isinstance(reason, BaseException) else None
+    _LOGGER.warning("MixPrecMonitor cannot %s", what, exc_info=error)
     warnings.warn(
         f"MixPrecMonitor cannot {what}; that is disabled, training continues: "
         f"{one_line(reason)}",

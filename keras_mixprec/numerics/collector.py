@@ -7,6 +7,7 @@ import math
 import keras
 from keras import ops
 
+from keras_mixprec._checks import raise_if_strict
 from keras_mixprec.backend import active
 from keras_mixprec.numerics.statistics import WIDTH, measure, pack
 
@@ -124,6 +125,7 @@ class Collector:
         try:
             yield
         except Exception as error:
+            raise_if_strict(error)
             for path, _, _ in keys:
                 reason = f"{type(error).__name__}: {error}"
                 self._failures.setdefault(path, reason)

@@ -137,8 +137,7 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
     try:
         with restored(model), recorder.recording():
             run_held(model, data, lambda _: 1.0)
-    # Each backend has types of its own.
-    except Exception as error:
+    except active.replay().REFUSALS as error:
         recorder.put_values(
             {id(x): x if concrete(x) else None for x in recorder.tensors()}
         )

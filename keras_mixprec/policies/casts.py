@@ -9,6 +9,7 @@ import traceback
 import keras
 from keras import ops, tree
 
+from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.policies.flops import multiply_adds
 from keras_mixprec.policies.graph import neighbours
@@ -164,8 +165,7 @@ def _error(model, inputs):
         # Not symbolically: torch would not look at dtypes.
         with keras.StatelessScope():
             model(inputs, training=False)
-    # Each backend has a type of its own for dtypes that do not mix.
-    except Exception as error:
+    except active.replay().REFUSALS as error:
         return error
     return None
 

@@ -9,6 +9,13 @@ from keras_mixprec.backend.jax.pieces import run_in_pieces, seam
 
 FIRST_RUN = 0.35
 
+REFUSALS = (
+    jax.errors.JaxRuntimeError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
+
 # Of keys with a type of their own, and of those that are plain integers.
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
 

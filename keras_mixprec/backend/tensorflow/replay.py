@@ -8,6 +8,8 @@ from keras_mixprec.backend.common import program
 
 FIRST_RUN = 0.0
 
+REFUSALS = (tf.errors.OpError, TypeError, ValueError, NotImplementedError)
+
 
 def is_concrete(tensor):
     return not tf.is_symbolic_tensor(tensor)

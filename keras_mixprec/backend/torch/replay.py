@@ -5,6 +5,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 FIRST_RUN = 0.0
 
+REFUSALS = (RuntimeError, TypeError, ValueError)
+
 
 def is_concrete(tensor):
     return tensor.device.type != "meta"
