@@ -163,8 +163,8 @@ def test_configs_survive_a_file(name):
     assert config == again.get_config() == sample.get_config()
 
 
-BACKEND_FOLDERS = [ROOT / "backend" / name for name in sorted(BACKENDS - {"jaxlib"})]
-    ROOT / "backend" / name for name in ("jax", "tensorflow", "torch")
+BACKEND_FOLDERS = [
+    ROOT / "backend" / name for name in sorted(BACKENDS - {"jaxlib"})
 ]
 
 
