@@ -186,3 +186,26 @@ def test_each_backend_defines_what_the_interface_says(folder, protocol):
         arguments = inspect.signature(getattr(protocol, name)).parameters
         own = [a.arg for a in found[name].args.args]
         assert own == list(arguments)[1:]
+
+
+def own_functions(public):
+    if inspect.isfunction(public):
+        yield public
+    for name, value in vars(public).items() if inspect.isclass(public) else ():
+        if not name.startswith("_") or name == "__init__":
+            value = getattr(value, "__func__", value)
+            value = value.fget if isinstance(value, property) else value
+            if inspect.isfunction(value):
+                yield value
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_the_public_interface_is_annotated(name):
+    for function in own_functions(getattr(keras_mixprec, name)):
+        signature = inspect.signature(function)
+        known = [p for p in signature.parameters.values() if p.name != "self"]
+        known = [p for p in known if p.name != "cls"]
+        empty = inspect.Parameter.empty
+        assert all(p.annotation is not empty for p in known), function
+        done = function.__name__ == "__init__"
+        assert done or signature.return_annotation is not empty, function

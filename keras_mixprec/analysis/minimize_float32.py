@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -76,9 +77,9 @@ _POLICIES = ("mixed_float16", "mixed_bfloat16")
 
 def minimize_float32(
     model: keras.Model,
-    x,
-    y=None,
-    sample_weight=None,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
     *,
     policy: str = "mixed_float16",
     tolerance: float = thresholds.LOSS_ERROR,

@@ -1,6 +1,8 @@
 """The monitoring callback."""
 
+import os
 from functools import partial
+from typing import Any
 
 from keras.src.utils import io_utils
 
@@ -9,7 +11,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.monitoring.summary import summarize
+from keras_mixprec.monitoring.summary import TrainingSummary, summarize
 from keras_mixprec.reporting.no_log import NoLog
 from keras_mixprec.reporting.run_log import RunLog, check_local
 
@@ -161,7 +163,7 @@ class MixPrecMonitor(CopiedCallback):
 
     def __init__(
         self,
-        log_dir="logs",
+        log_dir: str | os.PathLike = "logs",
         update_freq: int = 50,
         probe_every: int = 100,
         max_overhead: float = 0.02,
@@ -185,21 +187,21 @@ class MixPrecMonitor(CopiedCallback):
             self.stop_after = check_integer("stop_after", stop_after, low=1)
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
-        self.summary = None
+        self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
-        self._session = None
+        self._session: Any = None  # In `fit`.
         self._has_logged = False
 
     @property
-    def report(self):
+    def report(self) -> Any:
         """What was logged, for people."""
         # What reads a log takes no part in writing it.
         from keras_mixprec.reporting.report import load_report
 
         return load_report(self.log_dir) if self._has_logged else None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         """Opens the log."""
         # Workers that write to one folder would overwrite each other.
         chief = active.processes().is_chief(self.model)
@@ -221,21 +223,23 @@ class MixPrecMonitor(CopiedCallback):
         self.verdicts = self._session.examiner.verdicts
         self.failing_batches = self._session.recorder.kept
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Guards the metrics and takes the first look, the first time."""
         self._session.begin_epoch(self, epoch)
 
     # `on_train_batch_end` would make Keras fetch the logs of every step from
     # the device before it starts the next one.
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
         """Looks at the steps before this one, if it is time to."""
         self._session.begin_batch(self, batch)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Looks at the last steps of the epoch."""
         self._session.end_epoch(self)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict | None = None) -> None:
         """Takes the last look, writes the summary and closes the log."""
         session = self._session
         session.finish()

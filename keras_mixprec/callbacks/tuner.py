@@ -1,6 +1,8 @@
 """The callback that repairs a model while it trains."""
 
+import os
 import warnings
+from typing import Any
 
 from keras.src.utils import io_utils
 
@@ -17,6 +19,7 @@ from keras_mixprec.monitoring.summary import summarize
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.layers import has_own_step
+from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.tuning.consensus import check_alike
 from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
@@ -128,7 +131,7 @@ class PrecisionTuner(CopiedCallback):
 
     def __init__(
         self,
-        plan=None,
+        plan: str | os.PathLike | None = None,
         dry_run: bool = False,
         promote_after: int = 2000,
         cooldown: int = 10,
@@ -140,7 +143,7 @@ class PrecisionTuner(CopiedCallback):
         verbose: int = 1,
     ):
         super().__init__()
-        self._disk = None if plan is None else PlanOnDisk(plan)
+        self._disk: Any = None if plan is None else PlanOnDisk(plan)
         self.dry_run = check_choice("dry_run", dry_run, (True, False))
         self.promote_after = check_integer("promote_after", promote_after)
         self.cooldown = check_integer("cooldown", cooldown)
@@ -153,9 +156,11 @@ class PrecisionTuner(CopiedCallback):
         self.update_freq = check_integer("update_freq", update_freq, low=1)
         self.verbose = check_integer("verbose", verbose, high=1)
         self._check_together()
-        self.plan = None
+        self.plan: PrecisionPlan | None = None
         self.history: list[dict] = []
-        self._session = self._tuning = None
+        # In `fit`.
+        self._session: Any = None
+        self._tuning: Any = None
         self._warned = False
 
     def _check_together(self):
@@ -171,7 +176,7 @@ class PrecisionTuner(CopiedCallback):
                 "does not allow. Received: max_rebuilds=0, on_limit='float32'"
             )
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         """Starts from the plan, if there is one."""
         model = self.model
         repairs = Repairs(model)
@@ -201,21 +206,23 @@ class PrecisionTuner(CopiedCallback):
                 "loss_scaling", "the loss is scaled from now on"
             )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Counts the batches of the epoch."""
         self._session.begin_epoch(self, epoch)
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
         """Changes what has to be changed before this step."""
         self._session.begin_batch(self, batch)
         self._tuning.before_batch()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Looks at the last steps of the epoch."""
         self._session.end_epoch(self)
         self._tuning.end_epoch()
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict | None = None) -> None:
         """Writes the plan and says what came out."""
         session, tuning = self._session, self._tuning
         tuning.end()
@@ -240,7 +247,7 @@ class PrecisionTuner(CopiedCallback):
         chief = active.processes().is_chief(self._session.model)
         return chief and not self._is_dry
 
-    def save(self, repairs):
+    def save(self, repairs: Repairs) -> None:
         """Keeps the plan, also in its file if this is the chief's."""
         self.plan = repairs.plan()
         error = self._writes_plan and self._disk.save_if_possible(repairs)

@@ -1,6 +1,6 @@
 """The diagnosis on demand."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -29,7 +29,12 @@ from keras_mixprec.policies.layers import check_model, has_own_step
 
 
 def diagnose(
-    model: keras.Model, x, y=None, sample_weight=None, *, step=None
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    step: int | None = None,
 ) -> list[Verdict]:
     """Says what is wrong with the precision of a model on one batch.
 
@@ -118,7 +123,12 @@ class Examination(NamedTuple):
 
 
 def examine(
-    model: keras.Model, x, y=None, sample_weight=None, *, step=None
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    step: int | None = None,
 ) -> Examination:
     """Diagnoses, and says as well which layers to demote.
 

@@ -1,6 +1,7 @@
 """The dynamic loss scale and its presets."""
 
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -122,7 +123,7 @@ class DynamicLossScale(LossScale):
         self._quirks = Quirks()
 
     @classmethod
-    def preset(cls, name: str, **overrides) -> "DynamicLossScale":
+    def preset(cls, name: str, **overrides: Any) -> "DynamicLossScale":
         """Returns the rule that another system follows, step for step.
 
         Args:
@@ -156,12 +157,12 @@ class DynamicLossScale(LossScale):
         rule._follows, rule._quirks = name, quirks
         return rule
 
-    def with_growth_interval(self, growth_interval: int) -> "DynamicLossScale":
+    def with_growth_interval(self, growth_interval: Any) -> "DynamicLossScale":
         """Returns this rule with another growth interval."""
         config = {**self.get_config(), "growth_interval": growth_interval}
         return type(self).from_config(config)
 
-    def update(self, state: LossScaleState, finite) -> LossScaleState:
+    def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         xp = namespace(state.scale)
         quirks = self._quirks
@@ -235,7 +236,7 @@ class DynamicLossScale(LossScale):
         return config | ({"preset": self._follows} if self._follows else {})
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> "DynamicLossScale":
         """Creates the rule from what `get_config` returned."""
         config = dict(config)
         name = config.pop("preset", None)

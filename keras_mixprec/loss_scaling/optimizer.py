@@ -1,5 +1,8 @@
 """The loss scale optimizer."""
 
+from collections.abc import Iterable
+from typing import Any, Self
+
 import keras
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
@@ -96,13 +99,13 @@ class LossScaleOptimizer(
 
     def __init__(
         self,
-        inner_optimizer,
-        loss_scale="dynamic",
+        inner_optimizer: keras.optimizers.Optimizer | str | dict,
+        loss_scale: Any = "dynamic",
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
         name: str | None = None,
         discard_window: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ):
         inner_optimizer = check_inner(inner_optimizer)
         check_window(discard_window, inner_optimizer)
@@ -124,7 +127,7 @@ class LossScaleOptimizer(
 
     # Without it Keras would count the model's variables as the optimizer's.
     @no_automatic_dependency_tracking
-    def build(self, var_list, shared=None):
+    def build(self, var_list: list, shared: Any = None) -> None:
         """Creates the variables for a list of trainable variables.
 
         Args:
@@ -196,7 +199,7 @@ class LossScaleOptimizer(
         return float(safe_scale(scale, scale))
 
     @property
-    def variables(self):
+    def variables(self) -> list:
         """The wrapper's variables, then those of the inner optimizer."""
         return self._variables + self.inner_optimizer.variables
 
@@ -205,7 +208,9 @@ class LossScaleOptimizer(
         """The wrapper's own variables: loss scale, counters, history."""
         return list(self._variables)
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(
+        self, grads: list, trainable_variables: list | None = None
+    ) -> None:
         """Updates the variables with scaled gradients, or skips the step.
 
         Args:
@@ -221,7 +226,7 @@ class LossScaleOptimizer(
         if len(grads):
             commit_together([self._guard(grads, trainable_variables)])
 
-    def apply_gradients(self, grads_and_vars):
+    def apply_gradients(self, grads_and_vars: Iterable) -> Any:
         """Updates variables from `(gradient, variable)` pairs.
 
         Returns:
@@ -232,7 +237,12 @@ class LossScaleOptimizer(
         self.apply([g for g, _ in pairs], [v for _, v in pairs])
         return self.iterations
 
-    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+    def stateless_apply(
+        self,
+        optimizer_variables: list,
+        grads: list,
+        trainable_variables: list,
+    ) -> tuple[list, list]:
         """The stateless form of `apply`, for custom loops on JAX.
 
         Args:
@@ -249,7 +259,7 @@ class LossScaleOptimizer(
         )
 
     @staticmethod
-    def apply_together(*steps):
+    def apply_together(*steps: tuple) -> None:
         """Applies several optimizers if all gradients of all are finite.
 
         For models with several optimizers, such as a GAN: one overflow skips
@@ -263,7 +273,7 @@ class LossScaleOptimizer(
         commit_together([o._guard(g, v) for o, g, v in steps])
 
     @staticmethod
-    def stateless_apply_together(*steps):
+    def stateless_apply_together(*steps: tuple) -> list:
         """The stateless form of `apply_together`, for loops on JAX.
 
         Args:
@@ -334,18 +344,18 @@ class LossScaleOptimizer(
         )
 
     @property
-    def dynamic_scale(self):
+    def dynamic_scale(self) -> keras.Variable:
         """The variable that holds the loss scale, as in Keras."""
         self._by_hand.may_scale()
         return self._scale_variable
 
     @property
-    def dynamic_growth_steps(self):
+    def dynamic_growth_steps(self) -> int | None:
         """The growth interval of a dynamic loss scale, `None` of others."""
         return getattr(self.rule, "growth_interval", None)
 
     @dynamic_growth_steps.setter
-    def dynamic_growth_steps(self, value):
+    def dynamic_growth_steps(self, value: int | None) -> None:
         if "rule" not in vars(self):
             return
         if not isinstance(self.rule, DynamicLossScale):
@@ -386,7 +396,9 @@ class LossScaleOptimizer(
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict, custom_objects: dict | None = None
+    ) -> Self:
         """Creates the optimizer from what `get_config` returned."""
         config = dict(config)
         for key in ("inner_optimizer", "loss_scale"):

@@ -8,7 +8,7 @@ on NumPy values as well as inside a compiled train step on any backend.
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
@@ -58,7 +58,7 @@ class LossScale:
             scale, np.int32(start), np.int32(left), scale, np.int32(0)
         )
 
-    def update(self, state: LossScaleState, finite) -> LossScaleState:
+    def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step.
 
         Args:
@@ -96,7 +96,7 @@ class LossScale:
         return 0, 1
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         """Creates the rule from what `get_config` returned."""
         return cls(**config)
 
@@ -157,7 +157,7 @@ class FixedLossScale(LossScale):
     def __init__(self, scale: float):
         self.scale = check_scale("scale", scale)
 
-    def update(self, state: LossScaleState, finite) -> LossScaleState:
+    def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         return _step_with(state, state.scale, finite)
 
@@ -201,7 +201,7 @@ class ScheduledLossScale(LossScale):
     1024.0
     """
 
-    def __init__(self, schedule):
+    def __init__(self, schedule: Any):
         if isinstance(schedule, dict):
             schedule = _check_table(schedule)
         elif not isinstance(
@@ -218,7 +218,7 @@ class ScheduledLossScale(LossScale):
         # has no value on the host while a step is being compiled.
         self._first = check_scale("schedule(0)", self.scale_at(np.int32(0)))
 
-    def scale_at(self, step):
+    def scale_at(self, step: Any) -> Any:
         """Returns the scale of attempted step `step`, counted from 0."""
         if not isinstance(self.schedule, dict):
             scale = self.schedule(step)
@@ -231,7 +231,7 @@ class ScheduledLossScale(LossScale):
             scale = xp.where(step >= start, np.float32(value), scale)
         return scale
 
-    def update(self, state: LossScaleState, finite) -> LossScaleState:
+    def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         return _step_with(state, self.scale_at(state.steps + 1), finite)
 
@@ -257,7 +257,7 @@ class ScheduledLossScale(LossScale):
         return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         """Creates the rule from what `get_config` returned."""
         schedule = config["schedule"]
         if "class_name" in schedule:

@@ -1,6 +1,7 @@
 """The plan: which policy each layer of a model follows, and why."""
 
 import difflib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.follow import follow
 from keras_mixprec.policies.layers import (
     MODEL_PATH,
+    LayerEntry,
     check_model,
     keras_path,
     may_grow,
@@ -236,7 +238,7 @@ class PrecisionPlan(Mapping):
         reasons, notes = follow(model, self.default, self.decide)
         return PrecisionPlan.from_model(model, reasons, notes)
 
-    def validate(self, model: keras.Model):
+    def validate(self, model: keras.Model) -> None:
         """Raises `ValueError` if the plan does not fit the model.
 
         It names each path of the plan that the model lacks, with the nearest
@@ -275,7 +277,7 @@ class PrecisionPlan(Mapping):
             {MODEL_PATH: other.default, **other},
         )
 
-    def decide(self, entry) -> tuple[str, str]:
+    def decide(self, entry: LayerEntry) -> tuple[str, str]:
         """Returns a layer's policy and the reason for it.
 
         Args:
@@ -288,7 +290,7 @@ class PrecisionPlan(Mapping):
                 return policy, self.reasons.get(holder.path, "")
         return self.default, ""
 
-    def save(self, path):
+    def save(self, path: str | os.PathLike) -> None:
         """Writes the plan as JSON, replacing the file at once or not at all.
 
         Args:
@@ -297,7 +299,7 @@ class PrecisionPlan(Mapping):
         plan_file.write(path, self)
 
     @classmethod
-    def load(cls, path) -> "PrecisionPlan":
+    def load(cls, path: str | os.PathLike) -> "PrecisionPlan":
         """Reads a plan that `save` wrote.
 
         Args:

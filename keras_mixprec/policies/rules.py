@@ -4,6 +4,7 @@ import fnmatch
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
 import keras
 
@@ -117,7 +118,7 @@ class PrecisionRule:
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         """Creates the rule from what `get_config` returned."""
         config = dict(config)
         if isinstance(config["match"], dict):
@@ -170,7 +171,7 @@ class PrecisionRules(Sequence):
             if not any(matcher.matches(rule, entry) for entry in entries)
         ]
 
-    def warn_unmatched(self, model: keras.Model):
+    def warn_unmatched(self, model: keras.Model) -> None:
         """Warns of each rule that matches no layer of the model."""
         for rule in self.unmatched(model):
             paths = ", ".join(entry.path for entry in walk(model)[:8])
@@ -186,7 +187,7 @@ class PrecisionRules(Sequence):
         return {"rules": [rule.get_config() for rule in self]}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         """Creates the rules from what `get_config` returned."""
         return cls(PrecisionRule.from_config(c) for c in config["rules"])
 

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import keras
 
@@ -89,7 +90,7 @@ def policy_scope(
     policy: str | keras.DTypePolicy,
     *,
     rules: Iterable[PrecisionRule] | None = None,
-):
+) -> AbstractContextManager[None]:
     """Sets the global policy inside a `with` block, or a decorated function.
 
     On leaving, also by an exception, the policy and the rules that held
