@@ -7,6 +7,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # whether replicas agree. JAX reads this once, before its first use.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
+# A defect that training would go on after fails a test.
+os.environ.setdefault("KERAS_MIXPREC_STRICT", "1")
+
 import keras
 import numpy as np
 import pytest
@@ -36,3 +39,9 @@ def _fresh_state():
 def _doctest_names(doctest_namespace):
     names = {n: getattr(keras_mixprec, n) for n in keras_mixprec.__all__}
     doctest_namespace.update(names, keras=keras, np=np, kmp=keras_mixprec)
+
+
+@pytest.fixture
+def training_goes_on(monkeypatch):
+    """For a test that makes a part of the monitor fail."""
+    monkeypatch.delenv("KERAS_MIXPREC_STRICT", raising=False)

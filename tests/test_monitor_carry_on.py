@@ -23,6 +23,7 @@ def error():
     return caught.value
 
 
+@pytest.mark.usefixtures("training_goes_on")
 @pytest.mark.parametrize("form", [lambda e: e, str], ids=["error", "text"])
 def test_a_warning_is_one_line(error, form):
     with warnings.catch_warnings(record=True) as caught:

@@ -218,6 +218,7 @@ def test_a_fall_is_told_once(tmp_path, capsys):
     assert printed.count("overflow in about") == len(events)
 
 
+@pytest.mark.usefixtures("training_goes_on")
 def test_training_goes_on_where_no_twin_can_be_made(tmp_path, monkeypatch):
     def broken(model):
         raise RuntimeError("no twin of this")
@@ -237,6 +238,7 @@ def test_training_goes_on_where_no_twin_can_be_made(tmp_path, monkeypatch):
     assert model.optimizer.attempted_steps == 40 == len(expected.epoch) * 20
 
 
+@pytest.mark.usefixtures("training_goes_on")
 def test_a_layer_that_cannot_be_measured_is_named_once(tmp_path, monkeypatch):
     def picky(tensor):
         if tensor.shape[-1] == 5:

@@ -246,6 +246,7 @@ def test_no_step(tmp_path):
     assert "no step was taken" in monitor.summary.ranges
 
 
+@pytest.mark.usefixtures("training_goes_on")
 def test_what_cannot_be_measured_is_told_and_training_goes_on(
     tmp_path, monkeypatch
 ):

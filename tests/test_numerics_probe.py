@@ -289,6 +289,7 @@ def test_bfloat16_is_its_own_measure():
     assert probed(model).probe.limits.name == "bfloat16"
 
 
+@pytest.mark.usefixtures("training_goes_on")
 def test_a_layer_that_cannot_be_measured_is_named(monkeypatch):
     def picky(tensor):
         if tensor.shape[-1] == 3:

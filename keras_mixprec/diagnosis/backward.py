@@ -19,7 +19,7 @@ from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.numerics.layer_hooks import with_sublayers
-from keras_mixprec.numerics.layer_reference import LayerReplay
+from keras_mixprec.numerics.layer_replay import LayerReplay
 
 _JITTERS = range(thresholds.TIE_JITTERS)
 

@@ -12,7 +12,7 @@ from keras_mixprec.numerics.arrays import (
     to_array,
 )
 from keras_mixprec.numerics.calls import LayerCall
-from keras_mixprec.numerics.layer_reference import LayerReplay
+from keras_mixprec.numerics.layer_replay import LayerReplay
 
 # Between these a sum of squares loses nothing that counts in float32.
 _SQUARES = 1e-20, 1e30

@@ -29,7 +29,7 @@ from keras_mixprec.numerics.layer_hooks import (
     following,
     with_sublayers,
 )
-from keras_mixprec.numerics.layer_reference import (
+from keras_mixprec.numerics.layer_replay import (
     LayerReplay,
     nonfinite_places,
     starts_from_zero,

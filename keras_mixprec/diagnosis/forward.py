@@ -20,7 +20,7 @@ from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.layer_hooks import with_sublayers
-from keras_mixprec.numerics.layer_reference import LayerReplay
+from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
 
 

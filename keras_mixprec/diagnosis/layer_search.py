@@ -45,7 +45,7 @@ from keras_mixprec.numerics.dry_step import (
     exact_step,
 )
 from keras_mixprec.numerics.layer_hooks import with_sublayers
-from keras_mixprec.numerics.layer_reference import LayerReplay
+from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.summary import costs
 
 

@@ -11,7 +11,7 @@ from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.layer_reference import LayerReplay
+from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.probed_step import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 

@@ -24,7 +24,7 @@ from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import DryStep, Interrupted, interrupted
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
-from keras_mixprec.numerics.layer_reference import LayerReplay
+from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
 # Where no line is the user's: Keras, the backends beside it, this package.

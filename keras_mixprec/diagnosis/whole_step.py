@@ -19,7 +19,7 @@ from keras_mixprec.numerics.dry_step import (
     exact_step,
 )
 from keras_mixprec.numerics.layer_hooks import computing_in
-from keras_mixprec.numerics.layer_reference import LayerReplay
+from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
 # Powers of two by which another loss scale is tried, before a layer is blamed

@@ -5,7 +5,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 FIRST_RUN = 0.0
 
-REFUSALS = (RuntimeError, TypeError, ValueError)
+# IndexError: of a token id that 16 bits rounded up.
+REFUSALS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 def is_concrete(tensor):
