@@ -134,6 +134,9 @@ def masks(samples=128, size=48):
 @case(
     data=masks,
     culprits=frozenset({"mask"}),
+    # TensorFlow sums the gradient of its kernel over 147,456 pixels in float16:
+    # 54% off one in float64, which Adam bears and SGD does not.
+    tolerated=frozenset({"conv"}),
     kind="forward_overflow",
     direction="forward",
     decoy="conv",
