@@ -14,6 +14,7 @@ from keras_mixprec.kinds import KINDS
 from keras_mixprec.tuning.consensus import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import BY_HAND, TunerHistory
+from keras_mixprec.tuning.phases import Phase, TuningState
 from keras_mixprec.tuning.promotion import Probation, sound_as_built
 from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Trigger
 
@@ -57,38 +58,31 @@ class Tuning:
         self._trigger = Trigger()
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = BatchCapture()
-        self._held_until = None
-        self._suspected = self._counts = False
         self._bad = BadSteps(session)
-        self._over = False
-        self._advised = set()
-        self._probation = None
-        self._harmful = set()
-        self._changed_at = None
-        self._next_look = None
-        self._idle_until = 0
+        self._state = TuningState()
 
     # Looking.
 
     def before_batch(self):
         """Looks, if it is time to."""
         step = self._session.step
-        if step < self._idle_until or not self._session.started:
+        if step < self._state.idle_until or not self._session.started:
             return
         self.records.rebuild(step)
-        if self._over:
+        state = self._state
+        if state.ended:
             return
-        if self._next_look is None:
+        if state.phase is Phase.STARTING:
             self._begin(step)
             return
-        if self._held_until is not None:
+        if state.captures:
             self._examine_if_bad(step)
-        if step >= self._next_look and not self._over:
+        if step >= state.next_reading and not state.ended:
             self._look(step)
-        if self._held_until is not None:
+        if state.captures:
             self._hold(step)
         else:
-            self._idle_until = self._next_look
+            state.idle_until = state.next_reading
 
     def end_epoch(self):
         """An epoch of unknown length ends with a call without a batch."""
@@ -103,7 +97,8 @@ class Tuning:
         self._trigger.add(step, 0)
         self._session.examiner.listener = self._on_examination
         self.repairs.wait_anew(step)
-        self._next_look = step + 1
+        self._state.enter(Phase.WATCHING)
+        self._state.next_reading = step + 1
         schedule = self._session.examiner.schedule
         # Of a model that one worker does not know yet, nobody knows more.
         (new,) = any_worker(self._session.model, [schedule.is_new])
@@ -120,15 +115,15 @@ class Tuning:
         session = self._session
         taken = step - session.first_step
         gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
-        self._next_look = step + max(gap, 1)
+        self._state.next_reading = step + max(gap, 1)
         self._bad.count()
         stuck = self._bad.in_a_row_anew()
         triggered = self._trigger.add(step, self._bad.total) or stuck
-        if self._cooling(step) or self._held_until is not None:
+        if self._cooling(step) or self._state.captures:
             return
-        self._counts = self._trigger.counts(stuck)
-        if triggered and self._within_budget(self._counts):
-            self._held_until = step + WINDOW
+        self._state.counts = self._trigger.counts(stuck)
+        if triggered and self._within_budget(self._state.counts):
+            self._state.enter(Phase.CAPTURING, step + WINDOW)
         elif (
             session.examiner.schedule.due(taken) and self._audit_within_budget()
         ):
@@ -148,8 +143,12 @@ class Tuning:
             return
         steps = self._session.examiner.schedule.hurry()
         if steps is not None:
-            self._next_look = min(self._next_look, step + steps)
-            self._idle_until = min(self._idle_until, self._next_look)
+            self._state.next_reading = min(
+                self._state.next_reading, step + steps
+            )
+            self._state.idle_until = min(
+                self._state.idle_until, self._state.next_reading
+            )
 
     def _audit_within_budget(self):
         schedule = self._session.examiner.schedule
@@ -172,21 +171,21 @@ class Tuning:
             self._held.hold(self._session.model)
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
-            self._held_until = None
-            self._examine_next(step, suspected=True, counts=self._counts)
+            self._state.enter(Phase.WATCHING)
+            self._examine_next(step, suspected=True, counts=self._state.counts)
 
     def _examine_if_bad(self, step):
         batch, _ = self._held.take() or (None, None)
         if self._bad.count():
-            self._held_until = None
+            self._state.enter(Phase.WATCHING)
             self._session.synchronized_model()
-            self._examine_together(batch, step, True, self._counts)
-        elif step >= self._held_until:
-            self._held_until = None
+            self._examine_together(batch, step, True, self._state.counts)
+        elif step >= self._state.capture_until:
+            self._state.enter(Phase.WATCHING)
             self._trigger.false_alarm()
 
     def _cooling(self, step):
-        changed = self._changed_at
+        changed = self._state.changed_at
         # What one batch shows before the first step need not be all.
         if changed in (None, self._session.first_step):
             return False
@@ -215,7 +214,7 @@ class Tuning:
             counts: Boolean. Whether it counts as overhead. If not, it is seen
                 first whether there is more in it than in its first rows.
         """
-        self._suspected = suspected
+        self._state.suspected = suspected
         self._ballot = WorkerProposal(Proposal())
         who = "PrecisionTuner" * self._tuner.verbose
         model, rows = self._session.model, None
@@ -229,7 +228,7 @@ class Tuning:
 
     def _on_examination(self, examination, batch, step):
         self._hurry(step)
-        if self._over or self._cooling(step):
+        if self._state.ended or self._cooling(step):
             return
         proposal = propose(
             examination, lambda: self._examine(batch, step), self._use_bfloat16
@@ -249,7 +248,7 @@ class Tuning:
             self._decide(step)
 
     def _decide(self, step):
-        if self._over or self._cooling(step):
+        if self._state.ended or self._cooling(step):
             return
         worker_proposal = self._ballot.agreed(self._session.model, step)
         if worker_proposal.too_low:
@@ -257,12 +256,14 @@ class Tuning:
         if not worker_proposal.proposal:
             self._nothing_to_demote(worker_proposal, step)
             return
-        self._held_until = None
+        self._state.enter(Phase.WATCHING)
         wanted = self.repairs.wanted(worker_proposal.proposal, step)
-        if not self._harmful.isdisjoint(wanted):
+        if not self._state.harmful.isdisjoint(wanted):
             self._trigger.false_alarm()
             return
-        wanted = {p: d for p, d in wanted.items() if p not in self._advised}
+        wanted = {
+            p: d for p, d in wanted.items() if p not in self._state.advised
+        }
         if wanted:
             wanted |= self.repairs.left_alone(worker_proposal.proposal, step)
         obstacle = find_obstacle(
@@ -270,7 +271,7 @@ class Tuning:
         )
         if self._tuner.dry_run:
             if wanted:
-                self._advised |= set(wanted)
+                self._state.advised |= set(wanted)
                 changes = {p: (d.before, d.policy) for p, d in wanted.items()}
                 self.records.change("demote", step, changes, wanted)
         elif obstacle:
@@ -301,7 +302,7 @@ class Tuning:
                 step,
                 "no loss scale helps and no layer is to blame",
             )
-        elif self._suspected:
+        elif self._state.suspected:
             self._trigger.false_alarm()
 
     def _demote(self, step, wanted):
@@ -312,16 +313,15 @@ class Tuning:
         self.records.change("demote", step, changes, wanted)
 
     def _changed(self, step):
-        self._changed_at = self._idle_until = step
-        self._held_until = None
+        self._state.changed_at = self._state.idle_until = step
+        self._state.enter(Phase.WATCHING)
         self._trigger.start_over()
         self._session.examiner.forget_trouble()
         self._session.log_layers()
         self._tuner.save(self.repairs)
 
     def _give_up(self, step, reason):
-        self._over = True
-        self._held_until = None
+        self._state.enter(Phase.ENDED)
         on_limit = self._tuner.on_limit
         message = f"{reason}. {BY_HAND}"
         self.records.report("give_up", step, message, on_limit=on_limit)
@@ -339,36 +339,36 @@ class Tuning:
         # Several workers may hold parts of a model, which none can copy.
         if self._shared:
             return
-        if self._probation is None:
+        if self._state.probation is None:
             session = self._session
             # Its variables are those of the last step, or a step is under way
             # that `synchronized_model` would take for the one before.
-            self._probation = Probation(
+            self._state.probation = Probation(
                 session.model,
                 step,
                 self._tuner.cooldown,
                 session.counters.scale_bits(),
             )
-        self._probation.paths |= set(paths)
+        self._state.probation.paths |= set(paths)
 
     def _take_back_if_diverged(self, step):
         """Undoes a demotion after which weights grow beyond measure."""
-        probation = self._probation
+        probation = self._state.probation
         if probation is None or not probation.due(step):
             return
         growth = probation.growth(self._session.synchronized_model())
         if growth.diverged:
             self._take_back(probation, growth, step)
         elif probation.over():
-            self._probation = None
+            self._state.probation = None
 
     def _take_back(self, probation, growth, step):
-        self._probation = None
+        self._state.probation = None
         probation.restore()
         self._session.counters.raise_scale(probation.scale_bits, step)
         demoted = self.repairs.demotions.keys()
         changes = self.repairs.restore(probation.paths & demoted)
-        self._harmful |= changes.keys()
+        self._state.harmful |= changes.keys()
         self._changed(step)
         self._trigger.false_alarm()
         self.records.undo(step, changes, growth, probation.step)
@@ -377,7 +377,7 @@ class Tuning:
 
     def _give_back_if_quiet(self, step):
         bad = self._trigger.last_bad_step
-        times = bad, self._changed_at, self._session.first_step
+        times = bad, self._state.changed_at, self._session.first_step
         since = max(time for time in times if time is not None)
         kind, paths = self.repairs.due(
             step, step - since, self._tuner.promote_after

@@ -1,0 +1,75 @@
+"""The phases of a tuner in one `fit`, and what it remembers in them."""
+
+import dataclasses
+import enum
+
+from keras_mixprec.tuning.promotion import Probation
+
+
+class Phase(enum.Enum):
+    """What a tuner does at present."""
+
+    STARTING = "before the first batch"
+    WATCHING = "reads the counters now and then"
+    CAPTURING = "captures each batch until a step fails, which is diagnosed"
+    ENDED = "has given up, and changes nothing more"
+
+
+# Each phase: those that may follow.
+_NEXT = {
+    Phase.STARTING: {Phase.WATCHING, Phase.ENDED},
+    Phase.WATCHING: {Phase.WATCHING, Phase.CAPTURING, Phase.ENDED},
+    Phase.CAPTURING: {Phase.WATCHING, Phase.CAPTURING, Phase.ENDED},
+    Phase.ENDED: set(),
+}
+
+
+@dataclasses.dataclass
+class TuningState:
+    """All that a tuner remembers from batch to batch.
+
+    Attributes:
+        phase: `Phase`; `enter` changes it.
+        capture_until: Int. While it captures: the step at which it stops.
+        next_reading: Int. The step at which the counters are read next.
+        idle_until: Int. The step before which nothing is to be done.
+        changed_at: Int. The step of the last change of the model, `None`
+            before one.
+        suspected: Boolean. Whether non-finite steps are the reason for the
+            diagnosis under way.
+        counts: Boolean. Whether that diagnosis counts as overhead.
+        advised: Set of the paths that a dry run has reported.
+        harmful: Set of the paths whose demotion was undone.
+        probation: `Probation` of the last demotions, `None` if none is due.
+    """
+
+    phase: Phase = Phase.STARTING
+    capture_until: int = 0
+    next_reading: int = 0
+    idle_until: int = 0
+    changed_at: int | None = None
+    suspected: bool = False
+    counts: bool = False
+    advised: set = dataclasses.field(default_factory=set)
+    harmful: set = dataclasses.field(default_factory=set)
+    probation: Probation | None = None
+
+    def enter(self, phase: Phase, until: int = 0) -> None:
+        """Goes on to another phase, unless this one is the last.
+
+        Args:
+            phase: `Phase`.
+            until: Int. `capture_until`, of `CAPTURING`.
+        """
+        if phase in _NEXT[self.phase]:
+            self.phase, self.capture_until = phase, until
+
+    @property
+    def captures(self) -> bool:
+        """Whether each batch is captured."""
+        return self.phase is Phase.CAPTURING
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is changed any more."""
+        return self.phase is Phase.ENDED
