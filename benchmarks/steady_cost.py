@@ -147,7 +147,7 @@ class _Run:
 
     @property
     def once(self):
-        """Seconds of hooks and diagnoses in the first epoch, and of readings."""
+        """Seconds of the first epoch's hooks and diagnoses, and of readings."""
         hooks = sum(h for h, _, _ in self._batches[: self._steps + 1])
         return hooks + self._diagnoses + self._readings
 
