@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(BACKEND == "torch", reason="it has no XLA")
 def empty(monkeypatch):
     monkeypatch.setattr(programs, "_KNOWN", {})
     # Only what is suspicious is compiled.
-    monkeypatch.setattr(thresholds, "UNSUSPICIOUS", 0)
+    monkeypatch.setattr(thresholds, "NEGLIGIBLE", 0)
 
 
 def compiled_programs(*parts):
