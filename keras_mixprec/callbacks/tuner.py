@@ -24,6 +24,7 @@ from keras_mixprec.tuning.consensus import check_alike
 from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
 from keras_mixprec.tuning.plan_store import PlanOnDisk
+from keras_mixprec.tuning.settings import TunerSettings
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
@@ -184,12 +185,25 @@ class PrecisionTuner(CopiedCallback):
         check_alike(model, known)
         if known:
             repairs.load_state(known[1])
-        settings = Settings(verbose=self.verbose)
-        self._session = Session.join(self, settings, modest=True)
+        self._session = Session.join(
+            self, Settings(verbose=self.verbose), modest=True
+        )
         use_bfloat16 = self.bfloat16
         if use_bfloat16 == "auto":
             use_bfloat16 = recommend_policy().policy == "mixed_bfloat16"
-        self._tuning = Tuning(self, self._session, repairs, use_bfloat16)
+        settings = TunerSettings(
+            save_plan=self._save_plan,
+            use_bfloat16=use_bfloat16,
+            dry_run=self.dry_run,
+            promote_after=self.promote_after,
+            cooldown=self.cooldown,
+            max_demoted_fraction=self.max_demoted_fraction,
+            max_rebuilds=self.max_rebuilds,
+            on_limit=self.on_limit,
+            update_freq=self.update_freq,
+            verbose=self.verbose,
+        )
+        self._tuning = Tuning(settings, self._session, repairs)
         self.history = self._tuning.records.history
         if known:
             apply_policy(model, known[0])
@@ -228,7 +242,7 @@ class PrecisionTuner(CopiedCallback):
         tuning.end()
         session.finish()
         tuning.records.rebuild(session.step)
-        self.save(tuning.repairs)
+        self._save_plan(tuning.repairs)
         # The monitor's summary begins with the same sentence.
         if self.verbose and self.history and not session.settings.summary:
             said = summarize(session).headline["text"]
@@ -247,7 +261,7 @@ class PrecisionTuner(CopiedCallback):
         chief = active.processes().is_chief(self._session.model)
         return chief and not self._is_dry
 
-    def save(self, repairs: Repairs) -> None:
+    def _save_plan(self, repairs: Repairs) -> None:
         """Keeps the plan, also in its file if this is the chief's."""
         self.plan = repairs.plan()
         error = self._writes_plan and self._disk.save_if_possible(repairs)

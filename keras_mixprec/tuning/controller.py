@@ -36,24 +36,22 @@ class Tuning:
     and what any of them finds counts.
 
     Args:
-        tuner: The `PrecisionTuner`, for its arguments.
+        settings: `TunerSettings`.
         session: The `Session`.
         repairs: `Repairs` of the model.
-        use_bfloat16: Boolean. Whether the device computes in it.
 
     Attributes:
         records: `TunerHistory`, what was done.
         repairs: `Repairs` of the model.
     """
 
-    def __init__(self, tuner, session, repairs, use_bfloat16):
-        self.records = TunerHistory(tuner, session, repairs)
-        self._tuner = tuner
+    def __init__(self, settings, session, repairs):
+        self.records = TunerHistory(settings, session, repairs)
+        self._settings = settings
         self._session = session
         self.repairs = repairs
-        self._use_bfloat16 = use_bfloat16
         self._shared = active.processes().workers(session.model) > 1
-        session.bad_data.keeps_scale = not (self._shared or tuner.dry_run)
+        session.bad_data.keeps_scale = not (self._shared or settings.dry_run)
         self._ballot = WorkerProposal(Proposal())
         self._trigger = Trigger()
         self._evidence = deque(maxlen=_EVIDENCE)
@@ -114,7 +112,7 @@ class Tuning:
         # The first steps show most.
         session = self._session
         taken = step - session.first_step
-        gap = min(taken // _LOOKS_GROW, self._tuner.update_freq)
+        gap = min(taken // _LOOKS_GROW, self._settings.update_freq)
         self._state.next_reading = step + max(gap, 1)
         self._bad.count()
         stuck = self._bad.in_a_row_anew()
@@ -189,7 +187,7 @@ class Tuning:
         # What one batch shows before the first step need not be all.
         if changed in (None, self._session.first_step):
             return False
-        return step < changed + self._tuner.cooldown
+        return step < changed + self._settings.cooldown
 
     def _examine_next(self, step, suspected, counts=False):
         self._on_next_batch(
@@ -216,7 +214,7 @@ class Tuning:
         """
         self._state.suspected = suspected
         self._ballot = WorkerProposal(Proposal())
-        who = "PrecisionTuner" * self._tuner.verbose
+        who = "PrecisionTuner" * self._settings.verbose
         model, rows = self._session.model, None
         if not suspected:
             rows = head if counts else partial(rows_to_examine, model)
@@ -231,7 +229,9 @@ class Tuning:
         if self._state.ended or self._cooling(step):
             return
         proposal = propose(
-            examination, lambda: self._examine(batch, step), self._use_bfloat16
+            examination,
+            lambda: self._examine(batch, step),
+            self._settings.use_bfloat16,
         )
         if proposal:
             self._evidence.append(batch)
@@ -267,9 +267,9 @@ class Tuning:
         if wanted:
             wanted |= self.repairs.left_alone(worker_proposal.proposal, step)
         obstacle = find_obstacle(
-            self._tuner, self.repairs, worker_proposal.proposal, wanted
+            self._settings, self.repairs, worker_proposal.proposal, wanted
         )
-        if self._tuner.dry_run:
+        if self._settings.dry_run:
             if wanted:
                 self._state.advised |= set(wanted)
                 changes = {p: (d.before, d.policy) for p, d in wanted.items()}
@@ -286,7 +286,7 @@ class Tuning:
     def _raise_scale(self, bits, step):
         """Lets gradients survive that vanish at the loss scale in use."""
         counters = self._session.counters
-        before, dry = counters.scale_bits(), self._tuner.dry_run
+        before, dry = counters.scale_bits(), self._settings.dry_run
         if dry or counters.raise_scale(bits, step, beyond_first=True):
             self._session.examiner.schedule.sound = not dry
             now = bits if dry else counters.scale_bits()
@@ -318,11 +318,11 @@ class Tuning:
         self._trigger.start_over()
         self._session.examiner.forget_trouble()
         self._session.log_layers()
-        self._tuner.save(self.repairs)
+        self._settings.save_plan(self.repairs)
 
     def _give_up(self, step, reason):
         self._state.enter(Phase.ENDED)
-        on_limit = self._tuner.on_limit
+        on_limit = self._settings.on_limit
         message = f"{reason}. {BY_HAND}"
         self.records.report("give_up", step, message, on_limit=on_limit)
         if on_limit == "stop":
@@ -346,7 +346,7 @@ class Tuning:
             self._state.probation = Probation(
                 session.model,
                 step,
-                self._tuner.cooldown,
+                self._settings.cooldown,
                 session.counters.scale_bits(),
             )
         self._state.probation.paths |= set(paths)
@@ -380,10 +380,10 @@ class Tuning:
         times = bad, self._state.changed_at, self._session.first_step
         since = max(time for time in times if time is not None)
         kind, paths = self.repairs.due(
-            step, step - since, self._tuner.promote_after
+            step, step - since, self._settings.promote_after
         )
-        rebuilds_left = self._tuner.max_rebuilds - self.repairs.rebuilds
-        if paths and rebuilds_left and not self._tuner.dry_run:
+        rebuilds_left = self._settings.max_rebuilds - self.repairs.rebuilds
+        if paths and rebuilds_left and not self._settings.dry_run:
             self._on_next_batch(
                 step, lambda batch: self._restore(kind, paths, batch, step)
             )

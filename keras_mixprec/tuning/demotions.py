@@ -13,6 +13,7 @@ from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import shares_in_16_bits
 from keras_mixprec.tuning.consensus import Proposal
 from keras_mixprec.tuning.plan_store import check_state
+from keras_mixprec.tuning.settings import TunerSettings
 
 _ALONE = "alone between float32 layers: casts cost more than 16 bits save"
 
@@ -262,26 +263,26 @@ class Repairs:
 
 
 def find_obstacle(
-    tuner, repairs: Repairs, proposal: Proposal, wanted: dict
+    settings: TunerSettings, repairs: Repairs, proposal: Proposal, wanted: dict
 ) -> str | None:
     """Returns why a repair is not possible, `None` if it is.
 
     Args:
-        tuner: The `PrecisionTuner`, for its arguments.
+        settings: `TunerSettings`.
         repairs: `Repairs` of the model.
         proposal: `Proposal`.
         wanted: Dict from path to `Demotion`, what that would change.
     """
     if not wanted:
         return "the layers at fault cannot be demoted any further"
-    if repairs.rebuilds >= tuner.max_rebuilds:
-        return f"max_rebuilds={tuner.max_rebuilds} is reached"
+    if repairs.rebuilds >= settings.max_rebuilds:
+        return f"max_rebuilds={settings.max_rebuilds} is reached"
     with following(proposal.assignment()):
         fraction = repairs.demoted_fraction()
-    if fraction > tuner.max_demoted_fraction:
+    if fraction > settings.max_demoted_fraction:
         return (
             f"the repair would demote {fraction:.0%} of the work in 16 "
             f"bits, more than max_demoted_fraction="
-            f"{tuner.max_demoted_fraction}"
+            f"{settings.max_demoted_fraction}"
         )
     return None

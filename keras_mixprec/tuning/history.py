@@ -13,7 +13,7 @@ class TunerHistory:
     """Reports each change once it is made.
 
     Args:
-        tuner: The `PrecisionTuner`, for its arguments.
+        settings: `TunerSettings`.
         session: The `Session`, for its log.
         repairs: `Repairs` of the model.
 
@@ -21,9 +21,9 @@ class TunerHistory:
         history: List of dicts, what was done.
     """
 
-    def __init__(self, tuner, session, repairs):
+    def __init__(self, settings, session, repairs):
         self.history = []
-        self._tuner = tuner
+        self._settings = settings
         self._session = session
         self._repairs = repairs
         self._done_before = []
@@ -49,7 +49,7 @@ class TunerHistory:
         event = {"kind": kind, **fields, "message": message}
         self.history.append({"step": step, **event})
         self._session.log.event(step, event)
-        if self._tuner.verbose:
+        if self._settings.verbose:
             io_utils.print_msg(f"\nPrecisionTuner at step {step}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict):
@@ -63,7 +63,7 @@ class TunerHistory:
             why: Dict from path to `Demotion`.
         """
         after = sorted({policy for _, policy in changes.values()})
-        would = "would change" if self._tuner.dry_run else "changes"
+        would = "would change" if self._settings.dry_run else "changes"
         reasons = list(dict.fromkeys(d.kind for d in why.values()))
         self.report(
             kind,
@@ -76,7 +76,7 @@ class TunerHistory:
             },
             reasons={path: d.reason for path, d in why.items()},
             share_in_16_bits=self._repairs.share_in_16_bits(),
-            **({"dry_run": True} if self._tuner.dry_run else {}),
+            **({"dry_run": True} if self._settings.dry_run else {}),
         )
 
     def scale(self, step: int, before: float, after: float):
@@ -87,7 +87,7 @@ class TunerHistory:
             before: Float. The power of two that it was.
             after: Float. The power of two that it is now.
         """
-        would = "would raise" if self._tuner.dry_run else "raises"
+        would = "would raise" if self._settings.dry_run else "raises"
         self.report(
             "raise_scale",
             step,
@@ -95,7 +95,7 @@ class TunerHistory:
             "below which gradients vanish",
             before=2.0**before,
             after=2.0**after,
-            **({"dry_run": True} if self._tuner.dry_run else {}),
+            **({"dry_run": True} if self._settings.dry_run else {}),
         )
 
     def undo(self, step: int, changes: dict, growth, since: int):
