@@ -68,7 +68,7 @@ def _guard(jit_compile, name):
     """What the guard adds to a step, as a share of it."""
     from benchmarks.models import compiled
     from benchmarks.train_steps import stepper
-    from keras_mixprec.monitoring.prepare import watch_optimizers
+    from keras_mixprec.monitoring.attach import watch_optimizers
 
     model, x, y = compiled(name, jit_compile, 1)
     watch_optimizers(model)

@@ -5,7 +5,7 @@ from keras_mixprec.analysis.minimize_float32 import (
 )
 from keras_mixprec.callbacks.monitor import MixPrecMonitor as MixPrecMonitor
 from keras_mixprec.callbacks.tuner import PrecisionTuner as PrecisionTuner
-from keras_mixprec.diagnosis.on_demand import diagnose as diagnose
+from keras_mixprec.diagnosis.examination import diagnose as diagnose
 from keras_mixprec.diagnosis.verdict import Verdict as Verdict
 from keras_mixprec.loss_scaling.dynamic import (
     DynamicLossScale as DynamicLossScale,

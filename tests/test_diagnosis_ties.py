@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.on_demand import examine
+from keras_mixprec.diagnosis.examination import examine
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 16)).astype("float32")

@@ -6,8 +6,8 @@ import re
 import pytest
 
 import keras_mixprec
-from keras_mixprec.kinds import KINDS
 from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.verdict_kinds import KINDS
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"

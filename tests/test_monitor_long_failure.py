@@ -1,9 +1,9 @@
 """A run that fails for a night leaves a log that can be opened."""
 
 from keras_mixprec.loss_scaling.history import NonfiniteStep
+from keras_mixprec.monitoring.counter_log import Skips
 from keras_mixprec.monitoring.recorded_steps import Reading
 from keras_mixprec.monitoring.scale_curve import Block, ScalePoint
-from keras_mixprec.monitoring.skipped_steps import Skips
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog

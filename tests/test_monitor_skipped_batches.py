@@ -18,7 +18,7 @@ from monitor_models import (
     with_bad,
 )
 
-from keras_mixprec.monitoring.prepare import guard_of
+from keras_mixprec.monitoring.attach import guard_of
 
 # Five batches an epoch: first, middle, last of the first and second epoch.
 POSITIONS = (0, 2, 4, 5, 7, 9)

@@ -5,7 +5,7 @@ import numpy as np
 from monitor_models import each_jit, monitor
 
 import keras_mixprec as kmp
-from keras_mixprec.monitoring.prepare import guard_of
+from keras_mixprec.monitoring.attach import guard_of
 
 
 def normalizing(jit, channels=2):

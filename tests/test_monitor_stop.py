@@ -17,7 +17,7 @@ from monitor_models import (
 from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.on_demand import Examination
+from keras_mixprec.diagnosis.examination import Examination
 from keras_mixprec.loss_scaling.presets import PRESETS
 
 JIT = BACKEND == "jax"

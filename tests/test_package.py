@@ -55,9 +55,9 @@ HELPERS = {
     "_checks",
     "_files",
     "_version",
-    "flops",
+    "flop_shares",
     "formats",
-    "kinds",
+    "verdict_kinds",
     "metrics",
 }
 

@@ -7,8 +7,8 @@ from keras import layers
 from policies_models import BUILDERS, Block, functional
 
 from keras_mixprec import PrecisionRule, apply_policy, precision_summary
-from keras_mixprec.policies.flops import multiply_adds
 from keras_mixprec.policies.layers import walk
+from keras_mixprec.policies.multiply_adds import multiply_adds
 
 
 @pytest.mark.parametrize("build", BUILDERS)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_mixprec import kinds, metrics
+from keras_mixprec import metrics, verdict_kinds
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.reporting.facts import is_repaired
@@ -17,14 +17,14 @@ def run_data(log, folder):
 
 
 def test_a_new_kind_of_verdict_is_known_everywhere(monkeypatch, tmp_path):
-    kind = kinds.Kind(
+    kind = verdict_kinds.Kind(
         "drift",
         "Freeze {layer!r}.",
         "warning",
         phrase="drifted",
         repaired_by=("float32",),
     )
-    monkeypatch.setitem(kinds.KINDS, "drift", kind)
+    monkeypatch.setitem(verdict_kinds.KINDS, "drift", kind)
     verdict = Verdict("drift", "a", "forward", 3, advice=advice("drift", "a"))
     assert verdict.advice == "Freeze 'a'."
     log = RunLog(tmp_path)

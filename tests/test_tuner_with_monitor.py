@@ -6,7 +6,7 @@ import pytest
 from monitor_models import each_jit, monitor, told
 from tuner_models import CURE, chain, demoted, done, fit, tuner
 
-from keras_mixprec.diagnosis import on_demand
+from keras_mixprec.diagnosis import examination as on_demand
 
 GOOD, BIG = 1.0, 1000.0
 

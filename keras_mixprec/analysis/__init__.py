@@ -1,1 +1,1 @@
-"""Looking at a model before or after training: what could be better."""
+"""Offline search for the fewest float32 layers."""

@@ -6,8 +6,8 @@ import keras
 
 from keras_mixprec.diagnosis.smallest_set import instability
 from keras_mixprec.numerics.dry_step import DryStep
-from keras_mixprec.policies.flops import multiply_adds
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
+from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.rules import Matcher
 

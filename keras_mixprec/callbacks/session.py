@@ -7,11 +7,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.callbacks.settings import Settings
 from keras_mixprec.guards.train_function import StepCount
-from keras_mixprec.monitoring.audits import Examiner
-from keras_mixprec.monitoring.counters import Counters, EarlyStop
-from keras_mixprec.monitoring.failing_batches import BadData, Recorder
-from keras_mixprec.monitoring.overhead import LOOKS, OverheadBudget
-from keras_mixprec.monitoring.prepare import (
+from keras_mixprec.monitoring.attach import (
     CHARTS,
     LayerLog,
     after_epoch,
@@ -19,17 +15,21 @@ from keras_mixprec.monitoring.prepare import (
     settings_of,
     stop_watching,
 )
+from keras_mixprec.monitoring.audits import Examiner
+from keras_mixprec.monitoring.counter_log import ROWS_BY_VARIABLE, CounterLog
+from keras_mixprec.monitoring.counters import Counters, EarlyStop
+from keras_mixprec.monitoring.failing_batches import BadData, Recorder
+from keras_mixprec.monitoring.overhead import LOOKS, OverheadBudget
 from keras_mixprec.monitoring.probe_schedule import Prober
 from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
-from keras_mixprec.monitoring.skipped_steps import ROWS_BY_VARIABLE, CounterLog
 from keras_mixprec.reporting.layer_tables import Thinning
 
 # How often, between two looks or probes, to ask whether one that is due is
 # affordable: asking takes 20 us, 1% of a step of small layers in JAX.
 _RETRIES = 8
 
-# The attribute of a model that holds its engine: elsewhere it keeps it alive.
+# The attribute of a model that holds its session: elsewhere it keeps it alive.
 _KEPT_AS = "_keras_mixprec_session"
 
 
@@ -41,7 +41,7 @@ class Session:
     Attributes:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
-        first_step: Int. What it was at the start.
+        first_step: Int. The step at the start of this `fit`.
         log: The `RunLog`.
         counters: `Counters` of the model, from the first step on.
         budget: `OverheadBudget`, what all of this costs.
@@ -67,7 +67,7 @@ class Session:
     def join(
         cls, callback, settings: Settings, modest: bool = False
     ) -> "Session":
-        """Returns the engine of a callback's model.
+        """Returns the session of a callback's model.
 
         Args:
             callback: A `keras.callbacks.Callback`, in its `on_train_begin`.
@@ -93,7 +93,7 @@ class Session:
         return session
 
     def _is_of(self, callback):
-        """Whether this is the engine of the callback's `fit`."""
+        """Whether this is the session of the callback's `fit`."""
         # In which Keras gives all callbacks the same dict.
         return callback.params is self._params and callback not in self._members
 

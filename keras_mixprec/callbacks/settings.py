@@ -1,4 +1,4 @@
-"""What a callback asks of the session, and copies of callbacks."""
+"""Options of a session, and callbacks that can be copied."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from keras_mixprec.reporting.no_log import NoLog
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How an engine looks; the arguments of `MixPrecMonitor`.
+    """What a session does; the arguments of `MixPrecMonitor`.
 
     Attributes:
         open_log: Function that returns a `RunLog`. Defaults to one that keeps

@@ -20,10 +20,10 @@ from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
-from keras_mixprec.tuning.consensus import check_alike
 from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
 from keras_mixprec.tuning.plan_store import PlanOnDisk
+from keras_mixprec.tuning.proposal import check_alike
 from keras_mixprec.tuning.settings import TunerSettings
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")

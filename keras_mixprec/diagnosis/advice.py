@@ -2,9 +2,9 @@
 
 import math
 
-from keras_mixprec.kinds import KINDS, TO_FLOAT32
-from keras_mixprec.loss_scaling.custom_loops import scaling_call
+from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.policies.layers import MODEL_PATH
+from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32
 
 # Of an optimizer, added to what is lost by it.
 _EPSILON = (

@@ -11,7 +11,7 @@ from keras import ops, tree
 
 from keras_mixprec._files import check_regular
 from keras_mixprec.backend.common import optimizers_of
-from keras_mixprec.diagnosis.on_demand import diagnose
+from keras_mixprec.diagnosis.examination import diagnose
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.calls import seed_states
 from keras_mixprec.policies.layers import check_model

@@ -1,4 +1,4 @@
-"""Which layers inside of one to demote so that it comes out right."""
+"""Whether a layer's outputs bear 16 bits, and what is wrong if not."""
 
 import math
 

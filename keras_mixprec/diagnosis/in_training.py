@@ -9,7 +9,7 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.diagnosis.culprit import low_layers
-from keras_mixprec.diagnosis.on_demand import (
+from keras_mixprec.diagnosis.examination import (
     Examination,
     Finding,
     examine,

@@ -1,4 +1,4 @@
-"""What the ranges of each layer say, and which of them grow."""
+"""Headroom, zeros and subnormals of each layer, and overflows to come."""
 
 import math
 from collections import deque
@@ -15,7 +15,7 @@ from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.probed_step import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 
-# The names end the names of the columns.
+# A column is named after the part and one of these.
 _MEASURES = {
     "headroom_bits": lambda s, limits: s.headroom_bits(limits),
     "nonfinite": lambda s, limits: s.nonfinite,

@@ -1,4 +1,4 @@
-"""Whether what layers write themselves, such as moving averages, stands still.
+"""Whether moving averages stop moving because of 16-bit rounding.
 
 What a moving average lacks soon is less than half of its last 16-bit digit,
 and it moves no more. That is seen where it is now, and, before it is there,

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from keras_mixprec.kinds import KINDS
+from keras_mixprec.verdict_kinds import KINDS
 
 
 @dataclasses.dataclass(frozen=True)

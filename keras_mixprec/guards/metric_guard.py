@@ -23,11 +23,11 @@ from keras_mixprec.guards.metric_variables import (
     NonfiniteLosses,
     SeenBatches,
 )
-from keras_mixprec.guards.patched import Replacements
+from keras_mixprec.guards.replacements import Replacements
 from keras_mixprec.guards.step_result import guard_state, step_result
 from keras_mixprec.guards.train_function import GuardedFunction
+from keras_mixprec.loss_scaling.current_step import loss_is, training_on
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
-from keras_mixprec.loss_scaling.inputs import loss_is, training_on
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 
 

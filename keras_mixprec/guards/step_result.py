@@ -12,8 +12,8 @@ from keras import ops
 from keras.src.backend import AutocastScope
 
 from keras_mixprec.backend import active
-from keras_mixprec.guards.patched import Replacements
-from keras_mixprec.loss_scaling.inputs import loss_kinds
+from keras_mixprec.guards.replacements import Replacements
+from keras_mixprec.loss_scaling.current_step import loss_kinds
 
 
 def step_result(model: keras.Model, returned) -> "StepResult":

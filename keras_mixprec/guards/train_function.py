@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 
 from keras_mixprec.backend import active
-from keras_mixprec.guards.patched import Replacements
+from keras_mixprec.guards.replacements import Replacements
 
 
 class StepCount:

@@ -6,7 +6,7 @@ from keras.src.saving.keras_saveable import KerasSaveable
 
 from keras_mixprec.backend import active
 from keras_mixprec.formats import get_format
-from keras_mixprec.loss_scaling.inputs import loss_kinds
+from keras_mixprec.loss_scaling.current_step import loss_kinds
 
 # Rows of a sparse gradient may name the same index. The sum of 2**24 of them
 # exceeds their norm at most 2**12 times, so below this share of the maximum
@@ -127,7 +127,7 @@ class GuardedStep:
             )
 
     def _kinds(self, skipped):
-        """Which of `KINDS` each gradient and the loss hold, if skipped."""
+        """What of `NONFINITE_KINDS` gradients and loss hold, if skipped."""
         present = [i for i, g in enumerate(self._gradients) if g is not None]
         kinds = self._backend.nonfinite_kinds(
             [self._gradients[i] for i in present], skipped

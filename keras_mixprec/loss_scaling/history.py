@@ -12,8 +12,8 @@ from keras import ops
 from keras.src.saving.keras_saveable import KerasSaveable
 
 from keras_mixprec.backend import active
-from keras_mixprec.formats import KINDS, count_kinds
-from keras_mixprec.loss_scaling import inputs
+from keras_mixprec.formats import NONFINITE_KINDS, count_kinds
+from keras_mixprec.loss_scaling import current_step as inputs
 
 # Skipped steps kept in full, and those of which only the number is: the loss
 # scale of every step in between follows from these. 1,024 last for 20 times
@@ -24,8 +24,8 @@ STEPS_CAPACITY = 1024
 # Columns of `counts`.
 STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS = range(4)
 
-# The bit of each of `KINDS` in the flag of a gradient in the ring. The first
-# bit says that it does not fit the variable's dtype, for whatever reason.
+# The bit of each of `NONFINITE_KINDS` in the flag of a gradient in the ring.
+# The first bit says that it does not fit the variable's dtype, for whatever reason.
 _BITS = np.array([2, 4, 8], "int32")
 
 
@@ -103,7 +103,7 @@ class StepHistory(KerasSaveable):
         )
         self.overflows = add_variable("overflow_counts", (count,), "int32")
         self.nonfinite_counts = add_variable(
-            "nonfinite_counts", (len(KINDS),), "int32"
+            "nonfinite_counts", (len(NONFINITE_KINDS),), "int32"
         )
         self.recent_steps = add_variable(
             "recent_steps", (STEPS_CAPACITY,), "int32"
@@ -136,10 +136,10 @@ class StepHistory(KerasSaveable):
                 leaves everything as it is.
             flags: Int `(n,)`. 1 where a variable's gradient was not finite.
             kinds: Float `(n, 3)`. On how many replicas it held each of
-                `KINDS`; zeros in a step that is not skipped.
+                `NONFINITE_KINDS`; zeros in a step that is not skipped.
             scale: float32 scalar. The loss scale the step ran with.
             loss: Float `(3,)`. On how many replicas the loss was each of
-                `KINDS`.
+                `NONFINITE_KINDS`.
         """
         counts = ops.convert_to_tensor(self.counts)
         flags = ops.cast(flags, "int32")
@@ -263,7 +263,7 @@ class StepHistory(KerasSaveable):
         )
 
     def read_kinds(self):
-        """Returns in how many steps any gradient held each of `KINDS`."""
+        """Returns in how many steps a gradient held each `NONFINITE_KINDS`."""
         return count_kinds(self._read(self.nonfinite_counts))
 
     @staticmethod
@@ -328,7 +328,7 @@ def _bits(kinds):
 
 
 def _kinds(bits):
-    return [k for k, b in zip(KINDS, _BITS, strict=True) if bits & b]
+    return [k for k, b in zip(NONFINITE_KINDS, _BITS, strict=True) if bits & b]
 
 
 def copy_store(store) -> dict:

@@ -7,8 +7,6 @@ import keras
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec.backend import active
-from keras_mixprec.loss_scaling.counters import ReportsSteps
-from keras_mixprec.loss_scaling.custom_loops import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.guarded_step import (
     AccumulationWindow,
@@ -22,6 +20,8 @@ from keras_mixprec.loss_scaling.rules import (
     safe_scale,
 )
 from keras_mixprec.loss_scaling.saving import SavesOnce
+from keras_mixprec.loss_scaling.scaling import HandScaling, ScalesByHand
+from keras_mixprec.loss_scaling.step_report import ReportsSteps
 from keras_mixprec.loss_scaling.wrapper import (
     DelegatesToInner,
     check_epsilons,

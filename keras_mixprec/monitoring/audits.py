@@ -1,4 +1,4 @@
-"""When to diagnose a model in training, and reporting what was found."""
+"""Diagnoses the next batch of `fit`, and reports verdicts."""
 
 import time
 

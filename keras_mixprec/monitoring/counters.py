@@ -9,9 +9,9 @@ from keras.src.utils import io_utils
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
-from keras_mixprec.formats import KINDS
+from keras_mixprec.formats import NONFINITE_KINDS
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
-from keras_mixprec.monitoring.prepare import guard_of, watch_optimizers
+from keras_mixprec.monitoring.attach import guard_of, watch_optimizers
 from keras_mixprec.monitoring.recorded_steps import StepReader
 from keras_mixprec.reporting.schema import (
     NONFINITE_GRADIENTS_TAG,
@@ -118,14 +118,14 @@ class Tally:
     """
 
     def __init__(self, tag: str, read: Callable, earlier: Mapping):
-        self._tags = {kind: f"{tag}/{kind}" for kind in KINDS}
+        self._tags = {kind: f"{tag}/{kind}" for kind in NONFINITE_KINDS}
         self._read, self._first = read, read()
         self._earlier = earlier
 
     def counts(self) -> dict:
         """Returns how often each kind was seen since the start."""
         now = self._read()
-        return {kind: now[kind] - self._first[kind] for kind in KINDS}
+        return {kind: now[kind] - self._first[kind] for kind in NONFINITE_KINDS}
 
     def curves(self) -> dict:
         """Returns tag -> count in the whole log, of the kinds ever seen."""

@@ -12,7 +12,7 @@ from keras.src.trainers.data_adapters import (
 from keras_mixprec.diagnosis.advice import bad_data_advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.guards.train_function import BatchCapture
-from keras_mixprec.loss_scaling.inputs import PARTS
+from keras_mixprec.loss_scaling.current_step import PARTS
 from keras_mixprec.monitoring.overhead import degrade
 from keras_mixprec.numerics.calls import seed_states
 

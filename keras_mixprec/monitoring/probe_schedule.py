@@ -13,8 +13,8 @@ from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.ranges import Trend
 from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import PROBED
+from keras_mixprec.monitoring.attach import guarded_steps
 from keras_mixprec.monitoring.overhead import PROBES, degrade, failure
-from keras_mixprec.monitoring.prepare import guarded_steps
 from keras_mixprec.numerics.collector import accumulation_steps
 from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges

@@ -44,7 +44,7 @@ class RangeReader:
     Args:
         model: The `keras.Model`.
         log: The `RunLog`.
-        settings: `Settings` of the engine.
+        settings: `Settings` of the session.
         prober: `Prober`, which writes what is measured.
         budget: `OverheadBudget`.
 

@@ -11,7 +11,7 @@ from keras_mixprec.formats import (
     format_kinds,
     format_power,
 )
-from keras_mixprec.monitoring.skipped_steps import lack_of_scaling, remedy
+from keras_mixprec.monitoring.counter_log import lack_of_scaling, remedy
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline

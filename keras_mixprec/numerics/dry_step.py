@@ -1,4 +1,4 @@
-"""A train step that shows everything and changes nothing."""
+"""Runs `train_step` and updates nothing; records calls and gradients."""
 
 import contextlib
 from collections.abc import Callable

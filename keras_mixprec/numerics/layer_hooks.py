@@ -1,4 +1,4 @@
-"""Layers that call a listener, or compute in another dtype, for a while."""
+"""Hooks on layer calls, and layers in another dtype for a while."""
 
 import contextlib
 import threading

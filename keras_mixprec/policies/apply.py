@@ -5,12 +5,12 @@ from collections.abc import Iterable
 import keras
 
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
-from keras_mixprec.policies.follow import follow
 from keras_mixprec.policies.layers import check_model, may_grow
 from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import Matcher, PrecisionRule, PrecisionRules
 from keras_mixprec.policies.scope import current_rules, resolve
+from keras_mixprec.policies.set_policies import follow
 
 
 def apply_policy(

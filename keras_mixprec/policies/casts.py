@@ -11,9 +11,9 @@ from keras import ops, tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.policies.flops import multiply_adds
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import LayerEntry, walk
+from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
 
 # Multiply-adds that a layer has to do for each element that is cast at its

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import keras
 
 from keras_mixprec.policies import plan_file
-from keras_mixprec.policies.follow import follow
 from keras_mixprec.policies.layers import (
     MODEL_PATH,
     LayerEntry,
@@ -19,6 +18,7 @@ from keras_mixprec.policies.layers import (
     walk,
 )
 from keras_mixprec.policies.names import POLICY_NAMES, policy_name
+from keras_mixprec.policies.set_policies import follow
 
 
 class Change(NamedTuple):

@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import keras
 
-from keras_mixprec.flops import (
+from keras_mixprec.flop_shares import (
     knows_work,
     parameters,
     share_in_16_bits,
     share_of_parameters,
     work,
 )
-from keras_mixprec.policies.flops import multiply_adds
 from keras_mixprec.policies.graph import casts_input
 from keras_mixprec.policies.layers import check_model, walk
+from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
 

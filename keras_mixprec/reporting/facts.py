@@ -1,4 +1,4 @@
-"""What a run's one sentence is made of, and whether a log has the form of one.
+"""Facts taken from a log's events, for the headline.
 
 People may log events of their own, other versions of this package have others,
 and a log may be damaged: what has another form is left out.
@@ -7,8 +7,8 @@ and a log may be damaged: what has another form is left out.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from keras_mixprec.kinds import KINDS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
+from keras_mixprec.verdict_kinds import KINDS
 
 # What a log says of the run as a whole, a few of each at most.
 STORY = frozenset(

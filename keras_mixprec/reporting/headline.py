@@ -4,14 +4,14 @@ The console makes it from what it has in memory, the report and the tab from
 the log, all of them here, so that they say the same.
 """
 
-from keras_mixprec.flops import share_in_16_bits
+from keras_mixprec.flop_shares import share_in_16_bits
 from keras_mixprec.formats import SIXTEEN_BITS, format_power
-from keras_mixprec.kinds import KINDS
 from keras_mixprec.reporting.facts import (
     STORY,
     Facts,
     is_repaired,
 )
+from keras_mixprec.verdict_kinds import KINDS
 
 # Skipped in a row, this many are no scale search any more.
 _STUCK = 5

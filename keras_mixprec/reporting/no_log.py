@@ -1,4 +1,4 @@
-"""The log of a run that nobody wants one of."""
+"""Stands in for `RunLog`, and writes nothing."""
 
 from keras_mixprec.reporting.facts import Story
 

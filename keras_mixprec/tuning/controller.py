@@ -1,4 +1,4 @@
-"""What a tuner does in one `fit`."""
+"""Decides when to diagnose, demote, undo and return to 16 bits."""
 
 from collections import deque
 from functools import partial
@@ -8,15 +8,15 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
-from keras_mixprec.diagnosis.on_demand import examine
+from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.guards.train_function import BatchCapture
-from keras_mixprec.kinds import KINDS
-from keras_mixprec.tuning.consensus import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import BY_HAND, TunerHistory
 from keras_mixprec.tuning.phases import Phase, TuningState
 from keras_mixprec.tuning.promotion import Probation, sound_as_built
+from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Trigger
+from keras_mixprec.verdict_kinds import KINDS
 
 # At first a look is taken whenever there are an eighth more steps.
 _LOOKS_GROW = 8

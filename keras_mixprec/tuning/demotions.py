@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from keras_mixprec.monitoring.prepare import keep_watching
+from keras_mixprec.monitoring.attach import keep_watching
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.casts import lone_layers
@@ -11,8 +11,8 @@ from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import shares_in_16_bits
-from keras_mixprec.tuning.consensus import Proposal
 from keras_mixprec.tuning.plan_store import check_state
+from keras_mixprec.tuning.proposal import Proposal
 from keras_mixprec.tuning.settings import TunerSettings
 
 _ALONE = "alone between float32 layers: casts cost more than 16 bits save"

@@ -9,7 +9,7 @@ from keras_mixprec.backend.common import any_worker, optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import largest, nonfinite
 from keras_mixprec.diagnosis.culprit import low_layers
-from keras_mixprec.diagnosis.on_demand import examine
+from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.casts import lone_layers

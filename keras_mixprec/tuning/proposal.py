@@ -1,4 +1,4 @@
-"""What a worker proposes after a diagnosis, and what all of them do."""
+"""Which layers to demote to which dtype, and how workers agree on it."""
 
 import zlib
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_mixprec.backend.common import agreed
-from keras_mixprec.diagnosis.on_demand import Examination
+from keras_mixprec.diagnosis.examination import Examination
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.kinds import KINDS
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.verdict_kinds import KINDS
 
 # How often bfloat16 is tried: what it does not repair goes to float32, and what
 # that uncovers once more.

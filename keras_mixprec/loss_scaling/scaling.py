@@ -1,4 +1,4 @@
-"""Scaling and unscaling in custom training loops."""
+"""Scaling the loss and unscaling gradients, in `fit` and by hand."""
 
 import sys
 import threading

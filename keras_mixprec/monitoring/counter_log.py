@@ -1,4 +1,4 @@
-"""Logging the counters of a run and its skipped steps."""
+"""Reads the counters when due; logs skipped steps and the loss scale."""
 
 import contextlib
 import dataclasses
@@ -8,8 +8,8 @@ from collections import defaultdict
 import keras
 
 from keras_mixprec.formats import format_power
-from keras_mixprec.loss_scaling.custom_loops import scaling_call
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
+from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import reason_to_stop
 from keras_mixprec.monitoring.overhead import LOOKS
 from keras_mixprec.monitoring.scale_curve import Block

@@ -1,4 +1,4 @@
-"""The diagnosis on demand."""
+"""`diagnose`, and the examination that every diagnosis runs."""
 
 from typing import Any, NamedTuple
 

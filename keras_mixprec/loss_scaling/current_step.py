@@ -1,4 +1,4 @@
-"""What a skipped step was trained on, and whether its loss was finite."""
+"""Batch and loss of the step being taken: which rows are not finite."""
 
 import contextlib
 import threading
@@ -39,7 +39,7 @@ def loss_is(loss):
 
 
 def loss_kinds():
-    """Returns what the loss is, float32 `(3,)` in the order of `KINDS`.
+    """Returns what the loss is, float32 `(3,)` as `NONFINITE_KINDS`.
 
     All are 0 if it is finite, or not known.
     """

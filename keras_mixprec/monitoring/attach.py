@@ -1,4 +1,4 @@
-"""Getting a model in `fit` ready, and logging what it is."""
+"""Attaching to a model in `fit`, its optimizers and metrics, and detaching."""
 
 import contextlib
 import gc
