@@ -24,7 +24,7 @@ _FILE_OF = {
     "ScheduledLossScale": "loss_scaling.rules",
     "Verdict": "diagnosis.verdict",
     "apply_policy": "policies.apply",
-    "diagnose": "diagnosis.on_demand",
+    "diagnose": "diagnosis.examination",
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",
     "load_report": "reporting.report",

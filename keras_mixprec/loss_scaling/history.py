@@ -25,7 +25,7 @@ STEPS_CAPACITY = 1024
 STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS = range(4)
 
 # The bit of each of `NONFINITE_KINDS` in the flag of a gradient in the ring.
-# The first bit says that it does not fit the variable's dtype, for whatever reason.
+# The first bit says that it does not fit the variable's dtype, whatever it is.
 _BITS = np.array([2, 4, 8], "int32")
 
 
