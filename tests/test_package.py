@@ -25,8 +25,10 @@ PROTOCOLS = [
     interface.Step,
 ]
 
-# Which parts each part may import, beyond itself and the plain helpers.
-MEASURING = {"backend"}
+# Which parts each part may import, beyond itself and the plain helpers. Those
+# that may import neither of these two work without Keras.
+KERAS = {"_console", "keras_internals"}
+MEASURING = {"backend"} | KERAS
 WATCHING = {
     "diagnosis",
     "guards",
@@ -36,13 +38,15 @@ WATCHING = {
     "reporting",
 } | MEASURING
 MAY_IMPORT = {
-    "backend": set(),
+    "_console": set(),
+    "keras_internals": set(),
+    "backend": KERAS,
     "reporting": set(),
     "loss_scaling": MEASURING,
     "policies": MEASURING,
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
-    "analysis": {"diagnosis", "numerics", "policies"},
+    "analysis": {"diagnosis", "numerics", "policies"} | KERAS,
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,
     "tuning": WATCHING | {"monitoring"},
@@ -54,6 +58,7 @@ MAY_IMPORT = {
 HELPERS = {
     "_checks",
     "_files",
+    "_patched",
     "_version",
     "flop_shares",
     "formats",

@@ -22,6 +22,7 @@ from keras_mixprec.diagnosis.end_to_end import EndToEnd, Errors
 from keras_mixprec.diagnosis.layer_search import Search
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import smallest_set
+from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.apply import matcher_of
@@ -199,7 +200,7 @@ def _batches(data, size):
 def _given_scale_bits(model):
     """The loss scale as a power of two; None for what suits the gradients."""
     bits, adapts, *_ = scale_in_use(model)
-    dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
+    dtypes = {layer.compute_dtype for layer in flat_layers(model)}
     # A float32 model scales no loss yet.
     later = bits == 0.0 and "float16" not in dtypes
     return None if adapts or later else bits

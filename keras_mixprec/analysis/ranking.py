@@ -5,6 +5,7 @@ from typing import NamedTuple
 import keras
 
 from keras_mixprec.diagnosis.smallest_set import instability
+from keras_mixprec.keras_internals import only_runs_graph
 from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.multiply_adds import multiply_adds
@@ -71,7 +72,7 @@ def starting_point(
 
 def _computes(layer):
     """Whether a layer does more than call others on its inputs as they are."""
-    return type(layer).call is not keras.src.models.Functional.call
+    return not only_runs_graph(layer)
 
 
 def add_instabilities(found: dict, exact: DryStep, paths: set, scale: float):

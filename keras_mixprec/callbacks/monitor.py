@@ -4,9 +4,8 @@ import os
 from functools import partial
 from typing import Any
 
-from keras.src.utils import io_utils
-
 from keras_mixprec._checks import check_choice, check_integer, check_number
+from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
@@ -249,5 +248,5 @@ class MixPrecMonitor(CopiedCallback):
         )
         session.leave(self)
         if self.verbose:
-            io_utils.print_msg(str(self.summary))
+            print_message(str(self.summary))
         session.raise_if_failed()

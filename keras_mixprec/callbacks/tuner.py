@@ -4,9 +4,8 @@ import os
 import warnings
 from typing import Any
 
-from keras.src.utils import io_utils
-
 from keras_mixprec._checks import check_choice, check_integer, check_number
+from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
@@ -246,7 +245,7 @@ class PrecisionTuner(CopiedCallback):
         # The monitor's summary begins with the same sentence.
         if self.verbose and self.history and not session.settings.summary:
             said = summarize(session).headline["text"]
-            io_utils.print_msg(f"PrecisionTuner: {said}")
+            print_message(f"PrecisionTuner: {said}")
         session.leave(self)
         session.raise_if_failed()
 

@@ -5,13 +5,13 @@ import warnings
 
 import keras
 from keras import ops, tree
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import variable_scope
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.end_to_end import Reference
 from keras_mixprec.diagnosis.scales import scale_in_use
+from keras_mixprec.keras_internals import build_symbolically, flat_layers
 from keras_mixprec.numerics.dry_step import NotBuiltError, single_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 
@@ -35,7 +35,7 @@ def build_for(model, data: tuple):
 
 
 def _build_by_call(model, data):
-    unbuilt = [part for part in model._flatten_layers() if not part.built]
+    unbuilt = [part for part in flat_layers(model) if not part.built]
     # Keras would take a model that it cannot call for built.
     if type(model).call is keras.Model.call:
         raise NotBuiltError(_not_built(model, "it has no `call`"))
@@ -43,13 +43,13 @@ def _build_by_call(model, data):
         with warnings.catch_warnings():
             # The paragraphs are about what is raised below.
             warnings.filterwarnings("ignore", _PARAGRAPHS, UserWarning)
-            model._symbolic_build(data_batch=data)
+            build_symbolically(model, data)
     except RuntimeError as error:
         if not unbuilt:
             # Only its loss and metrics; why it raises in 16 bits is asked
             # later.
             with computing_in("float32", with_sublayers(model)):
-                model._symbolic_build(data_batch=data)
+                build_symbolically(model, data)
             return
         for part in unbuilt:
             part.built = bool(part.weights)
@@ -69,7 +69,7 @@ def _not_built(model, why):
 
 def _needs_no_call(model):
     """Whether a model has only a `train_step`, of layers that are built."""
-    parts = model._flatten_layers(include_self=False)
+    parts = flat_layers(model, include_self=False)
     no_call = type(model).call is keras.Model.call
     return no_call and all(part.built for part in parts)
 
@@ -153,7 +153,7 @@ def rows_to_examine(model: keras.Model, batch):
     few = head(batch)
     if _count(few) == _count(batch):
         return batch
-    parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    parts = keras.utils.unpack_x_y_sample_weight(batch)
     data = to_tensors(parts)
     build_for(model, data)
     with active.processes().single_process(model):

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.keras_internals import only_runs_graph
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_fixed
 
@@ -46,17 +47,13 @@ class Culprit(NamedTuple):
         ] or [self]
 
 
-_CONTAINERS = tuple(
-    cls.call for cls in (keras.Sequential, keras.src.models.Functional)
-)
-
-
 def computes_low(layer) -> bool:
     """Whether a layer itself computes something in a 16-bit float."""
     return (
         layer.compute_dtype in SIXTEEN_BITS
         and not is_fixed(layer)
-        and type(layer).call not in _CONTAINERS
+        and type(layer).call is not keras.Sequential.call
+        and not only_runs_graph(layer)
     )
 
 

@@ -16,6 +16,7 @@ from keras_mixprec.diagnosis.forward import (
     is_cast_before,
     range_fault,
 )
+from keras_mixprec.keras_internals import flat_layers, own_trainable
 from keras_mixprec.numerics.arrays import is_float, jittered, to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import (
@@ -266,8 +267,8 @@ class Reference:
         self._counts = _moving(model, exact) | {"loss"}
         self._owners = {
             id(variable): id(layer)
-            for layer in model._flatten_layers()
-            for variable in layer._trainable_variables
+            for layer in flat_layers(model)
+            for variable in own_trainable(layer)
         }
 
     @functools.cached_property

@@ -20,6 +20,7 @@ from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.step_errors import why_it_raises
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.keras_internals import updated_variables
 from keras_mixprec.loss_scaling.wrapper import vanishing_epsilons
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import exact_step
@@ -305,7 +306,7 @@ class _Verdicts:
         model, found = self._model, {}
         for optimizer in optimizers_of(model).values():
             # One that is not built is for all of them.
-            variables = optimizer._trainable_variables
+            variables = updated_variables(optimizer)
             variables = variables if optimizer.built else model.variables
             found |= vanishing_epsilons(optimizer, variables)
         return found

@@ -13,6 +13,7 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.end_to_end import loss_error
+from keras_mixprec.keras_internals import own_non_trainable
 from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
@@ -291,6 +292,6 @@ def _shows_in_step(culprit):
     """
     numbers = culprit.numbers
     bad = numbers.get("nonfinite_outputs") or numbers.get("nonfinite_gradients")
-    state = any(layer._non_trainable_variables for layer in culprit.layers)
+    state = any(own_non_trainable(layer) for layer in culprit.layers)
     imprecise = culprit.kind in ("precision_loss", "underflow")
     return imprecise and not bad and not state

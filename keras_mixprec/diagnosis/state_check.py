@@ -9,13 +9,13 @@ import contextlib
 
 import ml_dtypes
 import numpy as np
-from keras import ops
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
-from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.keras_internals import own_non_trainable
+from keras_mixprec.numerics.arrays import restoring, to_array
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.policies.layers import walk_with_model
@@ -128,7 +128,7 @@ def _after(step, variable, now):
 
 
 def _lost_of(layer, lost):
-    own = map(id, layer._non_trainable_variables)
+    own = map(id, own_non_trainable(layer))
     return {key: lost[key] for key in own if key in lost}
 
 
@@ -161,11 +161,7 @@ def _places(begin, first, second):
 def _set_to(pairs):
     """Context in which variables have other values."""
     pairs = list(pairs)
-    before = [ops.copy(variable.value) for variable, _ in pairs]
-    try:
+    with restoring([variable for variable, _ in pairs]):
         for variable, value in pairs:
             variable.assign(value)
         yield
-    finally:
-        for (variable, _), value in zip(pairs, before, strict=True):
-            variable.assign(value)

@@ -13,6 +13,7 @@ import threading
 import keras
 from keras import ops
 
+from keras_mixprec._patched import Replacements
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.formats import count_kinds
@@ -23,9 +24,9 @@ from keras_mixprec.guards.metric_variables import (
     NonfiniteLosses,
     SeenBatches,
 )
-from keras_mixprec.guards.replacements import Replacements
 from keras_mixprec.guards.step_result import guard_state, step_result
 from keras_mixprec.guards.train_function import GuardedFunction
+from keras_mixprec.keras_internals import compiled_loss, loss_tracker
 from keras_mixprec.loss_scaling.current_step import loss_is, training_on
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
@@ -142,11 +143,11 @@ class MetricGuard:
         # Keras' own step updates it first. Another may do so within
         # `jax.grad`, whose tensors must not be used outside.
         if type(model).train_step is keras.Model.train_step:
-            self._count_on(getattr(model, "_loss_tracker", None))
+            self._count_on(loss_tracker(model))
         for metric in model.metrics:
             self._guard_metric(metric)
         # The trackers of several outputs' losses appear when it is built.
-        self._guard_on_build(getattr(model, "_compile_loss", None))
+        self._guard_on_build(compiled_loss(model))
 
     def _count_on(self, tracker):
         if tracker is None or self._is_loss(tracker):

@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_mixprec.backend import active
 from keras_mixprec.formats import count_kinds
+from keras_mixprec.keras_internals import metric_variables
 
 
 class LentVariables:
@@ -26,13 +27,14 @@ class LentVariables:
             shape: Tuple of ints. Defaults to that of a scalar.
         """
         variable = metric.add_variable(shape, "zeros", name=name)
-        self._lent.append((metric, len(metric._variables) - 1, variable))
+        position = len(metric_variables(metric)) - 1
+        self._lent.append((metric, position, variable))
         return variable
 
     def put(self):
         """Gives the metrics their variables again."""
         for metric, position, variable in self._lent:
-            metric._variables.insert(position, variable)
+            metric_variables(metric).insert(position, variable)
 
     def take(self):
         """Takes the variables away from the metrics.
@@ -40,9 +42,8 @@ class LentVariables:
         At their places, since a compiled step goes by the order.
         """
         for metric, _, variable in reversed(self._lent):
-            metric._variables[:] = [
-                v for v in metric._variables if v is not variable
-            ]
+            own = metric_variables(metric)
+            own[:] = [v for v in own if v is not variable]
 
     def clear(self, *but):
         """Sets all variables to 0, those in `but` apart."""

@@ -9,10 +9,10 @@ import functools
 
 import keras
 from keras import ops
-from keras.src.backend import AutocastScope
 
+from keras_mixprec._patched import Replacements
 from keras_mixprec.backend import active
-from keras_mixprec.guards.replacements import Replacements
+from keras_mixprec.keras_internals import AutocastScope
 from keras_mixprec.loss_scaling.current_step import loss_kinds
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import keras
 
+from keras_mixprec._patched import Replacements
 from keras_mixprec.backend import active
-from keras_mixprec.guards.replacements import Replacements
 
 
 class StepCount:

@@ -2,6 +2,11 @@
 
 import keras
 
+from keras_mixprec.keras_internals import (
+    flat_layers,
+    set_saved_optimizer,
+    updated_variables,
+)
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.wrapper import check_epsilons
@@ -49,7 +54,7 @@ def adopt(
         name=optimizer.name,
     )
     if optimizer.built:
-        adopted.build(optimizer._trainable_variables, shared=optimizer)
+        adopted.build(updated_variables(optimizer), shared=optimizer)
     return adopted
 
 
@@ -105,7 +110,7 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     check_epsilons(optimizer, model.trainable_variables)
     # What `model.save` stores: a file that Keras reads without this package.
     wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
-    model._compile_config.config["optimizer"] = wrapper
+    set_saved_optimizer(model, wrapper)
     model.optimizer = adopt(wrapper, DynamicLossScale())
     if model.train_function is not None:
         model.make_train_function(force=True)
@@ -122,5 +127,5 @@ def lacks_loss_scaling(model: keras.Model) -> bool:
         or optimizer.loss_scale_factor is not None
     )
     return not scales_loss and any(
-        layer.compute_dtype == "float16" for layer in model._flatten_layers()
+        layer.compute_dtype == "float16" for layer in flat_layers(model)
     )

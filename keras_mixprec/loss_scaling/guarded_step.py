@@ -2,10 +2,16 @@
 
 import numpy as np
 from keras import ops
-from keras.src.saving.keras_saveable import KerasSaveable
 
 from keras_mixprec.backend import active
 from keras_mixprec.formats import get_format
+from keras_mixprec.keras_internals import (
+    KerasSaveable,
+    accumulated_gradients,
+    micro_batches,
+    updated_variables,
+    variable_indices,
+)
 from keras_mixprec.loss_scaling.current_step import loss_kinds
 
 # Rows of a sparse gradient may name the same index. The sum of 2**24 of them
@@ -37,7 +43,7 @@ class GuardedStep:
             for g in gradients
         ]
         self._keep = [
-            optimizer._overwrite_variable_with_gradient(v) for v in variables
+            getattr(v, "overwrite_with_gradient", False) for v in variables
         ]
         self._examine()
 
@@ -84,11 +90,10 @@ class GuardedStep:
         return min(get_format(_dtype_name(variable)).maximum, _FLOAT32_MAX)
 
     def _in_build_order(self, values, present):
-        order = [
-            self._optimizer._get_variable_index(self._variables[i])
-            for i in present
-        ]
-        count = len(self._optimizer._trainable_variables)
+        order = variable_indices(
+            self._optimizer, [self._variables[i] for i in present]
+        )
+        count = len(updated_variables(self._optimizer))
         if order == list(range(count)):
             return values
         shape = (count, *values.shape[1:])
@@ -198,7 +203,7 @@ class AccumulationWindow(KerasSaveable):
         get = step.read if isinstance(finite, bool) else step.value
         steps = self._inner.gradient_accumulation_steps
         # What it is before this micro-batch, which may discard it.
-        self._position = get(self._inner._iterations) % steps
+        self._position = get(micro_batches(self._inner)) % steps
         self._before = left = get(self._left)
         self._behind = steps - 1 - self._position
         if isinstance(finite, bool):
@@ -236,12 +241,12 @@ class AccumulationWindow(KerasSaveable):
         self._left.assign(following)
 
     def _reset(self, choose):
-        for accumulated in self._inner._accumulated_gradients:
+        for accumulated in accumulated_gradients(self._inner):
             if accumulated is not None:
                 old = ops.convert_to_tensor(accumulated)
                 accumulated.assign(choose(old, ops.zeros_like(old)))
         # A window that is being discarded has begun already: position 0.
-        iterations = self._inner._iterations
+        iterations = micro_batches(self._inner)
         old = ops.convert_to_tensor(iterations)
         position = ops.cast(self._position, old.dtype)
         iterations.assign(choose(old, old - position))

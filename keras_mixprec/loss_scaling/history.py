@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 from keras import ops
-from keras.src.saving.keras_saveable import KerasSaveable
 
 from keras_mixprec.backend import active
 from keras_mixprec.formats import NONFINITE_KINDS, count_kinds
+from keras_mixprec.keras_internals import KerasSaveable
 from keras_mixprec.loss_scaling import current_step as inputs
 
 # Skipped steps kept in full, and those of which only the number is: the loss

@@ -4,9 +4,13 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 import keras
-from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec.backend import active
+from keras_mixprec.keras_internals import (
+    no_automatic_dependency_tracking,
+    track_variable,
+    updated_variables,
+)
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.guarded_step import (
     AccumulationWindow,
@@ -183,7 +187,7 @@ class LossScaleOptimizer(
         for variable in list(vars(inner).values()):
             known = any(variable is v for v in inner.variables)
             if isinstance(variable, keras.Variable) and not known:
-                inner._track_variable(variable)
+                track_variable(inner, variable)
 
     def _add_state(self, name, shape, dtype, value=0):
         return self.add_variable(
@@ -287,15 +291,15 @@ class LossScaleOptimizer(
         mapping = []
         for optimizer, own, _, weights in steps:
             mapping += zip(optimizer.variables, own, strict=True)
-            mapping += zip(optimizer._trainable_variables, weights, strict=True)
+            mapping += zip(updated_variables(optimizer), weights, strict=True)
         with keras.StatelessScope(state_mapping=mapping) as scope:
             LossScaleOptimizer.apply_together(
-                *((o, g, o._trainable_variables) for o, _, g, _ in steps)
+                *((o, g, updated_variables(o)) for o, _, g, _ in steps)
             )
         return [
             tuple(
                 [scope.get_current_value(v) for v in variables]
-                for variables in (o._trainable_variables, o.variables)
+                for variables in (updated_variables(o), o.variables)
             )
             for o, *_ in steps
         ]

@@ -9,6 +9,7 @@ import keras
 
 from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.guards.metric_guard import MetricGuard
+from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
 from keras_mixprec.monitoring.recorded_steps import StepReader
 from keras_mixprec.policies.layers import walk_with_model
@@ -108,7 +109,7 @@ def forget_nan_as_best(model):
     for callback in gc.get_objects():
         if (
             issubclass(type(callback), _KINDS)
-            and callback._model is model
+            and callback_model(callback) is model
             and not callback.monitor.startswith("val_")
             and _is_nan(callback.best)
         ):

@@ -7,10 +7,11 @@ import weakref
 import zlib
 
 import keras
-from keras.src.utils import io_utils
 
+from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.ranges import Growth
+from keras_mixprec.keras_internals import flat_layers, loss_tracker
 from keras_mixprec.numerics.calls import counted_by
 from keras_mixprec.policies.layers import walk_with_model
 
@@ -145,14 +146,14 @@ def audit_schedule(model) -> AuditSchedule:
 
 
 def _identity(model):
-    policies = [layer.dtype_policy.name for layer in model._flatten_layers()]
+    policies = [layer.dtype_policy.name for layer in flat_layers(model)]
     small = [
         v for v in model.trainable_variables if math.prod(v.shape) <= _ELEMENTS
     ]
     read = active.step().read
     weights = [zlib.crc32(read(v).tobytes()) for v in small[:_COMPARED]]
     # Every `compile` makes a new one.
-    return model._loss_tracker, policies, weights
+    return loss_tracker(model), policies, weights
 
 
 # A diagnosis that takes longer than this many seconds shows a progress bar.
@@ -201,7 +202,7 @@ class _Shown:
 
     def say(self, message):
         self._said = True
-        io_utils.print_msg(f"\n{self._who}: {message}")
+        print_message(f"\n{self._who}: {message}")
 
     def tick(self):
         # A search that finds something takes more passes.

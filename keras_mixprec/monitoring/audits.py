@@ -3,8 +3,8 @@
 import time
 
 import numpy as np
-from keras.src.utils import io_utils
 
+from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.advice import advice
@@ -283,7 +283,7 @@ class Examiner:
             event["at_step"] = verdict.step
         self._log.event(step, event)
         if self._verbose:
-            io_utils.print_msg(f"\n{verdict}")
+            print_message(f"\n{verdict}")
 
 
 def _bits(model, batch):

@@ -5,8 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from keras.src.utils import io_utils
-
+from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import NONFINITE_KINDS
@@ -81,7 +80,7 @@ class EarlyStop:
             return
         self._model.stop_training = True
         if self._settings.verbose:
-            io_utils.print_msg(f"\nMixPrecMonitor stops here: {reason}.")
+            print_message(f"\nMixPrecMonitor stops here: {reason}.")
 
     def fail(self, reason: str):
         """Lets `fit` end with an exception as soon as it can.

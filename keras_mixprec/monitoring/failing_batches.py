@@ -1,17 +1,13 @@
 """Keeping the batches of skipped steps, and reporting which had bad data."""
 
-import sys
-
+import keras
 import numpy as np
 from keras import ops, tree
-from keras.src.trainers.data_adapters import (
-    array_data_adapter,
-    data_adapter_utils,
-)
 
 from keras_mixprec.diagnosis.advice import bad_data_advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.guards.train_function import BatchCapture
+from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.current_step import PARTS
 from keras_mixprec.monitoring.overhead import degrade
 from keras_mixprec.numerics.calls import seed_states
@@ -208,11 +204,11 @@ def bad_samples(model) -> dict:
         the order of the user's arrays, shuffled or not; empty if `fit` was
         given no arrays.
     """
-    adapter = _adapter(model)
-    if not isinstance(adapter, array_data_adapter.ArrayDataAdapter):
+    arrays = arrays_in_fit(model)
+    if arrays is None:
         return {}
     found = {}
-    parts = data_adapter_utils.unpack_x_y_sample_weight(adapter._inputs)
+    parts = keras.utils.unpack_x_y_sample_weight(arrays)
     for name, part in zip(PARTS, parts, strict=True):
         rows = [_bad_rows(leaf) for leaf in tree.flatten(part)]
         rows = [indices for indices in rows if len(indices)]
@@ -233,18 +229,3 @@ def _bad_rows(leaf):
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
         found += (start + np.flatnonzero(~finite)).tolist()
     return found
-
-
-def _adapter(model):
-    """The data adapter of the `fit` that is under way, `None` if unknown.
-
-    Keras keeps it in a local variable of `fit`.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        names = frame.f_locals
-        if frame.f_code.co_name == "fit" and names.get("self") is model:
-            iterator = names.get("epoch_iterator")
-            return getattr(iterator, "data_adapter", None)
-        frame = frame.f_back
-    return None

@@ -5,8 +5,7 @@ import math
 import time
 from collections import defaultdict
 
-from keras.src.utils import io_utils
-
+from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import ranges
@@ -239,7 +238,7 @@ class Prober:
         }
         self._log.event(step, event)
         if self._verbose:
-            io_utils.print_msg(
+            print_message(
                 f"\nThe activations of {path!r} have {bits:.1f} bits left "
                 f"below the maximum of {self.limits.name} and grow: they "
                 f"overflow in about {left:.0f} steps."

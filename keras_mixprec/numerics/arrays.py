@@ -3,11 +3,12 @@
 import contextlib
 import math
 
+import keras
 import numpy as np
 from keras import ops
-from keras.src import backend
 
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
+from keras_mixprec.keras_internals import flat_layers, own_trainable
 
 
 def is_float(leaf) -> bool:
@@ -46,6 +47,17 @@ def _largest(array):
 
 
 @contextlib.contextmanager
+def restoring(variables):
+    """Context after which variables have the values that they had before."""
+    before = [(variable, ops.copy(variable.value)) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+@contextlib.contextmanager
 def jittered(model, seed: int):
     """Within the context every weight is off by half a 16-bit ulp.
 
@@ -58,18 +70,14 @@ def jittered(model, seed: int):
     random = np.random.default_rng(seed)
     dtypes = {
         id(variable): layer.compute_dtype
-        for layer in model._flatten_layers()
-        for variable in layer._trainable_variables
+        for layer in flat_layers(model)
+        for variable in own_trainable(layer)
     }
-    before = [(v, ops.copy(v.value)) for v in model.trainable_variables]
-    try:
-        for variable, value in before:
+    with restoring(model.trainable_variables):
+        for variable in model.trainable_variables:
             dtype = dtypes.get(id(variable))
-            variable.assign(off_by_half_ulp(value, dtype, random))
+            variable.assign(off_by_half_ulp(variable.value, dtype, random))
         yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
 
 
 def off_by_half_ulp(tensor, dtype: str | None, random: np.random.Generator):
@@ -97,7 +105,7 @@ def widened_off_by_half_ulp(tensor, random: np.random.Generator):
         tensor: A float tensor.
         random: `np.random.Generator`.
     """
-    dtype = backend.standardize_dtype(tensor.dtype)
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
     if dtype not in SIXTEEN_BITS:
         return tensor
     return off_by_half_ulp(ops.cast(tensor, "float32"), dtype, random)

@@ -8,11 +8,19 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops, tree
-from keras.src import backend as keras_backend
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 from keras_mixprec.backend import active
+from keras_mixprec.keras_internals import (
+    flat_layers,
+    get_keras_mask,
+    get_stateless_scope,
+    global_seed_generator,
+    loss_ids,
+    seed_generators,
+    set_keras_mask,
+    sublayers,
+    training_in_force,
+)
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.layer_hooks import CallHook, call_name
 from keras_mixprec.numerics.random_numbers import Draws
@@ -103,7 +111,7 @@ class LayerCall:
     def tensors(self) -> list:
         """Returns all tensors of the call, and their masks."""
         found = filter(ops.is_tensor, tree.flatten(self._parts(_TENSORS)))
-        pairs = [(x, keras_backend.get_keras_mask(x)) for x in found]
+        pairs = [(x, get_keras_mask(x)) for x in found]
         return [x for pair in pairs for x in pair if x is not None]
 
     def put_values(self, values: dict) -> bool:
@@ -119,9 +127,9 @@ class LayerCall:
 
         def value_of(leaf):
             value = values.get(id(leaf), leaf)
-            mask = keras_backend.get_keras_mask(leaf)
+            mask = get_keras_mask(leaf)
             if mask is not None:
-                keras_backend.set_keras_mask(value, values[id(mask)])
+                set_keras_mask(value, values[id(mask)])
             return value
 
         needed = tree.flatten(self._parts(_GIVEN_AND_RETURNED))
@@ -206,8 +214,7 @@ class CallRecorder:
         states = [*seed_states(layer), *_global_seed_state()]
         call.seeds = [(v, v.value) for v in states]
         drawn = len(Draws.so_far())
-        context = global_state.get_global_attribute("current_call_ctx")
-        call.training = getattr(context, "training", None)
+        call.training = training_in_force()
         (args, kwargs), (call.args, call.kwargs) = self._observe(
             (args, kwargs), call.input_cotangents
         )
@@ -241,12 +248,13 @@ class CallRecorder:
             return
         seen, call.losses = self._observe(new, call.loss_cotangents)
         instead = {id(a): b for a, b in zip(new, seen, strict=True)}
-        scope = global_state.get_global_attribute("stateless_scope")
+        scope = get_stateless_scope()
         scope.losses = [instead.get(id(x), x) for x in scope.losses]
         # By which a layer knows the losses that are its own.
-        for part in call.layer._flatten_layers():
-            own = [x for x in new if id(x) in part._loss_ids]
-            part._loss_ids |= {id(instead[id(x)]) for x in own}
+        for part in flat_layers(call.layer):
+            known_ids = loss_ids(part)
+            own = [x for x in new if id(x) in known_ids]
+            known_ids.update(id(instead[id(x)]) for x in own)
 
     def _instead(self, call, position, value):
         """What a layer is given instead of a cotangent, if there is that."""
@@ -255,7 +263,7 @@ class CallRecorder:
         exact = None if known is None else known.only_cotangent(position)
         if exact is None or tuple(exact.shape) != tuple(value.shape):
             return None
-        dtype = keras_backend.standardize_dtype(value.dtype)
+        dtype = keras.backend.standardize_dtype(value.dtype)
         return ops.convert_to_tensor(to_array(exact) * self._scale, dtype)
 
     def _observe(self, structure, cotangents, instead=lambda *_: None):
@@ -288,28 +296,28 @@ def seed_states(layer) -> list:
     """Returns the variables of every seed generator in a layer."""
     return [
         generator.state
-        for part in layer._flatten_layers()
-        for generator in part._seed_generators
+        for part in flat_layers(layer)
+        for generator in seed_generators(part)
     ]
 
 
 def _global_seed_state():
     """The state of the generator that Keras uses where none is given."""
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    generator = global_seed_generator()
     return [] if generator is None else [generator.state]
 
 
 def added_losses() -> list:
     """Returns what layers have added to the losses of the step until now."""
-    scope = global_state.get_global_attribute("stateless_scope")
+    scope = get_stateless_scope()
     return [] if scope is None else list(scope.losses)
 
 
 def with_mask(tensor, like):
     """Returns `tensor` with the Keras mask that `like` carries."""
-    mask = keras_backend.get_keras_mask(like)
+    mask = get_keras_mask(like)
     if mask is not None:
-        keras_backend.set_keras_mask(tensor, mask)
+        set_keras_mask(tensor, mask)
     return tensor
 
 
@@ -323,7 +331,7 @@ def observe_outputs(layer, outputs, observe):
         observe: Function of the position and the tensor that returns the
             tensor to go on with.
     """
-    if isinstance(layer, keras.Model) and layer._layers:
+    if isinstance(layer, keras.Model) and sublayers(layer):
         return outputs
     leaves = [
         with_mask(observe(position, leaf), leaf) if is_float(leaf) else leaf

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_mixprec._checks import raise_if_strict
 from keras_mixprec.backend import active
+from keras_mixprec.keras_internals import learning_rate_object, micro_batches
 from keras_mixprec.numerics.statistics import WIDTH, measure, pack
 
 # Tensors up to this many elements are stacked by shape, so that hundreds cost
@@ -237,7 +238,7 @@ class Update:
         return ops.logical_and(ops.logical_and(taken, last), moves)
 
     def _steps(self):
-        return ops.copy(self._inner._iterations.value)
+        return ops.copy(micro_batches(self._inner).value)
 
     def _keys(self, variables, part):
         owners = map(self._owner_of, variables)
@@ -273,9 +274,9 @@ def _inner(optimizer):
 
 def _learning_rate(optimizer):
     """The learning rate, 1 where asking for it might change something."""
-    rate = getattr(optimizer, "_learning_rate", 1.0)
+    rate = learning_rate_object(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return rate(optimizer._iterations)
+        return rate(micro_batches(optimizer))
     return rate.value if isinstance(rate, keras.Variable) else 1.0
 
 

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import all_variables, optimizers_of
-from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.keras_internals import stored_value, updated_variables
+from keras_mixprec.numerics.arrays import restoring, to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.random_numbers import (
@@ -244,7 +246,9 @@ def run_held(
         # A regularizer is given what the scope knows of its variable. As it
         # is, not as a tensor, which no gradient would lead back from.
         scope.state_mapping |= {
-            id(v): v._value for v in model.trainable_variables if v.regularizer
+            id(v): stored_value(v)
+            for v in model.trainable_variables
+            if v.regularizer
         }
         stack.enter_context(scope)
         if has_own_step(model):
@@ -304,9 +308,8 @@ def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
         return run()
 
 
-@contextlib.contextmanager
 def held(optimizer, scale, losses, gradients):
-    """Lets an optimizer see losses and gradients, and do nothing."""
+    """Context in which an optimizer sees losses and gradients, no more."""
     backend, step = active.replay(), active.step()
     unscaled = []
 
@@ -323,7 +326,7 @@ def held(optimizer, scale, losses, gradients):
         return step.unscale(grads, factor, [False] * len(grads))
 
     def apply(grads, trainable_variables=None):
-        variables = trainable_variables or optimizer._trainable_variables
+        variables = trainable_variables or updated_variables(optimizer)
         if unscaled:
             grads = times(grads, scale)
         for gradient, variable in zip(grads, variables, strict=True):
@@ -344,12 +347,7 @@ def held(optimizer, scale, losses, gradients):
         # What several optimizers that skip together go through.
         "_guard": lambda grads, variables: _HeldStep(apply, grads, variables),
     }
-    vars(optimizer).update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del vars(optimizer)[name]
+    return patched(optimizer, methods)
 
 
 class _HeldStep(NamedTuple):
@@ -364,16 +362,6 @@ class _HeldStep(NamedTuple):
         self.apply(self.gradients, self.variables)
 
 
-@contextlib.contextmanager
 def restored(model: keras.Model):
-    """Undoes what a `train_step` of the user's own may write directly."""
-    if not has_own_step(model):
-        yield
-        return
-    variables = all_variables(model)
-    before = [keras.ops.copy(v.value) for v in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
+    """Context that undoes what a user's own `train_step` writes directly."""
+    return restoring(all_variables(model) if has_own_step(model) else [])

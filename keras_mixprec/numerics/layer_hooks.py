@@ -5,10 +5,15 @@ import threading
 
 import keras
 
+from keras_mixprec.keras_internals import (
+    flat_layers,
+    policy_object,
+    set_input_dtype,
+    set_policy_object,
+)
 from keras_mixprec.policies.names import (
     is_fixed,
     narrow_inputs,
-    set_input_dtype,
     set_policy,
 )
 
@@ -113,7 +118,7 @@ def computing_in(policy: str, layers):
 
     Compiled functions are left as they are, since nothing calls them here.
     """
-    before = [(layer, layer._dtype_policy) for layer in layers]
+    before = [(layer, policy_object(layer)) for layer in layers]
     narrow = [x for layer in layers for x in narrow_inputs(layer)]
     inputs = [(x, x.dtype) for x in narrow]
     for layer, _ in before:
@@ -123,7 +128,7 @@ def computing_in(policy: str, layers):
         yield
     finally:
         for layer, own in before:
-            layer._dtype_policy = own
+            set_policy_object(layer, own)
         for entrance, dtype in inputs:
             set_input_dtype(entrance, dtype)
 
@@ -143,4 +148,4 @@ def following(assignment: dict):
 
 def with_sublayers(layer) -> list:
     """Returns the layer and everything inside it."""
-    return list(layer._flatten_layers())
+    return flat_layers(layer)

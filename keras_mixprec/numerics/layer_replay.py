@@ -5,10 +5,9 @@ import contextlib
 import keras
 import numpy as np
 from keras import ops, tree
-from keras.src.backend.common import global_state
-from keras.src.layers.layer import CallContext
 
 from keras_mixprec.backend import active
+from keras_mixprec.keras_internals import called_with
 from keras_mixprec.numerics.arrays import (
     is_float,
     largest_magnitude,
@@ -259,22 +258,8 @@ class LayerReplay:
             keras.StatelessScope(
                 state_mapping=[*mapping, *self._seeds], collect_losses=True
             ) as scope,
-            _call_context(call),
+            called_with(call.training),
         ):
             outputs = call.layer(*args, **kwargs)
         results = [*tree.flatten(outputs), *scope.losses]
         return [x for x in results if is_float(x)]
-
-
-@contextlib.contextmanager
-def _call_context(call):
-    """What the layers around the call had settled, such as `training`."""
-    name = "current_call_ctx"
-    before = global_state.get_global_attribute(name)
-    context = CallContext(entry_layer=None)
-    context.training = call.training
-    global_state.set_global_attribute(name, context)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(name, before)

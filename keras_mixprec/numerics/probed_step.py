@@ -9,9 +9,11 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format, get_format
+from keras_mixprec.keras_internals import own_trainable, updated_variables
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import Collector, Update
 from keras_mixprec.numerics.layer_hooks import CallHook, call_name
@@ -109,8 +111,6 @@ class Probe:
     @contextlib.contextmanager
     def _instrumented(self):
         """Within the context the model's `train_step` measures."""
-        attributes = vars(self._model)
-        before = attributes.get("train_step")
         original = self._model.train_step
 
         # Replicas run it in threads of their own, and take turns.
@@ -126,17 +126,13 @@ class Probe:
             finally:
                 del self._running.collector
 
-        attributes["train_step"] = train_step
-        try:
-            with contextlib.ExitStack() as stack:
-                for optimizer in optimizers_of(self._model).values():
-                    stack.enter_context(self._watched(optimizer))
-                yield
-        finally:
-            if before is None:
-                del attributes["train_step"]
-            else:
-                attributes["train_step"] = before
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                patched(self._model, {"train_step": train_step})
+            )
+            for optimizer in optimizers_of(self._model).values():
+                stack.enter_context(self._watched(optimizer))
+            yield
 
     def _on_call(self, collector, run, layer, path, index, args, kwargs):
         name = call_name(path, index)
@@ -150,16 +146,15 @@ class Probe:
 
         return observe_outputs(layer, run(*args, **kwargs), observe)
 
-    @contextlib.contextmanager
     def _watched(self, optimizer):
-        """Measures what an optimizer is given and what it does with it."""
+        """Context that measures what an optimizer is given, and does."""
         # `apply_together` does not pass through `apply`, but both through this.
         name = "_guard" if hasattr(optimizer, "_guard") else "apply"
         original = getattr(optimizer, name)
 
         def watched(grads, trainable_variables=None):
             grads = list(grads)
-            variables = trainable_variables or optimizer._trainable_variables
+            variables = trainable_variables or updated_variables(optimizer)
             update = Update(
                 self._running.collector,
                 optimizer,
@@ -172,11 +167,7 @@ class Probe:
                 return _WatchedStep(step, update)
             return update.finish()
 
-        vars(optimizer)[name] = watched
-        try:
-            yield
-        finally:
-            del vars(optimizer)[name]
+        return patched(optimizer, {name: watched})
 
     def _owner(self, variable):
         return self._owners.get(id(variable), (variable.path, 0))
@@ -216,5 +207,5 @@ def _owners(entries):
     return {
         id(variable): (entry.path, position)
         for entry in entries
-        for position, variable in enumerate(entry.layer._trainable_variables)
+        for position, variable in enumerate(own_trainable(entry.layer))
     }

@@ -10,11 +10,13 @@ import contextlib
 import contextvars
 from typing import NamedTuple
 
+import keras
 import numpy as np
 from keras import ops, tree
-from keras.src import backend
 
+from keras_mixprec._patched import patched
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
+from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
 
 # What it drops is the same whatever it is given.
@@ -60,13 +62,13 @@ class Draws:
     @contextlib.contextmanager
     def active(self):
         """Keras' random numbers are drawn by this object in the context."""
-        original = vars(backend.random).copy()
+        original = vars(backend_random).copy()
         instead = {n: self._drawing(n, original[n]) for n in _NAMES}
         instead["categorical"] = _from_float32(original["categorical"])
         instead[DROPOUT] = self._dropout(original["uniform"])
         outer, Draws._active = Draws._active, self
         try:
-            with _replaced(instead):
+            with patched(backend_random, instead):
                 yield self
         finally:
             Draws._active = outer
@@ -80,7 +82,9 @@ class Draws:
         def draw_as_known(*args, dtype=None, **kwargs):
             if self._inside:  # Torch makes truncated ones of normal ones.
                 return draw(*args, dtype=dtype, **kwargs)
-            asked = backend.standardize_dtype(dtype or backend.floatx())
+            asked = keras.backend.standardize_dtype(
+                dtype or keras.backend.floatx()
+            )
             own = self._dtype_of_next(name, asked)
             if own != asked:
                 args, kwargs = _cast((args, kwargs), own)
@@ -155,7 +159,7 @@ def without_draws():
     """Returns a context in which Keras draws nothing: constants instead."""
 
     def half(shape, *args, dtype=None, **kwargs):
-        return ops.full(shape, 0.5, dtype or backend.floatx())
+        return ops.full(shape, 0.5, dtype or keras.backend.floatx())
 
     def lowest(shape, minval, maxval, dtype="int32", seed=None):
         return ops.full(shape, minval, dtype)
@@ -166,24 +170,12 @@ def without_draws():
     def same(inputs, *args, **kwargs):
         return inputs
 
-    return _replaced(
+    return patched(
+        backend_random,
         dict.fromkeys(_NAMES, half)
         | {DROPOUT: same, "shuffle": same}
-        | {"randint": lowest, "categorical": first}
+        | {"randint": lowest, "categorical": first},
     )
-
-
-@contextlib.contextmanager
-def _replaced(functions):
-    module = backend.random
-    before = {name: getattr(module, name) for name in functions}
-    for name, function in functions.items():
-        setattr(module, name, function)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(module, name, function)
 
 
 def _from_float32(categorical):
@@ -204,7 +196,7 @@ def _limits(shape, minval=0.0, maxval=1.0, **kwargs):
 
 
 def _with_extremes(numbers, lowest, highest):
-    dtype = backend.standardize_dtype(numbers.dtype)
+    dtype = keras.backend.standardize_dtype(numbers.dtype)
     # What each backend's generator can return: JAX and TensorFlow draw
     # multiples of the format's epsilon, torch of half of it.
     units = np.array([0.0, 1.0 - get_format(dtype).epsilon])

@@ -11,6 +11,7 @@ from keras import ops
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format
+from keras_mixprec.keras_internals import own_trainable, updated_variables
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
@@ -96,7 +97,7 @@ class _Taken:
         inverse = {
             id(variable): 1.0 / scale_of[id(optimizer)] if scaled else 1.0
             for optimizer in optimizers
-            for variable in optimizer._trainable_variables
+            for variable in updated_variables(optimizer)
         }
         for position, (path, variable) in enumerate(self._variables()):
             gradient = gradients.get(id(variable))
@@ -168,7 +169,7 @@ class _Taken:
 
     def _variables(self):
         for entry in self._entries:
-            for variable in entry.layer._trainable_variables:
+            for variable in own_trainable(entry.layer):
                 yield entry.path, variable
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import keras
 
+from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
 from keras_mixprec.policies.layers import check_model, may_grow
 from keras_mixprec.policies.names import is_16_bit
@@ -101,7 +102,7 @@ def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:
         rules = PrecisionRules(rules)
     else:
         rules = PrecisionRules(rules)
-        if not any(may_grow(layer) for layer in model._flatten_layers()):
+        if not any(may_grow(layer) for layer in flat_layers(model)):
             own = [rule for rule in rules if rule not in DEFAULT_RULES]
             PrecisionRules(own).warn_unmatched(model)
     return Matcher(rules, model)

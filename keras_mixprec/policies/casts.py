@@ -11,6 +11,15 @@ from keras import ops, tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.keras_internals import (
+    flat_layers,
+    functional_of,
+    inbound_nodes,
+    inputs_of,
+    policy_object,
+    set_policy_object,
+    sublayers,
+)
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import LayerEntry, walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
@@ -57,7 +66,7 @@ def lone_layers(model) -> list:
 
 def _is_low(layer):
     low = layer.compute_dtype in SIXTEEN_BITS
-    return low and not is_fixed(layer) and not layer._layers
+    return low and not is_fixed(layer) and not sublayers(layer)
 
 
 def _is_lone(feeders, consumers):
@@ -67,7 +76,7 @@ def _is_lone(feeders, consumers):
 
 def _elements(layer):
     """How many elements of one sample go in and out."""
-    call = layer._inbound_nodes[0]
+    call = inbound_nodes(layer)[0]
     # Of a length that varies, one position.
     return sum(
         math.prod(size or 1 for size in tensor.shape[1:])
@@ -113,43 +122,41 @@ def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
 def _widened(model, inputs, error, paths):
     """The innermost layer on the stack that no longer raises in float32."""
     for layer in _stack(error):
-        inside = [x for x in layer._flatten_layers() if not is_fixed(x)]
+        inside = [x for x in flat_layers(layer) if not is_fixed(x)]
         low = any(x.compute_dtype in SIXTEEN_BITS for x in inside)
         if id(layer) not in paths or not low:
             continue
-        before = [x._dtype_policy for x in inside]
+        before = [policy_object(x) for x in inside]
         for part in inside:
             set_policy(part, "float32")
         after = _error(model, inputs)
         if after is None or _stack(after)[:1] != _stack(error)[:1]:
             return layer
         for part, policy in zip(inside, before, strict=True):
-            part._dtype_policy = policy
+            set_policy_object(part, policy)
     return None
 
 
 def _undone(model, inputs, entries, default, reasons):
     """Gives all layers the default, unless that does not run either."""
     layers = [e.layer for e in entries if not is_fixed(e.layer)]
-    before = [layer._dtype_policy for layer in layers]
+    before = [policy_object(layer) for layer in layers]
     for layer in layers:
         set_policy(layer, default)
     if _error(model, inputs) is None:
         return {}
     for layer, policy in zip(layers, before, strict=True):
-        layer._dtype_policy = policy
+        set_policy_object(layer, policy)
     return reasons
 
 
 def _inputs(model):
     """Zeros for a call of a built model, `None` if none are known for it."""
-    functional = getattr(model, "_functional", model)
-    structure = getattr(functional, "_inputs_struct", None)
-    if structure is not None:
-        return tree.map_structure(_zeros, structure)
-    shapes = getattr(model, "_build_shapes_dict", None) or {}
-    shape = next(iter(shapes.values()), None)
-    if not model.built or len(shapes) != 1 or not isinstance(shape, tuple):
+    functional = functional_of(model)
+    if functional is not None:
+        return tree.map_structure(_zeros, inputs_of(functional))
+    shape = (model.get_build_config() or {}).get("input_shape")
+    if not model.built or not isinstance(shape, tuple):
         return None
     return _zeros(keras.KerasTensor(shape))
 
@@ -186,5 +193,5 @@ def _is_written(layer):
 
 
 def _is_partial(layer):
-    dtypes = {x.compute_dtype for x in layer._flatten_layers()}
+    dtypes = {x.compute_dtype for x in flat_layers(layer)}
     return len(dtypes) > 1 and not dtypes.isdisjoint(SIXTEEN_BITS)

@@ -6,6 +6,14 @@ or feeds an `exp` is a property of the model.
 
 import keras
 
+from keras_mixprec.keras_internals import (
+    flat_layers,
+    functional_of,
+    inbound_nodes,
+    producer,
+    sublayers,
+)
+
 # They hand numbers on unchanged, so the layer before them is the output too.
 _HANDS_ON = (
     keras.layers.Dropout,
@@ -46,7 +54,7 @@ def output_layers(model) -> set[int]:
     """
     if isinstance(model, keras.Sequential):
         return _layer_outputs(model.layers[::-1])
-    if _is_functional(model):
+    if functional_of(model):
         return _ids(_producers(keras.tree.flatten(model.outputs)))
     return {id(layer) for layer in model.layers if _ends_in_softmax(layer)}
 
@@ -58,14 +66,11 @@ def feeds_sensitive_operation(model) -> dict[int, str]:
     included.
     """
     found = {}
-    for functional in [model, *model._flatten_layers(include_self=False)]:
-        if not _is_functional(functional):
-            continue
-        for operation in functional.operations:
-            name = type(operation).__name__
-            if name in _SENSITIVE_OPERATIONS and not _is_layer(operation):
-                layers = _producers(_inputs(operation))
-                found |= dict.fromkeys(_ids(layers), name)
+    for operation in _operations(model):
+        name = type(operation).__name__
+        if name in _SENSITIVE_OPERATIONS and not _is_layer(operation):
+            layers = _producers(_inputs(operation))
+            found |= dict.fromkeys(_ids(layers), name)
     return found
 
 
@@ -92,17 +97,18 @@ def neighbours(model) -> dict[int, tuple[list, list]]:
     out. A subclassed model has no graph, and so no entries.
     """
     found = {}
-    for functional in [model, *model._flatten_layers(include_self=False)]:
-        # A `Sequential` has one inside.
-        functional = getattr(functional, "_functional", functional)
-        if not _is_functional(functional):
-            continue
-        for layer in filter(_is_layer, functional.operations):
-            for feeder in _producers(_inputs(layer), through=()):
-                if not isinstance(feeder, keras.layers.InputLayer):
-                    found.setdefault(id(layer), ([], []))[0].append(feeder)
-                    found.setdefault(id(feeder), ([], []))[1].append(layer)
+    for layer in filter(_is_layer, _operations(model)):
+        for feeder in _producers(_inputs(layer), through=()):
+            if not isinstance(feeder, keras.layers.InputLayer):
+                found.setdefault(id(layer), ([], []))[0].append(feeder)
+                found.setdefault(id(feeder), ([], []))[1].append(layer)
     return found
+
+
+def _operations(model):
+    """Operations of all graphs of a model: its own and those of its layers."""
+    for functional in filter(None, map(functional_of, flat_layers(model))):
+        yield from functional.operations
 
 
 def _layer_outputs(layers_backwards):
@@ -120,7 +126,7 @@ def _ids(layers):
     for layer in layers:
         if isinstance(layer, keras.Model):
             ids |= output_layers(layer)
-        elif not (layer._layers and _is_user_written(layer)):
+        elif not (sublayers(layer) and _is_user_written(layer)):
             # In a user's own block it is not known which part is last, and
             # the whole of it may be most of the model.
             ids.add(id(layer))
@@ -131,7 +137,7 @@ def _producers(tensors, through=_HANDS_ON):
     """The layers that make `tensors`, operations and `through` seen past."""
     layers, seen, stack = [], set(), list(tensors)
     while stack:
-        operation = stack.pop()._keras_history.operation
+        operation = producer(stack.pop())
         if id(operation) in seen:
             continue
         seen.add(id(operation))
@@ -143,11 +149,7 @@ def _producers(tensors, through=_HANDS_ON):
 
 
 def _inputs(operation):
-    return [t for node in operation._inbound_nodes for t in node.input_tensors]
-
-
-def _is_functional(model):
-    return isinstance(model, keras.Model) and hasattr(model, "operations")
+    return [t for node in inbound_nodes(operation) for t in node.input_tensors]
 
 
 def _is_layer(operation):

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import keras
 
+from keras_mixprec.keras_internals import sublayers
+
 # Stands for the model itself among layer paths, which its name is no part of.
 MODEL_PATH = "<model>"
 
@@ -92,7 +94,7 @@ def keras_path(entry: LayerEntry) -> str:
 def _collect(holder, parent, seen, entries):
     children = [
         layer
-        for layer in holder._layers
+        for layer in sublayers(holder)
         if id(layer) not in seen
         and not isinstance(layer, keras.layers.InputLayer)
     ]

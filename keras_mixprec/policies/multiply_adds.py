@@ -9,6 +9,7 @@ import math
 
 from keras import layers
 
+from keras_mixprec.keras_internals import own_trainable
 from keras_mixprec.policies.layers import LayerEntry
 
 
@@ -46,7 +47,7 @@ def _own(entry):
         if isinstance(layer, kinds):
             return estimate(layer)
     known = type(layer).__module__.startswith("keras.")
-    if known or not layer._trainable_variables:
+    if known or not own_trainable(layer):
         return 0
     raise _Unknown
 
@@ -101,7 +102,7 @@ def _separable_conv(layer):
 def _multi_head_attention(layer):
     shapes = _build_shapes(layer)
     query, value = shapes["query_shape"], shapes["value_shape"]
-    per_pair = layer._num_heads * (layer._key_dim + layer._value_dim)
+    per_pair = layer.num_heads * (layer.key_dim + layer.value_dim)
     return per_pair * _size(query[1:-1]) * _size(value[1:-1])
 
 
@@ -125,7 +126,7 @@ def _dot(layer):
 
 
 def _cell(layer):
-    return sum(_size(w.shape) for w in layer._trainable_variables[:2])
+    return sum(_size(w.shape) for w in own_trainable(layer)[:2])
 
 
 _ESTIMATES = (

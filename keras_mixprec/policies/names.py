@@ -2,6 +2,13 @@
 
 import keras
 
+from keras_mixprec.keras_internals import (
+    inbound_nodes,
+    producer,
+    set_input_dtype,
+    set_policy_object,
+)
+
 # 16-bit policies with 32-bit variables, and the plain dtypes.
 POLICY_NAMES = (
     "float32",
@@ -99,7 +106,7 @@ def set_policy(layer, policy: str):
     Keras shares one object among layers and rewrites it when a map is saved;
     its setter writes into the map that other layers share.
     """
-    layer._dtype_policy = keras.DTypePolicy(policy)
+    set_policy_object(layer, keras.DTypePolicy(policy))
     if not is_16_bit(layer.compute_dtype):
         for entrance in narrow_inputs(layer):
             set_input_dtype(entrance, layer.compute_dtype)
@@ -113,8 +120,8 @@ def narrow_inputs(layer) -> list:
     that, whatever the layer computes in later.
     """
     origins = [
-        tensor._keras_history.operation
-        for node in layer._inbound_nodes
+        producer(tensor)
+        for node in inbound_nodes(layer)
         for tensor in node.input_tensors
     ]
     return [
@@ -123,14 +130,6 @@ def narrow_inputs(layer) -> list:
         if isinstance(origin, keras.layers.InputLayer)
         and is_16_bit(origin.dtype)
     ]
-
-
-def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
-    """Lets an input of a model hand on what it is given in another dtype."""
-    # `Sequential` casts to the first, `Functional` to the second; neither has
-    # a setter.
-    entrance._dtype = dtype
-    entrance.output._dtype = dtype
 
 
 def _own_policy(layer):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import keras
 
+from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.policies.casts import without_mixes
 from keras_mixprec.policies.layers import may_grow, walk
 from keras_mixprec.policies.names import (
@@ -60,7 +61,7 @@ def rebuild_functions(model: keras.Model):
     Args:
         model: A `keras.Model`; models nested in it are looked after too.
     """
-    for layer in model._flatten_layers():
+    for layer in flat_layers(model):
         for kind in ("train", "test", "predict"):
             if getattr(layer, f"{kind}_function", None) is not None:
                 _make_step_anew(layer, f"{kind}_step")
@@ -141,9 +142,9 @@ def _hook(layer, adopt):
     @functools.wraps(original)
     def build(*args, **kwargs):
         layer.build = original
-        before = len(layer._flatten_layers())
+        before = len(flat_layers(layer))
         original(*args, **kwargs)
-        if len(layer._flatten_layers()) > before:
+        if len(flat_layers(layer)) > before:
             adopt()
 
     build._mixprec_original = original

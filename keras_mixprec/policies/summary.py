@@ -13,6 +13,7 @@ from keras_mixprec.flop_shares import (
     share_of_parameters,
     work,
 )
+from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.graph import casts_input
 from keras_mixprec.policies.layers import check_model, walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
@@ -122,7 +123,7 @@ def _own_variables(entries):
     seen, lists = set(), []
     for entry in reversed(entries):
         layer = entry.layer
-        held = layer._trainable_variables + layer._non_trainable_variables
+        held = own_trainable(layer) + own_non_trainable(layer)
         lists.append([v for v in held if id(v) not in seen])
         seen |= {id(v) for v in held}
     return lists[::-1]

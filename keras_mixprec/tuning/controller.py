@@ -3,7 +3,7 @@
 from collections import deque
 from functools import partial
 
-from keras.src.trainers.data_adapters import data_adapter_utils
+import keras
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
@@ -293,7 +293,7 @@ class Tuning:
             self.records.scale(step, before, now)
 
     def _examine(self, batch, step):
-        parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+        parts = keras.utils.unpack_x_y_sample_weight(batch)
         return examine(self._session.model, *parts, step=step)
 
     def _nothing_to_demote(self, worker_proposal, step):

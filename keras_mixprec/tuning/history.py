@@ -1,6 +1,6 @@
 """What a tuner has done: its history, in the log and on the console."""
 
-from keras.src.utils import io_utils
+from keras_mixprec._console import print_message
 
 # What to do where the tuner gives up.
 BY_HAND = (
@@ -50,7 +50,7 @@ class TunerHistory:
         self.history.append({"step": step, **event})
         self._session.log.event(step, event)
         if self._settings.verbose:
-            io_utils.print_msg(f"\nPrecisionTuner at step {step}: {message}.")
+            print_message(f"\nPrecisionTuner at step {step}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict):
         """Reports that layers compute in something else now, or would.

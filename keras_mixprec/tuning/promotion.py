@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+import keras
 import numpy as np
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from keras_mixprec.backend.common import any_worker, optimizers_of
 from keras_mixprec.diagnosis import thresholds
@@ -139,7 +139,7 @@ def _at_fault_here(model, repairs, paths, batches, step):
     layers = []
     with following(repairs.as_built(paths)):
         for batch in batches:
-            parts = data_adapter_utils.unpack_x_y_sample_weight(batch)
+            parts = keras.utils.unpack_x_y_sample_weight(batch)
             found = examine(model, *parts, step=step)
             for finding in found.findings:
                 layers += finding.layers

@@ -4,15 +4,21 @@ import contextlib
 import itertools
 
 import jax
+import numpy as np
 
-from keras_mixprec.backend.jax.arrays import holding, own_rows
+from keras_mixprec.keras_internals import (
+    holding,
+    jax_state,
+    jax_state_synced,
+    stored_value,
+)
 
 
 def tapped(model, train_function, look):
     def train(state, iterator):
         iterator = iter(iterator)
         first = next(iterator)
-        own = jax.tree.map(own_rows, first)
+        own = jax.tree.map(_own_rows, first)
         state = _with_values(model, state, lambda: look(own))
         return train_function(state, itertools.chain([first], iterator))
 
@@ -21,12 +27,12 @@ def tapped(model, train_function, look):
 
 @contextlib.contextmanager
 def synchronized(model, variables):
-    state = getattr(model, "_jax_state", None)
-    if not state or model._jax_state_synced:
+    state = jax_state(model)
+    if not state or jax_state_synced(model):
         yield
         return
     known = _values(model, state, {id(v) for v in variables})
-    values = [known.get(id(v), v._value) for v in variables]
+    values = [known.get(id(v), stored_value(v)) for v in variables]
     with holding(variables, values):
         yield
 
@@ -61,4 +67,17 @@ def _with_values(model, state, work):
     leaves, structure = jax.tree.flatten(state)
     with holding(variables, leaves):
         work()
-        return structure.unflatten([v._value for v in variables])
+        return structure.unflatten([stored_value(v) for v in variables])
+
+
+def _own_rows(array):
+    """The rows of an array that the devices of this process hold."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        return array
+    rows = {
+        shard.index[0].start or 0: shard.data
+        for shard in array.addressable_shards
+    }
+    return jax.numpy.asarray(
+        np.concatenate([np.asarray(rows[start]) for start in sorted(rows)])
+    )

@@ -7,7 +7,7 @@ import keras
 from jax.experimental import multihost_utils
 
 from keras_mixprec.backend.common import all_variables
-from keras_mixprec.backend.jax.arrays import holding
+from keras_mixprec.keras_internals import holding, jax_state, stored_value
 
 
 def workers(model):
@@ -29,8 +29,10 @@ def agree(model, values):
 
 def _state(model):
     """What the last train step gave; the arrays before it are deleted."""
-    state = getattr(model, "_jax_state", None)
-    leaves = keras.tree.flatten((state, [v._value for v in model.variables]))
+    state = jax_state(model)
+    leaves = keras.tree.flatten(
+        (state, [stored_value(v) for v in model.variables])
+    )
     return [
         leaf
         for leaf in leaves
@@ -45,7 +47,7 @@ def single_process(model):
         yield
         return
     variables = all_variables(model)
-    own = [_replica(variable._value) for variable in variables]
+    own = [_replica(stored_value(variable)) for variable in variables]
     distribution = keras.distribution.distribution()
     keras.distribution.set_distribution(None)
     try:

@@ -1,11 +1,15 @@
 """Running parts again on JAX; see `interface.py`."""
 
 import jax
-from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from keras_mixprec.backend.common import all_variables, program
-from keras_mixprec.backend.jax.arrays import holding
 from keras_mixprec.backend.jax.pieces import run_in_pieces, seam
+from keras_mixprec.keras_internals import (
+    all_jax_state,
+    get_stateless_scope,
+    holding,
+    stored_value,
+)
 
 FIRST_RUN = 0.35
 
@@ -112,9 +116,7 @@ def _is_jaxpr(value):
 
 
 def train_step(model, data):
-    kinds = ("trainable", "non_trainable", "optimizer", "metrics")
-    state = model._get_jax_state(**{f"{k}_variables": True for k in kinds})
-    logs, state = model.train_step(state, data)
+    logs, state = model.train_step(all_jax_state(model), data)
     # Of the state that is handed back, what the layers have written.
     scope = get_stateless_scope()
     for update in zip(model.non_trainable_variables, state[1], strict=True):
@@ -137,7 +139,7 @@ def run_once(model, function, data):
         with holding(variables, values):
             return function(data)
 
-    values = [variable._value for variable in variables]
+    values = [stored_value(variable) for variable in variables]
     return run_in_pieces(run, (values, data))
 
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_mixprec.backend.grouped_norms import grouped_kinds, grouped_norms
+from keras_mixprec.keras_internals import updated_variables
 
 
 def gradient_norms(gradients):
@@ -90,7 +91,7 @@ def value(variable):
 def _commit_traced(optimizer, finite, update, remember):
     # All trainable variables: averaging may write those without a gradient.
     inner = optimizer.inner_optimizer
-    touched = [*inner._trainable_variables, *inner.variables]
+    touched = [*updated_variables(inner), *inner.variables]
     touched += optimizer.history.variables
     before = [v.value for v in touched]
 

@@ -5,11 +5,11 @@ the branch: 1.2x of a step of six Dense(1024). Selecting the new or the old
 value at each assignment fuses with the update: 1.06x.
 """
 
-import contextlib
-
 import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
+
+from keras_mixprec._patched import patched
 
 _READS = {"ReadVariableOp", "VariableShape", "ResourceGather"}
 
@@ -52,21 +52,17 @@ class _Gate:
         self._finite = finite
         self.operations = set()
 
-    @contextlib.contextmanager
     def on(self, optimizer):
-        methods = {
+        combinations = {
             "assign": lambda old, new: new,
             "assign_add": lambda old, new: old + new,
             "assign_sub": lambda old, new: old - new,
         }
-        for name, combine in methods.items():
-            original = getattr(optimizer, name)
-            vars(optimizer)[name] = self._gated(original, combine)
-        try:
-            yield
-        finally:
-            for name in methods:
-                del vars(optimizer)[name]
+        methods = {
+            name: self._gated(getattr(optimizer, name), combine)
+            for name, combine in combinations.items()
+        }
+        return patched(optimizer, methods)
 
     def _gated(self, original, combine):
         def assign(variable, value):

@@ -6,6 +6,7 @@ import functools
 import tensorflow as tf
 
 from keras_mixprec.backend.common import all_variables
+from keras_mixprec.keras_internals import holding, stored_value
 
 
 def workers(model):
@@ -56,15 +57,14 @@ def _all_rows(strategy):
 def single_process(model):
     strategy = model.distribute_strategy
     mirrored = [
-        (variable, variable._value)
+        variable
         for variable in all_variables(model)
-        if isinstance(variable._value, tf.distribute.DistributedValues)
+        if isinstance(stored_value(variable), tf.distribute.DistributedValues)
     ]
     # Reading a metric's would add up those of all workers.
-    for variable, value in mirrored:
-        variable._value = strategy.experimental_local_results(value)[0]
-    try:
+    own = [
+        strategy.experimental_local_results(stored_value(variable))[0]
+        for variable in mirrored
+    ]
+    with holding(mirrored, own):
         yield
-    finally:
-        for variable, value in mirrored:
-            variable._value = value

@@ -23,6 +23,7 @@ from keras_mixprec.backend.tensorflow.gated_assign import (
     gated_update,
     under_xla,
 )
+from keras_mixprec.keras_internals import updated_variables
 
 # Elements of a variable on average beyond which memory costs more than
 # Switches: 2% of a step of six Dense(1024), where 256 x 256 lose 1%.
@@ -111,7 +112,7 @@ def commit(optimizer, finite, unscaled, variables, record, remember):
             finite,
             inner,
             update,
-            [*inner._trainable_variables, *inner.variables],
+            [*updated_variables(inner), *inner.variables],
         )
         remember(tf.logical_not(finite))
     elif _merges():

@@ -3,7 +3,7 @@
 import contextlib
 
 import torch
-from keras.src.backend.torch.core import get_device
+from keras import ops
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +21,7 @@ def is_chief(model):
 def agree(model, values):
     if workers(model) == 1:
         return values
-    agreed = torch.tensor(values, device=get_device())
+    agreed = ops.convert_to_tensor(values)
     distributed.all_reduce(agreed, distributed.ReduceOp.MAX)
     return agreed.cpu().numpy()
 

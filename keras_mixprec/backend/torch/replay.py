@@ -3,6 +3,8 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keras_mixprec.keras_internals import casts_value, stored_value
+
 FIRST_RUN = 0.0
 
 # IndexError: of a token id that 16 bits rounded up.
@@ -70,7 +72,7 @@ def train_step(model, data):
     # A `train_step` of the user's own may add gradients up over several steps.
     # Not `model.zero_grad()`, which stumbles over integer variables that a
     # model tracks.
-    values = [variable._value for variable in model.trainable_variables]
+    values = [stored_value(variable) for variable in model.trainable_variables]
     before = [value.grad for value in values]
     try:
         _set_gradients(values, [None] * len(values))
@@ -82,7 +84,7 @@ def train_step(model, data):
 def loses_assignment(variable):
     # Keras 3.15 writes to the value that the variable has in a layer: to a
     # copy, where the layer casts it to float16.
-    return variable._maybe_autocast(variable._value) is not variable._value
+    return casts_value(variable)
 
 
 def run_once(model, function, data):

@@ -1,4 +1,4 @@
-"""Replacing methods of objects for a while."""
+"""Replacing attributes of objects, and functions of modules, for a while."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ class Replacements:
         """Replaces `owner.name`, from now on if this is within the context.
 
         Args:
-            owner: An object with a `__dict__`.
+            owner: An object with a `__dict__`, or a module.
             name: String, the name of a method.
             function: What replaces it. It takes the place of one that was
                 added before.
@@ -66,3 +66,18 @@ class Replacements:
             yield
         finally:
             self.restore()
+
+
+@contextlib.contextmanager
+def patched(owner, functions: dict):
+    """Context in which an object or a module has other functions.
+
+    Args:
+        owner: An object with a `__dict__`, or a module.
+        functions: Dict from names to what replaces them.
+    """
+    replacements = Replacements()
+    for name, function in functions.items():
+        replacements.add(owner, name, function)
+    with replacements.in_place():
+        yield

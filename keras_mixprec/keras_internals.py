@@ -1,0 +1,378 @@
+"""Everything in Keras that is not public and that this package relies on.
+
+No other module names it. `PRIVATE` and `INHERITED` say why each attribute is
+needed, the comments below why each import is; `tests/test_keras_internals.py`
+names what a new version of Keras no longer has.
+"""
+
+# ruff: noqa: F401 -- what is imported here is imported from here.
+
+import contextlib
+import sys
+import types
+
+import keras
+from keras.src.backend import (
+    # The dtype that variables are read in; within `None` as they are stored.
+    AutocastScope,
+    # The masks that tensors carry from layer to layer.
+    get_keras_mask,
+    set_keras_mask,
+)
+
+# Every layer draws through this module of the backend, so that replacing its
+# functions reaches all of them; `keras.random` is a front of it.
+from keras.src.backend import random as backend_random
+
+# Where Keras keeps what holds during a call.
+from keras.src.backend.common.global_state import (
+    get_global_attribute,
+    set_global_attribute,
+)
+
+# The scope that is active; only the class of it is public.
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+
+# What a layer passes to those inside it, such as `training`.
+from keras.src.layers.layer import CallContext
+
+# `keras.Model` is its public front, of subclassed models as well.
+from keras.src.models import Functional
+
+# The key of the generator that is used where none is given.
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+# Attributes of this type are saved beside the variables of an optimizer.
+from keras.src.saving.keras_saveable import KerasSaveable
+
+# What holds the arrays that were given to `fit`.
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+# An optimizer counts the variables in lists that it holds as its own.
+from keras.src.utils.tracking import no_automatic_dependency_tracking
+
+_CALL_CONTEXT = "current_call_ctx"
+
+# Read or written by the functions below, by what has them.
+PRIVATE = {
+    "keras.Layer": {
+        "_dtype_policy": "the public setter changes a map that layers share",
+        "_flatten_layers": "only models list what is inside of their layers",
+        "_inbound_nodes": "the calls of a layer in a graph, not the first only",
+        "_layers": "only models list their layers",
+        "_loss_ids": "by which a layer knows the losses that it has added",
+        "_non_trainable_variables": "without those of the layers inside",
+        "_seed_generators": "the random state of a layer, which it only saves",
+        "_trainable_variables": "without those of the layers inside",
+    },
+    "keras.layers.InputLayer": {
+        "_dtype": "what a `Sequential` casts its input to, without a setter",
+    },
+    "keras.KerasTensor": {
+        "_dtype": "what a functional model casts its input to, no setter",
+        "_keras_history": "the layer that has made a tensor of a graph",
+    },
+    "keras.Sequential": {
+        "_functional": "the graph that a `Sequential` has when it is built",
+    },
+    "keras.src.models.Functional": {
+        "_inputs_struct": "the inputs as they were given, not as a list",
+    },
+    "keras.Model": {
+        "_compile_config": "`model.save` stores the optimizer that it holds",
+        "_compile_loss": "it makes the metrics of several losses when built",
+        "_loss_tracker": "the metric of the loss; users may name one so too",
+        "_symbolic_build": "builds on a batch as `fit` does, running nothing",
+    },
+    "keras.Model on jax": {
+        "_get_jax_state": "what `train_step` is given on JAX",
+        "_jax_state_synced": "whether variables hold what `fit` has reached",
+    },
+    "keras.Variable": {
+        "_maybe_autocast": "`value` is this, of what is stored",
+        "_value": "`assign` copies, and `value` casts",
+    },
+    "keras.optimizers.Optimizer": {
+        "_get_variable_index": "a variable's place among those it was built on",
+        "_iterations": "`iterations` counts windows, not their micro-batches",
+        "_learning_rate": "`learning_rate` calls a schedule, of any kind",
+        "_track_variable": "variables that were set, not added, need it",
+        "_trainable_variables": "the variables that it updates",
+    },
+    "keras.optimizers.Optimizer that accumulates": {
+        "_accumulated_gradients": "a window starts over when they are zeros",
+    },
+    "keras.metrics.Metric": {
+        "_variables": "`variables` is a copy, from which none can be removed",
+    },
+    "keras.callbacks.Callback": {
+        "_model": "`model` writes the state of a JAX model back each time",
+    },
+    "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter": {
+        "_inputs": "the arrays that were given to `fit`",
+    },
+}
+
+# Present only during `fit` on JAX, so that no test finds it on a model.
+IN_FIT = {"_jax_state": "the values of the variables in `fit` on JAX"}
+
+# Read, written or overridden through `self` in subclasses of Keras' classes.
+INHERITED = {
+    "keras.optimizers.Optimizer": {
+        "_check_variables_are_known": "raises for those it was not built on",
+        "_iterations": "saved in the place where Keras' optimizer saves it",
+        "_learning_rate": "saved in the place where Keras' optimizer saves it",
+        "_trainable_variables": "`build` replaces that of Keras",
+        "_trainable_variables_indices": "`build` replaces that of Keras",
+        "_track_variable": "two optimizers may share a loss scale",
+        "_var_key": "how Keras looks a variable up",
+        "_variables": "its own variables, without the inner optimizer's",
+    },
+    "keras.src.saving.keras_saveable.KerasSaveable": {
+        "_obj_type": "what the attributes that may hold it are found by",
+    },
+    "keras.callbacks.Callback": {
+        "_model": "a copy of a callback has none",
+    },
+}
+
+
+# Layers.
+
+
+def flat_layers(layer, include_self: bool = True) -> list:
+    """Returns a layer and all that is inside it, at any depth."""
+    return layer._flatten_layers(include_self=include_self)
+
+
+def sublayers(layer) -> list:
+    """Returns the layers that a layer holds itself."""
+    return layer._layers
+
+
+def own_trainable(layer) -> list:
+    """Returns a layer's trainable variables without those of its sublayers."""
+    return layer._trainable_variables
+
+
+def own_non_trainable(layer) -> list:
+    """Returns its other variables without those of its sublayers."""
+    return layer._non_trainable_variables
+
+
+def seed_generators(layer) -> list:
+    """Returns a layer's own seed generators."""
+    return layer._seed_generators
+
+
+def loss_ids(layer) -> set:
+    """Returns the ids of the losses that a layer has added; may be changed."""
+    return layer._loss_ids
+
+
+def policy_object(layer) -> keras.DTypePolicy:
+    """Returns the policy or the map of policies that a layer refers to."""
+    return layer._dtype_policy
+
+
+def set_policy_object(layer, policy: keras.DTypePolicy):
+    """Lets a layer refer to another policy, whatever it is built of."""
+    layer._dtype_policy = policy
+
+
+def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
+    """Lets an input of a model hand on what it is given in another dtype."""
+    entrance._dtype = dtype
+    entrance.output._dtype = dtype
+
+
+# Graphs.
+
+
+def inbound_nodes(operation) -> list:
+    """Returns the calls of a layer or operation that graphs are made of."""
+    return operation._inbound_nodes
+
+
+def producer(tensor: keras.KerasTensor):
+    """Returns the layer or operation that has made a tensor of a graph."""
+    return tensor._keras_history.operation
+
+
+def functional_of(layer) -> Functional | None:
+    """Returns the functional model that a layer is, or has if `Sequential`.
+
+    `None` for all others, which have no graph.
+    """
+    if isinstance(layer, keras.Sequential):
+        return layer._functional
+    return layer if isinstance(layer, Functional) else None
+
+
+def inputs_of(functional: Functional):
+    """Returns the structure of the inputs of a functional model."""
+    return functional._inputs_struct
+
+
+def only_runs_graph(layer) -> bool:
+    """Whether a layer's `call` is that of a functional model."""
+    return type(layer).call is Functional.call
+
+
+# Models.
+
+
+def build_symbolically(model: keras.Model, data):
+    """Builds a compiled model, its loss and metrics, on one batch."""
+    model._symbolic_build(data_batch=data)
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Metric | None:
+    """Returns the metric of the whole loss; each `compile` makes a new one."""
+    return getattr(model, "_loss_tracker", None)
+
+
+def compiled_loss(model: keras.Model):
+    """Returns what computes the losses, `None` before `compile`."""
+    return getattr(model, "_compile_loss", None)
+
+
+def set_saved_optimizer(model: keras.Model, optimizer):
+    """Lets `model.save` store another optimizer than the model has."""
+    model._compile_config.config["optimizer"] = optimizer
+
+
+def all_jax_state(model: keras.Model) -> tuple:
+    """Returns the state that `train_step` of a model takes on JAX."""
+    kinds = ("trainable", "non_trainable", "optimizer", "metrics")
+    return model._get_jax_state(**{f"{k}_variables": True for k in kinds})
+
+
+def jax_state(model: keras.Model) -> dict | None:
+    """Returns the values that the last step of `fit` on JAX gave, if any."""
+    return getattr(model, "_jax_state", None)
+
+
+def jax_state_synced(model: keras.Model) -> bool:
+    """Whether the variables hold the values of `jax_state`."""
+    return model._jax_state_synced
+
+
+def callback_model(callback: keras.callbacks.Callback):
+    """Returns the model of a callback as it was set."""
+    return callback._model
+
+
+def arrays_in_fit(model: keras.Model) -> tuple | None:
+    """Returns the arrays that `fit`, which is under way, was given.
+
+    Keras keeps its adapter in a local variable of `fit` only. `None` if it was
+    given something else.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        names = frame.f_locals
+        if frame.f_code.co_name == "fit" and names.get("self") is model:
+            adapter = getattr(names.get("epoch_iterator"), "data_adapter", None)
+            if isinstance(adapter, ArrayDataAdapter):
+                return adapter._inputs
+            return None
+        frame = frame.f_back
+    return None
+
+
+# Variables.
+
+
+def stored_value(variable: keras.Variable):
+    """Returns the array of the backend that a variable holds, not a copy."""
+    return variable._value
+
+
+def casts_value(variable: keras.Variable) -> bool:
+    """Whether the layer that is being called reads a variable as a copy."""
+    value = variable._value
+    return variable._maybe_autocast(value) is not value
+
+
+@contextlib.contextmanager
+def holding(variables, values):
+    """Context in which variables hold other values.
+
+    Args:
+        variables: List of `keras.Variable`s.
+        values: List of as many arrays. They are not copied.
+    """
+    before = [v._value for v in variables]
+    for variable, value in zip(variables, values, strict=True):
+        variable._value = value
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable._value = value
+
+
+def metric_variables(metric: keras.metrics.Metric) -> list:
+    """Returns the list of a metric's own variables; may be changed."""
+    return metric._variables
+
+
+# Optimizers.
+
+
+def updated_variables(optimizer: keras.optimizers.Optimizer) -> list:
+    """Returns the variables that an optimizer was built to update."""
+    return optimizer._trainable_variables
+
+
+def variable_indices(optimizer, variables) -> list:
+    """Returns the places of variables among `updated_variables`."""
+    return [optimizer._get_variable_index(v) for v in variables]
+
+
+def micro_batches(optimizer) -> keras.Variable:
+    """Returns the variable that counts the calls of `apply`."""
+    return optimizer._iterations
+
+
+def learning_rate_object(optimizer):
+    """Returns the variable, schedule or function; 1 if there is none."""
+    return getattr(optimizer, "_learning_rate", 1.0)
+
+
+def accumulated_gradients(optimizer) -> list:
+    """Returns the variables in which gradients of a window are added up."""
+    return optimizer._accumulated_gradients
+
+
+def track_variable(optimizer, variable: keras.Variable):
+    """Adds a variable to those of an optimizer."""
+    optimizer._track_variable(variable)
+
+
+# What holds during a call.
+
+
+def global_seed_generator() -> keras.random.SeedGenerator | None:
+    """Returns the generator that Keras uses where none is given, if any."""
+    return get_global_attribute(GLOBAL_SEED_GENERATOR)
+
+
+def training_in_force() -> bool | None:
+    """Returns the `training` of the outermost call that is under way."""
+    context = get_global_attribute(_CALL_CONTEXT)
+    return getattr(context, "training", None)
+
+
+@contextlib.contextmanager
+def called_with(training: bool | None):
+    """Context in which layers are called as within a call with `training`."""
+    before = get_global_attribute(_CALL_CONTEXT)
+    context = CallContext(entry_layer=None)
+    context.training = training
+    set_global_attribute(_CALL_CONTEXT, context)
+    try:
+        yield
+    finally:
+        set_global_attribute(_CALL_CONTEXT, before)

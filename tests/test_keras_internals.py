@@ -1,0 +1,184 @@
+"""What the package needs of Keras beyond its public API, in one place."""
+
+import ast
+import importlib
+import io
+import logging
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mixprec
+from keras_mixprec import keras_internals
+from keras_mixprec._console import print_message
+from keras_mixprec.numerics import random_numbers
+
+ROOT = pathlib.Path(keras_mixprec.__file__).parent
+PLACE = ROOT / "keras_internals.py"
+OTHERS = sorted(set(ROOT.rglob("*.py")) - {PLACE})
+PRIVATE = {
+    **keras_internals.PRIVATE,
+    "keras.Model in fit on jax": keras_internals.IN_FIT,
+}
+NAMES = {name for names in PRIVATE.values() for name in names}
+IMPORTS = [
+    (node.module, alias.name)
+    for node in ast.walk(ast.parse(PLACE.read_text()))
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+    if node.module.startswith("keras.src")
+]
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+
+
+def named_attributes(node):
+    """The attributes that a node reads of what may not be our own object."""
+    if isinstance(node, ast.Attribute):
+        own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        return [] if own else [node.attr]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in BY_NAME:
+        return [a.value for a in node.args if isinstance(a, ast.Constant)]
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return [node.slice.value]
+    return []
+
+
+def named_modules(node):
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+
+
+@pytest.mark.parametrize(
+    "path", OTHERS, ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_only_one_module_names_what_is_private_in_keras(path):
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    named = {name for node in nodes for name in named_attributes(node)}
+    assert not named & NAMES
+    modules = [name for node in nodes for name in named_modules(node)]
+    assert not [m for m in modules if m.startswith("keras.src")]
+
+
+def test_it_names_nothing_that_is_not_in_its_table():
+    nodes = ast.walk(ast.parse(PLACE.read_text()))
+    named = {name for node in nodes for name in named_attributes(node)}
+    private = {n for n in named if isinstance(n, str) and n.startswith("_")}
+    assert private - {"_getframe"} == NAMES
+
+
+def objects():
+    """One example of everything that has a private attribute, by its name."""
+    inputs = keras.Input((2,))
+    dense, sequential = keras.layers.Dense(1), keras.Sequential([inputs])
+    model = keras.Model(inputs, dense(inputs))
+    model.compile("sgd", loss="mse")
+    sgd = keras.optimizers.SGD()
+    window = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    for optimizer in (sgd, window):
+        optimizer.build(model.trainable_variables)
+    module = keras_internals.__name__
+    adapter = importlib.import_module(module).ArrayDataAdapter
+    return {
+        "keras.Layer": dense,
+        "keras.layers.InputLayer": model.layers[0],
+        "keras.KerasTensor": inputs,
+        "keras.Sequential": sequential,
+        "keras.src.models.Functional": model,
+        "keras.Model": model,
+        "keras.Model on jax": model,
+        "keras.Variable": dense.kernel,
+        "keras.optimizers.Optimizer": sgd,
+        "keras.optimizers.Optimizer that accumulates": window,
+        "keras.metrics.Metric": keras.metrics.Mean(),
+        "keras.callbacks.Callback": keras.callbacks.Callback(),
+        "keras.src.saving.keras_saveable.KerasSaveable": (
+            keras_internals.KerasSaveable
+        ),
+        "keras.src.trainers.data_adapters.array_data_adapter"
+        ".ArrayDataAdapter": adapter(np.ones((2, 2))),
+    }
+
+
+def missing(table, known):
+    """What the Keras that is installed lacks, as a sentence for each."""
+    return [
+        f"Keras {keras.__version__} has no `{owner}.{name}`, needed because: "
+        f"{why}"
+        for owner, names in table.items()
+        if not owner.endswith("jax") or keras.backend.backend() == "jax"
+        for name, why in names.items()
+        if not hasattr(known[owner], name)
+    ]
+
+
+@pytest.mark.parametrize("table", ["PRIVATE", "INHERITED"])
+def test_keras_has_each_private_attribute(table):
+    gone = missing(getattr(keras_internals, table), objects())
+    assert not gone, "\n".join(gone)
+
+
+@pytest.mark.parametrize(("module", "name"), IMPORTS)
+def test_keras_has_each_private_import(module, name):
+    has_it = hasattr(importlib.import_module(module), name)
+    assert has_it, f"Keras {keras.__version__} has no `{module}.{name}`"
+
+
+def test_one_that_is_gone_is_named_with_the_version_of_keras():
+    (line,) = missing({"keras.Layer": {"_gone": "it was"}}, objects())
+    assert f"Keras {keras.__version__} has no `keras.Layer._gone`" in line
+
+
+def test_keras_draws_by_the_functions_that_are_replaced():
+    with random_numbers.without_draws():
+        drawn = keras.random.normal((2,)), keras.random.randint((2,), 3, 9)
+    assert [float(x[0]) for x in drawn] == [0.5, 3.0]
+
+
+class Fit(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.arrays = keras_internals.arrays_in_fit(self.model)
+        self.state = keras_internals.jax_state(self.model)
+
+
+def test_what_exists_only_during_fit_is_found_there():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss="mse")
+    x, fit = np.ones((4, 2), "float32"), Fit()
+    model.fit(x, x[:, :1], verbose=0, callbacks=[fit])
+    assert len(fit.arrays[0]) == 4
+    on_jax = keras.backend.backend() == "jax"
+    assert (fit.state is not None) == on_jax
+
+
+def test_members_that_are_inherited_from_an_optimizer_are_listed():
+    inherited = set(dir(objects()["keras.optimizers.Optimizer"]))
+    named = {
+        node.attr
+        for path in (ROOT / "loss_scaling").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and getattr(node.value, "id", "") == "self"
+        and node.attr.startswith("_")
+    }
+    listed = set(keras_internals.INHERITED["keras.optimizers.Optimizer"])
+    assert named & inherited == listed
+
+
+def test_messages_are_printed_where_keras_prints(monkeypatch, caplog):
+    console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", console)
+    print_message("5 \u00b5s")
+    assert console.buffer.getvalue().split() == [b"5", b"s"]
+    keras.config.disable_interactive_logging()
+    monkeypatch.setattr(logging.getLogger("absl"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        print_message("in the log")
+    keras.config.enable_interactive_logging()
+    assert "in the log" in caplog.text
+    assert b"log" not in console.buffer.getvalue()
