@@ -75,6 +75,26 @@ def test_they_are_the_same_where_ranges_are_measured(jit, tmp_path):
     _assert_same(watched, trained(wrap, jit, []), jit)
 
 
+@pytest.mark.parametrize("jit", JITS)
+def test_a_loss_that_keras_takes_from_logits_is_the_same(jit, tmp_path):
+    def losses(callbacks):
+        keras.utils.set_random_seed(3)
+        keras.config.set_dtype_policy("mixed_float16")
+        head = keras.layers.Dense(3, activation="softmax", dtype="float32")
+        model = keras.Sequential([keras.Input((8,)), head])
+        optimizer = kmp.LossScaleOptimizer("sgd", initial_scale=8.0)
+        loss = "sparse_categorical_crossentropy"
+        model.compile(optimizer, loss, jit_compile=jit)
+        # The probabilities underflow, where softmax has no gradient.
+        fit = model.fit(
+            100 * X, Y, verbose=0, shuffle=False, callbacks=callbacks
+        )
+        return fit.history["loss"]
+
+    watching = monitor(tmp_path, update_freq=1, probe_every=1)
+    _assert_equal(losses([watching]), losses([]), jit)
+
+
 def _assert_same(watched, plain, jit):
     for (name, values), (other, expected) in zip(
         watched[0], plain[0], strict=True

@@ -334,7 +334,20 @@ def observe_outputs(layer, outputs, observe):
     if isinstance(layer, keras.Model) and sublayers(layer):
         return outputs
     leaves = [
-        with_mask(observe(position, leaf), leaf) if is_float(leaf) else leaf
+        _with_logits(with_mask(observe(position, leaf), leaf), leaf)
+        if is_float(leaf)
+        else leaf
         for position, leaf in enumerate(tree.flatten(outputs))
     ]
     return tree.pack_sequence_as(outputs, leaves)
+
+
+def _with_logits(tensor, like):
+    """Returns `tensor` with the logits of `like`.
+
+    From which TensorFlow's cross-entropies compute the loss of a float32
+    output: the probabilities themselves are cut off at 1e-7.
+    """
+    if hasattr(like, "_keras_logits"):
+        tensor._keras_logits = like._keras_logits
+    return tensor
