@@ -72,6 +72,9 @@ PRIVATE = {
         "_dtype": "what a functional model casts its input to, no setter",
         "_keras_history": "the layer that has made a tensor of a graph",
     },
+    "tensor of keras.activations.softmax on tensorflow": {
+        "_keras_logits": "what TensorFlow's cross-entropies use instead of it",
+    },
     "keras.Sequential": {
         "_functional": "the graph that a `Sequential` has when it is built",
     },
@@ -192,6 +195,22 @@ def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
 def inbound_nodes(operation) -> list:
     """Returns the calls of a layer or operation that graphs are made of."""
     return operation._inbound_nodes
+
+
+def logits_of(tensor):
+    """Returns the logits of a softmax or sigmoid, `None` of other tensors.
+
+    TensorFlow's cross-entropies compute the loss of a float32 output from them:
+    the probabilities themselves are cut off at 1e-7. Other backends' do not.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return None
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor, logits):
+    """Gives a tensor that takes another's place its logits."""
+    tensor._keras_logits = logits
 
 
 def producer(tensor: keras.KerasTensor):

@@ -164,6 +164,7 @@ class Break(keras.callbacks.Callback):
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="The step itself would fail.")
+@pytest.mark.usefixtures("training_goes_on")
 def test_what_cannot_be_diagnosed_is_trained_on(tmp_path):
     model = model_with(Fragile(name="fragile"))
     x = X.copy()

@@ -15,9 +15,11 @@ from keras_mixprec.keras_internals import (
     get_keras_mask,
     get_stateless_scope,
     global_seed_generator,
+    logits_of,
     loss_ids,
     seed_generators,
     set_keras_mask,
+    set_logits,
     sublayers,
     training_in_force,
 )
@@ -328,26 +330,21 @@ def observe_outputs(layer, outputs, observe):
         layer: The layer. A model of layers is left out: its last one has
             shown what it returns.
         outputs: What it returned.
-        observe: Function of the position and the tensor that returns the
-            tensor to go on with.
+        observe: Function of the position of a tensor, the tensor, and whether
+            it is an output, that returns the tensor to go on with. If not, it
+            is the logits of that output, by which its gradient comes.
     """
     if isinstance(layer, keras.Model) and sublayers(layer):
         return outputs
-    leaves = [
-        _with_logits(with_mask(observe(position, leaf), leaf), leaf)
-        if is_float(leaf)
-        else leaf
-        for position, leaf in enumerate(tree.flatten(outputs))
-    ]
+
+    def seen(position, leaf):
+        if not is_float(leaf):
+            return leaf
+        tensor = with_mask(observe(position, leaf, True), leaf)
+        logits = logits_of(leaf)
+        if logits is not None:
+            set_logits(tensor, observe(position, logits, False))
+        return tensor
+
+    leaves = [seen(*item) for item in enumerate(tree.flatten(outputs))]
     return tree.pack_sequence_as(outputs, leaves)
-
-
-def _with_logits(tensor, like):
-    """Returns `tensor` with the logits of `like`.
-
-    From which TensorFlow's cross-entropies compute the loss of a float32
-    output: the probabilities themselves are cut off at 1e-7.
-    """
-    if hasattr(like, "_keras_logits"):
-        tensor._keras_logits = like._keras_logits
-    return tensor

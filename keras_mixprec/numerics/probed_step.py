@@ -137,12 +137,20 @@ class Probe:
     def _on_call(self, collector, run, layer, path, index, args, kwargs):
         name = call_name(path, index)
 
-        def observe(position, leaf):
-            return self._replay.observe(
-                leaf,
-                lambda x: collector.put((name, "activation", position), x),
-                lambda g: collector.put((name, "gradient", position), g),
-            )
+        arrived = set()
+
+        def observe(position, leaf, is_output):
+            def on_value(x):
+                if is_output:
+                    collector.put((name, "activation", position), x)
+
+            def on_cotangent(gradient):
+                # That of the logits only if none comes by the output.
+                if position not in arrived:
+                    arrived.add(position)
+                    collector.put((name, "gradient", position), gradient)
+
+            return self._replay.observe(leaf, on_value, on_cotangent)
 
         return observe_outputs(layer, run(*args, **kwargs), observe)
 

@@ -135,15 +135,19 @@ class _Taken:
     def _on_call(self, run, layer, path, index, args, kwargs):
         name = call_name(path, index)
 
-        def observe(position, leaf):
+        def observe(position, leaf, is_output):
             backend = active.replay()
-            value = backend.stop_gradient(leaf)
-            self._take((name, "activation", position), value)
-            return backend.observe(
-                leaf,
-                lambda _: None,
-                lambda g: self._take((name, "gradient", position), g),
-            )
+            if is_output:
+                value = backend.stop_gradient(leaf)
+                self._take((name, "activation", position), value)
+
+            def on_cotangent(gradient):
+                # That of the logits only if none comes by the output.
+                key = name, "gradient", position
+                if key not in self._found:
+                    self._take(key, gradient)
+
+            return backend.observe(leaf, lambda _: None, on_cotangent)
 
         return observe_outputs(layer, run(*args, **kwargs), observe)
 
