@@ -178,3 +178,21 @@ def test_what_torch_does_not_assign_is_found():
 def test_a_moving_average_in_float32_is_sound():
     model = model_of(layers.Dense(8), layers.BatchNormalization())
     assert found(model, X + 2) == []
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow",
+    reason="elsewhere no loss takes the logits of an output",
+)
+@pytest.mark.parametrize(("size", "named"), [(1, []), (30, ["probabilities"])])
+def test_a_loss_that_loses_the_logits_of_a_16_bit_softmax(size, named):
+    # In float32 it is computed from logits, of a 16-bit output from
+    # probabilities, which are cut off at 1e-7.
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    head = layers.Dense(3, "softmax", name="probabilities")
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(16), head])
+    loss = "sparse_categorical_crossentropy"
+    optimizer = kmp.LossScaleOptimizer("adam", initial_scale=1.0)
+    model.compile(optimizer, loss, jit_compile=False)
+    assert [v.layer for v in kmp.diagnose(model, size * X, Y)] == named

@@ -285,6 +285,9 @@ class CallRecorder:
                 return instead(position, value)
 
             seen = self._backend.observe(leaf, on_value, on_cotangent)
+            logits = logits_of(leaf)
+            if logits is not None:
+                set_logits(seen, logits)
             return with_mask(seen, leaf)
 
         onward = [observe(*item) for item in enumerate(list(values))]
