@@ -8,7 +8,6 @@ import keras
 from keras_mixprec.backend import active
 from keras_mixprec.keras_internals import (
     no_automatic_dependency_tracking,
-    track_variable,
     updated_variables,
 )
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
@@ -28,6 +27,7 @@ from keras_mixprec.loss_scaling.scaling import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.step_report import ReportsSteps
 from keras_mixprec.loss_scaling.wrapper import (
     DelegatesToInner,
+    build_inner,
     check_epsilons,
     check_inner,
     check_window,
@@ -145,7 +145,7 @@ class LossScaleOptimizer(
         """
         if self.built:
             return
-        self._check_update(var_list)
+        check_epsilons(self.inner_optimizer, var_list)
         self._trainable_variables = list(var_list)
         self._trainable_variables_indices = {
             self._var_key(v): i for i, v in enumerate(var_list)
@@ -168,26 +168,11 @@ class LossScaleOptimizer(
             self.history.build(self._add_state, paths, state)
             if self.window:
                 self.window.build(self._add_state)
-        self._build_inner(var_list)
+        build_inner(self.inner_optimizer, var_list)
         self.built = True
         if self._unread_state is not None:
             with active.step().outside_graph():
                 self.load_own_variables(self._unread_state)
-
-    def _check_update(self, variables):
-        check_epsilons(self.inner_optimizer, variables)
-
-    def _build_inner(self, var_list):
-        inner = self.inner_optimizer
-        if not inner.built:
-            inner.build(var_list)
-        # Those that Keras tracks as they are set (Nadam's product), which it
-        # leaves out while a wrapper is being built: a jitted step on JAX would
-        # lose them.
-        for variable in list(vars(inner).values()):
-            known = any(variable is v for v in inner.variables)
-            if isinstance(variable, keras.Variable) and not known:
-                track_variable(inner, variable)
 
     def _add_state(self, name, shape, dtype, value=0):
         return self.add_variable(

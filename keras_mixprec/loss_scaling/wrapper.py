@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_mixprec._checks import check_choice
+from keras_mixprec.keras_internals import track_variable
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.rules import (
     FixedLossScale,
@@ -174,6 +175,23 @@ def _delegated(name):
             setattr(self.inner_optimizer, name, value)
 
     return property(get, set_, doc=f"`{name}` of the inner optimizer.")
+
+
+def build_inner(inner: keras.optimizers.Optimizer, variables: list) -> None:
+    """Builds an inner optimizer, with all that it has for variables.
+
+    Args:
+        inner: The optimizer.
+        variables: List of variables.
+    """
+    if not inner.built:
+        inner.build(variables)
+    # Those that Keras tracks as they are set (Nadam's product), which it leaves
+    # out while a wrapper is being built: a jitted step on JAX would lose them.
+    for variable in list(vars(inner).values()):
+        known = any(variable is v for v in inner.variables)
+        if isinstance(variable, keras.Variable) and not known:
+            track_variable(inner, variable)
 
 
 class DelegatesToInner:
