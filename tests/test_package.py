@@ -137,6 +137,26 @@ def test_only_the_backend_part_imports_a_backend(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_file_can_be_read_at_once(path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_the_monitor_needs_few_files():
+    code = "import sys, keras_mixprec.callbacks.monitor; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    names = set(done.stdout.split()) & {
+        ".".join(
+            ("keras_mixprec", *path.relative_to(ROOT).with_suffix("").parts)
+        )
+        for path in MODULES
+        if path.name != "__init__.py"
+    }
+    assert len(names) <= 80
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_parts_look_one_way(path):
     part = path.relative_to(ROOT).parts[0].removesuffix(".py")
     if part in HELPERS | {"__init__"}:

@@ -18,10 +18,7 @@ from keras_mixprec.loss_scaling.guarded_step import (
     commit_together,
 )
 from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
-from keras_mixprec.loss_scaling.rules import (
-    LossScaleState,
-    safe_scale,
-)
+from keras_mixprec.loss_scaling.rules import LossScaleState, safe_scale
 from keras_mixprec.loss_scaling.saving import SavesOnce
 from keras_mixprec.loss_scaling.scaling import HandScaling, ScalesByHand
 from keras_mixprec.loss_scaling.step_report import ReportsSteps
@@ -145,7 +142,7 @@ class LossScaleOptimizer(
         """
         if self.built:
             return
-        check_epsilons(self.inner_optimizer, var_list)
+        self._check_update(var_list)
         self._trainable_variables = list(var_list)
         self._trainable_variables_indices = {
             self._var_key(v): i for i, v in enumerate(var_list)
@@ -173,6 +170,9 @@ class LossScaleOptimizer(
         if self._unread_state is not None:
             with active.step().outside_graph():
                 self.load_own_variables(self._unread_state)
+
+    def _check_update(self, variables):
+        check_epsilons(self.inner_optimizer, variables)
 
     def _add_state(self, name, shape, dtype, value=0):
         return self.add_variable(
