@@ -88,7 +88,7 @@ class MixPrecMonitor(CopiedCallback):
     as `max_overhead` allows, which is after minutes, unless a `PrecisionTuner`
     does so.
 
-    While an optimizer skips bad steps, a batch whose loss is not finite is
+    While an optimizer skips steps, a batch whose loss is not finite is
     kept out of the running loss and metrics, so that callbacks which stop, or
     save the best, see the loss of the steps that were taken. Until its first
     good batch an epoch shows what the epoch before reported. An epoch without

@@ -26,7 +26,7 @@ from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.reporting.layer_tables import Thinning
 
 # How often, between two looks or probes, to ask whether one that is due is
-# affordable: asking takes 20 us, 1% of a step of small layers in JAX.
+# within budget: asking takes 20 us, 1% of a step of small layers in JAX.
 _RETRIES = 8
 
 # The attribute of a model that holds its session: elsewhere it keeps it alive.

@@ -53,8 +53,8 @@ class PrecisionTuner(CopiedCallback):
     workers train together).
 
     When all is quiet for `cooldown` steps, what turns out not to be needed is
-    given back, and after `promote_after` steps every demoted layer that a
-    diagnosis as built finds sound; one that fails again waits twice as long.
+    returned to 16 bits, and after `promote_after` steps every demoted layer that
+    a diagnosis as built finds sound; one that fails again waits twice as long.
 
     Under `tf.distribute` or `torch.distributed` every worker trains with it,
     and all change the same layers at the same step: each diagnoses its own
@@ -74,7 +74,7 @@ class PrecisionTuner(CopiedCallback):
     Args:
         plan: String or path-like, a JSON file. If it is there, training
             starts from it; it is written on every change and at the end. If
-            that fails in training, a warning says so and training goes on.
+            that fails in training, a warning says so and training continues.
             Defaults to `None`.
         dry_run: Boolean. Whether to say what would be changed and change
             nothing; the plan is neither read nor written. Defaults to

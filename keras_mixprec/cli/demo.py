@@ -15,7 +15,7 @@ from keras_mixprec.policies.apply import apply_policy
 
 TRAINING_IMAGES = 1437
 
-# More than these gradients bear in float16, so that the log has something to
+# More than these gradients allow in float16, so that the log has something to
 # show: the scale comes down by skipped steps, and feels its way up again.
 SCALE_SEARCH = DynamicLossScale(initial_scale=2.0**24, growth_interval=50)
 

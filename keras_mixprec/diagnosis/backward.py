@@ -1,4 +1,4 @@
-"""Whether a layer's gradients bear 16 bits, and what is wrong if not."""
+"""Whether a layer's gradients are right in 16 bits, and what is wrong."""
 
 import math
 

@@ -74,7 +74,7 @@ def _needs_no_call(model):
     return no_call and all(part.built for part in parts)
 
 
-# Rows that show whether a layer bears its precision, unless the fault is in
+# Rows that show whether a layer is numerically stable, unless the fault is in
 # the data: a diagnosis takes as long as it has rows.
 _ROWS = 64
 

@@ -125,7 +125,7 @@ def loss_fault(model: keras.Model, data, calls) -> tuple[str, str] | None:
 
     A `compute_loss` of the user's own, or a loss that casts, computes in the
     dtype of the outputs: `exp(20)` overflows there, and `log(1 - p)` is that
-    of 0. The operations of the loss, run again on the model's outputs, tell.
+    of 0. The operations of the loss, run again on the model's outputs, show it.
 
     Args:
         model: A compiled `keras.Model`.

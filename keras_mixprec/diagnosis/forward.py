@@ -1,4 +1,4 @@
-"""Whether a layer's outputs bear 16 bits, and what is wrong if not."""
+"""Whether a layer's outputs are right in 16 bits, and what is wrong."""
 
 import math
 

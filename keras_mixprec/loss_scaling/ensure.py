@@ -27,7 +27,7 @@ def adopt(
     optimizer: keras.optimizers.LossScaleOptimizer,
     rule: DynamicLossScale | None = None,
 ) -> LossScaleOptimizer:
-    """Returns an optimizer that goes on where Keras' own is.
+    """Returns an optimizer that continues where Keras' own is.
 
     It shares the inner optimizer, the loss scale and the
     step counter with `optimizer`, and is saved as Keras saves it. It differs

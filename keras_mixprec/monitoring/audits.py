@@ -65,7 +65,7 @@ class Examiner:
         self._deferred_call = DeferredCall()
 
     def follow_schedule_of(self, model):
-        """Goes on with the audits of a model where its last `fit` ended."""
+        """Continues the audits of a model where its last `fit` ended."""
         self.schedule = audit_schedule(model)
 
     @property
@@ -260,7 +260,7 @@ class Examiner:
             work()
         except NotBuiltError as error:
             self._put_off(step, error)
-        # Whatever a diagnosis runs into, training goes on.
+        # Whatever a diagnosis runs into, training continues.
         except Exception as error:
             self.give_up(step, error)
 

@@ -105,7 +105,7 @@ _LOGGER.addHandler(logging.NullHandler())
 
 
 def degrade(what: str, reason) -> None:
-    """Warns, in one line, that `what` is not possible; training goes on.
+    """Warns, in one line, that `what` is not possible; training continues.
 
     The logger `"keras_mixprec"` gets the traceback.
 

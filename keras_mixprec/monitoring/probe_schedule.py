@@ -117,16 +117,16 @@ class Prober:
         def train(*args):
             self._deferred_call.disarm()
             started = time.perf_counter()
-            twin_args, args = active.probe().twice(args)
+            probed_args, args = active.probe().twice(args)
             try:
                 with guarded_steps(model):
                     if first:
                         vars(model)[_KEPT_AS] = own, Probe(model)
                     _, probe = vars(model)[_KEPT_AS]
-                    result = probe.train_function(*twin_args)
+                    result = probe.train_function(*probed_args)
             except StopIteration:
                 raise
-            # Whatever it runs into, training goes on.
+            # Whatever it runs into, training continues.
             except Exception as error:
                 self._give_up(step, error)
                 return own(*args)

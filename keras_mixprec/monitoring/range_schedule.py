@@ -193,19 +193,21 @@ class RangeReader:
         if self._batch is None:
             self._withhold(step, "there is no batch to measure on.")
         elif left < expected or left <= 0:
-            self._too_dear(step, f"take about {expected:.1f} s", expected)
+            self._too_expensive(step, f"take about {expected:.1f} s", expected)
         else:
             try:
                 return read_ranges(model, self._batch, left)
             except TimeoutError:
                 self._costs.last = 2 * left
-                self._too_dear(step, f"take more than {left:.1f} s", 2 * left)
-            # Whatever it runs into, training goes on.
+                self._too_expensive(
+                    step, f"take more than {left:.1f} s", 2 * left
+                )
+            # Whatever it runs into, training continues.
             except Exception as error:
                 self._give_up(step, error)
         return None
 
-    def _too_dear(self, step, they_take, seconds):
+    def _too_expensive(self, step, they_take, seconds):
         needed = (seconds + self._costs.spent) / self._elapsed()
         argument = "1" if needed >= 1 else f"{needed + 0.005:.2f}"
         self._withhold(

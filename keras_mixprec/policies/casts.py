@@ -32,7 +32,7 @@ from keras_mixprec.policies.names import is_fixed, set_policy
 # backward, at 1.6e12 bytes a second: 7.5e-12 s, 390 times as much.
 WORTH_A_CAST = 400
 
-# Largest share of the model's multiply-adds that a lone layer may have. The
+# Largest share of the model's multiply-adds of an isolated layer. The
 # count above is of memory traffic, which compilers save by fusing casts; in a
 # small model it holds for every layer, and all of it would end in float32.
 SMALL_SHARE = 0.05

@@ -37,9 +37,9 @@ def is_repaired(kind: str, compute_dtype: str | None) -> bool:
         kind: String. The kind of a verdict.
         compute_dtype: String, or `None` if not known.
     """
-    cures = KINDS[kind].repaired_by if kind in KINDS else ()
-    bears = "mixed_bfloat16" in cures and compute_dtype == "bfloat16"
-    return bool(cures) and (bears or compute_dtype in WIDE)
+    repairs = KINDS[kind].repaired_by if kind in KINDS else ()
+    fits = "mixed_bfloat16" in repairs and compute_dtype == "bfloat16"
+    return bool(repairs) and (fits or compute_dtype in WIDE)
 
 
 def about(event: Mapping) -> dict:

@@ -230,7 +230,7 @@ class Repairs:
         }
 
     def load_state(self, state: dict):
-        """Goes on from what `state` returned.
+        """Continues from what `state` returned.
 
         Raises:
             ValueError: If that is not what it is.

@@ -55,7 +55,7 @@ class TuningState:
     probation: Probation | None = None
 
     def enter(self, phase: Phase, until: int = 0) -> None:
-        """Goes on to another phase, unless this one is the last.
+        """Changes to another phase, unless this one is the last.
 
         Args:
             phase: `Phase`.

@@ -1,4 +1,4 @@
-"""Whether training bears a demotion, and whether layers bear 16 bits again."""
+"""Whether a demotion helps training, and which layers may return to 16 bits."""
 
 from typing import NamedTuple
 

@@ -65,8 +65,8 @@ def _add(proposal, examination, use_bfloat16):
     for finding in examination.findings:
         for layer in finding.layers:
             tried = id(layer) in proposal
-            cures = KINDS[finding.verdict.kind].repaired_by
-            wider = use_bfloat16 and "mixed_bfloat16" in cures
+            repairs = KINDS[finding.verdict.kind].repaired_by
+            wider = use_bfloat16 and "mixed_bfloat16" in repairs
             policy = "mixed_bfloat16" if wider and not tried else "float32"
             proposal[id(layer)] = layer, policy, finding.verdict
 

@@ -1,4 +1,4 @@
-"""When bad steps are more than the loss scale feeling for its ceiling."""
+"""When non-finite steps are more than the search for the loss scale."""
 
 from collections import deque
 
@@ -9,7 +9,7 @@ from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 # diagnosis. Twice as many are waited for if it was but the scale search.
 _PATIENCE = 1
 
-# Diagnoses that may come to nothing at any cost: of bad steps, and of steps
+# False alarms that may cost what they cost: of non-finite steps, and of steps
 # skipped in a row. The others have to be within the overhead budget: of a run
 # that diverges nearly every step is bad.
 _FALSE_ALARMS = 2, 4
@@ -92,7 +92,7 @@ class Trigger:
         self._seen = deque([self._seen[-1]] if self._seen else [])
 
     def false_alarm(self):
-        """Waits for twice as many bad steps from here on."""
+        """Waits for twice as many non-finite steps from here on."""
         self._patience *= 2
         self._false_alarms += 1
         self.start_over()

@@ -29,7 +29,7 @@ export function eventLevel(event) {
   return laneOf(event) === "skipped" ? "skip" : "info";
 }
 
-// Shapes repeat what colours say, for readers who cannot tell the colours apart.
+// Shapes repeat what colours say, for readers who cannot distinguish the colours.
 export const LEVELS = {
   bad: { shape: "triangle", glyph: "▲", color: "--bad", label: "severe verdict" },
   warning: { shape: "diamond", glyph: "◆", color: "--warning", label: "warning" },

@@ -90,7 +90,7 @@ export function createHeader(store, { offline, copyLink }) {
     }));
   }
 
-  function tell() {
+  function announce() {
     const { runs, run: name, failures, missing } = store.state;
     const unknown = [missing.run, missing.compare].filter((other) => other !== null);
     const [failure] = Object.values(failures);
@@ -116,7 +116,7 @@ export function createHeader(store, { offline, copyLink }) {
     drawSentences();
     drawChips();
   });
-  store.on(["runs", "run", "failures", "missing"], tell);
+  store.on(["runs", "run", "failures", "missing"], announce);
   store.on(["refreshed"], tellTime);
   tellTime();
   const title = element("h1", {}, "Mixed Precision",

@@ -205,7 +205,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       if (!is(pixel)) continue;
       const start = pixel;
       while (pixel + 1 < values.length && is(pixel + 1)) pixel += 1;
-      // One bad step stays visible however narrow it is.
+      // One non-finite step stays visible however narrow it is.
       const run = Math.max(level === "bad" ? BAD_WIDTH : 1, pixel - start + 1);
       context.fillRect(plot.left + start, topOf(row) + gap, run, rowHeight - gap);
     }

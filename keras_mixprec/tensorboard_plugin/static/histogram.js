@@ -88,7 +88,7 @@ export function createHistogram(store) {
     for (const { exponent, count } of bars) {
       const zone = zoneOf(exponent, format);
       const color = themeColor(zone === "vanishes" ? "--warning" : "--bar");
-      // With a loss scale the outline tells what happens; the bars are context.
+      // With a loss scale the outline shows what happens; the bars are context.
       const faint = shift !== null;
       context.fillStyle = zone === "overflow" && !faint ? hatch :
         faint ? themeColor("--bar-faint") : color;

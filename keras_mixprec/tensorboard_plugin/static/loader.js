@@ -28,7 +28,7 @@ export function createLoader(store) {
       const answer = await api(path);
       if (tokens[slot] !== token) return;
       fail(slot, null);
-      // What did not change must not be drawn anew under the reader's hands.
+      // What did not change must not be redrawn under the reader's hands.
       const text = answer?.values ? null : JSON.stringify(answer);
       if (text && text === JSON.stringify(store.state[slot])) return;
       store.set({ [slot]: answer });
@@ -48,7 +48,7 @@ export function createLoader(store) {
     else if (before) store.set({ failures: others });
   }
 
-  // What depends on the run's data is asked for anew once that data has grown.
+  // What depends on the run's data is requested again once that data has grown.
   const versionOf = (slot, state) => {
     if (slot === "runData" || slot === "compareData") return "";
     const data = slot === "compareHeat" ? state.compareData : state.runData;

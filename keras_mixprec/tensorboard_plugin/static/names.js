@@ -1,4 +1,4 @@
-// What tells names apart must stay visible, however short they are made.
+// What distinguishes names must stay visible, however short they are made.
 
 export function cutMiddle(text, length) {
   if (text.length <= length) return text;
