@@ -53,8 +53,8 @@ class PrecisionTuner(CopiedCallback):
     workers train together).
 
     When all is quiet for `cooldown` steps, what turns out not to be needed is
-    returned to 16 bits, and after `promote_after` steps every demoted layer that
-    a diagnosis as built finds sound; one that fails again waits twice as long.
+    returned to 16 bits, and after `promote_after` steps every demoted layer
+    that a diagnosis as built finds sound; one that fails again waits twice as long.
 
     Under `tf.distribute` or `torch.distributed` every worker trains with it,
     and all change the same layers at the same step: each diagnoses its own

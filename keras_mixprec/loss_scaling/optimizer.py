@@ -40,7 +40,7 @@ class LossScaleOptimizer(
     ScalesByHand,
     keras.optimizers.LossScaleOptimizer,
 ):
-    """Scales the loss so that float16 gradients survive; skips non-finite steps.
+    """Scales the loss, so that float16 gradients survive, and skips steps.
 
     A drop-in for `keras.optimizers.LossScaleOptimizer`, and a subclass of it.
     Each step multiplies the loss by the loss scale, divides the gradients by

@@ -207,8 +207,8 @@ class Tuning:
         Args:
             batch: As `train_step` takes it, `None` if there is none here.
             step: Int.
-            suspected: Boolean. Whether it is because of non-finite steps, and all
-                of it is looked at.
+            suspected: Boolean. Whether it is because of non-finite steps, and
+                all of it is looked at.
             counts: Boolean. Whether it counts as overhead. If not, it is seen
                 first whether there is more in it than in its first rows.
         """
