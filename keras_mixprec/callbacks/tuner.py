@@ -52,9 +52,10 @@ class PrecisionTuner(CopiedCallback):
     optimizer state and loss scale are those of before (not where several
     workers train together).
 
-    When all is quiet for `cooldown` steps, what turns out not to be needed is
-    returned to 16 bits, and after `promote_after` steps every demoted layer
-    that a diagnosis as built finds sound; one that fails again waits twice as long.
+    When all is quiet for `cooldown` steps, what turns out not to be needed
+    is returned to 16 bits, and after `promote_after` steps every demoted
+    layer that a diagnosis as built finds sound; one that fails again waits
+    twice as long.
 
     Under `tf.distribute` or `torch.distributed` every worker trains with it,
     and all change the same layers at the same step: each diagnoses its own
