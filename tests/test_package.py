@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -134,6 +135,20 @@ def test_every_public_name_is_documented_with_an_example(name):
 def test_only_the_backend_part_imports_a_backend(path):
     roots = {module.partition(".")[0] for module in imported_modules(path)}
     assert path.parent.parent.name == "backend" or not roots & BACKENDS
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_what_it_imports_of_ours_is_there(path):
+    """In the other backends' folders as well, which nothing imports here."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and "keras_mixprec" in node.module:
+            place = ROOT.parent.joinpath(*node.module.split("."))
+            file = place.with_suffix(".py")
+            file = file if file.exists() else place / "__init__.py"
+            defined = file.read_text()
+            for alias in node.names:
+                inside = (place / alias.name).with_suffix(".py").exists()
+                assert inside or re.search(rf"\b{alias.name}\b", defined)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

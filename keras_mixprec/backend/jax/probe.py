@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_mixprec.backend.interface import BINS, INFINITY, SHIFT
-from keras_mixprec.backend.jax.arrays import holding
+from keras_mixprec.keras_internals import holding
 
 # Bits of exponent and mantissa.
 _BITS = {jnp.dtype("float16"): (5, 10), jnp.dtype("bfloat16"): (8, 7)}
