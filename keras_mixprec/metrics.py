@@ -39,7 +39,7 @@ _PARTS = {
     ),
     "weight_gradient": (
         "Weight gradients",
-        "gradients of the layer's variables",
+        "gradients of the layer's variables, without the loss scale",
     ),
     "weight": ("Weights", "the layer's variables"),
 }

@@ -40,6 +40,16 @@ def test_a_search_for_the_scale_is_healthy(tmp_path):
     assert state == "healthy"
 
 
+def test_a_loss_that_is_not_finite_is_no_search_for_the_scale(tmp_path):
+    model = chain(jit=JIT)
+    text, state = headline(tmp_path, model, [1.0] * 3 + [1000.0] + [1.0] * 9)
+    assert text.startswith(
+        "The loss itself was not finite in 1 batch, which no loss scale "
+        "changes; 1 step skipped; "
+    )
+    assert state == "warning"
+
+
 def test_a_repaired_run_names_cause_repair_and_cost(tmp_path):
     text, state = headline(tmp_path, chain(), [1.0] * 3 + [1000.0] * 9, tuner())
     assert text == (

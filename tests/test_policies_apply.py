@@ -162,3 +162,20 @@ def test_functions_of_nested_compiled_models_are_rebuilt():
     inner.predict(np.ones((2, 4)), verbose=0)
     apply_policy(keras.Sequential([inner]), "mixed_float16", rules=[])
     assert inner.predict(np.ones((2, 4)), verbose=0).dtype == "float16"
+
+
+class TwoInputs(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = layers.Dense(4), layers.Dense(4)
+
+    def call(self, inputs):
+        return self.left(inputs[0]) + self.right(inputs[1])
+
+
+@pytest.mark.parametrize("structure", [tuple, list])
+def test_a_built_model_of_several_inputs(structure):
+    model = TwoInputs()
+    model(structure((np.ones((2, 4), "float32"), np.ones((2, 3), "float32"))))
+    plan = apply_policy(model, "mixed_float16", rules=[])
+    assert set(plan.values()) == {"mixed_float16"}

@@ -156,9 +156,16 @@ def _inputs(model):
     if functional is not None:
         return tree.map_structure(_zeros, inputs_of(functional))
     shape = (model.get_build_config() or {}).get("input_shape")
-    if not model.built or not isinstance(shape, tuple):
+    if not model.built or not _is_shape(shape):
         return None
     return _zeros(keras.KerasTensor(shape))
+
+
+def _is_shape(shape):
+    """Whether it is one, not a structure of those of several inputs."""
+    return isinstance(shape, tuple) and all(
+        size is None or isinstance(size, int) for size in shape
+    )
 
 
 def _zeros(tensor):

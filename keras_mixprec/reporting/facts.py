@@ -22,6 +22,7 @@ STORY = frozenset(
         "give_up",
         "stopped",
         "no_loss_scaling",
+        "nonfinite_losses",
     )
 )
 

@@ -68,6 +68,11 @@ class _Story:
         self._now = {x["path"]: x["compute_dtype"] for x in facts.layers}
         verdicts = [e for e in events if e["kind"] == "verdict"]
         self._verdicts = {e["verdict"]: e for e in verdicts[::-1]}
+        self._nonfinite_losses = sum(
+            sum(event["counts"].values())
+            for event in events
+            if event["kind"] == "nonfinite_losses"
+        )
         self._changes = [e for e in events if "layers" in e]
         self.demoted = {
             path: change["after"].removeprefix("mixed_")
@@ -87,6 +92,13 @@ class _Story:
     def cause(self):
         """The most important finding, and how many more there are."""
         if not self._causes:
+            said = {"weights_lost", "scale_collapsed"} & self._verdicts.keys()
+            if self._nonfinite_losses and not said:
+                count = self._nonfinite_losses
+                yield (
+                    f"the loss itself was not finite in {count:,} "
+                    f"batch{'es' * (count > 1)}, which no loss scale changes"
+                )
             if "no_loss_scaling" in self._kinds:
                 yield _UNSCALED.get(
                     self._last["no_loss_scaling"].get("by"),
@@ -128,7 +140,10 @@ class _Story:
             return "failing"
         if "undo" in self._kinds:
             return "warning"
-        if is_open or self._is_stuck() or "no_loss_scaling" in self._kinds:
+        unexplained = self._nonfinite_losses and not self._causes
+        if is_open or self._is_stuck() or unexplained:
+            return "warning"
+        if "no_loss_scaling" in self._kinds:
             return "warning"
         return "healthy" if self.quiet else "repaired"
 
