@@ -22,7 +22,7 @@ def test_least_headroom_is_that_of_layers_in_16_bits(tmp_path):
     path, bits = watcher.summary.headroom["activation"]
     assert path == "first"
     assert bits == np.log2(65504 / 1000)
-    assert "Least headroom: activations 6.0 bits (first)" in str(
+    assert "Least headroom at the end: activations 6.0 bits (first)" in str(
         watcher.summary
     )
 

@@ -83,7 +83,7 @@ class TrainingSummary(NamedTuple):
             for part, (path, bits) in self.headroom.items()
         )
         if least:
-            lines.append(f"Least headroom: {least}.")
+            lines.append(f"Least headroom at the end: {least}.")
         if self.ranges:
             lines.append(self.ranges)
         if self.bad_data:

@@ -119,7 +119,7 @@ def _headroom(layers):
     told = [x for x in low if _is_range(x["least_headroom"])]
     told.sort(key=lambda layer: layer["least_headroom"])
     if told:
-        yield "Least headroom: " + ", ".join(
+        yield "Least headroom of activations: " + ", ".join(
             f"{x['path']} {_bits(x['least_headroom'])} at step "
             f"{x['worst_step']:,}"
             for x in told[:_MOST_LAYERS]
