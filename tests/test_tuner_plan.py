@@ -37,6 +37,16 @@ def test_a_plan_says_why(tmp_path):
     assert f"at step {step}" in plan.reasons["big"]
 
 
+def test_a_plan_keeps_the_reasons_of_rules(tmp_path):
+    model = chain()
+    rules = [kmp.PrecisionRule("first", "float32", "it is the first")]
+    kmp.apply_policy(model, "mixed_float16", rules=rules)
+    callback = tuner(tmp_path / "plan.json")
+    fit(model, [GOOD] * 4 + [BIG] * 20, callback)
+    assert callback.plan.reasons["first"] == "it is the first"
+    assert callback.plan.reasons["big"].startswith("forward_overflow in 'big'")
+
+
 def test_a_plan_is_handed_on_without_the_tuner(tmp_path):
     path = tmp_path / "plan.json"
     fit(chain(), [BIG] * 4, tuner(path))

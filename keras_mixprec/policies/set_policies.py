@@ -17,6 +17,9 @@ from keras_mixprec.policies.names import (
     set_policy,
 )
 
+# The attribute of a model that holds why its layers follow their policies.
+_KEPT_AS = "_keras_mixprec_reasons"
+
 
 def follow(
     model: keras.Model, default: str, decide: Callable, exactly: bool = True
@@ -39,8 +42,10 @@ def follow(
     entries = walk(model)
     # First decide, then act: a rule that raises leaves the model as it was.
     decisions = [decide(entry) for entry in entries]
-    reasons, notes = {}, {}
+    reasons, notes, kept = {}, {}, {}
     for entry, (policy, reason) in zip(entries, decisions, strict=True):
+        if exactly and policy_name(entry.layer) == policy:
+            kept[entry.path] = reasons_of(model).get(entry.path, "")
         note = _follow(entry.layer, policy)
         reasons |= {entry.path: reason} if reason else {}
         notes |= {entry.path: note} if note else {}
@@ -50,7 +55,21 @@ def follow(
     _warn_kept_variables(notes)
     _after_build(model, entries, lambda e: _follow(e.layer, decide(e)[0]))
     rebuild_functions(model)
+    kept = {path: reason for path, reason in kept.items() if reason}
+    vars(model)[_KEPT_AS] = kept | reasons
     return reasons, notes
+
+
+def reasons_of(model: keras.Model) -> dict:
+    """Returns why layers follow their policies, as `follow` last decided.
+
+    Args:
+        model: A `keras.Model`.
+
+    Returns:
+        Dict of layer path to string; empty before.
+    """
+    return vars(model).get(_KEPT_AS, {})
 
 
 def rebuild_functions(model: keras.Model):

@@ -10,6 +10,7 @@ from keras_mixprec.policies.casts import lone_layers
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.set_policies import reasons_of
 from keras_mixprec.policies.summary import shares_in_16_bits
 from keras_mixprec.tuning.plan_store import check_state
 from keras_mixprec.tuning.proposal import Proposal
@@ -63,7 +64,9 @@ class Repairs:
     def plan(self) -> PrecisionPlan:
         """Returns the plan that the model follows, with the reasons."""
         plan = PrecisionPlan.from_model(self._model)
-        reasons = {p: d.reason for p, d in self.demotions.items() if p in plan}
+        own = {p: d.reason for p, d in self.demotions.items()}
+        reasons = reasons_of(self._model) | own
+        reasons = {p: reason for p, reason in reasons.items() if p in plan}
         return PrecisionPlan(plan, plan.default, reasons)
 
     def share_in_16_bits(self) -> float:
