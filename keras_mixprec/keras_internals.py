@@ -314,14 +314,18 @@ def casts_value(variable: keras.Variable) -> bool:
     return variable._maybe_autocast(value) is not value
 
 
+def set_value(variable: keras.Variable, value):
+    """Gives a variable a value of its own dtype, on the devices it is on."""
+    # Where `assign` would move it to those of other processes.
+    if keras.backend.backend() == "jax":
+        variable._value = value
+    else:
+        variable.assign(value)
+
+
 @contextlib.contextmanager
 def holding(variables, values):
-    """Context in which variables hold other values.
-
-    Args:
-        variables: List of `keras.Variable`s.
-        values: List of as many arrays. They are not copied.
-    """
+    """Context in which variables hold other values, which are not copied."""
     before = [v._value for v in variables]
     for variable, value in zip(variables, values, strict=True):
         variable._value = value

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
-from keras_mixprec.keras_internals import flat_layers, own_trainable
+from keras_mixprec.keras_internals import flat_layers, own_trainable, set_value
 
 
 def is_float(leaf) -> bool:
@@ -54,7 +54,7 @@ def restoring(variables):
         yield
     finally:
         for variable, value in before:
-            variable.assign(value)
+            set_value(variable, value)
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def jittered(model, seed: int):
     with restoring(model.trainable_variables):
         for variable in model.trainable_variables:
             dtype = dtypes.get(id(variable))
-            variable.assign(off_by_half_ulp(variable.value, dtype, random))
+            set_value(variable, off_by_half_ulp(variable.value, dtype, random))
         yield
 
 
