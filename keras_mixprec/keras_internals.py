@@ -316,9 +316,8 @@ def casts_value(variable: keras.Variable) -> bool:
 
 def set_value(variable: keras.Variable, value):
     """Gives a variable a value of its own dtype, on the devices it is on."""
-    # Where `assign` would move it to those of other processes.
     if keras.backend.backend() == "jax":
-        variable._value = value
+        variable._value = value  # `assign` asks the other processes' devices.
     else:
         variable.assign(value)
 
