@@ -2,6 +2,7 @@
 
 import math
 
+from keras_mixprec.diagnosis.thresholds import BITS_ABOVE
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32
@@ -20,6 +21,9 @@ _CASES = {
     "own_backward": f"{TO_FLOAT32}: its backward pass overflows on gradients "
     "that fit, as a division by small numbers does; a smaller loss scale may "
     "not help.",
+    "steep": f"{TO_FLOAT32}: what the loss, or whatever follows, sends back to "
+    "it overflows at a loss scale of 1, as the gradient of log(p) does where a "
+    "probability is nearly 0; compute such a loss from logits.",
     "zero_backward": f"{TO_FLOAT32}: its backward pass divides by a number "
     "that underflows; keep its small numbers, such as an epsilon, above 6e-8.",
     "outside": "It is in the code outside of layers (the model's `call`, "
@@ -109,7 +113,9 @@ def _scale_case(kind, numbers, scale):
         beyond = numbers["lowest_bits"] > scale.possible[-1]
         return "above" if beyond or not scale.adapts else "vanishes"
     beyond = numbers["highest_bits"] < scale.possible[0]
-    return "below" if beyond or not scale.adapts else None
+    if beyond or not scale.adapts:
+        return "below"
+    return "steep" if numbers["highest_bits"] + BITS_ABOVE < 0 else None
 
 
 def bad_data_advice(part: str) -> str:

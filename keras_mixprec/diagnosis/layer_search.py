@@ -14,6 +14,7 @@ from keras_mixprec.diagnosis.backward import (
     error_in_step,
     gradients_of_layers,
     own_gradients,
+    too_steep,
 )
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
@@ -62,11 +63,13 @@ class Search(SearchState):
                 whether the optimizer would move the variable by it.
         """
         windows = self._find_windows(moves)
-        self._scale = 2.0 ** self._bits(windows, scale_bits)
+        self._scale = 2.0 ** self._bits(windows, scale_bits, moves)
         step = self._forward()
         step = self._end_to_end(step)
         known, as_run = len(self.culprits), list(self._demoted)
-        bits = self.scale_bits = self._judge_windows(step, windows, scale_bits)
+        bits = self._bits(self._low_windows(step, windows), scale_bits, moves)
+        self.scale_bits = bits
+        self._judge_windows(step, windows)
         self._backward(step, bits, moves)
         self._widen_to_enclosing(step, known)
         self._keep_what_is_needed(moves)
@@ -230,11 +233,25 @@ class Search(SearchState):
         Args:
             moves: As for `run`.
         """
-        return self._bits(self._find_windows(moves))
+        return self._best_bits(self._find_windows(moves))
 
-    def _bits(self, windows, scale_bits=None):
+    def _bits(self, windows, scale_bits, moves):
+        """The given scale, or the best one without layers that are too steep.
+
+        A scale below 1 is for gradients that are that large. Where those of
+        the weights are not, a layer that hands on less is at fault.
+        """
         if scale_bits is not None:
             return scale_bits
+        bits = self._best_bits(windows)
+        if bits >= 0:
+            return bits
+        steep = too_steep(self._low(self._exact), self._exact)
+        return self._best_bits(
+            {p: w for p, w in windows.items() if p not in steep}
+        )
+
+    def _best_bits(self, windows):
         possible = scale_in_use(self._model).possible
         return best_scale_bits(windows, costs(self._model), possible)
 
@@ -260,16 +277,20 @@ class Search(SearchState):
         low = [call for call in self._low(self._exact) if not call.nested]
         return gradients_of_layers(low, self._exact, moves)
 
-    def _judge_windows(self, step, windows, scale_bits):
-        """Demotes the layers whose gradients fit no common loss scale."""
-        calls = {c.path: c for c in self._low(step) if not c.nested}
-        windows = {p: w for p, w in windows.items() if p in calls}
-        bits = self._bits(windows, scale_bits)
+    def _low_windows(self, step, windows):
+        """Those of the layers that are left in 16 bits."""
+        low = {c.path for c in self._low(step) if not c.nested}
+        return {p: w for p, w in windows.items() if p in low}
+
+    def _judge_windows(self, step, windows):
+        """Demotes the layers whose gradients do not fit the loss scale."""
+        bits = self.scale_bits
+        calls = {c.path: c for c in step.calls if not c.nested}
+        windows = self._low_windows(step, windows)
         self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
                 self._demote(classify_window(window, bits, calls[path]))
-        return bits
 
     def _backward(self, step, bits, moves):
         known = {c.path for c in self.culprits}

@@ -49,6 +49,7 @@ class RangeReader:
         budget: `OverheadBudget`.
 
     Attributes:
+        batch: The first batch of the run, `None` before it.
         withheld: String. Why something was not measured, in one sentence;
             empty if all was.
     """
@@ -67,7 +68,7 @@ class RangeReader:
         self._first_step = self._next = 0
         self._seconds = 0.0
         self._steps = []
-        self._batch = None
+        self.batch = None
 
     @property
     def due_at(self) -> float:
@@ -148,7 +149,7 @@ class RangeReader:
         return " ".join([*lines, self.withheld]).strip()
 
     def _hold(self, batch):
-        self._batch = batch
+        self.batch = batch
 
     def _elapsed(self):
         return time.perf_counter() - self._started - self._seconds
@@ -190,13 +191,13 @@ class RangeReader:
     def _ranges(self, model, step):
         """The ranges of all layers, `None` if there are none to be had."""
         left, expected = self._left(), self._expected()
-        if self._batch is None:
+        if self.batch is None:
             self._withhold(step, "there is no batch to measure on.")
         elif left < expected or left <= 0:
             self._too_expensive(step, f"take about {expected:.1f} s", expected)
         else:
             try:
-                return read_ranges(model, self._batch, left)
+                return read_ranges(model, self.batch, left)
             except TimeoutError:
                 self._costs.last = 2 * left
                 self._too_expensive(
@@ -219,7 +220,7 @@ class RangeReader:
         )
 
     def _give_up(self, step, error):
-        self._batch = None
+        self.batch = None
         self._withhold(step, f"{type(error).__name__}: {str(error)[:200]}")
         degrade("measure layers beside training", error)
 

@@ -71,6 +71,16 @@ class Reading(NamedTuple):
         scales = [point.scale for point in self.points]
         return any(b > a for a, b in itertools.pairwise(scales))
 
+    @property
+    def in_trouble(self) -> bool:
+        """Whether steps are skipped that no search for the scale explains.
+
+        As many in a row, or down to a scale below 1: what overflows at 1 does
+        so in float16 whatever the scale is for.
+        """
+        low = self.skipped > 0 and self.loss_scale < 1
+        return low or self.in_a_row >= TRIGGER_STEPS
+
     def continued(self, again: "Reading") -> "Reading":
         """Returns one reading of this and another at the same step.
 
