@@ -204,8 +204,10 @@ def saturated(wide=()):
         model, "mixed_float16", rules=[kmp.PrecisionRule(p) for p in wide]
     )
     # Written out: Keras' own takes the logits on TensorFlow.
-    loss = lambda y, p: -ops.log(  # noqa: E731
-        ops.take_along_axis(p, ops.cast(y, "int32"), -1) + 1e-7
+    loss = lambda y, p: (
+        -ops.log(  # noqa: E731
+            ops.take_along_axis(p, ops.cast(y, "int32"), -1) + 1e-7
+        )
     )
     model.compile(kmp.LossScaleOptimizer("adam"), loss, jit_compile=False)
     return model

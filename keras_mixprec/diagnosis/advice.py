@@ -29,6 +29,9 @@ _CASES = {
     "outside": "It is in the code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`): cast what it computes with by "
     "keras.ops.cast(x, 'float32').",
+    "between": "It is in {call}, after layer {places}: cast what it computes "
+    "with by keras.ops.cast(x, 'float32'), or let {places} compute in float32: "
+    "{rules}.",
     "epsilon": f"{TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
     "vanishes": f"{TO_FLOAT32}: its gradients vanish at a loss scale that the "
@@ -37,7 +40,7 @@ _CASES = {
     "call keras_mixprec.ensure_loss_scaling(model).",
     "unscaled_step": "Its gradients vanish because nothing scales the loss "
     "enough: train with keras_mixprec.LossScaleOptimizer and call "
-    "`loss = optimizer.{call}` in `train_step`.",
+    "`loss = optimizer.{scaling}` in `train_step`.",
     "integers": "Its input is integers, such as token ids, which the cast to "
     "16 bits rounds: give keras.Input(..., dtype='int32'), or let it compute "
     "in float32: PrecisionRule({layer!r})",
@@ -78,15 +81,27 @@ def advice_for(culprit, scale, own_step: bool = False) -> str:
     if case == "unscaled" and own_step:
         case = "unscaled_step"
     text = _CASES[case] if case else KINDS[culprit.kind].advice
-    window = {"call": scaling_call()}
+    window = {"scaling": scaling_call()}
     if "lowest_bits" in culprit.numbers:
         window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
         window["highest"] = math.floor(culprit.numbers["highest_bits"])
-    return text.format(layer=culprit.path, **culprit.numbers, **window)
+    after, call = culprit.numbers.get("after", ()), "the model's own `call`"
+    if culprit.path not in (None, MODEL_PATH):
+        call = f"the own `call` of {culprit.path!r}"
+    return text.format(
+        layer=culprit.path,
+        call=call,
+        places=" and ".join(map(repr, after)),
+        rules=", ".join(f"PrecisionRule({path!r})" for path in after),
+        **culprit.numbers,
+        **window,
+    )
 
 
 def _case(culprit, scale):
     numbers = culprit.numbers
+    if "after" in numbers:
+        return "between"
     outside = culprit.path in (None, MODEL_PATH)
     if outside and culprit.kind != "unsupported":
         return "outside"

@@ -260,6 +260,6 @@ class LayerReplay:
             ) as scope,
             called_with(call.training),
         ):
-            outputs = call.layer(*args, **kwargs)
+            outputs = call.run(*args, **kwargs)
         results = [*tree.flatten(outputs), *scope.losses]
         return [x for x in results if is_float(x)]
