@@ -16,41 +16,24 @@ from keras_mixprec.diagnosis.backward import (
     own_gradients,
     too_steep,
 )
-from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.culprit import Culprit
-from keras_mixprec.diagnosis.end_to_end import (
-    LossCheck,
-    fault_behind,
-    loss_error,
-    right_in_xla,
-)
-from keras_mixprec.diagnosis.forward import (
-    check_forward,
-    is_cast_before,
-    low_outputs,
-    without_needless,
-)
+from keras_mixprec.diagnosis.forward import check_forward, without_needless
+from keras_mixprec.diagnosis.loss_search import LossSearch
 from keras_mixprec.diagnosis.scales import (
     best_scale_bits,
     lost,
     scale_in_use,
     scale_window,
 )
-from keras_mixprec.diagnosis.search_state import SearchState, enclosing_path
+from keras_mixprec.diagnosis.search_state import enclosing_path
 from keras_mixprec.diagnosis.smallest_set import Needed
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
-from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import tick
-from keras_mixprec.numerics.dry_step import (
-    exact_step,
-)
-from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.summary import costs
 
 
-class Search(SearchState):
+class Search(LossSearch):
     """The search for culprits in one batch; see `SearchState`."""
 
     def run(self, scale_bits: float | None, moves):
@@ -66,6 +49,7 @@ class Search(SearchState):
         self._scale = 2.0 ** self._bits(windows, scale_bits, moves)
         step = self._forward()
         step = self._end_to_end(step)
+        step = self._magnified(step)
         known, as_run = len(self.culprits), list(self._demoted)
         bits = self._bits(self._low_windows(step, windows), scale_bits, moves)
         self.scale_bits = bits
@@ -133,97 +117,6 @@ class Search(SearchState):
         needed = Needed(self._model, self._data, self._exact, scale, moves)
         self.culprits = needed.among(self.culprits)
         self._demoted = [x for c in self.culprits for x in c.layers]
-
-    def _end_to_end(self, step):
-        """Demotes the layers that a wrong loss is right without."""
-        demoted, known = list(self._demoted), len(self.culprits)
-        check = LossCheck(
-            self._model,
-            lambda demoted: self._dry_step(demoted).loss,
-            lambda: exact_step(self._model, self._data).loss,
-        )
-        off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
-        if not off or self._is_chance(step) or not check.wrong(demoted):
-            return step
-        if self._right_in_xla():
-            return step
-        repaired = self._greedily(step)
-        if len(self.culprits) == known or check.right(self._demoted):
-            return repaired
-        # They only drew another loss.
-        del self.culprits[known:]
-        self._demoted = demoted
-        return step
-
-    def _is_chance(self, step):
-        """Whether float32 may only have drawn other random numbers.
-
-        Of generators that are not Keras', JAX' draw others in each dtype.
-        """
-        gradients = [to_array(g) for g in step.gradients.values()]
-        return (
-            math.isfinite(step.loss)
-            and not nonfinite(gradients)
-            and any(
-                LayerReplay(c).draws_by_itself() for c in self._low(self._exact)
-            )
-        )
-
-    def _right_in_xla(self):
-        """Whether only the single operations of a dry step are wrong."""
-        with self._as_demoted():
-            return self._compiled and right_in_xla(self._model, self._data)
-
-    def _greedily(self, step):
-        while self._loss_error(step.loss) > thresholds.LOSS_ERROR:
-            best, best_step = None, step
-            for call in self._candidates(step):
-                layers = with_sublayers(call.layer)
-                try:
-                    trial = self._dry_step([*self._demoted, *layers])
-                # It may not run in float32 without what is around it.
-                except active.replay().REFUSALS:
-                    continue
-                if self._loss_error(trial.loss) < self._loss_error(
-                    best_step.loss
-                ):
-                    best, best_step = (call, layers), trial
-            if best is None:
-                break
-            call, layers = best
-            numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
-            fault = ("precision_loss", "forward")
-            if not math.isfinite(step.loss):
-                fault = fault_behind(
-                    LayerReplay(call, self._compiled),
-                    self._exact_calls.get(call.name),
-                    self._model,
-                    self._data,
-                    step.calls,
-                )
-            self._demote(Culprit(call.path, layers, *fault, numbers))
-            step = best_step
-        return step
-
-    def _candidates(self, step):
-        ranks, calls = {}, {}
-        for call in self._low(step):
-            if call.layer is self._model:
-                continue  # With all inside it, which is no candidate.
-            replay = LayerReplay(call, self._compiled)
-            with self._as_demoted():
-                low = low_outputs(replay, self._compiled)
-                error = relative_error(low, replay.forward("float32"))
-            if is_cast_before(call, self._exact_calls.get(call.name)):
-                error = math.inf
-            rank = (bool(call.losses), error)
-            if (error or call.losses) and rank > ranks.get(call.path, ()):
-                ranks[call.path], calls[call.path] = rank, call
-        ranked = sorted(ranks, key=ranks.get, reverse=True)
-        return [calls[path] for path in ranked[: thresholds.LOSS_CANDIDATES]]
-
-    def _loss_error(self, loss):
-        return loss_error(loss, self._exact.loss)
 
     # Backward.
 
