@@ -203,12 +203,12 @@ def saturated(wide=()):
     kmp.apply_policy(
         model, "mixed_float16", rules=[kmp.PrecisionRule(p) for p in wide]
     )
-    # Written out: Keras' own takes the logits on TensorFlow.
-    loss = lambda y, p: (
-        -ops.log(  # noqa: E731
-            ops.take_along_axis(p, ops.cast(y, "int32"), -1) + 1e-7
-        )
-    )
+
+    def loss(y, p):
+        # Written out: Keras' own takes the logits on TensorFlow.
+        p = ops.take_along_axis(p, ops.cast(y, "int32"), -1)
+        return -ops.log(p + 1e-7)
+
     model.compile(kmp.LossScaleOptimizer("adam"), loss, jit_compile=False)
     return model
 

@@ -8,11 +8,11 @@ from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.end_to_end import (
     LossCheck,
-    fault_behind,
     loss_error,
     right_in_xla,
 )
 from keras_mixprec.diagnosis.forward import is_cast_before, low_outputs
+from keras_mixprec.diagnosis.loss_fault import fault_behind
 from keras_mixprec.diagnosis.magnified import lost_shares
 from keras_mixprec.diagnosis.search_state import SearchState
 from keras_mixprec.numerics.arrays import jittered, to_array
@@ -84,13 +84,12 @@ class LossSearch(SearchState):
             numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
             fault = ("precision_loss", "forward")
             if not math.isfinite(step.loss):
-                fault = fault_behind(
-                    LayerReplay(call, self._compiled),
-                    self._exact_calls.get(call.name),
-                    self._model,
-                    self._data,
-                    step.calls,
-                )
+                replay = LayerReplay(call, self._compiled)
+                known = self._exact_calls.get(call.name)
+                with self._as_demoted():
+                    fault = fault_behind(
+                        replay, known, self._model, self._data, layers
+                    )
             self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step
