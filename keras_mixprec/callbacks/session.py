@@ -193,7 +193,7 @@ class Session:
         self.ranges.read_if_due(self.synchronized_model, self.step)
         if not self.recorder.full:
             self.recorder.hold(
-                self.model, self.step, self.counters.optimizers()
+                self.model, self.step + 1, self.counters.optimizers()
             )
         self._idle_until = self.step + self._idle_steps()
 

@@ -55,8 +55,8 @@ def diagnose(
             samples are enough unless the fault is in the data.
         y: Its targets. Defaults to `None`.
         sample_weight: Its weights. Defaults to `None`.
-        step: Int. The number of the training batch, for the verdicts.
-            Defaults to `None`.
+        step: Int. How many steps were taken, for the verdicts. Defaults to
+            `None`.
 
     Returns:
         List of `Verdict`, the most important first; empty if all is well.

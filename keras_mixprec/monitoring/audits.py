@@ -97,7 +97,7 @@ class Examiner:
         return self.listener is None and self.within_budget
 
     def arm(self, model, step: int):
-        """Diagnoses the next batch that `model` trains on, the `step`th."""
+        """Diagnoses the next batch that `model` trains on, after `step`."""
         self.on_next_batch(
             model, step, lambda batch: self._examine_trouble(model, batch, step)
         )
@@ -119,7 +119,7 @@ class Examiner:
     def examine(
         self, model, batch, step: int, counts: bool, who: str, rows=None
     ):
-        """Diagnoses a batch now, as the `step`th.
+        """Diagnoses a batch now, after `step` steps.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
@@ -161,7 +161,7 @@ class Examiner:
 
         Args:
             model: The `keras.Model`. Its train function may be rebuilt.
-            step: Int. The number of the next batch.
+            step: Int. How many steps were taken.
             work: Function. If it fails, this examiner gives up. The batch is
                 `None` if only other workers have one.
         """
@@ -240,7 +240,7 @@ class Examiner:
 
         started = time.perf_counter()
         try:
-            when = f"before step {step}" if step else "before the first step"
+            when = f"after step {step}" if step else "before the first step"
             with progress(model, who, when, self.schedule.cost):
                 batch = rows(batch) if rows else batch
                 found = examine_in_training(model, batch, step, self.schedule)

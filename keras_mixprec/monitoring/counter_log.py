@@ -323,7 +323,9 @@ class CounterLog:
     def _judge(self, reading):
         session = self._session
         self.in_a_row = max(self.in_a_row, reading.in_a_row)
-        self.trouble |= reading.in_trouble
+        # A tuner looks at every skipped step by itself.
+        alone = session.examiner.listener is None
+        self.trouble |= reading.stuck or alone and reading.below_1
         if reading.new_steps or reading.grown:
             session.prober.hurry()
         if reading.collapsed:

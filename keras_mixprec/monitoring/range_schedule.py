@@ -108,8 +108,15 @@ class RangeReader:
         elif self._prober.last_step - self._first_step > steps // 2:
             return
         # Some is kept for the last, which may take longer than this one.
-        if first or self._left() >= 4 * self._expected():
+        left, expected = self._left(), self._expected()
+        if first or left >= 4 * expected:
             self._read(model(), step)
+        else:
+            self._withhold(
+                step,
+                f"they take about {expected:.1f} s to measure, and of the "
+                f"{max(left, 0.0):.1f} s left most are kept for the last step.",
+            )
 
     def end_epoch(self):
         """The first epoch is over."""

@@ -72,14 +72,17 @@ class Reading(NamedTuple):
         return any(b > a for a, b in itertools.pairwise(scales))
 
     @property
-    def in_trouble(self) -> bool:
-        """Whether steps are skipped that no search for the scale explains.
+    def stuck(self) -> bool:
+        """Whether more steps in a row are skipped than a search explains."""
+        return self.in_a_row >= TRIGGER_STEPS
 
-        As many in a row, or down to a scale below 1: what overflows at 1 does
-        so in float16 whatever the scale is for.
+    @property
+    def below_1(self) -> bool:
+        """Whether skipped steps have taken the scale to below 1.
+
+        What overflows at 1 does so in float16 whatever the scale is for.
         """
-        low = self.skipped > 0 and self.loss_scale < 1
-        return low or self.in_a_row >= TRIGGER_STEPS
+        return self.skipped > 0 and self.loss_scale < 1
 
     def continued(self, again: "Reading") -> "Reading":
         """Returns one reading of this and another at the same step.

@@ -118,6 +118,26 @@ def call_name(path: str, index: int) -> str:
     return f"{path}#{index}" if index else path
 
 
+def names_of_output(paths: dict, layer, index: int) -> list:
+    """Returns the names of the calls that return what a layer returns.
+
+    The cell of a recurrent layer runs in a loop, but what it computes is what
+    the layer returns; so is that of the layer inside of `TimeDistributed`.
+
+    Args:
+        paths: Dict from ids of layers to their paths.
+        layer: The layer.
+        index: Int. Which of its calls it is.
+    """
+    inner = None
+    if isinstance(layer, keras.layers.RNN):
+        inner = layer.cell
+    elif isinstance(layer, keras.layers.TimeDistributed):
+        inner = layer.layer
+    found = [paths[id(x)] for x in (layer, inner) if id(x) in paths]
+    return [call_name(path, index) for path in found]
+
+
 @contextlib.contextmanager
 def _patch():
     """Sends the calls of all layers to the hooks, while there are any.
