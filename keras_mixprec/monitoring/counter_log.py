@@ -248,7 +248,7 @@ class CounterLog:
         step: Int. The step of the last reading, `None` before the first.
         in_a_row: Int. Steps skipped since the last one applied.
         trouble: Boolean. Whether skipped steps are more than a search for the
-            loss scale: as many in a row, or down to a scale below 1.
+            loss scale: five in a row, or five down to a scale below 1.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further.
         reason_to_stop: String. Why training cannot go on, `None` if it can.

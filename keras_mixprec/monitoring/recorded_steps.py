@@ -78,11 +78,11 @@ class Reading(NamedTuple):
 
     @property
     def below_1(self) -> bool:
-        """Whether skipped steps have taken the scale to below 1.
+        """Whether as many skipped steps have taken the scale to below 1.
 
         What overflows at 1 does so in float16 whatever the scale is for.
         """
-        return self.skipped > 0 and self.loss_scale < 1
+        return self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
 
     def continued(self, again: "Reading") -> "Reading":
         """Returns one reading of this and another at the same step.
