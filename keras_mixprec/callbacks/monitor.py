@@ -47,12 +47,13 @@ class MixPrecMonitor(CopiedCallback):
     `fit`. Between two readings the compiled step itself keeps the record, so a
     skipped step is not lost when nobody reads.
 
-    The scale at step `s` is the one in use after `s` batches: the batch that
-    Keras counts as `s`, from 0, runs with it. A `skipped_step` event names the
-    number of the batch from 1 as `at_step`, where the scale falls, and the
-    scale that it ran with. A scale that was set by hand between two readings is
-    known from the second on, and `events.jsonl` says so
-    (`loss_scale_not_known`).
+    Step `s` is after `s` steps, 0 before the first: the scale at step `s` is
+    the one that step `s + 1` runs with, and what is found then is found at step
+    `s`. A `skipped_step` event names its own number as `at_step`, where the
+    scale falls, and the scale that it ran with. Epochs, batches of an epoch,
+    rows and samples are counted from 0, as in callbacks and arrays. A scale
+    that was set by hand between two readings is known from the second on, and
+    `events.jsonl` says so (`loss_scale_not_known`).
 
     A disk that becomes full, or a removed folder, does not end training: one
     warning reports it, and what is lost is logged when that is possible again.

@@ -22,7 +22,6 @@ from keras_mixprec.monitoring.failing_batches import BadData, Recorder
 from keras_mixprec.monitoring.overhead import LOOKS, OverheadBudget
 from keras_mixprec.monitoring.probe_schedule import Prober
 from keras_mixprec.monitoring.range_schedule import RangeReader
-from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.reporting.layer_tables import Thinning
 
 # How often, between two looks or probes, to ask whether one that is due is
@@ -184,7 +183,7 @@ class Session:
             self._look()
         if self.step >= self._next_vote:
             self._vote()
-        if self._counter_log.in_a_row >= TRIGGER_STEPS:
+        if self._counter_log.trouble:
             self._examine_if_wanted()
             self._probe_if_wanted()
         else:
@@ -194,7 +193,7 @@ class Session:
         self.ranges.read_if_due(self.synchronized_model, self.step)
         if not self.recorder.full:
             self.recorder.hold(
-                self.model, self.step, self.counters.optimizers()
+                self.model, self.step + 1, self.counters.optimizers()
             )
         self._idle_until = self.step + self._idle_steps()
 
@@ -251,6 +250,7 @@ class Session:
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
         self._look()
+        self._examine_at_the_end()
         self._counter_log.close()
         self.log_layers()
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
@@ -309,9 +309,19 @@ class Session:
         if (
             looked
             and not self.prober.armed
-            and self.examiner.wants(self._counter_log.in_a_row)
+            and self.examiner.wants(self._counter_log.trouble)
         ):
             self.examiner.arm(self.model, self.step)
+
+    def _examine_at_the_end(self):
+        """Diagnoses the first batch if no next one came after skipped steps.
+
+        A tuner has diagnosed one by now.
+        """
+        batch, trouble = self.ranges.batch, self._counter_log.trouble
+        lonely = self.examiner.listener is None and batch is not None
+        if trouble and lonely and self.examiner.wants(trouble):
+            self.examiner.examine_trouble(self.model, batch, self.step)
 
     def _probe_if_wanted(self):
         if self._wants_probe() and not self._shared:

@@ -15,6 +15,7 @@ from keras_mixprec.diagnosis.compare import (
 )
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.scales import Window
+from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
@@ -67,6 +68,32 @@ def gradients_of_layers(calls: list, exact: DryStep, moves) -> dict:
             own = own_gradients(call, exact, moves)
             found.setdefault(call.path, []).extend(own)
     return found
+
+
+def too_steep(calls: list, exact: DryStep) -> set:
+    """Returns the float16 layers whose outputs' gradients overflow as they are.
+
+    As that of `log(p)` does where a softmax is nearly 0, which hands on less
+    than 1. At a loss scale of 1; none if a weight's gradient overflows there as
+    well, since gradients are that large then.
+
+    Args:
+        calls: As for `gradients_of_layers`.
+        exact: As for `own_gradients`.
+
+    Returns:
+        Set of paths.
+    """
+    limit = get_format("float16").maximum
+    if largest([to_array(g) for g in exact.gradients.values()]) > limit:
+        return set()
+    return {
+        call.path
+        for call in calls
+        if call.layer.compute_dtype == "float16"
+        and largest([to_array(c) for c in call.cotangents if c is not None])
+        > limit
+    }
 
 
 def error_in_step(

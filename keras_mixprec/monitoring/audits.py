@@ -21,7 +21,6 @@ from keras_mixprec.monitoring.overhead import (
     degrade,
     failure,
 )
-from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import TWIN
 
@@ -79,15 +78,15 @@ class Examiner:
         cost = self.schedule.cost or _FIRST_COST
         return self._budget.left(DIAGNOSES) > cost
 
-    def wants(self, in_a_row: int) -> bool:
+    def wants(self, trouble: bool) -> bool:
         """Whether to diagnose now.
 
         Args:
-            in_a_row: Int. Steps skipped since the last one applied.
+            trouble: Boolean. Whether skipped steps are more than a search for
+                the loss scale.
         """
         if self._failed or self.armed:
             return False
-        trouble = in_a_row >= TRIGGER_STEPS
         if not trouble:
             self._examined_trouble = False
         elif not self._examined_trouble and not self._found:
@@ -98,19 +97,29 @@ class Examiner:
         return self.listener is None and self.within_budget
 
     def arm(self, model, step: int):
-        """Diagnoses the next batch that `model` trains on, the `step`th."""
+        """Diagnoses the next batch that `model` trains on, after `step`."""
         self.on_next_batch(
-            model,
-            step,
-            lambda batch: self._examine(
-                model, batch, step, True, "MixPrecMonitor" * self._verbose
-            ),
+            model, step, lambda batch: self._examine_trouble(model, batch, step)
         )
+
+    def examine_trouble(self, model, batch, step: int):
+        """Diagnoses a batch that there is no next one for, after `fit`.
+
+        Args:
+            model: As for `examine`.
+            batch: As for `examine`.
+            step: Int. How many steps were taken.
+        """
+        self._try(step, lambda: self._examine_trouble(model, batch, step))
+
+    def _examine_trouble(self, model, batch, step):
+        who = "MixPrecMonitor" * self._verbose
+        self._examine(model, batch, step, True, who)
 
     def examine(
         self, model, batch, step: int, counts: bool, who: str, rows=None
     ):
-        """Diagnoses a batch now, as the `step`th.
+        """Diagnoses a batch now, after `step` steps.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
@@ -152,7 +161,7 @@ class Examiner:
 
         Args:
             model: The `keras.Model`. Its train function may be rebuilt.
-            step: Int. The number of the next batch.
+            step: Int. How many steps were taken.
             work: Function. If it fails, this examiner gives up. The batch is
                 `None` if only other workers have one.
         """
@@ -231,7 +240,7 @@ class Examiner:
 
         started = time.perf_counter()
         try:
-            when = f"before step {step}" if step else "before the first step"
+            when = f"after step {step}" if step else "before the first step"
             with progress(model, who, when, self.schedule.cost):
                 batch = rows(batch) if rows else batch
                 found = examine_in_training(model, batch, step, self.schedule)
@@ -273,6 +282,7 @@ class Examiner:
 
     def _report(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)
+        fault += (*verdict.numbers.get("after", ()),)
         if fault in self._reported:
             return
         self._reported.add(fault)

@@ -247,6 +247,8 @@ class CounterLog:
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
         in_a_row: Int. Steps skipped since the last one applied.
+        trouble: Boolean. Whether skipped steps are more than a search for the
+            loss scale: five in a row, or five down to a scale below 1.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
@@ -302,6 +304,7 @@ class CounterLog:
 
     def _forget(self):
         self.in_a_row, self.collapsed, self.reason_to_stop = 0, False, None
+        self.trouble = False
 
     def _write(self, readings, counted):
         curves, by_variable = defaultdict(dict), self._by_variable.due()
@@ -320,6 +323,9 @@ class CounterLog:
     def _judge(self, reading):
         session = self._session
         self.in_a_row = max(self.in_a_row, reading.in_a_row)
+        # A tuner looks at every skipped step by itself.
+        alone = session.examiner.listener is None
+        self.trouble |= reading.stuck or alone and reading.below_1
         if reading.new_steps or reading.grown:
             session.prober.hurry()
         if reading.collapsed:

@@ -71,6 +71,19 @@ class Reading(NamedTuple):
         scales = [point.scale for point in self.points]
         return any(b > a for a, b in itertools.pairwise(scales))
 
+    @property
+    def stuck(self) -> bool:
+        """Whether more steps in a row are skipped than a search explains."""
+        return self.in_a_row >= TRIGGER_STEPS
+
+    @property
+    def below_1(self) -> bool:
+        """Whether as many skipped steps have taken the scale to below 1.
+
+        What overflows at 1 does so in float16 whatever the scale is for.
+        """
+        return self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
+
     def continued(self, again: "Reading") -> "Reading":
         """Returns one reading of this and another at the same step.
 

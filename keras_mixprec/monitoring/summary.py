@@ -48,7 +48,8 @@ class TrainingSummary(NamedTuple):
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
             of batches with such a loss; each replica counts its own part of a
             batch. `None` where that is not counted: in models without 16-bit
-            layers or loss scaling, and in a `train_step` of the user's own.
+            layers or loss scaling. Of a `train_step` of the user's own, what
+            it gives to metrics called `"..loss"` or else returns as such.
         compared: Boolean. Whether any batch was diagnosed, which compares every
             layer with float32. Defaults to `True`.
     """
