@@ -207,6 +207,7 @@ class MixPrecMonitor(CopiedCallback):
         self._session = Session.join(
             self,
             Settings(
+                log_dir=self.log_dir,
                 open_log=partial(RunLog, self.log_dir) if chief else NoLog,
                 update_freq=self.update_freq,
                 probe_every=self.probe_every,
@@ -220,7 +221,7 @@ class MixPrecMonitor(CopiedCallback):
         )
         self._has_logged = True
         self.verdicts = self._session.examiner.verdicts
-        self.failing_batches = self._session.recorder.kept
+        self.failing_batches = self._session.parts.recorder.kept
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Guards the metrics and takes the first look, the first time."""

@@ -186,7 +186,9 @@ class PrecisionTuner(CopiedCallback):
         if known:
             repairs.load_state(known[1])
         self._session = Session.join(
-            self, Settings(verbose=self.verbose), modest=True
+            self,
+            Settings(verbose=self.verbose),
+            on_diagnosis=lambda *found: self._tuning.follow(*found),
         )
         use_bfloat16 = self.bfloat16
         if use_bfloat16 == "auto":

@@ -80,6 +80,10 @@ class StepHistory(KerasSaveable):
     def __init__(self):
         self.paths = None
         self._unread = {}
+        # The variables, once built.
+        self.counts = self.pending_scale = self.gradient_norms = None
+        self.overflows = self.nonfinite_counts = self.recent_steps = None
+        self.recent_scales = self.recent_flags = self.recent_inputs = None
 
     def build(self, add_variable, paths, state):
         """Creates the variables.

@@ -23,6 +23,8 @@ class SavesOnce:
     that layout and the one of the bare inner optimizer.
     """
 
+    _unread_state: dict | None = None  # Read before `build`.
+
     def save_own_variables(self, store):
         """Writes Keras' four variables and those of the inner optimizer."""
         if not self.built:

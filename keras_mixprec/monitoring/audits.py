@@ -1,5 +1,6 @@
 """Diagnoses the next batch of `fit`, and reports verdicts."""
 
+import contextlib
 import time
 
 import numpy as np
@@ -45,13 +46,10 @@ class Examiner:
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
         schedule: `AuditSchedule` of the model.
-        listener: Function of `Examination`, batch and step, called with all
-            that is found; `None` for nobody.
     """
 
     def __init__(self, log, verbose, budget):
         self.verdicts = []
-        self.listener = None
         self._works = []
         self.schedule = AuditSchedule()
         self._log = log
@@ -64,9 +62,14 @@ class Examiner:
         self._failed = False
         self._deferred_call = DeferredCall()
 
-    def follow_schedule_of(self, model):
-        """Continues the audits of a model where its last `fit` ended."""
-        self.schedule = audit_schedule(model)
+    def follow_schedule_of(self, model, new: bool = False):
+        """Continues the audits of a model where its last `fit` ended.
+
+        Args:
+            model: As for `audit_schedule`.
+            new: As for `audit_schedule`.
+        """
+        self.schedule = audit_schedule(model, new)
 
     @property
     def armed(self) -> bool:
@@ -79,11 +82,13 @@ class Examiner:
         cost = self.schedule.cost or _FIRST_COST
         return self._budget.left(DIAGNOSES) > cost
 
-    def wants(self, in_a_row: int) -> bool:
+    def wants(self, in_a_row: int, audited: bool) -> bool:
         """Whether to diagnose now.
 
         Args:
             in_a_row: Int. Steps skipped since the last one applied.
+            audited: Boolean. Whether a callback audits the model at times of
+                its own.
         """
         if self._failed or self.armed:
             return False
@@ -94,38 +99,53 @@ class Examiner:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        # Whoever listens asks for diagnoses at times of its own.
-        return self.listener is None and self.within_budget
+        return not audited and self.within_budget
 
-    def arm(self, model, step: int):
-        """Diagnoses the next batch that `model` trains on, the `step`th."""
-        self.on_next_batch(
-            model,
-            step,
-            lambda batch: self._examine(
-                model, batch, step, True, "MixPrecMonitor" * self._verbose
-            ),
-        )
+    @contextlib.contextmanager
+    def diagnosing(self, step: int, counts: bool):
+        """Context of `examine` and of what follows from what that returns.
 
-    def examine(
-        self, model, batch, step: int, counts: bool, who: str, rows=None
-    ):
-        """Diagnoses a batch now, as the `step`th.
+        Whatever fails in it ends diagnoses, not training.
+
+        Args:
+            step: Int.
+            counts: Boolean. Whether it counts as overhead.
+        """
+        with self._guarded(step):
+            started = time.perf_counter()
+            try:
+                yield
+            finally:
+                cost = self.schedule.cost = time.perf_counter() - started
+                self._budget.add(DIAGNOSES, cost, counts)
+
+    def examine(self, model, batch, step: int, who: str, rows=None):
+        """Diagnoses a batch now, as the `step`th, and reports what is wrong.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
             batch: As `train_step` takes it.
             step: Int.
-            counts: Boolean. Whether it counts as overhead.
             who: String. The callback that shows its progress, none for
                 nobody.
             rows: Function of the batch that returns the rows to examine.
                 Defaults to `None`, all.
+
+        Returns:
+            The `Examination`, and the rows that were examined.
         """
-        self._try(
-            step,
-            lambda: self._examine(model, batch, step, counts, who, rows),
-        )
+        # With 20 other files, which a run without a diagnosis has no use for.
+        from keras_mixprec.diagnosis.in_training import examine_in_training
+
+        when = f"before step {step}" if step else "before the first step"
+        with progress(model, who, when, self.schedule.cost):
+            batch = rows(batch) if rows else batch
+            found = examine_in_training(model, batch, step, self.schedule)
+        for finding in found.findings:
+            if finding.verdict.kind != "scale_search":  # That is normal.
+                self._report(finding.verdict, step)
+        self.log_errors(found.errors, step)
+        return found, batch
 
     def arm_first_scale(self, model, watch, step: int):
         """Sets the loss scale to what the next batch's gradients need.
@@ -135,7 +155,8 @@ class Examiner:
 
         def predict(batch):
             bits = [np.inf]
-            self._try(step, lambda: bits.append(_bits(model, batch)))
+            with self._guarded(step):
+                bits.append(_bits(model, batch))
             (lowest,) = any_worker(model, [-min(bits)])
             if np.isinf(lowest):
                 return
@@ -164,7 +185,8 @@ class Examiner:
             works = self._works
             self.disarm()
             for work in works:
-                self._try(step, lambda work=work: work(batch))
+                with self._guarded(step):
+                    work(batch)
 
         tapped = active.batches().tapped(
             model, lambda *args: model.train_function(*args), look
@@ -223,28 +245,6 @@ class Examiner:
         self._log.event(step, failure("diagnosis_failed", reason))
         degrade("diagnose this model any more", reason)
 
-    def _examine(self, model, batch, step, counts, who, rows=None):
-        if batch is None:
-            return
-        # With 20 other files, which a run without a diagnosis has no use for.
-        from keras_mixprec.diagnosis.in_training import examine_in_training
-
-        started = time.perf_counter()
-        try:
-            when = f"before step {step}" if step else "before the first step"
-            with progress(model, who, when, self.schedule.cost):
-                batch = rows(batch) if rows else batch
-                found = examine_in_training(model, batch, step, self.schedule)
-            for finding in found.findings:
-                if finding.verdict.kind != "scale_search":  # That is normal.
-                    self._report(finding.verdict, step)
-            self.log_errors(found.errors, step)
-            if self.listener:
-                self.listener(found, batch, step)
-        finally:
-            cost = self.schedule.cost = time.perf_counter() - started
-            self._budget.add(DIAGNOSES, cost, counts)
-
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""
         if errors and step > self._last_errors:
@@ -255,9 +255,10 @@ class Examiner:
             ]
             self._log.heat(step, table, list(errors), AUDITED, TWIN)
 
-    def _try(self, step, work):
+    @contextlib.contextmanager
+    def _guarded(self, step):
         try:
-            work()
+            yield
         except NotBuiltError as error:
             self._put_off(step, error)
         # Whatever a diagnosis runs into, training continues.

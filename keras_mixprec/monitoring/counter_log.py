@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections import defaultdict
+from typing import NamedTuple
 
 import keras
 
@@ -238,28 +239,41 @@ def _computes_in_float16(model):
 ROWS_BY_VARIABLE = 128
 
 
-class CounterLog:
-    """Reads the counters from time to time and logs what is new.
-
-    Args:
-        session: The `Session`, with its counters.
+class RunState(NamedTuple):
+    """What the counters of all optimizers say of a run.
 
     Attributes:
-        step: Int. The step of the last reading, `None` before the first.
         in_a_row: Int. Steps skipped since the last one applied.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
     """
 
-    def __init__(self, session):
+    in_a_row: int = 0
+    collapsed: bool = False
+    reason_to_stop: str | None = None
+
+
+class CounterLog:
+    """Reads the counters from time to time and logs what is new.
+
+    Args:
+        session: The `Session`.
+        counters: `Counters` of its model.
+
+    Attributes:
+        step: Int. The step of the last reading, `None` before the first.
+        state: `RunState`, as of the last reading.
+    """
+
+    def __init__(self, session, counters):
         self._session = session
-        self._counters, self._log = session.counters, session.log
+        self._counters, self._log = counters, session.log
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
         self.step = None
-        self._forget()
+        self.state = RunState()
 
     def read(self, step: int):
         """Reads the counters, if they were not read at this step yet.
@@ -294,20 +308,17 @@ class CounterLog:
 
     def close(self):
         """Logs what waits and what was counted in all."""
-        if self.collapsed:
+        if self.state.collapsed:
             self._session.examiner.report_rest(self.step)
         self._skips.report_rest(self.step)
         for event in self._counters.nonfinite_events():
             self._log.event(self.step, event)
 
-    def _forget(self):
-        self.in_a_row, self.collapsed, self.reason_to_stop = 0, False, None
-
     def _write(self, readings, counted):
         curves, by_variable = defaultdict(dict), self._by_variable.due()
-        self._forget()
+        self.state = RunState()
         for name, reading in readings.items():
-            self._judge(reading)
+            self.state = self._classified(reading, self.state)
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
@@ -317,16 +328,20 @@ class CounterLog:
             if step >= self._log.next_step:
                 self._log.scalars(step, curves[step])
 
-    def _judge(self, reading):
+    def _classified(self, reading, state):
+        """The state with one more optimizer's reading."""
         session = self._session
-        self.in_a_row = max(self.in_a_row, reading.in_a_row)
         if reading.new_steps or reading.grown:
             session.prober.hurry()
         if reading.collapsed:
-            self.collapsed = True
             session.examiner.report_collapse(
                 reading.loss_scale, reading.in_a_row, self.step
             )
-        self.reason_to_stop = self.reason_to_stop or reason_to_stop(
-            reading, session.examiner.verdicts, session.settings.stop_after
+        return RunState(
+            max(state.in_a_row, reading.in_a_row),
+            state.collapsed or reading.collapsed,
+            state.reason_to_stop
+            or reason_to_stop(
+                reading, session.examiner.verdicts, session.settings.stop_after
+            ),
         )

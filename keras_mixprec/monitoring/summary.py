@@ -191,7 +191,7 @@ def summarize(session) -> TrainingSummary:
         folder=session.log.folder,
         unscaled_float16=remedy(session.model, lack) if lack else "",
         headline=headline(facts),
-        ranges=str(session.ranges),
+        ranges=str(session.parts.ranges),
         bad_data=str(session.bad_data),
         nonfinite_losses=session.counters.nonfinite_losses(),
         compared=session.examiner.schedule.cost is not None

@@ -86,7 +86,7 @@ class RunLog:
         self._log_dir = log_dir = check_local(log_dir)
         self.story = Story()
         try:
-            self._claim_folder()
+            self.folder, self._lines = self._claim_folder()
             end = find_end(self.folder)
             self.fits = len(event_file_paths(self.folder))
             self._events = EventFile(self.folder, end.next_step)
@@ -111,14 +111,19 @@ class RunLog:
         self._standing = {}
 
     def _claim_folder(self):
-        """Takes the first folder that no other run is written to."""
-        for number in itertools.count(1):
-            folder = os.path.join(self._log_dir, schema.run_folder(number))
+        """Takes the first folder that no other run is written to.
+
+        Returns:
+            Its path, and the open file of lines in it.
+        """
+        numbers = itertools.count(1)
+        while True:
+            folder = schema.run_folder(next(numbers))
+            folder = os.path.join(self._log_dir, folder)
             os.makedirs(folder, exist_ok=True)
             lines = _open_lines(os.path.join(folder, schema.EVENTS_FILE))
             if lines:
-                self.folder, self._lines = folder, lines
-                return
+                return folder, lines
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes a point of each curve.
@@ -354,7 +359,7 @@ class RunLog:
     def _restart(self, step):
         """Goes on in new files, after somebody removed those there were."""
         if self._lines.removed:
-            self._claim_folder()
+            self.folder, self._lines = self._claim_folder()
         self._events.restart(self.folder)
         for values in self._standing.values():
             self._events.replace(step, values)

@@ -16,16 +16,12 @@ from keras_mixprec.tuning.phases import Phase, TuningState
 from keras_mixprec.tuning.promotion import Probation, sound_as_built
 from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Trigger
-from keras_mixprec.verdict_kinds import KINDS
 
 # At first a look is taken whenever there are an eighth more steps.
 _LOOKS_GROW = 8
 
 # Failing batches on which a return to 16 bits is tried, the last ones.
 _EVIDENCE = 4
-
-# Findings without a layer that say why steps are bad.
-_EXPLAINED = {name for name, kind in KINDS.items() if kind.explains}
 
 
 class Tuning:
@@ -52,7 +48,6 @@ class Tuning:
         self.repairs = repairs
         self._shared = active.processes().workers(session.model) > 1
         session.bad_data.keeps_scale = not (self._shared or settings.dry_run)
-        self._ballot = WorkerProposal(Proposal())
         self._trigger = Trigger()
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = BatchCapture()
@@ -93,19 +88,18 @@ class Tuning:
     def _begin(self, step):
         self.records.begin(step)
         self._trigger.add(step, 0)
-        self._session.examiner.listener = self._on_examination
         self.repairs.wait_anew(step)
         self._state.enter(Phase.WATCHING)
         self._state.next_reading = step + 1
-        schedule = self._session.examiner.schedule
+        examiner, model = self._session.examiner, self._session.model
         # Of a model that one worker does not know yet, nobody knows more.
-        (new,) = any_worker(self._session.model, [schedule.is_new])
+        (new,) = any_worker(model, [examiner.schedule.is_new])
         if new:
-            schedule.start_over()
-        if schedule.due(0):
+            examiner.follow_schedule_of(model, new=True)
+        if examiner.schedule.due(0):
             self._audit(step)
         elif step == 0:
-            self._session.examiner.log_errors(schedule.errors, step)
+            examiner.log_errors(examiner.schedule.errors, step)
 
     def _look(self, step):
         self._take_back_if_diverged(step)
@@ -213,51 +207,55 @@ class Tuning:
                 first whether there is more in it than in its first rows.
         """
         self._state.suspected = suspected
-        self._ballot = WorkerProposal(Proposal())
         who = "PrecisionTuner" * self._settings.verbose
-        model, rows = self._session.model, None
+        model, rows, own = self._session.model, None, None
         if not suspected:
             rows = head if counts else partial(rows_to_examine, model)
-        self._session.examiner.examine(model, batch, step, counts, who, rows)
+        examiner = self._session.examiner
+        if batch is not None:
+            with examiner.diagnosing(step, counts):
+                found = examiner.examine(model, batch, step, who, rows)
+                own = self.follow(*found, step)
         if self._shared:
-            self._decide(step)
+            self._decide(own or WorkerProposal(Proposal()), step)
 
     # Demoting.
 
-    def _on_examination(self, examination, batch, step):
+    def follow(self, examination, batch, step) -> WorkerProposal | None:
+        """Repairs what a diagnosis has found, unless workers have to agree.
+
+        Args:
+            examination: `Examination`.
+            batch: What was examined, as `train_step` takes it.
+            step: Int.
+
+        Returns:
+            What is proposed, `None` if nothing may be changed now.
+        """
         self._hurry(step)
         if self._state.ended or self._cooling(step):
-            return
-        proposal = propose(
-            examination,
-            lambda: self._examine(batch, step),
-            self._settings.use_bfloat16,
-        )
+            return None
+        again = partial(self._examine, batch, step)
+        proposal = propose(examination, again, self._settings.use_bfloat16)
         if proposal:
             self._evidence.append(batch)
-        kinds = {finding.verdict.kind for finding in examination.findings}
-        self._ballot = WorkerProposal(
-            proposal,
-            not kinds.isdisjoint(_EXPLAINED),
-            self._session.counters.collapsed(),
-            examination.scale_bits,
-            "scale_too_low" in kinds,
-        )
-        # Among several workers this may be a diagnosis of this one only.
+        collapsed = self._session.counters.collapsed()
+        own = WorkerProposal.of(proposal, examination, collapsed)
         if not self._shared:
-            self._decide(step)
+            self._decide(own, step)
+        return own
 
-    def _decide(self, step):
+    def _decide(self, own, step):
         if self._state.ended or self._cooling(step):
             return
-        worker_proposal = self._ballot.agreed(self._session.model, step)
-        if worker_proposal.too_low:
-            self._raise_scale(worker_proposal.scale_bits, step)
-        if not worker_proposal.proposal:
-            self._nothing_to_demote(worker_proposal, step)
+        agreed = own.agreed(self._session.model, step)
+        if agreed.too_low:
+            self._raise_scale(agreed.scale_bits, step)
+        if not agreed.proposal:
+            self._nothing_to_demote(agreed, step)
             return
         self._state.enter(Phase.WATCHING)
-        wanted = self.repairs.wanted(worker_proposal.proposal, step)
+        wanted = self.repairs.wanted(agreed.proposal, step)
         if not self._state.harmful.isdisjoint(wanted):
             self._trigger.false_alarm()
             return
@@ -265,9 +263,9 @@ class Tuning:
             p: d for p, d in wanted.items() if p not in self._state.advised
         }
         if wanted:
-            wanted |= self.repairs.left_alone(worker_proposal.proposal, step)
+            wanted |= self.repairs.left_alone(agreed.proposal, step)
         obstacle = find_obstacle(
-            self._settings, self.repairs, worker_proposal.proposal, wanted
+            self._settings, self.repairs, agreed.proposal, wanted
         )
         if self._settings.dry_run:
             if wanted:
@@ -278,10 +276,8 @@ class Tuning:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted)
-            if worker_proposal.scale_bits is not None:
-                self._session.counters.raise_scale(
-                    worker_proposal.scale_bits, step
-                )
+            if agreed.scale_bits is not None:
+                self._session.counters.raise_scale(agreed.scale_bits, step)
 
     def _raise_scale(self, bits, step):
         """Lets gradients survive that vanish at the loss scale in use."""
@@ -296,8 +292,8 @@ class Tuning:
         parts = keras.utils.unpack_x_y_sample_weight(batch)
         return examine(self._session.model, *parts, step=step)
 
-    def _nothing_to_demote(self, worker_proposal, step):
-        if worker_proposal.collapsed and not worker_proposal.explained:
+    def _nothing_to_demote(self, agreed, step):
+        if agreed.collapsed and not agreed.explained:
             self._give_up(
                 step,
                 "no loss scale helps and no layer is to blame",
@@ -328,7 +324,7 @@ class Tuning:
         if on_limit == "stop":
             self._session.model.stop_training = True
         elif on_limit == "raise":
-            self._session.early_stop.fail(
+            self._session.parts.early_stop.fail(
                 f"PrecisionTuner stops at step {step}: {message}."
             )
         elif on_limit == "float32":
