@@ -45,7 +45,7 @@ def run(request, tmp_path_factory):
 
 def test_tags(run):
     # A run that XLA compiles is long enough for a diagnosis.
-    assert tags(run) - {"twin/00000"} == {
+    assert tags(run) - {"error_against_float32/00000"} == {
         "loss_scale",
         "log2_loss_scale",
         "skipped_steps",

@@ -46,7 +46,9 @@ def given_by_keras(name):
 
 def declared(node):
     """The attributes that an object of a class has when it is made."""
-    names = {n for f in methods(node) if f.name == "__init__" for n in stored(f)}
+    names = {
+        n for f in methods(node) if f.name == "__init__" for n in stored(f)
+    }
     generated = "dataclass" in "".join(map(ast.dump, node.decorator_list))
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and (generated or line.value):

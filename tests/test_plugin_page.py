@@ -56,7 +56,7 @@ def write(log_dir, layers, steps=2, every=1):
     dtypes = ["float16", "float32", *["float16"] * len(layers)]
     with RunLog(log_dir) as log:
         rows = zip(layers, dtypes, strict=False)
-        table = {"class": "Dense", "parameters": 1, "work": 0.5}
+        table = {"class": "Dense", "parameters": 1, "share_of_flops": 0.5}
         log.layers(
             0, [table | {"path": p, "compute_dtype": t} for p, t in rows]
         )
@@ -624,7 +624,7 @@ COLUMNS = {
     "verdicts": lambda layer: len(layer["verdicts"]) or None,
     "demoted": lambda layer: layer["demoted_at"],
     "parameters": lambda layer: layer["parameters"],
-    "work": lambda layer: layer["work"],
+    "flops": lambda layer: layer["share_of_flops"],
 }
 
 

@@ -84,7 +84,7 @@ class PrecisionTuner(CopiedCallback):
             built. `0` for never. Defaults to `2000`.
         cooldown: Int. Steps after a change before the next, one before the
             first step apart. Defaults to `10`.
-        max_demoted_fraction: Float, share of the work in 16 bits that may be
+        max_demoted_fraction: Float, share of the FLOPs in 16 bits that may be
             demoted. Defaults to `1.0`.
         max_rebuilds: Int. How often the compiled functions may be rebuilt.
             Defaults to `10`.

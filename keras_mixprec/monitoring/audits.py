@@ -24,7 +24,7 @@ from keras_mixprec.monitoring.overhead import (
 )
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.numerics.dry_step import NotBuiltError
-from keras_mixprec.reporting.schema import TWIN
+from keras_mixprec.reporting.schema import ERRORS
 
 _DIRECTIONS = ("forward", "backward")
 
@@ -253,7 +253,7 @@ class Examiner:
                 [own.get(direction, np.nan) for direction in _DIRECTIONS]
                 for own in errors.values()
             ]
-            self._log.heat(step, table, list(errors), AUDITED, TWIN)
+            self._log.heat(step, table, list(errors), AUDITED, ERRORS)
 
     @contextlib.contextmanager
     def _guarded(self, step):

@@ -103,7 +103,7 @@ class RunLog:
         self._chunks = {}
         self._heat = {
             family: HeatTables(family, end.next_chunks.get(family, 0))
-            for family in (schema.HEAT, schema.TWIN)
+            for family in (schema.HEAT, schema.ERRORS)
         }
         self._lock = threading.RLock()
         self._backlog = Backlog()
@@ -213,7 +213,7 @@ class RunLog:
             layers: List of the paths of the rows.
             metrics: Dict from the names of the columns to `"min"` or `"max"`,
                 whichever is the worse.
-            family: String. `schema.HEAT`, or `schema.TWIN` for the errors
+            family: String. `schema.HEAT`, or `schema.ERRORS` for the errors
                 that diagnoses find.
 
         Raises:

@@ -48,7 +48,7 @@ class Repairs:
         tries: Dict from layer path to how often the layer turned out to need
             its demotion.
         rebuilds: Int. How often the compiled functions were recompiled.
-        share_at_first: Float. Share of the work in 16 bits at the start.
+        share_at_first: Float. Share of the FLOPs in 16 bits at the start.
     """
 
     def __init__(self, model):
@@ -70,11 +70,11 @@ class Repairs:
         return PrecisionPlan(plan, plan.default, reasons)
 
     def share_in_16_bits(self) -> float:
-        """Returns the share of the work in 16 bits now."""
-        return shares_in_16_bits(self._model).work
+        """Returns the share of the FLOPs in 16 bits now."""
+        return shares_in_16_bits(self._model).flops
 
     def demoted_fraction(self) -> float:
-        """Returns the share of the 16-bit work that is 16-bit no more."""
+        """Returns the fraction of the initial 16-bit FLOPs that is demoted."""
         if not self.share_at_first:
             return 0.0
         return 1 - self.share_in_16_bits() / self.share_at_first
@@ -284,7 +284,7 @@ def find_obstacle(
         fraction = repairs.demoted_fraction()
     if fraction > settings.max_demoted_fraction:
         return (
-            f"the repair would demote {fraction:.0%} of the work in 16 "
+            f"the repair would demote {fraction:.0%} of the FLOPs in 16 "
             f"bits, more than max_demoted_fraction="
             f"{settings.max_demoted_fraction}"
         )

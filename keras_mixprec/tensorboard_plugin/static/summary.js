@@ -102,7 +102,7 @@ export function layerColumns(run, compared) {
       id: "parameters", label: "Params", number: true,
       of: (layer) => layer.parameters,
     },
-    { id: "work", label: "FLOPs", number: true, of: (layer) => layer.work },
+    { id: "flops", label: "FLOPs", number: true, of: (layer) => layer.share_of_flops },
   ];
   if (!compared) return columns.filter((column) => !column.compares);
   const compares = new Set(columns.map((column) => column.compares));
