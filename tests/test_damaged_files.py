@@ -138,7 +138,7 @@ def start_from(path, model):
     finally:
         assert kmp.PrecisionPlan.from_model(model) == as_built
     kmp.apply_policy(model, found)
-    repairs.wait_anew(0)
+    repairs.restart_waiting(0)
     assert set(repairs.as_built(repairs.due(10**6, 10**6, 1)[1])) is not None
     assert json.dumps(repairs.state(), allow_nan=False)
     repairs.plan(), repairs.demoted_fraction()

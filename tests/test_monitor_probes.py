@@ -190,7 +190,7 @@ def test_a_probed_model_can_be_let_go(tmp_path):
     assert alive() is None
 
 
-def test_a_fall_is_told_once(tmp_path, capsys):
+def test_a_fall_is_reported_once(tmp_path, capsys):
     class Grows(layers.Layer):
         """A quarter larger in every step."""
 

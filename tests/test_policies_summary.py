@@ -35,7 +35,7 @@ def test_html_is_escaped():
     assert text.count("<tr>") == 2
 
 
-def test_notes_tell_casts_reasons_and_exceptions():
+def test_notes_say_casts_reasons_and_exceptions():
     inputs = keras.Input((4,))
     x = layers.LayerNormalization(name="norm")(inputs)
     x = layers.Dense(4, name="a")(x)

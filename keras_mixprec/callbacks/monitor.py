@@ -84,7 +84,7 @@ class MixPrecMonitor(CopiedCallback):
 
     When five steps in a row are skipped, the next batch is diagnosed as by
     `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
-    written to `events.jsonl`. Faults that skip no step are looked for as far
+    written to `events.jsonl`. Faults that skip no step are searched for as far
     as `max_overhead` allows, which is after minutes, unless a `PrecisionTuner`
     does so.
 
@@ -108,13 +108,13 @@ class MixPrecMonitor(CopiedCallback):
         update_freq: Int, batches. Defaults to `50`.
         probe_every: Int, steps. `0` for no probes, and no ranges at all.
             Defaults to `100`.
-        max_overhead: Float, share of the training time. Looks, probes and
-            diagnoses of healthy runs are thinned to stay below it, all that
-            happens once apart: setting up, compiling the probed step, the last
-            reading.
-            0.0125 of it, at most half, is left for what cannot be timed; looks
-            and probes take at most half of the rest each. At 1 these two are
-            not thinned. At 0 no ranges are read. Defaults to `0.02`.
+        max_overhead: Float, share of the training time. Readings of
+            the counters, probes and diagnoses of healthy runs are thinned to
+            stay below it, all that happens once apart: setting up, compiling
+            the probed step, the last reading. Up to half of it, at most 1.25
+            percentage points, is reserved for overhead that cannot be timed;
+            readings and probes take at most half of the rest each. At 1 these
+            two are not thinned. At 0 no ranges are read. Defaults to `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,
             every batch is held until its step is known to have succeeded,
@@ -224,7 +224,7 @@ class MixPrecMonitor(CopiedCallback):
         self.failing_batches = self._session.parts.recorder.kept
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Guards the metrics and takes the first look, the first time."""
+        """Guards the metrics and reads the counters, the first time."""
         self._session.begin_epoch(self, epoch)
 
     # `on_train_batch_end` would make Keras fetch the logs of every step from
@@ -232,15 +232,15 @@ class MixPrecMonitor(CopiedCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
     ) -> None:
-        """Looks at the steps before this one, if it is time to."""
+        """Reads the counters before this step, if it is time to."""
         self._session.begin_batch(self, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Looks at the last steps of the epoch."""
+        """Reads the counters at the end of the epoch."""
         self._session.end_epoch(self)
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Takes the last look, writes the summary and closes the log."""
+        """Reads the counters, writes the summary and closes the log."""
         session = self._session
         session.finish()
         self.summary = summarize(session)

@@ -15,10 +15,10 @@ from keras_mixprec.monitoring.attach import (
     stop_watching,
 )
 from keras_mixprec.monitoring.failing_batches import BadData
-from keras_mixprec.monitoring.overhead import LOOKS
+from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 
-# How often, between two looks or probes, to ask whether one that is due is
+# How often, between two readings or probes, to ask whether one that is due is
 # within budget: asking takes 20 us, 1% of a step of small layers in JAX.
 _RETRIES = 8
 
@@ -155,7 +155,7 @@ class Session:
             self.bad_data.begin_epoch(self.step, epoch)
 
     def begin_batch(self, callback, batch: int):
-        """Looks at the steps before this one, if it is time to."""
+        """Reads the counters before this step, if it is time to."""
         if callback is not self._members[0]:
             return
         if not self._can_start():
@@ -181,13 +181,16 @@ class Session:
         )
 
     def _act(self):
-        self._settle()
+        self._keep_if_failed()
         if self.step > self.first_step:
             self.budget.begin(self.step)
         self.prober.collect(self.step)
         since = self.step - self.state.counter_log.step
-        if since >= self.settings.update_freq and self.budget.left(LOOKS) > 0:
-            self._look()
+        if (
+            since >= self.settings.update_freq
+            and self.budget.left(READINGS) > 0
+        ):
+            self._read_counters()
         if self.step >= self.state.next_agreement:
             self._agree()
         if self.state.counter_log.state.in_a_row >= TRIGGER_STEPS:
@@ -222,7 +225,7 @@ class Session:
         return min([retry, *(steps for steps in due if steps > 0)])
 
     def end_epoch(self, callback):
-        """Looks at the last steps of an epoch."""
+        """Reads the counters at the end of an epoch."""
         if callback is not self._members[0] or not self.started:
             return
         self.parts.recorder.end_epoch()
@@ -231,13 +234,13 @@ class Session:
         self.state.count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
         self.parts.ranges.end_epoch()
-        if self.budget.left(LOOKS) > 0:
-            self._look()
+        if self.budget.left(READINGS) > 0:
+            self._read_counters()
         started = time.perf_counter()
-        if self.budget.left(LOOKS) > 0 and self.state.by_epoch.due():
+        if self.budget.left(READINGS) > 0 and self.state.by_epoch.due():
             self.prober.write_histograms(self.step)
         self.log_layers()
-        self.budget.add(LOOKS, time.perf_counter() - started)
+        self.budget.add(READINGS, time.perf_counter() - started)
         self.state.idle_until = self.step
         self.raise_if_failed()
 
@@ -246,7 +249,7 @@ class Session:
         self.parts.early_stop.raise_if_failed(self._members)
 
     def finish(self):
-        """Takes the last look; `fit` has ended."""
+        """Reads the counters once more; `fit` has ended."""
         if self._finished:
             return
         self._start()  # There may have been no epoch.
@@ -254,10 +257,10 @@ class Session:
         self.state.count.begin_epoch()
         after_epoch(self.model)
         self.synchronized_model()
-        self._settle()
+        self._keep_if_failed()
         for part in self.parts.recorder, self.prober, self.examiner:
             part.disarm()
-        self._look()
+        self._read_counters()
         self.state.counter_log.close()
         self.log_layers()
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
@@ -276,7 +279,7 @@ class Session:
             self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
         )
         self.log_layers()
-        self._look()
+        self._read_counters()
         self.parts.ranges.start(self.model, self.step, self.examiner)
 
     def synchronized_model(self):
@@ -292,7 +295,7 @@ class Session:
         with self.state.counter_log.synchronized():
             return self.counters.bad_steps(), self.counters.in_a_row()
 
-    # Looking.
+    # Reading, probing, diagnosing.
 
     def _examine_if_wanted(self):
         counters, step = self.state.counter_log, self.step
@@ -350,13 +353,13 @@ class Session:
             if automatic and not optimizer.attempted_steps:
                 self.examiner.arm_first_scale(self.model, watch, self.step)
 
-    def _settle(self):
+    def _keep_if_failed(self):
         if not self.parts.recorder.full:
-            self.parts.recorder.settle(
+            self.parts.recorder.keep_if_failed(
                 self.synchronized_model(), self.counters.optimizers()
             )
 
-    def _look(self):
+    def _read_counters(self):
         self.state.counter_log.read(self.step)
         reason = self.state.counter_log.state.reason_to_stop
         if reason and not self.state.shared:

@@ -63,7 +63,7 @@ class PrecisionTuner(CopiedCallback):
     which the first worker writes.
 
     Use it alone or beside `MixPrecMonitor`, which then logs what it does:
-    both share one look and one diagnosis.
+    both share the readings and the diagnoses.
 
     A loop written by hand calls the methods of the callback as `fit` does and
     trains with `train_on_batch`; the model must be built when it starts from a
@@ -95,8 +95,8 @@ class PrecisionTuner(CopiedCallback):
             `"float32"` for all layers. Defaults to `"continue"`.
         bfloat16: Boolean, or `"auto"`: whether the device is one for which
             `recommend_policy` says `"mixed_bfloat16"`. Defaults to `"auto"`.
-        update_freq: Int, batches between two looks at the counters; at first
-            there are more of them. Defaults to `50`.
+        update_freq: Int, batches between two readings of the counters; at
+            first there are more of them. Defaults to `50`.
         verbose: `0` or `1`. Whether to print what is changed. Defaults to `1`.
 
     Attributes:
@@ -234,7 +234,7 @@ class PrecisionTuner(CopiedCallback):
         self._tuning.before_batch()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Looks at the last steps of the epoch."""
+        """Reads the counters at the end of the epoch."""
         self._session.end_epoch(self)
         self._tuning.end_epoch()
 

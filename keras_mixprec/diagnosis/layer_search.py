@@ -1,6 +1,6 @@
 """Finding the layers whose precision is at fault in one batch.
 
-The search demotes what it finds and looks again, so that it finds the layers
+The search demotes what it finds and runs again, so that it finds the layers
 that would cast a repaired result straight back as well.
 """
 
@@ -66,7 +66,9 @@ class Search(SearchState):
         step = self._forward()
         step = self._end_to_end(step)
         known, as_run = len(self.culprits), list(self._demoted)
-        bits = self.scale_bits = self._judge_windows(step, windows, scale_bits)
+        bits = self.scale_bits = self._classify_windows(
+            step, windows, scale_bits
+        )
         self._backward(step, bits, moves)
         self._widen_to_enclosing(step, known)
         self._keep_what_is_needed(moves)
@@ -260,7 +262,7 @@ class Search(SearchState):
         low = [call for call in self._low(self._exact) if not call.nested]
         return gradients_of_layers(low, self._exact, moves)
 
-    def _judge_windows(self, step, windows, scale_bits):
+    def _classify_windows(self, step, windows, scale_bits):
         """Demotes the layers whose gradients fit no common loss scale."""
         calls = {c.path: c for c in self._low(step) if not c.nested}
         windows = {p: w for p, w in windows.items() if p in calls}
@@ -286,7 +288,7 @@ class Search(SearchState):
             ):
                 culprit = None
                 if own_gradients(exact, self._exact, moves):
-                    error, culprit = self._judge_backward(
+                    error, culprit = self._classify_backward(
                         call, exact, step, bits, fed_by_weights
                     )
                     self._note(call, "backward", error)
@@ -295,7 +297,7 @@ class Search(SearchState):
                     self._demote(culprit)
             fed_by_weights |= bool(call.layer.trainable_variables)
 
-    def _judge_backward(self, call, exact, step, bits, fed_by_weights):
+    def _classify_backward(self, call, exact, step, bits, fed_by_weights):
         for known in self._backward_passes(step, 2.0**bits):
             own = next((c for c in known.calls if c.name == call.name), None)
             if own is not None:

@@ -1,8 +1,8 @@
 """What the optimizer remembers of its steps, as variables of the step itself.
 
 Nothing here needs the host: a compiled step, or many of them in one call,
-keeps the record, and whoever looks later finds every non-finite step counted,
-the numbers of the last 1,024 of them and the last 32 in full.
+keeps the record, and whoever reads it finds every non-finite step counted, the
+numbers of the last 1,024 of them and the last 32 in full.
 """
 
 from typing import NamedTuple

@@ -78,7 +78,7 @@ class Examiner:
 
     @property
     def within_budget(self) -> bool:
-        """Whether there is enough left to spend on a diagnosis."""
+        """Whether a diagnosis is within the overhead budget."""
         cost = self.schedule.cost or _FIRST_COST
         return self._budget.left(DIAGNOSES) > cost
 
@@ -181,7 +181,7 @@ class Examiner:
         if self.armed:
             return
 
-        def look(batch):
+        def examine(batch):
             works = self._works
             self.disarm()
             for work in works:
@@ -189,12 +189,12 @@ class Examiner:
                     work(batch)
 
         tapped = active.batches().tapped(
-            model, lambda *args: model.train_function(*args), look
+            model, lambda *args: model.train_function(*args), examine
         )
         self._deferred_call.arm(model, tapped)
 
     def disarm(self):
-        """Looks at no batch after all: there may be none before `fit` ends."""
+        """Diagnoses no batch after all: there may be none before `fit` ends."""
         self._works = []
         self._deferred_call.disarm()
 
@@ -206,7 +206,7 @@ class Examiner:
     def report_collapse(self, loss_scale: float, in_a_row: int, step: int):
         """Reports that the loss scale is at its floor and does not help.
 
-        Unless the cause is reported, or a diagnosis has yet to look for it.
+        Unless the cause is reported, or a diagnosis has yet to find it.
         """
         kind = "scale_collapsed"
         numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}

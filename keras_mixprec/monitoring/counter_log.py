@@ -12,7 +12,7 @@ from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import reason_to_stop
-from keras_mixprec.monitoring.overhead import LOOKS
+from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.layer_tables import Thinning
@@ -46,8 +46,8 @@ class Skips:
                 one.
             reading: `Reading` of that optimizer.
         """
-        self._tell_steps(name, reading)
-        self._tell_scale(name, reading)
+        self._log_steps(name, reading)
+        self._log_scale(name, reading)
 
     def report_rest(self, step: int):
         """Logs what waits for it.
@@ -58,7 +58,7 @@ class Skips:
         self._write_rows(step)
         self._write_blocks(step)
 
-    def _tell_steps(self, name, reading):
+    def _log_steps(self, name, reading):
         step = reading.step
         steps = reading.new_steps[: self._left]
         self._left -= len(steps)
@@ -91,7 +91,7 @@ class Skips:
         if (blocks or reading.gaps) and self._blocks_thinning.due():
             self._write_blocks(step)
 
-    def _tell_scale(self, name, reading):
+    def _log_scale(self, name, reading):
         rows = self._waiting[name]
         start, *points = reading.points
         if name not in self._closed:
@@ -290,11 +290,11 @@ class CounterLog:
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
         # Before it is logged: a scale that is put back is that of this step.
-        readings = session.bad_data.settle(session, readings)
+        readings = session.bad_data.put_scales_back(session, readings)
         self._unscaled.read(step, used, step > session.first_step)
         started = time.perf_counter()
         self._write(readings, counted)
-        session.budget.add(LOOKS, time.perf_counter() - started)
+        session.budget.add(READINGS, time.perf_counter() - started)
         session.bad_data.report(session)
 
     @contextlib.contextmanager
@@ -304,7 +304,7 @@ class CounterLog:
         with self._counters.synchronized() as waited:
             yield
         seconds = time.perf_counter() - started
-        self._session.budget.add(LOOKS, seconds - waited)
+        self._session.budget.add(READINGS, seconds - waited)
 
     def close(self):
         """Logs what waits and what was counted in all."""

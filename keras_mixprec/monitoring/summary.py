@@ -156,7 +156,7 @@ def summarize(session) -> TrainingSummary:
     """Returns what a run comes down to.
 
     Args:
-        session: The `Session`, after its last look.
+        session: The `Session`, after its last reading.
     """
     rows = precision_summary(session.model).to_list()
     used = session.counters.used()

@@ -17,15 +17,15 @@ from keras_mixprec.tuning.promotion import Probation, sound_as_built
 from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Trigger
 
-# At first a look is taken whenever there are an eighth more steps.
-_LOOKS_GROW = 8
+# At first counters are read whenever there are an eighth more steps.
+_READINGS_GROW = 8
 
 # Failing batches on which a return to 16 bits is tried, the last ones.
 _EVIDENCE = 4
 
 
 class Tuning:
-    """Decides when to look, and changes what has to be changed.
+    """Decides when to diagnose, and changes what has to be changed.
 
     Where several workers train the model together all do so at the same
     steps, since what they go by is agreed: each diagnoses its own batches,
@@ -54,10 +54,10 @@ class Tuning:
         self._bad = BadSteps(session)
         self._state = TuningState()
 
-    # Looking.
+    # Reading and diagnosing.
 
     def before_batch(self):
-        """Looks, if it is time to."""
+        """Reads the counters and diagnoses, if it is time to."""
         step = self._session.step
         if step < self._state.idle_until or not self._session.started:
             return
@@ -71,7 +71,7 @@ class Tuning:
         if state.captures:
             self._examine_if_bad(step)
         if step >= state.next_reading and not state.ended:
-            self._look(step)
+            self._read_counters(step)
         if state.captures:
             self._hold(step)
         else:
@@ -82,13 +82,13 @@ class Tuning:
         self._held.end_epoch()
 
     def end(self):
-        """Looks no more."""
+        """Captures no batch any more."""
         self._held.disarm()
 
     def _begin(self, step):
         self.records.begin(step)
         self._trigger.add(step, 0)
-        self.repairs.wait_anew(step)
+        self.repairs.restart_waiting(step)
         self._state.enter(Phase.WATCHING)
         self._state.next_reading = step + 1
         examiner, model = self._session.examiner, self._session.model
@@ -101,33 +101,33 @@ class Tuning:
         elif step == 0:
             examiner.log_errors(examiner.schedule.errors, step)
 
-    def _look(self, step):
-        self._take_back_if_diverged(step)
+    def _read_counters(self, step):
+        self._undo_if_diverged(step)
         # The first steps show most.
         session = self._session
         taken = step - session.first_step
-        gap = min(taken // _LOOKS_GROW, self._settings.update_freq)
+        gap = min(taken // _READINGS_GROW, self._settings.update_freq)
         self._state.next_reading = step + max(gap, 1)
         self._bad.count()
-        stuck = self._bad.in_a_row_anew()
-        triggered = self._trigger.add(step, self._bad.total) or stuck
+        stuck = self._bad.newly_stuck()
+        due = self._trigger.add(step, self._bad.total) or stuck
         if self._cooling(step) or self._state.captures:
             return
         self._state.counts = self._trigger.counts(stuck)
-        if triggered and self._within_budget(self._state.counts):
+        if due and self._within_budget(self._state.counts):
             self._state.enter(Phase.CAPTURING, step + WINDOW)
         elif (
             session.examiner.schedule.due(taken) and self._audit_within_budget()
         ):
             self._audit(step)
         else:
-            self._give_back_if_quiet(step)
+            self._return_if_quiet(step)
 
     def _audit(self, step):
         schedule = self._session.examiner.schedule
         counts = schedule.counts
         schedule.audit(step - self._session.first_step)
-        self._examine_next(step, suspected=False, counts=counts)
+        self._examine_next(step, triggered=False, counts=counts)
 
     def _hurry(self, step):
         """Brings the next audit forward if a layer overflows before it."""
@@ -164,7 +164,7 @@ class Tuning:
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
             self._state.enter(Phase.WATCHING)
-            self._examine_next(step, suspected=True, counts=self._state.counts)
+            self._examine_next(step, triggered=True, counts=self._state.counts)
 
     def _examine_if_bad(self, step):
         batch, _ = self._held.take() or (None, None)
@@ -183,11 +183,11 @@ class Tuning:
             return False
         return step < changed + self._settings.cooldown
 
-    def _examine_next(self, step, suspected, counts=False):
+    def _examine_next(self, step, triggered, counts=False):
         self._on_next_batch(
             step,
             lambda batch: self._examine_together(
-                batch, step, suspected, counts
+                batch, step, triggered, counts
             ),
         )
 
@@ -195,21 +195,21 @@ class Tuning:
         session = self._session
         session.examiner.on_next_batch(session.model, step, work)
 
-    def _examine_together(self, batch, step, suspected, counts=False):
+    def _examine_together(self, batch, step, triggered, counts=False):
         """Diagnoses a batch; each worker does its own at this step.
 
         Args:
             batch: As `train_step` takes it, `None` if there is none here.
             step: Int.
-            suspected: Boolean. Whether it is because of non-finite steps, and
-                all of it is looked at.
+            triggered: Boolean. Whether it is because of non-finite steps, and
+                all of it is examined.
             counts: Boolean. Whether it counts as overhead. If not, it is seen
                 first whether there is more in it than in its first rows.
         """
-        self._state.suspected = suspected
+        self._state.triggered = triggered
         who = "PrecisionTuner" * self._settings.verbose
         model, rows, own = self._session.model, None, None
-        if not suspected:
+        if not triggered:
             rows = head if counts else partial(rows_to_examine, model)
         examiner = self._session.examiner
         if batch is not None:
@@ -298,7 +298,7 @@ class Tuning:
                 step,
                 "no loss scale helps and no layer is to blame",
             )
-        elif self._state.suspected:
+        elif self._state.triggered:
             self._trigger.false_alarm()
 
     def _demote(self, step, wanted):
@@ -347,18 +347,18 @@ class Tuning:
             )
         self._state.probation.paths |= set(paths)
 
-    def _take_back_if_diverged(self, step):
+    def _undo_if_diverged(self, step):
         """Undoes a demotion after which weights grow beyond measure."""
         probation = self._state.probation
         if probation is None or not probation.due(step):
             return
         growth = probation.growth(self._session.synchronized_model())
         if growth.diverged:
-            self._take_back(probation, growth, step)
+            self._undo(probation, growth, step)
         elif probation.over():
             self._state.probation = None
 
-    def _take_back(self, probation, growth, step):
+    def _undo(self, probation, growth, step):
         self._state.probation = None
         probation.restore()
         self._session.counters.raise_scale(probation.scale_bits, step)
@@ -371,7 +371,7 @@ class Tuning:
 
     # Returning to 16 bits.
 
-    def _give_back_if_quiet(self, step):
+    def _return_if_quiet(self, step):
         bad = self._trigger.last_bad_step
         times = bad, self._state.changed_at, self._session.first_step
         since = max(time for time in times if time is not None)

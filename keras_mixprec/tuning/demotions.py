@@ -154,7 +154,7 @@ class Repairs:
         return {path: (before[path], d.policy) for path, d in wanted.items()}
 
     def restore(self, paths) -> dict:
-        """Gives layers the policies back that they were built with.
+        """Restores the policies that layers were built with.
 
         Returns what `demote` does.
         """
@@ -190,7 +190,7 @@ class Repairs:
             >= promote_after * 2 ** (self.tries[path] - 1)
         ]
 
-    def wait_anew(self, step: int):
+    def restart_waiting(self, step: int):
         """Counts the steps to the next try of each demotion from here on.
 
         Those of an earlier process were counted from another start.
@@ -277,7 +277,7 @@ def find_obstacle(
         wanted: Dict from path to `Demotion`, what that would change.
     """
     if not wanted:
-        return "the layers at fault cannot be demoted any further"
+        return "the layers that cause it cannot be demoted any further"
     if repairs.rebuilds >= settings.max_rebuilds:
         return f"max_rebuilds={settings.max_rebuilds} is reached"
     with following(proposal.assignment()):

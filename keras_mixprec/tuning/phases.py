@@ -35,7 +35,7 @@ class TuningState:
         idle_until: Int. The step before which nothing is to be done.
         changed_at: Int. The step of the last change of the model, `None`
             before one.
-        suspected: Boolean. Whether non-finite steps are the reason for the
+        triggered: Boolean. Whether non-finite steps are the reason for the
             diagnosis under way.
         counts: Boolean. Whether that diagnosis counts as overhead.
         advised: Set of the paths that a dry run has reported.
@@ -48,7 +48,7 @@ class TuningState:
     next_reading: int = 0
     idle_until: int = 0
     changed_at: int | None = None
-    suspected: bool = False
+    triggered: bool = False
     counts: bool = False
     advised: set = dataclasses.field(default_factory=set)
     harmful: set = dataclasses.field(default_factory=set)

@@ -23,8 +23,8 @@ export function shortType(dtype) {
 export function keyFigures(run) {
   const { skipped } = run;
   // Several optimizers may skip the same step.
-  const told = skipped && skipped <= run.last_step;
-  const share = told ? ` (${formatShare(skipped / run.last_step)})` : "";
+  const counted = skipped && skipped <= run.last_step;
+  const share = counted ? ` (${formatShare(skipped / run.last_step)})` : "";
   const types = [...countBy(run.layers, (layer) => layer.compute_dtype)];
   const demoted = run.layers.filter((layer) => layer.demoted_at !== null);
   const finding = findingState(run);
