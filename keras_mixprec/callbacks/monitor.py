@@ -6,13 +6,13 @@ from typing import Any
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
+from keras_mixprec._files import check_local
 from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.monitoring.summary import TrainingSummary, summarize
-from keras_mixprec.reporting.no_log import NoLog
-from keras_mixprec.reporting.run_log import RunLog, check_local
+from keras_mixprec.reporting.run_log import NoLog, RunLog
 
 
 class MixPrecMonitor(CopiedCallback):

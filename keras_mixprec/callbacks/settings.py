@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import keras
 
-from keras_mixprec.reporting.no_log import NoLog
+from keras_mixprec.reporting.run_log import NoLog
 
 
 @dataclasses.dataclass(frozen=True)

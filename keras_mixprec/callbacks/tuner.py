@@ -23,7 +23,7 @@ from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
 from keras_mixprec.tuning.plan_store import PlanOnDisk
 from keras_mixprec.tuning.proposal import check_alike
-from keras_mixprec.tuning.settings import TunerSettings
+from keras_mixprec.tuning.state import TunerSettings
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)

@@ -12,9 +12,9 @@ from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import BY_HAND, TunerHistory
-from keras_mixprec.tuning.phases import Phase, TuningState
 from keras_mixprec.tuning.promotion import Probation, sound_as_built
 from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
+from keras_mixprec.tuning.state import Phase, TuningState
 from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Trigger
 
 # At first counters are read whenever there are an eighth more steps.

@@ -14,7 +14,7 @@ from keras_mixprec.policies.set_policies import reasons_of
 from keras_mixprec.policies.summary import shares_in_16_bits
 from keras_mixprec.tuning.plan_store import check_state
 from keras_mixprec.tuning.proposal import Proposal
-from keras_mixprec.tuning.settings import TunerSettings
+from keras_mixprec.tuning.state import TunerSettings
 
 _ALONE = "alone between float32 layers: casts cost more than 16 bits save"
 
