@@ -9,6 +9,7 @@ import keras_mixprec
 
 ROOT = pathlib.Path(keras_mixprec.__file__).parent
 DOCS = ROOT.parent / "docs"
+TOPS = ROOT, ROOT / "backend", ROOT.parent
 ROOMS = [
     path.parent
     for path in sorted(ROOT.glob("*/__init__.py"))
@@ -31,3 +32,19 @@ def test_a_room_names_each_of_its_files(room):
     listed = (room / "__init__.py").read_text().split("\nFiles", 1)[1]
     files = {path.name for path in room.glob("*.py")} - {"__init__.py"}
     assert set(re.findall(r"`(\w+\.py)`", listed)) == files
+
+
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
+
+
+def test_what_the_architecture_page_names_is_there():
+    named = re.findall(r"`([\w<>]+/[\w/<>]+\.(?:py|js))`", ARCHITECTURE)
+    files = {name.replace("<name>", "torch") for name in named}
+    assert all(any((top / f).exists() for top in TOPS) for f in files)
+
+
+def test_what_decides_is_where_the_architecture_page_says():
+    rows = re.findall(r"\| `(\w+/[\w/]+\.py)`[^|]*\| `(\w+)` \|", ARCHITECTURE)
+    assert len(rows) >= 15
+    for name, function in rows:
+        assert f"def {function}(" in (ROOT / name).read_text(), name

@@ -7,7 +7,7 @@ demoted and the step is run again, until loss and gradients are as in float32.
 Then the smallest set of layers that is needed is kept. Nothing is changed in
 the model.
 
-Where a kind of verdict is decided: see the table in docs/architecture.md.
+Where each kind of verdict is decided: see the table in docs/architecture.md.
 
 Files:
 
@@ -15,8 +15,9 @@ Files:
   bad data, lost weights, an optimizer's fault, or a search.
 - `in_training.py`: the same in `fit`: divergence and predicted overflows too.
 - `layer_search.py`: the search, layer by layer; `search_state.py`: its state.
-- `forward.py`: whether a layer's outputs are right in 16 bits, and if not which
-  kind of fault it is.
+- `fault_kind.py`: overflow, underflow or loss of precision: the one place that
+  decides it of a layer.
+- `forward.py`: whether a layer's outputs are right in 16 bits.
 - `backward.py`: the same of its gradients.
 - `end_to_end.py`: how far the loss and all gradients are from float32's, and
   faults of the loss itself.
