@@ -33,7 +33,8 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
     limit, dtype = limit_of(replay), replay.call.layer.compute_dtype
     if numbers["largest_input"] > limit:
         return "cast_overflow"
-    if rounded := rounded_integers(map(to_array, replay.inputs), dtype):
+    inputs = [to_array(x) for x in replay.inputs]
+    if rounded := rounded_integers(inputs, dtype):
         numbers |= rounded
         return "precision_loss"
     if nonfinite(low) and replay.starts_from_zero():
