@@ -84,7 +84,7 @@ def test_later_epochs_are_counted(tmp_path):
     assert places == [(0, 2), (1, 2)]
 
 
-def test_weights_of_samples_are_looked_at(tmp_path):
+def test_weights_of_samples_are_checked(tmp_path):
     weights = np.ones(40, "float32")
     weights[11] = np.nan
     _, watcher = run(tmp_path, *data(), sample_weight=weights)

@@ -151,7 +151,7 @@ def overflowing(scale):
     )
 
 
-def test_a_hopeless_run_is_stopped_with_the_reason(tmp_path, capsys):
+def test_an_unrecoverable_run_is_stopped_with_the_reason(tmp_path, capsys):
     watcher = monitor(tmp_path, update_freq=1, stop_after=8, verbose=1)
     model = overflowing(kmp.DynamicLossScale(2.0, min_scale=1.0))
     fit(model, [BAD] * 40, [watcher])

@@ -45,7 +45,7 @@ def run(request, tmp_path_factory):
 
 def test_tags(run):
     # A run that XLA compiles is long enough for a diagnosis.
-    assert tags(run) - {"twin/00000"} == {
+    assert tags(run) - {"error_against_float32/00000"} == {
         "loss_scale",
         "log2_loss_scale",
         "skipped_steps",
@@ -148,7 +148,7 @@ def test_change_in_mid_training_is_logged(tmp_path):
     assert list(texts(tmp_path, "layer_dtypes")) == [0, 4]
 
 
-def test_changes_after_the_last_look_are_no_error(tmp_path):
+def test_changes_after_the_last_reading_are_no_error(tmp_path):
     class Alternate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             policy = ("float32", "mixed_float16")[epoch % 2]

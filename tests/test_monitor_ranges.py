@@ -212,7 +212,7 @@ def test_a_subclassed_model_of_dictionaries(jit, tmp_path):
 @pytest.mark.parametrize(
     "arguments", [{"probe_every": 0}, {"max_overhead": 0.0}]
 )
-def test_none_are_measured_and_the_argument_is_told(arguments, tmp_path):
+def test_none_are_measured_and_the_argument_is_named(arguments, tmp_path):
     (name,) = arguments
     monitor = kmp.MixPrecMonitor(tmp_path, verbose=0, **arguments)
     sequential().fit(*data(64), verbose=0, callbacks=[monitor])
@@ -225,7 +225,7 @@ def test_none_are_measured_and_the_argument_is_told(arguments, tmp_path):
     assert event["message"] == overview["withheld"]
 
 
-def test_what_is_too_dear_is_told_with_its_price(tmp_path, monkeypatch):
+def test_what_is_too_expensive_is_logged_with_its_cost(tmp_path, monkeypatch):
     monkeypatch.setattr(range_reader, "_SECONDS", 0.0)
     monkeypatch.setattr(range_reader, "_SHARE", 1e-9)
     monitor = kmp.MixPrecMonitor(tmp_path, verbose=0, max_overhead=1e-9)
@@ -272,7 +272,7 @@ def test_no_step(tmp_path):
 
 
 @pytest.mark.usefixtures("training_goes_on")
-def test_what_cannot_be_measured_is_told_and_training_goes_on(
+def test_what_cannot_be_measured_is_logged_and_training_goes_on(
     tmp_path, monkeypatch
 ):
     def broken(*args):

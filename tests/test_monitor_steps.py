@@ -41,7 +41,7 @@ def test_several_steps_in_one_call(wrap, jit, tmp_path):
 
 
 @not_torch
-def test_looks_between_calls_of_several_steps(tmp_path):
+def test_counters_are_read_between_calls_of_several_steps(tmp_path):
     model = one_weight(jit=BACKEND == "jax", steps_per_execution=4)
     x, y = arrays(with_bad(good(10), 4, 9))
     kept = {"batch_size": 4, "shuffle": False, "verbose": 0}

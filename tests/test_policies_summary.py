@@ -18,7 +18,7 @@ def test_every_layer_has_a_row_and_every_parameter_is_counted(build):
     assert [row["path"] for row in rows] == [e.path for e in walk(model)]
     assert sum(row["parameters"] for row in rows) == model.count_params()
     assert all(row["compute_dtype"] == "float32" for row in rows)
-    assert sum(row["work"] or 0 for row in rows) == pytest.approx(1)
+    assert sum(row["share_of_flops"] or 0 for row in rows) == pytest.approx(1)
 
 
 def test_the_text_fits_100_columns_and_has_a_line_per_layer():
@@ -35,7 +35,7 @@ def test_html_is_escaped():
     assert text.count("<tr>") == 2
 
 
-def test_notes_tell_casts_reasons_and_exceptions():
+def test_notes_say_casts_reasons_and_exceptions():
     inputs = keras.Input((4,))
     x = layers.LayerNormalization(name="norm")(inputs)
     x = layers.Dense(4, name="a")(x)
@@ -64,7 +64,7 @@ def test_variable_dtypes_are_those_of_the_variables():
 
 def test_an_unbuilt_layer_says_so():
     row = precision_summary(keras.Sequential([layers.Dense(2)])).to_list()[0]
-    assert (row["parameters"], row["work"]) == (None, None)
+    assert (row["parameters"], row["share_of_flops"]) == (None, None)
     assert row["notes"] == "not built"
 
 
@@ -137,6 +137,6 @@ def test_a_user_written_layer_with_weights_is_unknown():
             return x * self.w
 
     model = keras.Sequential([keras.Input((2,)), Own(), Block()])
-    work = [row["work"] for row in precision_summary(model).to_list()]
+    work = [row["share_of_flops"] for row in precision_summary(model).to_list()]
     assert work == [None, 0.0, 1.0, 0.0]
     assert np.isfinite(work[2])

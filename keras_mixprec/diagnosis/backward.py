@@ -14,6 +14,10 @@ from keras_mixprec.diagnosis.compare import (
     settled_error,
 )
 from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.fault_kind import (
+    kind_of_gradients,
+    kind_of_window,
+)
 from keras_mixprec.diagnosis.scales import Window
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
@@ -23,13 +27,6 @@ from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
 _JITTERS = range(thresholds.TIE_JITTERS)
-
-
-def _kind(replay, cotangents, low):
-    if not nonfinite(low):
-        return "precision_loss"
-    zero = replay.gradients_start_from_zero(cotangents)
-    return "underflow" if zero else "backward_overflow"
 
 
 def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
@@ -144,7 +141,7 @@ def classify_window(window: Window, bits: float, call: LayerCall) -> Culprit:
         bits: Float. The loss scale, as a power of two.
         call: `LayerCall` of the layer.
     """
-    kind = "underflow" if bits < window.low else "backward_overflow"
+    kind = kind_of_window(window, bits)
     numbers = {
         "loss_scale_bits": bits,
         "lowest_bits": window.low,
@@ -210,6 +207,6 @@ def check_backward(
         "largest_gradient_in_float32": largest(wide) / 2.0**bits,
         "nonfinite_gradients": nonfinite(low),
     }
-    kind = _kind(replay, cotangents, low)
+    kind = kind_of_gradients(replay, cotangents, low)
     layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "backward", numbers)

@@ -124,9 +124,6 @@ class EndToEnd:
         model: A built and compiled `keras.Model`.
         batches: List of batches, as `train_step` takes them.
         loss_scale_bits: Float. The loss scale, as a power of two.
-
-    Attributes:
-        finite: Boolean. Whether the float32 losses and gradients are.
     """
 
     def __init__(
@@ -135,14 +132,22 @@ class EndToEnd:
         self._model = model
         self._batches = batches
         self._scale = 2.0**loss_scale_bits
-        self.refresh()
+        self._references = self._computed()
 
     def refresh(self):
         """Recomputes the float32 reference, as after changes of weights."""
-        self._references = [Reference(self._model, b) for b in self._batches]
-        for reference in self._references:
+        self._references = self._computed()
+
+    @property
+    def finite(self) -> bool:
+        """Whether the float32 losses and gradients are."""
+        return all(is_finite(r.exact) for r in self._references)
+
+    def _computed(self):
+        references = [Reference(self._model, b) for b in self._batches]
+        for reference in references:
             reference.settled  # noqa: B018  As the weights are now.
-        self.finite = all(is_finite(r.exact) for r in self._references)
+        return references
 
     def errors(self, assignment: dict) -> Errors:
         """Returns the worst errors over all batches.

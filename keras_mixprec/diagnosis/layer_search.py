@@ -1,6 +1,6 @@
 """Finding the layers whose precision is at fault in one batch.
 
-The search demotes what it finds and looks again, so that it finds the layers
+The search demotes what it finds and runs again, so that it finds the layers
 that would cast a repaired result straight back as well.
 """
 
@@ -51,9 +51,9 @@ class Search(LossSearch):
         step = self._end_to_end(step)
         step = self._magnified(step)
         known, as_run = len(self.culprits), list(self._demoted)
-        bits = self._bits(self._low_windows(step, windows), scale_bits, moves)
-        self.scale_bits = bits
-        self._judge_windows(step, windows)
+        bits = self.scale_bits = self._classify_windows(
+            step, windows, scale_bits, moves
+        )
         self._backward(step, bits, moves)
         self._widen_to_enclosing(step, known)
         self._keep_what_is_needed(moves)
@@ -170,16 +170,11 @@ class Search(LossSearch):
         low = [call for call in self._low(self._exact) if not call.nested]
         return gradients_of_layers(low, self._exact, moves)
 
-    def _low_windows(self, step, windows):
-        """Those of the layers that are left in 16 bits."""
-        low = {c.path for c in self._low(step) if not c.nested}
-        return {p: w for p, w in windows.items() if p in low}
-
-    def _judge_windows(self, step, windows):
-        """Demotes the layers whose gradients do not fit the loss scale."""
-        bits = self.scale_bits
-        calls = {c.path: c for c in step.calls if not c.nested}
-        windows = self._low_windows(step, windows)
+    def _classify_windows(self, step, windows, scale_bits, moves):
+        """Demotes the layers whose gradients fit no common loss scale."""
+        calls = {c.path: c for c in self._low(step) if not c.nested}
+        windows = {p: w for p, w in windows.items() if p in calls}
+        bits = self._bits(windows, scale_bits, moves)
         self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
@@ -200,7 +195,7 @@ class Search(LossSearch):
             ):
                 culprit = None
                 if own_gradients(exact, self._exact, moves):
-                    error, culprit = self._judge_backward(
+                    error, culprit = self._classify_backward(
                         call, exact, step, bits, fed_by_weights
                     )
                     self._note(call, "backward", error)
@@ -209,7 +204,7 @@ class Search(LossSearch):
                     self._demote(culprit)
             fed_by_weights |= bool(call.layer.trainable_variables)
 
-    def _judge_backward(self, call, exact, step, bits, fed_by_weights):
+    def _classify_backward(self, call, exact, step, bits, fed_by_weights):
         for known in self._backward_passes(step, 2.0**bits):
             own = next((c for c in known.calls if c.name == call.name), None)
             if own is not None:

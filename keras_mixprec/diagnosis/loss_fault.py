@@ -71,7 +71,7 @@ def step_fault(model: keras.Model, data, layers) -> tuple[str, str] | None:
     # JAX casts each sum that it takes in float32 to the dtype of its terms.
     if kind == "cast_overflow" and _fits(data):
         kind = "forward_overflow"
-    return kind and (kind, "forward")
+    return (kind, "forward") if kind else None
 
 
 def _fits(data):

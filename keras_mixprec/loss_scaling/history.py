@@ -1,8 +1,8 @@
 """What the optimizer remembers of its steps, as variables of the step itself.
 
 Nothing here needs the host: a compiled step, or many of them in one call,
-keeps the record, and whoever looks later finds every non-finite step counted,
-the numbers of the last 1,024 of them and the last 32 in full.
+keeps the record, and whoever reads it finds every non-finite step counted, the
+numbers of the last 1,024 of them and the last 32 in full.
 """
 
 from typing import NamedTuple
@@ -81,6 +81,10 @@ class StepHistory(KerasSaveable):
     def __init__(self):
         self.paths = None
         self._unread = {}
+        # The variables, once built.
+        self.counts = self.pending_scale = self.gradient_norms = None
+        self.overflows = self.nonfinite_counts = self.recent_steps = None
+        self.recent_scales = self.recent_flags = self.recent_inputs = None
 
     def build(self, add_variable, paths, state):
         """Creates the variables.

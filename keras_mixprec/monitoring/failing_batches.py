@@ -55,7 +55,7 @@ class Recorder:
             self._count = 0
             degrade("keep failing batches", reason)
 
-    def settle(self, model, optimizers: dict):
+    def keep_if_failed(self, model, optimizers: dict):
         """Keeps the batch of the last step if that was skipped."""
         held = self._held.take()
         if held and any(o.last_step_skipped for o in optimizers.values()):
@@ -113,7 +113,7 @@ class BadData:
         """
         self._epochs.append((step, epoch))
 
-    def settle(self, session, readings: dict) -> dict:
+    def put_scales_back(self, session, readings: dict) -> dict:
         """Takes note of what was read and undoes what bad data did.
 
         They say nothing of the scale that gradients need. Not within the step,

@@ -7,7 +7,6 @@ import time
 from keras_mixprec.backend import active
 from keras_mixprec.monitoring.overhead import PROBES, degrade
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
-from keras_mixprec.reporting.no_log import NoLog
 
 # What all readings of a model may take together: this share of the first
 # epoch of each `fit`, or more with a larger `max_overhead`, but at least so
@@ -176,7 +175,7 @@ class RangeReader:
         return active.replay().FIRST_RUN * self._first_call
 
     def _read(self, model, step):
-        if isinstance(self._log, NoLog):  # Another worker writes it.
+        if not self._log.writes:  # Another worker does.
             return
         started = time.perf_counter()
         ranges = self._ranges(model, step)

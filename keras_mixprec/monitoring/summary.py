@@ -157,7 +157,7 @@ def summarize(session) -> TrainingSummary:
     """Returns what a run comes down to.
 
     Args:
-        session: The `Session`, after its last look.
+        session: The `Session`, after its last reading.
     """
     rows = precision_summary(session.model).to_list()
     used = session.counters.used()
@@ -192,7 +192,7 @@ def summarize(session) -> TrainingSummary:
         folder=session.log.folder,
         unscaled_float16=remedy(session.model, lack) if lack else "",
         headline=headline(facts),
-        ranges=str(session.ranges),
+        ranges=str(session.parts.ranges),
         bad_data=str(session.bad_data),
         nonfinite_losses=session.counters.nonfinite_losses(),
         compared=session.examiner.schedule.cost is not None

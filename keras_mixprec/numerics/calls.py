@@ -27,26 +27,26 @@ from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.layer_hooks import CallHook, call_name
 from keras_mixprec.numerics.random_numbers import Draws
 
-_LISTENER: contextvars.ContextVar[Callable[[], None] | None] = (
-    contextvars.ContextVar("listener", default=None)
+_COUNTER: contextvars.ContextVar[Callable[[], None] | None] = (
+    contextvars.ContextVar("counter", default=None)
 )
 
 
 @contextlib.contextmanager
-def counted_by(listener: Callable[[], None]):
-    """Within the context `listener` is called whenever a layer is done with."""
-    token = _LISTENER.set(listener)
+def counted_by(counter: Callable[[], None]):
+    """Within the context `counter` is called whenever a layer is done with."""
+    token = _COUNTER.set(counter)
     try:
         yield
     finally:
-        _LISTENER.reset(token)
+        _COUNTER.reset(token)
 
 
 def tick():
     """One more layer is done with: recorded in a step, or checked."""
-    listener = _LISTENER.get()
-    if listener is not None:
-        listener()
+    counter = _COUNTER.get()
+    if counter is not None:
+        counter()
 
 
 class LayerCall:

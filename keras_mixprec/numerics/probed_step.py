@@ -82,14 +82,14 @@ class Probe:
 
     def read(self) -> list[LayerReading]:
         """Returns what the last probed step measured, in order of calls."""
-        told = sorted(self._outlet.read(), key=operator.itemgetter(0))
-        if not told:
+        emitted = sorted(self._outlet.read(), key=operator.itemgetter(0))
+        if not emitted:
             return []
-        rows = np.concatenate([row for _, row in told])
+        rows = np.concatenate([row for _, row in emitted])
         places = {}
         groups = [
             places.setdefault((path, part), len(places))
-            for (_, path, part, _), _ in told
+            for (_, path, part, _), _ in emitted
         ]
         found = {}
         measured = Statistics.from_rows(rows, groups)

@@ -51,8 +51,8 @@ def _steps(overview):
 
 def _dtypes(layers):
     counts = Counter(layer["compute_dtype"] for layer in layers)
-    told = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
-    return f"Layers: {told or 'none'}."
+    shown = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
+    return f"Layers: {shown or 'none'}."
 
 
 def _scale(course):
@@ -116,13 +116,13 @@ def _verdicts(events):
 def _headroom(layers):
     # What a wider layer holds would be no matter for it.
     low = [x for x in layers if x["compute_dtype"] != "float32"]
-    told = [x for x in low if _is_range(x["least_headroom"])]
-    told.sort(key=lambda layer: layer["least_headroom"])
-    if told:
+    shown = [x for x in low if _is_range(x["least_headroom"])]
+    shown.sort(key=lambda layer: layer["least_headroom"])
+    if shown:
         yield "Least headroom of activations: " + ", ".join(
             f"{x['path']} {_bits(x['least_headroom'])} at step "
             f"{x['worst_step']:,}"
-            for x in told[:_MOST_LAYERS]
+            for x in shown[:_MOST_LAYERS]
         )
 
 

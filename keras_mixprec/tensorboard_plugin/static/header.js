@@ -54,8 +54,8 @@ export function createHeader(store, { offline, copyLink }) {
   // The whole run in a sentence; logs of older versions have none.
   function drawSentences() {
     const { runData, compareData } = store.state;
-    const told = [runData, compareData].filter((data) => data?.headline);
-    sentences.replaceChildren(...told.map((data) => {
+    const known = [runData, compareData].filter((data) => data?.headline);
+    sentences.replaceChildren(...known.map((data) => {
       const { glyph, word, level } = STATES[data.headline.state] ?? STATES.warning;
       const action = actionOf({ event: mainFinding(data.events, data.layers) });
       return element(action ? "button" : "div", {
