@@ -28,11 +28,13 @@ _FILE_OF = {
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",
     "load_report": "reporting.report",
+    "matmul_precision": "policies.matmul_precision",
     "minimize_float32": "analysis.minimize_float32",
     "policy_scope": "policies.scope",
     "precision_summary": "policies.summary",
     "recommend_policy": "policies.hardware",
     "set_global_policy": "policies.scope",
+    "set_matmul_precision": "policies.matmul_precision",
 }
 
 __all__ = ["__version__", *_FILE_OF]

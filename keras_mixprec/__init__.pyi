@@ -30,6 +30,12 @@ from keras_mixprec.policies.hardware import (
 from keras_mixprec.policies.hardware import (
     recommend_policy as recommend_policy,
 )
+from keras_mixprec.policies.matmul_precision import (
+    matmul_precision as matmul_precision,
+)
+from keras_mixprec.policies.matmul_precision import (
+    set_matmul_precision as set_matmul_precision,
+)
 from keras_mixprec.policies.plan import PrecisionPlan as PrecisionPlan
 from keras_mixprec.policies.rules import (
     PrecisionRule as PrecisionRule,

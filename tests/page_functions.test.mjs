@@ -312,6 +312,15 @@ test("the key figures name the main finding, which is a cause", () => {
   assert.equal(chips["skipped steps"].text, "4 (2\u202f%)");
 });
 
+test("the key figures have the matmul precision where it was logged", () => {
+  const run = { last_step: 1, layers: [LAYER], skipped: 0, events: [] };
+  const text = "TF32, convolutions in float32, set on JAX on a GPU";
+  const chips = summary.keyFigures({ ...run, matmul_precision: text });
+  const [chip] = chips.filter(({ name }) => name === "matmul precision");
+  assert.deepEqual([chip.text, chip.title], ["TF32", text]);
+  assert.equal(summary.keyFigures(run).length, chips.length - 1);
+});
+
 test("a repaired finding is green, and comes behind what is open", () => {
   const repaired = { ...LAYER, repaired_verdicts: ["forward_overflow"] };
   const layers = [repaired, { ...LAYER, path: "b" }];

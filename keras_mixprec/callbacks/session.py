@@ -12,6 +12,7 @@ from keras_mixprec.monitoring.attach import (
     LayerLog,
     after_epoch,
     keep_watching,
+    precision_settings,
     settings_of,
     stop_watching,
 )
@@ -282,9 +283,8 @@ class Session:
         self._counter_log = CounterLog(self)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
-        self.log.event(
-            self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
-        )
+        begin = {"kind": "train_begin", "fit": self.log.fits + 1}
+        self.log.event(self.step, begin | precision_settings())
         self.log_layers()
         self._look()
         self.ranges.start(self.model, self.step, self.examiner)

@@ -12,6 +12,7 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
 from keras_mixprec.monitoring.recorded_steps import StepReader
+from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import precision_summary
@@ -41,7 +42,7 @@ def settings_of(model: keras.Model) -> dict:
     """
     policies = Counter(PrecisionPlan.from_model(model).values())
     optimizer = model.optimizer
-    settings = {}
+    settings = {"matmul_precision": matmul_precision.in_force().products}
     if policies:
         settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -52,6 +53,14 @@ def settings_of(model: keras.Model) -> dict:
     if optimizer is not None:
         settings["optimizer"] = type(optimizer).__name__
     return settings
+
+
+def precision_settings() -> dict:
+    """Returns what beside the layers' policies decides on precision.
+
+    As the log has it of the start of each `fit`.
+    """
+    return {"matmul_precision": str(matmul_precision.in_force())}
 
 
 class LayerLog:

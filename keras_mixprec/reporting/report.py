@@ -28,6 +28,7 @@ def text(overview: dict) -> str:
         f"{overview['run']}: {overview['headline']['text']}",
         _steps(overview),
         _dtypes(overview["layers"]),
+        *_matmul_precision(overview["matmul_precision"]),
         *map(_scale, overview["scale"]),
         *_nonfinite(overview["events"]),
         *_demoted(overview["layers"]),
@@ -53,6 +54,10 @@ def _dtypes(layers):
     counts = Counter(layer["compute_dtype"] for layer in layers)
     told = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
     return f"Layers: {told or 'none'}."
+
+
+def _matmul_precision(text):
+    return [f"Matmul precision: {text}."] if text else []
 
 
 def _scale(course):
