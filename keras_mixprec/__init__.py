@@ -27,6 +27,7 @@ _FILE_OF = {
     "diagnose": "diagnosis.examination",
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",
+    "graph_rewrite": "policies.graph_rewrite",
     "load_report": "reporting.report",
     "matmul_precision": "policies.matmul_precision",
     "minimize_float32": "analysis.minimize_float32",

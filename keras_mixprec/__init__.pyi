@@ -24,6 +24,7 @@ from keras_mixprec.loss_scaling.rules import (
 )
 from keras_mixprec.policies.apply import apply_policy as apply_policy
 from keras_mixprec.policies.default_rules import DEFAULT_RULES as DEFAULT_RULES
+from keras_mixprec.policies.graph_rewrite import graph_rewrite as graph_rewrite
 from keras_mixprec.policies.hardware import (
     Recommendation as Recommendation,
 )

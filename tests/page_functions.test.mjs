@@ -277,7 +277,7 @@ test("events read as sentences, unknown kinds too", () => {
   const kinds = [
     "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
-    "ranges_measured", "ranges_withheld",
+    "ranges_measured", "ranges_withheld", "graph_rewrite", "ignored_variable",
     "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
     "undo", "loss_scale_kept", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
   ];

@@ -45,6 +45,11 @@ def precision() -> Precision:
     return _module("precision")
 
 
+def graph_rewrite():
+    """Returns TensorFlow's graph rewrite, which other backends have not."""
+    return _module("graph_rewrite")
+
+
 def devices() -> dict:
     """Returns what the active backend says of its default devices.
 

@@ -29,6 +29,7 @@ def text(overview: dict) -> str:
         _steps(overview),
         _dtypes(overview["layers"]),
         *_matmul_precision(overview["matmul_precision"]),
+        *_messages(overview["events"]),
         *map(_scale, overview["scale"]),
         *_nonfinite(overview["events"]),
         *_demoted(overview["layers"]),
@@ -58,6 +59,15 @@ def _dtypes(layers):
 
 def _matmul_precision(text):
     return [f"Matmul precision: {text}."] if text else []
+
+
+def _messages(events):
+    """The last event of each kind that is about the run as a whole."""
+    last = {event["kind"]: event.get("message") for event in events}
+    if rewrite := last.get("graph_rewrite"):
+        yield f"Graph rewrite: {rewrite}."
+    if ignored := last.get("ignored_variable"):
+        yield str(ignored)
 
 
 def _scale(course):
