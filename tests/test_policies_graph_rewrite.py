@@ -14,7 +14,7 @@ import pytest
 from keras import layers
 
 import keras_mixprec as kmp
-from keras_mixprec.monitoring import attach
+from keras_mixprec.monitoring import precision_settings
 from keras_mixprec.policies import graph_rewrite as module
 from keras_mixprec.policies import graph_rewrite_checks
 
@@ -341,7 +341,7 @@ def train_with(variables, folder, monkeypatch):
 
 
 def test_old_variables_are_said_to_have_no_effect(tmp_path, monkeypatch):
-    attach._warned.clear()
+    precision_settings._warned.clear()
     old = {f"{OLD}_GRAPH_REWRITE": "1", f"{OLD}_LOSS_SCALING": "1", OLD: "0"}
     said = train_with(old, tmp_path, monkeypatch)
     assert train_with({}, tmp_path, monkeypatch) == []

@@ -12,11 +12,8 @@ from keras_mixprec.monitoring.attach import (
     LayerLog,
     after_epoch,
     keep_watching,
-    log_graph_rewrite,
-    precision_settings,
     settings_of,
     stop_watching,
-    warn_of_ignored_variables,
 )
 from keras_mixprec.monitoring.audits import Examiner
 from keras_mixprec.monitoring.counter_log import ROWS_BY_VARIABLE, CounterLog
@@ -256,7 +253,7 @@ class Session:
         self._look()
         self._counter_log.close()
         self.log_layers()
-        log_graph_rewrite(self.log, self.step)
+        self._precision.end(self.step)
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
         self.ranges.finish(self.model, self.step)
 
@@ -286,9 +283,13 @@ class Session:
         self._counter_log = CounterLog(self)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
-        begin = {"kind": "train_begin", "fit": self.log.fits + 1}
-        self.log.event(self.step, begin | precision_settings())
-        warn_of_ignored_variables(self.log, self.step)
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.precision_settings import (
+            PrecisionSettings,
+        )
+
+        self._precision = PrecisionSettings(self.log)
+        self._precision.begin(self.step)
         self.log_layers()
         self._look()
         self.ranges.start(self.model, self.step, self.examiner)

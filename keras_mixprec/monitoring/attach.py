@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import math
-import warnings
 from collections import Counter
 
 import keras
@@ -13,8 +12,7 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
 from keras_mixprec.monitoring.recorded_steps import StepReader
-from keras_mixprec.policies import graph_rewrite, matmul_precision
-from keras_mixprec.policies.ignored_variables import ignored_variables
+from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import precision_summary
@@ -55,46 +53,6 @@ def settings_of(model: keras.Model) -> dict:
     if optimizer is not None:
         settings["optimizer"] = type(optimizer).__name__
     return settings
-
-
-def precision_settings() -> dict:
-    """Returns what beside the layers' policies decides on precision.
-
-    As the log has it of the start of each `fit`.
-    """
-    settings = {"matmul_precision": str(matmul_precision.in_force())}
-    if rewrite := graph_rewrite.in_force():
-        settings["graph_rewrite"] = rewrite.dtype
-    return settings
-
-
-_warned = set()
-
-
-def warn_of_ignored_variables(log, step: int):
-    """Logs each variable that is set to no effect, and warns of it once.
-
-    Args:
-        log: The `RunLog`.
-        step: Int.
-    """
-    for message in ignored_variables():
-        log.event(step, {"kind": "ignored_variable", "message": message})
-        if message not in _warned:
-            _warned.add(message)
-            warnings.warn(message, UserWarning, stacklevel=2)
-
-
-def log_graph_rewrite(log, step: int):
-    """Logs what TensorFlow's graph rewrite has converted, if it is in force.
-
-    Args:
-        log: The `RunLog`.
-        step: Int.
-    """
-    if rewrite := graph_rewrite.in_force():
-        event = {"kind": "graph_rewrite", "message": str(rewrite)}
-        log.event(step, event | rewrite.converted)
 
 
 class LayerLog:
