@@ -20,7 +20,7 @@ class Replacements:
         """Replaces `owner.name`, from now on if this is within the context.
 
         Args:
-            owner: An object with a `__dict__`, or a module.
+            owner: An object with a `__dict__`, a module, or a class.
             name: String, the name of a method.
             function: What replaces it. It takes the place of one that was
                 added before.
@@ -42,19 +42,15 @@ class Replacements:
 
     def _put(self, key):
         owner, name, function = self._all[key]
-        attributes = vars(owner)
-        self._before.setdefault(key, attributes.get(name, _NONE))
-        attributes[name] = function
+        self._before.setdefault(key, vars(owner).get(name, _NONE))
+        _assign(owner, name, function)
 
     def restore(self):
         """Leaves the context."""
         before, self._before = self._before or {}, None
         for key, function in before.items():
             owner, name, _ = self._all[key]
-            if function is _NONE:
-                vars(owner).pop(name, None)
-            else:
-                vars(owner)[name] = function
+            _assign(owner, name, function)
 
     @contextlib.contextmanager
     def in_place(self):
@@ -71,6 +67,19 @@ class Replacements:
             self._entered -= 1
             if not self._entered:
                 self.restore()
+
+
+def _assign(owner, name, function):
+    if isinstance(owner, type):
+        if function is _NONE:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, function)
+    elif function is _NONE:
+        vars(owner).pop(name, None)
+    else:
+        # Not `setattr`: layers track what is assigned to them.
+        vars(owner)[name] = function
 
 
 @contextlib.contextmanager

@@ -43,6 +43,17 @@ def run(request, tmp_path_factory):
     return log_dir
 
 
+def test_the_log_says_what_float32_products_are_computed_in(tmp_path):
+    with kmp.matmul_precision("float32"):
+        fit(one_weight(), good(2), [monitor(tmp_path)])
+    (begin,) = told(tmp_path, "train_begin")
+    assert begin["matmul_precision"].startswith("float32, ")
+    report = kmp.load_report(tmp_path)
+    (run,) = report.to_dict().values()
+    assert run["matmul_precision"] == begin["matmul_precision"]
+    assert f"Matmul precision: {run['matmul_precision']}" in str(report)
+
+
 def test_tags(run):
     # A run that XLA compiles is long enough for a diagnosis.
     assert tags(run) - {"error_against_float32/00000"} == {

@@ -6,7 +6,12 @@ import pytest
 from keras import layers
 from policies_models import BUILDERS, Block, functional
 
-from keras_mixprec import PrecisionRule, apply_policy, precision_summary
+from keras_mixprec import (
+    PrecisionRule,
+    apply_policy,
+    matmul_precision,
+    precision_summary,
+)
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
@@ -24,8 +29,17 @@ def test_every_layer_has_a_row_and_every_parameter_is_counted(build):
 def test_the_text_fits_100_columns_and_has_a_line_per_layer():
     model = functional()
     lines = str(precision_summary(model)).splitlines()
-    assert len(lines) == 1 + len(walk(model))
+    assert len(lines) == 2 + len(walk(model))
     assert max(map(len, lines)) <= 100
+
+
+def test_the_last_line_says_what_float32_products_are_computed_in():
+    model = functional()
+    with matmul_precision("float32"):
+        summary = precision_summary(model)
+    last = str(summary).splitlines()[-1]
+    assert last.startswith("Matmul precision: float32, ")
+    assert f"<p>{last}</p>" in summary.to_html()
 
 
 def test_html_is_escaped():

@@ -7,6 +7,7 @@ import keras
 from keras_mixprec.backend.interface import (
     Batches,
     Devices,
+    Precision,
     Probe,
     Processes,
     Replay,
@@ -37,6 +38,16 @@ def batches() -> Batches:
 def processes() -> Processes:
     """Returns what agrees with other processes, or runs without them."""
     return _module("processes")
+
+
+def precision() -> Precision:
+    """Returns what sets the precision of float32 products."""
+    return _module("precision")
+
+
+def graph_rewrite():
+    """Returns TensorFlow's graph rewrite, which other backends have not."""
+    return _module("graph_rewrite")
 
 
 def devices() -> dict:

@@ -263,6 +263,7 @@ class Session:
         self._examine_at_the_end()
         self.state.counter_log.close()
         self.log_layers()
+        self._precision.end(self.step)
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
         self.parts.ranges.finish(self.model, self.step)
 
@@ -275,9 +276,13 @@ class Session:
         self.state = FitState.begin(self)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
-        self.log.event(
-            self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.precision_settings import (
+            PrecisionSettings,
         )
+
+        self._precision = PrecisionSettings(self.log)
+        self._precision.begin(self.step)
         self.log_layers()
         self._read_counters()
         self.parts.ranges.start(self.model, self.step, self.examiner)

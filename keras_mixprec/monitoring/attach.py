@@ -11,6 +11,7 @@ from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
+from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import precision_summary
@@ -40,7 +41,7 @@ def settings_of(model: keras.Model) -> dict:
     """
     policies = Counter(PrecisionPlan.from_model(model).values())
     optimizer = model.optimizer
-    settings = {}
+    settings = {"matmul_precision": matmul_precision.in_force().products}
     if policies:
         settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

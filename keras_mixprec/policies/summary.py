@@ -2,6 +2,7 @@
 
 import html
 import math
+import textwrap
 from typing import NamedTuple
 
 import keras
@@ -16,6 +17,7 @@ from keras_mixprec.flop_shares import (
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.graph import casts_input
 from keras_mixprec.policies.layers import check_model, walk
+from keras_mixprec.policies.matmul_precision import in_force
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -26,14 +28,15 @@ _WIDTHS = (30, 15, 8, 8, 7, 5, 15)
 
 
 class PrecisionSummary:
-    """A table with one row per layer.
+    """A table with one row per layer, and a line on float32 products.
 
     `str()` gives text of at most 100 columns, a notebook shows HTML, and
-    `to_list()` has everything uncut.
+    `to_list()` has every row uncut.
     """
 
-    def __init__(self, rows: list[dict]):
+    def __init__(self, rows: list[dict], matmul_precision: str):
         self._rows = rows
+        self._last = f"Matmul precision: {matmul_precision}."
 
     def to_list(self) -> list[dict]:
         """Returns one dict per layer.
@@ -54,15 +57,15 @@ class PrecisionSummary:
             + "</tr>"
             for row in self._rows
         )
-        return f"<table><tr>{head}</tr>{body}</table>"
+        last = html.escape(self._last)
+        return f"<table><tr>{head}</tr>{body}</table><p>{last}</p>"
 
     def _repr_html_(self):
         return self.to_html()
 
     def __str__(self):
-        return "\n".join(
-            _line(cells) for cells in [_COLUMNS, *map(_cells, self._rows)]
-        )
+        lines = [_line(cells) for cells in [_COLUMNS, *map(_cells, self._rows)]]
+        return "\n".join([*lines, textwrap.fill(self._last, sum(_WIDTHS) + 12)])
 
     __repr__ = __str__
 
@@ -77,6 +80,9 @@ def precision_summary(
     recurrence, elementwise operations not counted. Where a size varies or a
     layer is user-written it is unknown, and then the shares of the others are
     of what is known.
+
+    The last line says what float32 products are computed in here, as
+    `set_matmul_precision` or the backend has it.
 
     Args:
         model: A `keras.Model`, built or not.
@@ -110,7 +116,8 @@ def precision_summary(
             for entry, variables, done in zip(
                 entries, _own_variables(entries), counts, strict=True
             )
-        ]
+        ],
+        str(in_force()),
     )
 
 

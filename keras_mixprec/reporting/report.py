@@ -28,6 +28,8 @@ def text(overview: dict) -> str:
         f"{overview['run']}: {overview['headline']['text']}",
         _steps(overview),
         _dtypes(overview["layers"]),
+        *_matmul_precision(overview["matmul_precision"]),
+        *_messages(overview["events"]),
         *map(_scale, overview["scale"]),
         *_nonfinite(overview["events"]),
         *_demoted(overview["layers"]),
@@ -53,6 +55,19 @@ def _dtypes(layers):
     counts = Counter(layer["compute_dtype"] for layer in layers)
     shown = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
     return f"Layers: {shown or 'none'}."
+
+
+def _matmul_precision(text):
+    return [f"Matmul precision: {text}."] if text else []
+
+
+def _messages(events):
+    """The last event of each kind that is about the run as a whole."""
+    last = {event["kind"]: event.get("message") for event in events}
+    if rewrite := last.get("graph_rewrite"):
+        yield f"Graph rewrite: {rewrite}."
+    if ignored := last.get("ignored_variable"):
+        yield str(ignored)
 
 
 def _scale(course):

@@ -134,6 +134,7 @@ class RunData:
             "last_step": self._last_step(events, scale, tables),
             "skipped": _batches_skipped(events, scale),
             "layers": layers,
+            "matmul_precision": _matmul_precision(events),
             "scale": scale,
             "events": events,
             "heat": {
@@ -328,6 +329,13 @@ def _limits(dtype):
         "normal_exponent": int(math.log2(limits.smallest_normal)),
         "subnormal_exponent": int(math.log2(limits.smallest_subnormal)),
     }
+
+
+def _matmul_precision(events):
+    """What float32 products were computed in, `None` in an older log."""
+    begins = [event for event in events if event["kind"] == "train_begin"]
+    text = begins[-1].get("matmul_precision") if begins else None
+    return text if isinstance(text, str) else None
 
 
 def _withheld(events):

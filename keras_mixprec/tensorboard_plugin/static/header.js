@@ -77,12 +77,13 @@ export function createHeader(store, { offline, copyLink }) {
     const { runData, compareData } = store.state;
     const others = compareData ? keyFigures(compareData) : [];
     const entries = runData ? keyFigures(runData) : [];
-    chips.replaceChildren(...entries.map((entry, index) => {
+    chips.replaceChildren(...entries.map((entry) => {
       const action = actionOf(entry);
-      const other = others[index] ? `${nameOf(compareData)}: ${others[index].text}` : null;
+      const same = others.find((other) => other.name === entry.name);
+      const other = same ? `${nameOf(compareData)}: ${same.text}` : null;
       return element(action ? "button" : "div", {
         class: `health ${entry.level ?? ""}`, type: action ? "button" : null,
-        title: action ? "Show it below" : null, onclick: action,
+        title: action ? "Show it below" : entry.title, onclick: action,
       },
       element("span", { class: "name" }, entry.name),
       element("span", { class: "value" }, entry.text),

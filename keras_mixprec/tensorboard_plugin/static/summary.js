@@ -44,11 +44,17 @@ export function keyFigures(run) {
       text: plural(demoted.length, "layer"),
       layer: demoted[0],
     },
+    ...matmulPrecision(run),
     {
       name: "main finding", text: finding.text, level: finding.level,
       event: finding.event,
     },
   ];
+}
+
+// What float32 products are computed in; logs of older versions have none.
+function matmulPrecision({ matmul_precision: text }) {
+  return text ? [{ name: "matmul precision", text: text.split(", ")[0], title: text }] : [];
 }
 
 function findingState(run) {
