@@ -35,8 +35,8 @@ def test_the_code_is_named_and_the_layer_that_it_follows(jit):
     keras.config.set_dtype_policy("mixed_float16")
     (verdict,) = kmp.diagnose(compiled(Between(), jit), X, X)
     found = verdict.layer, verdict.kind, verdict.direction
-    assert found == ("<model>", "forward_overflow", "forward")
-    assert verdict.numbers["after"] == ["first"]
+    assert found == ("first", "forward_overflow", "forward")
+    assert verdict.numbers["in_call_of"] == "<model>"
     assert "the model's own `call`, after layer 'first'" in verdict.advice
     assert "PrecisionRule('first')" in verdict.advice
 
@@ -47,8 +47,8 @@ def test_that_of_a_model_within_a_model():
     inputs = keras.Input((8,))
     x = layers.Dense(8)(Between(name="inner")(inputs))
     (verdict,) = kmp.diagnose(compiled(keras.Model(inputs, x)), X, X)
-    assert verdict.layer == "inner"
-    assert verdict.numbers["after"] == ["inner/first"]
+    assert verdict.layer == "inner/first"
+    assert verdict.numbers["in_call_of"] == "inner"
     assert "own `call` of 'inner', after layer 'inner/first'" in verdict.advice
 
 
@@ -64,4 +64,4 @@ def test_the_tuner_demotes_that_layer(jit, tmp_path):
     assert wide == ["first"]
     found = monitor.summary.headline
     assert found["state"] == "repaired"
-    assert found["text"].startswith("<model> after first overflowed")
+    assert found["text"].startswith("the own call of <model> after first")

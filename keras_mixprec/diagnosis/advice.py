@@ -29,9 +29,9 @@ _CASES = {
     "outside": "It is in the code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`): cast what it computes with by "
     "keras.ops.cast(x, 'float32').",
-    "between": "It is in {call}, after layer {places}: cast what it computes "
-    "with by keras.ops.cast(x, 'float32'), or let {places} compute in float32: "
-    "{rules}.",
+    "between": "It is in {call}, after layer {layer!r}: cast what it computes "
+    "with by keras.ops.cast(x, 'float32'), or let the layer compute in "
+    "float32: PrecisionRule({layer!r}).",
     "epsilon": f"{TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
     "vanishes": f"{TO_FLOAT32}: its gradients vanish at a loss scale that the "
@@ -85,22 +85,18 @@ def advice_for(culprit, scale, own_step: bool = False) -> str:
     if "lowest_bits" in culprit.numbers:
         window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
         window["highest"] = math.floor(culprit.numbers["highest_bits"])
-    after, call = culprit.numbers.get("after", ()), "the model's own `call`"
-    if culprit.path not in (None, MODEL_PATH):
-        call = f"the own `call` of {culprit.path!r}"
+    call = culprit.numbers.get("in_call_of", MODEL_PATH)
+    call = f"the own `call` of {call!r}"
+    if call.endswith(f"{MODEL_PATH!r}"):
+        call = "the model's own `call`"
     return text.format(
-        layer=culprit.path,
-        call=call,
-        places=" and ".join(map(repr, after)),
-        rules=", ".join(f"PrecisionRule({path!r})" for path in after),
-        **culprit.numbers,
-        **window,
+        layer=culprit.path, call=call, **culprit.numbers, **window
     )
 
 
 def _case(culprit, scale):
     numbers = culprit.numbers
-    if "after" in numbers:
+    if "in_call_of" in numbers:
         return "between"
     outside = culprit.path in (None, MODEL_PATH)
     if outside and culprit.kind != "unsupported":

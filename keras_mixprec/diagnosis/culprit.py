@@ -30,23 +30,25 @@ class Culprit(NamedTuple):
     direction: str
     numbers: dict
 
-    def located(self, model) -> "Culprit":
-        """Returns itself, with the layers after which a model's code is wrong.
+    def by_layer(self, model) -> list["Culprit"]:
+        """Returns one for each layer, if a model's own code is at fault.
 
-        A model's own code computes in the dtype of what its layers return, so
-        that these are demoted for it. `numbers["after"]` are their paths.
+        It computes in the dtype of what its layers return, so that these are
+        demoted for it. `numbers["in_call_of"]` is the model's path.
 
         Args:
             model: The `keras.Model`.
         """
         entries = walk_with_model(model)
         if any(e.layer in self.layers for e in entries if e.path == self.path):
-            return self
+            return [self]
         inside = {id(layer) for layer in self.layers}
-        after = [e.path for e in entries if id(e.layer) in inside]
-        if not after:
-            return self
-        return self._replace(numbers=self.numbers | {"after": after})
+        numbers = self.numbers | {"in_call_of": self.path}
+        return [
+            self._replace(path=e.path, layers=[e.layer], numbers=numbers)
+            for e in entries
+            if id(e.layer) in inside
+        ] or [self]
 
 
 def computes_low(layer) -> bool:

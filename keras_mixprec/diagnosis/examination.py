@@ -195,8 +195,9 @@ class _Verdicts:
             exact, None if scale.adapts else scale.bits, moves
         )
         findings = [
-            Finding(self._culprit(c.located(self._model), scale), c.layers)
-            for c in [*raising, *search.culprits]
+            Finding(self._culprit(c, scale), c.layers)
+            for found in [*raising, *search.culprits]
+            for c in found.by_layer(self._model)
         ]
         others = self._scale_too_low(search, scale, moves)
         others += self._policy(entries)

@@ -179,6 +179,7 @@ class Search(LossSearch):
         for path, window in windows.items():
             if not window.holds(bits):
                 self._demote(classify_window(window, bits, calls[path]))
+        return bits
 
     def _backward(self, step, bits, moves):
         known = {c.path for c in self.culprits}

@@ -41,7 +41,7 @@ def settings_of(model: keras.Model) -> dict:
     """
     policies = Counter(PrecisionPlan.from_model(model).values())
     optimizer = model.optimizer
-    settings = {"matmul_precision": matmul_precision.in_force().products}
+    settings: dict = {"matmul_precision": matmul_precision.in_force().products}
     if policies:
         settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

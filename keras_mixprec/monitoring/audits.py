@@ -273,7 +273,6 @@ class Examiner:
 
     def _report(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)
-        fault += (*verdict.numbers.get("after", ()),)
         if fault in self._reported:
             return
         self._reported.add(fault)

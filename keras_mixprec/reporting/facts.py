@@ -227,7 +227,7 @@ def is_event(event: dict) -> bool:
         and all(
             isinstance(rows, list)
             for name, rows in event.get("numbers", {}).items()
-            if name.startswith("rows_of_") or name == "after"
+            if name.startswith("rows_of_")
         )
     )
 

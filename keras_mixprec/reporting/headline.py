@@ -166,9 +166,8 @@ class _Story:
             return not raised.get("dry_run")
         if not KINDS[kind].repaired_by or layer is None:
             return False
-        return all(
-            is_repaired(kind, self._now.get(path)) or self._is_returned(path)
-            for path in _places(verdict)
+        return is_repaired(kind, self._now.get(layer)) or self._is_returned(
+            layer
         )
 
     def _is_returned(self, layer):
@@ -207,7 +206,7 @@ class _Story:
         return f"{names} {what}{at}{self._fate(first)}"
 
     def _fate(self, first):
-        layer = _places(first)[0]
+        layer = first["layer"]
         if self._is_over(first):
             if layer not in self.demoted:
                 now = self._now.get(layer)
@@ -275,15 +274,10 @@ def _rows(verdict):
     return f" ({'; '.join(rows)} not finite)" if rows else ""
 
 
-def _places(verdict):
-    """The layers whose dtype decides whether a finding is over."""
-    return verdict.get("numbers", {}).get("after") or [verdict["layer"]]
-
-
 def _named(verdict):
     layer = verdict["layer"] or "the model"
-    after = verdict.get("numbers", {}).get("after")
-    return f"{layer} after {' and '.join(after)}" if after else layer
+    model = verdict.get("numbers", {}).get("in_call_of")
+    return f"the own call of {model} after {layer}" if model else layer
 
 
 def _at(event):

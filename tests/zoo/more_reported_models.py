@@ -38,7 +38,6 @@ def float_token_ids():
 @case(
     data=tokens(),
     culprits=frozenset({"qkv"}),
-    between=True,
     kind="forward_overflow",
     direction="forward",
     decoy="embedding",
@@ -88,7 +87,6 @@ def graphs(samples=64, nodes=600):
 @case(
     data=graphs,
     culprits=frozenset({"message"}),
-    between=True,
     kind="forward_overflow",
     direction="forward",
     decoy="norm",
@@ -125,7 +123,6 @@ def fields():
 @case(
     data=fields,
     culprits=frozenset({"fields"}),
-    between=True,
     kind="forward_overflow",
     direction="forward",
     decoy="mix",
