@@ -105,10 +105,12 @@ def test_calls_are_distinct_and_in_order():
     probing = probed(compiled(model))
     readings = probing.readings()
     activations = [p for p, r in readings.items() if "activation" in r.parts]
-    assert activations == ["shared", "shared#1", "inner/first", "rnn"]
-    cell = [p for p in readings if p.startswith("rnn/")]
-    assert cell, "The cell's weights belong to the cell."
-    assert set(readings[cell[0]].parts) == {"weight", "weight_gradient"}
+    (cell,) = [p for p in readings if p.startswith("rnn/")]
+    assert activations == ["shared", "shared#1", "inner/first", "rnn", cell]
+    # What it computes is what the layer returns.
+    own, of_layer = readings[cell].parts, readings["rnn"].parts
+    assert set(own) == {"activation", "gradient", "weight", "weight_gradient"}
+    assert own["activation"].largest == of_layer["activation"].largest
     assert probing.probe.failures == {}
 
 
