@@ -51,18 +51,14 @@ def test_what_was_applied_is_found_no_more():
 
 
 def test_a_model_is_checked_as_it_would_be_under_a_policy():
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.ReLU(max_value=1e9, name="relu"),
-            keras.layers.Dense(8, name="head"),
-        ]
-    )
+    model = mlp(8, 8, policy="float32")
+    model.get_layer("d0").kernel.assign(np.full((64, 8), 1e6))
     found = kmp.lint(model, policy="mixed_float16")
-    assert [f.layer for f in found.at_least("high")] == ["relu"]
-    assert kmp.PrecisionPlan.from_model(model)["relu"] == "float32"
+    assert [f.layer for f in found.at_least("high")] == ["d0"]
+    assert "under mixed_float16" in str(found)
+    assert not kmp.lint(model).at_least("high")
     plan = found.apply("high")
-    assert (plan["relu"], plan["head"]) == ("float32", "float32")
+    assert (plan["d0"], plan["d1"]) == ("float32", "float32")
 
 
 @pytest.mark.parametrize("build", BUILDERS)

@@ -187,7 +187,8 @@ class Findings(Sequence):
     def _title(self):
         counts = self.to_dict()["counts"]
         listing = ", ".join(f"{n} {severity}" for severity, n in counts.items())
-        return f"Lint of {self._model.name!r}: {listing}."
+        policy = f" under {self._policy}" if self._policy else ""
+        return f"Lint of {self._model.name!r}{policy}: {listing}."
 
     def __str__(self):
         return "\n".join([self._title(), *map(str, self)])
