@@ -5,7 +5,10 @@ import functools
 import keras
 import numpy as np
 
+from keras_mixprec.analysis.lint.flow import Flow
+from keras_mixprec.diagnosis.batch import build_for, head, to_tensors
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.numerics.tracing import trace_model
 from keras_mixprec.policies.graph import neighbours, output_layers
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.multiply_adds import multiply_adds
@@ -25,6 +28,14 @@ class ModelView:
         self.x = x
         self.y = y
         self.entries = walk_with_model(model)
+
+    @functools.cached_property
+    def flow(self) -> Flow:
+        """The operations inside of all layers, in their dtypes."""
+        if not self.model.built and self.x is not None:
+            rows = head((self.x, self.y, None))
+            build_for(self.model, to_tensors(rows))
+        return Flow(trace_model(self.model, self.x, self.y))
 
     @functools.cached_property
     def low(self) -> list[LayerEntry]:

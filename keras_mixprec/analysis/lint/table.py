@@ -1,5 +1,6 @@
 """Every rule of lint."""
 
 from keras_mixprec.analysis.lint.rule import Rule
+from keras_mixprec.analysis.lint.traced_rules import TRACED_RULES
 
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = (*TRACED_RULES,)
