@@ -28,6 +28,7 @@ _FILE_OF = {
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",
     "load_report": "reporting.report",
+    "lint": "analysis.lint.lint",
     "minimize_float32": "analysis.minimize_float32",
     "policy_scope": "policies.scope",
     "precision_summary": "policies.summary",

@@ -48,13 +48,14 @@ MAY_IMPORT = {
     "policies": MEASURING,
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
-    "analysis": {"diagnosis", "numerics", "policies"} | KERAS,
+    "analysis": {"diagnosis", "loss_scaling", "numerics", "policies"}
+    | MEASURING,
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,
     "tuning": WATCHING | {"monitoring"},
     "callbacks": WATCHING | {"monitoring", "tuning"},
     "tensorboard_plugin": {"reporting"},
-    "cli": {"callbacks", "loss_scaling", "policies", "reporting"},
+    "cli": {"analysis", "callbacks", "loss_scaling", "policies", "reporting"},
     "__main__": {"cli"},
 }
 HELPERS = {

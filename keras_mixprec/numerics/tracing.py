@@ -18,7 +18,6 @@ from keras_mixprec.backend.operations import (
     Operation,
     Range,
     Traced,
-    Value,
 )
 from keras_mixprec.keras_internals import (
     backend_random,
@@ -50,14 +49,12 @@ class ModelTrace(NamedTuple):
             that the float32 trace has as well refers to it, and that to the
             `Range` of its numbers if there are data. The scope is the path of
             the innermost layer, and which call of it.
-        weights: List of pairs of a variable and the `Value`s that it is.
         error: The exception that its dtypes raise and float32 does not.
         untraced: The exception that a call in float32 raises as well, so that
             little or nothing is known.
     """
 
     operations: list[Operation]
-    weights: list[tuple[keras.Variable, Value]]
     error: Exception | None = None
     untraced: Exception | None = None
 
@@ -87,7 +84,7 @@ def trace_model(model: keras.Model, x=None, y=None) -> ModelTrace:
     """
     call = _Call(model, x, y)
     if call.inputs is None:
-        return ModelTrace([], [], untraced=_not_built(model))
+        return ModelTrace([], untraced=_not_built(model))
     own = call.trace(runs=False)
     with computing_in("float32", with_sublayers(model)):
         reference = call.trace(runs=x is not None)
@@ -95,9 +92,9 @@ def trace_model(model: keras.Model, x=None, y=None) -> ModelTrace:
         _align(own.operations, reference.operations)
         for value, exact in zip(own.inputs, reference.inputs, strict=False):
             value.reference = exact
-    weights = list(zip(call.variables, own.inputs[1:], strict=False))
     if x is not None:
-        data = zip(own.inputs[1 + len(weights) :], call.inputs, strict=False)
+        given = own.inputs[1 + len(call.variables) :]
+        data = zip(given, call.inputs, strict=False)
         for value, array in data:
             value.range = range_of(array)
             if value.reference is not None:
@@ -105,7 +102,6 @@ def trace_model(model: keras.Model, x=None, y=None) -> ModelTrace:
     broken = reference.error is not None
     return ModelTrace(
         own.operations,
-        weights,
         None if broken else own.error,
         reference.error if broken else None,
     )

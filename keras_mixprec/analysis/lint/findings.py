@@ -4,6 +4,7 @@ import dataclasses
 import glob
 import html
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -22,6 +23,8 @@ SEVERITIES = ("high", "medium", "low")
 
 # Of what `to_dict` returns and `keras-mixprec lint --json` prints.
 SCHEMA_VERSION = 1
+
+_INDENT = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 
 _COLUMNS = ("severity", "rule", "layer", "reason", "fix")
 
@@ -77,8 +80,16 @@ class Finding:
         }
 
     def __str__(self):
-        where = f" {self.layer!r}" if self.layer else ""
-        return f"{self.severity}: {self.rule}{where}: {self.reason} {self.fix}"
+        title = f"{self.severity:8}{self.rule}"
+        lines = [self.reason, self.fix]
+        if self.repairs:
+            lines.append(f"findings.apply(): {self.repairs}")
+        return "\n".join(
+            [
+                f"{title}  {self.layer}" if self.layer else title,
+                *(textwrap.fill(line, 88, **_INDENT) for line in lines),
+            ]
+        )
 
 
 class Findings(Sequence):

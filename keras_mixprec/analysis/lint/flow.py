@@ -1,17 +1,15 @@
 """What flows where among a model's traced operations."""
 
 import collections
-import functools
 from collections.abc import Iterator
 
-import keras
 import ml_dtypes
 import numpy as np
 
 from keras_mixprec.backend.operations import VANISHING, Operation, Range, Value
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.numerics.bounds import add_bounds, bounds_of
-from keras_mixprec.numerics.tracing import ModelTrace, range_of
+from keras_mixprec.numerics.tracing import ModelTrace
 
 # What changes the sign, the size or the dtype of a number and not more.
 PASSING = frozenset({"cast", "neg", "slice"})
@@ -57,18 +55,6 @@ class Flow:
     def used_by(self, value: Value, names, through=PASSING) -> bool:
         """Whether an operation of these names uses a value."""
         return any(op.name in names for op, _ in self.uses(value, through))
-
-    @functools.cached_property
-    def weights(self) -> list[tuple[keras.Variable, Value, Range | None]]:
-        """Variables that are read in 16 bits, their `Value`s and ranges."""
-        return [
-            (variable, value, range_of(variable))
-            for variable, value in self.trace.weights
-            if any(
-                op.output.dtype in SIXTEEN_BITS
-                for op, _ in self.uses(value, frozenset())
-            )
-        ]
 
 
 def format_of(operation: Operation) -> Format:

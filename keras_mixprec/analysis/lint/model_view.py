@@ -5,11 +5,15 @@ import functools
 import keras
 import numpy as np
 
+from keras_mixprec.analysis.lint.dry_run import DryRun
 from keras_mixprec.analysis.lint.flow import Flow
-from keras_mixprec.diagnosis.batch import build_for, head, to_tensors
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.numerics.tracing import trace_model
-from keras_mixprec.policies.graph import neighbours, output_layers
+from keras_mixprec.numerics.tracing import ModelTrace, trace_model
+from keras_mixprec.policies.graph import (
+    fed_by_inputs,
+    neighbours,
+    output_layers,
+)
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
@@ -20,6 +24,8 @@ class ModelView:
     Attributes:
         model: The `keras.Model`, with the policies that are checked.
         x, y: What `lint` was given: arrays, dicts or tuples of them, or `None`.
+        inputs, targets: Dicts of the NumPy arrays in them by name, such as
+            `"x"` or `"x['ids']"`; empty without.
         entries: List of `LayerEntry`: every layer, the model itself last.
     """
 
@@ -27,14 +33,18 @@ class ModelView:
         self.model = model
         self.x = x
         self.y = y
+        self.inputs = named_arrays("x", x)
+        self.targets = named_arrays("y", y)
+        _check_lengths(self.inputs | self.targets)
         self.entries = walk_with_model(model)
 
     @functools.cached_property
     def flow(self) -> Flow:
         """The operations inside of all layers, in their dtypes."""
+        if not self.low:
+            return Flow(ModelTrace([]))
         if not self.model.built and self.x is not None:
-            rows = head((self.x, self.y, None))
-            build_for(self.model, to_tensors(rows))
+            DryRun(self.model, self.x, self.y)  # Builds it.
         return Flow(trace_model(self.model, self.x, self.y))
 
     @functools.cached_property
@@ -71,26 +81,64 @@ class ModelView:
         """The optimizer that the model was compiled with."""
         return getattr(self.model, "optimizer", None)
 
-    @functools.cached_property
-    def inputs(self) -> dict[str, np.ndarray]:
-        """The arrays of `x` by name: `x`, `x[0]` or `x['ids']`."""
-        return {} if self.x is None else _named("x", self.x)
+    @property
+    def first_layers(self) -> list[LayerEntry]:
+        """Those that an input of a graph feeds; without graph the model."""
+        fed = fed_by_inputs(self.model)
+        return [
+            entry
+            for entry in self.entries
+            if id(entry.layer) in (fed or {id(self.model)})
+        ]
 
-    @functools.cached_property
-    def targets(self) -> dict[str, np.ndarray]:
-        """The arrays of `y` by name."""
-        return {} if self.y is None else _named("y", self.y)
 
+def named_arrays(name: str, data) -> dict[str, np.ndarray]:
+    """Returns the arrays of `x` or `y`, by names such as `x['ids']`.
 
-def _named(name, data):
+    Args:
+        name: String. The argument's name.
+        data: An array, or a dict or list of arrays, or `None`.
+
+    Raises:
+        ValueError: If it is none of these, or holds no sample.
+    """
+    if data is None:
+        return {}
     if isinstance(data, dict):
         parts = [(f"{name}[{key!r}]", part) for key, part in data.items()]
-    elif isinstance(data, (list, tuple)) and any(map(_is_array, data)):
+    elif isinstance(data, (list, tuple)) and any(map(_holds_arrays, data)):
         parts = [(f"{name}[{i}]", part) for i, part in enumerate(data)]
     else:
-        return {name: keras.ops.convert_to_numpy(data)}
-    return {n: a for key, part in parts for n, a in _named(key, part).items()}
+        return {name: _to_array(name, data)}
+    return {
+        leaf: array
+        for key, part in parts
+        for leaf, array in named_arrays(key, part).items()
+    }
 
 
-def _is_array(data):
+def _check_lengths(arrays):
+    sizes = {name: len(array) for name, array in arrays.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            "`x` and `y` must have the same number of samples. "
+            f"Received: {sizes}"
+        )
+
+
+def _holds_arrays(data):
     return hasattr(data, "shape") or isinstance(data, (dict, list, tuple))
+
+
+def _to_array(name, data):
+    try:
+        array = np.asarray(keras.ops.convert_to_numpy(data))
+    except Exception:
+        array = np.zeros(())
+    if not array.ndim or not len(array):
+        raise ValueError(
+            f"`{name}` must be an array of at least one sample, or a dict or "
+            "list of arrays as `fit` takes them. "
+            f"Received: {name}={str(data)[:80]} of type {type(data).__name__}"
+        )
+    return array

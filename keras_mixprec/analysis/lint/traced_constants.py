@@ -318,39 +318,3 @@ def _log_of_rest(flow, operation):
         op.name == "sub" and flow.used_by(op.output, {"log"})
         for op, _ in flow.uses(operation.output)
     )
-
-
-@rule("high")
-def weights_out_of_range(view):
-    """Weights and statistics above the format's maximum are cast to inf."""
-    for variable, value, found in view.flow.weights:
-        for operation, _ in view.flow.uses(value, frozenset()):
-            if operation.output.dtype not in SIXTEEN_BITS or found is None:
-                continue
-            dtype, maximum = (
-                operation.output.dtype,
-                format_of(operation).maximum,
-            )
-            if found.largest > maximum:
-                yield finding(
-                    "high",
-                    operation,
-                    f"`{variable.name}` holds {found.largest:g}, above the "
-                    f"maximum of {dtype}, {maximum:g}: it is read as infinity.",
-                    "Add it with `autocast=False`, or compute the layer in "
-                    "float32.",
-                    largest=found.largest,
-                    dtype=dtype,
-                )
-                break
-
-
-CONSTANT_RULES = (
-    vanishing_constant,
-    overflowing_constant,
-    masks_at_limit,
-    integers_in_16_bits,
-    index_in_16_bits,
-    constant_rounded_to_one,
-    weights_out_of_range,
-)

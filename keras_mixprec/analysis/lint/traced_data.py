@@ -210,12 +210,3 @@ def _angles(flow):
                 "Compute angles in float32, and cast their sines.",
                 spacing=spacing,
             )
-
-
-DATA_RULES = (
-    overflow_on_data,
-    underflow_on_data,
-    cancellation_on_data,
-    rounded_inputs,
-    angles_on_data,
-)

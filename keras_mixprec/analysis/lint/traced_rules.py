@@ -14,8 +14,6 @@ from keras_mixprec.analysis.lint.flow import (
     origin,
 )
 from keras_mixprec.analysis.lint.rule import rule
-from keras_mixprec.analysis.lint.traced_constants import CONSTANT_RULES
-from keras_mixprec.analysis.lint.traced_data import DATA_RULES
 from keras_mixprec.analysis.lint.traced_findings import finding, one_per_layer
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.bounds import is_shifted
@@ -215,7 +213,7 @@ def _running_products(flow):
 def mixed_dtypes(view):
     """The layers' dtypes do not mix: what works in float32 raises."""
     error = view.flow.trace.error
-    if error is None:
+    if error is None or view.x is not None:  # Which `wrong_on_the_data` finds.
         return
     text = " ".join(str(error).split())
     yield Finding(
@@ -276,17 +274,3 @@ def kept_in_float32_elsewhere(view):
             "Nothing if their range is known, else cast to float32 for them.",
             numbers={"operations": sorted(names)},
         )
-
-
-TRACED_RULES = (
-    *CONSTANT_RULES,
-    *DATA_RULES,
-    sum_of_squares,
-    exp_without_maximum,
-    log_of_probability,
-    large_reduction,
-    running_product,
-    mixed_dtypes,
-    hard_coded_float16,
-    kept_in_float32_elsewhere,
-)
