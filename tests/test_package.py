@@ -24,6 +24,7 @@ PROTOCOLS = [
     interface.Processes,
     interface.Replay,
     interface.Step,
+    interface.Trace,
 ]
 
 # Which parts each part may import, beyond itself and the plain helpers. Those

@@ -11,6 +11,7 @@ from keras_mixprec.backend.interface import (
     Processes,
     Replay,
     Step,
+    Trace,
 )
 
 
@@ -27,6 +28,11 @@ def probe() -> Probe:
 def replay() -> Replay:
     """Returns what runs parts of a model again."""
     return _module("replay")
+
+
+def trace() -> Trace:
+    """Returns what lists the operations of a function."""
+    return _module("trace")
 
 
 def batches() -> Batches:

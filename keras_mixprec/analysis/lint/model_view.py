@@ -5,7 +5,10 @@ import functools
 import keras
 import numpy as np
 
+from keras_mixprec.analysis.lint.dry_run import DryRun
+from keras_mixprec.analysis.lint.flow import Flow
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.numerics.tracing import ModelTrace, trace_model
 from keras_mixprec.policies.graph import (
     fed_by_inputs,
     neighbours,
@@ -34,6 +37,15 @@ class ModelView:
         self.targets = named_arrays("y", y)
         _check_lengths(self.inputs | self.targets)
         self.entries = walk_with_model(model)
+
+    @functools.cached_property
+    def flow(self) -> Flow:
+        """The operations inside of all layers, in their dtypes."""
+        if not self.low:
+            return Flow(ModelTrace([]))
+        if not self.model.built and self.x is not None:
+            DryRun(self.model, self.x, self.y)  # Builds it.
+        return Flow(trace_model(self.model, self.x, self.y))
 
     @functools.cached_property
     def low(self) -> list[LayerEntry]:

@@ -8,12 +8,18 @@ from keras_mixprec.analysis.lint import (
     optimizer_rules,
     sensitive_rules,
     shape_rules,
+    traced_constants,
+    traced_data,
+    traced_rules,
 )
 from keras_mixprec.analysis.lint.rule import Rule
 
 _FILES = (
     dry_run_rules,
     data_rules,
+    traced_data,
+    traced_constants,
+    traced_rules,
     constant_rules,
     sensitive_rules,
     optimizer_rules,
