@@ -15,6 +15,7 @@ from lint_cases import (
     scale_of_a_billionth,
     unit_normalization,
 )
+from lint_data_cases import overflow_in_a_product
 from policies_models import BUILDERS
 
 import keras_mixprec as kmp
@@ -94,6 +95,13 @@ def test_all_forms_say_the_same():
     for form in (str(found), found.to_html()):
         assert all(f.rule in form for f in found)
     assert "PrecisionRule('bytes', 'float32')" in str(found)
+
+
+def test_infinities_are_json():
+    model, x = overflow_in_a_product()
+    text = kmp.lint(model, x).to_json()
+    found = json.loads(text, parse_constant=pytest.fail)["findings"]
+    assert "inf" in [f["numbers"].get("error") for f in found]
 
 
 class Subclassed(keras.Model):
