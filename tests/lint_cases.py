@@ -212,6 +212,13 @@ def scale_of_a_billionth_in_bfloat16():
 
 
 @passes("argument_beyond_format")
+def bounds_that_do_no_harm():
+    inputs = keras.Input((4,), dtype="int32")
+    x = layers.Flatten()(layers.Embedding(99100, 4)(inputs))
+    return float16(keras.Model(inputs, layers.ReLU(max_value=1e9)(x)))
+
+
+@passes("argument_beyond_format")
 def norm_of_bert():
     return between(layers.LayerNormalization(epsilon=1e-12))
 

@@ -15,6 +15,7 @@ from lint_cases import (
     scale_of_a_billionth,
     unit_normalization,
 )
+from lint_data_cases import overflow_in_a_product
 from policies_models import BUILDERS
 
 import keras_mixprec as kmp
@@ -51,18 +52,14 @@ def test_what_was_applied_is_found_no_more():
 
 
 def test_a_model_is_checked_as_it_would_be_under_a_policy():
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.ReLU(max_value=1e9, name="relu"),
-            keras.layers.Dense(8, name="head"),
-        ]
-    )
+    model = mlp(8, 8, policy="float32")
+    model.get_layer("d0").kernel.assign(np.full((64, 8), 1e6))
     found = kmp.lint(model, policy="mixed_float16")
-    assert [f.layer for f in found.at_least("high")] == ["relu"]
-    assert kmp.PrecisionPlan.from_model(model)["relu"] == "float32"
+    assert [f.layer for f in found.at_least("high")] == ["d0"]
+    assert "under mixed_float16" in str(found)
+    assert not kmp.lint(model).at_least("high")
     plan = found.apply("high")
-    assert (plan["relu"], plan["head"]) == ("float32", "float32")
+    assert (plan["d0"], plan["d1"]) == ("float32", "float32")
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -98,6 +95,13 @@ def test_all_forms_say_the_same():
     for form in (str(found), found.to_html()):
         assert all(f.rule in form for f in found)
     assert "PrecisionRule('bytes', 'float32')" in str(found)
+
+
+def test_infinities_are_json():
+    model, x = overflow_in_a_product()
+    text = kmp.lint(model, x).to_json()
+    found = json.loads(text, parse_constant=pytest.fail)["findings"]
+    assert "inf" in [f["numbers"].get("error") for f in found]
 
 
 class Subclassed(keras.Model):

@@ -48,7 +48,13 @@ MAY_IMPORT = {
     "policies": MEASURING,
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
-    "analysis": {"diagnosis", "loss_scaling", "numerics", "policies"}
+    "analysis": {
+        "diagnosis",
+        "loss_scaling",
+        "numerics",
+        "policies",
+        "reporting",
+    }
     | MEASURING,
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,

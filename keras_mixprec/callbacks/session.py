@@ -285,6 +285,8 @@ class Session:
         self.log.event(
             self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
         )
+        for event in settings.before_training:
+            self.log.event(self.step, event)
         self.log_layers()
         self._look()
         self.ranges.start(self.model, self.step, self.examiner)

@@ -49,7 +49,7 @@ def little_work_in_16_bits(view):
         )
 
 
-@rule("medium")
+@rule("low")
 def casts_cost_more(view):
     """A cast of a number takes as long as 400 multiply-adds save."""
     casts = cast_elements(view.model)
@@ -58,10 +58,10 @@ def casts_cost_more(view):
     known = any(view.multiply_adds.values())
     if known and elements * WORTH_A_CAST > done > 0:
         yield Finding(
-            "medium",
+            "low",
             None,
-            f"{len(casts)} layers cast {elements:,} numbers of each sample to "
-            f"another dtype, which takes as long as {WORTH_A_CAST} "
+            f"Casts of {elements:,} numbers of each sample, at the inputs of "
+            f"{', '.join(list(casts)[:4])}, take as long as {WORTH_A_CAST} "
             f"multiply-adds each; {done:,} multiply-adds are in 16 bits.",
             "Put neighbouring layers into one dtype, or train in float32.",
             numbers={"layers": len(casts), "elements": elements}

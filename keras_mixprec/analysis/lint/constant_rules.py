@@ -14,17 +14,13 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.numerics.arrays import to_array
 
-# Numbers of these layers that do not meet the compute dtype: Keras computes
-# normalizations in float32.
-_WIDENED = (
-    layers.BatchNormalization,
-    layers.GroupNormalization,
-    layers.LayerNormalization,
-    layers.RMSNormalization,
+# Arguments that meet the compute dtype in what a layer computes. Others do no
+# harm, as the infinite `max_value` of a `ReLU`, or meet float32, as the epsilon
+# of a normalization.
+_OPERANDS = (
+    (layers.Rescaling, ("scale", "offset")),
+    (layers.ActivityRegularization, ("l1", "l2")),
 )
-
-# Arguments that are no operand of what a layer computes.
-_NO_OPERANDS = ("momentum", "seed", "rate", "dropout", "stddev", "epsilon")
 
 # Share of the spread of a feature by which its rounding may be off.
 _OFF = 0.1
@@ -34,8 +30,6 @@ _OFF = 0.1
 def argument_beyond_format(view):
     """A number given to a layer becomes infinite or 0 in its compute dtype."""
     for entry in view.low:
-        if isinstance(entry.layer, _WIDENED):
-            continue
         form = get_format(entry.layer.compute_dtype)
         for name, value in _arguments(entry.layer):
             becomes = _becomes(value, form)
@@ -116,18 +110,11 @@ def _is_adapted(layer):
 
 
 def _arguments(layer):
-    """The numbers among the arguments of a layer of Keras, by name."""
-    if not type(layer).__module__.startswith("keras."):
-        return  # Whether they meet the compute dtype, its operations show.
-    for name, value in layer.get_config().items():
-        for number in np.atleast_1d(value) if _is_number(value) else ():
-            if name not in _NO_OPERANDS:
+    """The numbers that a layer was given as operands, by name."""
+    for kind, names in _OPERANDS:
+        for name in names if isinstance(layer, kind) else ():
+            for number in np.atleast_1d(getattr(layer, name)):
                 yield name, float(number)
-
-
-def _is_number(value):
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    return bool(parts) and all(isinstance(x, (float, int)) for x in parts)
 
 
 def _becomes(value, form):

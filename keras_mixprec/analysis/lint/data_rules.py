@@ -7,7 +7,7 @@ from keras import layers
 from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.rule import rule, to_float32
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
-from keras_mixprec.keras_internals import inbound_nodes
+from keras_mixprec.keras_internals import inbound_nodes, producer
 
 
 @rule("high")
@@ -117,12 +117,27 @@ def _is_embedding(entry):
 
 
 def _fed_floats(layer):
-    """Whether the graph feeds a layer floats; `False` without a graph."""
-    return any(
-        "float" in str(tensor.dtype)
-        for node in inbound_nodes(layer)
-        for tensor in keras.tree.flatten(node.input_tensors)
-    )
+    """Whether an input of the graph from which a layer is fed is of floats.
+
+    Tensors in between show the dtype of the layer that makes them, of integers
+    as well.
+    """
+    waiting, seen = [layer], set()
+    while waiting:
+        operation = waiting.pop()
+        if id(operation) in seen:
+            continue
+        seen.add(id(operation))
+        if isinstance(operation, layers.InputLayer):
+            if "float" in operation.dtype:
+                return True
+        else:
+            waiting += [
+                producer(tensor)
+                for node in inbound_nodes(operation)
+                for tensor in keras.tree.flatten(node.input_tensors)
+            ]
+    return False
 
 
 def _narrowest(view):

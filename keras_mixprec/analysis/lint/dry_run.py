@@ -9,8 +9,14 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec.backend import active
+from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.end_to_end import (
+    LossCheck,
+    loss_error,
+    right_in_xla,
+)
 from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.calls import CallRecorder
@@ -19,8 +25,9 @@ from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
-# The first samples; for each input the one with the largest number follows.
-_ROWS = 32
+# A batch is run as it is: a `train_step` may need so many samples. Of more,
+# the first ones are; for each input the one with the largest number follows.
+_BATCH, _ROWS = 128, 32
 
 
 class DryRun:
@@ -40,6 +47,10 @@ class DryRun:
         self._x, self._y, _ = to_tensors((*_some_rows(x, y), None))
         self._trains = getattr(model, "compiled", False) and (
             y is not None or has_own_step(model)
+        )
+        # XLA is right where single operations are not.
+        self._compiled = self._trains and bool(
+            model.jit_compile and not model.run_eagerly
         )
         if self._trains:
             build_for(model, (self._x, self._y, None))
@@ -73,10 +84,27 @@ class DryRun:
                 continue
             masks_matter = not math.isfinite(step.loss)
             exact_call = known.get(call.name)
-            _, culprit = check_forward(call, exact_call, False, masks_matter)
+            _, culprit = check_forward(
+                call, exact_call, self._compiled, masks_matter
+            )
             if culprit is not None:
                 found.add(call.path)
                 yield culprit
+
+    def loss_is_wrong(self, step: DryStep, exact: DryStep) -> bool:
+        """Whether the loss is not float32's, however weights are rounded.
+
+        Args:
+            step: What `step` returned.
+            exact: What `exact` returned.
+        """
+        if loss_error(step.loss, exact.loss) <= thresholds.LOSS_ERROR:
+            return False
+        if self._compiled and right_in_xla(self._model, self._batch):
+            return False
+        return LossCheck(
+            self._model, lambda _: self.step().loss, lambda: self.exact().loss
+        ).wrong([])
 
     @property
     def _batch(self):
@@ -115,6 +143,8 @@ def steady(model: keras.Model):
 def _some_rows(x, y):
     """The first samples, and those with the largest numbers."""
     leaves = tree.flatten(x)
+    if len(leaves[0]) <= _BATCH:
+        return x, y
     rows = set(range(min(len(leaves[0]), _ROWS)))
     for array in map(np.asarray, leaves):
         if array.dtype.kind in "fiu":

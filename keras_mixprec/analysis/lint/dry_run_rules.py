@@ -27,10 +27,10 @@ def wrong_on_the_data(view):
         except active.replay().REFUSALS as error:
             yield _raises(error)
             return
-        culprits = list(run.culprits(step, exact))
-    yield from map(_wrong, culprits)
-    if not culprits and not math.isfinite(step.loss):
-        yield _wrong_loss(exact, step)
+        found = [_wrong(culprit) for culprit in run.culprits(step, exact)]
+        if not found and run.loss_is_wrong(step, exact):
+            found.append(_wrong_loss(exact, step))
+    yield from found
 
 
 def _wrong(culprit):
@@ -39,22 +39,26 @@ def _wrong(culprit):
     return Finding(
         "high",
         culprit.path,
-        f"{culprit.kind}: on the samples given its results are off by "
-        f"{numbers['error']:.0%} of float32's, with inputs up to "
-        f"{numbers['largest_input']:.3g}, outputs up to "
-        f"{numbers['largest_output_in_float32']:.3g} and "
-        f"{numbers['nonfinite_outputs']} that are not finite.",
+        f"{culprit.kind}: on the samples given {_off(numbers)}; its inputs "
+        f"reach {numbers['largest_input']:.3g}, its outputs in float32 "
+        f"{numbers['largest_output_in_float32']:.3g}.",
         advice(culprit.kind, culprit.path),
         to_float32(culprit.path, culprit.kind) if known else (),
         numbers={"kind": culprit.kind, **numbers},
     )
 
 
+def _off(numbers):
+    if math.isfinite(numbers["error"]):
+        return f"its results are off by {numbers['error']:.0%} of float32's"
+    return f"{numbers['nonfinite_outputs']:,} of its results are not finite"
+
+
 def _wrong_loss(exact, step):
     return Finding(
         "high",
         None,
-        f"On the samples given the loss is {step.loss} and {exact.loss:.4g} "
+        f"On the samples given the loss is {step.loss:.4g}, {exact.loss:.4g} "
         "in float32, while every layer is right by itself.",
         "keras_mixprec.diagnose(model, x, y) searches for what makes it so.",
         numbers={"loss_in_float32": exact.loss},

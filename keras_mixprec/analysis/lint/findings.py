@@ -3,7 +3,6 @@
 import dataclasses
 import glob
 import html
-import json
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from keras_mixprec.policies.names import POLICY_NAMES
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
 from keras_mixprec.policies.set_policies import reasons_of
+from keras_mixprec.reporting.text_formats import plain, to_json
 
 # "high": training fails or learns something else. "medium": it does on some
 # data. "low": it is slower or less exact than it could be.
@@ -68,7 +68,10 @@ class Finding:
         return f"{name}(model)" if name else None
 
     def to_dict(self) -> dict:
-        """Returns the finding as a dict that JSON can hold."""
+        """Returns the finding as a dict that JSON can hold.
+
+        Numbers that JSON lacks are the strings "inf", "-inf" and "nan".
+        """
         return {
             "rule": self.rule,
             "severity": self.severity,
@@ -76,7 +79,7 @@ class Finding:
             "reason": self.reason,
             "fix": self.fix,
             "repairs": self.repairs,
-            "numbers": dict(self.numbers),
+            "numbers": plain(self.numbers),
         }
 
     def __str__(self):
@@ -165,7 +168,7 @@ class Findings(Sequence):
 
     def to_json(self) -> str:
         """Returns `to_dict()` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+        return to_json(self.to_dict(), indent=2)
 
     def to_html(self) -> str:
         """Returns a table as HTML."""
@@ -187,7 +190,8 @@ class Findings(Sequence):
     def _title(self):
         counts = self.to_dict()["counts"]
         listing = ", ".join(f"{n} {severity}" for severity, n in counts.items())
-        return f"Lint of {self._model.name!r}: {listing}."
+        policy = f" under {self._policy}" if self._policy else ""
+        return f"Lint of {self._model.name!r}{policy}: {listing}."
 
     def __str__(self):
         return "\n".join([self._title(), *map(str, self)])

@@ -72,9 +72,8 @@ def products_too_small(view):
         yield Finding(
             "low",
             None,
-            f"{share:.0%} of the multiply-adds are in {len(small)} products "
-            f"with a side below {_SHORT_SIDE}, such as {largest!r} with "
-            f"{sides[largest]}.",
+            f"{share:.0%} of the multiply-adds are in products with a side "
+            f"below {_SHORT_SIDE}, such as {largest!r} with {sides[largest]}.",
             "Expect less memory in use, not more speed; larger layers and "
             "batches gain most.",
             numbers={"share": share, "layers": len(small)},
