@@ -1,6 +1,7 @@
 """Each rule of lint finds what it is for, and nothing in a healthy model."""
 
 import lint_data_cases  # noqa: F401
+import lint_traced_cases  # noqa: F401
 import pytest
 from lint_cases import FINDS, PASSES
 

@@ -111,7 +111,8 @@ class Operation:
         scope: String. The innermost `scope` that it was called in.
         reduced: Int. How many numbers become one: of reductions, products and
             sums along an axis. Else 1.
-        exponent: Float. Of a power with a constant one, else `None`.
+        exponent: Float. Of a `pow` with a constant one, else `None`. One of 2
+            is a `square`.
     """
 
     name: str
@@ -222,6 +223,8 @@ class Recording:
             self.values[outputs[0]] = values[0]
             return []
         name = self._names.get(name, name)
+        if details.get("exponent") == 2:
+            name, values = "square", values[:1]
         if name in REDUCING and values and made:
             details.setdefault(
                 "reduced", values[0].size // max(1, made[0].size)

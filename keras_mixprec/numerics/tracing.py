@@ -58,10 +58,6 @@ class ModelTrace(NamedTuple):
     error: Exception | None = None
     untraced: Exception | None = None
 
-    def in_layer(self, path: str) -> list[Operation]:
-        """Returns the operations of a layer's calls, not of those inside."""
-        return [op for op in self.operations if path_of(op) == path]
-
 
 def path_of(operation: Operation) -> str:
     """Returns the path of the layer that an operation is of."""
@@ -88,23 +84,16 @@ def trace_model(model: keras.Model, x=None, y=None) -> ModelTrace:
     own = call.trace(runs=False)
     with computing_in("float32", with_sublayers(model)):
         reference = call.trace(runs=x is not None)
-    if reference.error is None:
-        _align(own.operations, reference.operations)
-        for value, exact in zip(own.inputs, reference.inputs, strict=False):
-            value.reference = exact
+    if reference.error is not None:  # Not of its precision.
+        return ModelTrace(own.operations, untraced=reference.error)
     if x is not None:
-        given = own.inputs[1 + len(call.variables) :]
-        data = zip(given, call.inputs, strict=False)
-        for value, array in data:
+        given = reference.inputs[1 + len(call.variables) :]
+        for value, array in zip(given, call.inputs, strict=False):
             value.range = range_of(array)
-            if value.reference is not None:
-                value.reference.range = value.range
-    broken = reference.error is not None
-    return ModelTrace(
-        own.operations,
-        None if broken else own.error,
-        reference.error if broken else None,
-    )
+    for value, exact in zip(own.inputs, reference.inputs, strict=False):
+        value.reference = exact
+    _align(own.operations, reference.operations)
+    return ModelTrace(own.operations, own.error)
 
 
 def _not_built(model):

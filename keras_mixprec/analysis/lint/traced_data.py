@@ -95,7 +95,7 @@ def _underflows(flow):
 
 def _squares(flow):
     for operation in flow.low:
-        if operation.name not in ("square", "mul", "pow"):
+        if operation.name not in ("square", "mul"):
             continue
         same = len(operation.inputs) < 2 or (
             operation.inputs[0] is operation.inputs[1]

@@ -63,9 +63,7 @@ def _is_square(value):
         return False
     if operation.name == "mul":
         return operation.inputs[0] is operation.inputs[1]
-    return operation.name == "square" or (
-        operation.name == "pow" and operation.exponent == 2
-    )
+    return operation.name == "square"
 
 
 @rule("high")

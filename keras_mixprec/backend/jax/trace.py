@@ -207,6 +207,8 @@ def _operation(equation, inputs, made, where):
         )
     elif known == "pow":
         found.exponent = equation.params.get("y", inputs[-1].constant)
+        if found.exponent == 2:
+            found.name, found.inputs = "square", inputs[:1]
     elif known == "select":  # The condition comes first.
         found.inputs = inputs[1:]
     elif known == "clip":
