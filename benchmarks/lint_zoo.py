@@ -59,6 +59,8 @@ def lint_cases(names):
 
 def lint_models(names):
     """Returns a row for every architecture."""
+    import keras
+
     from benchmarks.sweep_models import default_names, others
 
     names = names or [*default_names(), *others(), "ResNet50 224"]
@@ -69,6 +71,7 @@ def lint_models(names):
         except ValueError as error:  # Not all are there on every backend.
             rows.append([name, *["-"] * 5, str(error)[:100]])
         print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
+        keras.utils.clear_session()
     return rows
 
 

@@ -1,7 +1,8 @@
 """Models that each rule of lint must find something in, and must not.
 
-An example returns a model, `(model, x)` or `(model, x, y)`, and names the rule
-that it belongs to; `test_lint_rules.py` runs over all of them.
+An example returns a model, `(model, x)` or `(model, x, y)`, with a dict of
+further arguments of `lint` last if there are any, and names the rule that it
+belongs to; `test_lint_rules.py` runs over all of them.
 """
 
 import keras
@@ -92,6 +93,20 @@ def hidden_size_of_104():
 @passes("dimension_not_multiple_of_8", "no_loss_scaling")
 def hidden_size_of_100_in_float32():
     return compiled(mlp(100, 10, policy="float32"), "adam")
+
+
+@finds("dimension_not_multiple_of_8", "d0")
+def quantized_size_of_24():
+    model = mlp(24, 16, policy="float32")
+    model.get_layer("d0").quantize("int8")
+    return model
+
+
+@passes("dimension_not_multiple_of_8")
+def quantized_size_of_32():
+    model = mlp(32, 16, policy="float32")
+    model.get_layer("d0").quantize("int8")
+    return model
 
 
 @finds("products_too_small")
@@ -448,6 +463,42 @@ def step_that_defers():
 @finds("clipping_before_unscaling")
 def step_that_clips():
     return stepping(Clipping)
+
+
+@finds("loss_scale_without_floor")
+def scaling_of_keras():
+    inner = keras.optimizers.SGD()
+    return compiled(mlp(8), keras.optimizers.LossScaleOptimizer(inner))
+
+
+@passes("loss_scale_without_floor")
+def scaling_of_ours():
+    return compiled(mlp(8), kmp.LossScaleOptimizer("sgd"))
+
+
+def with_callbacks(*callbacks):
+    return scaling_of_ours(), {"callbacks": list(callbacks)}
+
+
+@finds("callbacks_that_read_the_loss")
+def terminating_on_nan():
+    return with_callbacks(keras.callbacks.TerminateOnNaN())
+
+
+@finds("callbacks_that_read_the_loss", severity="low")
+def stopping_by_the_training_loss():
+    return with_callbacks(keras.callbacks.EarlyStopping("loss"))
+
+
+@passes("callbacks_that_read_the_loss")
+def stopping_by_the_validation_loss():
+    return with_callbacks(keras.callbacks.EarlyStopping("val_loss"))
+
+
+@passes("callbacks_that_read_the_loss")
+def terminating_on_nan_with_a_monitor():
+    monitor = kmp.MixPrecMonitor(verbose=0)
+    return with_callbacks(keras.callbacks.TerminateOnNaN(), monitor)
 
 
 @finds("accumulation_with_skips")

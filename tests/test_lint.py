@@ -136,6 +136,11 @@ WRONG = {
         ValueError,
         "same number of samples",
     ),
+    "callbacks": (
+        lambda: kmp.lint(mlp(8), callbacks=["monitor"]),
+        TypeError,
+        "must be a list of",
+    ),
     "severity": (
         lambda: kmp.lint(mlp(8)).at_least("severe"),
         ValueError,

@@ -16,7 +16,9 @@ PASSED = [(name, build) for name, cases in PASSES.items() for build in cases]
 def linted(build, rule):
     example = build()
     arguments = example if isinstance(example, tuple) else (example,)
-    return [f for f in kmp.lint(*arguments) if f.rule == rule]
+    others = arguments[-1] if isinstance(arguments[-1], dict) else {}
+    given = arguments[: len(arguments) - bool(others)]
+    return [f for f in kmp.lint(*given, **others) if f.rule == rule]
 
 
 @pytest.mark.parametrize("name", BY_NAME)

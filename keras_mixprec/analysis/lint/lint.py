@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ def lint(
     y: Any = None,
     *,
     policy: str | keras.DTypePolicy | None = None,
+    callbacks: Iterable[keras.callbacks.Callback] = (),
 ) -> Findings:
     """Says before training what 16 bits will break in a model, or not speed up.
 
@@ -38,6 +40,8 @@ def lint(
             of what runs. Defaults to `None`.
         policy: Policy to check the model under, as `apply_policy(model,
             policy)` would set it. Defaults to `None`: as it is.
+        callbacks: List of the callbacks that `fit` will be given. Defaults to
+            none.
 
     Returns:
         `Findings`, a sequence of `Finding`s, most severe first: `str()` of it,
@@ -45,7 +49,8 @@ def lint(
         `.apply()`, which repairs what can be repaired by a call.
 
     Raises:
-        TypeError: If `model` is not a model.
+        TypeError: If `model` is not a model, or `callbacks` holds something
+            else than callbacks.
         ValueError: If there is no such policy, or `x` or `y` are no arrays.
 
     Example:
@@ -62,7 +67,7 @@ def lint(
     check_model(model)
     name = None if policy is None else resolve("policy", policy)
     with _as_if(model, name):
-        view = ModelView(model, x, y)
+        view = ModelView(model, x, y, callbacks)
         found = [finding for rule in RULES for finding in rule.findings(view)]
     return Findings(found, model, name)
 

@@ -26,11 +26,13 @@ class ModelView:
         x, y: What `lint` was given: arrays, dicts or tuples of them, or `None`.
         inputs, targets: Dicts of the NumPy arrays in them by name, such as
             `"x"` or `"x['ids']"`; empty without.
+        callbacks: List of `keras.callbacks.Callback`, those of `fit`.
         entries: List of `LayerEntry`: every layer, the model itself last.
     """
 
-    def __init__(self, model: keras.Model, x=None, y=None):
+    def __init__(self, model: keras.Model, x=None, y=None, callbacks=()):
         self.model = model
+        self.callbacks = _check_callbacks(callbacks)
         self.x = x
         self.y = y
         self.inputs = named_arrays("x", x)
@@ -115,6 +117,17 @@ def named_arrays(name: str, data) -> dict[str, np.ndarray]:
         for key, part in parts
         for leaf, array in named_arrays(key, part).items()
     }
+
+
+def _check_callbacks(callbacks):
+    kind = keras.callbacks.Callback
+    known = isinstance(callbacks, (list, tuple))
+    if not known or not all(isinstance(c, kind) for c in callbacks):
+        raise TypeError(
+            "`callbacks` must be a list of `keras.callbacks.Callback`. "
+            f"Received: callbacks={callbacks!r}"
+        )
+    return list(callbacks)
 
 
 def _check_lengths(arrays):

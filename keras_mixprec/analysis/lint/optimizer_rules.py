@@ -1,5 +1,7 @@
 """Rules about the optimizer, its variables and loss scaling."""
 
+import math
+
 import keras
 
 from keras_mixprec.analysis.lint.findings import Finding
@@ -123,6 +125,44 @@ def scale_loss_never_called(view):
 
 
 @rule("low")
+def loss_scale_without_floor(view):
+    """The scale of Keras' own optimizer can reach 0, which loses weights."""
+    for optimizer in _optimizers(view):
+        if type(optimizer) is _Scaling:
+            # Below 2**-126 float32 is flushed to 0.
+            steps = math.ceil(math.log2(optimizer.initial_scale)) + 127
+            yield Finding(
+                "low",
+                None,
+                "Keras' LossScaleOptimizer halves its scale without end: "
+                f"{steps} skipped steps make it 0, and the next step that is "
+                "applied makes every weight NaN.",
+                "Use keras_mixprec.LossScaleOptimizer; MixPrecMonitor and "
+                "PrecisionTuner put it in place by themselves.",
+                numbers={"skipped_steps": steps},
+            )
+
+
+@rule("medium")
+def callbacks_that_read_the_loss(view):
+    """A skipped step may have a loss of NaN, which some callbacks act on."""
+    scaling = any(isinstance(o, _Scaling) for o in _optimizers(view))
+    guarded = any(map(_is_ours, view.callbacks))
+    for callback in view.callbacks if scaling and not guarded else ():
+        ends = isinstance(callback, keras.callbacks.TerminateOnNaN)
+        if ends or getattr(callback, "monitor", None) == "loss":
+            yield Finding(
+                "medium" if ends else "low",
+                None,
+                f"{_name(callback)} reads the training loss, which one skipped "
+                "step makes NaN for the rest of its epoch.",
+                "Add MixPrecMonitor() or PrecisionTuner(), which keep such "
+                "batches out of the loss, or let it monitor 'val_loss'.",
+                numbers={"callback": _name(callback)},
+            )
+
+
+@rule("low")
 def accumulation_with_skips(view):
     """A step that is skipped leaves a gap in a window of micro-batches."""
     for optimizer in _optimizers(view):
@@ -185,3 +225,9 @@ def _optimizers(view):
 
 def _name(optimizer):
     return type(optimizer).__name__
+
+
+def _is_ours(callback):
+    """Whether it is a monitor or tuner, which keep metrics finite."""
+    kinds = type(callback).__mro__
+    return any(k.__module__.startswith("keras_mixprec.") for k in kinds)

@@ -1,6 +1,7 @@
 """A rule of lint: what it looks for, how severe that is, and why."""
 
 import dataclasses
+import glob
 import inspect
 from collections.abc import Callable, Iterable
 
@@ -53,4 +54,4 @@ def rule(severity: str) -> Callable:
 
 def to_float32(path: str, reason: str) -> tuple[PrecisionRule, ...]:
     """Returns what a finding has as `rules`: the layer in float32."""
-    return (PrecisionRule(path, reason=reason),)
+    return (PrecisionRule(glob.escape(path), reason=reason),)
