@@ -25,7 +25,8 @@ _LIKELY = 16.0
 # Pooling windows, and sums, whose 16-bit result is expected not to be right.
 _LARGE_WINDOW, _LARGE_SUM = 4096, 65504
 
-_SUMMING = frozenset({"sum", "mean", "matmul", "norm", "pool"})
+# Running products of fewer numbers are not reported.
+_LONG = 8
 
 
 @rule("high")
@@ -189,22 +190,29 @@ def running_product(view):
 
 
 def _running_products(flow):
-    for operation in flow.low:
-        if operation.name != "cumprod" or operation.reduced < 8:
+    for operation in flow.trace.operations:
+        if operation.name != "cumprod" or operation.reduced < _LONG:
             continue
         divides = any(
-            use.name == "div" and use.inputs[1] is value
+            use.name == "div"
+            and use.inputs[1] is value
+            and use.output.dtype in SIXTEEN_BITS
             for use, value in flow.uses(operation.output)
         )
-        yield finding(
-            "high" if divides else "medium",
-            operation,
-            f"A running product of {operation.reduced:,} numbers in "
-            f"{operation.output.dtype}"
-            + (" divides others: 0 once it has vanished." if divides else "."),
-            "Add up logarithms in float32, or compute the layer in float32.",
-            length=operation.reduced,
-        )
+        if divides or operation.output.dtype in SIXTEEN_BITS:
+            yield finding(
+                "high" if divides else "medium",
+                operation,
+                f"A running product of {operation.reduced:,} numbers"
+                + (
+                    " divides in 16 bits: by 0 once it has vanished."
+                    if divides
+                    else f" is in {operation.output.dtype}."
+                ),
+                "Add up logarithms in float32, or compute the layer in "
+                "float32.",
+                length=operation.reduced,
+            )
 
 
 @rule("high")

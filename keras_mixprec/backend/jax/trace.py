@@ -192,33 +192,40 @@ class _Walk:
 
 def _operation(equation, inputs, made, where):
     name = equation.primitive.name
-    known = _NAMES.get(name, name)
-    found = Operation(known, inputs, made, where)
-    if known == "matmul":
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        found.reduced = math.prod(inputs[0].shape[d] for d in contracted)
-    elif known == "pool":
-        found.reduced = math.prod(equation.params["window_dimensions"])
-    elif known in ("cumsum", "cumprod"):
-        found.reduced = inputs[0].shape[equation.params["axis"]]
-    elif known in REDUCING:
-        found.reduced = math.prod(
-            equation.invars[0].aval.shape[d] for d in equation.params["axes"]
-        )
-    elif known == "pow":
+    name = _NAMES.get(name, name)
+    found = Operation(name, inputs, made, where)
+    found.reduced = _reduced(name, equation)
+    if name == "pow":
         found.exponent = equation.params.get("y", inputs[-1].constant)
         if found.exponent == 2:
             found.name, found.inputs = "square", inputs[:1]
-    elif known == "select":  # The condition comes first.
+    elif name == "select":  # The condition comes first.
         found.inputs = inputs[1:]
-    elif known == "clip":
+    elif name == "clip":
         found.inputs = [inputs[1], inputs[0], inputs[2]]
-    elif known == "arange":
+    elif name == "arange":
         length = made[0].shape[equation.params["dimension"]]
         made[0].bounds = 0.0, max(0.0, length - 1.0)
     for value in made:
         value.source = found
     return found
+
+
+def _reduced(name, equation):
+    params = equation.params
+    if name == "matmul":
+        (axes, _), _ = params["dimension_numbers"]
+    elif name == "pool":
+        return math.prod(params["window_dimensions"])
+    elif name in ("cumsum", "cumprod"):
+        axes = [params["axis"]]
+    elif name in REDUCING:
+        axes = params["axes"]
+    else:
+        return 1
+    # The shape here: a `Value` has that before it was reshaped.
+    shape = equation.invars[0].aval.shape
+    return math.prod(shape[axis] for axis in axes)
 
 
 def _scope_of(equation):

@@ -16,8 +16,6 @@ from keras_mixprec.backend.operations import (
     constant,
 )
 
-scope = common.scope
-
 _NAMES = {
     "Abs": "abs",
     "Acos": "acos",
@@ -110,6 +108,10 @@ _VIEWS = frozenset(
         "Transpose",
     }
 )
+
+
+def scope(name):
+    return common.scope(name)
 
 
 def without_gradients():

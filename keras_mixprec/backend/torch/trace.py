@@ -21,8 +21,6 @@ from keras_mixprec.backend.operations import (
     constant,
 )
 
-scope = common.scope
-
 _NAMES = {
     "_log_softmax": "log_softmax",
     "_safe_softmax": "softmax",
@@ -88,6 +86,10 @@ _VIEWS = frozenset(
 
 _FILLING = {"full": 1, "full_like": 1, "scalar_tensor": 0}
 _CONSTANT = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
+
+
+def scope(name):
+    return common.scope(name)
 
 
 def without_gradients():
