@@ -22,7 +22,7 @@ class Noisy(layers.Layer):
 
     def build(self, input_shape):
         self.seed_generator = keras.random.SeedGenerator(1)
-        self.inner = layers.Dropout(0.5)
+        self.inner = layers.Dropout(0.5, dtype=self.dtype_policy)
         self.count = self.add_weight(shape=(), trainable=False, autocast=False)
 
     def call(self, x, training=False):

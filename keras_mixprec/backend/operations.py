@@ -225,12 +225,10 @@ class Recording:
         name = self._names.get(name, name)
         if details.get("exponent") == 2:
             name, values = "square", values[:1]
-        if name in REDUCING and values and made:
-            details.setdefault(
-                "reduced", values[0].size // max(1, made[0].size)
-            )
-        elif name in ("cumsum", "cumprod"):
-            details.setdefault("reduced", max(values[0].shape, default=1))
+        if name in REDUCING and inputs:
+            # Its size here: a `Value` has that before it was broadcast.
+            size = self._describe(inputs[0]).size
+            details.setdefault("reduced", size // max(1, made[0].size))
         found = Operation(name, values, made, _SCOPES[-1], **details)
         for value, tensor in zip(made, outputs, strict=True):
             self.values[tensor] = value

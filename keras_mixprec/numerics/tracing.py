@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import inspect
 import itertools
 import math
 from typing import NamedTuple
@@ -153,9 +154,17 @@ class _Call:
             if y and has_own_step(model) and optimizers_of(model):
                 _run_own_step(model, (x, *y))
                 return
-            outputs = model(x, training=True)
+            outputs = _called_as_in_fit(model, x)
             if y and _has_own_loss(model):
                 model.compute_loss(x, *y, outputs, training=True)
+
+
+def _called_as_in_fit(model, x):
+    if keras.backend.backend() != "jax":
+        return model(x, training=True)
+    # Of the model itself `fit` on JAX runs `call`, which casts no inputs.
+    takes = inspect.signature(model.call).parameters
+    return model.call(x, **({"training": True} if "training" in takes else {}))
 
 
 class _Scaled(Exception):

@@ -175,6 +175,9 @@ class _Recorder:
             details["reduced"] = _contracted(kind, inputs, attrs)
         elif name == "pool":
             details["reduced"] = math.prod(attrs["ksize"].list.i)
+        elif name in ("cumsum", "cumprod"):
+            axis = read(inputs[1]).constant
+            details["reduced"] = inputs[0].shape[int(axis or 0)] or 1
         elif name == "pow":
             details["exponent"] = read(inputs[1]).constant
         elif name == "select":  # The condition comes first.
