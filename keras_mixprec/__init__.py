@@ -29,6 +29,7 @@ _FILE_OF = {
     "global_policy": "policies.scope",
     "graph_rewrite": "policies.graph_rewrite",
     "load_report": "reporting.report",
+    "lint": "analysis.lint.lint",
     "matmul_precision": "policies.matmul_precision",
     "minimize_float32": "analysis.minimize_float32",
     "policy_scope": "policies.scope",

@@ -274,8 +274,16 @@ test("events read as sentences, unknown kinds too", () => {
     'new {"x":[1]}',
   );
   assert.match(eventText.describeEvent({ kind: "toString", step: 1 }), /toString/);
+  const scale = {
+    kind: "before_training", step: 0, finding: "weights_beyond_format", level: "bad",
+    layer: "a", message: "It is 0.", advice: "Scale it.",
+  };
+  assert.equal(eventText.describeEvent(scale), "Before training: a: It is 0. Scale it.");
+  assert.equal(eventText.eventTitle(scale), "weights beyond format");
+  assert.equal(eventText.eventLevel(scale), "bad");
+  assert.equal(eventText.laneOf(scale), "verdicts");
   const kinds = [
-    "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
+    "before_training", "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
     "ranges_measured", "ranges_withheld", "graph_rewrite", "ignored_variable",
     "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import keras_mixprec
+from keras_mixprec.analysis.lint.table import RULES
 from keras_mixprec.loss_scaling.presets import PRESETS
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -50,6 +51,12 @@ def test_the_table_of_names_is_that_of_the_package():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_verdict_is_explained(kind):
     assert is_row(kind, "diagnosis.md")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_of_lint_is_listed(rule):
+    row = f"| `{rule.name}` | {rule.severity} | {rule.reason} |"
+    assert row in (DOCS / "lint.md").read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", PRESETS)

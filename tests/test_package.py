@@ -25,6 +25,7 @@ PROTOCOLS = [
     interface.Processes,
     interface.Replay,
     interface.Step,
+    interface.Trace,
 ]
 
 # Which parts each part may import, beyond itself and the plain helpers. Those
@@ -48,13 +49,20 @@ MAY_IMPORT = {
     "policies": MEASURING,
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
-    "analysis": {"diagnosis", "numerics", "policies"} | KERAS,
+    "analysis": {
+        "diagnosis",
+        "loss_scaling",
+        "numerics",
+        "policies",
+        "reporting",
+    }
+    | MEASURING,
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,
     "tuning": WATCHING | {"monitoring"},
     "callbacks": WATCHING | {"monitoring", "tuning"},
     "tensorboard_plugin": {"reporting"},
-    "cli": {"callbacks", "loss_scaling", "policies", "reporting"},
+    "cli": {"analysis", "callbacks", "loss_scaling", "policies", "reporting"},
     "__main__": {"cli"},
 }
 HELPERS = {

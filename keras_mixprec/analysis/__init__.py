@@ -1,1 +1,1 @@
-"""Offline search for the fewest float32 layers."""
+"""What is done with a model outside of its training."""

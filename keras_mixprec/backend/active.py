@@ -12,6 +12,7 @@ from keras_mixprec.backend.interface import (
     Processes,
     Replay,
     Step,
+    Trace,
 )
 
 
@@ -28,6 +29,11 @@ def probe() -> Probe:
 def replay() -> Replay:
     """Returns what runs parts of a model again."""
     return _module("replay")
+
+
+def trace() -> Trace:
+    """Returns what lists the operations of a function."""
+    return _module("trace")
 
 
 def batches() -> Batches:

@@ -241,6 +241,27 @@ class Replay(Protocol):
         """
 
 
+class Trace(Protocol):
+    """Listing the operations of a function."""
+
+    def scope(self, name) -> AbstractContextManager:
+        """Context in which operations are recorded as of this scope."""
+
+    def without_gradients(self) -> AbstractContextManager:
+        """Context in which functions run in place of their gradients.
+
+        On JAX, which records other operations for these.
+        """
+
+    def operations(self, function, inputs, runs):
+        """Returns the `Traced` of `function(inputs)`.
+
+        The inputs are tensors, or `KerasTensor`s. If it `runs`, the tensors'
+        numbers are computed, and each float `Value` has its `Range`; else
+        nothing is but shapes and dtypes.
+        """
+
+
 class Batches(Protocol):
     """Looking into a running `fit`."""
 

@@ -11,6 +11,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.monitoring.before_training import lint_events
 from keras_mixprec.monitoring.summary import TrainingSummary, summarize
 from keras_mixprec.reporting.run_log import NoLog, RunLog
 
@@ -130,6 +131,10 @@ class MixPrecMonitor(CopiedCallback):
             fails and `keras.callbacks.BackupAndRestore`, which deletes its
             backup when `fit` returns, keeps it. The log is closed and
             `summary` is there in either case. Defaults to `"stop"`.
+        lint: What `keras_mixprec.lint(model, ...)` returned. Its findings of
+            high and medium severity are logged as of before training, and the
+            report and the tab show them beside the verdicts. Defaults to
+            `None`: the model is not checked, since that takes seconds.
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
@@ -171,6 +176,7 @@ class MixPrecMonitor(CopiedCallback):
         stop_after: int | None = None,
         verbose: int = 1,
         on_stop: str = "stop",
+        lint: Any = None,
     ):
         super().__init__()
         self.log_dir = check_local(log_dir)
@@ -187,6 +193,7 @@ class MixPrecMonitor(CopiedCallback):
             self.stop_after = check_integer("stop_after", stop_after, low=1)
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
+        self._before_training = lint_events(lint)
         self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
@@ -218,6 +225,7 @@ class MixPrecMonitor(CopiedCallback):
                 on_stop=self.on_stop,
                 verbose=self.verbose,
                 summary=bool(self.verbose),
+                before_training=self._before_training,
             ),
         )
         self._has_logged = True

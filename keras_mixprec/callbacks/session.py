@@ -263,7 +263,9 @@ class Session:
         self._examine_at_the_end()
         self.state.counter_log.close()
         self.log_layers()
-        self._precision.end(self.step)
+        from keras_mixprec.monitoring import precision_settings
+
+        precision_settings.log_end(self.log, self.step)
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
         self.parts.ranges.finish(self.model, self.step)
 
@@ -277,12 +279,11 @@ class Session:
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
         # Not needed before a `fit` begins.
-        from keras_mixprec.monitoring.precision_settings import (
-            PrecisionSettings,
-        )
+        from keras_mixprec.monitoring import precision_settings
 
-        self._precision = PrecisionSettings(self.log)
-        self._precision.begin(self.step)
+        precision_settings.log_begin(self.log, self.step)
+        for event in self.settings.before_training:
+            self.log.event(self.step, event)
         self.log_layers()
         self._read_counters()
         self.parts.ranges.start(self.model, self.step, self.examiner)

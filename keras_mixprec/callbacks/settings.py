@@ -18,6 +18,7 @@ class Settings:
         open_log: Function that returns a `RunLog`. Defaults to one that keeps
             nothing.
         summary: Boolean. Whether the `TrainingSummary` is printed at the end.
+        before_training: List of dicts, events logged as training starts.
     """
 
     log_dir: str | None = None
@@ -30,6 +31,7 @@ class Settings:
     on_stop: str = "stop"
     verbose: int = 1
     summary: bool = False
+    before_training: list = dataclasses.field(default_factory=list)
 
 
 class CopiedCallback(keras.callbacks.Callback):

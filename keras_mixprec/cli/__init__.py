@@ -5,6 +5,7 @@ import os
 import sys
 
 from keras_mixprec._version import __version__
+from keras_mixprec.cli import lint
 
 # Modules that a command needs beyond the core, and what to install for them.
 _PACKAGES = {
@@ -26,8 +27,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: List of strings. Defaults to the process' arguments.
 
     Returns:
-        Int. The exit status: 0, or 1 with a message on stderr; 130 if it was
-        interrupted.
+        Int. The exit status: 0, or 1 with a message on stderr (2 of commands
+        that report findings by 1); 130 if it was interrupted.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -51,12 +52,12 @@ def main(argv: list[str] | None = None) -> int:
         if module in _BACKENDS:
             message += (
                 "\nor choose a backend that you have, such as: "
-                "keras-mixprec demo --backend jax"
+                "keras-mixprec ... --backend jax"
             )
     except (OSError, ValueError) as error:
         message = str(error)
     print(f"keras-mixprec: {message}", file=sys.stderr)
-    return 1
+    return arguments.failed
 
 
 def _demo(arguments):
@@ -94,6 +95,7 @@ def _parser():
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}"
     )
+    parser.set_defaults(failed=1)
     commands = parser.add_subparsers(required=True, metavar="command")
     demo = commands.add_parser(
         "demo",
@@ -131,6 +133,7 @@ def _parser():
         "--png", help="also write a picture to this file (needs matplotlib)"
     )
     report.set_defaults(run=_report)
+    lint.add_to(commands)
     return parser
 
 

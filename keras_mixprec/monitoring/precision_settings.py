@@ -8,42 +8,34 @@ from keras_mixprec.policies.ignored_variables import ignored_variables
 _warned = set()
 
 
-class PrecisionSettings:
-    """Logs the settings in force in a `fit`, and those without effect.
+def log_begin(log, step: int):
+    """Logs that a `fit` begins, and the settings in force in it.
+
+    Each variable that is set to no effect is warned of once.
 
     Args:
         log: The `RunLog`.
+        step: Int.
     """
+    event = {"kind": "train_begin", "fit": log.fits + 1}
+    event["matmul_precision"] = str(matmul_precision.in_force())
+    if rewrite := graph_rewrite.in_force():
+        event["graph_rewrite"] = rewrite.dtype
+    log.event(step, event)
+    for message in ignored_variables():
+        log.event(step, {"kind": "ignored_variable", "message": message})
+        if message not in _warned:
+            _warned.add(message)
+            warnings.warn(message, UserWarning, stacklevel=2)
 
-    def __init__(self, log):
-        self._log = log
 
-    def begin(self, step: int):
-        """Logs that a `fit` begins, and what is set.
+def log_end(log, step: int):
+    """Logs what TensorFlow's graph rewrite has converted, if it is on.
 
-        Each variable that is set to no effect is warned of once.
-
-        Args:
-            step: Int.
-        """
-        event = {"kind": "train_begin", "fit": self._log.fits + 1}
-        event["matmul_precision"] = str(matmul_precision.in_force())
-        if rewrite := graph_rewrite.in_force():
-            event["graph_rewrite"] = rewrite.dtype
-        self._log.event(step, event)
-        for message in ignored_variables():
-            event = {"kind": "ignored_variable", "message": message}
-            self._log.event(step, event)
-            if message not in _warned:
-                _warned.add(message)
-                warnings.warn(message, UserWarning, stacklevel=2)
-
-    def end(self, step: int):
-        """Logs what TensorFlow's graph rewrite has converted, if it is on.
-
-        Args:
-            step: Int.
-        """
-        if rewrite := graph_rewrite.in_force():
-            event = {"kind": "graph_rewrite", "message": str(rewrite)}
-            self._log.event(step, event | rewrite.converted)
+    Args:
+        log: The `RunLog`.
+        step: Int.
+    """
+    if rewrite := graph_rewrite.in_force():
+        event = {"kind": "graph_rewrite", "message": str(rewrite)}
+        log.event(step, event | rewrite.converted)

@@ -20,7 +20,7 @@ from keras_mixprec.keras_internals import (
     set_policy_object,
     sublayers,
 )
-from keras_mixprec.policies.graph import neighbours
+from keras_mixprec.policies.graph import casts_input, neighbours
 from keras_mixprec.policies.layers import LayerEntry, walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
@@ -64,6 +64,22 @@ def lone_layers(model) -> list:
     ]
 
 
+def cast_elements(model) -> dict[str, int]:
+    """Returns how many numbers of one sample layers cast, by their paths.
+
+    Those which are fed another float dtype than they compute in; none are
+    known of a subclassed model, which has no graph.
+
+    Args:
+        model: A `keras.Model`.
+    """
+    return {
+        entry.path: _size_of(inbound_nodes(entry.layer)[0].input_tensors)
+        for entry in walk(model)
+        if casts_input(entry.layer)
+    }
+
+
 def _is_low(layer):
     low = layer.compute_dtype in SIXTEEN_BITS
     return low and not is_fixed(layer) and not sublayers(layer)
@@ -77,10 +93,13 @@ def _is_lone(feeders, consumers):
 def _elements(layer):
     """How many elements of one sample go in and out."""
     call = inbound_nodes(layer)[0]
+    return _size_of([*call.input_tensors, *call.output_tensors])
+
+
+def _size_of(tensors):
     # Of a length that varies, one position.
     return sum(
-        math.prod(size or 1 for size in tensor.shape[1:])
-        for tensor in [*call.input_tensors, *call.output_tensors]
+        math.prod(size or 1 for size in tensor.shape[1:]) for tensor in tensors
     )
 
 

@@ -90,6 +90,19 @@ def casts_input(layer) -> bool:
     return any("float" in dtype for dtype in dtypes - {layer.compute_dtype})
 
 
+def fed_by_inputs(model) -> set[int]:
+    """Returns the ids of the layers that inputs feed, nested ones included.
+
+    Empty of a subclassed model, which has no graph.
+    """
+    return {
+        id(layer)
+        for layer in filter(_is_layer, _operations(model))
+        for feeder in _producers(_inputs(layer), through=())
+        if isinstance(feeder, keras.layers.InputLayer)
+    }
+
+
 def neighbours(model) -> dict[int, tuple[list, list]]:
     """Returns the layers that feed each layer, and those that it feeds.
 

@@ -176,13 +176,20 @@ def _is_full(block):
 _NAME = str | None
 
 _NONFINITE = ("nonfinite_losses", "nonfinite_gradients")
-_OURS = STORY | {"skipped_step", "ranges_withheld", *_NONFINITE}
+_OURS = STORY | {
+    "skipped_step",
+    "ranges_withheld",
+    "before_training",
+    *_NONFINITE,
+}
 _OF_OURS = {
     "at_step": int,
     "layers": dict,
     "reasons": dict,
     "numbers": dict,
     "message": str,
+    "finding": str,
+    "level": str,
     "variables": list,
     "kinds": dict,
     "loss": list,
@@ -197,6 +204,7 @@ _OF_VERDICT = {
 }
 _NEEDED = {
     "ranges_withheld": {"message"},
+    "before_training": {"finding", "level", "message"},
     **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
     **dict.fromkeys(_NONFINITE, {"counts"}),
 }

@@ -32,6 +32,7 @@ def text(overview: dict) -> str:
         *_messages(overview["events"]),
         *map(_scale, overview["scale"]),
         *_nonfinite(overview["events"]),
+        *_before_training(overview["events"]),
         *_demoted(overview["layers"]),
         *_verdicts(overview["events"]),
         *_headroom(overview["layers"]),
@@ -94,6 +95,21 @@ def _nonfinite(events):
     for (what, name, units), found in counts.items():
         of = f" of {name}" if name else ""
         yield f"Non-finite {what}{of}: {format_kinds(found, units)}."
+
+
+def _before_training(events):
+    # Of the last call of `fit`, each logs them again.
+    found = {
+        (event["finding"], event.get("layer")): event
+        for event in events
+        if event["kind"] == "before_training" and event["level"] == "bad"
+    }
+    for event in [*found.values()][:_MOST_VERDICTS]:
+        where = f" in {event['layer']}" if event.get("layer") else ""
+        yield (
+            f"Before training: {event['finding']}{where}. {event['message']} "
+            f"{event.get('advice', '')}"
+        ).rstrip()
 
 
 def _demoted(layers):

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 
-def to_json(value) -> str:
-    """Returns `value` as one line of JSON.
+def to_json(value, indent: int | None = None) -> str:
+    """Returns `value` as JSON, in one line unless it is to be indented.
 
     JSON has no inf and no NaN, and readers refuse what Python writes for
     them; they become the strings "inf", "-inf" and "nan", of which `float()`
@@ -17,6 +17,7 @@ def to_json(value) -> str:
     Args:
         value: Dicts, lists, tuples, strings, numbers, `None`, NumPy scalars
             and arrays, nested at will.
+        indent: Int. Spaces for each level. Defaults to `None`, one line.
 
     Raises:
         TypeError: If anything else is in it.
@@ -26,7 +27,7 @@ def to_json(value) -> str:
     >>> to_json({"scale": np.float32(8), "norm": float("inf")})
     '{"scale": 8.0, "norm": "inf"}'
     """
-    return json.dumps(_plain(value), allow_nan=False)
+    return json.dumps(plain(value), allow_nan=False, indent=indent)
 
 
 def parse_json(text: str | bytes, kind: type):
@@ -43,16 +44,21 @@ def parse_json(text: str | bytes, kind: type):
     return parsed if isinstance(parsed, kind) else kind()
 
 
-def _plain(value):
+def plain(value):
+    """Returns `value` as what JSON has: inf and NaN are strings in it.
+
+    Args:
+        value: As for `to_json`.
+    """
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         value = float(value)
         return value if math.isfinite(value) else str(value)
     if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     return value
 
 

@@ -22,6 +22,7 @@ export function eventLevel(event) {
   const { kind } = event;
   if (event.dry_run) return "info";
   if (kind === "verdict") return verdictLevel(event);
+  if (kind === "before_training") return event.level in LEVELS ? event.level : "info";
   if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
   if (["promote", "shrink", "undo"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
@@ -45,7 +46,7 @@ export const LEVELS = {
 
 export function laneOf(event) {
   if (["skipped_step", "skipped_steps_not_kept"].includes(event.kind)) return "skipped";
-  if (event.kind === "verdict" || event.kind === "trend") return "verdicts";
+  if (["verdict", "trend", "before_training"].includes(event.kind)) return "verdicts";
   return PRECISION_KINDS.includes(event.kind) ? "precision" : null;
 }
 
@@ -60,7 +61,7 @@ export function layersOf(event) {
 }
 
 export function eventKey(event) {
-  const about = event.verdict ?? event.at_step ?? "";
+  const about = event.verdict ?? event.finding ?? event.at_step ?? "";
   const layer = layersOf(event)[0] ?? "";
   return [event.kind, event.step, event.wall_time, about, layer].join("|");
 }
@@ -80,7 +81,9 @@ export function mainFinding(events, layers) {
 }
 
 export function eventTitle(event) {
-  return words(event.kind === "verdict" ? event.verdict : event.kind);
+  const { kind } = event;
+  if (kind === "verdict") return words(event.verdict);
+  return words(kind === "before_training" ? event.finding ?? kind : kind);
 }
 
 function changeSentence(verb, event) {
@@ -139,6 +142,10 @@ const SENTENCES = {
   verdict(event) {
     const at = event.layer ? `${event.layer}: ` : "";
     return at + (event.advice || words(event.verdict));
+  },
+  before_training(event) {
+    const at = event.layer ? `${event.layer}: ` : "";
+    return `Before training: ${at}${event.message} ${event.advice ?? ""}`.trim();
   },
   demote: (event) => changeSentence(event.dry_run ? "Would move" : "Moved", event),
   shrink: (event) => changeSentence("Gave back", event),

@@ -1,0 +1,174 @@
+"""Rules about what a model is fed: `x`, `y`, and the inputs of its graph."""
+
+import keras
+import numpy as np
+from keras import layers
+
+from keras_mixprec.analysis.lint.findings import Finding
+from keras_mixprec.analysis.lint.rule import rule, to_float32
+from keras_mixprec.formats import SIXTEEN_BITS, get_format
+from keras_mixprec.keras_internals import inbound_nodes, producer
+
+
+@rule("high")
+def ids_as_floats(view):
+    """A layer in 16 bits before an `Embedding` rounds ids that are floats."""
+    low = {id(entry.layer): entry for entry in view.low}
+    for layer in [e.layer for e in view.entries if _is_embedding(e)]:
+        feeders, _ = view.neighbours.get(id(layer), ([], []))
+        for entry in [low[id(x)] for x in feeders if id(x) in low]:
+            dtype = entry.layer.compute_dtype
+            exact = _integers_held(dtype)
+            if layer.input_dim > exact and _fed_floats(layer):
+                yield Finding(
+                    "high",
+                    entry.path,
+                    f"It hands {layer.input_dim:,} ids to {layer.name!r} in "
+                    f"{dtype}, which holds every integer up to {exact:,} only: "
+                    "above that ids become others.",
+                    "Declare them as integers, "
+                    "keras.Input(..., dtype='int32'), or let it compute in "
+                    "float32.",
+                    to_float32(entry.path, "it hands on ids"),
+                    numbers={"ids": layer.input_dim, "exact_up_to": exact},
+                )
+
+
+@rule("medium")
+def integers_as_floats(view):
+    """Counters and ids that come as floats are rounded in 16 bits."""
+    dtype = _narrowest(view)
+    if dtype is None:
+        return
+    exact = _integers_held(dtype)
+    for name, array in view.inputs.items():
+        largest = _largest_integer(array)
+        if "float" in str(array.dtype) and largest > exact:
+            yield Finding(
+                "medium",
+                None,
+                f"{name} holds integers up to {largest:g} as {array.dtype}; "
+                f"{dtype} holds every integer up to {exact:,} only.",
+                "Hand ids and positions over as integers; subtract an offset "
+                "from dates and counters, or bring them to scale, in float32.",
+                numbers={"input": name, "largest": largest},
+            )
+
+
+@rule("high")
+def index_tensors_in_16_bits(view):
+    """Ids in a 16-bit array are rounded before the model sees them."""
+    for name, array in view.inputs.items():
+        dtype = str(array.dtype)
+        if dtype not in SIXTEEN_BITS:
+            continue
+        largest = _largest_integer(array)
+        if largest > _integers_held(dtype):
+            yield Finding(
+                "high",
+                None,
+                f"{name} holds integers up to {largest:g} in {dtype}, which "
+                f"holds every integer up to {_integers_held(dtype):,} only.",
+                "Hand them over as int32.",
+                numbers={"input": name, "largest": largest},
+            )
+
+
+@rule("high")
+def targets_beyond_format(view):
+    """An output in float16 cannot reach targets above 65504."""
+    largest = _largest(view.targets)
+    for entry in view.low:
+        form = get_format(entry.layer.compute_dtype)
+        if id(entry.layer) in view.output_layers and largest > form.maximum:
+            yield Finding(
+                "high",
+                entry.path,
+                f"Targets reach {largest:g}, and the model's output is in "
+                f"{form.name}, which ends at {form.maximum:g}.",
+                "Let it compute in float32, or bring the targets to scale.",
+                to_float32(entry.path, f"targets reach {largest:g}"),
+                numbers={"largest_target": largest},
+            )
+
+
+@rule("medium")
+def inputs_beyond_format(view):
+    """Inputs beyond the compute dtype of the first layer become infinite."""
+    dtype = _narrowest(view)
+    if dtype is None:
+        return
+    form = get_format(dtype)
+    for name, array in view.inputs.items():
+        largest = _largest({name: array})
+        if "float" in str(array.dtype) and largest > form.maximum:
+            yield Finding(
+                "medium",
+                None,
+                f"{name} reaches {largest:g}, and layers compute in "
+                f"{form.name}, which ends at {form.maximum:g}.",
+                "Bring it to scale before, or in a float32 layer.",
+                numbers={"input": name, "largest": largest},
+            )
+
+
+def _is_embedding(entry):
+    return isinstance(entry.layer, layers.Embedding)
+
+
+def _fed_floats(layer):
+    """Whether an input of the graph from which a layer is fed is of floats.
+
+    Tensors in between show the dtype of the layer that makes them, of integers
+    as well.
+    """
+    waiting, seen = [layer], set()
+    while waiting:
+        operation = waiting.pop()
+        if id(operation) in seen:
+            continue
+        seen.add(id(operation))
+        if isinstance(operation, layers.InputLayer):
+            if "float" in operation.dtype:
+                return True
+        else:
+            waiting += [
+                producer(tensor)
+                for node in inbound_nodes(operation)
+                for tensor in keras.tree.flatten(node.input_tensors)
+            ]
+    return False
+
+
+def _narrowest(view):
+    """The 16-bit dtype that inputs are cast to, float16 before bfloat16."""
+    dtypes = {
+        entry.layer.compute_dtype
+        for entry in view.first_layers
+        if entry.layer.autocast and entry.layer.compute_dtype in SIXTEEN_BITS
+    }
+    return max(dtypes, default=None)
+
+
+def _integers_held(dtype):
+    return int(2 / get_format(dtype).epsilon)
+
+
+def _largest_integer(array):
+    """The largest magnitude in an array of integers, 0 of any other."""
+    if not _is_numeric(array):
+        return 0.0
+    values = array.astype("float64")
+    whole = values.size and (values == np.rint(values)).all()
+    return float(np.abs(values).max()) if whole else 0.0
+
+
+def _largest(arrays):
+    finite = (
+        np.abs(a[np.isfinite(a)]) for a in arrays.values() if _is_numeric(a)
+    )
+    return max((float(a.max(initial=0.0)) for a in finite), default=0.0)
+
+
+def _is_numeric(array):
+    return any(kind in str(array.dtype) for kind in ("float", "int"))

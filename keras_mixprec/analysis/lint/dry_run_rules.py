@@ -1,0 +1,78 @@
+"""The rule that runs the model on the samples given, in 16 and in 32 bits."""
+
+import math
+
+from keras_mixprec.analysis.lint.dry_run import DryRun, steady
+from keras_mixprec.analysis.lint.findings import Finding
+from keras_mixprec.analysis.lint.rule import rule, to_float32
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.culprit import computes_low
+from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.policies.layers import MODEL_PATH
+
+
+@rule("high")
+def wrong_on_the_data(view):
+    """On the samples given a layer returns something else than in float32."""
+    if view.x is None or not any(computes_low(e.layer) for e in view.low):
+        return
+    with steady(view.model):
+        run = DryRun(view.model, view.x, view.y)
+        exact = run.exact()
+        if not is_finite(exact):
+            return  # Not of its precision.
+        try:
+            step = run.step()
+        except active.replay().REFUSALS as error:
+            yield _raises(error)
+            return
+        found = [_wrong(culprit) for culprit in run.culprits(step, exact)]
+        if not found and run.loss_is_wrong(step, exact):
+            found.append(_wrong_loss(exact, step))
+    yield from found
+
+
+def _wrong(culprit):
+    numbers = culprit.numbers
+    known = culprit.path != MODEL_PATH
+    return Finding(
+        "high",
+        culprit.path,
+        f"{culprit.kind}: on the samples given {_off(numbers)}; its inputs "
+        f"reach {numbers['largest_input']:.3g}, its outputs in float32 "
+        f"{numbers['largest_output_in_float32']:.3g}.",
+        advice(culprit.kind, culprit.path),
+        to_float32(culprit.path, culprit.kind) if known else (),
+        numbers={"kind": culprit.kind, **numbers},
+    )
+
+
+def _off(numbers):
+    if math.isfinite(numbers["error"]):
+        return f"its results are off by {numbers['error']:.0%} of float32's"
+    return f"{numbers['nonfinite_outputs']:,} of its results are not finite"
+
+
+def _wrong_loss(exact, step):
+    return Finding(
+        "high",
+        None,
+        f"On the samples given the loss is {step.loss:.4g}, {exact.loss:.4g} "
+        "in float32, while every layer is right by itself.",
+        "keras_mixprec.diagnose(model, x, y) searches for what makes it so.",
+        numbers={"loss_in_float32": exact.loss},
+    )
+
+
+def _raises(error):
+    line = str(error).strip().partition("\n")[0][:160]
+    return Finding(
+        "high",
+        None,
+        f"It runs in float32, and in 16 bits it raises: {line}",
+        "Cast one of the operands to the other's dtype, or let the layers "
+        "involved compute in float32: keras_mixprec.diagnose(model, x, y) "
+        "names them.",
+        numbers={"error": line},
+    )

@@ -1,0 +1,217 @@
+"""What lint finds in a model, and what repairs it."""
+
+import dataclasses
+import glob
+import html
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import keras
+
+from keras_mixprec._checks import check_choice
+from keras_mixprec.policies.apply import apply_policy
+from keras_mixprec.policies.names import POLICY_NAMES
+from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.rules import PrecisionRule
+from keras_mixprec.policies.set_policies import reasons_of
+from keras_mixprec.reporting.text_formats import plain, to_json
+
+# "high": training fails or learns something else. "medium": it does on some
+# data. "low": it is slower or less exact than it could be.
+SEVERITIES = ("high", "medium", "low")
+
+# Of what `to_dict` returns and `keras-mixprec lint --json` prints.
+SCHEMA_VERSION = 1
+
+_INDENT = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
+
+_COLUMNS = ("severity", "rule", "layer", "reason", "fix")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that lint found, with its reason and what repairs it.
+
+    Attributes:
+        severity: `"high"` (training fails or learns something else),
+            `"medium"` (it does on some data) or `"low"` (slower or less exact
+            than it could be).
+        layer: String, the layer's path, or `None` for the whole model.
+        reason: String. A sentence with the numbers.
+        fix: String. A sentence: what to change.
+        rules: Tuple of `PrecisionRule`s that repair it, often empty.
+        call: Function of the model that repairs it, such as
+            `ensure_loss_scaling`, or `None`.
+        numbers: Dict. The evidence, which JSON can hold.
+        rule: String. The rule that found it.
+    """
+
+    severity: str
+    layer: str | None
+    reason: str
+    fix: str
+    rules: tuple[PrecisionRule, ...] = ()
+    call: Callable | None = None
+    numbers: dict = dataclasses.field(default_factory=dict)
+    rule: str = ""
+
+    def __post_init__(self):
+        check_choice("severity", self.severity, SEVERITIES)
+
+    @property
+    def repairs(self) -> str | None:
+        """The code that repairs it, `None` where that is left to the user."""
+        if self.rules:
+            return ", ".join(map(repr, self.rules))
+        name = getattr(self.call, "__name__", None)
+        return f"{name}(model)" if name else None
+
+    def to_dict(self) -> dict:
+        """Returns the finding as a dict that JSON can hold.
+
+        Numbers that JSON lacks are the strings "inf", "-inf" and "nan".
+        """
+        return {
+            "rule": self.rule,
+            "severity": self.severity,
+            "layer": self.layer,
+            "reason": self.reason,
+            "fix": self.fix,
+            "repairs": self.repairs,
+            "numbers": plain(self.numbers),
+        }
+
+    def __str__(self):
+        title = f"{self.severity:8}{self.rule}"
+        lines = [self.reason, self.fix]
+        if self.repairs:
+            lines.append(f"findings.apply(): {self.repairs}")
+        return "\n".join(
+            [
+                f"{title}  {self.layer}" if self.layer else title,
+                *(textwrap.fill(line, 88, **_INDENT) for line in lines),
+            ]
+        )
+
+
+class Findings(Sequence):
+    """What lint found, most severe first.
+
+    `str()` gives text, a notebook shows a table, `to_dict()` and `to_json()`
+    hold the same, and `apply()` repairs what can be repaired by a call.
+    """
+
+    def __init__(
+        self,
+        findings: Iterable[Finding],
+        model: keras.Model,
+        policy: str | None = None,
+    ):
+        self._findings = sorted(
+            findings, key=lambda f: SEVERITIES.index(f.severity)
+        )
+        self._model = model
+        self._policy = policy
+
+    def at_least(self, severity: str) -> list[Finding]:
+        """Returns the findings of this severity, and of higher ones.
+
+        Args:
+            severity: `"high"`, `"medium"` or `"low"`.
+
+        Raises:
+            ValueError: If it is none of these.
+        """
+        check_choice("severity", severity, SEVERITIES)
+        last = SEVERITIES.index(severity)
+        return [f for f in self if SEVERITIES.index(f.severity) <= last]
+
+    def apply(self, severity: str = "low") -> PrecisionPlan:
+        """Repairs the model by the rules and calls of its findings.
+
+        Of a model checked under another policy than its own, that policy is
+        applied first. Layers that no finding is about keep theirs.
+
+        Args:
+            severity: The lowest severity that is repaired. Defaults to
+                `"low"`: all of them.
+
+        Returns:
+            The `PrecisionPlan` that the model now follows.
+
+        Raises:
+            ValueError: If `severity` is none of the three.
+        """
+        found, model = self.at_least(severity), self._model
+        if self._policy is not None:
+            apply_policy(model, self._policy)
+        rules = [rule for finding in found for rule in finding.rules]
+        if rules:
+            plan = PrecisionPlan.from_model(model)
+            apply_policy(model, plan.default, rules=[*rules, *_kept(plan)])
+        for call in dict.fromkeys(f.call for f in found if f.call):
+            call(model)
+        return PrecisionPlan.from_model(model, reasons_of(model))
+
+    def to_dict(self) -> dict:
+        """Returns everything as a dict that JSON can hold."""
+        counts = Counter(finding.severity for finding in self)
+        return {
+            "version": SCHEMA_VERSION,
+            "model": self._model.name,
+            "backend": keras.backend.backend(),
+            "policy": self._policy,
+            "counts": {severity: counts[severity] for severity in SEVERITIES},
+            "findings": [finding.to_dict() for finding in self],
+        }
+
+    def to_json(self) -> str:
+        """Returns `to_dict()` as JSON."""
+        return to_json(self.to_dict(), indent=2)
+
+    def to_html(self) -> str:
+        """Returns a table as HTML."""
+        rows = [
+            [f.severity, f.rule, f.layer or "", f.reason, f.fix] for f in self
+        ]
+        head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
+        body = "".join(
+            "<tr>"
+            + "".join(f"<td>{html.escape(c)}</td>" for c in row)
+            + "</tr>"
+            for row in rows
+        )
+        return f"<p>{self._title()}</p><table><tr>{head}</tr>{body}</table>"
+
+    def _repr_html_(self):
+        return self.to_html()
+
+    def _title(self):
+        counts = self.to_dict()["counts"]
+        listing = ", ".join(f"{n} {severity}" for severity, n in counts.items())
+        policy = f" under {self._policy}" if self._policy else ""
+        return f"Lint of {self._model.name!r}{policy}: {listing}."
+
+    def __str__(self):
+        return "\n".join([self._title(), *map(str, self)])
+
+    __repr__ = __str__
+
+    def __getitem__(self, index):
+        return self._findings[index]
+
+    def __len__(self):
+        return len(self._findings)
+
+
+def _kept(plan):
+    """Rules that keep every layer as it is."""
+    reasons = plan.reasons
+    return [
+        PrecisionRule(
+            glob.escape(path), policy, reasons.get(path, ""), sublayers=False
+        )
+        for path, policy in plan.items()
+        if policy in POLICY_NAMES
+    ]

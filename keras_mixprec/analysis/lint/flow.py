@@ -1,0 +1,110 @@
+"""What flows where among a model's traced operations."""
+
+import collections
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+
+from keras_mixprec.backend.operations import VANISHING, Operation, Range, Value
+from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
+from keras_mixprec.numerics.bounds import add_bounds, bounds_of
+from keras_mixprec.numerics.tracing import ModelTrace
+
+# What changes the sign, the size or the dtype of a number and not more.
+PASSING = frozenset({"cast", "neg", "slice"})
+
+
+class Flow:
+    """A `ModelTrace` that rules ask where a value comes from and goes.
+
+    Attributes:
+        trace: The `ModelTrace`.
+        low: List of `Operation`, those that make float16 or bfloat16 numbers.
+    """
+
+    def __init__(self, trace: ModelTrace):
+        self.trace = trace
+        add_bounds(trace.operations)
+        self.low = [
+            op for op in trace.operations if op.output.dtype in SIXTEEN_BITS
+        ]
+        self._users = collections.defaultdict(list)
+        for operation in trace.operations:
+            for value in operation.inputs:
+                self._users[id(value)].append(operation)
+
+    def uses(self, value: Value, through=PASSING) -> Iterator:
+        """Yields `(operation, value)` where a value is used.
+
+        Args:
+            value: A `Value`.
+            through: Set of names of operations that it is followed through.
+        """
+        open_, seen = [value], set()
+        while open_:
+            value = open_.pop()
+            for operation in self._users[id(value)]:
+                if id(operation) in seen:
+                    continue
+                seen.add(id(operation))
+                yield operation, value
+                if operation.name in through:
+                    open_ += operation.outputs
+
+    def used_by(self, value: Value, names, through=PASSING) -> bool:
+        """Whether an operation of these names uses a value."""
+        return any(op.name in names for op, _ in self.uses(value, through))
+
+
+def format_of(operation: Operation) -> Format:
+    """Returns the format of the numbers that a 16-bit operation makes."""
+    return get_format(operation.output.dtype)
+
+
+def origin(value: Value, through=PASSING) -> Operation | None:
+    """Returns what has made a value, before what only passes it on."""
+    operation = value.source
+    while operation is not None and operation.name in through:
+        operation = operation.inputs[0].source
+    return operation
+
+
+def written(value: Value) -> float | None:
+    """Returns the number that the code has for a constant, else `None`.
+
+    That is its value in the float32 trace, before it is cast to 16 bits.
+    """
+    operation = value.source
+    while operation is not None and operation.name == "cast":
+        value = operation.inputs[0]
+        operation = value.source
+    exact = value.reference.constant if value.reference else None
+    return value.constant if exact is None else exact
+
+
+def in_format(number: float, dtype: str) -> float:
+    """Returns a number rounded to a floating-point format."""
+    with np.errstate(all="ignore"):
+        return float(np.asarray(number).astype(keras_dtype(dtype)))
+
+
+def keras_dtype(dtype: str):
+    """Returns the NumPy dtype of that name, bfloat16 included."""
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def measured(value: Value) -> Range | None:
+    """Returns the range of a value in float32 on the data, if known."""
+    if value.range is not None:
+        return value.range
+    return value.reference.range if value.reference else None
+
+
+def may_be_zero(value: Value) -> bool:
+    """Whether a number may be 0 in float16: on the data if there are any."""
+    found = measured(value)
+    if found is not None:
+        return found.zero or found.least < VANISHING
+    low, high = bounds_of(value)
+    return low < VANISHING and high > -VANISHING

@@ -1,0 +1,86 @@
+"""`lint`: a model is checked before it trains."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from keras_mixprec.analysis.lint.findings import Findings
+from keras_mixprec.analysis.lint.model_view import ModelView
+from keras_mixprec.analysis.lint.table import RULES
+from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.policies.apply import matcher_of
+from keras_mixprec.policies.layers import check_model, walk
+from keras_mixprec.policies.names import fitting_policy
+from keras_mixprec.policies.scope import resolve
+
+
+def lint(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    *,
+    policy: str | keras.DTypePolicy | None = None,
+    callbacks: Iterable[keras.callbacks.Callback] = (),
+) -> Findings:
+    """Says before training what 16 bits will break in a model, or not speed up.
+
+    Rules look at the shapes, dtypes, arguments, weights and graph of its
+    layers, at its optimizer and `train_step`. With `x` they look at the data
+    as well, and a forward pass of some samples runs in float32 and in 16 bits.
+    Nothing is changed in the model.
+
+    Args:
+        model: A `keras.Model`, compiled or not. One that is not built is built
+            if `x` is given.
+        x: Arrays of samples, as `fit` takes them. Defaults to `None`.
+        y: Arrays of targets. With them, the loss of a compiled model is part
+            of what runs. Defaults to `None`.
+        policy: Policy to check the model under, as `apply_policy(model,
+            policy)` would set it. Defaults to `None`: as it is.
+        callbacks: List of the callbacks that `fit` will be given. Defaults to
+            none.
+
+    Returns:
+        `Findings`, a sequence of `Finding`s, most severe first: `str()` of it,
+        `.to_dict()`, `.to_json()`, `.to_html()`, `.at_least(severity)`, and
+        `.apply()`, which repairs what can be repaired by a call.
+
+    Raises:
+        TypeError: If `model` is not a model, or `callbacks` holds something
+            else than callbacks.
+        ValueError: If there is no such policy, or `x` or `y` are no arrays.
+
+    Example:
+    >>> inputs = keras.Input((4,))
+    >>> x = keras.layers.Rescaling(1e-9, name="to_scale")(inputs)
+    >>> model = keras.Model(inputs, keras.layers.Dense(8, name="head")(x))
+    >>> plan = apply_policy(model, "mixed_float16", rules=[])
+    >>> findings = lint(model)
+    >>> findings[0].rule, findings[0].layer
+    ('argument_beyond_format', 'to_scale')
+    >>> findings.apply("high")["to_scale"]
+    'float32'
+    """
+    check_model(model)
+    name = None if policy is None else resolve("policy", policy)
+    with _as_if(model, name):
+        view = ModelView(model, x, y, callbacks)
+        found = [finding for rule in RULES for finding in rule.findings(view)]
+    return Findings(found, model, name)
+
+
+def _as_if(model, policy):
+    """Context in which layers follow what `apply_policy` would set."""
+    if policy is None:
+        return contextlib.nullcontext()
+    matcher = matcher_of(model, policy, None)
+    assignment = defaultdict(list)
+    for entry in walk(model):
+        match = matcher.first(entry)
+        wanted = match.policy if match else policy
+        assignment[fitting_policy(entry.layer, wanted)].append(entry.layer)
+    assignment[fitting_policy(model, policy)].append(model)
+    return following(assignment)

@@ -1,0 +1,36 @@
+"""Every rule of lint."""
+
+from keras_mixprec.analysis.lint import (
+    cast_rules,
+    constant_rules,
+    data_rules,
+    dry_run_rules,
+    optimizer_rules,
+    sensitive_rules,
+    shape_rules,
+    traced_constants,
+    traced_data,
+    traced_rules,
+)
+from keras_mixprec.analysis.lint.rule import Rule
+
+_FILES = (
+    dry_run_rules,
+    data_rules,
+    traced_data,
+    traced_constants,
+    traced_rules,
+    constant_rules,
+    sensitive_rules,
+    optimizer_rules,
+    cast_rules,
+    shape_rules,
+)
+
+# In the order in which findings of one severity are listed.
+RULES = tuple(
+    found
+    for file in _FILES
+    for found in vars(file).values()
+    if isinstance(found, Rule)
+)

@@ -1,0 +1,50 @@
+"""What lint found before training is logged and shown with the run."""
+
+import json
+
+import pytest
+from lint_cases import compiled, plain_adam, samples, scale_of_a_billionth
+
+import keras_mixprec as kmp
+
+
+def trained(log_dir, lint):
+    model = scale_of_a_billionth()
+    compiled(model, kmp.LossScaleOptimizer("sgd"))
+    findings = kmp.lint(model) if lint else None
+    monitor = kmp.MixPrecMonitor(log_dir, verbose=0, lint=findings)
+    x, y = samples(8, 4), samples(8, 8)
+    history = model.fit(x, y, verbose=0, shuffle=False, callbacks=[monitor])
+    return monitor, history.history["loss"]
+
+
+def events_in(log_dir):
+    lines = (log_dir / "mixprec" / "events.jsonl").read_text().splitlines()
+    events = map(json.loads, lines)
+    return [e for e in events if e["kind"] == "before_training"]
+
+
+def test_findings_are_logged_at_the_first_step(tmp_path):
+    monitor, _ = trained(tmp_path, lint=True)
+    first, *others = events_in(tmp_path)
+    assert (first["step"], first["level"]) == (0, "bad")
+    assert (first["finding"], first["layer"]) == (
+        "argument_beyond_format",
+        "bytes",
+    )
+    assert {e["level"] for e in others} <= {"bad", "warning"}
+    text = " ".join(str(monitor.report).split())
+    assert "Before training: argument_beyond_format in bytes. Its" in text
+    assert monitor.verdicts == []
+
+
+def test_without_them_nothing_is_checked(tmp_path):
+    monitor, _ = trained(tmp_path, lint=False)
+    assert events_in(tmp_path) == []
+    assert "Before training" not in str(monitor.report)
+
+
+@pytest.mark.parametrize("wrong", [True, "lint", [], plain_adam])
+def test_something_else_is_refused(tmp_path, wrong):
+    with pytest.raises(TypeError, match="`lint` must be what"):
+        kmp.MixPrecMonitor(tmp_path, lint=wrong)
