@@ -14,6 +14,7 @@ class Replacements:
     def __init__(self):
         self._all = {}
         self._before = None
+        self._entered = 0
 
     def add(self, owner, name: str, function):
         """Replaces `owner.name`, from now on if this is within the context.
@@ -57,15 +58,19 @@ class Replacements:
 
     @contextlib.contextmanager
     def in_place(self):
-        """Context, which may be entered within itself."""
-        if self._before is not None:
-            yield
-            return
-        self.put()
+        """Context, which ends when the last of those who entered it leaves.
+
+        The replicas of a `MirroredStrategy` are threads that take turns.
+        """
+        if not self._entered:
+            self.put()
+        self._entered += 1
         try:
             yield
         finally:
-            self.restore()
+            self._entered -= 1
+            if not self._entered:
+                self.restore()
 
 
 @contextlib.contextmanager

@@ -132,6 +132,25 @@ def all_in_bfloat16():
     return mlp(8, policy="mixed_bfloat16")
 
 
+class NotBuilt(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(8)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+@finds("not_traced")
+def model_that_is_not_built():
+    return float16(NotBuilt())
+
+
+@passes("not_traced")
+def model_that_is_built_from_samples():
+    return float16(NotBuilt()), samples(8, 4)
+
+
 @finds("little_work_in_16_bits")
 def wide_layer_in_float32():
     model = mlp(512, 8)

@@ -24,10 +24,18 @@ from keras_mixprec.guards.metric_variables import (
     NonfiniteLosses,
     SeenBatches,
 )
-from keras_mixprec.guards.step_result import guard_state, step_result
+from keras_mixprec.guards.step_result import (
+    guard_state,
+    incoming_weights,
+    step_result,
+)
 from keras_mixprec.guards.train_function import GuardedFunction
 from keras_mixprec.keras_internals import compiled_loss, loss_tracker
-from keras_mixprec.loss_scaling.current_step import loss_is, training_on
+from keras_mixprec.loss_scaling.current_step import (
+    are_finite,
+    loss_is,
+    training_on,
+)
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 
@@ -164,9 +172,10 @@ class MetricGuard:
         @functools.wraps(train_step)
         def guarded(*args, **kwargs):
             self._inside.loss_is_finite = None
+            batch = args[-1] if args else None
+            weights = functools.partial(incoming_weights, self._model, args)
             try:
-                # JAX passes the state first.
-                with training_on(args[-1] if args else None):
+                with self.in_steps(), training_on(batch, weights):
                     return self._truthful(train_step(*args, **kwargs))
             finally:
                 self._inside.loss_is_finite = None
@@ -182,9 +191,7 @@ class MetricGuard:
         finite = self._inside.loss_is_finite
         if finite is None:
             finite = self._was_applied(result)
-        lost = active.step().unless(
-            finite, lambda: ops.logical_not(_are_finite(result.weights()))
-        )
+        lost = self._loses_weights(result, finite)
         known = result.value(self._weights_lost)
         may_be_lost = lost is not False and known is not None
         if may_be_lost and isinstance(result.logs, dict):
@@ -195,6 +202,22 @@ class MetricGuard:
                 for name, value in result.logs.items()
             }
         return result.returned()
+
+    def _loses_weights(self, result, finite):
+        """Whether a weight is not finite, in a step whose loss is not."""
+        records = [o.history for o in self._optimizers()]
+        found = [result.value(record.lost_weights) for record in records]
+        if not found or any(value is None for value in found):
+            return active.step().unless(
+                finite, lambda: ops.logical_not(are_finite(result.weights()))
+            )
+        # Found where the optimizer skips a step: a branch of its own takes
+        # 2.5% of a step of 40 small layers on JAX.
+        skipped = ops.logical_not(self._was_applied(result))
+        lost = ops.any(ops.greater(ops.stack(found), 0))
+        return ops.logical_and(
+            ops.logical_and(skipped, lost), ops.logical_not(finite)
+        )
 
     def _optimizers(self):
         return [
@@ -317,7 +340,7 @@ class MetricGuard:
             before = {id(v): ops.copy(v.value) for v in metric.variables}
             returned = update_state(*args, **kwargs)
             if finite is None:
-                finite = _are_finite(metric.variables)
+                finite = are_finite(metric.variables)
             for variable in metric.variables:
                 # Some metrics make theirs only now, of zeros.
                 old = before.get(id(variable), 0)
@@ -331,10 +354,6 @@ class MetricGuard:
 def _all_finite(tensor):
     finite = ops.isfinite(tensor)
     return finite if finite.shape == () else ops.all(finite)
-
-
-def _are_finite(tensors):
-    return ops.all(ops.stack([ops.all(ops.isfinite(t)) for t in tensors]))
 
 
 def _unless(condition, instead, result):

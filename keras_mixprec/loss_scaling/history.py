@@ -72,10 +72,11 @@ class StepHistory(KerasSaveable):
         "recent_scales",
         "recent_flags",
         "recent_inputs",
+        "lost_weights",
     )
     # The file of a run without any need not be larger for them: HDF5 takes
     # 0.5 kB for each.
-    _OFTEN_ZERO = ("nonfinite_counts", "recent_inputs")
+    _OFTEN_ZERO = ("nonfinite_counts", "recent_inputs", "lost_weights")
 
     def __init__(self):
         self.paths = None
@@ -118,6 +119,8 @@ class StepHistory(KerasSaveable):
         self.recent_inputs = add_variable(
             "recent_inputs", (CAPACITY, len(inputs.PARTS) + 1), "int32"
         )
+        # Whether a weight was not finite at the last skipped step.
+        self.lost_weights = add_variable("lost_weights", (), "int32")
         self.load_own_variables(self._unread)
 
     @property
@@ -151,13 +154,11 @@ class StepHistory(KerasSaveable):
         row = self._row(CAPACITY, counts, skipped)
         self._write(self.recent_scales, row, scale)
         self._write(self.recent_flags, row[:, None], flags[None, :])
+        old = ops.convert_to_tensor(self.lost_weights)
+        self.lost_weights.assign(_if(skipped, inputs.lost_weights, old))
         if inputs.known():
-            bad = inputs.first_bad_rows
-            if skipped is not True:
-                nothing = ops.zeros((len(inputs.PARTS),), "int32")
-                rows = ops.cond(skipped, bad, lambda: nothing)
-            else:
-                rows = bad()
+            nothing = ops.zeros((len(inputs.PARTS),), "int32")
+            rows = _if(skipped, inputs.first_bad_rows, nothing)
             loss = _bits(ops.cast(ops.greater(loss, 0), "int32"))
             rows = ops.concatenate([rows, loss[None]])
             self._write(self.recent_inputs, row[:, None], rows[None, :])
@@ -321,6 +322,12 @@ class StepHistory(KerasSaveable):
     @staticmethod
     def _read(variable):
         return active.step().read(variable)
+
+
+def _if(skipped, compute, otherwise):
+    if skipped is True:
+        return compute()
+    return ops.cond(skipped, compute, lambda: otherwise)
 
 
 def _bits(kinds):

@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 
+from keras_mixprec._checks import raise_if_strict
 from keras_mixprec.analysis.lint.dry_run import DryRun
 from keras_mixprec.analysis.lint.flow import Flow
 from keras_mixprec.formats import SIXTEEN_BITS
@@ -47,7 +48,11 @@ class ModelView:
             return Flow(ModelTrace([]))
         if not self.model.built and self.x is not None:
             DryRun(self.model, self.x, self.y)  # Builds it.
-        return Flow(trace_model(self.model, self.x, self.y))
+        try:
+            return Flow(trace_model(self.model, self.x, self.y))
+        except Exception as error:  # What others write cannot be foreseen.
+            raise_if_strict(error)
+            return Flow(ModelTrace([], untraced=error))
 
     @functools.cached_property
     def low(self) -> list[LayerEntry]:

@@ -15,6 +15,7 @@ from keras_mixprec.policies.default_rules import (
     has_activity_regularizer,
     reads_raw_features,
 )
+from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.policies.rules import OUTPUT, Matcher, PrecisionRules
 
 # About each of these there is a rule that has numbers.
@@ -32,6 +33,8 @@ def sensitive_layer(view):
     rules = [r for r in DEFAULT_RULES if r.match not in _HAVE_THEIR_OWN]
     matcher = Matcher(PrecisionRules(rules), view.model)
     for entry in view.low:
+        if entry.path == MODEL_PATH:
+            continue
         match = matcher.first(entry)
         if match and entry.layer.compute_dtype == "float16":
             yield Finding(
