@@ -128,18 +128,18 @@ class _Call:
         given = [noise, *tensors, *self.inputs]
         if not runs:
             given = [keras.KerasTensor(g.shape, _dtype(g)) for g in given]
-        ids = {
-            id(layer): set(loss_ids(layer))
-            for layer in flat_layers(self._model)
-        }
+        layers = flat_layers(self._model)
+        before = [set(loss_ids(layer)) for layer in layers]
         try:
-            return active.trace().operations(
-                lambda given: self._run(given, runs), given, runs
-            )
+            # Constants that do not fit are what is looked for.
+            with np.errstate(all="ignore"):
+                return active.trace().operations(
+                    lambda given: self._run(given, runs), given, runs
+                )
         finally:
-            for layer in flat_layers(self._model):
-                known = loss_ids(layer)
-                known.intersection_update(ids[id(layer)])
+            for layer, ids in zip(layers, before, strict=True):
+                loss_ids(layer).clear()
+                loss_ids(layer).update(ids)
 
     def _run(self, given, runs):
         noise, rest = given[0], given[1:]

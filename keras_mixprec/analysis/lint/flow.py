@@ -56,6 +56,24 @@ class Flow:
         """Whether an operation of these names uses a value."""
         return any(op.name in names for op, _ in self.uses(value, through))
 
+    def narrow_sums(self, name: str) -> Iterator:
+        """Yields operations of a name whose results are in 16 bits, and dtypes.
+
+        JAX adds up in float32 and casts the sum.
+        """
+        for operation in self.trace.operations:
+            if operation.name != name:
+                continue
+            casts = [
+                use.output.dtype
+                for use, _ in self.uses(operation.output, frozenset())
+                if use.name == "cast"
+            ]
+            for dtype in [operation.output.dtype, *casts]:
+                if dtype in SIXTEEN_BITS:
+                    yield operation, dtype
+                    break
+
 
 def format_of(operation: Operation) -> Format:
     """Returns the format of the numbers that a 16-bit operation makes."""

@@ -15,7 +15,7 @@ from keras_mixprec.analysis.lint.flow import (
 )
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.analysis.lint.traced_findings import finding, one_per_layer
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.numerics.bounds import is_shifted
 from keras_mixprec.numerics.tracing import path_of
 
@@ -36,11 +36,11 @@ def sum_of_squares(view):
 
 
 def _sums_of_squares(flow):
-    for operation in flow.low:
-        if operation.name != "sum" or not _is_square(operation.inputs[0]):
+    for operation, dtype in flow.narrow_sums("sum"):
+        if not _is_square(operation.inputs[0]):
             continue
-        maximum, n = format_of(operation).maximum, operation.reduced
-        limit = math.sqrt(maximum / n)
+        n = operation.reduced
+        limit = math.sqrt(get_format(dtype).maximum / n)
         if limit > 1e4:  # bfloat16
             continue
         severity = "high" if limit < _LIKELY else "medium"
@@ -49,9 +49,8 @@ def _sums_of_squares(flow):
         yield finding(
             severity,
             operation,
-            f"The squares of {n:,} numbers are added in "
-            f"{operation.output.dtype}: that overflows from numbers of "
-            f"{limit:.3g} on.",
+            f"The squares of {n:,} numbers are added up to a {dtype} number: "
+            f"that overflows from numbers of {limit:.3g} on.",
             "Cast to float32 before squaring, or compute the layer in float32.",
             summed=n,
             limit=limit,
@@ -152,8 +151,9 @@ def large_reduction(view):
 
 
 def _reductions(flow):
-    for operation in flow.low:
-        n, dtype = operation.reduced, operation.output.dtype
+    sums = [*flow.narrow_sums("sum"), *flow.narrow_sums("pool")]
+    for operation, dtype in sums:
+        n = operation.reduced
         if dtype != "float16" or n < _LARGE_WINDOW:
             continue
         if _is_square(operation.inputs[0]):
@@ -161,17 +161,15 @@ def _reductions(flow):
         if operation.name == "pool":
             severity = "high" if _adds_up_in_16_bits(operation) else "low"
             fix = "Use `GlobalAveragePooling`, which adds up in float32."
-        elif operation.name == "sum":
+        else:
             severity = "high" if n >= _LARGE_SUM else "medium"
             if measured(operation.output) is not None:
                 severity = "low"
             fix = "Use `keras.ops.mean`, which adds up in float32."
-        else:
-            continue
         yield finding(
             severity,
             operation,
-            f"{n:,} numbers are added in {dtype}: an average of "
+            f"{n:,} numbers are added up to a {dtype} number: an average of "
             f"{65504 / n:.3g} is above its maximum, 65504.",
             fix,
             summed=n,
