@@ -34,5 +34,5 @@ pytest_collect_file = Sybil(
     path=str(ROOT),
     setup=_enter_folder,
     teardown=_leave_folder,
-    fixtures=["_fresh_state"],
+    fixtures=["_fresh_state", "_nothing_measured"],
 ).pytest()

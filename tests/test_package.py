@@ -23,6 +23,7 @@ PROTOCOLS = [
     interface.Probe,
     interface.Processes,
     interface.Replay,
+    interface.Runtime,
     interface.Step,
 ]
 
@@ -44,16 +45,17 @@ MAY_IMPORT = {
     "backend": KERAS,
     "reporting": set(),
     "loss_scaling": MEASURING,
-    "policies": MEASURING,
+    "devices": MEASURING,
+    "policies": {"devices"} | MEASURING,
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
-    "analysis": {"diagnosis", "numerics", "policies"} | KERAS,
+    "analysis": {"devices", "diagnosis", "numerics", "policies"} | MEASURING,
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,
     "tuning": WATCHING | {"monitoring"},
     "callbacks": WATCHING | {"monitoring", "tuning"},
     "tensorboard_plugin": {"reporting"},
-    "cli": {"callbacks", "loss_scaling", "policies", "reporting"},
+    "cli": {"analysis", "callbacks", "loss_scaling", "policies", "reporting"},
     "__main__": {"cli"},
 }
 HELPERS = {

@@ -1,1 +1,1 @@
-"""Offline search for the fewest float32 layers."""
+"""Before and beside training: the doctor, the fewest float32 layers."""

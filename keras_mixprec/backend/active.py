@@ -6,10 +6,12 @@ import keras
 
 from keras_mixprec.backend.interface import (
     Batches,
+    Device,
     Devices,
     Probe,
     Processes,
     Replay,
+    Runtime,
     Step,
 )
 
@@ -39,6 +41,17 @@ def processes() -> Processes:
     return _module("processes")
 
 
+def runtime() -> Runtime:
+    """Returns what knows versions, and runs functions to time them."""
+    return _module("runtime")
+
+
+def query_devices() -> tuple[str, list[Device]]:
+    """Returns the kind of the default devices, and the devices."""
+    module: Devices = _module("devices")
+    return module.query()
+
+
 def devices() -> dict:
     """Returns what the active backend says of its default devices.
 
@@ -47,15 +60,16 @@ def devices() -> dict:
         `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or what else the backend
         calls it. `devices`: list of device names, one per device.
         `compute_capability`: the lowest of all CUDA devices, a tuple such as
-        `(8, 0)`, or `None`.
+        `(8, 0)`, or `None`. `architecture`: that of an AMD GPU, or `""`.
     """
-    module: Devices = _module("devices")
-    kind, names, capabilities = module.query()
+    kind, found = query_devices()
+    known = [d.capability for d in found if d.capability is not None]
     return {
         "backend": keras.backend.backend(),
         "kind": kind,
-        "devices": names,
-        "compute_capability": min(capabilities, default=None),
+        "devices": [device.name for device in found],
+        "compute_capability": min(known, default=None),
+        "architecture": min(device.architecture for device in found),
     }
 
 

@@ -1,0 +1,23 @@
+"""JAX's versions, and running functions as `fit` does; see `interface.py`."""
+
+import jax
+import jaxlib
+
+MODES = ("XLA",)
+
+
+def versions():
+    return {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+
+
+def compiled(function, mode):
+    return jax.jit(function)
+
+
+def wait(tensors):
+    jax.block_until_ready(tensors)
+
+
+def tf32(allowed):
+    precision = "tensorfloat32" if allowed else "highest"
+    return jax.default_matmul_precision(precision)

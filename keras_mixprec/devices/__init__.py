@@ -1,0 +1,1 @@
+"""What the devices are, which formats they have, and what was measured."""
