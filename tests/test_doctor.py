@@ -47,7 +47,7 @@ SCHEMA = {
             "operation": str,
             "size": str,
             "mode": str,
-            "seconds": NUMBER,
+            "seconds": (*NUMBER, type(None)),
             "ratios": {"*": NUMBER},
             "left_out": {"*": str},
         }

@@ -9,7 +9,12 @@ import pytest
 
 from keras_mixprec import recommend_policy
 from keras_mixprec.analysis.doctor import self_test
-from keras_mixprec.analysis.doctor.speed import Row, judge_modes
+from keras_mixprec.analysis.doctor.self_test import Result
+from keras_mixprec.analysis.doctor.speed import (
+    Row,
+    judge_modes,
+    training_speed,
+)
 from keras_mixprec.analysis.doctor.timing import compare
 from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices
@@ -125,6 +130,18 @@ def test_wrong_numbers_are_named(found, status):
     assert all("Some GPU" in f.text and "convolution" in f.text for f in named)
 
 
+def test_an_operation_that_fails_is_named():
+    bound = self_test.bound("float16", "matmul")
+    result = Result("float16", "matmul", None, bound, "fails", "TypeError: no")
+    results = [result, result._replace(format="float32")]
+    found = self_test.judge_results(results, "Some GPU")
+    assert [(f.name, f.level) for f in found] == [
+        ("fails-float16", "warning"),
+        ("fails-float32", "error"),
+    ]
+    assert "Some GPU fails in float16: matmul (TypeError: no)" in found[0].text
+
+
 def test_a_faster_mode_is_named():
     """As measured on TensorFlow, see docs/doctor.md."""
     size = "block", "8 x 32 x 512"
@@ -135,6 +152,9 @@ def test_a_faster_mode_is_named():
     # 0.115 s against 0.156 / 1.79.
     assert "1.3 times as fast in bfloat16 without XLA" in found.text
     assert judge_modes([xla]) == []
+    failed = xla._replace(seconds=None, ratios={})
+    assert judge_modes([failed]) == []
+    assert training_speed([failed]) == {}
     assert judge_modes([graph, xla._replace(seconds=0.09)]) == []
 
 

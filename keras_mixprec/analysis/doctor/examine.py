@@ -129,7 +129,7 @@ def _formats(supports, quick):
 
 
 def _keep(capabilities, rows, results, quick):
-    if not rows:
+    if not training_speed(rows):
         return ""
     wrong = dict.fromkeys(r.format for r in results if r.status == "wrong")
     found = measured.Measured(

@@ -3,6 +3,7 @@
 import html
 
 from keras_mixprec.analysis.doctor.report_text import (
+    milliseconds,
     ratio,
     self_test_line,
     shown_formats,
@@ -45,7 +46,7 @@ def _speed(rows):
     if not rows:
         return ""
     formats = shown_formats(rows)
-    head = ("forward and backward", "size", "mode", "float32, ms", *formats)
+    head = ("forward and backward", "size", "mode", "float32", *formats)
     return _table(
         head,
         [
@@ -53,7 +54,7 @@ def _speed(rows):
                 row["operation"],
                 row["size"],
                 row["mode"],
-                f"{row['seconds'] * 1e3:.2f}",
+                milliseconds(row),
                 *(ratio(row, format) for format in formats),
             )
             for row in rows

@@ -59,6 +59,12 @@ def ratio(row: dict, format: str) -> str:
     return "-" if format in row["left_out"] else ""
 
 
+def milliseconds(row: dict) -> str:
+    """Returns how long float32 takes, `"-"` if it failed."""
+    seconds = row["seconds"]
+    return "-" if seconds is None else f"{seconds * 1e3:.2f} ms"
+
+
 def shown_formats(rows: list) -> list[str]:
     """Returns the formats that any row has something of."""
     known = {f for row in rows for f in (*row["ratios"], *row["left_out"])}
@@ -116,7 +122,7 @@ def _speed(rows):
     for row in rows:
         name = f"  {row['operation']} {row['size']}, {row['mode']}"
         cells = "".join(f"{ratio(row, f):>10}" for f in formats)
-        yield f"{name:44}{row['seconds'] * 1e3:9.2f} ms{cells}"
+        yield f"{name:44}{milliseconds(row):>12}{cells}"
     reasons = {
         f"{format} {why}"
         for row in rows

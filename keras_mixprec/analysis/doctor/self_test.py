@@ -87,30 +87,40 @@ def judge(format: str, operation: str, found, exact) -> Result:
     # float32's digits are what everything else is compared with.
     if status == "inaccurate" and format == "float32":
         status = "wrong"
-    note = "" if status == "right" else "sums are not kept in float32"
-    return Result(format, operation, error, limit, status, note)
+    return Result(format, operation, error, limit, status)
+
+
+# What each status is called in a finding, and how grave it is.
+_SAID = {
+    "wrong": ("returns wrong results", "error"),
+    "inaccurate": ("returns inaccurate results", "warning"),
+    "fails": ("fails", "warning"),
+}
 
 
 def judge_results(results: list[Result], device: str) -> list[Finding]:
     """Returns a finding for each format in which a device computes wrong."""
-    found = []
-    for status, level in (("wrong", "error"), ("inaccurate", "warning")):
-        formats = dict.fromkeys(r.format for r in results if r.status == status)
-        for format in formats:
-            bad = [
-                r for r in results if (r.format, r.status) == (format, status)
-            ]
-            text = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
-            fix = f"do not train in {format} here; update driver and libraries"
-            found.append(
-                Finding(
-                    f"{status}-{format}",
-                    level,
-                    f"{device} returns {status} results in {format}: {text}",
-                    fix,
-                )
-            )
-    return found
+    groups = {}
+    for result in results:
+        if result.status in _SAID:
+            key = result.format, result.status
+            groups.setdefault(key, []).append(result)
+    return [
+        _finding(device, format, status, bad)
+        for (format, status), bad in groups.items()
+    ]
+
+
+def _finding(device, format, status, bad):
+    said, level = _SAID[status]
+    operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
+    return Finding(
+        f"{status}-{format}",
+        # Without float32 nothing runs.
+        "error" if format == "float32" else level,
+        f"{device} {said} in {format}: {operations}",
+        f"do not train in {format} here; update driver and libraries",
+    )
 
 
 def _result(format, name, run):

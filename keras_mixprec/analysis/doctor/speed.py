@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from keras_mixprec.analysis.doctor import workloads
 from keras_mixprec.analysis.doctor.known_bad import Finding
-from keras_mixprec.analysis.doctor.timing import compare
+from keras_mixprec.analysis.doctor.timing import compare, first_line
 from keras_mixprec.backend import active
 
 # A format is left out where a call would take longer than this, in seconds, by
@@ -38,7 +38,7 @@ class Row(NamedTuple):
             `"block"`, forward and backward; the last two with an update.
         size: String.
         mode: String. How it ran: `"XLA"`, `"graph"` or `"eager"`.
-        seconds: Float, in float32.
+        seconds: Float, in float32; `None` if that failed.
         ratios: Dict from a format to how many times as fast as float32 it is.
         left_out: Dict from a format to why there is no ratio.
     """
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     operation: str
     size: str
     mode: str
-    seconds: float
+    seconds: float | None
     ratios: dict
     left_out: dict
 
@@ -71,11 +71,12 @@ def measure_speed(
     for operation, size, mode, workload in _plan(kind, quick):
         say(f"{operation} {size}, {mode}")
         steps = {f: _Step(f, workload, mode) for f in formats}
-        # The first call compiles; the second says how long others may take.
-        steps["float32"]()
-        start = time.perf_counter()
-        steps["float32"]()
-        seconds = time.perf_counter() - start
+        try:
+            seconds = _second_call(steps["float32"])
+        except Exception as error:  # Such as too little memory.
+            why = {"float32": first_line(error)}
+            rows.append(Row(operation, size, mode, None, {}, why))
+            continue
         slow = [f for f in formats[1:] if seconds > _LONGEST * slowest[f]]
         tried = {f: steps[f] for f in formats if f not in slow}
         found = compare(tried, 0.3 if quick else 1.2)
@@ -89,7 +90,8 @@ def measure_speed(
 
 def training_speed(rows: list[Row]) -> dict[str, float]:
     """Returns the ratios of training, run as `fit` runs it by default."""
-    return next(row.ratios for row in rows if row.operation in _TRAINING)
+    trained = (row.ratios for row in rows if row.operation in _TRAINING)
+    return next(trained, {})
 
 
 def judge_modes(rows: list[Row]) -> list[Finding]:
@@ -97,9 +99,11 @@ def judge_modes(rows: list[Row]) -> list[Finding]:
     times = {
         (row.mode, format): row.seconds / ratio
         for row in rows
-        if row.operation in _TRAINING
+        if row.operation in _TRAINING and row.seconds
         for format, ratio in {"float32": 1.0, **row.ratios}.items()
     }
+    if not times:
+        return []
     default = next(iter(times))[0]
     best = min(times, key=times.__getitem__)
     known = min((k for k in times if k[0] == default), key=times.__getitem__)
@@ -115,6 +119,14 @@ def judge_modes(rows: list[Row]) -> list[Finding]:
             "model.compile(jit_compile=False), if your model confirms it",
         )
     ]
+
+
+def _second_call(step):
+    """Seconds, after the first call has compiled: others may take longer."""
+    step()
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 class _Step:
