@@ -21,10 +21,13 @@ def _enter_folder(namespace):
     folder = tempfile.TemporaryDirectory()
     namespace.update(keras=keras, np=np, kmp=kmp, _folder=folder)
     os.chdir(folder.name)
+    # What a page measures is for that page.
+    os.environ["KERAS_MIXPREC_CACHE_DIR"] = folder.name
 
 
 def _leave_folder(namespace):
     os.chdir(ROOT)
+    del os.environ["KERAS_MIXPREC_CACHE_DIR"]
     namespace["_folder"].cleanup()
 
 
@@ -34,5 +37,5 @@ pytest_collect_file = Sybil(
     path=str(ROOT),
     setup=_enter_folder,
     teardown=_leave_folder,
-    fixtures=["_fresh_state", "_nothing_measured"],
+    fixtures=["_fresh_state"],
 ).pytest()
