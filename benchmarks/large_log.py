@@ -29,7 +29,7 @@ from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.schema import EXPONENTS
 
 # The defaults of `MixPrecMonitor`.
-LOOK, PROBE = 50, 100
+READING, PROBE = 50, 100
 EPOCHS = 100
 RARE = 1000
 
@@ -50,7 +50,7 @@ def write(log_dir, steps, count):
                 event = {"kind": "skipped_step", "at_step": step, "scale": 1.0}
                 log.event(step, event | {"optimizer": "", "variables": []})
                 log.scale_rows(step, [[step, 2.0**14, 1, step]])
-            if step % LOOK == 0:
+            if step % READING == 0:
                 scalars = dict.fromkeys(
                     ("loss_scale", "log2_loss_scale", "skipped_steps"), 1.0
                 )

@@ -75,7 +75,7 @@ def examine(name):
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
-        # A look within the few steps would diagnose as well.
+        # A reading within the few steps would diagnose as well.
         monitor = keras_mixprec.MixPrecMonitor(
             log_dir,
             update_freq=_STEPS,

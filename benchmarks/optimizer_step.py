@@ -2,7 +2,7 @@
 
 Three arms train the same mixed_float16 model with Adam: without loss scaling,
 with Keras' `LossScaleOptimizer`, and with ours, all counters on. A fourth is
-the floor of what any optimizer that can skip a step costs: ours, looking at
+the floor of what any optimizer that can skip a step costs: ours, reading
 one number of each gradient instead of all. What is left of its cost is that no
 update may start before the last gradient is known. Short rounds of each
 alternate in one process per backend, so that whatever else the machine does
@@ -77,7 +77,7 @@ def _prepare(arm, jit_compile, size, batch):
 
 @contextlib.contextmanager
 def _one_number_each():
-    """Steps traced within the context look at one number of each gradient."""
+    """Steps traced within the context read one number of each gradient."""
     from keras import ops
 
     from keras_mixprec.backend import step

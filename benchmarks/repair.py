@@ -4,14 +4,14 @@ For every case and backend: the final metric in float32, in mixed_float16 as it
 is, and with the tuner; where that is not within 2% of float32's, the least and
 largest of five seeds, one of which it has to be as good as; how many steps
 after the first bad one the model was repaired, and with how many rebuilds; the
-share of parameters and of work that is left in 16 bits, and of the smallest
-set known to work. In a control nothing may be demoted.
+share of parameters and of FLOPs that is left in 16 bits, and of the smallest
+set known to do. In a control nothing may be demoted.
 
     python -m benchmarks.repair
     python -m benchmarks.repair --setups torch --cases t5_ffn big_sum
 
 With `--hub` the models are transformers of KerasHub with a planted overflow,
-which takes `pip install keras-hub`. Their work is not known, since they are
+which takes `pip install keras-hub`. Their FLOPs are not known, since they are
 built for any length: there the shares compared are those of the parameters.
 """
 
@@ -36,7 +36,7 @@ _HEADER = [
     "tuned",
     "steps to repair",
     "rebuilds",
-    "parameters, work in 16 bits",
+    "parameters, FLOPs in 16 bits",
     "oracle",
     "right",
 ]
@@ -77,7 +77,7 @@ def repair_all(setup, jit_compile, names, hub=False):
     rows = []
     for case in cases(names):
         rows.append(
-            _repair(case, setup, jit_compile, "parameters" if hub else "work")
+            _repair(case, setup, jit_compile, "parameters" if hub else "flops")
         )
         print(*rows[-1][0], sep="  ", file=sys.stderr, flush=True)
     return rows
@@ -118,8 +118,8 @@ def _repair(case, setup, jit_compile, measure):
         _metric(tuned),
         _steps(changes, first_bad),
         str(rebuilds),
-        f"{shares.parameters:.0%}, {shares.work:.0%}",
-        f"{oracle.parameters:.0%}, {oracle.work:.0%}",
+        f"{shares.parameters:.0%}, {shares.flops:.0%}",
+        f"{oracle.parameters:.0%}, {oracle.flops:.0%}",
         "yes" if right else "NO",
     ]
     share, known = getattr(shares, measure), getattr(oracle, measure)

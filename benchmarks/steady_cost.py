@@ -1,7 +1,7 @@
 """What `MixPrecMonitor` and `PrecisionTuner` cost a healthy run, by parts.
 
 Two `fit`s next to each other differ by 2% to 5% on a shared machine even if
-they are the same, so that their ratio tells nothing about 1%. Here the parts
+they are the same, so that their ratio says nothing about 1%. Here the parts
 are timed where they happen, all at their defaults, in one `fit` of a
 mixed_float16 model with our `LossScaleOptimizer` that lasts some epochs:
 

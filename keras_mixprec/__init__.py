@@ -28,12 +28,15 @@ _FILE_OF = {
     "doctor": "analysis.doctor.run",
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",
+    "graph_rewrite": "policies.graph_rewrite",
     "load_report": "reporting.report",
+    "matmul_precision": "policies.matmul_precision",
     "minimize_float32": "analysis.minimize_float32",
     "policy_scope": "policies.scope",
     "precision_summary": "policies.summary",
     "recommend_policy": "policies.hardware",
     "set_global_policy": "policies.scope",
+    "set_matmul_precision": "policies.matmul_precision",
 }
 
 __all__ = ["__version__", *_FILE_OF]

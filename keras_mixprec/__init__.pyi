@@ -25,11 +25,18 @@ from keras_mixprec.loss_scaling.rules import (
 )
 from keras_mixprec.policies.apply import apply_policy as apply_policy
 from keras_mixprec.policies.default_rules import DEFAULT_RULES as DEFAULT_RULES
+from keras_mixprec.policies.graph_rewrite import graph_rewrite as graph_rewrite
 from keras_mixprec.policies.hardware import (
     Recommendation as Recommendation,
 )
 from keras_mixprec.policies.hardware import (
     recommend_policy as recommend_policy,
+)
+from keras_mixprec.policies.matmul_precision import (
+    matmul_precision as matmul_precision,
+)
+from keras_mixprec.policies.matmul_precision import (
+    set_matmul_precision as set_matmul_precision,
 )
 from keras_mixprec.policies.plan import PrecisionPlan as PrecisionPlan
 from keras_mixprec.policies.rules import (

@@ -54,3 +54,19 @@ def unlock(file) -> None:
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def check_local(log_dir: str | os.PathLike) -> str:
+    """Returns `log_dir` as a string, or raises saying what is wrong."""
+    if not isinstance(log_dir, str | os.PathLike):
+        raise TypeError(
+            "`log_dir` must be a path. "
+            f"Received: log_dir={log_dir!r} of type {type(log_dir).__name__}"
+        )
+    log_dir = os.fspath(log_dir)
+    if "://" in log_dir:
+        raise ValueError(
+            "`log_dir` must be a local folder; copy it to remote storage "
+            f"after the run. Received: log_dir={log_dir!r}"
+        )
+    return log_dir

@@ -14,12 +14,13 @@ class Replacements:
     def __init__(self):
         self._all = {}
         self._before = None
+        self._entered = 0
 
     def add(self, owner, name: str, function):
         """Replaces `owner.name`, from now on if this is within the context.
 
         Args:
-            owner: An object with a `__dict__`, or a module.
+            owner: An object with a `__dict__`, a module, or a class.
             name: String, the name of a method.
             function: What replaces it. It takes the place of one that was
                 added before.
@@ -41,31 +42,44 @@ class Replacements:
 
     def _put(self, key):
         owner, name, function = self._all[key]
-        attributes = vars(owner)
-        self._before.setdefault(key, attributes.get(name, _NONE))
-        attributes[name] = function
+        self._before.setdefault(key, vars(owner).get(name, _NONE))
+        _assign(owner, name, function)
 
     def restore(self):
         """Leaves the context."""
         before, self._before = self._before or {}, None
         for key, function in before.items():
             owner, name, _ = self._all[key]
-            if function is _NONE:
-                vars(owner).pop(name, None)
-            else:
-                vars(owner)[name] = function
+            _assign(owner, name, function)
 
     @contextlib.contextmanager
     def in_place(self):
-        """Context, which may be entered within itself."""
-        if self._before is not None:
-            yield
-            return
-        self.put()
+        """Context, which ends when the last of those who entered it leaves.
+
+        The replicas of a `MirroredStrategy` are threads that take turns.
+        """
+        if not self._entered:
+            self.put()
+        self._entered += 1
         try:
             yield
         finally:
-            self.restore()
+            self._entered -= 1
+            if not self._entered:
+                self.restore()
+
+
+def _assign(owner, name, function):
+    if isinstance(owner, type):
+        if function is _NONE:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, function)
+    elif function is _NONE:
+        vars(owner).pop(name, None)
+    else:
+        # Not `setattr`: layers track what is assigned to them.
+        vars(owner)[name] = function
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ def share_in_16_bits(rows: list[dict]) -> float | None:
         rows: List of dicts, as `PrecisionSummary.to_list` returns them.
     """
     measures: list[Callable] = [parameters, lambda row: 1]
-    if knows_work(rows):
-        measures.insert(0, work)
+    if knows_flops(rows):
+        measures.insert(0, flops)
     shares = (_share(rows, measure) for measure in measures)
     return next((share for share in shares if share is not None), None)
 
@@ -27,15 +27,15 @@ def share_of_parameters(rows: list[dict]) -> float:
     return (_share(rows, lambda row: 1) or 0.0) if share is None else share
 
 
-def knows_work(rows: list[dict]) -> bool:
+def knows_flops(rows: list[dict]) -> bool:
     """Whether most parameters are in layers whose FLOPs are known."""
-    known = [row for row in rows if row.get("work") is not None]
+    known = [row for row in rows if row.get("share_of_flops") is not None]
     return 2 * sum(map(parameters, known)) >= sum(map(parameters, rows))
 
 
-def work(row: dict) -> float:
+def flops(row: dict) -> float:
     """Returns a layer's share of the FLOPs, 0 if unknown."""
-    return row.get("work") or 0
+    return row.get("share_of_flops") or 0
 
 
 def parameters(row: dict) -> int:

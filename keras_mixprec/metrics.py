@@ -114,14 +114,14 @@ _AGAINST_FLOAT32 = "Error against float32"
 # Of a diagnosis, in the order of the log's columns.
 _AUDITED = (
     Metric(
-        "twin_forward_error",
+        "forward_error_against_float32",
         "error",
         _AGAINST_FLOAT32,
         "Forward error against float32",
         "Relative difference of the output from the same layer in float32.",
     ),
     Metric(
-        "twin_backward_error",
+        "backward_error_against_float32",
         "error",
         _AGAINST_FLOAT32,
         "Backward error against float32",

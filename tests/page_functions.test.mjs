@@ -277,7 +277,7 @@ test("events read as sentences, unknown kinds too", () => {
   const kinds = [
     "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
-    "ranges_measured", "ranges_withheld",
+    "ranges_measured", "ranges_withheld", "graph_rewrite", "ignored_variable",
     "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
     "undo", "loss_scale_kept", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
   ];
@@ -310,6 +310,15 @@ test("the key figures name the main finding, which is a cause", () => {
   assert.equal(chips["main finding"].event.step, 2);
   assert.equal(chips["main finding"].text, "▲ forward overflow");
   assert.equal(chips["skipped steps"].text, "4 (2\u202f%)");
+});
+
+test("the key figures have the matmul precision where it was logged", () => {
+  const run = { last_step: 1, layers: [LAYER], skipped: 0, events: [] };
+  const text = "TF32, convolutions in float32, set on JAX on a GPU";
+  const chips = summary.keyFigures({ ...run, matmul_precision: text });
+  const [chip] = chips.filter(({ name }) => name === "matmul precision");
+  assert.deepEqual([chip.text, chip.title], ["TF32", text]);
+  assert.equal(summary.keyFigures(run).length, chips.length - 1);
 });
 
 test("a repaired finding is green, and comes behind what is open", () => {

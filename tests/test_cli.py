@@ -39,7 +39,7 @@ def run(*command, cwd=None):
     ],
     ids=["version", "help", "demo help"],
 )
-def test_it_tells_about_itself(arguments, expected, capsys):
+def test_it_says_what_it_is(arguments, expected, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(arguments)
     assert expected in capsys.readouterr().out

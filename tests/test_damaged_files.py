@@ -138,7 +138,7 @@ def start_from(path, model):
     finally:
         assert kmp.PrecisionPlan.from_model(model) == as_built
     kmp.apply_policy(model, found)
-    repairs.wait_anew(0)
+    repairs.restart_waiting(0)
     assert set(repairs.as_built(repairs.due(10**6, 10**6, 1)[1])) is not None
     assert json.dumps(repairs.state(), allow_nan=False)
     repairs.plan(), repairs.demoted_fraction()
@@ -275,7 +275,9 @@ def log(tmp_path_factory):
     metrics = {"activation_headroom_bits": "min", "lost_updates": "max"}
     layer = {"path": "dense", "class": "Dense", "compute_dtype": "float16"}
     with RunLog(log_dir) as log:
-        log.layers(0, [layer | {"parameters": 4, "work": 1.0, "notes": ""}])
+        log.layers(
+            0, [layer | {"parameters": 4, "share_of_flops": 1.0, "notes": ""}]
+        )
         for step in range(4):
             log.heat(step, np.full((1, 2), 3.0), ["dense"], metrics)
             log.scale_rows(step, [[step, 8.0, 0, step]])
@@ -354,7 +356,7 @@ LAYER = {
     "path": "dense",
     "class": "Dense",
     "compute_dtype": "float16",
-    "work": 1.0,
+    "share_of_flops": 1.0,
     "parameters": 4,
 }
 

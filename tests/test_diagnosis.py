@@ -400,7 +400,7 @@ class HandsOn(layers.Layer):
 
 
 @each_jit
-def test_a_layer_around_a_cured_one_is_not_blamed(jit):
+def test_a_layer_enclosing_a_repaired_one_is_not_blamed(jit):
     inputs = keras.Input((8,))
     x, large = HandsOn(name="around")(layers.Dense(8, name="first")(inputs))
     small = layers.Rescaling(1e-5, name="small")(large)
@@ -434,7 +434,7 @@ def test_an_overflow_that_no_weight_comes_before_is_found():
     assert found(verdicts)[0] == ("up", "forward_overflow")
 
 
-def test_an_unsettled_loss_blames_nobody():
+def test_an_unresolved_loss_blames_nobody():
     # Normalized over four samples again and again: any rounding decides.
     inputs = keras.Input((8,))
     x = inputs

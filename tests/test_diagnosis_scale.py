@@ -192,6 +192,53 @@ def test_16_bit_variables_are_advised_their_own_mixed_policy(dtype):
     assert f"'mixed_{dtype}'" in advice
 
 
+def saturated(wide=()):
+    """A classifier whose wrong classes have a probability of 1e-5 and less."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((32,))
+    x = layers.Dense(4, name="logits")(10 * inputs)
+    outputs = layers.Activation("softmax", name="head")(x)
+    model = keras.Model(inputs, outputs)
+    kmp.apply_policy(
+        model, "mixed_float16", rules=[kmp.PrecisionRule(p) for p in wide]
+    )
+
+    def loss(y, p):
+        # Written out: Keras' own takes the logits on TensorFlow.
+        p = ops.take_along_axis(p, ops.cast(y, "int32"), -1)
+        return -ops.log(p + 1e-7)
+
+    model.compile(kmp.LossScaleOptimizer("adam"), loss, jit_compile=False)
+    return model
+
+
+def test_a_gradient_that_overflows_at_a_scale_of_1_has_a_name():
+    (verdict,) = kmp.diagnose(saturated(), X[:32], Y[:32, None])
+    found = verdict.kind, verdict.layer, verdict.direction
+    assert found == ("backward_overflow", "head", "backward")
+    assert "logits" in verdict.advice
+    right = kmp.diagnose(saturated(["head"]), X[:32], Y[:32, None])
+    assert [v.kind for v in right if v.layer] == []
+
+
+def test_gradients_that_are_as_large_everywhere_are_no_fault_of_a_layer():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(4)])
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False)
+    (verdict,) = kmp.diagnose(model, X[:32], np.full((32, 4), 1e6))
+    assert (verdict.kind, verdict.layer) == ("scale_search", None)
+
+
+def test_a_run_reports_why_its_scale_fell_below_1(tmp_path):
+    model = saturated()
+    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    model.fit(X, Y[:, None], epochs=2, verbose=0, callbacks=[monitor])
+    assert float(model.optimizer.loss_scale) < 1
+    assert {v.layer for v in monitor.verdicts} == {"head"}
+    assert "healthy" not in str(monitor.report)
+
+
 class Grows(layers.Layer):
     """Multiplies by a number that doubles every eight steps."""
 

@@ -14,7 +14,7 @@ def said(headrooms):
     return [trend.add(*point) for point in zip(STEPS, headrooms, strict=False)]
 
 
-def test_a_steady_fall_is_foretold():
+def test_a_steady_fall_is_predicted():
     # One bit in 100 steps, and three bits left at the end.
     answers = said(np.arange(12, 2, -1.0))
     assert answers[: thresholds.TREND_POINTS - 1] == [None] * 7

@@ -12,8 +12,8 @@ X = RANDOM.normal(size=(32, 8)).astype("float32")
 Y = RANDOM.integers(0, 3, 32)
 
 
-def found(model, x=X, y=Y, loss=None, **optimizing):
-    rules = [kmp.PrecisionRule("head")]
+def found(model, x=X, y=Y, loss=None, wide=("head",), **optimizing):
+    rules = [kmp.PrecisionRule(name) for name in wide]
     kmp.apply_policy(model, "mixed_float16", rules=rules)
     loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = kmp.LossScaleOptimizer("adam", **optimizing)
@@ -44,6 +44,20 @@ def test_an_overflow_behind_a_layer_that_saturates():
     named = found(model, 500 * X)
     assert ("square", "forward_overflow", "forward") in named
     assert {layer for layer, *_ in named} == {"square", "tanh"}
+
+
+@pytest.mark.parametrize("start", [1000, 3000])
+def test_a_rounding_that_a_later_layer_magnifies(start):
+    # 3001 becomes 3000, and less 3008 is off by a seventh. A loss of 1e6, of
+    # targets that nothing is learned of yet, does not show it.
+    position = layers.Rescaling(1.0, name="position")
+    local = layers.Rescaling(1.0, -start - 8, name="local")
+    x = start + RANDOM.integers(0, 16, (32, 8)).astype("float32")
+    y = np.full((32, 3), 1000.0, "float32")
+    model = model_of(position, local)
+    named = found(model, x, y, loss="mse", wide=("local", "head"))
+    culprit = ("position", "precision_loss", "forward")
+    assert named == ([culprit] if start == 3000 else [])
 
 
 class Squash(layers.Layer):

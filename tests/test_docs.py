@@ -40,11 +40,11 @@ def test_pictures_are_small():
     assert max(path.stat().st_size for path in pictures) < 150_000
 
 
-@pytest.mark.parametrize("name", keras_mixprec.__all__[1:])
-def test_every_public_name_is_listed_and_described(name):
-    assert is_row(name, "api.md")
-    found = re.search(rf"^::: .*\.{name}$", (DOCS / "api.md").read_text(), re.M)
-    assert found
+def test_the_table_of_names_is_that_of_the_package():
+    page = (DOCS / "api.md").read_text()
+    names = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)
+    assert sorted(names) == sorted(keras_mixprec.__all__[1:])
+    assert ":::" not in page  # `.ci/api_page.py` adds the docstrings.
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -177,7 +177,7 @@ def test_rules_and_the_models_own_float32_stay():
     assert found(plan) == set()
 
 
-def test_an_unsettled_loss_blames_nobody():
+def test_an_unresolved_loss_blames_nobody():
     # Normalized over four samples again and again: any rounding decides.
     inputs = x = keras.Input((8,))
     for _ in range(24):
@@ -333,7 +333,7 @@ def test_a_shift_that_normalization_takes_off_again_is_not_compared():
     assert 0.0 < compared.errors({"mixed_float16": model.layers}).gradient < 0.1
 
 
-def test_the_reference_is_computed_anew_on_demand():
+def test_the_reference_is_recomputed_on_demand():
     model, compared = comparison(layers.Dense(8))
     head = model.layers[-1]
     head.kernel.assign(2 * head.kernel.value)

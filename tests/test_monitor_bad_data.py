@@ -64,7 +64,7 @@ def test_batches_of_a_stream_are_named(tmp_path):
     )
     (verdict,) = watcher.verdicts
     assert {k: verdict.numbers[k] for k in ("epoch", "batch")} == {
-        "epoch": 1,
+        "epoch": 0,
         "batch": 3,
     }
     assert verdict.numbers["rows_of_x"] == [2]
@@ -72,7 +72,7 @@ def test_batches_of_a_stream_are_named(tmp_path):
     assert [event["bad_input"] for event in skipped] == [{"x": 2}] * 2
     said = " ".join(str(watcher.summary).split())
     assert "Bad data: 2 batches with inputs that are not finite" in said
-    assert "the first in epoch 1, batch 3." in said
+    assert "at step 4 (epoch 0, batch 3, both from 0)." in said
 
 
 def test_later_epochs_are_counted(tmp_path):
@@ -81,10 +81,10 @@ def test_later_epochs_are_counted(tmp_path):
     places = [
         (b["epoch"], b["batch"]) for b in watcher._session.bad_data.batches
     ]
-    assert places == [(1, 2), (2, 2)]
+    assert places == [(0, 2), (1, 2)]
 
 
-def test_weights_of_samples_are_looked_at(tmp_path):
+def test_weights_of_samples_are_checked(tmp_path):
     weights = np.ones(40, "float32")
     weights[11] = np.nan
     _, watcher = run(tmp_path, *data(), sample_weight=weights)

@@ -21,22 +21,22 @@ def looks(tmp_path, **arguments):
     return list(scalars(tmp_path, "loss_scale"))
 
 
-def test_no_overhead_allows_the_first_and_last_look_only(tmp_path):
+def test_no_overhead_allows_the_first_and_last_reading_only(tmp_path):
     assert looks(tmp_path, update_freq=1, max_overhead=0) == [0, 320]
 
 
-def test_default_looks_are_few(tmp_path):
+def test_default_readings_are_few(tmp_path):
     seen = looks(tmp_path, update_freq=50, max_overhead=0.02)
     assert seen[0] == 0
     assert seen[-1] == 320
     assert len(seen) <= 8
 
 
-def test_looks_come_every_so_many_steps(tmp_path):
+def test_readings_come_every_so_many_steps(tmp_path):
     expected = list(range(0, 321, 40))
     assert looks(tmp_path, update_freq=40) == expected
 
 
-def test_a_short_run_is_looked_at_between_its_ends(tmp_path):
+def test_a_short_run_is_read_between_its_ends(tmp_path):
     # Setting up takes more than 2% of such a run, and is not counted.
     assert len(looks(tmp_path, update_freq=1, max_overhead=0.02)) > 2

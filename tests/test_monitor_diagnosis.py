@@ -30,6 +30,17 @@ class Squares(layers.Layer):
         return ops.sqrt(ops.square(x * 300.0) + 1.0)
 
 
+@each_jit
+def test_a_run_that_ends_in_skips_is_diagnosed_at_its_end(jit, tmp_path):
+    model = model_with(Squares(name="bad"), jit=jit)
+    watcher = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    model.fit(X, Y, batch_size=20, verbose=0, callbacks=[watcher])
+    assert model.optimizer.skipped_steps == 8
+    assert {v.layer for v in watcher.verdicts} == {"bad"}
+    assert {v.step for v in watcher.verdicts} == {8}
+    assert "bad overflowed" in str(watcher.report)
+
+
 @pytest.fixture
 def diagnoses_at_once(monkeypatch):
     """Healthy runs are diagnosed as soon as there is time at all."""

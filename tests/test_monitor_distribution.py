@@ -24,7 +24,7 @@ def test_two_workers():
     assert probes
     assert min(probes) >= BROKE_UNTIL
     assert first["healthy"]["steps"] == STEPS
-    assert 5 <= first["hopeless"]["steps"] < BROKE_UNTIL
+    assert 5 <= first["unrecoverable"]["steps"] < BROKE_UNTIL
 
 
 def data_parallel(devices):

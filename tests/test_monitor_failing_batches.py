@@ -69,7 +69,7 @@ def test_a_batch_fails_alike_in_another_process(tmp_path):
     model = model_with_squares()
     watcher = monitor(tmp_path, keep_failing_batches=3)
     model.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0, callbacks=[watcher])
-    assert [b.step for b in watcher.failing_batches] == [2, 8]
+    assert [b.step for b in watcher.failing_batches] == [3, 9]
     first = watcher.failing_batches[0]
     np.testing.assert_array_equal(first.batch[0], X[16:24])
     path = tmp_path / "batch.npz"
@@ -87,7 +87,7 @@ def test_a_batch_fails_alike_in_another_process(tmp_path):
     assert answer.returncode == 0, answer.stderr[-3000:]
     there = json.loads(answer.stdout.splitlines()[-1])
     assert there == json.loads(json.dumps([v.to_dict() for v in here]))
-    assert there[0]["step"] == 2
+    assert there[0]["step"] == 3
 
 
 @each_jit
@@ -101,7 +101,7 @@ def test_training_is_the_same_and_the_first_are_kept(tmp_path, jit):
     kept = losses(watcher)
     assert kept == losses(monitor(tmp_path / "b"))
     batches = watcher.failing_batches
-    assert [b.step for b in batches] == [2, 3]
+    assert [b.step for b in batches] == [3, 4]
     assert [b.scales for b in batches] == [
         {"optimizer": 2.0**15},
         {"optimizer": 2.0**14},
@@ -151,7 +151,7 @@ def overflowing(scale):
     )
 
 
-def test_a_hopeless_run_is_stopped_with_the_reason(tmp_path, capsys):
+def test_an_unrecoverable_run_is_stopped_with_the_reason(tmp_path, capsys):
     watcher = monitor(tmp_path, update_freq=1, stop_after=8, verbose=1)
     model = overflowing(kmp.DynamicLossScale(2.0, min_scale=1.0))
     fit(model, [BAD] * 40, [watcher])

@@ -43,9 +43,20 @@ def run(request, tmp_path_factory):
     return log_dir
 
 
+def test_the_log_says_what_float32_products_are_computed_in(tmp_path):
+    with kmp.matmul_precision("float32"):
+        fit(one_weight(), good(2), [monitor(tmp_path)])
+    (begin,) = told(tmp_path, "train_begin")
+    assert begin["matmul_precision"].startswith("float32, ")
+    report = kmp.load_report(tmp_path)
+    (run,) = report.to_dict().values()
+    assert run["matmul_precision"] == begin["matmul_precision"]
+    assert f"Matmul precision: {run['matmul_precision']}" in str(report)
+
+
 def test_tags(run):
     # A run that XLA compiles is long enough for a diagnosis.
-    assert tags(run) - {"twin/00000"} == {
+    assert tags(run) - {"error_against_float32/00000"} == {
         "loss_scale",
         "log2_loss_scale",
         "skipped_steps",
@@ -148,7 +159,7 @@ def test_change_in_mid_training_is_logged(tmp_path):
     assert list(texts(tmp_path, "layer_dtypes")) == [0, 4]
 
 
-def test_changes_after_the_last_look_are_no_error(tmp_path):
+def test_changes_after_the_last_reading_are_no_error(tmp_path):
     class Alternate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             policy = ("float32", "mixed_float16")[epoch % 2]

@@ -8,7 +8,7 @@ from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 
-LOOK, LOOKS = 50, 2000
+LOOK, READINGS = 50, 2000
 
 
 def failing(look):
@@ -26,9 +26,9 @@ def failing(look):
 def test_it_is_small_and_every_skip_is_counted(tmp_path):
     with RunLog(tmp_path) as log:
         skips = Skips(log)
-        for look in range(LOOKS):
+        for look in range(READINGS):
             skips.report("", failing(look))
-        skips.report_rest(LOOK * LOOKS)
+        skips.report_rest(LOOK * READINGS)
     size = sum(path.stat().st_size for path in (tmp_path / "mixprec").iterdir())
     assert size < 20e6  # 120 MB if each were told.
     data = RunData("run", FileSource(log.folder)).overview()
@@ -36,7 +36,7 @@ def test_it_is_small_and_every_skip_is_counted(tmp_path):
     in_full = kinds.count("skipped_step")
     assert 1000 <= in_full < 1032
     others = sum(event.get("count", 0) for event in data["events"])
-    assert in_full + others == LOOK * LOOKS
+    assert in_full + others == LOOK * READINGS
     (course,) = data["scale"]
-    assert course["skipped"][-1] == LOOK * LOOKS
+    assert course["skipped"][-1] == LOOK * READINGS
     assert len(course["steps"]) < 1500

@@ -18,6 +18,7 @@ from monitor_models import (
     texts,
     told,
 )
+from zoo.own_step import OwnStep
 
 import keras_mixprec as kmp
 
@@ -113,6 +114,40 @@ def test_a_skipped_step_says_what_its_loss_was(jit, tmp_path):
     steps = model.optimizer.nonfinite_steps()
     assert [step.loss for step in steps] == [x or [] for x in losses]
     assert "| inf |" in texts(tmp_path, "skipped_step")[6]
+
+
+class OwnLosses(OwnStep):
+    """Its loss is the target, which it returns or gives to a metric."""
+
+    def __init__(self, tracked):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, dtype="float16")
+        self.tracker = keras.metrics.Mean(name="my_loss") if tracked else None
+
+    def call(self, x):
+        return self.dense(x)
+
+    def loss_of(self, x, y):
+        loss = keras.ops.mean(sum_loss(y, self(x)))
+        if self.tracker is None:
+            return loss, {"own_loss": loss}
+        self.tracker.update_state(loss)
+        return loss, {"tracked": self.tracker.result()}
+
+
+@each_jit
+@pytest.mark.parametrize("tracked", [False, True])
+def test_those_of_a_train_step_of_the_users_own(tracked, jit, tmp_path):
+    if tracked and BACKEND == "jax":
+        pytest.skip("The step hands its metrics on as they were.")
+    model = OwnLosses(tracked)
+    model.compile(kmp.LossScaleOptimizer("sgd"), jit_compile=jit)
+    model(np.ones((1, 1)))
+    watcher = monitor(tmp_path)
+    train(model, TARGETS, watcher)
+    assert watcher.summary.nonfinite_losses == COUNTED
+    (event,) = told(tmp_path, "nonfinite_losses")
+    assert event["counts"] == COUNTED
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])

@@ -151,7 +151,7 @@ def test_none(tmp_path, arguments):
     assert heat(tmp_path) == {}
 
 
-def test_the_twin_is_compiled_once_it_takes_a_small_share(tmp_path):
+def test_the_probed_step_is_compiled_once_it_takes_a_small_share(tmp_path):
     # 40 steps take less than ten times as long as the first, which compiles.
     run(model_with(layers.Dense(8)), tmp_path, max_overhead=0.001)
     assert told(tmp_path, "probe_compiled") == []
@@ -190,7 +190,7 @@ def test_a_probed_model_can_be_let_go(tmp_path):
     assert alive() is None
 
 
-def test_a_fall_is_told_once(tmp_path, capsys):
+def test_a_fall_is_reported_once(tmp_path, capsys):
     class Grows(layers.Layer):
         """A quarter larger in every step."""
 
@@ -219,9 +219,9 @@ def test_a_fall_is_told_once(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("training_goes_on")
-def test_training_goes_on_where_no_twin_can_be_made(tmp_path, monkeypatch):
+def test_training_goes_on_where_no_step_can_be_probed(tmp_path, monkeypatch):
     def broken(model):
-        raise RuntimeError("no twin of this")
+        raise RuntimeError("no probe of this")
 
     plain = model_with(layers.Dense(8))
     keras.utils.set_random_seed(1)
@@ -231,10 +231,10 @@ def test_training_goes_on_where_no_twin_can_be_made(tmp_path, monkeypatch):
     model = model_with(layers.Dense(8))
     for a, b in zip(model.weights, plain.weights, strict=True):
         assert a.shape == b.shape
-    with pytest.warns(UserWarning, match="cannot probe.*no twin of this"):
+    with pytest.warns(UserWarning, match="cannot probe.*no probe of this"):
         run(model, tmp_path)
     [event] = told(tmp_path, "probe_failed")
-    assert "no twin of this" in event["reason"]
+    assert "no probe of this" in event["reason"]
     assert model.optimizer.attempted_steps == 40 == len(expected.epoch) * 20
 
 

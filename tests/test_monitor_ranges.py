@@ -212,7 +212,7 @@ def test_a_subclassed_model_of_dictionaries(jit, tmp_path):
 @pytest.mark.parametrize(
     "arguments", [{"probe_every": 0}, {"max_overhead": 0.0}]
 )
-def test_none_are_measured_and_the_argument_is_told(arguments, tmp_path):
+def test_none_are_measured_and_the_argument_is_named(arguments, tmp_path):
     (name,) = arguments
     monitor = kmp.MixPrecMonitor(tmp_path, verbose=0, **arguments)
     sequential().fit(*data(64), verbose=0, callbacks=[monitor])
@@ -225,7 +225,7 @@ def test_none_are_measured_and_the_argument_is_told(arguments, tmp_path):
     assert event["message"] == overview["withheld"]
 
 
-def test_what_is_too_dear_is_told_with_its_price(tmp_path, monkeypatch):
+def test_what_is_too_expensive_is_logged_with_its_cost(tmp_path, monkeypatch):
     monkeypatch.setattr(range_reader, "_SECONDS", 0.0)
     monkeypatch.setattr(range_reader, "_SHARE", 1e-9)
     monitor = kmp.MixPrecMonitor(tmp_path, verbose=0, max_overhead=1e-9)
@@ -241,13 +241,38 @@ def test_what_is_too_dear_is_told_with_its_price(tmp_path, monkeypatch):
     assert "`max_overhead=" in str(monitor.report)
 
 
+def test_what_is_kept_for_the_last_reading_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(range_reader.RangeReader, "_left", lambda _: 3.0)
+    monkeypatch.setattr(range_reader.RangeReader, "_expected", lambda _: 1.0)
+    monitor = watched(sequential(), tmp_path, *data(128), batch_size=32)
+    assert ranges(tmp_path)["activation"][0] == [1, 4]
+    assert "withheld at step 2" in monitor.summary.ranges
+    (event,) = told(tmp_path, "ranges_withheld")
+    assert "kept for the last" in event["message"]
+
+
+@each_jit
+@pytest.mark.parametrize("sequences", [False, True])
+def test_a_cell_has_the_numbers_of_its_layer(sequences, jit, tmp_path):
+    gru = layers.GRU(6, return_sequences=sequences, name="gru")
+    parts = [keras.Input((5, 8)), gru, layers.Flatten(), layers.Dense(3)]
+    model = compiled(keras.Sequential(parts), jit)
+    x = RANDOM.normal(size=(32, 5, 8)).astype("float32")
+    watched(model, tmp_path, x, data(32)[1], batch_size=32)
+    for part in "activation", "gradient":
+        _, paths, bits = ranges(tmp_path)[part]
+        own, cell = (bits[paths.index(p)] for p in ("gru", "gru/gru_cell"))
+        assert np.isfinite(own).all()
+        np.testing.assert_array_equal(own, cell)
+
+
 def test_no_step(tmp_path):
     monitor = watched(sequential(), tmp_path, *data(32), epochs=0)
     assert "no step was taken" in monitor.summary.ranges
 
 
 @pytest.mark.usefixtures("training_goes_on")
-def test_what_cannot_be_measured_is_told_and_training_goes_on(
+def test_what_cannot_be_measured_is_logged_and_training_goes_on(
     tmp_path, monkeypatch
 ):
     def broken(*args):

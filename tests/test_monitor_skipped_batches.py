@@ -147,7 +147,7 @@ def test_an_epoch_of_bad_batches_reports_nan(jit, tmp_path):
 
 
 @each_jit
-def test_a_model_compiled_anew_counts_on(jit, tmp_path):
+def test_a_recompiled_model_counts_on(jit, tmp_path):
     model = one_weight(jit=jit)
     for fits in 1, 2:
         history = fit(model, [BAD, BAD], [monitor(tmp_path)])
@@ -203,7 +203,7 @@ def test_validation_that_is_nan_stays_the_best(tmp_path):
 
 @each_jit
 @each_optimizer
-def test_validation_tells_the_whole_truth(wrap, jit, tmp_path):
+def test_validation_reports_every_batch(wrap, jit, tmp_path):
     history = fit(
         one_weight(wrap, jit),
         with_bad(good(6), 1),
@@ -218,7 +218,7 @@ def test_validation_tells_the_whole_truth(wrap, jit, tmp_path):
 
 
 @each_jit
-def test_evaluating_afterwards_tells_the_whole_truth(jit, tmp_path):
+def test_evaluating_afterwards_reports_every_batch(jit, tmp_path):
     model = one_weight(jit=jit)
     fit(model, with_bad(good(3), 1), [monitor(tmp_path)])
     assert not math.isfinite(model.evaluate(*arrays([1 / 8, BAD]), verbose=0))

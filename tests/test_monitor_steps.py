@@ -15,6 +15,7 @@ from monitor_models import (
     not_torch,
     one_weight,
     scalars,
+    texts,
     told,
     with_bad,
 )
@@ -40,7 +41,7 @@ def test_several_steps_in_one_call(wrap, jit, tmp_path):
 
 
 @not_torch
-def test_looks_between_calls_of_several_steps(tmp_path):
+def test_counters_are_read_between_calls_of_several_steps(tmp_path):
     model = one_weight(jit=BACKEND == "jax", steps_per_execution=4)
     x, y = arrays(with_bad(good(10), 4, 9))
     kept = {"batch_size": 4, "shuffle": False, "verbose": 0}
@@ -263,3 +264,23 @@ def test_a_layer_that_is_never_built_hides_nothing(tmp_path):
     model.compile("sgd", loss="mse")
     fit(model, good(5), [watcher])
     assert watcher.summary.optimizers[""].steps == 5
+
+
+def test_all_texts_of_a_run_count_steps_alike(tmp_path):
+    # The batch that `fit` counts as 5, from 0, is the sixth.
+    values = [*good(5), np.nan, *good(4)]
+    watcher = monitor(tmp_path, update_freq=1, keep_failing_batches=1)
+    model = one_weight(jit=BACKEND == "jax")
+    fit(model, values, [watcher])
+    (skipped,) = told(tmp_path, "skipped_step")
+    (verdict,) = watcher.verdicts
+    assert verdict.numbers["batch"] == 5
+    assert watcher.failing_batches[0].step == verdict.step == 6
+    assert model.optimizer.nonfinite_steps()[0].step == 6
+    assert skipped["at_step"] == 6
+    assert scalars(tmp_path, "skipped_steps")[6] == 1
+    assert scalars(tmp_path, "skipped_steps")[5] == 0
+    assert "at step 6" in watcher.summary.headline["text"]
+    assert "at step 6 (epoch 0, batch 5" in watcher.summary.bad_data
+    assert "at step 6" in str(watcher.report)
+    assert "| 6 |" in texts(tmp_path, "skipped_step")[6]

@@ -99,7 +99,7 @@ class Twice(keras.Model):
         return self.rnn(ops.reshape(out, (-1, 2, 2)))
 
 
-def test_calls_are_told_apart_and_in_order():
+def test_calls_are_distinct_and_in_order():
     model = Twice()
     model(X[:1])
     probing = probed(compiled(model))
@@ -183,7 +183,7 @@ def test_several_steps_in_one_call(jit):
     assert model.optimizer.attempted_steps == 6
 
 
-def test_a_skipped_step_tells_what_was_not_finite():
+def test_a_skipped_step_says_what_was_not_finite():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
     compiled(model, scale={"initial_scale": 2.0**30})
     dense = probed(model, X[:16], Y[:16]).readings()["dense"]
@@ -327,7 +327,7 @@ def test_repeated_rows_of_an_embedding():
 
 
 @only_tensorflow
-def test_replicas_tell_apart():
+def test_replicas_are_distinct():
     script = Path(__file__).parent / "distribution" / "mirrored_probe.py"
     result = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""A `.keras` file with our optimizer, opened by a process that starts anew."""
+"""A `.keras` file with our optimizer, opened by a new process."""
 
 import os
 import subprocess

@@ -20,6 +20,7 @@ BACKENDS = {"tensorflow", "jax", "jaxlib", "torch"}
 PROTOCOLS = [
     interface.Batches,
     interface.Devices,
+    interface.Precision,
     interface.Probe,
     interface.Processes,
     interface.Replay,

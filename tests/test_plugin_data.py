@@ -89,7 +89,7 @@ def test_a_run_is_what_its_files_say(url, logs, run):
 
 
 @pytest.mark.parametrize(
-    "metric", ["weight_headroom_bits", "twin_forward_error"]
+    "metric", ["weight_headroom_bits", "forward_error_against_float32"]
 )
 def test_heat_is_what_the_files_say(url, logs, metric):
     served = ask(url, "data/heat", run=RUNS[1], metric=metric, columns=7)

@@ -56,7 +56,7 @@ def write(log_dir, layers, steps=2, every=1):
     dtypes = ["float16", "float32", *["float16"] * len(layers)]
     with RunLog(log_dir) as log:
         rows = zip(layers, dtypes, strict=False)
-        table = {"class": "Dense", "parameters": 1, "work": 0.5}
+        table = {"class": "Dense", "parameters": 1, "share_of_flops": 0.5}
         log.layers(
             0, [table | {"path": p, "compute_dtype": t} for p, t in rows]
         )
@@ -455,7 +455,7 @@ def test_scales_are_written_in_one_way(page, url):
     assert "2¹⁵ -> 2⁻" in page.text("#events")
 
 
-def test_long_names_keep_what_tells_them_apart(page, url):
+def test_long_names_keep_what_distinguishes_them(page, url):
     page.open(url, run="deep/mixprec")
     labels = {f"…layer_{n}/…/attention_output" for n in range(12)}
     assert labels <= page.written(HEAT)
@@ -482,7 +482,7 @@ def test_names_of_classes_are_whole(page, url):
     assert page.run(clipped, f"{names} *") == 0
 
 
-def test_the_newest_run_is_shown_first(page, url):
+def test_the_latest_run_is_shown_first(page, url):
     runs = [x for x in ask(url, "runs") if not x["newer_schema"]]
     synchronized = max(runs, key=lambda entry: entry["written"])["run"]
     assert synchronized != min(entry["run"] for entry in runs)
@@ -624,7 +624,7 @@ COLUMNS = {
     "verdicts": lambda layer: len(layer["verdicts"]) or None,
     "demoted": lambda layer: layer["demoted_at"],
     "parameters": lambda layer: layer["parameters"],
-    "work": lambda layer: layer["work"],
+    "flops": lambda layer: layer["share_of_flops"],
 }
 
 

@@ -91,7 +91,7 @@ if keras.backend.backend() != "torch":  # which takes the norm in float32
 
 
 @pytest.mark.parametrize("hazard", HAZARDS)
-def test_the_hazard_is_real_and_the_rule_cures_it(hazard):
+def test_the_hazard_is_real_and_the_rule_repairs_it(hazard):
     make, shape, value = HAZARDS[hazard]
     model = model_of(make, shape)
     exact = run(model, value)

@@ -35,7 +35,7 @@ def found(kind, capability=None):
         ("abacus", None, "float32"),
     ],
 )
-def test_judgement(kind, capability, policy):
+def test_what_a_device_is_recommended(kind, capability, policy):
     recommendation = recommend(found(kind, capability))
     assert recommendation.policy == policy
     assert recommendation.device == f"some {kind}"

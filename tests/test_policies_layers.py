@@ -36,7 +36,7 @@ def test_paths_are_the_same_for_a_second_copy(build):
 def test_paths_are_the_same_in_a_fresh_process():
     layers.Dense(1), layers.Softmax()
     first = paths(functional())
-    # All that a fresh process changes is that the counters start anew.
+    # All that a fresh process changes is that the counters start from 0.
     keras.backend.clear_session()
     assert paths(functional()) == first
 

@@ -60,7 +60,7 @@ def test_the_first_match_wins():
     assert (plan["head"], plan["wide"]) == ("float64", "float32")
 
 
-def test_a_composite_takes_its_parts_along_unless_told_not_to():
+def test_a_composite_demotes_its_parts_with_it_unless_asked_not_to():
     attention = layers.MultiHeadAttention
     plan = apply_policy(
         functional(), "mixed_bfloat16", rules=[PrecisionRule(attention)]

@@ -6,7 +6,12 @@ import pytest
 from keras import layers
 from policies_models import BUILDERS, Block, functional
 
-from keras_mixprec import PrecisionRule, apply_policy, precision_summary
+from keras_mixprec import (
+    PrecisionRule,
+    apply_policy,
+    matmul_precision,
+    precision_summary,
+)
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
@@ -18,14 +23,23 @@ def test_every_layer_has_a_row_and_every_parameter_is_counted(build):
     assert [row["path"] for row in rows] == [e.path for e in walk(model)]
     assert sum(row["parameters"] for row in rows) == model.count_params()
     assert all(row["compute_dtype"] == "float32" for row in rows)
-    assert sum(row["work"] or 0 for row in rows) == pytest.approx(1)
+    assert sum(row["share_of_flops"] or 0 for row in rows) == pytest.approx(1)
 
 
 def test_the_text_fits_100_columns_and_has_a_line_per_layer():
     model = functional()
     lines = str(precision_summary(model)).splitlines()
-    assert len(lines) == 1 + len(walk(model))
+    assert len(lines) == 2 + len(walk(model))
     assert max(map(len, lines)) <= 100
+
+
+def test_the_last_line_says_what_float32_products_are_computed_in():
+    model = functional()
+    with matmul_precision("float32"):
+        summary = precision_summary(model)
+    last = str(summary).splitlines()[-1]
+    assert last.startswith("Matmul precision: float32, ")
+    assert f"<p>{last}</p>" in summary.to_html()
 
 
 def test_html_is_escaped():
@@ -35,7 +49,7 @@ def test_html_is_escaped():
     assert text.count("<tr>") == 2
 
 
-def test_notes_tell_casts_reasons_and_exceptions():
+def test_notes_say_casts_reasons_and_exceptions():
     inputs = keras.Input((4,))
     x = layers.LayerNormalization(name="norm")(inputs)
     x = layers.Dense(4, name="a")(x)
@@ -64,7 +78,7 @@ def test_variable_dtypes_are_those_of_the_variables():
 
 def test_an_unbuilt_layer_says_so():
     row = precision_summary(keras.Sequential([layers.Dense(2)])).to_list()[0]
-    assert (row["parameters"], row["work"]) == (None, None)
+    assert (row["parameters"], row["share_of_flops"]) == (None, None)
     assert row["notes"] == "not built"
 
 
@@ -137,6 +151,6 @@ def test_a_user_written_layer_with_weights_is_unknown():
             return x * self.w
 
     model = keras.Sequential([keras.Input((2,)), Own(), Block()])
-    work = [row["work"] for row in precision_summary(model).to_list()]
+    work = [row["share_of_flops"] for row in precision_summary(model).to_list()]
     assert work == [None, 0.0, 1.0, 0.0]
     assert np.isfinite(work[2])

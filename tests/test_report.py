@@ -48,7 +48,7 @@ def unpacked(page):
     return json.loads(zlib.decompress(base64.b64decode(packed)))
 
 
-def test_the_text_tells_what_happened(report):
+def test_the_text_says_what_happened(report):
     failed, tuned = str(report).split("\n\n")
     assert failed.startswith(
         "float16/mixprec: overflowing overflowed at step 5"
@@ -113,7 +113,7 @@ def test_a_second_run_adds_its_skipped_steps(tmp_path):
     assert "Steps: 60 in 3 calls of fit, 40 skipped" in text
 
 
-def test_calls_and_layers_of_such_names_are_told_apart(tmp_path):
+def test_calls_and_layers_of_such_names_are_distinct(tmp_path):
     metrics = {"activation_headroom_bits": "min"}
     with RunLog(tmp_path) as log:
         paths = "a", "a#1", "b"

@@ -75,7 +75,7 @@ def test_threads_lose_no_event(tmp_path):
     assert sorted(x["n"] for x in told) == list(range(400))
 
 
-def test_an_event_told_late_keeps_its_own_step(tmp_path):
+def test_an_event_reported_late_keeps_its_own_step(tmp_path):
     with RunLog(tmp_path) as log:
         log.event(50, {"kind": "demoted"})
         log.event(40, {"kind": "skipped_step"})

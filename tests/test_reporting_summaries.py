@@ -74,7 +74,7 @@ def test_metadata_says_who_shows_it(value, plugin, data_class):
 def test_own_content_carries_the_schema_version():
     value = decoded(summaries.strings("a", "b", columns=["c"]))
     content = json.loads(value.metadata.plugin_data.content)
-    assert content == {"schema": 1, "columns": ["c"]}
+    assert content == {"schema": 2, "columns": ["c"]}
 
 
 def test_layout_holds_the_charts():

@@ -81,7 +81,7 @@ def test_own_tensors_are_served(served):
     chunks = ("events/00000", "events/00001", "events/00002", "events/00003")
     named = {*chunks, "scale/00000", "scale/00001", "layers"}
     assert set(tags) == {f"mixprec/{name}" for name in named}
-    assert {tag["content"]["schema"] for tag in tags.values()} == {1}
+    assert {tag["content"]["schema"] for tag in tags.values()} == {2}
     assert json.loads(tags["mixprec/layers"]["last"][0]) == TABLE
     told = [
         json.loads(event)["step"]

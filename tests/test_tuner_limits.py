@@ -29,13 +29,13 @@ def test_past_a_limit_it_says_what_to_do(limit):
     assert len(callback.history) == 1
 
 
-def test_it_stops_when_told_to():
+def test_it_stops_when_asked_to():
     model, callback = chain(), tuner(max_rebuilds=0, on_limit="stop")
     history = fit(model, [BIG] * 4, callback, epochs=3)
     assert len(history["loss"]) == 1
 
 
-def test_it_goes_to_float32_when_told_to():
+def test_it_goes_to_float32_when_asked_to():
     model = chain()
     callback = tuner(max_demoted_fraction=0.5, on_limit="float32")
     history = fit(model, [BIG] * 4, callback)

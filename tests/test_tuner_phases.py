@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_mixprec.tuning.phases import Phase, TuningState
+from keras_mixprec.tuning.state import Phase, TuningState
 
 
 def test_it_captures_up_to_a_step():

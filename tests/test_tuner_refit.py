@@ -93,4 +93,4 @@ def test_a_new_log_has_the_errors_of_the_last_audit(tmp_path):
     for name in "ab":
         watcher = kmp.MixPrecMonitor(tmp_path / name, verbose=0)
         fit(model, [1.0] * 2, watcher, tuner())
-    assert "twin/00000" in tags(tmp_path / "b")
+    assert "error_against_float32/00000" in tags(tmp_path / "b")

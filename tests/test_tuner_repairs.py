@@ -221,7 +221,7 @@ def test_validation_data_are_evaluated_in_the_new_dtypes(jit):
 
 
 @each_jit
-def test_a_layer_that_is_left_alone_comes_along(jit):
+def test_an_isolated_layer_is_demoted_with_the_others(jit):
     keras.config.set_dtype_policy("mixed_float16")
 
     def dense(name, factor, **arguments):

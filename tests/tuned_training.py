@@ -4,7 +4,7 @@
 
 Five epochs of 20 steps. From the 25th on, numbers are so large that a layer
 overflows. START is how to go on: `backup` by `BackupAndRestore`, which begins
-anew if there is no backup; `checkpoint` by the last `ModelCheckpoint`; or
+again if there is no backup; `checkpoint` by the last `ModelCheckpoint`; or
 `new`. When each epoch begins and at the end, the state is written to a file in
 FOLDER: `begin-0.json` and so on, the first of them as `begun.json` as well,
 and `ended.json`. KILL is a step to be killed at, or `replace`: the second time

@@ -8,6 +8,7 @@ from keras_mixprec.backend.interface import (
     Batches,
     Device,
     Devices,
+    Precision,
     Probe,
     Processes,
     Replay,
@@ -50,6 +51,16 @@ def query_devices() -> tuple[str, list[Device]]:
     """Returns the kind of the default devices, and the devices."""
     module: Devices = _module("devices")
     return module.query()
+
+
+def precision() -> Precision:
+    """Returns what sets the precision of float32 products."""
+    return _module("precision")
+
+
+def graph_rewrite():
+    """Returns TensorFlow's graph rewrite, which other backends have not."""
+    return _module("graph_rewrite")
 
 
 def devices() -> dict:

@@ -341,4 +341,30 @@ class Runtime(Protocol):
         """Waits until the tensors are computed."""
 
     def tf32(self, allowed) -> AbstractContextManager:
-        """Context in which float32 products may, or must not, use TF32."""
+        """Context in which float32 products may, or must not, use TF32.
+
+        On devices that have it. Cheap, and no compiled model is touched.
+        """
+
+
+class Precision(Protocol):
+    """What float32 matrix products and convolutions are computed in.
+
+    By the names of `policies/matmul_precision.py`; `kind` is what
+    `Devices.query` returns.
+    """
+
+    def put(self, name, kind):
+        """Sets it, until it is set to something else."""
+
+    def scope(self, name, kind) -> AbstractContextManager:
+        """Context in which it is set; what was set before is afterwards."""
+
+    def read(self, kind) -> tuple[str, str]:
+        """Returns what products, and convolutions, were set to.
+
+        `"default"` if that is left to the backend.
+        """
+
+    def names_of_cpu(self) -> tuple[str, ...]:
+        """Returns what this CPU has beside float32."""

@@ -6,13 +6,13 @@ from typing import Any
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
+from keras_mixprec._files import check_local
 from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.monitoring.summary import TrainingSummary, summarize
-from keras_mixprec.reporting.no_log import NoLog
-from keras_mixprec.reporting.run_log import RunLog, check_local
+from keras_mixprec.reporting.run_log import NoLog, RunLog
 
 
 class MixPrecMonitor(CopiedCallback):
@@ -47,12 +47,13 @@ class MixPrecMonitor(CopiedCallback):
     `fit`. Between two readings the compiled step itself keeps the record, so a
     skipped step is not lost when nobody reads.
 
-    The scale at step `s` is the one in use after `s` batches: the batch that
-    Keras counts as `s`, from 0, runs with it. A `skipped_step` event names the
-    number of the batch from 1 as `at_step`, where the scale falls, and the
-    scale that it ran with. A scale that was set by hand between two readings is
-    known from the second on, and `events.jsonl` says so
-    (`loss_scale_not_known`).
+    Step `s` is after `s` steps, 0 before the first: the scale at step `s` is
+    the one that step `s + 1` runs with, and what is found then is found at step
+    `s`. A `skipped_step` event names its own number as `at_step`, where the
+    scale falls, and the scale that it ran with. Epochs, batches of an epoch,
+    rows and samples are counted from 0, as in callbacks and arrays. A scale
+    that was set by hand between two readings is known from the second on, and
+    `events.jsonl` says so (`loss_scale_not_known`).
 
     A disk that becomes full, or a removed folder, does not end training: one
     warning reports it, and what is lost is logged when that is possible again.
@@ -84,7 +85,7 @@ class MixPrecMonitor(CopiedCallback):
 
     When five steps in a row are skipped, the next batch is diagnosed as by
     `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
-    written to `events.jsonl`. Faults that skip no step are looked for as far
+    written to `events.jsonl`. Faults that skip no step are searched for as far
     as `max_overhead` allows, which is after minutes, unless a `PrecisionTuner`
     does so.
 
@@ -108,13 +109,13 @@ class MixPrecMonitor(CopiedCallback):
         update_freq: Int, batches. Defaults to `50`.
         probe_every: Int, steps. `0` for no probes, and no ranges at all.
             Defaults to `100`.
-        max_overhead: Float, share of the training time. Looks, probes and
-            diagnoses of healthy runs are thinned to stay below it, all that
-            happens once apart: setting up, compiling the probed step, the last
-            reading.
-            0.0125 of it, at most half, is left for what cannot be timed; looks
-            and probes take at most half of the rest each. At 1 these two are
-            not thinned. At 0 no ranges are read. Defaults to `0.02`.
+        max_overhead: Float, share of the training time. Readings of
+            the counters, probes and diagnoses of healthy runs are thinned to
+            stay below it, all that happens once apart: setting up, compiling
+            the probed step, the last reading. Up to half of it, at most 1.25
+            percentage points, is reserved for overhead that cannot be timed;
+            readings and probes take at most half of the rest each. At 1 these
+            two are not thinned. At 0 no ranges are read. Defaults to `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,
             every batch is held until its step is known to have succeeded,
@@ -207,6 +208,7 @@ class MixPrecMonitor(CopiedCallback):
         self._session = Session.join(
             self,
             Settings(
+                log_dir=self.log_dir,
                 open_log=partial(RunLog, self.log_dir) if chief else NoLog,
                 update_freq=self.update_freq,
                 probe_every=self.probe_every,
@@ -220,10 +222,10 @@ class MixPrecMonitor(CopiedCallback):
         )
         self._has_logged = True
         self.verdicts = self._session.examiner.verdicts
-        self.failing_batches = self._session.recorder.kept
+        self.failing_batches = self._session.parts.recorder.kept
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Guards the metrics and takes the first look, the first time."""
+        """Guards the metrics and reads the counters, the first time."""
         self._session.begin_epoch(self, epoch)
 
     # `on_train_batch_end` would make Keras fetch the logs of every step from
@@ -231,15 +233,15 @@ class MixPrecMonitor(CopiedCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
     ) -> None:
-        """Looks at the steps before this one, if it is time to."""
+        """Reads the counters before this step, if it is time to."""
         self._session.begin_batch(self, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Looks at the last steps of the epoch."""
+        """Reads the counters at the end of the epoch."""
         self._session.end_epoch(self)
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Takes the last look, writes the summary and closes the log."""
+        """Reads the counters, writes the summary and closes the log."""
         session = self._session
         session.finish()
         self.summary = summarize(session)

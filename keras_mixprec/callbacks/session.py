@@ -1,31 +1,23 @@
 """What the callbacks of one `fit` share, so that together they cost once."""
 
-import math
 import time
+from collections.abc import Callable
+from typing import Any
 
-from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
+from keras_mixprec.callbacks.fit_state import FitState, Parts
 from keras_mixprec.callbacks.settings import Settings
-from keras_mixprec.guards.train_function import StepCount
 from keras_mixprec.monitoring.attach import (
     CHARTS,
-    LayerLog,
     after_epoch,
     keep_watching,
     settings_of,
     stop_watching,
 )
-from keras_mixprec.monitoring.audits import Examiner
-from keras_mixprec.monitoring.counter_log import ROWS_BY_VARIABLE, CounterLog
-from keras_mixprec.monitoring.counters import Counters, EarlyStop
-from keras_mixprec.monitoring.failing_batches import BadData, Recorder
-from keras_mixprec.monitoring.overhead import LOOKS, OverheadBudget
-from keras_mixprec.monitoring.probe_schedule import Prober
-from keras_mixprec.monitoring.range_schedule import RangeReader
-from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
-from keras_mixprec.reporting.layer_tables import Thinning
+from keras_mixprec.monitoring.failing_batches import BadData
+from keras_mixprec.monitoring.overhead import READINGS
 
-# How often, between two looks or probes, to ask whether one that is due is
+# How often, between two readings or probes, to ask whether one that is due is
 # within budget: asking takes 20 us, 1% of a step of small layers in JAX.
 _RETRIES = 8
 
@@ -41,39 +33,36 @@ class Session:
     Attributes:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
-        first_step: Int. The step at the start of this `fit`.
-        log: The `RunLog`.
-        counters: `Counters` of the model, from the first step on.
-        budget: `OverheadBudget`, what all of this costs.
-        examiner, prober, ranges, recorder: The parts that diagnose, measure
-            and keep.
-        early_stop: `EarlyStop` of this `fit`.
+        parts: `Parts`, what it works with.
+        state: `FitState` of this `fit`, from its first step on.
         started: Boolean. Whether it watches; not before the model is built.
         bad_data: `BadData` of this `fit`.
     """
 
     def __init__(self, model, settings):
         self.model = model
-        self.counters = None
-        self.first_step = 0
-        self._count = StepCount(0, 1)
+        self.parts = Parts.of(model, settings)
+        self.state: Any = None
         self.bad_data = BadData()
         self._members = []
-        self._leader = self._params = None
+        self._params = self._on_diagnosis = None
         self.started = self._finished = self._has_waited = False
-        self._configure(settings)
 
     @classmethod
     def join(
-        cls, callback, settings: Settings, modest: bool = False
+        cls,
+        callback,
+        settings: Settings,
+        on_diagnosis: Callable | None = None,
     ) -> "Session":
         """Returns the session of a callback's model.
 
         Args:
             callback: A `keras.callbacks.Callback`, in its `on_train_begin`.
             settings: `Settings`.
-            modest: Boolean. Whether another callback's settings go before.
-                Defaults to `False`.
+            on_diagnosis: Function of `Examination`, batch and step, which
+                follows each diagnosis after skipped steps, for a callback that
+                audits the model at times of its own. Defaults to `None`.
         """
         model = callback.model
         session = vars(model).get(_KEPT_AS)
@@ -83,11 +72,11 @@ class Session:
                 session.log.close()
             stop_watching(model)
             session = vars(model)[_KEPT_AS] = cls(model, settings)
-        elif not modest:
-            session._check_only(callback)
-            session._configure(settings)
-        if not modest:
-            session._leader = callback
+        elif settings.log_dir is not None:
+            session._check_only(settings)
+            session.parts = Parts.of(model, settings)
+        if on_diagnosis:
+            session._on_diagnosis = on_diagnosis
         session._params = callback.params
         session._members.append(callback)
         return session
@@ -97,12 +86,12 @@ class Session:
         # In which Keras gives all callbacks the same dict.
         return callback.params is self._params and callback not in self._members
 
-    def _check_only(self, callback):
-        if self._leader is not None:
+    def _check_only(self, settings):
+        if self.settings.log_dir is not None:
             raise ValueError(
                 "A `fit` can have one `MixPrecMonitor` only. Received: those "
-                f"of log_dir={self._leader.log_dir!r} and "
-                f"log_dir={callback.log_dir!r}"
+                f"of log_dir={self.settings.log_dir!r} and "
+                f"log_dir={settings.log_dir!r}"
             )
 
     def leave(self, callback):
@@ -114,29 +103,45 @@ class Session:
             if vars(self.model).get(_KEPT_AS) is self:
                 del vars(self.model)[_KEPT_AS]
 
-    def _configure(self, settings):
-        self.settings = settings
-        self.log = log = settings.open_log()
-        verbose = settings.verbose
-        self.budget = OverheadBudget(settings.max_overhead)
-        self.examiner = Examiner(log, verbose, self.budget)
-        self.prober = Prober(
-            log,
-            settings.probe_every,
-            settings.max_overhead,
-            verbose,
-            self.budget,
-        )
-        self.ranges = RangeReader(
-            self.model, log, settings, self.prober, self.budget
-        )
-        self.recorder = Recorder(settings.keep_failing_batches)
-        self.early_stop = EarlyStop(self.model, log, settings)
+    @property
+    def settings(self):
+        """As in `Parts`."""
+        return self.parts.settings
+
+    @property
+    def log(self):
+        """As in `Parts`."""
+        return self.parts.log
+
+    @property
+    def budget(self):
+        """As in `Parts`."""
+        return self.parts.budget
+
+    @property
+    def examiner(self):
+        """As in `Parts`."""
+        return self.parts.examiner
+
+    @property
+    def prober(self):
+        """As in `Parts`."""
+        return self.parts.prober
+
+    @property
+    def counters(self):
+        """As in `FitState`."""
+        return self.state.counters
+
+    @property
+    def first_step(self) -> int:
+        """The step at the start of this `fit`."""
+        return self.state.first_step if self.state else 0
 
     @property
     def step(self) -> int:
         """Batches trained on, those that earlier `fit`s logged included."""
-        return self._count.step
+        return self.state.count.step if self.state else 0
 
     # What `fit` calls.
 
@@ -145,11 +150,11 @@ class Session:
         if callback is self._members[0] and self._can_start():
             self._start()
             after_epoch(self.model)
-            self._count.begin_epoch()
+            self.state.count.begin_epoch()
             self.bad_data.begin_epoch(self.step, epoch)
 
     def begin_batch(self, callback, batch: int):
-        """Looks at the steps before this one, if it is time to."""
+        """Reads the counters before this step, if it is time to."""
         if callback is not self._members[0]:
             return
         if not self._can_start():
@@ -157,11 +162,11 @@ class Session:
             return
         self._start()
         keep_watching(self.model)
-        self._count.begin_batch(batch)
-        if self.step >= self._idle_until:
+        self.state.count.begin_batch(batch)
+        if self.step >= self.state.idle_until:
             self._act()
-        if self.early_stop.failed:
-            self._count.cancel_batch()
+        if self.parts.early_stop.failed:
+            self.state.count.cancel_batch()
             self.raise_if_failed()
 
     def _can_start(self):
@@ -175,37 +180,41 @@ class Session:
         )
 
     def _act(self):
-        self._settle()
+        self._keep_if_failed()
         if self.step > self.first_step:
             self.budget.begin(self.step)
         self.prober.collect(self.step)
-        due = self.step - self._counter_log.step >= self.settings.update_freq
-        if due and self.budget.left(LOOKS) > 0:
-            self._look()
-        if self.step >= self._next_vote:
-            self._vote()
-        if self._counter_log.in_a_row >= TRIGGER_STEPS:
+        since = self.step - self.state.counter_log.step
+        if (
+            since >= self.settings.update_freq
+            and self.budget.left(READINGS) > 0
+        ):
+            self._read_counters()
+        if self.step >= self.state.next_agreement:
+            self._agree()
+        if self.state.counter_log.state.trouble:
             self._examine_if_wanted()
             self._probe_if_wanted()
         else:
             self._probe_if_wanted()
             self._examine_if_wanted()
         self._predict_scale_if_wanted()
-        self.ranges.read_if_due(self.synchronized_model, self.step)
-        if not self.recorder.full:
-            self.recorder.hold(
-                self.model, self.step, self.counters.optimizers()
+        self.parts.ranges.read_if_due(self.synchronized_model, self.step)
+        if not self.parts.recorder.full:
+            self.parts.recorder.hold(
+                self.model, self.step + 1, self.counters.optimizers()
             )
-        self._idle_until = self.step + self._idle_steps()
+        self.state.idle_until = self.step + self._idle_steps()
 
     def _idle_steps(self):
         """In how many steps there may be something to do."""
         armed = self.prober.armed or self.examiner.armed
-        if armed or not self.recorder.full or self.step == self.first_step:
+        first = self.step == self.first_step
+        if armed or first or not self.parts.recorder.full:
             return 1
-        freq = self.settings.update_freq
-        probe = self._next_vote if self._shared else self.prober.due_at
-        dates = self._counter_log.step + freq, probe, self.ranges.due_at
+        state, freq = self.state, self.settings.update_freq
+        probe = state.next_agreement if state.shared else self.prober.due_at
+        dates = state.counter_log.step + freq, probe, self.parts.ranges.due_at
         due = [at - self.step for at in dates]
         if min(due) > 0:
             return min(due)
@@ -215,46 +224,48 @@ class Session:
         return min([retry, *(steps for steps in due if steps > 0)])
 
     def end_epoch(self, callback):
-        """Looks at the last steps of an epoch."""
+        """Reads the counters at the end of an epoch."""
         if callback is not self._members[0] or not self.started:
             return
-        self.recorder.end_epoch()
+        self.parts.recorder.end_epoch()
         steps = (callback.params or {}).get("steps")
         attempted = None if steps else self.counters.attempted()
-        self._count.end_epoch(steps, attempted)
+        self.state.count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
-        self.ranges.end_epoch()
-        if self.budget.left(LOOKS) > 0:
-            self._look()
+        self.parts.ranges.end_epoch()
+        if self.budget.left(READINGS) > 0:
+            self._read_counters()
         started = time.perf_counter()
-        if self.budget.left(LOOKS) > 0 and self._by_epoch.due():
+        if self.budget.left(READINGS) > 0 and self.state.by_epoch.due():
             self.prober.write_histograms(self.step)
         self.log_layers()
-        self.budget.add(LOOKS, time.perf_counter() - started)
-        self._idle_until = self.step
+        self.budget.add(READINGS, time.perf_counter() - started)
+        self.state.idle_until = self.step
         self.raise_if_failed()
 
     def raise_if_failed(self):
         """Ends `fit` with an exception if that was asked for."""
-        self.early_stop.raise_if_failed(self._members)
+        self.parts.early_stop.raise_if_failed(self._members)
 
     def finish(self):
-        """Takes the last look; `fit` has ended."""
+        """Reads the counters once more; `fit` has ended."""
         if self._finished:
             return
         self._start()  # There may have been no epoch.
         self._finished = True
-        self._count.begin_epoch()
+        self.state.count.begin_epoch()
         after_epoch(self.model)
         self.synchronized_model()
-        self._settle()
-        for part in self.recorder, self.prober, self.examiner:
+        self._keep_if_failed()
+        for part in self.parts.recorder, self.prober, self.examiner:
             part.disarm()
-        self._look()
-        self._counter_log.close()
+        self._read_counters()
+        self._examine_at_the_end()
+        self.state.counter_log.close()
         self.log_layers()
+        self._precision.end(self.step)
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
-        self.ranges.finish(self.model, self.step)
+        self.parts.ranges.finish(self.model, self.step)
 
     def _start(self):
         if self.started:
@@ -262,32 +273,19 @@ class Session:
         self.started = True
         # In `fit` there is one; `train_on_batch` makes it too late.
         self.model.make_train_function()
-        # What an earlier `fit` logged last is after the step that this begins
-        # with.
-        self.first_step = max(self.log.next_step - 1, 0)
-        self._count = StepCount(
-            self.first_step, getattr(self.model, "steps_per_execution", 1)
-        )
-        self._idle_until = self.first_step
-        self._layers = LayerLog(self.model, self.log)
-        self.examiner.follow_schedule_of(self.synchronized_model())
-        self._shared = active.processes().workers(self.model) > 1
-        settings = self.settings
-        to_agree_on = settings.probe_every or settings.stop_after is not None
-        self._next_vote = math.inf
-        if self._shared and to_agree_on:
-            self._next_vote = self.first_step + settings.update_freq
-        self._by_epoch = Thinning(ROWS_BY_VARIABLE)
-        self.counters = Counters(self.synchronized_model(), self.log, self.step)
-        self._counter_log = CounterLog(self)
+        self.state = FitState.begin(self)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
-        self.log.event(
-            self.step, {"kind": "train_begin", "fit": self.log.fits + 1}
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.precision_settings import (
+            PrecisionSettings,
         )
+
+        self._precision = PrecisionSettings(self.log)
+        self._precision.begin(self.step)
         self.log_layers()
-        self._look()
-        self.ranges.start(self.model, self.step, self.examiner)
+        self._read_counters()
+        self.parts.ranges.start(self.model, self.step, self.examiner)
 
     def synchronized_model(self):
         """Returns the model, with variables that are those of the last step."""
@@ -299,22 +297,50 @@ class Session:
 
         And how many were skipped since the last one applied.
         """
-        with self._counter_log.synchronized():
+        with self.state.counter_log.synchronized():
             return self.counters.bad_steps(), self.counters.in_a_row()
 
-    # Looking.
+    # Reading, probing, diagnosing.
+
+    @property
+    def audited(self) -> bool:
+        """Whether a callback audits the model at times of its own."""
+        return self._on_diagnosis is not None
 
     def _examine_if_wanted(self):
-        looked = self._counter_log.step == self.step
+        counters, step = self.state.counter_log, self.step
         if (
-            looked
+            counters.step == step
             and not self.prober.armed
-            and self.examiner.wants(self._counter_log.in_a_row)
+            and self.examiner.wants(counters.state.trouble, self.audited)
         ):
-            self.examiner.arm(self.model, self.step)
+            self.examiner.on_next_batch(
+                self.model, step, lambda batch: self._examine(batch, step)
+            )
+
+    def _examine(self, batch, step):
+        if batch is None:
+            return
+        who = "MixPrecMonitor" * self.settings.verbose
+        with self.examiner.diagnosing(step, counts=True):
+            found = self.examiner.examine(self.model, batch, step, who)
+            if self._on_diagnosis:
+                self._on_diagnosis(*found, step)
+
+    def _examine_at_the_end(self):
+        """Diagnoses the first batch if no next one came after skipped steps.
+
+        A tuner has diagnosed one by now.
+        """
+        trouble = self.state.counter_log.state.trouble
+        batch = self.parts.ranges.batch
+        if self.audited or batch is None or not trouble:
+            return
+        if self.examiner.wants(trouble, self.audited):
+            self._examine(batch, self.step)
 
     def _probe_if_wanted(self):
-        if self._wants_probe() and not self._shared:
+        if self._wants_probe() and not self.state.shared:
             self.prober.arm(self.model, self.step)
 
     def _wants_probe(self):
@@ -323,19 +349,19 @@ class Session:
             self.model, self.step, steps
         )
 
-    def _vote(self):
+    def _agree(self):
         """Does what all workers must do at one step, if all are for it.
 
         A worker whose step is probed, or who stops, while others go on waits
         for them for ever: the probed step adds gradients up in its own calls.
         """
-        self._next_vote = self.step + self.settings.update_freq
-        reason = self._counter_log.reason_to_stop
+        self.state.next_agreement = self.step + self.settings.update_freq
+        reason = self.state.counter_log.state.reason_to_stop
         flags = [not self._wants_probe(), reason is not None]
         unwanted, unrecoverable = any_worker(self.model, flags)
         if unrecoverable:
             reason = reason or "another worker cannot go on"
-            self.early_stop.stop(self.step, reason)
+            self.parts.early_stop.stop(self.step, reason)
         elif not unwanted:
             self.prober.arm(self.model, self.step)
 
@@ -348,20 +374,20 @@ class Session:
             if automatic and not optimizer.attempted_steps:
                 self.examiner.arm_first_scale(self.model, watch, self.step)
 
-    def _settle(self):
-        if not self.recorder.full:
-            self.recorder.settle(
+    def _keep_if_failed(self):
+        if not self.parts.recorder.full:
+            self.parts.recorder.keep_if_failed(
                 self.synchronized_model(), self.counters.optimizers()
             )
 
-    def _look(self):
-        self._counter_log.read(self.step)
-        reason = self._counter_log.reason_to_stop
-        if reason and not self._shared:
-            self.early_stop.stop(self.step, reason)
+    def _read_counters(self):
+        self.state.counter_log.read(self.step)
+        reason = self.state.counter_log.state.reason_to_stop
+        if reason and not self.state.shared:
+            self.parts.early_stop.stop(self.step, reason)
 
     def log_layers(self):
         """Logs what the layers compute in, if that has changed."""
-        dtypes = self._layers.write(self.step)
+        dtypes = self.state.layers.write(self.step)
         if dtypes is not None:
             self.prober.dtypes = dtypes

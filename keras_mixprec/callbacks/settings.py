@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import keras
 
-from keras_mixprec.reporting.no_log import NoLog
+from keras_mixprec.reporting.run_log import NoLog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,11 +13,14 @@ class Settings:
     """What a session does; the arguments of `MixPrecMonitor`.
 
     Attributes:
+        log_dir: String. Where the log is asked for, `None` by a callback that
+            asks for none: its settings give way to another's.
         open_log: Function that returns a `RunLog`. Defaults to one that keeps
             nothing.
         summary: Boolean. Whether the `TrainingSummary` is printed at the end.
     """
 
+    log_dir: str | None = None
     open_log: Callable = NoLog
     update_freq: int = 50
     probe_every: int = 0

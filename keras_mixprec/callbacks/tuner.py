@@ -23,7 +23,7 @@ from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
 from keras_mixprec.tuning.plan_store import PlanOnDisk
 from keras_mixprec.tuning.proposal import check_alike
-from keras_mixprec.tuning.settings import TunerSettings
+from keras_mixprec.tuning.state import TunerSettings
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
@@ -63,7 +63,7 @@ class PrecisionTuner(CopiedCallback):
     which the first worker writes.
 
     Use it alone or beside `MixPrecMonitor`, which then logs what it does:
-    both share one look and one diagnosis.
+    both share the readings and the diagnoses.
 
     A loop written by hand calls the methods of the callback as `fit` does and
     trains with `train_on_batch`; the model must be built when it starts from a
@@ -84,7 +84,7 @@ class PrecisionTuner(CopiedCallback):
             built. `0` for never. Defaults to `2000`.
         cooldown: Int. Steps after a change before the next, one before the
             first step apart. Defaults to `10`.
-        max_demoted_fraction: Float, share of the work in 16 bits that may be
+        max_demoted_fraction: Float, share of the FLOPs in 16 bits that may be
             demoted. Defaults to `1.0`.
         max_rebuilds: Int. How often the compiled functions may be rebuilt.
             Defaults to `10`.
@@ -96,8 +96,8 @@ class PrecisionTuner(CopiedCallback):
         bfloat16: Boolean, or `"auto"`: whether the device is one for which
             `recommend_policy` says `"mixed_bfloat16"`, on a CPU by what
             `doctor` measured. Defaults to `"auto"`.
-        update_freq: Int, batches between two looks at the counters; at first
-            there are more of them. Defaults to `50`.
+        update_freq: Int, batches between two readings of the counters; at
+            first there are more of them. Defaults to `50`.
         verbose: `0` or `1`. Whether to print what is changed. Defaults to `1`.
 
     Attributes:
@@ -187,7 +187,9 @@ class PrecisionTuner(CopiedCallback):
         if known:
             repairs.load_state(known[1])
         self._session = Session.join(
-            self, Settings(verbose=self.verbose), modest=True
+            self,
+            Settings(verbose=self.verbose),
+            on_diagnosis=lambda *found: self._tuning.follow(*found),
         )
         use_bfloat16 = self.bfloat16
         if use_bfloat16 == "auto":
@@ -233,7 +235,7 @@ class PrecisionTuner(CopiedCallback):
         self._tuning.before_batch()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Looks at the last steps of the epoch."""
+        """Reads the counters at the end of the epoch."""
         self._session.end_epoch(self)
         self._tuning.end_epoch()
 

@@ -1,1 +1,37 @@
-"""Which layer is numerically unstable, why, and what to do."""
+"""Which layer is numerically unstable, why, and what to do.
+
+An examination takes one batch. Are the data finite, is float32 finite, has
+training diverged? If it is precision: each layer is run again on the inputs
+that it saw, in its dtype and in float32, forward and backward; what is wrong is
+demoted and the step is run again, until loss and gradients are as in float32.
+Then the smallest set of layers that is needed is kept. Nothing is changed in
+the model.
+
+Where each kind of verdict is decided: see the table in docs/architecture.md.
+
+Files:
+
+- `examination.py`: `diagnose`, and the examination that every diagnosis runs:
+  bad data, lost weights, an optimizer's fault, or a search.
+- `in_training.py`: the same in `fit`: divergence and predicted overflows too.
+- `layer_search.py`: the search, layer by layer; `search_state.py`: its state.
+- `fault_kind.py`: overflow, underflow or loss of precision: the one place that
+  decides it of a layer.
+- `forward.py`: whether a layer's outputs are right in 16 bits.
+- `backward.py`: the same of its gradients.
+- `end_to_end.py`: how far the loss and all gradients are from float32's, and
+  faults of the loss itself.
+- `whole_step.py`: whether a whole step is as good as in float32.
+- `smallest_set.py`: the smallest set of layers that a step is right with.
+- `state_check.py`: moving averages that 16-bit rounding stops.
+- `step_errors.py`: steps that raise in 16 bits and run in float32.
+- `scales.py`: the loss scales that a layer's gradients fit into.
+- `compare.py`: how far a 16-bit result is from float32's, and whether that
+  matters.
+- `ranges.py`: headroom, zeros and subnormals of each layer; overflows to come.
+- `batch.py`, `failing_batch.py`: the rows of a batch that are taken; a batch
+  that failed, with all that made it fail.
+- `culprit.py`, `verdict.py`, `advice.py`: what a search finds, what is said of
+  it, and what to do about it.
+- `thresholds.py`: every threshold, with its reason.
+"""

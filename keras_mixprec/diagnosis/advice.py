@@ -2,6 +2,7 @@
 
 import math
 
+from keras_mixprec.diagnosis.thresholds import BITS_ABOVE
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32
@@ -20,11 +21,17 @@ _CASES = {
     "own_backward": f"{TO_FLOAT32}: its backward pass overflows on gradients "
     "that fit, as a division by small numbers does; a smaller loss scale may "
     "not help.",
+    "steep": f"{TO_FLOAT32}: what the loss, or whatever follows, sends back to "
+    "it overflows at a loss scale of 1, as the gradient of log(p) does where a "
+    "probability is nearly 0; compute such a loss from logits.",
     "zero_backward": f"{TO_FLOAT32}: its backward pass divides by a number "
     "that underflows; keep its small numbers, such as an epsilon, above 6e-8.",
     "outside": "It is in the code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`): cast what it computes with by "
     "keras.ops.cast(x, 'float32').",
+    "between": "It is in {call}, after layer {places}: cast what it computes "
+    "with by keras.ops.cast(x, 'float32'), or let {places} compute in float32: "
+    "{rules}.",
     "epsilon": f"{TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
     "vanishes": f"{TO_FLOAT32}: its gradients vanish at a loss scale that the "
@@ -33,7 +40,7 @@ _CASES = {
     "call keras_mixprec.ensure_loss_scaling(model).",
     "unscaled_step": "Its gradients vanish because nothing scales the loss "
     "enough: train with keras_mixprec.LossScaleOptimizer and call "
-    "`loss = optimizer.{call}` in `train_step`.",
+    "`loss = optimizer.{scaling}` in `train_step`.",
     "integers": "Its input is integers, such as token ids, which the cast to "
     "16 bits rounds: give keras.Input(..., dtype='int32'), or let it compute "
     "in float32: PrecisionRule({layer!r})",
@@ -74,15 +81,27 @@ def advice_for(culprit, scale, own_step: bool = False) -> str:
     if case == "unscaled" and own_step:
         case = "unscaled_step"
     text = _CASES[case] if case else KINDS[culprit.kind].advice
-    window = {"call": scaling_call()}
+    window = {"scaling": scaling_call()}
     if "lowest_bits" in culprit.numbers:
         window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
         window["highest"] = math.floor(culprit.numbers["highest_bits"])
-    return text.format(layer=culprit.path, **culprit.numbers, **window)
+    after, call = culprit.numbers.get("after", ()), "the model's own `call`"
+    if culprit.path not in (None, MODEL_PATH):
+        call = f"the own `call` of {culprit.path!r}"
+    return text.format(
+        layer=culprit.path,
+        call=call,
+        places=" and ".join(map(repr, after)),
+        rules=", ".join(f"PrecisionRule({path!r})" for path in after),
+        **culprit.numbers,
+        **window,
+    )
 
 
 def _case(culprit, scale):
     numbers = culprit.numbers
+    if "after" in numbers:
+        return "between"
     outside = culprit.path in (None, MODEL_PATH)
     if outside and culprit.kind != "unsupported":
         return "outside"
@@ -109,7 +128,9 @@ def _scale_case(kind, numbers, scale):
         beyond = numbers["lowest_bits"] > scale.possible[-1]
         return "above" if beyond or not scale.adapts else "vanishes"
     beyond = numbers["highest_bits"] < scale.possible[0]
-    return "below" if beyond or not scale.adapts else None
+    if beyond or not scale.adapts:
+        return "below"
+    return "steep" if numbers["highest_bits"] + BITS_ABOVE < 0 else None
 
 
 def bad_data_advice(part: str) -> str:

@@ -14,7 +14,12 @@ from keras_mixprec.diagnosis.compare import (
     settled_error,
 )
 from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.fault_kind import (
+    kind_of_gradients,
+    kind_of_window,
+)
 from keras_mixprec.diagnosis.scales import Window
+from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
@@ -22,13 +27,6 @@ from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
 _JITTERS = range(thresholds.TIE_JITTERS)
-
-
-def _kind(replay, cotangents, low):
-    if not nonfinite(low):
-        return "precision_loss"
-    zero = replay.gradients_start_from_zero(cotangents)
-    return "underflow" if zero else "backward_overflow"
 
 
 def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
@@ -67,6 +65,32 @@ def gradients_of_layers(calls: list, exact: DryStep, moves) -> dict:
             own = own_gradients(call, exact, moves)
             found.setdefault(call.path, []).extend(own)
     return found
+
+
+def too_steep(calls: list, exact: DryStep) -> set:
+    """Returns the float16 layers whose outputs' gradients overflow as they are.
+
+    As that of `log(p)` does where a softmax is nearly 0, which hands on less
+    than 1. At a loss scale of 1; none if a weight's gradient overflows there as
+    well, since gradients are that large then.
+
+    Args:
+        calls: As for `gradients_of_layers`.
+        exact: As for `own_gradients`.
+
+    Returns:
+        Set of paths.
+    """
+    limit = get_format("float16").maximum
+    if largest([to_array(g) for g in exact.gradients.values()]) > limit:
+        return set()
+    return {
+        call.path
+        for call in calls
+        if call.layer.compute_dtype == "float16"
+        and largest([to_array(c) for c in call.cotangents if c is not None])
+        > limit
+    }
 
 
 def error_in_step(
@@ -117,7 +141,7 @@ def classify_window(window: Window, bits: float, call: LayerCall) -> Culprit:
         bits: Float. The loss scale, as a power of two.
         call: `LayerCall` of the layer.
     """
-    kind = "underflow" if bits < window.low else "backward_overflow"
+    kind = kind_of_window(window, bits)
     numbers = {
         "loss_scale_bits": bits,
         "lowest_bits": window.low,
@@ -183,6 +207,6 @@ def check_backward(
         "largest_gradient_in_float32": largest(wide) / 2.0**bits,
         "nonfinite_gradients": nonfinite(low),
     }
-    kind = _kind(replay, cotangents, low)
+    kind = kind_of_gradients(replay, cotangents, low)
     layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "backward", numbers)

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import only_runs_graph
-from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
+from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.names import is_fixed
 
 
@@ -17,7 +17,8 @@ class Culprit(NamedTuple):
 
     Attributes:
         path: String. Its path.
-        layers: List of the layers to demote: it alone, or all inside it too.
+        layers: List of the layers to demote: it alone, or some inside it too;
+            for a model's own code those that it follows.
         kind: String. As in `Verdict`.
         direction: String. `"forward"` or `"backward"`.
         numbers: Dict. The evidence.
@@ -29,22 +30,23 @@ class Culprit(NamedTuple):
     direction: str
     numbers: dict
 
-    def by_layer(self, model) -> list["Culprit"]:
-        """Returns one for each layer, if these are inside of the one at fault.
+    def located(self, model) -> "Culprit":
+        """Returns itself, with the layers after which a model's code is wrong.
 
-        As where a model's own code computes in the dtype of what its layers
-        return.
+        A model's own code computes in the dtype of what its layers return, so
+        that these are demoted for it. `numbers["after"]` are their paths.
 
         Args:
             model: The `keras.Model`.
         """
-        if self.path != MODEL_PATH or model in self.layers:
-            return [self]
-        paths = {id(e.layer): e.path for e in walk_with_model(model)}
-        return [
-            self._replace(path=paths[id(layer)], layers=[layer])
-            for layer in self.layers
-        ] or [self]
+        entries = walk_with_model(model)
+        if any(e.layer in self.layers for e in entries if e.path == self.path):
+            return self
+        inside = {id(layer) for layer in self.layers}
+        after = [e.path for e in entries if id(e.layer) in inside]
+        if not after:
+            return self
+        return self._replace(numbers=self.numbers | {"after": after})
 
 
 def computes_low(layer) -> bool:

@@ -7,18 +7,12 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
-from keras import tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import mover, nonfinite, relative_error
-from keras_mixprec.diagnosis.forward import (
-    is_cast_before,
-    range_fault,
-)
 from keras_mixprec.keras_internals import flat_layers, own_trainable
-from keras_mixprec.numerics.arrays import is_float, jittered, to_array
-from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.dry_step import (
     DryStep,
     compiled_loss,
@@ -29,11 +23,6 @@ from keras_mixprec.numerics.layer_hooks import (
     computing_in,
     following,
     with_sublayers,
-)
-from keras_mixprec.numerics.layer_replay import (
-    LayerReplay,
-    nonfinite_places,
-    starts_from_zero,
 )
 
 
@@ -95,75 +84,6 @@ def right_in_xla(model, data) -> bool:
     return loss_error(low, exact) <= thresholds.LOSS_ERROR
 
 
-def fault_behind(
-    replay: LayerReplay,
-    known: LayerCall | None,
-    model: keras.Model,
-    data,
-    calls,
-) -> tuple[str, str]:
-    """Returns kind and direction of what is not finite behind a layer.
-
-    Where a float32 output of the layer repairs it: what the loss does with the
-    outputs, else what the layer does.
-
-    Args:
-        replay: `LayerReplay` of the layer.
-        known: As for `range_fault`.
-        model: As for `loss_fault`.
-        data: As for `loss_fault`.
-        calls: As for `loss_fault`.
-    """
-    fault = loss_fault(model, data, calls)
-    if fault is None or is_cast_before(replay.call, known):
-        fault = range_fault(replay, known)
-    return fault
-
-
-def loss_fault(model: keras.Model, data, calls) -> tuple[str, str] | None:
-    """Returns kind and direction of what makes the loss non-finite.
-
-    A `compute_loss` of the user's own, or a loss that casts, computes in the
-    dtype of the outputs: `exp(20)` overflows there, and `log(1 - p)` is that
-    of 0. The operations of the loss, run again on the model's outputs, show it.
-
-    Args:
-        model: A compiled `keras.Model`.
-        data: The batch, as `train_step` takes it.
-        calls: List of `LayerCall` of a step in 16 bits.
-
-    Returns:
-        `None` if the loss is finite as `compute_loss` has it, or a `train_step`
-        of the user's own computes it.
-    """
-    # A `train_step` of the user's own computes what it likes.
-    if type(model).train_step is not keras.Model.train_step:
-        return None
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    outputs = [call.outputs for call in calls if call.layer is model]
-    if not outputs:  # JAX calls no more than the model's `call`.
-        with keras.StatelessScope():
-            outputs = [model(x)]
-    leaves = tree.flatten(outputs[-1])
-    floats = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
-
-    def run(tensors):
-        given = list(leaves)
-        for position, tensor in zip(floats, tensors, strict=True):
-            given[position] = tensor
-        predicted = tree.pack_sequence_as(outputs[-1], given)
-        # Which metrics it updates is of no matter.
-        with keras.StatelessScope():
-            return model.compute_loss(x, y, predicted, sample_weight)
-
-    tensors = [leaves[i] for i in floats]
-    if not nonfinite_places(run, tensors):
-        return None
-    if starts_from_zero(run, tensors):
-        return "underflow", "forward"
-    return "forward_overflow", "forward"
-
-
 class Errors(NamedTuple):
     """How far a step is from the same step in float32.
 
@@ -204,9 +124,6 @@ class EndToEnd:
         model: A built and compiled `keras.Model`.
         batches: List of batches, as `train_step` takes them.
         loss_scale_bits: Float. The loss scale, as a power of two.
-
-    Attributes:
-        finite: Boolean. Whether the float32 losses and gradients are.
     """
 
     def __init__(
@@ -215,14 +132,22 @@ class EndToEnd:
         self._model = model
         self._batches = batches
         self._scale = 2.0**loss_scale_bits
-        self.refresh()
+        self._references = self._computed()
 
     def refresh(self):
         """Recomputes the float32 reference, as after changes of weights."""
-        self._references = [Reference(self._model, b) for b in self._batches]
-        for reference in self._references:
+        self._references = self._computed()
+
+    @property
+    def finite(self) -> bool:
+        """Whether the float32 losses and gradients are."""
+        return all(is_finite(r.exact) for r in self._references)
+
+    def _computed(self):
+        references = [Reference(self._model, b) for b in self._batches]
+        for reference in references:
             reference.settled  # noqa: B018  As the weights are now.
-        self.finite = all(is_finite(r.exact) for r in self._references)
+        return references
 
     def errors(self, assignment: dict) -> Errors:
         """Returns the worst errors over all batches.

@@ -55,8 +55,8 @@ def diagnose(
             samples are enough unless the fault is in the data.
         y: Its targets. Defaults to `None`.
         sample_weight: Its weights. Defaults to `None`.
-        step: Int. The number of the training batch, for the verdicts.
-            Defaults to `None`.
+        step: Int. How many steps were taken, for the verdicts. Defaults to
+            `None`.
 
     Returns:
         List of `Verdict`, the most important first; empty if all is well.
@@ -195,9 +195,8 @@ class _Verdicts:
             exact, None if scale.adapts else scale.bits, moves
         )
         findings = [
-            Finding(self._culprit(c, scale), c.layers)
-            for found in [*raising, *search.culprits]
-            for c in found.by_layer(self._model)
+            Finding(self._culprit(c.located(self._model), scale), c.layers)
+            for c in [*raising, *search.culprits]
         ]
         others = self._scale_too_low(search, scale, moves)
         others += self._policy(entries)

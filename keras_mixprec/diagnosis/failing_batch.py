@@ -27,7 +27,7 @@ class FailingBatch:
     `MixPrecMonitor(keep_failing_batches=N).failing_batches` holds some.
 
     Attributes:
-        step: Int. Number of the training batch.
+        step: Int. The number of the step, the first is 1, as in the log.
         batch: Tuple `(x, y, sample_weight)` of arrays, or lists or dicts of
             arrays, or `None`.
         weights: List of arrays, as `model.get_weights()` returns them.

@@ -15,7 +15,12 @@ from keras_mixprec.diagnosis.compare import (
     repeats,
     settled_error,
 )
-from keras_mixprec.diagnosis.culprit import Culprit, rounded_integers
+from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.fault_kind import (
+    kind_of_outputs,
+    kind_over_draws,
+    limit_of,
+)
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
@@ -115,7 +120,7 @@ def check_forward(
         return None, None
     exact = replay.forward("float32")
     low = low_outputs(replay, compiled)
-    masked = _without_masks(known, low, exact, masks_matter, _limit(replay))
+    masked = _without_masks(known, low, exact, masks_matter, limit_of(replay))
     error = relative_error(masked, exact)
     if error > thresholds.FORWARD_ERROR:
         if replay.draws_by_itself() or not repeats(replay.forward(), low):
@@ -132,7 +137,7 @@ def check_forward(
     rows = _rows([to_array(x) for x in replay.inputs], low, exact)
     if rows:
         numbers["rows"] = rows[:_ROWS_NAMED]
-    kind = _kind(replay, low, exact, numbers)
+    kind = kind_of_outputs(replay, low, exact, numbers)
     if kind == "underflow":
         numbers |= _vanishing_constant(call.layer)
     layers = smallest_repair(replay, exact, kind)
@@ -159,10 +164,7 @@ def _over_draws(call, compiled):
         return error, None
     replay = LayerReplay(call, compiled)
     numbers = _numbers(replay, error, low, exact)
-    numbers["largest_inside_in_float32"] = replay.largest_intermediate()
-    kind = "underflow" if nonfinite(low) else "precision_loss"
-    if numbers["largest_inside_in_float32"] > _limit(replay):
-        kind = "forward_overflow"
+    kind = kind_over_draws(replay, low, numbers)
     layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "forward", numbers)
 
@@ -267,27 +269,6 @@ def _rows(inputs, low, exact):
     return found if len(found) < len(low[0]) else []
 
 
-def _kind(replay, low, exact, numbers):
-    limit, dtype = _limit(replay), replay.call.layer.compute_dtype
-    if numbers["largest_input"] > limit:
-        return "cast_overflow"
-    if rounded := rounded_integers(map(to_array, replay.inputs), dtype):
-        numbers |= rounded
-        return "precision_loss"
-    if nonfinite(low) and replay.starts_from_zero():
-        return "underflow"
-    numbers["largest_inside_in_float32"] = replay.largest_intermediate()
-    if numbers["largest_inside_in_float32"] > limit:
-        return "forward_overflow"
-    wider = relative_error(replay.forward("mixed_bfloat16"), exact)
-    if wider > thresholds.FORWARD_ERROR:
-        return "precision_loss"
-    vanished = any(
-        ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
-    )
-    return "underflow" if nonfinite(low) or vanished else "precision_loss"
-
-
 def _vanishing_constant(layer):
     """An epsilon or the like of a layer that is 0 in its dtype, if any."""
     smallest = get_format(layer.compute_dtype).smallest_subnormal / 2
@@ -296,7 +277,3 @@ def _vanishing_constant(layer):
             if isinstance(value, float) and 0 < value <= smallest:
                 return {"constant": f"{name}={value:g}"}
     return {}
-
-
-def _limit(replay):
-    return get_format(replay.call.layer.compute_dtype).maximum

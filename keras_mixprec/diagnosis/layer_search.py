@@ -1,6 +1,6 @@
 """Finding the layers whose precision is at fault in one batch.
 
-The search demotes what it finds and looks again, so that it finds the layers
+The search demotes what it finds and runs again, so that it finds the layers
 that would cast a repaired result straight back as well.
 """
 
@@ -14,42 +14,26 @@ from keras_mixprec.diagnosis.backward import (
     error_in_step,
     gradients_of_layers,
     own_gradients,
+    too_steep,
 )
-from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.culprit import Culprit
-from keras_mixprec.diagnosis.end_to_end import (
-    LossCheck,
-    fault_behind,
-    loss_error,
-    right_in_xla,
-)
-from keras_mixprec.diagnosis.forward import (
-    check_forward,
-    is_cast_before,
-    low_outputs,
-    without_needless,
-)
+from keras_mixprec.diagnosis.forward import check_forward, without_needless
+from keras_mixprec.diagnosis.loss_search import LossSearch
 from keras_mixprec.diagnosis.scales import (
     best_scale_bits,
     lost,
     scale_in_use,
     scale_window,
 )
-from keras_mixprec.diagnosis.search_state import SearchState, enclosing_path
+from keras_mixprec.diagnosis.search_state import enclosing_path
 from keras_mixprec.diagnosis.smallest_set import Needed
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
-from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import tick
-from keras_mixprec.numerics.dry_step import (
-    exact_step,
-)
-from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.summary import costs
 
 
-class Search(SearchState):
+class Search(LossSearch):
     """The search for culprits in one batch; see `SearchState`."""
 
     def run(self, scale_bits: float | None, moves):
@@ -62,11 +46,14 @@ class Search(SearchState):
                 whether the optimizer would move the variable by it.
         """
         windows = self._find_windows(moves)
-        self._scale = 2.0 ** self._bits(windows, scale_bits)
+        self._scale = 2.0 ** self._bits(windows, scale_bits, moves)
         step = self._forward()
         step = self._end_to_end(step)
+        step = self._magnified(step)
         known, as_run = len(self.culprits), list(self._demoted)
-        bits = self.scale_bits = self._judge_windows(step, windows, scale_bits)
+        bits = self.scale_bits = self._classify_windows(
+            step, windows, scale_bits, moves
+        )
         self._backward(step, bits, moves)
         self._widen_to_enclosing(step, known)
         self._keep_what_is_needed(moves)
@@ -131,97 +118,6 @@ class Search(SearchState):
         self.culprits = needed.among(self.culprits)
         self._demoted = [x for c in self.culprits for x in c.layers]
 
-    def _end_to_end(self, step):
-        """Demotes the layers that a wrong loss is right without."""
-        demoted, known = list(self._demoted), len(self.culprits)
-        check = LossCheck(
-            self._model,
-            lambda demoted: self._dry_step(demoted).loss,
-            lambda: exact_step(self._model, self._data).loss,
-        )
-        off = self._loss_error(step.loss) > thresholds.LOSS_ERROR
-        if not off or self._is_chance(step) or not check.wrong(demoted):
-            return step
-        if self._right_in_xla():
-            return step
-        repaired = self._greedily(step)
-        if len(self.culprits) == known or check.right(self._demoted):
-            return repaired
-        # They only drew another loss.
-        del self.culprits[known:]
-        self._demoted = demoted
-        return step
-
-    def _is_chance(self, step):
-        """Whether float32 may only have drawn other random numbers.
-
-        Of generators that are not Keras', JAX' draw others in each dtype.
-        """
-        gradients = [to_array(g) for g in step.gradients.values()]
-        return (
-            math.isfinite(step.loss)
-            and not nonfinite(gradients)
-            and any(
-                LayerReplay(c).draws_by_itself() for c in self._low(self._exact)
-            )
-        )
-
-    def _right_in_xla(self):
-        """Whether only the single operations of a dry step are wrong."""
-        with self._as_demoted():
-            return self._compiled and right_in_xla(self._model, self._data)
-
-    def _greedily(self, step):
-        while self._loss_error(step.loss) > thresholds.LOSS_ERROR:
-            best, best_step = None, step
-            for call in self._candidates(step):
-                layers = with_sublayers(call.layer)
-                try:
-                    trial = self._dry_step([*self._demoted, *layers])
-                # It may not run in float32 without what is around it.
-                except active.replay().REFUSALS:
-                    continue
-                if self._loss_error(trial.loss) < self._loss_error(
-                    best_step.loss
-                ):
-                    best, best_step = (call, layers), trial
-            if best is None:
-                break
-            call, layers = best
-            numbers = {"loss": step.loss, "loss_in_float32": self._exact.loss}
-            fault = ("precision_loss", "forward")
-            if not math.isfinite(step.loss):
-                fault = fault_behind(
-                    LayerReplay(call, self._compiled),
-                    self._exact_calls.get(call.name),
-                    self._model,
-                    self._data,
-                    step.calls,
-                )
-            self._demote(Culprit(call.path, layers, *fault, numbers))
-            step = best_step
-        return step
-
-    def _candidates(self, step):
-        ranks, calls = {}, {}
-        for call in self._low(step):
-            if call.layer is self._model:
-                continue  # With all inside it, which is no candidate.
-            replay = LayerReplay(call, self._compiled)
-            with self._as_demoted():
-                low = low_outputs(replay, self._compiled)
-                error = relative_error(low, replay.forward("float32"))
-            if is_cast_before(call, self._exact_calls.get(call.name)):
-                error = math.inf
-            rank = (bool(call.losses), error)
-            if (error or call.losses) and rank > ranks.get(call.path, ()):
-                ranks[call.path], calls[call.path] = rank, call
-        ranked = sorted(ranks, key=ranks.get, reverse=True)
-        return [calls[path] for path in ranked[: thresholds.LOSS_CANDIDATES]]
-
-    def _loss_error(self, loss):
-        return loss_error(loss, self._exact.loss)
-
     # Backward.
 
     def predict_scale_bits(self, moves) -> int:
@@ -230,11 +126,25 @@ class Search(SearchState):
         Args:
             moves: As for `run`.
         """
-        return self._bits(self._find_windows(moves))
+        return self._best_bits(self._find_windows(moves))
 
-    def _bits(self, windows, scale_bits=None):
+    def _bits(self, windows, scale_bits, moves):
+        """The given scale, or the best one without layers that are too steep.
+
+        A scale below 1 is for gradients that are that large. Where those of
+        the weights are not, a layer that hands on less is at fault.
+        """
         if scale_bits is not None:
             return scale_bits
+        bits = self._best_bits(windows)
+        if bits >= 0:
+            return bits
+        steep = too_steep(self._low(self._exact), self._exact)
+        return self._best_bits(
+            {p: w for p, w in windows.items() if p not in steep}
+        )
+
+    def _best_bits(self, windows):
         possible = scale_in_use(self._model).possible
         return best_scale_bits(windows, costs(self._model), possible)
 
@@ -260,16 +170,15 @@ class Search(SearchState):
         low = [call for call in self._low(self._exact) if not call.nested]
         return gradients_of_layers(low, self._exact, moves)
 
-    def _judge_windows(self, step, windows, scale_bits):
+    def _classify_windows(self, step, windows, scale_bits, moves):
         """Demotes the layers whose gradients fit no common loss scale."""
         calls = {c.path: c for c in self._low(step) if not c.nested}
         windows = {p: w for p, w in windows.items() if p in calls}
-        bits = self._bits(windows, scale_bits)
+        bits = self._bits(windows, scale_bits, moves)
         self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
                 self._demote(classify_window(window, bits, calls[path]))
-        return bits
 
     def _backward(self, step, bits, moves):
         known = {c.path for c in self.culprits}
@@ -286,7 +195,7 @@ class Search(SearchState):
             ):
                 culprit = None
                 if own_gradients(exact, self._exact, moves):
-                    error, culprit = self._judge_backward(
+                    error, culprit = self._classify_backward(
                         call, exact, step, bits, fed_by_weights
                     )
                     self._note(call, "backward", error)
@@ -295,7 +204,7 @@ class Search(SearchState):
                     self._demote(culprit)
             fed_by_weights |= bool(call.layer.trainable_variables)
 
-    def _judge_backward(self, call, exact, step, bits, fed_by_weights):
+    def _classify_backward(self, call, exact, step, bits, fed_by_weights):
         for known in self._backward_passes(step, 2.0**bits):
             own = next((c for c in known.calls if c.name == call.name), None)
             if own is not None:

@@ -54,8 +54,8 @@ def _columns(readings, part, measures, limits):
         found = Statistics.stacked(
             [r.parts[part] for r in readings if part in r.parts]
         )
-        told = [measure(found, limits) for measure in measures]
-        columns[held] = np.stack(told, axis=1)
+        measured = [measure(found, limits) for measure in measures]
+        columns[held] = np.stack(measured, axis=1)
     return columns
 
 

@@ -288,9 +288,12 @@ def _shows_in_step(culprit):
     """Whether the step would be wrong for it, as far as it matters.
 
     Not what is not finite with the cotangents of float32: with those of this
-    batch that arrive in 16 bits it may just fit.
+    batch that arrive in 16 bits it may just fit. Nor what is lost on the way
+    to a loss that is still large.
     """
     numbers = culprit.numbers
+    if "lost_share" in numbers:
+        return False
     bad = numbers.get("nonfinite_outputs") or numbers.get("nonfinite_gradients")
     state = any(own_non_trainable(layer) for layer in culprit.layers)
     imprecise = culprit.kind in ("precision_loss", "underflow")

@@ -66,7 +66,7 @@ class StateCheck:
     def _culprit(self, entry, lost):
         own = _lost_of(entry.layer, lost)
         error, there = max(own.values(), key=lambda found: found[0])
-        layers = self._cure(entry.layer, own, there)
+        layers = self._repair(entry.layer, own, there)
         fault = "precision_loss", "update"
         numbers = {"error_of_change": error}
         return Culprit(entry.path, layers, *fault, numbers)
@@ -110,7 +110,7 @@ class StateCheck:
             for v, value in pairs
         }
 
-    def _cure(self, layer, own, there):
+    def _repair(self, layer, own, there):
         """The layer alone where that is enough, else with all inside it."""
         try:
             errors = self._errors(there, [*self._demoted, layer])

@@ -41,6 +41,10 @@ FEWEST_DRAWS, MOST_DRAWS = 8, 64
 # a wrong loss is searched: each costs a forward pass.
 LOSS_CANDIDATES = 12
 
+# The share that is left of an error without the layer that it comes from.
+# Demoting any one of many layers that round alike leaves more.
+ONE_CAUSE = 0.25
+
 # Weights off by half a float16 ulp change a variable's gradient by less than
 # this share in float32, or no precision settles it: a third of BACKWARD_ERROR,
 # since activations are rounded as well as weights, and at every layer.

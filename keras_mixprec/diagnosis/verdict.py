@@ -21,7 +21,9 @@ class Verdict:
             `"scale_search"`.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.
-        step: Int. Number of the training batch, or `None`.
+        step: Int. How many steps were taken when it was found, 0 before the
+            first, so that a batch that was skipped has the number of its step,
+            from 1; or `None`.
         compiled: Boolean. Whether the step was compiled by XLA, which changes
             what overflows.
         numbers: Dict. The evidence.

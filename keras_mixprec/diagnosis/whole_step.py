@@ -7,8 +7,9 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import check_backward
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprit import Culprit, rounded_integers
-from keras_mixprec.diagnosis.end_to_end import Errors, Reference, fault_behind
+from keras_mixprec.diagnosis.end_to_end import Errors, Reference
 from keras_mixprec.diagnosis.forward import check_forward
+from keras_mixprec.diagnosis.loss_fault import fault_behind, step_fault
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import instability, smallest_set
 from keras_mixprec.numerics.arrays import jittered, to_array
@@ -57,9 +58,14 @@ class WholeStep:
         with computing_in("float32", demoted):
             return dry_step(self._model, self._data, 2.0**bits, records=False)
 
-    def fault_behind(self, replay, known, calls) -> tuple[str, str]:
+    def fault_behind(self, replay, known) -> tuple[str, str]:
         """Returns what is not finite behind a layer; see `fault_behind`."""
-        return fault_behind(replay, known, self._model, self._data, calls)
+        layers = [replay.call.layer]
+        return fault_behind(replay, known, self._model, self._data, layers)
+
+    def fault(self, layers: list) -> tuple[str, str] | None:
+        """Returns what is not finite without the layers; see `step_fault`."""
+        return step_fault(self._model, self._data, layers)
 
     def errors(self, demoted: list, bits: float) -> Errors:
         """Returns how far the step is off in what is settled.
@@ -236,7 +242,7 @@ class WholeSearch:
                     return culprit._replace(layers=[call.layer])
             if path == MODEL_PATH:
                 return self._outside(path, [layers[path]])
-            fault = self._fault(call, step.calls)
+            fault = self._fault(call)
         rounded = _rounded(self._exact_calls[call.name], call)
         if rounded:
             fault = "precision_loss", "forward"
@@ -251,20 +257,25 @@ class WholeSearch:
             )
         return culprit
 
-    def _fault(self, call, calls):
+    def _fault(self, call):
         if self._overflows:
             known = self._exact_calls.get(call.name)
             replay = LayerReplay(call, self._compiled)
-            return self._whole.fault_behind(replay, known, calls)
-        off = self._errors.loss > thresholds.LOSS_ERROR
-        return "precision_loss", "forward" if off else "backward"
+            return self._whole.fault_behind(replay, known)
+        fault = self._whole.fault([call.layer])
+        return fault or ("precision_loss", self._direction)
 
     def _outside(self, path, layers):
         """The code outside of layers, such as that of the loss."""
-        forward = self._errors.loss > thresholds.LOSS_ERROR
-        direction = "forward" if forward else "backward"
+        direction = self._direction
         kind = f"{direction}_overflow" if self._overflows else "precision_loss"
-        return Culprit(path, layers, kind, direction, self._numbers())
+        fault = layers and self._whole.fault(layers) or (kind, direction)
+        return Culprit(path, layers, *fault, self._numbers())
+
+    @property
+    def _direction(self):
+        off = self._errors.loss > thresholds.LOSS_ERROR
+        return "forward" if off else "backward"
 
     def _numbers(self):
         return {

@@ -116,11 +116,19 @@ class NonfiniteLosses:
         """Counts a loss, unless it is finite.
 
         Args:
-            loss: Tensor.
+            loss: Tensor, or a float.
         """
-        total = loss if loss.shape == () else ops.sum(loss)
-        kinds = ops.isnan(ops.add(total, _PROBES))
-        self.variable.assign_add(ops.cast(kinds, "float32"))
+        self.variable.assign_add(self.kinds_of(loss))
+
+    def kinds_of(self, loss):
+        """Returns what to add to the counter for a loss.
+
+        Args:
+            loss: As for `add`.
+        """
+        total = ops.cast(loss, "float32")
+        total = total if total.shape == () else ops.sum(total)
+        return ops.cast(ops.isnan(ops.add(total, _PROBES)), "float32")
 
     def count_from_here(self):
         """Starts a new epoch for `any`."""

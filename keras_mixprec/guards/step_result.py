@@ -23,6 +23,21 @@ def step_result(model: keras.Model, returned) -> "StepResult":
     return StepResult(model, returned)
 
 
+def incoming_weights(model: keras.Model, arguments: tuple) -> list:
+    """Returns the float tensors that a step is about to compute with.
+
+    Args:
+        model: The `keras.Model`.
+        arguments: Those of `train_step`; JAX passes the state first.
+    """
+    if keras.backend.backend() == "jax":
+        trainable, non_trainable, *_ = arguments[0]
+        values = [*trainable, *non_trainable]
+    else:
+        values = [ops.convert_to_tensor(v.value) for v in model.variables]
+    return [v for v in values if _is_float(v)]
+
+
 class StepResult:
     """The logs of a step, and variables as it left them.
 
@@ -119,8 +134,8 @@ class _FunctionalStepResult(StepResult):
         return self.logs, self._state
 
 
-def _is_float(variable):
-    return "float" in variable.dtype
+def _is_float(value):
+    return "float" in keras.backend.standardize_dtype(value.dtype)
 
 
 def guard_state(model, in_steps: Replacements):

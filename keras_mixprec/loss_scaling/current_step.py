@@ -16,17 +16,18 @@ _STEP = threading.local()
 
 
 @contextlib.contextmanager
-def training_on(batch):
-    """Context of a `train_step`: its batch is known within.
+def training_on(batch, weights):
+    """Context of a `train_step`: its batch and weights are known within.
 
     Args:
         batch: As `train_step` takes it.
+        weights: Function that returns the float tensors of the model.
     """
-    _STEP.batch, _STEP.loss = batch, None
+    _STEP.batch, _STEP.loss, _STEP.weights = batch, None, weights
     try:
         yield
     finally:
-        _STEP.batch = _STEP.loss = None
+        _STEP.batch = _STEP.loss = _STEP.weights = None
 
 
 def loss_is(loss):
@@ -54,6 +55,23 @@ def loss_kinds():
 def known() -> bool:
     """Whether the batch of the step under way is known."""
     return getattr(_STEP, "batch", None) is not None
+
+
+def lost_weights():
+    """Returns whether a weight of the model is not finite, int32 scalar.
+
+    0 if the weights of the step under way are not known.
+    """
+    weights = getattr(_STEP, "weights", None)
+    weights = weights() if weights else []
+    if not weights:
+        return ops.zeros((), "int32")
+    return 1 - ops.cast(are_finite(weights), "int32")
+
+
+def are_finite(tensors: list):
+    """Returns whether all numbers of all tensors are finite, boolean scalar."""
+    return ops.all(ops.stack([ops.all(ops.isfinite(t)) for t in tensors]))
 
 
 def first_bad_rows():

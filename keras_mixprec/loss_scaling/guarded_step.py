@@ -1,5 +1,7 @@
 """One step: check all gradients, agree, then apply everywhere or nowhere."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from keras import ops
 
@@ -45,9 +47,10 @@ class GuardedStep:
         self._keep = [
             getattr(v, "overwrite_with_gradient", False) for v in variables
         ]
-        self._examine()
+        self.finite, self.norms, self.flags = self._examine()
 
     def _examine(self):
+        """Whether all is finite; norms and flags, in the order of `build`."""
         present = [i for i, g in enumerate(self._gradients) if g is not None]
         gradients = [self._gradients[i] for i in present]
         maxima = [self._maximum(self._variables[i]) for i in present]
@@ -65,9 +68,9 @@ class GuardedStep:
             )
             narrow = ops.less_equal(magnitudes, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
-        self.finite = ops.all(fits)
-        self.norms = self._in_build_order(norms, present)
-        self.flags = self._in_build_order(ops.where(fits, 0, 1), present)
+        flags = ops.where(fits, 0, 1)
+        in_order = [self._in_build_order(v, present) for v in (norms, flags)]
+        return ops.all(fits), *in_order
 
     def _over_replicas(self, magnitudes, present):
         # Replicas add their gradients up after this: the sum of the norms
@@ -102,29 +105,30 @@ class GuardedStep:
     def commit(self, finite):
         """Applies the update if `finite`, and records the step."""
         optimizer, window = self._optimizer, self._optimizer.window
-        applied = window.admits(finite) if window else finite
+        place = window.place(finite) if window else None
+        applied = window.admits(finite, place) if window else finite
         self._backend.commit(
             optimizer,
             applied,
             self._unscaled,
             self._variables,
-            lambda: self._record(finite),
+            lambda: self._record(finite, place),
             # What is only discarded with its window has not overflowed.
             lambda skipped: self._remember(
-                _negated(finite) if window else skipped
+                _negated(finite) if window else skipped, place
             ),
         )
 
-    def _record(self, finite):
+    def _record(self, finite, place):
         optimizer = self._optimizer
         optimizer._advance(finite, self.norms)
         if optimizer.window:
-            optimizer.window.advance(finite)
+            optimizer.window.advance(finite, place)
 
-    def _remember(self, skipped):
+    def _remember(self, skipped, place):
         optimizer = self._optimizer
         if optimizer.window:
-            optimizer.window.discard(skipped)
+            optimizer.window.discard(skipped, place)
         if skipped is not False:
             kinds, loss = self._kinds(skipped)
             optimizer.history.remember(
@@ -168,6 +172,20 @@ def _dtype_name(variable):
     return getattr(variable.dtype, "name", variable.dtype)
 
 
+class _Place(NamedTuple):
+    """Where in its window a micro-batch is.
+
+    Attributes:
+        position: Integer, from 0.
+        behind: Integer. Micro-batches of the window that come after it.
+        left: Integer. How many are still to be discarded, it included.
+    """
+
+    position: Any
+    behind: Any
+    left: Any
+
+
 class AccumulationWindow(KerasSaveable):
     """Discards all micro-batches of a window in which one overflows.
 
@@ -193,43 +211,51 @@ class AccumulationWindow(KerasSaveable):
         self._left = add_variable("window_left", (), "int32")
         self.load_own_variables(self._unread)
 
-    def admits(self, finite):
-        """Returns whether the inner optimizer is given a micro-batch.
+    def place(self, finite):
+        """Returns where the next micro-batch is, before that discards it.
 
         Args:
-            finite: Boolean, or a boolean scalar tensor.
+            finite: Boolean, or a boolean scalar tensor. Whether it is finite.
         """
         step = active.step()
         get = step.read if isinstance(finite, bool) else step.value
         steps = self._inner.gradient_accumulation_steps
-        # What it is before this micro-batch, which may discard it.
-        self._position = get(micro_batches(self._inner)) % steps
-        self._before = left = get(self._left)
-        self._behind = steps - 1 - self._position
-        if isinstance(finite, bool):
-            return finite and not left
-        return ops.logical_and(finite, ops.equal(left, 0))
+        position = get(micro_batches(self._inner)) % steps
+        return _Place(position, steps - 1 - position, get(self._left))
 
-    def discard(self, overflows):
+    def admits(self, finite, place):
+        """Returns whether the inner optimizer is given a micro-batch.
+
+        Args:
+            finite: As for `place`.
+            place: What `place` returned of it.
+        """
+        if isinstance(finite, bool):
+            return finite and not place.left
+        return ops.logical_and(finite, ops.equal(place.left, 0))
+
+    def discard(self, overflows, place):
         """Makes the inner optimizer start the window over.
 
         Args:
             overflows: Boolean, or a boolean scalar tensor. Whether the
                 micro-batch does.
+            place: As for `admits`.
         """
         if isinstance(overflows, bool):
             if overflows:
-                self._reset(lambda old, new: new)
+                self._reset(lambda old, new: new, place)
             return
-        self._reset(lambda old, new: ops.where(overflows, new, old))
+        self._reset(lambda old, new: ops.where(overflows, new, old), place)
 
-    def advance(self, finite):
+    def advance(self, finite, place):
         """Counts a micro-batch.
 
         Args:
-            finite: As for `admits`.
+            finite: As for `place`.
+            place: As for `admits`.
         """
-        left, behind = self._before, self._behind
+        left, behind = place.left, place.behind
         if isinstance(finite, bool):
             following = left - 1 if left else (0 if finite else behind)
         else:
@@ -240,7 +266,7 @@ class AccumulationWindow(KerasSaveable):
             )
         self._left.assign(following)
 
-    def _reset(self, choose):
+    def _reset(self, choose, place):
         for accumulated in accumulated_gradients(self._inner):
             if accumulated is not None:
                 old = ops.convert_to_tensor(accumulated)
@@ -248,7 +274,7 @@ class AccumulationWindow(KerasSaveable):
         # A window that is being discarded has begun already: position 0.
         iterations = micro_batches(self._inner)
         old = ops.convert_to_tensor(iterations)
-        position = ops.cast(self._position, old.dtype)
+        position = ops.cast(place.position, old.dtype)
         iterations.assign(choose(old, old - position))
 
     def save_own_variables(self, store):

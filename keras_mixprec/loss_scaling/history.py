@@ -1,8 +1,8 @@
 """What the optimizer remembers of its steps, as variables of the step itself.
 
 Nothing here needs the host: a compiled step, or many of them in one call,
-keeps the record, and whoever looks later finds every non-finite step counted,
-the numbers of the last 1,024 of them and the last 32 in full.
+keeps the record, and whoever reads it finds every non-finite step counted, the
+numbers of the last 1,024 of them and the last 32 in full.
 """
 
 from typing import NamedTuple
@@ -72,14 +72,19 @@ class StepHistory(KerasSaveable):
         "recent_scales",
         "recent_flags",
         "recent_inputs",
+        "lost_weights",
     )
     # The file of a run without any need not be larger for them: HDF5 takes
     # 0.5 kB for each.
-    _OFTEN_ZERO = ("nonfinite_counts", "recent_inputs")
+    _OFTEN_ZERO = ("nonfinite_counts", "recent_inputs", "lost_weights")
 
     def __init__(self):
         self.paths = None
         self._unread = {}
+        # The variables, once built.
+        self.counts = self.pending_scale = self.gradient_norms = None
+        self.overflows = self.nonfinite_counts = self.recent_steps = None
+        self.recent_scales = self.recent_flags = self.recent_inputs = None
 
     def build(self, add_variable, paths, state):
         """Creates the variables.
@@ -118,6 +123,8 @@ class StepHistory(KerasSaveable):
         self.recent_inputs = add_variable(
             "recent_inputs", (CAPACITY, len(inputs.PARTS) + 1), "int32"
         )
+        # Whether a weight was not finite at the last skipped step.
+        self.lost_weights = add_variable("lost_weights", (), "int32")
         self.load_own_variables(self._unread)
 
     @property
@@ -151,13 +158,11 @@ class StepHistory(KerasSaveable):
         row = self._row(CAPACITY, counts, skipped)
         self._write(self.recent_scales, row, scale)
         self._write(self.recent_flags, row[:, None], flags[None, :])
+        old = ops.convert_to_tensor(self.lost_weights)
+        self.lost_weights.assign(_if(skipped, inputs.lost_weights, old))
         if inputs.known():
-            bad = inputs.first_bad_rows
-            if skipped is not True:
-                nothing = ops.zeros((len(inputs.PARTS),), "int32")
-                rows = ops.cond(skipped, bad, lambda: nothing)
-            else:
-                rows = bad()
+            nothing = ops.zeros((len(inputs.PARTS),), "int32")
+            rows = _if(skipped, inputs.first_bad_rows, nothing)
             loss = _bits(ops.cast(ops.greater(loss, 0), "int32"))
             rows = ops.concatenate([rows, loss[None]])
             self._write(self.recent_inputs, row[:, None], rows[None, :])
@@ -321,6 +326,12 @@ class StepHistory(KerasSaveable):
     @staticmethod
     def _read(variable):
         return active.step().read(variable)
+
+
+def _if(skipped, compute, otherwise):
+    if skipped is True:
+        return compute()
+    return ops.cond(skipped, compute, lambda: otherwise)
 
 
 def _bits(kinds):

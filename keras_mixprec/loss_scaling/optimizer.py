@@ -121,7 +121,7 @@ class LossScaleOptimizer(
         self.initial_scale = self._initial_scale()
         self.history = StepHistory()
         self._by_hand = HandScaling()
-        self._unread_state = None
+        self._scale_variable: Any = None
         self.window = (
             AccumulationWindow(inner_optimizer) if discard_window else None
         )

@@ -23,6 +23,8 @@ class SavesOnce:
     that layout and the one of the bare inner optimizer.
     """
 
+    _unread_state: dict | None = None  # Read before `build`.
+
     def save_own_variables(self, store):
         """Writes Keras' four variables and those of the inner optimizer."""
         if not self.built:
@@ -50,7 +52,7 @@ class SavesOnce:
             if _match(variables, store):
                 for index, variable in enumerate(variables):
                     variable.assign(store[str(index)])
-                self._settle_scale()
+                self._check_scale()
                 return
         warnings.warn(
             f"The state of optimizer {self.name!r} was not loaded: its "
@@ -66,7 +68,7 @@ class SavesOnce:
         own += [self.step_counter, self._scale_variable]
         return own + self.inner_optimizer.variables
 
-    def _settle_scale(self):
+    def _check_scale(self):
         if isinstance(self.rule, FixedLossScale):
             # No update would ever bring it back from what a file held.
             self._scale_variable.assign(self.rule.scale)

@@ -1,1 +1,31 @@
-"""Monitoring a run: its counters, ranges, audits, failing batches, summary."""
+"""Monitoring a run: its counters, ranges, audits, failing batches, summary.
+
+Four things are measured, from cheap to expensive, each when it is due and as
+far as the overhead budget allows: the counters that the optimizer keeps in its
+own variables (a reading), the range of every tensor in a step (a probe) or on
+the first batch (a range reading), and every layer against float32 (an audit, or
+a diagnosis after skipped steps). None of them changes the run.
+
+One that fails is disabled with a warning; its traceback goes to the logger and
+to `events.jsonl`, and training continues.
+
+Files:
+
+- `attach.py`: attaching to a model in `fit`, its optimizers and metrics.
+- `counters.py`: what a model in `fit` counts, and when to end a run that cannot
+  recover.
+- `counter_log.py`: reads the counters when due; logs skipped steps and the loss
+  scale.
+- `recorded_steps.py`: what an optimizer recorded since the last reading.
+- `scale_curve.py`: which loss scale each step ran with, from the counters.
+- `probe_schedule.py`: when to probe a step, and logging what it measured.
+- `range_schedule.py`: ranges of every layer from the first steps of a run and
+  from its last.
+- `audit_schedule.py`: when a model is due for an audit; progress of a long one.
+- `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
+- `failing_batches.py`: keeps the batches of skipped steps, and reports which
+  had bad data.
+- `overhead.py`: what monitoring costs and may cost; what is disabled when it
+  fails.
+- `summary.py`: the few lines that a run ends with.
+"""

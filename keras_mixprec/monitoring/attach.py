@@ -11,7 +11,7 @@ from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
-from keras_mixprec.monitoring.recorded_steps import StepReader
+from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import precision_summary
@@ -41,7 +41,7 @@ def settings_of(model: keras.Model) -> dict:
     """
     policies = Counter(PrecisionPlan.from_model(model).values())
     optimizer = model.optimizer
-    settings = {}
+    settings = {"matmul_precision": matmul_precision.in_force().products}
     if policies:
         settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -125,8 +125,8 @@ def _is_nan(value):
 _KEPT_AS = "_keras_mixprec_guard"
 
 
-def watch_optimizers(model) -> dict[str, StepReader]:
-    """Returns a `StepReader` of each loss scale optimizer, by attribute name.
+def watch_optimizers(model) -> dict:
+    """Returns each `LossScaleOptimizer` of a model, by attribute name.
 
     Keras' own is exchanged for one that shares its state. The metrics of a
     model that computes in 16 bits are guarded against the batches that are
@@ -197,8 +197,8 @@ def _watch(model):
     if found and _computes_in_16_bits(model):
         _guard(model)
     if list(found) == ["optimizer"]:
-        return {"": StepReader(model.optimizer)}
-    return {name: StepReader(optimizer) for name, optimizer in found.items()}
+        return {"": model.optimizer}
+    return found
 
 
 def _guard(model):

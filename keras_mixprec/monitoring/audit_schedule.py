@@ -1,10 +1,12 @@
 """When a model is due for an audit, and how far a long one is."""
 
 import contextlib
+import dataclasses
 import math
 import time
 import weakref
 import zlib
+from typing import Any
 
 import keras
 
@@ -34,6 +36,7 @@ _COMPARED, _ELEMENTS = 8, 2**14
 _SCHEDULES = weakref.WeakKeyDictionary()
 
 
+@dataclasses.dataclass
 class AuditSchedule:
     """Says when a model is audited, and knows what the last audit found.
 
@@ -51,16 +54,18 @@ class AuditSchedule:
         urgent: Boolean. Whether the next audit is brought forward.
     """
 
-    def __init__(self):
-        self._identity = None
-        self.start_over()
-
-    def start_over(self):
-        """Forgets all, as for another model."""
-        self.steps = self._audits = self._next = self._last = 0
-        self.start = self.cost = None
-        self.errors, self.sound = {}, True
-        self.growth, self.urgent, self._hurries = Growth(), False, 0
+    steps: int = 0
+    start: Any = None
+    errors: dict = dataclasses.field(default_factory=dict)
+    sound: bool = True
+    cost: float | None = None
+    growth: Growth = dataclasses.field(default_factory=Growth)
+    urgent: bool = False
+    _audits: int = 0
+    _next: int = 0
+    _last: int = 0
+    _hurries: int = 0
+    _identity: tuple | None = None
 
     @property
     def is_new(self) -> bool:
@@ -133,14 +138,15 @@ class AuditSchedule:
         return self.sound and self._identity == _identity(model)
 
 
-def audit_schedule(model) -> AuditSchedule:
+def audit_schedule(model, new: bool = False) -> AuditSchedule:
     """Returns the schedule of a model, a new one if it has changed.
 
     Args:
         model: A compiled `keras.Model`, with variables that are synchronized.
+        new: Boolean. Whether it is a new one in any case. Defaults to `False`.
     """
     known = _SCHEDULES.get(model)
-    if known is None or not known.belongs_to(model):
+    if new or known is None or not known.belongs_to(model):
         known = _SCHEDULES[model] = AuditSchedule()
     return known
 

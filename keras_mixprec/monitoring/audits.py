@@ -1,5 +1,6 @@
 """Diagnoses the next batch of `fit`, and reports verdicts."""
 
+import contextlib
 import time
 
 import numpy as np
@@ -21,9 +22,8 @@ from keras_mixprec.monitoring.overhead import (
     degrade,
     failure,
 )
-from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.numerics.dry_step import NotBuiltError
-from keras_mixprec.reporting.schema import TWIN
+from keras_mixprec.reporting.schema import ERRORS
 
 _DIRECTIONS = ("forward", "backward")
 
@@ -45,13 +45,10 @@ class Examiner:
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
         schedule: `AuditSchedule` of the model.
-        listener: Function of `Examination`, batch and step, called with all
-            that is found; `None` for nobody.
     """
 
     def __init__(self, log, verbose, budget):
         self.verdicts = []
-        self.listener = None
         self._works = []
         self.schedule = AuditSchedule()
         self._log = log
@@ -64,9 +61,14 @@ class Examiner:
         self._failed = False
         self._deferred_call = DeferredCall()
 
-    def follow_schedule_of(self, model):
-        """Continues the audits of a model where its last `fit` ended."""
-        self.schedule = audit_schedule(model)
+    def follow_schedule_of(self, model, new: bool = False):
+        """Continues the audits of a model where its last `fit` ended.
+
+        Args:
+            model: As for `audit_schedule`.
+            new: As for `audit_schedule`.
+        """
+        self.schedule = audit_schedule(model, new)
 
     @property
     def armed(self) -> bool:
@@ -75,57 +77,74 @@ class Examiner:
 
     @property
     def within_budget(self) -> bool:
-        """Whether there is enough left to spend on a diagnosis."""
+        """Whether a diagnosis is within the overhead budget."""
         cost = self.schedule.cost or _FIRST_COST
         return self._budget.left(DIAGNOSES) > cost
 
-    def wants(self, in_a_row: int) -> bool:
+    def wants(self, trouble: bool, audited: bool) -> bool:
         """Whether to diagnose now.
 
         Args:
-            in_a_row: Int. Steps skipped since the last one applied.
+            trouble: Boolean. Whether skipped steps are more than a search for
+                the loss scale.
+            audited: Boolean. Whether a callback audits the model at times of
+                its own.
         """
         if self._failed or self.armed:
             return False
-        trouble = in_a_row >= TRIGGER_STEPS
         if not trouble:
             self._examined_trouble = False
         elif not self._examined_trouble and not self._found:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        # Whoever listens asks for diagnoses at times of its own.
-        return self.listener is None and self.within_budget
+        return not audited and self.within_budget
 
-    def arm(self, model, step: int):
-        """Diagnoses the next batch that `model` trains on, the `step`th."""
-        self.on_next_batch(
-            model,
-            step,
-            lambda batch: self._examine(
-                model, batch, step, True, "MixPrecMonitor" * self._verbose
-            ),
-        )
+    @contextlib.contextmanager
+    def diagnosing(self, step: int, counts: bool):
+        """Context of `examine` and of what follows from what that returns.
 
-    def examine(
-        self, model, batch, step: int, counts: bool, who: str, rows=None
-    ):
-        """Diagnoses a batch now, as the `step`th.
+        Whatever fails in it ends diagnoses, not training.
+
+        Args:
+            step: Int.
+            counts: Boolean. Whether it counts as overhead.
+        """
+        with self._guarded(step):
+            started = time.perf_counter()
+            try:
+                yield
+            finally:
+                cost = self.schedule.cost = time.perf_counter() - started
+                self._budget.add(DIAGNOSES, cost, counts)
+
+    def examine(self, model, batch, step: int, who: str, rows=None):
+        """Diagnoses a batch now, after `step` steps, and reports what is wrong.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
             batch: As `train_step` takes it.
             step: Int.
-            counts: Boolean. Whether it counts as overhead.
             who: String. The callback that shows its progress, none for
                 nobody.
             rows: Function of the batch that returns the rows to examine.
                 Defaults to `None`, all.
+
+        Returns:
+            The `Examination`, and the rows that were examined.
         """
-        self._try(
-            step,
-            lambda: self._examine(model, batch, step, counts, who, rows),
-        )
+        # With 20 other files, which a run without a diagnosis has no use for.
+        from keras_mixprec.diagnosis.in_training import examine_in_training
+
+        when = f"after step {step}" if step else "before the first step"
+        with progress(model, who, when, self.schedule.cost):
+            batch = rows(batch) if rows else batch
+            found = examine_in_training(model, batch, step, self.schedule)
+        for finding in found.findings:
+            if finding.verdict.kind != "scale_search":  # That is normal.
+                self._report(finding.verdict, step)
+        self.log_errors(found.errors, step)
+        return found, batch
 
     def arm_first_scale(self, model, watch, step: int):
         """Sets the loss scale to what the next batch's gradients need.
@@ -135,7 +154,8 @@ class Examiner:
 
         def predict(batch):
             bits = [np.inf]
-            self._try(step, lambda: bits.append(_bits(model, batch)))
+            with self._guarded(step):
+                bits.append(_bits(model, batch))
             (lowest,) = any_worker(model, [-min(bits)])
             if np.isinf(lowest):
                 return
@@ -152,7 +172,7 @@ class Examiner:
 
         Args:
             model: The `keras.Model`. Its train function may be rebuilt.
-            step: Int. The number of the next batch.
+            step: Int. How many steps were taken.
             work: Function. If it fails, this examiner gives up. The batch is
                 `None` if only other workers have one.
         """
@@ -160,19 +180,20 @@ class Examiner:
         if self.armed:
             return
 
-        def look(batch):
+        def examine(batch):
             works = self._works
             self.disarm()
             for work in works:
-                self._try(step, lambda work=work: work(batch))
+                with self._guarded(step):
+                    work(batch)
 
         tapped = active.batches().tapped(
-            model, lambda *args: model.train_function(*args), look
+            model, lambda *args: model.train_function(*args), examine
         )
         self._deferred_call.arm(model, tapped)
 
     def disarm(self):
-        """Looks at no batch after all: there may be none before `fit` ends."""
+        """Diagnoses no batch after all: there may be none before `fit` ends."""
         self._works = []
         self._deferred_call.disarm()
 
@@ -184,7 +205,7 @@ class Examiner:
     def report_collapse(self, loss_scale: float, in_a_row: int, step: int):
         """Reports that the loss scale is at its floor and does not help.
 
-        Unless the cause is reported, or a diagnosis has yet to look for it.
+        Unless the cause is reported, or a diagnosis has yet to find it.
         """
         kind = "scale_collapsed"
         numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
@@ -223,28 +244,6 @@ class Examiner:
         self._log.event(step, failure("diagnosis_failed", reason))
         degrade("diagnose this model any more", reason)
 
-    def _examine(self, model, batch, step, counts, who, rows=None):
-        if batch is None:
-            return
-        # With 20 other files, which a run without a diagnosis has no use for.
-        from keras_mixprec.diagnosis.in_training import examine_in_training
-
-        started = time.perf_counter()
-        try:
-            when = f"before step {step}" if step else "before the first step"
-            with progress(model, who, when, self.schedule.cost):
-                batch = rows(batch) if rows else batch
-                found = examine_in_training(model, batch, step, self.schedule)
-            for finding in found.findings:
-                if finding.verdict.kind != "scale_search":  # That is normal.
-                    self._report(finding.verdict, step)
-            self.log_errors(found.errors, step)
-            if self.listener:
-                self.listener(found, batch, step)
-        finally:
-            cost = self.schedule.cost = time.perf_counter() - started
-            self._budget.add(DIAGNOSES, cost, counts)
-
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""
         if errors and step > self._last_errors:
@@ -253,11 +252,12 @@ class Examiner:
                 [own.get(direction, np.nan) for direction in _DIRECTIONS]
                 for own in errors.values()
             ]
-            self._log.heat(step, table, list(errors), AUDITED, TWIN)
+            self._log.heat(step, table, list(errors), AUDITED, ERRORS)
 
-    def _try(self, step, work):
+    @contextlib.contextmanager
+    def _guarded(self, step):
         try:
-            work()
+            yield
         except NotBuiltError as error:
             self._put_off(step, error)
         # Whatever a diagnosis runs into, training continues.
@@ -273,6 +273,7 @@ class Examiner:
 
     def _report(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)
+        fault += (*verdict.numbers.get("after", ()),)
         if fault in self._reported:
             return
         self._reported.add(fault)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections import defaultdict
+from typing import NamedTuple
 
 import keras
 
@@ -11,7 +12,7 @@ from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import reason_to_stop
-from keras_mixprec.monitoring.overhead import LOOKS
+from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.layer_tables import Thinning
@@ -45,8 +46,8 @@ class Skips:
                 one.
             reading: `Reading` of that optimizer.
         """
-        self._tell_steps(name, reading)
-        self._tell_scale(name, reading)
+        self._log_steps(name, reading)
+        self._log_scale(name, reading)
 
     def report_rest(self, step: int):
         """Logs what waits for it.
@@ -57,7 +58,7 @@ class Skips:
         self._write_rows(step)
         self._write_blocks(step)
 
-    def _tell_steps(self, name, reading):
+    def _log_steps(self, name, reading):
         step = reading.step
         steps = reading.new_steps[: self._left]
         self._left -= len(steps)
@@ -90,7 +91,7 @@ class Skips:
         if (blocks or reading.gaps) and self._blocks_thinning.due():
             self._write_blocks(step)
 
-    def _tell_scale(self, name, reading):
+    def _log_scale(self, name, reading):
         rows = self._waiting[name]
         start, *points = reading.points
         if name not in self._closed:
@@ -238,28 +239,44 @@ def _computes_in_float16(model):
 ROWS_BY_VARIABLE = 128
 
 
-class CounterLog:
-    """Reads the counters from time to time and logs what is new.
-
-    Args:
-        session: The `Session`, with its counters.
+class RunState(NamedTuple):
+    """What the counters of all optimizers say of a run.
 
     Attributes:
-        step: Int. The step of the last reading, `None` before the first.
         in_a_row: Int. Steps skipped since the last one applied.
+        trouble: Boolean. Whether skipped steps are more than a search for the
+            loss scale: five in a row, or five down to a scale below 1.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
     """
 
-    def __init__(self, session):
+    in_a_row: int = 0
+    trouble: bool = False
+    collapsed: bool = False
+    reason_to_stop: str | None = None
+
+
+class CounterLog:
+    """Reads the counters from time to time and logs what is new.
+
+    Args:
+        session: The `Session`.
+        counters: `Counters` of its model.
+
+    Attributes:
+        step: Int. The step of the last reading, `None` before the first.
+        state: `RunState`, as of the last reading.
+    """
+
+    def __init__(self, session, counters):
         self._session = session
-        self._counters, self._log = session.counters, session.log
+        self._counters, self._log = counters, session.log
         self._by_variable = Thinning(ROWS_BY_VARIABLE)
         self._skips = Skips(session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
         self.step = None
-        self._forget()
+        self.state = RunState()
 
     def read(self, step: int):
         """Reads the counters, if they were not read at this step yet.
@@ -276,11 +293,11 @@ class CounterLog:
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
         # Before it is logged: a scale that is put back is that of this step.
-        readings = session.bad_data.settle(session, readings)
+        readings = session.bad_data.put_scales_back(session, readings)
         self._unscaled.read(step, used, step > session.first_step)
         started = time.perf_counter()
         self._write(readings, counted)
-        session.budget.add(LOOKS, time.perf_counter() - started)
+        session.budget.add(READINGS, time.perf_counter() - started)
         session.bad_data.report(session)
 
     @contextlib.contextmanager
@@ -290,24 +307,21 @@ class CounterLog:
         with self._counters.synchronized() as waited:
             yield
         seconds = time.perf_counter() - started
-        self._session.budget.add(LOOKS, seconds - waited)
+        self._session.budget.add(READINGS, seconds - waited)
 
     def close(self):
         """Logs what waits and what was counted in all."""
-        if self.collapsed:
+        if self.state.collapsed:
             self._session.examiner.report_rest(self.step)
         self._skips.report_rest(self.step)
         for event in self._counters.nonfinite_events():
             self._log.event(self.step, event)
 
-    def _forget(self):
-        self.in_a_row, self.collapsed, self.reason_to_stop = 0, False, None
-
     def _write(self, readings, counted):
         curves, by_variable = defaultdict(dict), self._by_variable.due()
-        self._forget()
+        self.state = RunState()
         for name, reading in readings.items():
-            self._judge(reading)
+            self.state = self._classified(reading, self.state)
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
@@ -317,16 +331,23 @@ class CounterLog:
             if step >= self._log.next_step:
                 self._log.scalars(step, curves[step])
 
-    def _judge(self, reading):
+    def _classified(self, reading, state):
+        """The state with one more optimizer's reading."""
         session = self._session
-        self.in_a_row = max(self.in_a_row, reading.in_a_row)
+        # A tuner looks at every skipped step by itself.
+        below_1 = reading.below_1 and not session.audited
         if reading.new_steps or reading.grown:
             session.prober.hurry()
         if reading.collapsed:
-            self.collapsed = True
             session.examiner.report_collapse(
                 reading.loss_scale, reading.in_a_row, self.step
             )
-        self.reason_to_stop = self.reason_to_stop or reason_to_stop(
-            reading, session.examiner.verdicts, session.settings.stop_after
+        return RunState(
+            max(state.in_a_row, reading.in_a_row),
+            state.trouble or reading.stuck or below_1,
+            state.collapsed or reading.collapsed,
+            state.reason_to_stop
+            or reason_to_stop(
+                reading, session.examiner.verdicts, session.settings.stop_after
+            ),
         )

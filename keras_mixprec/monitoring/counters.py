@@ -146,10 +146,15 @@ class Counters:
 
     def __init__(self, model, log, step):
         self._model = model
-        self._watches = watch_optimizers(model)
-        for name, watch in self._watches.items():
-            tag = curve_tag(SKIPPED_TAG, name)
-            watch.begin(step, log.counts.get(tag, 0), log.next_step)
+        self._watches = {
+            name: StepReader(
+                optimizer,
+                step,
+                log.counts.get(curve_tag(SKIPPED_TAG, name), 0),
+                log.next_step,
+            )
+            for name, optimizer in watch_optimizers(model).items()
+        }
         self._gradients = {
             name: Tally(
                 curve_tag(NONFINITE_GRADIENTS_TAG, name),

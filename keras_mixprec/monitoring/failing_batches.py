@@ -36,11 +36,11 @@ class Recorder:
         return len(self.kept) >= self._count
 
     def hold(self, model, step: int, optimizers: dict):
-        """Holds the next batch that `model` trains on, the `step`th.
+        """Holds the next batch that `model` trains on.
 
         Args:
             model: The `keras.Model`.
-            step: Int.
+            step: Int. The number of the step that it is for, the first is 1.
             optimizers: Dict from name to `LossScaleOptimizer`.
         """
 
@@ -55,7 +55,7 @@ class Recorder:
             self._count = 0
             degrade("keep failing batches", reason)
 
-    def settle(self, model, optimizers: dict):
+    def keep_if_failed(self, model, optimizers: dict):
         """Keeps the batch of the last step if that was skipped."""
         held = self._held.take()
         if held and any(o.last_step_skipped for o in optimizers.values()):
@@ -90,9 +90,10 @@ class BadData:
 
     Attributes:
         count: Int. How many there were.
-        batches: List of dicts with `"epoch"`, counted from 1 as `fit` prints
-            it, `"batch"`, counted from 0, and `"rows"`, the first bad row of
-            each part of the batch; the first 1,000.
+        batches: List of dicts with `"epoch"` and `"batch"`, both counted from
+            0 as callbacks are given them, `"step"`, the first of which is 1,
+            and `"rows"`, the first bad row of each part of the batch, from 0;
+            the first 1,000.
         keeps_scale: Boolean. Whether a loss scale is raised again that fell
             because of bad data alone.
     """
@@ -101,18 +102,18 @@ class BadData:
         self.count = 0
         self.batches = []
         self.keeps_scale = False
-        self._epochs = [(0, 1)]
+        self._epochs = [(0, 0)]
 
     def begin_epoch(self, step: int, epoch: int):
-        """An epoch begins, with this step.
+        """An epoch begins, after this step.
 
         Args:
             step: Int.
             epoch: Int, counted from 0.
         """
-        self._epochs.append((step, epoch + 1))
+        self._epochs.append((step, epoch))
 
-    def settle(self, session, readings: dict) -> dict:
+    def put_scales_back(self, session, readings: dict) -> dict:
         """Takes note of what was read and undoes what bad data did.
 
         They say nothing of the scale that gradients need. Not within the step,
@@ -181,15 +182,15 @@ class BadData:
         first = self.batches[0]
         more = f"{self.count} batches" if self.count > 1 else "1 batch"
         return (
-            f"Bad data: {more} with inputs that are not finite, the first in "
-            f"epoch {first['epoch']}, batch {first['batch']}."
+            f"Bad data: {more} with inputs that are not finite, the first at "
+            f"step {first['step']} (epoch {first['epoch']}, batch "
+            f"{first['batch']}, both from 0)."
         )
 
     def _locate(self, skipped):
-        # The log counts steps that are taken, `fit` those before a batch.
-        step = skipped.step - 1
-        start, epoch = max(e for e in self._epochs if e[0] <= step)
-        place = {"epoch": epoch, "batch": step - start, "step": step}
+        step = skipped.step
+        start, epoch = max(e for e in self._epochs if e[0] < step)
+        place = {"epoch": epoch, "batch": step - 1 - start, "step": step}
         return place | {"rows": skipped.inputs}
 
 

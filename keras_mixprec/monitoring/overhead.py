@@ -13,13 +13,13 @@ from keras_mixprec.numerics.dry_step import NotBuiltError
 
 # Share of the training time that cannot be timed from here: guarding metrics
 # and state in every step (0.3% to 1.1% on torch), the hooks' own microseconds,
-# and steps that wait for each other when one is looked at.
+# and steps that wait for each other when counters are read.
 _UNTIMED = 0.0125
 
-# Purposes. Looks and probes have a half each of what may be spent, and no more,
-# or one of them would leave nothing to the other: a probe takes as long as a
-# hundred looks. A diagnosis has to wait until there is enough left of all.
-LOOKS, PROBES, DIAGNOSES = "looks", "probes", "diagnoses"
+# Purposes. Readings of the counters and probes have half of the budget each, no
+# more, or one of them would leave nothing to the other: a probe takes as long
+# as a hundred readings. A diagnosis has to wait until enough is left of all.
+READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
 
 
 class OverheadBudget:
@@ -27,9 +27,9 @@ class OverheadBudget:
 
     Args:
         max_overhead: Float. Share of the time of `fit`, from the second call
-            of the train function on, that may be spent; of which 0.0125, but
-            at most half, is for what is not timed. At 1 looks and probes have
-            no limit.
+            of the train function on, that may be taken; of which 0.0125, but
+            at most half, is for what is not timed. At 1 readings and probes
+            have no limit.
 
     Attributes:
         counted: `collections.Counter`, seconds by purpose.
@@ -66,7 +66,7 @@ class OverheadBudget:
         return self.trained / max(step - self._first_step, 1)
 
     def left(self, purpose: str) -> float:
-        """Returns the seconds that may be spent on a purpose now."""
+        """Returns the seconds that a purpose may take now."""
         spent = self.counted.total()
         allowed = self._share * (self.trained + spent)
         if purpose == DIAGNOSES:
@@ -76,7 +76,7 @@ class OverheadBudget:
         return allowed / 2 - self.counted[purpose]
 
     def add(self, purpose: str, seconds: float, counts: bool = True):
-        """Takes note of what was spent.
+        """Takes note of what a purpose took.
 
         Args:
             purpose: String.

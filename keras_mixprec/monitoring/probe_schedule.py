@@ -223,9 +223,9 @@ class Prober:
         self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
         for path, row, is_narrow in zip(paths, table, narrow, strict=True):
             if is_narrow:
-                self._tell_trend(path, float(row[_ACTIVATION]), step)
+                self._log_trend(path, float(row[_ACTIVATION]), step)
 
-    def _tell_trend(self, path, bits, step):
+    def _log_trend(self, path, bits, step):
         left = self._trends[path].add(step, bits)
         if left is None or path in self._reported:
             return

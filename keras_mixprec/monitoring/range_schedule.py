@@ -7,7 +7,6 @@ import time
 from keras_mixprec.backend import active
 from keras_mixprec.monitoring.overhead import PROBES, degrade
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
-from keras_mixprec.reporting.no_log import NoLog
 
 # What all readings of a model may take together: this share of the first
 # epoch of each `fit`, or more with a larger `max_overhead`, but at least so
@@ -49,6 +48,7 @@ class RangeReader:
         budget: `OverheadBudget`.
 
     Attributes:
+        batch: The first batch of the run, `None` before it.
         withheld: String. Why something was not measured, in one sentence;
             empty if all was.
     """
@@ -67,7 +67,7 @@ class RangeReader:
         self._first_step = self._next = 0
         self._seconds = 0.0
         self._steps = []
-        self._batch = None
+        self.batch = None
 
     @property
     def due_at(self) -> float:
@@ -107,8 +107,15 @@ class RangeReader:
         elif self._prober.last_step - self._first_step > steps // 2:
             return
         # Some is kept for the last, which may take longer than this one.
-        if first or self._left() >= 4 * self._expected():
+        left, expected = self._left(), self._expected()
+        if first or left >= 4 * expected:
             self._read(model(), step)
+        else:
+            self._withhold(
+                step,
+                f"they take about {expected:.1f} s to measure, and of the "
+                f"{max(left, 0.0):.1f} s left most are kept for the last step.",
+            )
 
     def end_epoch(self):
         """The first epoch is over."""
@@ -148,7 +155,7 @@ class RangeReader:
         return " ".join([*lines, self.withheld]).strip()
 
     def _hold(self, batch):
-        self._batch = batch
+        self.batch = batch
 
     def _elapsed(self):
         return time.perf_counter() - self._started - self._seconds
@@ -168,7 +175,7 @@ class RangeReader:
         return active.replay().FIRST_RUN * self._first_call
 
     def _read(self, model, step):
-        if isinstance(self._log, NoLog):  # Another worker writes it.
+        if not self._log.writes:  # Another worker does.
             return
         started = time.perf_counter()
         ranges = self._ranges(model, step)
@@ -190,13 +197,13 @@ class RangeReader:
     def _ranges(self, model, step):
         """The ranges of all layers, `None` if there are none to be had."""
         left, expected = self._left(), self._expected()
-        if self._batch is None:
+        if self.batch is None:
             self._withhold(step, "there is no batch to measure on.")
         elif left < expected or left <= 0:
             self._too_expensive(step, f"take about {expected:.1f} s", expected)
         else:
             try:
-                return read_ranges(model, self._batch, left)
+                return read_ranges(model, self.batch, left)
             except TimeoutError:
                 self._costs.last = 2 * left
                 self._too_expensive(
@@ -219,7 +226,7 @@ class RangeReader:
         )
 
     def _give_up(self, step, error):
-        self._batch = None
+        self.batch = None
         self._withhold(step, f"{type(error).__name__}: {str(error)[:200]}")
         degrade("measure layers beside training", error)
 

@@ -1,5 +1,6 @@
 """Reading what an optimizer recorded since the last reading."""
 
+import dataclasses
 import itertools
 import math
 from typing import NamedTuple
@@ -71,6 +72,19 @@ class Reading(NamedTuple):
         scales = [point.scale for point in self.points]
         return any(b > a for a, b in itertools.pairwise(scales))
 
+    @property
+    def stuck(self) -> bool:
+        """Whether more steps in a row are skipped than a search explains."""
+        return self.in_a_row >= TRIGGER_STEPS
+
+    @property
+    def below_1(self) -> bool:
+        """Whether as many skipped steps have taken the scale to below 1.
+
+        What overflows at 1 does so in float16 whatever the scale is for.
+        """
+        return self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
+
     def continued(self, again: "Reading") -> "Reading":
         """Returns one reading of this and another at the same step.
 
@@ -131,33 +145,37 @@ class Reading(NamedTuple):
         return sorted(c for c in corners.items() if c[0] > start.step)
 
 
+@dataclasses.dataclass
+class _New:
+    """What there is since the last reading, as in `Reading`."""
+
+    points: list
+    gaps: list = dataclasses.field(default_factory=list)
+    new_steps: list = dataclasses.field(default_factory=list)
+    others: list = dataclasses.field(default_factory=list)
+
+
 class StepReader:
     """Reads the counters of one optimizer from time to time.
 
     Args:
         optimizer: A built `LossScaleOptimizer`.
+        step: Int. The step of the log that its next step is.
+        skipped: Int. Steps skipped so far in the whole log.
+        first: Int. The first step of which the log has no point yet.
     """
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer, step: int, skipped: int, first: int):
         self.optimizer = optimizer
         self.first_attempted = optimizer.attempted_steps
         self.first_skipped = optimizer.skipped_steps
         self.first_scale = float(optimizer.loss_scale)
         self._first_counts = optimizer.overflow_counts()
         self._changes_left = _CHANGES
-
-    def begin(self, step: int, skipped: int, first: int):
-        """Says where in the log the steps from here on belong.
-
-        Args:
-            step: Int. Step of the log.
-            skipped: Int. Steps skipped so far in the whole log.
-            first: Int. The first step of which the log has no point yet.
-        """
         self._skipped_earlier = skipped
         self._first = first
         self._now = self._moment(step)
-        self._forget()
+        self._new = _New([self._point()])
 
     def read(self, step: int) -> Reading:
         """Returns what there is to report, and what is new since the last.
@@ -166,23 +184,19 @@ class StepReader:
             step: Int. Step of the log.
         """
         self._advance(step)
-        optimizer, now = self.optimizer, self._point()
-        if now not in (self._points[0], self._points[-1]):
-            self._points.append(now)
-        reading = Reading(
-            points=self._points,
-            gaps=self._gaps,
+        optimizer, now, new = self.optimizer, self._point(), self._new
+        if now not in (new.points[0], new.points[-1]):
+            new.points.append(now)
+        self._new = _New([now])
+        return Reading(
+            **vars(new),
             skipped=now.skipped,
             in_a_row=optimizer.consecutive_skipped_steps,
             collapsed=self.collapsed(),
-            new_steps=self._new_steps,
-            others=self._others,
             overflow_counts=optimizer.overflow_counts(),
             gradient_norms=optimizer.gradient_norms(),
             first=self._first,
         )
-        self._forget()
-        return reading
 
     def set_scale(self, step: int, scale: float):
         """Sets the loss scale.
@@ -194,11 +208,7 @@ class StepReader:
         self._advance(step)
         self.optimizer.set_loss_scale(scale)
         self._now = self._moment(step)
-        self._points.append(self._point())
-
-    def _forget(self):
-        self._points, self._gaps = [self._point()], []
-        self._new_steps, self._others = [], []
+        self._new.points.append(self._point())
 
     def _moment(self, step):
         optimizer = self.optimizer
@@ -223,7 +233,7 @@ class StepReader:
         if attempted < 0 or new < 0:  # A checkpoint was loaded.
             self._skipped_earlier -= new
             self._now = self._moment(step)
-            self._gaps.append((before.step, step))
+            self._new.gaps.append((before.step, step))
         elif attempted or self._now.state.scale != before.state.scale:
             self._add(self._stretch(before, new))
 
@@ -238,15 +248,15 @@ class StepReader:
         )
 
     def _add(self, stretch):
-        self._new_steps += stretch.recent
-        self._others += stretch.others
+        self._new.new_steps += stretch.recent
+        self._new.others += stretch.others
         points, known = [], False
         if self._changes_left > 0:
             points, known = stretch.points()
         self._changes_left -= len(points)
-        self._points += points
+        self._new.points += points
         if not known:
-            self._gaps.append((stretch.first_step, stretch.last_step))
+            self._new.gaps.append((stretch.first_step, stretch.last_step))
 
     def collapsed(self) -> bool:
         """Returns whether steps are skipped at as low a scale as there is."""

@@ -2,7 +2,7 @@
 
 An update rule is a pure function of its state and of whether a step was
 finite. So the state at some step and the numbers of the skipped steps since
-give every scale in between, without a look at each.
+give every scale in between, without a reading of each.
 
 The counters are read every so many steps. The update rule and the numbers of
 the skipped steps say what the scale was after each of those in between.

@@ -48,7 +48,8 @@ class TrainingSummary(NamedTuple):
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
             of batches with such a loss; each replica counts its own part of a
             batch. `None` where that is not counted: in models without 16-bit
-            layers or loss scaling, and in a `train_step` of the user's own.
+            layers or loss scaling. Of a `train_step` of the user's own, what
+            it gives to metrics called `"..loss"` or else returns as such.
         compared: Boolean. Whether any batch was diagnosed, which compares every
             layer with float32. Defaults to `True`.
     """
@@ -156,7 +157,7 @@ def summarize(session) -> TrainingSummary:
     """Returns what a run comes down to.
 
     Args:
-        session: The `Session`, after its last look.
+        session: The `Session`, after its last reading.
     """
     rows = precision_summary(session.model).to_list()
     used = session.counters.used()
@@ -191,7 +192,7 @@ def summarize(session) -> TrainingSummary:
         folder=session.log.folder,
         unscaled_float16=remedy(session.model, lack) if lack else "",
         headline=headline(facts),
-        ranges=str(session.ranges),
+        ranges=str(session.parts.ranges),
         bad_data=str(session.bad_data),
         nonfinite_losses=session.counters.nonfinite_losses(),
         compared=session.examiner.schedule.cost is not None

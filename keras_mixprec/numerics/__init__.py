@@ -1,1 +1,30 @@
-"""Measuring: what layers see, compute, and would compute in float32."""
+"""Measuring: what layers see, compute, and would compute in float32.
+
+Nothing here decides whether a number is good. A probe is a train step that
+measures itself on the device and changes nothing in what it computes. A dry
+step runs `train_step` and updates nothing; on the way every layer call is
+recorded, so that one layer can be replayed in another dtype. How a layer is
+replayed differs by backend (`backend/<name>/replay.py`): TensorFlow and torch
+run its operations one by one, JAX evaluates its trace.
+
+Random numbers are drawn as the model would draw them, and given back: a float32
+reference with other dropout masks would say nothing about dtypes.
+
+Files:
+
+- `statistics.py`: the range of tensors, from one pass over each.
+- `collector.py`: gathers the statistics of a whole step in few operations.
+- `probed_step.py`: the train step with a measurement of every tensor in it.
+- `range_reading.py`: the ranges of every layer on one batch, without a step.
+- `dry_step.py`: runs `train_step` and updates nothing; records calls and
+  gradients.
+- `calls.py`: records what each layer is given and returns in a step.
+- `layer_hooks.py`: hooks on layer calls, and layers in another dtype for a
+  while.
+- `layer_replay.py`: one layer call again, in another dtype, and what its
+  operations do.
+- `random_numbers.py`: the random numbers of a model as it is, for its float32
+  reference.
+- `arrays.py`: tensors of any backend as NumPy arrays, and such arrays in 16
+  bits.
+"""

@@ -27,26 +27,26 @@ from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.layer_hooks import CallHook, call_name
 from keras_mixprec.numerics.random_numbers import Draws
 
-_LISTENER: contextvars.ContextVar[Callable[[], None] | None] = (
-    contextvars.ContextVar("listener", default=None)
+_COUNTER: contextvars.ContextVar[Callable[[], None] | None] = (
+    contextvars.ContextVar("counter", default=None)
 )
 
 
 @contextlib.contextmanager
-def counted_by(listener: Callable[[], None]):
-    """Within the context `listener` is called whenever a layer is done with."""
-    token = _LISTENER.set(listener)
+def counted_by(counter: Callable[[], None]):
+    """Within the context `counter` is called whenever a layer is done with."""
+    token = _COUNTER.set(counter)
     try:
         yield
     finally:
-        _LISTENER.reset(token)
+        _COUNTER.reset(token)
 
 
 def tick():
     """One more layer is done with: recorded in a step, or checked."""
-    listener = _LISTENER.get()
-    if listener is not None:
-        listener()
+    counter = _COUNTER.get()
+    if counter is not None:
+        counter()
 
 
 class LayerCall:
@@ -56,6 +56,7 @@ class LayerCall:
         path: String. The layer's path.
         layer: The `keras.layers.Layer`.
         index: Int. How often the layer had been called before in this step.
+        run: Function of `args` and `kwargs` that makes the call again.
         args, kwargs: As the layer was given them, before it casts them.
         outputs: What it returned.
         losses: List of the losses that it added, and what is inside it.
@@ -72,12 +73,13 @@ class LayerCall:
             `cotangents` if there was more than one backward pass.
     """
 
-    def __init__(self, path, layer, index, args, kwargs):
+    def __init__(self, path, layer, index, run):
         self.path = path
         self.layer = layer
         self.index = index
-        self.args = args
-        self.kwargs = kwargs
+        self.run = run
+        self.args: Any = None
+        self.kwargs: Any = None
         self.outputs: Any = None
         self.losses, self.loss_cotangents = [], []
         self.cotangents, self.input_cotangents = [], []
@@ -212,7 +214,7 @@ class CallRecorder:
                 outer.nested = True
 
     def _record(self, run, layer, path, index, args, kwargs):
-        call = LayerCall(path, layer, index, None, None)
+        call = LayerCall(path, layer, index, run)
         states = [*seed_states(layer), *_global_seed_state()]
         call.seeds = [(v, v.value) for v in states]
         drawn = len(Draws.so_far())

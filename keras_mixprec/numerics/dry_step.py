@@ -217,6 +217,27 @@ def _step_of(model, scale, execute):
     return DryStep(loss, gradients, [], scale if scales else 1.0, scales)
 
 
+# At which no gradient overflows in 16 bits. Not 0, which is divided by.
+_LEAST_SCALE = 2.0**-100
+
+
+@contextlib.contextmanager
+def step_at_least_scale(model: keras.Model, data):
+    """Context with a function that runs the step with vanishing cotangents.
+
+    Of an ignored list, to losses and gradients, for `each_operation`.
+    """
+
+    def run(_):
+        losses, gradients, *_ = run_held(model, data, lambda _: _LEAST_SCALE)
+        return [
+            *map(keras.ops.convert_to_tensor, (*losses, *gradients.values()))
+        ]
+
+    with restored(model):
+        yield run
+
+
 def run_held(
     model: keras.Model, data, scale_of: Callable, drawing: Draws | None = None
 ) -> tuple:

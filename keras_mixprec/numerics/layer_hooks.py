@@ -5,12 +5,15 @@ import threading
 
 import keras
 
+from keras_mixprec._patched import patched
 from keras_mixprec.keras_internals import (
     flat_layers,
+    only_runs_graph,
     policy_object,
     set_input_dtype,
     set_policy_object,
 )
+from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.policies.names import (
     is_fixed,
     narrow_inputs,
@@ -42,6 +45,7 @@ class CallHook:
 
     def __init__(self, entries, on_call):
         self._paths = {id(e.layer): e.path for e in entries}
+        self._direct = [e.layer for e in entries if _is_called_directly(e)]
         self._on_call = on_call
         self._counts = {}
         self._open = []
@@ -50,7 +54,11 @@ class CallHook:
     def hooked(self):
         """The hook is active within the context."""
         thread = threading.get_ident()
-        with _patch():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_patch())
+            for model in self._direct:
+                call = {"call": self._seen(model, model.call)}
+                stack.enter_context(patched(model, call))
             outer = CallHook._active.get(thread)
             CallHook._active[thread] = self
             try:
@@ -60,6 +68,19 @@ class CallHook:
                     del CallHook._active[thread]
                 else:
                     CallHook._active[thread] = outer
+
+    def _seen(self, model, call):
+        """The `call` of a model, which is a call of it if nobody else's."""
+
+        def original(model, *args, **kwargs):
+            return call(*args, **kwargs)
+
+        def seen(*args, **kwargs):
+            if self._open and self._open[-1] is model:  # In its `__call__`.
+                return call(*args, **kwargs)
+            return self._call(original, model, args, kwargs)
+
+        return seen
 
     def _call(self, original, layer, args, kwargs):
         path = self._paths.get(id(layer))
@@ -78,9 +99,43 @@ class CallHook:
             self._open.pop()
 
 
+def _is_called_directly(entry):
+    """Whether `train_step` runs the model's `call`, around `__call__`.
+
+    As Keras' own does on JAX, which casts no inputs then. Of a functional or
+    sequential model that is nothing but the calls of its layers.
+    """
+    return (
+        entry.path == MODEL_PATH
+        and hasattr(entry.layer, "compute_loss_and_updates")
+        and not only_runs_graph(entry.layer)
+        and not isinstance(entry.layer, keras.Sequential)
+    )
+
+
 def call_name(path: str, index: int) -> str:
     """Returns the path, and which call of a layer that is called repeatedly."""
     return f"{path}#{index}" if index else path
+
+
+def names_of_output(paths: dict, layer, index: int) -> list:
+    """Returns the names of the calls that return what a layer returns.
+
+    The cell of a recurrent layer runs in a loop, but what it computes is what
+    the layer returns; so is that of the layer inside of `TimeDistributed`.
+
+    Args:
+        paths: Dict from ids of layers to their paths.
+        layer: The layer.
+        index: Int. Which of its calls it is.
+    """
+    inner = None
+    if isinstance(layer, keras.layers.RNN):
+        inner = layer.cell
+    elif isinstance(layer, keras.layers.TimeDistributed):
+        inner = layer.layer
+    found = [paths[id(x)] for x in (layer, inner) if id(x) in paths]
+    return [call_name(path, index) for path in found]
 
 
 @contextlib.contextmanager

@@ -57,18 +57,33 @@ def nonfinite_places(function, tensors) -> set:
 def starts_from_zero(function, tensors, known=frozenset()) -> bool:
     """Whether the non-finite numbers that remain come from an operand of zero.
 
-    As in 0 / 0, 1 / sqrt(0) and log(0), where something has underflowed,
-    against a sum or product that overflowed. An infinity that a later operation
-    makes finite again, as exp(-inf), is not the origin of what remains.
+    Args:
+        function: As for `origin`.
+        tensors: As for `origin`.
+        known: As for `origin`.
+    """
+    return origin(function, tensors, known) == "underflow"
+
+
+def origin(function, tensors, known=frozenset()) -> str | None:
+    """Returns what the non-finite numbers that remain come from.
+
+    An infinity that a later operation makes finite again, as exp(-inf), is not
+    the origin of what remains.
 
     Args:
         function: Function of a list of tensors.
         tensors: The list, finite.
         known: Set of `nonfinite_places` in float32, which do no harm: `where`
             or a mask discards them. Defaults to none.
+
+    Returns:
+        `"underflow"` for an operand of zero, as in 0 / 0, 1 / sqrt(0) and
+        log(0), `"cast_overflow"` for a cast to a narrower dtype, else
+        `"forward_overflow"`, as for a sum or product; `None` if there are none.
     """
     origins: dict = {}  # Of every place with non-finite numbers, in order.
-    last = False
+    last = None
 
     def look(inputs, outputs):
         nonlocal last
@@ -78,11 +93,23 @@ def starts_from_zero(function, tensors, known=frozenset()) -> bool:
         for bad in _nonfinite(_float_arrays(outputs)):
             place = _place(bad)
             if place not in known:
-                last = (inherited or [_all_zero_where(bad, arrays)])[0]
+                own = _kind(bad, arrays, _dtypes(inputs) != _dtypes(outputs))
+                last = (inherited or [own])[0]
                 origins[place] = last
 
     active.replay().each_operation(function, tensors, look)
     return last
+
+
+def _kind(bad, operands, casts):
+    if _all_zero_where(bad, operands):
+        return "underflow"
+    casts &= [operand.shape for operand in operands] == [bad.shape]
+    return "cast_overflow" if casts else "forward_overflow"
+
+
+def _dtypes(tensors):
+    return {str(x.dtype) for x in tensors if is_float(x)}
 
 
 def _nonfinite(arrays):
@@ -260,6 +287,6 @@ class LayerReplay:
             ) as scope,
             called_with(call.training),
         ):
-            outputs = call.layer(*args, **kwargs)
+            outputs = call.run(*args, **kwargs)
         results = [*tree.flatten(outputs), *scope.losses]
         return [x for x in results if is_float(x)]

@@ -16,7 +16,7 @@ from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import Collector, Update
-from keras_mixprec.numerics.layer_hooks import CallHook, call_name
+from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
 from keras_mixprec.numerics.statistics import Statistics
 from keras_mixprec.policies.layers import walk
 
@@ -65,6 +65,7 @@ class Probe:
         self._replay = active.replay()
         self._outlet = self._backend.Outlet()
         self._entries = walk(model)
+        self._paths = {id(e.layer): e.path for e in self._entries}
         self._owners = _owners(self._entries)
         self._running = threading.local()
         self._instrumented_function = None
@@ -81,14 +82,14 @@ class Probe:
 
     def read(self) -> list[LayerReading]:
         """Returns what the last probed step measured, in order of calls."""
-        told = sorted(self._outlet.read(), key=operator.itemgetter(0))
-        if not told:
+        emitted = sorted(self._outlet.read(), key=operator.itemgetter(0))
+        if not emitted:
             return []
-        rows = np.concatenate([row for _, row in told])
+        rows = np.concatenate([row for _, row in emitted])
         places = {}
         groups = [
             places.setdefault((path, part), len(places))
-            for (_, path, part, _), _ in told
+            for (_, path, part, _), _ in emitted
         ]
         found = {}
         measured = Statistics.from_rows(rows, groups)
@@ -135,20 +136,20 @@ class Probe:
             yield
 
     def _on_call(self, collector, run, layer, path, index, args, kwargs):
-        name = call_name(path, index)
-
+        names = names_of_output(self._paths, layer, index)
         arrived = set()
 
         def observe(position, leaf, is_output):
             def on_value(x):
-                if is_output:
+                for name in names * is_output:
                     collector.put((name, "activation", position), x)
 
             def on_cotangent(gradient):
                 # That of the logits only if none comes by the output.
                 if position not in arrived:
                     arrived.add(position)
-                    collector.put((name, "gradient", position), gradient)
+                    for name in names:
+                        collector.put((name, "gradient", position), gradient)
 
             return self._replay.observe(leaf, on_value, on_cotangent)
 

@@ -15,7 +15,7 @@ from keras_mixprec.keras_internals import own_trainable, updated_variables
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
-from keras_mixprec.numerics.layer_hooks import CallHook, call_name
+from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
 from keras_mixprec.numerics.probed_step import LayerReading, limits_of
 from keras_mixprec.numerics.statistics import (
     Statistics,
@@ -78,6 +78,7 @@ class _Taken:
         self._model = model
         self._deadline = deadline
         self._entries = walk(model)
+        self._paths = {id(e.layer): e.path for e in self._entries}
         self._found = {}
         # A copy of all activations in the memory of the host takes longer
         # than a few fused reductions on the device; on a CPU the latter do.
@@ -105,7 +106,7 @@ class _Taken:
                 gradient = active.probe().rows(gradient)
                 gradient = ops.cast(gradient, "float32")
                 gradient = gradient * inverse.get(id(variable), 1.0)
-                self._take((path, "weight_gradient", position), gradient)
+                self._take([path], "weight_gradient", position, gradient)
         return list(self._found.values())
 
     def ranges(self, tensors) -> Ranges:
@@ -133,27 +134,28 @@ class _Taken:
         return Ranges(readings, limits_of(self._entries), failures)
 
     def _on_call(self, run, layer, path, index, args, kwargs):
-        name = call_name(path, index)
+        names = names_of_output(self._paths, layer, index)
 
         def observe(position, leaf, is_output):
             backend = active.replay()
             if is_output:
                 value = backend.stop_gradient(leaf)
-                self._take((name, "activation", position), value)
+                self._take(names, "activation", position, value)
 
             def on_cotangent(gradient):
                 # That of the logits only if none comes by the output.
-                key = name, "gradient", position
-                if key not in self._found:
-                    self._take(key, gradient)
+                if (names[0], "gradient", position) not in self._found:
+                    self._take(names, "gradient", position, gradient)
 
             return backend.observe(leaf, lambda _: None, on_cotangent)
 
         return observe_outputs(layer, run(*args, **kwargs), observe)
 
-    def _take(self, key, tensor):
+    def _take(self, names, part, position, tensor):
         self._check_time()
-        self._found[key] = self._measured(tensor)
+        measured = self._measured(tensor)
+        for name in names:
+            self._found[name, part, position] = measured
 
     def _check_time(self):
         if time.perf_counter() > self._deadline:

@@ -1,8 +1,8 @@
-"""Estimates of the work a layer does: multiply-adds for one sample.
+"""Estimates of a layer's FLOPs: multiply-adds for one sample.
 
 Counted are matrix products, convolutions, attention and recurrence, from the
 shapes that layers were built with: nearly all the time of a model, and what
-16-bit units speed up. Elementwise work counts as none.
+16-bit units speed up. Elementwise operations count as none.
 """
 
 import math

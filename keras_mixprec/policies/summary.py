@@ -2,45 +2,48 @@
 
 import html
 import math
+import textwrap
 from typing import NamedTuple
 
 import keras
 
 from keras_mixprec.flop_shares import (
-    knows_work,
+    flops,
+    knows_flops,
     parameters,
     share_in_16_bits,
     share_of_parameters,
-    work,
 )
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.graph import casts_input
 from keras_mixprec.policies.layers import check_model, walk
+from keras_mixprec.policies.matmul_precision import in_force
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
 
-_COLUMNS = ("path", "class", "compute", "variable", "params", "work", "notes")
+_COLUMNS = ("path", "class", "compute", "variable", "params", "FLOPs", "notes")
 # Together 100 columns, with two spaces between.
 _WIDTHS = (30, 15, 8, 8, 7, 5, 15)
 
 
 class PrecisionSummary:
-    """A table with one row per layer.
+    """A table with one row per layer, and a line on float32 products.
 
     `str()` gives text of at most 100 columns, a notebook shows HTML, and
-    `to_list()` has everything uncut.
+    `to_list()` has every row uncut.
     """
 
-    def __init__(self, rows: list[dict]):
+    def __init__(self, rows: list[dict], matmul_precision: str):
         self._rows = rows
+        self._last = f"Matmul precision: {matmul_precision}."
 
     def to_list(self) -> list[dict]:
         """Returns one dict per layer.
 
         Keys: `path`; `class`; `compute_dtype`; `variable_dtype`, what the
         layer's variables really have; `parameters`, its own without its
-        sublayers', `None` if unbuilt; `work`, its share of the model's
+        sublayers', `None` if unbuilt; `share_of_flops`, of the model's
         multiply-adds between 0 and 1, `None` if unknown; `notes`.
         """
         return [dict(row) for row in self._rows]
@@ -54,15 +57,15 @@ class PrecisionSummary:
             + "</tr>"
             for row in self._rows
         )
-        return f"<table><tr>{head}</tr>{body}</table>"
+        last = html.escape(self._last)
+        return f"<table><tr>{head}</tr>{body}</table><p>{last}</p>"
 
     def _repr_html_(self):
         return self.to_html()
 
     def __str__(self):
-        return "\n".join(
-            _line(cells) for cells in [_COLUMNS, *map(_cells, self._rows)]
-        )
+        lines = [_line(cells) for cells in [_COLUMNS, *map(_cells, self._rows)]]
+        return "\n".join([*lines, textwrap.fill(self._last, sum(_WIDTHS) + 12)])
 
     __repr__ = __str__
 
@@ -72,11 +75,14 @@ def precision_summary(
 ) -> PrecisionSummary:
     """Returns a table of what each layer of a model computes in.
 
-    The share of work is an estimate from the shapes that layers were built
+    The share of FLOPs is an estimate from the shapes that layers were built
     with: multiply-adds of matrix products, convolutions, attention and
-    recurrence, elementwise work not counted. Where a size varies or a layer
-    is user-written it is unknown, and then the shares of the others are of
-    what is known.
+    recurrence, elementwise operations not counted. Where a size varies or a
+    layer is user-written it is unknown, and then the shares of the others are
+    of what is known.
+
+    The last line says what float32 products are computed in here, as
+    `set_matmul_precision` or the backend has it.
 
     Args:
         model: A `keras.Model`, built or not.
@@ -92,8 +98,8 @@ def precision_summary(
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> row = precision_summary(model).to_list()[0]
-    >>> row["path"], row["compute_dtype"], row["parameters"], row["work"]
-    ('dense', 'float32', 15, 1.0)
+    >>> row["path"], row["compute_dtype"], row["share_of_flops"]
+    ('dense', 'float32', 1.0)
     """
     check_model(model)
     if plan is not None and not isinstance(plan, PrecisionPlan):
@@ -102,15 +108,16 @@ def precision_summary(
             f"Received: plan={plan!r} of type {type(plan).__name__}"
         )
     entries = walk(model)
-    work = [multiply_adds(entry) for entry in entries]
-    total = sum(filter(None, work))
+    counts = [multiply_adds(entry) for entry in entries]
+    total = sum(filter(None, counts))
     return PrecisionSummary(
         [
             _row(entry, variables, done, total, plan)
             for entry, variables, done in zip(
-                entries, _own_variables(entries), work, strict=True
+                entries, _own_variables(entries), counts, strict=True
             )
-        ]
+        ],
+        str(in_force()),
     )
 
 
@@ -129,7 +136,7 @@ def _own_variables(entries):
     return lists[::-1]
 
 
-def _row(entry, variables, work, total, plan):
+def _row(entry, variables, done, total, plan):
     layer = entry.layer
     dtypes = dict.fromkeys(v.dtype for v in variables)
     parameters = sum(math.prod(v.shape) for v in variables)
@@ -139,7 +146,7 @@ def _row(entry, variables, work, total, plan):
         "compute_dtype": layer.compute_dtype,
         "variable_dtype": ", ".join(dtypes) or layer.variable_dtype,
         "parameters": parameters if layer.built else None,
-        "work": None if work is None or not total else work / total,
+        "share_of_flops": done / total if done is not None and total else None,
         "notes": "; ".join(_notes(entry, plan)),
     }
 
@@ -159,14 +166,14 @@ def _notes(entry, plan):
 
 
 def _cells(row):
-    parameters, work = row["parameters"], row["work"]
+    parameters, share = row["parameters"], row["share_of_flops"]
     return (
         row["path"],
         row["class"],
         row["compute_dtype"],
         row["variable_dtype"],
         "?" if parameters is None else f"{parameters:,}",
-        "?" if work is None else f"{work:.0%}",
+        "?" if share is None else f"{share:.0%}",
         row["notes"],
     )
 
@@ -189,12 +196,12 @@ class Shares(NamedTuple):
     """Shares of a model, from 0 to 1.
 
     Attributes:
-        work: Float. Of the multiply-adds. Where the layers whose work cannot
-            be estimated hold most of the parameters, of the parameters.
+        flops: Float. Of the FLOPs. Where the layers whose FLOPs cannot be
+            estimated hold most of the parameters, of the parameters.
         parameters: Float. Of the parameters; of the layers if there are none.
     """
 
-    work: float
+    flops: float
     parameters: float
 
 
@@ -209,11 +216,11 @@ def shares_in_16_bits(model) -> Shares:
 
 
 def costs(model) -> dict[str, float]:
-    """Returns what each layer costs, path -> number, as `Shares.work` has it.
+    """Returns what each layer costs, path -> number, as `Shares.flops` has it.
 
     Args:
         model: A `keras.Model`.
     """
     rows = precision_summary(model).to_list()
-    measure = work if knows_work(rows) else parameters
+    measure = flops if knows_flops(rows) else parameters
     return {row["path"]: measure(row) for row in rows}

@@ -2,5 +2,29 @@
 
 That imports no backend and no Keras: `tensorboard.summary` and its
 `EventFileWriter` import the whole of TensorFlow wherever it is installed,
-which costs seconds and memory in a run on JAX or PyTorch.
+which costs seconds and memory in a run on JAX or PyTorch. Who reads a log knows
+nothing of it but its schema.
+
+Files that write:
+
+- `run_log.py`: `RunLog`, what the monitor writes, in one place; `NoLog`
+  discards everything.
+- `event_file.py`: TensorBoard's event files: records, checksums, and where a
+  run stopped.
+- `append_file.py`: files that wait for a full disk.
+- `summaries.py`: the protocol buffers that TensorBoard keeps in a log.
+- `schema.py`: the names and limits of what a log holds.
+- `layer_tables.py`: what was measured of each layer, by step, of bounded size.
+- `text_formats.py`: JSON that every reader accepts, and tables in Markdown.
+
+Files that read:
+
+- `file_source.py`: a log as its files hold it.
+- `run_data.py`, `run_layers.py`: what a log says of a run and of its layers, as
+  the page asks for it.
+- `facts.py`, `headline.py`: the run in one sentence: the cause, what was done
+  about it, what it cost.
+- `report.py`: `load_report`.
+- `report_page.py`: the page of the tab with its data in it, and its colours.
+- `report_picture.py`: the run as a picture, for where no page is shown.
 """

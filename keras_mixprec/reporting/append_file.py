@@ -149,3 +149,17 @@ class Backlog:
                 self._waiting.appendleft((size, work))
                 raise
             self._size -= size
+
+
+def open_lines(path):
+    """A file of lines, without the torn one that a killed writer left.
+
+    `None` while another run writes to it.
+    """
+    try:
+        lines = AppendFile(path, exclusive=True)
+    except BlockingIOError:
+        return None
+    with open(path, "rb") as file:
+        lines.truncate(file.read().rfind(b"\n") + 1)
+    return lines

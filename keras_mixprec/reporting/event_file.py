@@ -144,10 +144,6 @@ class EventFile:
     Raises:
         OSError: If the file cannot be created.
 
-    Attributes:
-        path: String. The file; its name sorts behind those before it, the
-            order in which readers take them.
-
     Example:
     >>> import tempfile
     >>> from keras_mixprec.reporting import summaries
@@ -160,13 +156,17 @@ class EventFile:
         self._last_steps = {}
         self._moved = set()
         self._lock = threading.Lock()
-        self._begin(folder)
-
-    def _begin(self, folder):
-        self._file = _create(os.path.join(folder, _next_name(folder)))
-        self.path = self._file.path
         # The tags that the file says the meaning of.
         self._described = set()
+        self._file = _create(folder)
+
+    @property
+    def path(self) -> str:
+        """The file; its name sorts behind those before it.
+
+        That is the order in which readers take them.
+        """
+        return self._file.path
 
     @property
     def ours(self) -> bool:
@@ -235,8 +235,8 @@ class EventFile:
             OSError: If the file cannot be created.
         """
         with self._lock:
-            old = self._file
-            self._begin(folder)
+            old, self._file = self._file, _create(folder)
+            self._described = set()
             old.close()
 
     def close(self) -> None:
@@ -274,8 +274,9 @@ def event_file_paths(folder: str) -> list[str]:
     return [path for path in paths if os.path.isfile(path)]
 
 
-def _create(path):
+def _create(folder):
     """A file with the event that each begins with."""
+    path = os.path.join(folder, _next_name(folder))
     file = AppendFile(path)
     try:
         file.write(frame(summaries.encode_first_event()))

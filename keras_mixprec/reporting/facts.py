@@ -87,8 +87,8 @@ class Facts(NamedTuple):
     Attributes:
         events: List of dicts, the events of the last `fit` by rising step.
             Only those of a kind in `STORY` count.
-        layers: List of dicts with `"path"`, `"compute_dtype"`, `"work"` and
-            `"parameters"`, as they are now.
+        layers: List of dicts with `"path"`, `"compute_dtype"`,
+            `"share_of_flops"` and `"parameters"`, as they are now.
         steps: Int. Steps of the last `fit`.
         skipped: Dict from the name of each loss scale optimizer, `""` for an
             only one, to the steps that it skipped.
@@ -201,6 +201,7 @@ _NEEDED = {
     **dict.fromkeys(_NONFINITE, {"counts"}),
 }
 _OF_LAYER = {"path": str, "compute_dtype": str}
+_AMOUNTS = ("share_of_flops", "work", "parameters")
 
 
 def is_event(event: dict) -> bool:
@@ -226,7 +227,7 @@ def is_event(event: dict) -> bool:
         and all(
             isinstance(rows, list)
             for name, rows in event.get("numbers", {}).items()
-            if name.startswith("rows_of_")
+            if name.startswith("rows_of_") or name == "after"
         )
     )
 
@@ -240,7 +241,7 @@ def is_layer(row) -> bool:
     return (
         isinstance(row, dict)
         and _fits(row, _OF_LAYER.keys(), _OF_LAYER)
-        and all(_is_amount(row.get(name)) for name in ("work", "parameters"))
+        and all(_is_amount(row.get(name)) for name in _AMOUNTS)
     )
 
 

@@ -166,8 +166,9 @@ class _Story:
             return not raised.get("dry_run")
         if not KINDS[kind].repaired_by or layer is None:
             return False
-        return is_repaired(kind, self._now.get(layer)) or self._is_returned(
-            layer
+        return all(
+            is_repaired(kind, self._now.get(path)) or self._is_returned(path)
+            for path in _places(verdict)
         )
 
     def _is_returned(self, layer):
@@ -199,14 +200,14 @@ class _Story:
         others = 0 if over else len(alike) - 1
         more = f" and {_counted(others, 'more layer')}" if others else ""
         at = f", first{at}" if others else at
-        names = (first["layer"] or "the model") + more
+        names = _named(first) + more
         what = KINDS[kind].phrase
         if "overflows_in_steps" in first.get("numbers", {}):
             what = "was about to overflow"
         return f"{names} {what}{at}{self._fate(first)}"
 
     def _fate(self, first):
-        layer = first["layer"]
+        layer = _places(first)[0]
         if self._is_over(first):
             if layer not in self.demoted:
                 now = self._now.get(layer)
@@ -272,6 +273,17 @@ def _rows(verdict):
         if (listed := numbers.get(f"{what}s_of_{part}"))
     ]
     return f" ({'; '.join(rows)} not finite)" if rows else ""
+
+
+def _places(verdict):
+    """The layers whose dtype decides whether a finding is over."""
+    return verdict.get("numbers", {}).get("after") or [verdict["layer"]]
+
+
+def _named(verdict):
+    layer = verdict["layer"] or "the model"
+    after = verdict.get("numbers", {}).get("after")
+    return f"{layer} after {' and '.join(after)}" if after else layer
 
 
 def _at(event):

@@ -178,7 +178,7 @@ class Table:
 
     def __init__(self, content, points):
         self.layers = content["layers"]
-        self.metrics = content["metrics"]
+        self.metrics = schema.with_current_names(content["metrics"])
         self.steps = np.array([point.step for point in points], "int64")
         self._points = points
 

@@ -28,6 +28,8 @@ def text(overview: dict) -> str:
         f"{overview['run']}: {overview['headline']['text']}",
         _steps(overview),
         _dtypes(overview["layers"]),
+        *_matmul_precision(overview["matmul_precision"]),
+        *_messages(overview["events"]),
         *map(_scale, overview["scale"]),
         *_nonfinite(overview["events"]),
         *_demoted(overview["layers"]),
@@ -51,8 +53,21 @@ def _steps(overview):
 
 def _dtypes(layers):
     counts = Counter(layer["compute_dtype"] for layer in layers)
-    told = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
-    return f"Layers: {told or 'none'}."
+    shown = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
+    return f"Layers: {shown or 'none'}."
+
+
+def _matmul_precision(text):
+    return [f"Matmul precision: {text}."] if text else []
+
+
+def _messages(events):
+    """The last event of each kind that is about the run as a whole."""
+    last = {event["kind"]: event.get("message") for event in events}
+    if rewrite := last.get("graph_rewrite"):
+        yield f"Graph rewrite: {rewrite}."
+    if ignored := last.get("ignored_variable"):
+        yield str(ignored)
 
 
 def _scale(course):
@@ -116,13 +131,13 @@ def _verdicts(events):
 def _headroom(layers):
     # What a wider layer holds would be no matter for it.
     low = [x for x in layers if x["compute_dtype"] != "float32"]
-    told = [x for x in low if _is_range(x["least_headroom"])]
-    told.sort(key=lambda layer: layer["least_headroom"])
-    if told:
+    shown = [x for x in low if _is_range(x["least_headroom"])]
+    shown.sort(key=lambda layer: layer["least_headroom"])
+    if shown:
         yield "Least headroom of activations: " + ", ".join(
             f"{x['path']} {_bits(x['least_headroom'])} at step "
             f"{x['worst_step']:,}"
-            for x in told[:_MOST_LAYERS]
+            for x in shown[:_MOST_LAYERS]
         )
 
 

@@ -17,7 +17,7 @@ from keras_mixprec.reporting.text_formats import to_json
 _MOST_CELLS = 600_000
 _COLUMNS = (50, 400)
 
-# Steps of a layer's histogram: as many as one looks at.
+# Steps of a layer's histogram: as many as a reader compares.
 _MOST_HISTOGRAMS = 32
 
 _FIRST = "index.js"

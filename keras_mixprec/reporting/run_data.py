@@ -38,7 +38,7 @@ MAX_COLUMNS = 2000
 
 # What the first value of a tag says of it.
 _CONTENT = dict.fromkeys(
-    (schema.HEAT, schema.TWIN), {"schema", "layers", "metrics"}
+    (schema.HEAT, schema.ERRORS), {"schema", "layers", "metrics"}
 )
 
 
@@ -127,14 +127,14 @@ class RunData:
         add_events(layers, events)
         add_headroom(layers, heat)
         add_repairs(layers, _measured_against(layers))
-        replay = self._tables(schema.TWIN)
-        tables = heat + replay
+        tables = heat + self._tables(schema.ERRORS)
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
             "skipped": _batches_skipped(events, scale),
             "layers": layers,
+            "matmul_precision": _matmul_precision(events),
             "scale": scale,
             "events": events,
             "heat": {
@@ -190,7 +190,7 @@ class RunData:
 
     def grid(self, metric: str, columns: int) -> "Grid":
         """Returns what `heat` does, as arrays."""
-        family = schema.TWIN if metric in AUDITED else schema.HEAT
+        family = schema.ERRORS if metric in AUDITED else schema.HEAT
         tables = [t for t in self._tables(family) if metric in t.metrics]
         if not tables:
             raise KeyError(metric)
@@ -273,13 +273,16 @@ class RunData:
         ]
 
     def _chunks(self, family):
-        found = map(schema.parse_chunk_tag, self._source.contents)
-        indices = sorted(n for name, n in filter(None, found) if name == family)
-        tags = [schema.chunk_tag(family, index) for index in indices]
         # A tag that does not say what it holds is damaged.
         needed = _CONTENT.get(family, {"schema"})
-        contents = self._source.contents
-        return [tag for tag in tags if needed <= contents[tag].keys()]
+        chunks = [
+            (found[1], tag)
+            for tag, content in self._source.contents.items()
+            if (found := schema.parse_chunk_tag(tag))
+            and found[0] == family
+            and needed <= content.keys()
+        ]
+        return [tag for _, tag in sorted(chunks)]
 
     def _last(self, tag):
         points = self._source.read(tag)
@@ -326,6 +329,13 @@ def _limits(dtype):
         "normal_exponent": int(math.log2(limits.smallest_normal)),
         "subnormal_exponent": int(math.log2(limits.smallest_subnormal)),
     }
+
+
+def _matmul_precision(events):
+    """What float32 products were computed in, `None` in an older log."""
+    begins = [event for event in events if event["kind"] == "train_begin"]
+    text = begins[-1].get("matmul_precision") if begins else None
+    return text if isinstance(text, str) else None
 
 
 def _withheld(events):

@@ -12,7 +12,10 @@ from keras_mixprec.reporting.facts import (
     severity_of,
 )
 from keras_mixprec.reporting.layer_tables import layer_of
-from keras_mixprec.reporting.schema import PRECISION_CHANGES
+from keras_mixprec.reporting.schema import (
+    PRECISION_CHANGES,
+    with_current_names,
+)
 from keras_mixprec.reporting.text_formats import parse_json
 
 _METRIC = "activation_headroom_bits"
@@ -30,8 +33,8 @@ def read_layers(points: list) -> list[dict]:
     """
     history, table = {}, []
     for point in points:
-        rows = parse_json(point.array.item(), list)
-        table = list(filter(is_layer, rows))
+        rows = filter(is_layer, parse_json(point.array.item(), list))
+        table = list(map(with_current_names, rows))
         for layer in table:
             dtypes = history.setdefault(layer["path"], [])
             dtype = layer["compute_dtype"]

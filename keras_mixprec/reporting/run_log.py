@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from keras_mixprec._files import check_local
 from keras_mixprec.reporting import schema, summaries
-from keras_mixprec.reporting.append_file import LIMIT, AppendFile, Backlog
+from keras_mixprec.reporting.append_file import LIMIT, Backlog, open_lines
 from keras_mixprec.reporting.event_file import (
     EventFile,
     event_file_paths,
@@ -19,22 +20,6 @@ from keras_mixprec.reporting.event_file import (
 from keras_mixprec.reporting.facts import Story
 from keras_mixprec.reporting.layer_tables import Chunks, HeatTables
 from keras_mixprec.reporting.text_formats import markdown_table, to_json
-
-
-def check_local(log_dir: str | os.PathLike) -> str:
-    """Returns `log_dir` as a string, or raises saying what is wrong."""
-    if not isinstance(log_dir, str | os.PathLike):
-        raise TypeError(
-            "`log_dir` must be a path. "
-            f"Received: log_dir={log_dir!r} of type {type(log_dir).__name__}"
-        )
-    log_dir = os.fspath(log_dir)
-    if "://" in log_dir:
-        raise ValueError(
-            "`log_dir` must be a local folder; copy it to remote storage "
-            f"after the run. Received: log_dir={log_dir!r}"
-        )
-    return log_dir
 
 
 class RunLog:
@@ -70,6 +55,7 @@ class RunLog:
             folder had counted in the end.
         fits: Int. How many runs were logged in the folder before this one.
         story: `Story` of this run, for the closing sentence.
+        writes: Boolean. Whether it is a log at all, `True`.
 
     Example:
     >>> import tempfile
@@ -82,11 +68,13 @@ class RunLog:
     1
     """
 
+    writes = True
+
     def __init__(self, log_dir: str | os.PathLike):
         self._log_dir = log_dir = check_local(log_dir)
         self.story = Story()
         try:
-            self._claim_folder()
+            self.folder, self._lines = self._claim_folder()
             end = find_end(self.folder)
             self.fits = len(event_file_paths(self.folder))
             self._events = EventFile(self.folder, end.next_step)
@@ -103,7 +91,7 @@ class RunLog:
         self._chunks = {}
         self._heat = {
             family: HeatTables(family, end.next_chunks.get(family, 0))
-            for family in (schema.HEAT, schema.TWIN)
+            for family in (schema.HEAT, schema.ERRORS)
         }
         self._lock = threading.RLock()
         self._backlog = Backlog()
@@ -111,14 +99,19 @@ class RunLog:
         self._standing = {}
 
     def _claim_folder(self):
-        """Takes the first folder that no other run is written to."""
-        for number in itertools.count(1):
-            folder = os.path.join(self._log_dir, schema.run_folder(number))
+        """Takes the first folder that no other run is written to.
+
+        Returns:
+            Its path, and the open file of lines in it.
+        """
+        numbers = itertools.count(1)
+        while True:
+            folder = schema.run_folder(next(numbers))
+            folder = os.path.join(self._log_dir, folder)
             os.makedirs(folder, exist_ok=True)
-            lines = _open_lines(os.path.join(folder, schema.EVENTS_FILE))
+            lines = open_lines(os.path.join(folder, schema.EVENTS_FILE))
             if lines:
-                self.folder, self._lines = folder, lines
-                return
+                return folder, lines
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes a point of each curve.
@@ -208,7 +201,7 @@ class RunLog:
             layers: List of the paths of the rows.
             metrics: Dict from the names of the columns to `"min"` or `"max"`,
                 whichever is the worse.
-            family: String. `schema.HEAT`, or `schema.TWIN` for the errors
+            family: String. `schema.HEAT`, or `schema.ERRORS` for the errors
                 that diagnoses find.
 
         Raises:
@@ -354,7 +347,7 @@ class RunLog:
     def _restart(self, step):
         """Goes on in new files, after somebody removed those there were."""
         if self._lines.removed:
-            self._claim_folder()
+            self.folder, self._lines = self._claim_folder()
         self._events.restart(self.folder)
         for values in self._standing.values():
             self._events.replace(step, values)
@@ -374,19 +367,32 @@ class RunLog:
             )
 
 
-def _open_lines(path):
-    """A file of lines, without the torn one that a killed writer left.
-
-    `None` while another run writes to it.
-    """
-    try:
-        lines = AppendFile(path, exclusive=True)
-    except BlockingIOError:
-        return None
-    with open(path, "rb") as file:
-        lines.truncate(file.read().rfind(b"\n") + 1)
-    return lines
-
-
 def _bytes(values):
     return sum(value.tensor.ByteSize() for value in values)
+
+
+class NoLog:
+    """A `RunLog` that discards everything."""
+
+    writes = False
+
+    next_step = 0
+    counts = {}
+    fits = 0
+    folder = ""
+
+    def __init__(self):
+        self.story = Story()
+
+    def event(self, step, event):
+        """Keeps what the closing sentence is made of."""
+        self.story.add(step, event)
+
+    def _ignore(self, *args, **options):
+        pass
+
+    scalars = text = layers = layout = _ignore
+    heat = histogram = scale_rows = settings = _ignore
+
+    def close(self):
+        """Nothing is open."""

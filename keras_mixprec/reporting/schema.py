@@ -1,13 +1,14 @@
-"""The names and limits of what a log holds: the schema, version 1.
+"""The names and limits of what a log holds: the schema, version 2.
 
-Every tensor of ours carries `{"schema": 1, ...}` as its plugin content, so a
-reader knows what it looks at. A change that an old reader would misread takes
-a new version.
+Every tensor of ours carries `{"schema": 2, ...}` as its plugin content, so a
+reader knows what it reads. A change that an old reader would misread takes a
+new version. Version 1, which is read as well, had other names for three things.
 """
 
 import re
+from collections.abc import Mapping
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PLUGIN_NAME = "mixed_precision"
 HISTOGRAM_PLUGIN_NAME = "histograms"
 
@@ -34,7 +35,15 @@ _RUN_FOLDERS = re.compile(rf"{RUN_FOLDER}(_\d+)?")
 EVENTS = "mixprec/events"
 SCALE = "mixprec/scale"
 HEAT = "mixprec/heat"
-TWIN = "mixprec/twin"
+ERRORS = "mixprec/error_against_float32"
+
+# What version 1 called families, columns of tables and keys of layers.
+_RENAMED = {
+    "mixprec/twin": ERRORS,
+    "twin_forward_error": "forward_error_against_float32",
+    "twin_backward_error": "backward_error_against_float32",
+    "work": "share_of_flops",
+}
 
 # Kinds of events that change what layers compute in.
 PRECISION_CHANGES = ("demote", "shrink", "promote", "undo")
@@ -88,6 +97,20 @@ def chunk_tag(family: str, index: int) -> str:
 
 
 def parse_chunk_tag(tag: str) -> tuple[str, int] | None:
-    """Returns the family and index of a chunk tag, `None` for other tags."""
+    """Returns the family and index of a chunk tag, `None` for other tags.
+
+    The family as it is called now: where version 1 has written some chunks,
+    the others are counted on from there.
+    """
     found = _CHUNK_TAG.fullmatch(tag)
-    return (found[1], int(found[2])) if found else None
+    return (current_name(found[1]), int(found[2])) if found else None
+
+
+def current_name(name: str) -> str:
+    """Returns what is called so in this version that any version called so."""
+    return _RENAMED.get(name, name)
+
+
+def with_current_names(content: Mapping) -> dict:
+    """Returns a dict with the keys that this version has for them."""
+    return {current_name(name): value for name, value in content.items()}

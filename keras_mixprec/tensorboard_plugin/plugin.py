@@ -155,9 +155,9 @@ def _argument(request, name):
     return value
 
 
-def _found(look, *arguments):
+def _found(read, *arguments):
     try:
-        return look(*arguments)
+        return read(*arguments)
     except KeyError as error:
         raise errors.NotFoundError(f"Nothing is known of {error}") from error
 

@@ -12,24 +12,20 @@ from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import BY_HAND, TunerHistory
-from keras_mixprec.tuning.phases import Phase, TuningState
 from keras_mixprec.tuning.promotion import Probation, sound_as_built
 from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
+from keras_mixprec.tuning.state import Phase, TuningState
 from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Trigger
-from keras_mixprec.verdict_kinds import KINDS
 
-# At first a look is taken whenever there are an eighth more steps.
-_LOOKS_GROW = 8
+# At first counters are read whenever there are an eighth more steps.
+_READINGS_GROW = 8
 
 # Failing batches on which a return to 16 bits is tried, the last ones.
 _EVIDENCE = 4
 
-# Findings without a layer that say why steps are bad.
-_EXPLAINED = {name for name, kind in KINDS.items() if kind.explains}
-
 
 class Tuning:
-    """Decides when to look, and changes what has to be changed.
+    """Decides when to diagnose, and changes what has to be changed.
 
     Where several workers train the model together all do so at the same
     steps, since what they go by is agreed: each diagnoses its own batches,
@@ -52,17 +48,16 @@ class Tuning:
         self.repairs = repairs
         self._shared = active.processes().workers(session.model) > 1
         session.bad_data.keeps_scale = not (self._shared or settings.dry_run)
-        self._ballot = WorkerProposal(Proposal())
         self._trigger = Trigger()
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = BatchCapture()
         self._bad = BadSteps(session)
         self._state = TuningState()
 
-    # Looking.
+    # Reading and diagnosing.
 
     def before_batch(self):
-        """Looks, if it is time to."""
+        """Reads the counters and diagnoses, if it is time to."""
         step = self._session.step
         if step < self._state.idle_until or not self._session.started:
             return
@@ -76,7 +71,7 @@ class Tuning:
         if state.captures:
             self._examine_if_bad(step)
         if step >= state.next_reading and not state.ended:
-            self._look(step)
+            self._read_counters(step)
         if state.captures:
             self._hold(step)
         else:
@@ -87,53 +82,52 @@ class Tuning:
         self._held.end_epoch()
 
     def end(self):
-        """Looks no more."""
+        """Captures no batch any more."""
         self._held.disarm()
 
     def _begin(self, step):
         self.records.begin(step)
         self._trigger.add(step, 0)
-        self._session.examiner.listener = self._on_examination
-        self.repairs.wait_anew(step)
+        self.repairs.restart_waiting(step)
         self._state.enter(Phase.WATCHING)
         self._state.next_reading = step + 1
-        schedule = self._session.examiner.schedule
+        examiner, model = self._session.examiner, self._session.model
         # Of a model that one worker does not know yet, nobody knows more.
-        (new,) = any_worker(self._session.model, [schedule.is_new])
+        (new,) = any_worker(model, [examiner.schedule.is_new])
         if new:
-            schedule.start_over()
-        if schedule.due(0):
+            examiner.follow_schedule_of(model, new=True)
+        if examiner.schedule.due(0):
             self._audit(step)
         elif step == 0:
-            self._session.examiner.log_errors(schedule.errors, step)
+            examiner.log_errors(examiner.schedule.errors, step)
 
-    def _look(self, step):
-        self._take_back_if_diverged(step)
+    def _read_counters(self, step):
+        self._undo_if_diverged(step)
         # The first steps show most.
         session = self._session
         taken = step - session.first_step
-        gap = min(taken // _LOOKS_GROW, self._settings.update_freq)
+        gap = min(taken // _READINGS_GROW, self._settings.update_freq)
         self._state.next_reading = step + max(gap, 1)
         self._bad.count()
-        stuck = self._bad.in_a_row_anew()
-        triggered = self._trigger.add(step, self._bad.total) or stuck
+        stuck = self._bad.newly_stuck()
+        due = self._trigger.add(step, self._bad.total) or stuck
         if self._cooling(step) or self._state.captures:
             return
         self._state.counts = self._trigger.counts(stuck)
-        if triggered and self._within_budget(self._state.counts):
+        if due and self._within_budget(self._state.counts):
             self._state.enter(Phase.CAPTURING, step + WINDOW)
         elif (
             session.examiner.schedule.due(taken) and self._audit_within_budget()
         ):
             self._audit(step)
         else:
-            self._give_back_if_quiet(step)
+            self._return_if_quiet(step)
 
     def _audit(self, step):
         schedule = self._session.examiner.schedule
         counts = schedule.counts
         schedule.audit(step - self._session.first_step)
-        self._examine_next(step, suspected=False, counts=counts)
+        self._examine_next(step, triggered=False, counts=counts)
 
     def _hurry(self, step):
         """Brings the next audit forward if a layer overflows before it."""
@@ -170,7 +164,7 @@ class Tuning:
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
             self._state.enter(Phase.WATCHING)
-            self._examine_next(step, suspected=True, counts=self._state.counts)
+            self._examine_next(step, triggered=True, counts=self._state.counts)
 
     def _examine_if_bad(self, step):
         batch, _ = self._held.take() or (None, None)
@@ -189,11 +183,11 @@ class Tuning:
             return False
         return step < changed + self._settings.cooldown
 
-    def _examine_next(self, step, suspected, counts=False):
+    def _examine_next(self, step, triggered, counts=False):
         self._on_next_batch(
             step,
             lambda batch: self._examine_together(
-                batch, step, suspected, counts
+                batch, step, triggered, counts
             ),
         )
 
@@ -201,63 +195,67 @@ class Tuning:
         session = self._session
         session.examiner.on_next_batch(session.model, step, work)
 
-    def _examine_together(self, batch, step, suspected, counts=False):
+    def _examine_together(self, batch, step, triggered, counts=False):
         """Diagnoses a batch; each worker does its own at this step.
 
         Args:
             batch: As `train_step` takes it, `None` if there is none here.
             step: Int.
-            suspected: Boolean. Whether it is because of non-finite steps, and
-                all of it is looked at.
+            triggered: Boolean. Whether it is because of non-finite steps, and
+                all of it is examined.
             counts: Boolean. Whether it counts as overhead. If not, it is seen
                 first whether there is more in it than in its first rows.
         """
-        self._state.suspected = suspected
-        self._ballot = WorkerProposal(Proposal())
+        self._state.triggered = triggered
         who = "PrecisionTuner" * self._settings.verbose
-        model, rows = self._session.model, None
-        if not suspected:
+        model, rows, own = self._session.model, None, None
+        if not triggered:
             rows = head if counts else partial(rows_to_examine, model)
-        self._session.examiner.examine(model, batch, step, counts, who, rows)
+        examiner = self._session.examiner
+        if batch is not None:
+            with examiner.diagnosing(step, counts):
+                found = examiner.examine(model, batch, step, who, rows)
+                own = self.follow(*found, step)
         if self._shared:
-            self._decide(step)
+            self._decide(own or WorkerProposal(Proposal()), step)
 
     # Demoting.
 
-    def _on_examination(self, examination, batch, step):
+    def follow(self, examination, batch, step) -> WorkerProposal | None:
+        """Repairs what a diagnosis has found, unless workers have to agree.
+
+        Args:
+            examination: `Examination`.
+            batch: What was examined, as `train_step` takes it.
+            step: Int.
+
+        Returns:
+            What is proposed, `None` if nothing may be changed now.
+        """
         self._hurry(step)
         if self._state.ended or self._cooling(step):
-            return
-        proposal = propose(
-            examination,
-            lambda: self._examine(batch, step),
-            self._settings.use_bfloat16,
-        )
+            return None
+        again = partial(self._examine, batch, step)
+        proposal = propose(examination, again, self._settings.use_bfloat16)
         if proposal:
             self._evidence.append(batch)
-        kinds = {finding.verdict.kind for finding in examination.findings}
-        self._ballot = WorkerProposal(
-            proposal,
-            not kinds.isdisjoint(_EXPLAINED),
-            self._session.counters.collapsed(),
-            examination.scale_bits,
-            "scale_too_low" in kinds,
-        )
-        # Among several workers this may be a diagnosis of this one only.
+        collapsed = self._session.counters.collapsed()
+        own = WorkerProposal.of(proposal, examination, collapsed)
         if not self._shared:
-            self._decide(step)
+            self._decide(own, step)
+        return own
 
-    def _decide(self, step):
+    def _decide(self, own, step):
         if self._state.ended or self._cooling(step):
             return
-        worker_proposal = self._ballot.agreed(self._session.model, step)
-        if worker_proposal.too_low:
-            self._raise_scale(worker_proposal.scale_bits, step)
-        if not worker_proposal.proposal:
-            self._nothing_to_demote(worker_proposal, step)
+        agreed = own.agreed(self._session.model, step)
+        if agreed.too_low:
+            self._raise_scale(agreed.scale_bits, step)
+        if not agreed.proposal:
+            self._nothing_to_demote(agreed, step)
             return
         self._state.enter(Phase.WATCHING)
-        wanted = self.repairs.wanted(worker_proposal.proposal, step)
+        wanted = self.repairs.wanted(agreed.proposal, step)
         if not self._state.harmful.isdisjoint(wanted):
             self._trigger.false_alarm()
             return
@@ -265,9 +263,9 @@ class Tuning:
             p: d for p, d in wanted.items() if p not in self._state.advised
         }
         if wanted:
-            wanted |= self.repairs.left_alone(worker_proposal.proposal, step)
+            wanted |= self.repairs.left_alone(agreed.proposal, step)
         obstacle = find_obstacle(
-            self._settings, self.repairs, worker_proposal.proposal, wanted
+            self._settings, self.repairs, agreed.proposal, wanted
         )
         if self._settings.dry_run:
             if wanted:
@@ -278,10 +276,8 @@ class Tuning:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted)
-            if worker_proposal.scale_bits is not None:
-                self._session.counters.raise_scale(
-                    worker_proposal.scale_bits, step
-                )
+            if agreed.scale_bits is not None:
+                self._session.counters.raise_scale(agreed.scale_bits, step)
 
     def _raise_scale(self, bits, step):
         """Lets gradients survive that vanish at the loss scale in use."""
@@ -296,13 +292,13 @@ class Tuning:
         parts = keras.utils.unpack_x_y_sample_weight(batch)
         return examine(self._session.model, *parts, step=step)
 
-    def _nothing_to_demote(self, worker_proposal, step):
-        if worker_proposal.collapsed and not worker_proposal.explained:
+    def _nothing_to_demote(self, agreed, step):
+        if agreed.collapsed and not agreed.explained:
             self._give_up(
                 step,
                 "no loss scale helps and no layer is to blame",
             )
-        elif self._state.suspected:
+        elif self._state.triggered:
             self._trigger.false_alarm()
 
     def _demote(self, step, wanted):
@@ -328,7 +324,7 @@ class Tuning:
         if on_limit == "stop":
             self._session.model.stop_training = True
         elif on_limit == "raise":
-            self._session.early_stop.fail(
+            self._session.parts.early_stop.fail(
                 f"PrecisionTuner stops at step {step}: {message}."
             )
         elif on_limit == "float32":
@@ -351,18 +347,18 @@ class Tuning:
             )
         self._state.probation.paths |= set(paths)
 
-    def _take_back_if_diverged(self, step):
+    def _undo_if_diverged(self, step):
         """Undoes a demotion after which weights grow beyond measure."""
         probation = self._state.probation
         if probation is None or not probation.due(step):
             return
         growth = probation.growth(self._session.synchronized_model())
         if growth.diverged:
-            self._take_back(probation, growth, step)
+            self._undo(probation, growth, step)
         elif probation.over():
             self._state.probation = None
 
-    def _take_back(self, probation, growth, step):
+    def _undo(self, probation, growth, step):
         self._state.probation = None
         probation.restore()
         self._session.counters.raise_scale(probation.scale_bits, step)
@@ -375,7 +371,7 @@ class Tuning:
 
     # Returning to 16 bits.
 
-    def _give_back_if_quiet(self, step):
+    def _return_if_quiet(self, step):
         bad = self._trigger.last_bad_step
         times = bad, self._state.changed_at, self._session.first_step
         since = max(time for time in times if time is not None)

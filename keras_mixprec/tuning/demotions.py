@@ -14,7 +14,7 @@ from keras_mixprec.policies.set_policies import reasons_of
 from keras_mixprec.policies.summary import shares_in_16_bits
 from keras_mixprec.tuning.plan_store import check_state
 from keras_mixprec.tuning.proposal import Proposal
-from keras_mixprec.tuning.settings import TunerSettings
+from keras_mixprec.tuning.state import TunerSettings
 
 _ALONE = "alone between float32 layers: casts cost more than 16 bits save"
 
@@ -48,7 +48,7 @@ class Repairs:
         tries: Dict from layer path to how often the layer turned out to need
             its demotion.
         rebuilds: Int. How often the compiled functions were recompiled.
-        share_at_first: Float. Share of the work in 16 bits at the start.
+        share_at_first: Float. Share of the FLOPs in 16 bits at the start.
     """
 
     def __init__(self, model):
@@ -70,11 +70,11 @@ class Repairs:
         return PrecisionPlan(plan, plan.default, reasons)
 
     def share_in_16_bits(self) -> float:
-        """Returns the share of the work in 16 bits now."""
-        return shares_in_16_bits(self._model).work
+        """Returns the share of the FLOPs in 16 bits now."""
+        return shares_in_16_bits(self._model).flops
 
     def demoted_fraction(self) -> float:
-        """Returns the share of the 16-bit work that is 16-bit no more."""
+        """Returns the fraction of the initial 16-bit FLOPs that is demoted."""
         if not self.share_at_first:
             return 0.0
         return 1 - self.share_in_16_bits() / self.share_at_first
@@ -154,7 +154,7 @@ class Repairs:
         return {path: (before[path], d.policy) for path, d in wanted.items()}
 
     def restore(self, paths) -> dict:
-        """Gives layers the policies back that they were built with.
+        """Restores the policies that layers were built with.
 
         Returns what `demote` does.
         """
@@ -190,7 +190,7 @@ class Repairs:
             >= promote_after * 2 ** (self.tries[path] - 1)
         ]
 
-    def wait_anew(self, step: int):
+    def restart_waiting(self, step: int):
         """Counts the steps to the next try of each demotion from here on.
 
         Those of an earlier process were counted from another start.
@@ -277,14 +277,14 @@ def find_obstacle(
         wanted: Dict from path to `Demotion`, what that would change.
     """
     if not wanted:
-        return "the layers at fault cannot be demoted any further"
+        return "the layers that cause it cannot be demoted any further"
     if repairs.rebuilds >= settings.max_rebuilds:
         return f"max_rebuilds={settings.max_rebuilds} is reached"
     with following(proposal.assignment()):
         fraction = repairs.demoted_fraction()
     if fraction > settings.max_demoted_fraction:
         return (
-            f"the repair would demote {fraction:.0%} of the work in 16 "
+            f"the repair would demote {fraction:.0%} of the FLOPs in 16 "
             f"bits, more than max_demoted_fraction="
             f"{settings.max_demoted_fraction}"
         )

@@ -99,7 +99,7 @@ class TunerHistory:
         )
 
     def undo(self, step: int, changes: dict, growth, since: int):
-        """Reports a demotion that made training diverge and is taken back.
+        """Reports a demotion that made training diverge and is undone.
 
         Args:
             step: As for `report`.
@@ -111,7 +111,7 @@ class TunerHistory:
         self.report(
             "undo",
             step,
-            f"takes the demotion of {_listed(changes)} back: with it the "
+            f"undoes the demotion of {_listed(changes)}: with it the "
             f"largest weight grew from {growth.before:.3g} to "
             f"{growth.now:.3g}. Weights and optimizer state are those of step "
             f"{since} again. Look for outliers in the data, or clip gradients",

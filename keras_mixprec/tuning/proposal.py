@@ -106,6 +106,24 @@ class WorkerProposal(NamedTuple):
     scale_bits: float | None = None
     too_low: bool = False
 
+    @classmethod
+    def of(cls, proposal: Proposal, examination: Examination, collapsed: bool):
+        """Returns what follows from one worker's diagnosis.
+
+        Args:
+            proposal: `Proposal` that repairs what it found.
+            examination: `Examination`.
+            collapsed: Boolean. As the attribute.
+        """
+        kinds = {finding.verdict.kind for finding in examination.findings}
+        return cls(
+            proposal,
+            any(KINDS[kind].explains for kind in kinds),
+            collapsed,
+            examination.scale_bits,
+            "scale_too_low" in kinds,
+        )
+
     def agreed(self, model, step: int) -> "WorkerProposal":
         """Returns what follows from the proposals of all workers.
 

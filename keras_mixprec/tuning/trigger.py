@@ -5,7 +5,7 @@ from collections import deque
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 
-# The next batch that fails is looked at closely, which costs no more than a
+# The next batch that fails is diagnosed, which costs no more than a
 # diagnosis. Twice as many are waited for if it was but the scale search.
 _PATIENCE = 1
 
@@ -46,7 +46,7 @@ class BadSteps:
         self.total += int(new)
         return int(new)
 
-    def in_a_row_anew(self) -> bool:
+    def newly_stuck(self) -> bool:
         """Whether more are skipped in a row than a search explains, once."""
         before, self._stuck = self._stuck, self._in_a_row >= TRIGGER_STEPS
         return self._stuck and not before
@@ -66,7 +66,7 @@ class Trigger:
         self.last_bad_step = None
 
     def add(self, step: int, bad: int) -> bool:
-        """Returns whether it is time to look for a reason.
+        """Returns whether this triggers a diagnosis.
 
         Args:
             step: Int. How many steps were taken.

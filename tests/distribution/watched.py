@@ -16,14 +16,17 @@ STEPS, BROKE_UNTIL, EVERY = 60, 30, 4
 
 
 def work(worker, wrap, dataset):
-    """Trains a healthy and a hopeless run; prints what came of it, last.
+    """Trains a healthy and an unrecoverable run; prints what came of it, last.
 
     Args:
         worker, wrap, dataset: As in `tuned.work`.
     """
     found = {}
     values = [GOOD] * STEPS, [BIG] * STEPS
-    for name, batches in ("healthy", values[0]), ("hopeless", values[worker]):
+    for name, batches in (
+        ("healthy", values[0]),
+        ("unrecoverable", values[worker]),
+    ):
         model = wrap(lambda: chain(wrap=at_the_floor))
         monitor = kmp.MixPrecMonitor(
             tempfile.mkdtemp(),

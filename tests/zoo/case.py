@@ -25,6 +25,8 @@ class Case:
             repairs it, found by training. `"<model>"` is what the model
             itself computes or casts, outside of its layers. Empty for a
             control.
+        between: Boolean. Whether what is wrong is the model's own code after
+            the culprits, which is to be named: as `"<model>"`.
         tolerated: Set of paths whose own gradients are wrong as well.
         kind, direction: Strings, of the verdict on the first culprit; for a
             control the kind of the one verdict that names no layer, if any.
@@ -45,6 +47,7 @@ class Case:
     build: Callable
     data: Callable
     culprits: frozenset = frozenset()
+    between: bool = False
     tolerated: frozenset = frozenset()
     kind: str | None = None
     direction: str | None = None
@@ -146,7 +149,9 @@ class Case:
 
     def expected(self, setup: str) -> frozenset:
         """Returns the layers to be found in a setup."""
-        return frozenset() if setup in self.absent_on else self.culprits
+        if setup in self.absent_on:
+            return frozenset()
+        return frozenset({"<model>"}) if self.between else self.culprits
 
     def recommend(self, verdicts: list, setup: str) -> "Judgement":
         """Compares what was found with what is known."""

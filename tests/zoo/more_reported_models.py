@@ -38,6 +38,7 @@ def float_token_ids():
 @case(
     data=tokens(),
     culprits=frozenset({"qkv"}),
+    between=True,
     kind="forward_overflow",
     direction="forward",
     decoy="embedding",
@@ -87,6 +88,7 @@ def graphs(samples=64, nodes=600):
 @case(
     data=graphs,
     culprits=frozenset({"message"}),
+    between=True,
     kind="forward_overflow",
     direction="forward",
     decoy="norm",
@@ -123,6 +125,7 @@ def fields():
 @case(
     data=fields,
     culprits=frozenset({"fields"}),
+    between=True,
     kind="forward_overflow",
     direction="forward",
     decoy="mix",

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
+from keras_mixprec.analysis.doctor import workloads
 from keras_mixprec.analysis.doctor.known_bad import Finding
 from keras_mixprec.analysis.doctor.timing import first_line
 from keras_mixprec.backend import active
@@ -44,8 +45,9 @@ class Result(NamedTuple):
 
 def check_formats(formats: list[str]) -> list[Result]:
     """Returns the results of all operations in each of the formats."""
+    has_tf32 = "tf32" in formats
     return [
-        _result(format, name, run)
+        _result(format, name, run, (format == "tf32") if has_tf32 else None)
         for format in formats
         for name, run in _OPERATIONS.items()
     ]
@@ -123,9 +125,9 @@ def _finding(device, format, status, bad):
     )
 
 
-def _result(format, name, run):
+def _result(format, name, run, tf32):
     dtype = "float32" if format == "tf32" else format
-    with active.runtime().tf32(format == "tf32"):
+    with workloads.tf32(tf32):
         try:
             return judge(format, name, *run(dtype))
         except Exception as error:

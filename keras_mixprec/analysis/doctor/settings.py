@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import keras
 
+from keras_mixprec.policies.ignored_variables import ignored_variables
+from keras_mixprec.policies.matmul_precision import in_force
+
 
 class Setting(NamedTuple):
     """A setting in force.
@@ -57,4 +60,17 @@ def _global_policy():
     return [Setting("global policy", name, "the dtype of new layers")]
 
 
-ROWS = (_variables, _global_policy)
+def _matmul_precision():
+    note = "what float32 products are computed in"
+    return [Setting("matmul precision", str(in_force()), note)]
+
+
+def _ignored_variables():
+    # Each sentence starts with NAME=VALUE.
+    return [
+        Setting(*text.split()[0].split("=", 1), text)
+        for text in ignored_variables()
+    ]
+
+
+ROWS = (_variables, _ignored_variables, _matmul_precision, _global_policy)

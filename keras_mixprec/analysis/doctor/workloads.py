@@ -1,5 +1,8 @@
 """What is timed: products, convolutions and a block, forward and backward."""
 
+import contextlib
+from contextlib import AbstractContextManager
+
 import numpy as np
 from keras import ops
 
@@ -67,6 +70,17 @@ def training_step(function, arrays: list, dtype: str, mode: str):
         return results
 
     return run
+
+
+def tf32(allowed: bool | None) -> AbstractContextManager:
+    """Context in which float32 products may, or must not, use TF32.
+
+    Args:
+        allowed: Boolean, `None` where there is none: nothing is set.
+    """
+    if allowed is None:
+        return contextlib.nullcontext()
+    return active.runtime().tf32(allowed)
 
 
 def _product(tensors, dtype):

@@ -3,6 +3,8 @@
 import jax
 import jaxlib
 
+from keras_mixprec.backend.jax import precision
+
 MODES = ("XLA",)
 
 
@@ -19,5 +21,4 @@ def wait(tensors):
 
 
 def tf32(allowed):
-    precision = "tensorfloat32" if allowed else "highest"
-    return jax.default_matmul_precision(precision)
+    return precision.scope("tf32" if allowed else "float32", "cuda")

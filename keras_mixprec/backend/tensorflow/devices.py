@@ -23,6 +23,7 @@ def query():
 
 
 def _gpu(gpu):
+    # Read from the driver, without a context on the device.
     found = tf.config.experimental.get_device_details(gpu)
     return Device(
         found.get("device_name", gpu.name), found.get("compute_capability")

@@ -76,7 +76,8 @@ def train_step(model, data):
     before = [value.grad for value in values]
     try:
         _set_gradients(values, [None] * len(values))
-        return model.train_step(data)
+        with torch.enable_grad():
+            return model.train_step(data)
     finally:
         _set_gradients(values, before)
 

@@ -1,8 +1,8 @@
 """torch's versions, and functions run as `fit` does; see `interface.py`."""
 
-import contextlib
-
 import torch
+
+from keras_mixprec.backend.torch import precision
 
 MODES = ("eager",)
 
@@ -35,12 +35,5 @@ def wait(tensors):
         torch.xpu.synchronize()
 
 
-@contextlib.contextmanager
 def tf32(allowed):
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+    return precision.scope("tf32" if allowed else "float32", "cuda")

@@ -164,6 +164,8 @@ const SENTENCES = {
       `${formatNumber(event.seconds)} s.`;
   },
   ranges_withheld: (event) => event.message ?? "",
+  graph_rewrite: (event) => `Graph rewrite: ${event.message}.`,
+  ignored_variable: (event) => event.message ?? "",
   trend(event) {
     const when = event.overflows_in_steps;
     const soon = when === undefined || when === null ? "" :

@@ -54,8 +54,8 @@ export function createHeader(store, { offline, copyLink }) {
   // The whole run in a sentence; logs of older versions have none.
   function drawSentences() {
     const { runData, compareData } = store.state;
-    const told = [runData, compareData].filter((data) => data?.headline);
-    sentences.replaceChildren(...told.map((data) => {
+    const known = [runData, compareData].filter((data) => data?.headline);
+    sentences.replaceChildren(...known.map((data) => {
       const { glyph, word, level } = STATES[data.headline.state] ?? STATES.warning;
       const action = actionOf({ event: mainFinding(data.events, data.layers) });
       return element(action ? "button" : "div", {
@@ -77,12 +77,13 @@ export function createHeader(store, { offline, copyLink }) {
     const { runData, compareData } = store.state;
     const others = compareData ? keyFigures(compareData) : [];
     const entries = runData ? keyFigures(runData) : [];
-    chips.replaceChildren(...entries.map((entry, index) => {
+    chips.replaceChildren(...entries.map((entry) => {
       const action = actionOf(entry);
-      const other = others[index] ? `${nameOf(compareData)}: ${others[index].text}` : null;
+      const same = others.find((other) => other.name === entry.name);
+      const other = same ? `${nameOf(compareData)}: ${same.text}` : null;
       return element(action ? "button" : "div", {
         class: `health ${entry.level ?? ""}`, type: action ? "button" : null,
-        title: action ? "Show it below" : null, onclick: action,
+        title: action ? "Show it below" : entry.title, onclick: action,
       },
       element("span", { class: "name" }, entry.name),
       element("span", { class: "value" }, entry.text),

@@ -78,7 +78,7 @@ export function createLayers(store) {
     class: (layer) => className(layer.class),
     dtype: (layer) => typeBadge(layer.compute_dtype),
     parameters: (layer) => formatInteger(layer.parameters ?? 0),
-    work: (layer) => formatShare(layer.work ?? NaN),
+    flops: (layer) => formatShare(layer.share_of_flops ?? NaN),
     headroom: (layer, column) => headroomBar(
       column.of(layer), column.typeOf(layer), store.state.runData, layer.worst_step,
     ),

@@ -23,8 +23,8 @@ export function shortType(dtype) {
 export function keyFigures(run) {
   const { skipped } = run;
   // Several optimizers may skip the same step.
-  const told = skipped && skipped <= run.last_step;
-  const share = told ? ` (${formatShare(skipped / run.last_step)})` : "";
+  const counted = skipped && skipped <= run.last_step;
+  const share = counted ? ` (${formatShare(skipped / run.last_step)})` : "";
   const types = [...countBy(run.layers, (layer) => layer.compute_dtype)];
   const demoted = run.layers.filter((layer) => layer.demoted_at !== null);
   const finding = findingState(run);
@@ -44,11 +44,17 @@ export function keyFigures(run) {
       text: plural(demoted.length, "layer"),
       layer: demoted[0],
     },
+    ...matmulPrecision(run),
     {
       name: "main finding", text: finding.text, level: finding.level,
       event: finding.event,
     },
   ];
+}
+
+// What float32 products are computed in; logs of older versions have none.
+function matmulPrecision({ matmul_precision: text }) {
+  return text ? [{ name: "matmul precision", text: text.split(", ")[0], title: text }] : [];
 }
 
 function findingState(run) {
@@ -102,7 +108,7 @@ export function layerColumns(run, compared) {
       id: "parameters", label: "Params", number: true,
       of: (layer) => layer.parameters,
     },
-    { id: "work", label: "FLOPs", number: true, of: (layer) => layer.work },
+    { id: "flops", label: "FLOPs", number: true, of: (layer) => layer.share_of_flops },
   ];
   if (!compared) return columns.filter((column) => !column.compares);
   const compares = new Set(columns.map((column) => column.compares));

@@ -33,7 +33,7 @@ def test_what_the_weights_have_outgrown_is_promoted(jit):
     }
 
 
-def test_a_fault_that_comes_and_goes_settles():
+def test_a_fault_that_comes_and_goes_is_resolved():
     """The weight that overflows is large for half of each period."""
     model = chain()
     callback = tuner(

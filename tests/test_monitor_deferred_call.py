@@ -55,7 +55,7 @@ def last_of(call, model):
     return model.train_function
 
 
-def test_a_train_function_made_anew_ends_the_wait(model):
+def test_a_recompiled_train_function_ends_the_wait(model):
     call = waiting(model)
     model.train_function = own
     assert not call.armed

@@ -23,7 +23,7 @@ def begun(wait, max_overhead):
     wait(60.0)  # Compiling.
     budget.add("diagnoses", 30.0)
     assert budget.trained == 0.0
-    assert budget.left("probes") == budget.left("looks") == 0.0
+    assert budget.left("probes") == budget.left("readings") == 0.0
     budget.begin(1)
     return budget
 
@@ -38,16 +38,16 @@ def test_what_happened_before_the_second_call_is_neither_here_nor_there(wait):
     assert budget.trained == 100.0
 
 
-def test_looks_and_probes_have_a_half_each(wait):
+def test_readings_and_probes_have_a_half_each(wait):
     budget = begun(wait, 0.0525)
     wait(100.0)
     assert budget.left("probes") == pytest.approx(2.0)
     budget.add("probes", 3.0)
     assert budget.left("probes") < 0.0
-    assert budget.left("looks") == pytest.approx(2.0)
+    assert budget.left("readings") == pytest.approx(2.0)
     assert budget.left("diagnoses") == pytest.approx(1.0)
-    budget.add("looks", 1.5)
-    assert budget.left("looks") == pytest.approx(0.5)
+    budget.add("readings", 1.5)
+    assert budget.left("readings") == pytest.approx(0.5)
     assert budget.left("diagnoses") < 0.0
 
 

@@ -1,9 +1,31 @@
-"""The phases of a tuner in one `fit`, and what it remembers in them."""
+"""What a tuner was given, its phases in one `fit`, and what it remembers."""
 
 import dataclasses
 import enum
+from collections.abc import Callable
 
 from keras_mixprec.tuning.promotion import Probation
+
+
+@dataclasses.dataclass(frozen=True)
+class TunerSettings:
+    """The arguments of a `PrecisionTuner`, and where its plan is kept.
+
+    Attributes:
+        save_plan: Function of the `Repairs`, called after each change.
+        use_bfloat16: Boolean. Whether bfloat16 is tried before float32.
+    """
+
+    save_plan: Callable
+    use_bfloat16: bool
+    dry_run: bool
+    promote_after: int
+    cooldown: int
+    max_demoted_fraction: float
+    max_rebuilds: int
+    on_limit: str
+    update_freq: int
+    verbose: int
 
 
 class Phase(enum.Enum):
@@ -35,7 +57,7 @@ class TuningState:
         idle_until: Int. The step before which nothing is to be done.
         changed_at: Int. The step of the last change of the model, `None`
             before one.
-        suspected: Boolean. Whether non-finite steps are the reason for the
+        triggered: Boolean. Whether non-finite steps are the reason for the
             diagnosis under way.
         counts: Boolean. Whether that diagnosis counts as overhead.
         advised: Set of the paths that a dry run has reported.
@@ -48,7 +70,7 @@ class TuningState:
     next_reading: int = 0
     idle_until: int = 0
     changed_at: int | None = None
-    suspected: bool = False
+    triggered: bool = False
     counts: bool = False
     advised: set = dataclasses.field(default_factory=set)
     harmful: set = dataclasses.field(default_factory=set)

@@ -50,11 +50,11 @@ def residual():
         (residual, "bc", ""),
     ],
 )
-def test_alone_between_two_in_float32(build, low, lone):
+def test_isolated_between_two_in_float32(build, low, lone):
     assert names(build, low) == list(lone)
 
 
-def test_next_to_bfloat16_it_is_not_alone():
+def test_next_to_bfloat16_it_is_not_isolated():
     model = chain()
     rules = [
         kmp.PrecisionRule("a", "mixed_bfloat16"),
@@ -80,7 +80,7 @@ def test_a_subclassed_model_has_no_graph():
     assert lone_layers(model) == []
 
 
-def test_a_shared_layer_is_alone_if_all_its_neighbours_are_float32():
+def test_a_shared_layer_is_isolated_if_all_its_neighbours_are_float32():
     def shared():
         inputs, relu = keras.Input((8,)), Activation("relu", name="b")
         x = relu(Dense(8, name="a")(inputs))

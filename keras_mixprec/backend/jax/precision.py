@@ -1,0 +1,61 @@
+"""What JAX computes float32 products in: `jax_default_matmul_precision`."""
+
+import jax
+
+# JAX's own names say how many bits count, and each device has a way to do so;
+# the names of algorithms say which way.
+_VALUES = {
+    "default": None,
+    "float32": "float32",
+    "tf32": "tensorfloat32",
+    "bfloat16_3x": "BF16_BF16_F32_X3",
+    "bfloat16": "BF16_BF16_F32",
+}
+_VALUES_OF_TPU = {"bfloat16_3x": "high", "bfloat16": "bfloat16"}
+
+_NAMES = {
+    None: "default",
+    "default": "default",
+    "bfloat16": "default",
+    "highest": "float32",
+    "float32": "float32",
+    "F32_F32_F32": "float32",
+    "high": "tf32",
+    "tensorfloat32": "tf32",
+    "TF32_TF32_F32": "tf32",
+    "BF16_BF16_F32_X3": "bfloat16_3x",
+    "BF16_BF16_F32": "bfloat16",
+}
+_NAMES_OF_TPU = dict.fromkeys(("high", "tensorfloat32"), "bfloat16_3x")
+
+# Which name no convolution: what names an algorithm is for products only.
+_OF_BOTH = ("default", "float32", "tf32")
+
+
+def put(name, kind):
+    """Sets it for every thread that has no scope of its own."""
+    jax.config.update("jax_default_matmul_precision", _value(name, kind))
+
+
+def scope(name, kind):
+    """Context in which it is set, for this thread."""
+    return jax.default_matmul_precision(_value(name, kind))
+
+
+def read(kind):
+    """Returns what products and convolutions were set to in this thread."""
+    value = jax.config.jax_default_matmul_precision
+    names = _NAMES | _NAMES_OF_TPU if kind == "tpu" else _NAMES
+    name = names.get(value, value)
+    both = kind == "tpu" or name in _OF_BOTH
+    return name, name if both else "default"
+
+
+def names_of_cpu():
+    """Returns what this CPU has beside float32."""
+    return ()
+
+
+def _value(name, kind):
+    values = _VALUES | _VALUES_OF_TPU if kind == "tpu" else _VALUES
+    return values[name]

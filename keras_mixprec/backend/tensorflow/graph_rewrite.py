@@ -1,0 +1,137 @@
+"""TensorFlow's graph optimizer `auto_mixed_precision`, and what it converts.
+
+Options are part of what TensorFlow remembers an optimized function by: under
+other options it is optimized again, and under those of before it is what it
+was. The variables with the lists of operations are not, so each rewrite gets
+options of its own.
+"""
+
+import functools
+import itertools
+import re
+from collections import Counter
+
+import tensorflow as tf
+
+# There is no public way to read the optimized graph of a function that runs,
+# to know the names of all operations, or to ask what oneDNN does on a CPU.
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.util import _pywrap_utils
+
+_OPTIONS = {
+    "float16": "auto_mixed_precision",
+    "bfloat16": "auto_mixed_precision_onednn_bfloat16",
+}
+# Has the same effect as the one for bfloat16, and is deprecated.
+_SAME = "auto_mixed_precision_mkl"
+# Graphs of fewer nodes are not optimized: negative, all are.
+_UNIQUE = "min_graph_nodes"
+
+_NAMES = (*_OPTIONS.values(), _SAME, _UNIQUE)
+
+_TYPES = {
+    dtype.as_datatype_enum: dtype.name
+    for dtype in (tf.float16, tf.bfloat16, tf.float32)
+}
+
+# `_MklNativeFusedMatMul` is a `MatMul` with what follows it, on oneDNN.
+_PREFIX = re.compile(r"^_(Mkl)?(Native)?(Fused)?")
+_SUFFIX = re.compile(r"WithBias$")
+
+_serial = itertools.count(1)
+
+
+def unknown(operations):
+    """Returns those names that are of no operation of TensorFlow."""
+    return [name for name in operations if not op_def_registry.get(name)]
+
+
+@functools.cache
+def does(dtype):
+    """Whether TensorFlow rewrites graphs to it on the default device.
+
+    By a product that it is given to rewrite. It would use bfloat16 on a CPU for
+    which oneDNN has no such products as well, and be slower there.
+    """
+    supports = getattr(
+        _pywrap_utils, "IsDataTypeSupportedByOneDNNOnThisCPU", lambda _: True
+    )
+    on_cpu = not tf.config.get_visible_devices("GPU")
+    if dtype == "bfloat16" and on_cpu and not supports(tf.bfloat16):
+        return False
+    product = tf.function(lambda x: tf.nn.relu(tf.matmul(x, x)))
+    before = state()
+    put(dtype)
+    try:
+        product(tf.ones((8, 8)))
+        return any(after["MatMul", dtype] for _, after in collect())
+    finally:
+        restore(before)
+
+
+def state():
+    """Returns what `restore` needs, to be asked before `put`."""
+    options = tf.config.optimizer.get_experimental_options()
+    # `None` is an option that is not set.
+    return {name: options.get(name) for name in _NAMES}
+
+
+def put(dtype):
+    """Rewrites graphs to a dtype from now on, `"float32"` for not at all."""
+    options = dict.fromkeys((*_OPTIONS.values(), _SAME), False)
+    if dtype != "float32":
+        options |= {_OPTIONS[dtype]: True, _UNIQUE: -next(_serial)}
+    tf.config.optimizer.set_experimental_options(options)
+    context.enable_graph_collection()
+
+
+def restore(before):
+    """Sets the options to what they were."""
+    tf.config.optimizer.set_experimental_options(before)
+
+
+def stop_collecting():
+    """Graphs are not kept for `collect` any more."""
+    context.disable_graph_collection()
+
+
+def collect():
+    """Returns what is in the functions that were optimized since last asked.
+
+    List of pairs of `Counter`s, before the graph optimizers and after them, of
+    pairs of an operation and its dtype. Those of a cast are two with `->`.
+    """
+    functions = context.export_run_metadata().function_graphs
+    return [
+        (
+            _count(_nodes_before(function.pre_optimization_graph)),
+            _count(n for g in function.partition_graphs for n in g.node),
+        )
+        for function in functions
+    ]
+
+
+def _nodes_before(graph):
+    yield from graph.node
+    for function in graph.library.function:
+        yield from function.node_def
+
+
+def _count(nodes):
+    found = Counter()
+    for node in nodes:
+        name = _SUFFIX.sub("", _PREFIX.sub("", node.op))
+        found[name, _dtype_of(node)] += 1
+    return found
+
+
+def _dtype_of(node):
+    if node.op == "Cast":
+        return f"{_type(node, 'SrcT')}->{_type(node, 'DstT')}"
+    return _type(node, "T")
+
+
+def _type(node, attribute):
+    known = attribute in node.attr
+    return _TYPES.get(node.attr[attribute].type, "") if known else ""

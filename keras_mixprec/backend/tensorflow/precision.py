@@ -1,0 +1,57 @@
+"""What TensorFlow computes float32 products in: its TensorFloat-32 switch."""
+
+import contextlib
+import gc
+
+import keras
+import tensorflow as tf
+
+_PARTS = ("train", "test", "predict")
+
+
+def put(name, kind):
+    """Sets it for the process, convolutions included."""
+    _switch(name != "float32")
+
+
+@contextlib.contextmanager
+def scope(name, kind):
+    """Context in which it is set, for every thread."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    put(name, kind)
+    try:
+        yield
+    finally:
+        _switch(before)
+
+
+def read(kind):
+    """Returns what products and convolutions were set to."""
+    on = tf.config.experimental.tensor_float_32_execution_enabled()
+    return ("default",) * 2 if on else ("float32",) * 2
+
+
+def names_of_cpu():
+    """Returns what this CPU has beside float32."""
+    return ()
+
+
+def _switch(on):
+    if tf.config.experimental.tensor_float_32_execution_enabled() == on:
+        return
+    tf.config.experimental.enable_tensor_float_32_execution(on)
+    # What XLA has compiled keeps the precision that it was compiled with; an
+    # operation of its own asks in every call. To find the models takes 50 ms
+    # among a million objects.
+    for model in [o for o in gc.get_objects() if _has_functions(o)]:
+        if model.jit_compile:
+            for part in _PARTS:
+                if getattr(model, f"{part}_function") is not None:
+                    getattr(model, f"make_{part}_function")(force=True)
+
+
+def _has_functions(thing):
+    # `isinstance` would call the `__class__` of objects that pretend.
+    return issubclass(type(thing), keras.Model) and any(
+        vars(thing).get(f"{part}_function") is not None for part in _PARTS
+    )

@@ -1,0 +1,103 @@
+"""What torch computes float32 products in: a switch for each of its libraries.
+
+`torch.set_float32_matmul_precision` and `torch.backends.cudnn.allow_tf32` are
+set, because torch raises when these are read after newer switches were set
+alone. They leave out convolutions on a CPU, which have a newer one only.
+"""
+
+import contextlib
+import functools
+
+import torch
+
+_PRODUCTS = {
+    "default": "highest",
+    "float32": "highest",
+    "tf32": "high",
+    "bfloat16": "medium",
+}
+_CONVOLUTIONS = {"default": "none", "bfloat16": "bf16"}
+_NAMES = {"none": "float32", "ieee": "float32", "tf32": "tf32"}
+_NAMES |= {"bf16": "bfloat16", "highest": "float32", "high": "tf32"}
+
+
+def put(name, kind):
+    """Sets it for the process."""
+    torch.set_float32_matmul_precision(_PRODUCTS[name])
+    torch.backends.cudnn.allow_tf32 = name != "float32"
+    if hasattr(torch.backends.mkldnn, "conv"):
+        value = _CONVOLUTIONS.get(name, "ieee")
+        torch.backends.mkldnn.conv.fp32_precision = value
+
+
+@contextlib.contextmanager
+def scope(name, kind):
+    """Context in which it is set, for every thread."""
+    before = _state()
+    put(name, kind)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def read(kind):
+    """Returns what products and convolutions were set to."""
+    backends = torch.backends
+    if not hasattr(backends.mkldnn, "conv"):
+        products = _NAMES.get(torch.get_float32_matmul_precision(), "tf32")
+        tf32 = kind == "cuda" and backends.cudnn.allow_tf32
+        return products, "tf32" if tf32 else "float32"
+    if kind == "cuda":
+        switches = backends.cuda.matmul, backends.cudnn.conv
+    else:
+        switches = backends.mkldnn.matmul, backends.mkldnn.conv
+    return tuple(_NAMES[switch.fp32_precision] for switch in switches)
+
+
+@functools.cache
+def names_of_cpu():
+    """Returns what this CPU has beside float32.
+
+    By a product in which bfloat16 would drop a digit: oneDNN takes the switch
+    for leave to, and does so on some CPUs only. One with AVX512-BF16 but
+    without AMX computed in float32 with torch 2.13, in the same time.
+    """
+    size = 256
+    with scope("bfloat16", "cpu"), torch.no_grad():
+        odd = torch.eye(size, device="cpu") * (1 + 2**-12)
+        product = odd @ torch.eye(size, device="cpu")
+    return () if bool((product == odd).all()) else ("bfloat16",)
+
+
+def _switches():
+    backends = torch.backends
+    if not hasattr(backends.mkldnn, "conv"):
+        return []
+    return [
+        backends.cuda.matmul,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        backends.mkldnn.matmul,
+        backends.mkldnn.conv,
+    ]
+
+
+def _state():
+    # They raise if newer switches were set alone, and do so again afterwards.
+    older = [None, None]
+    with contextlib.suppress(RuntimeError):
+        older[0] = torch.get_float32_matmul_precision()
+    with contextlib.suppress(RuntimeError):
+        older[1] = torch.backends.cudnn.allow_tf32
+    return older, [switch.fp32_precision for switch in _switches()]
+
+
+def _restore(state):
+    (products, allows), values = state
+    if products is not None:
+        torch.set_float32_matmul_precision(products)
+    if allows is not None:
+        torch.backends.cudnn.allow_tf32 = allows
+    for switch, value in zip(_switches(), values, strict=True):
+        switch.fp32_precision = value

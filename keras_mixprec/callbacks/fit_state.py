@@ -1,0 +1,124 @@
+"""What a session is made of, and what it remembers within one `fit`."""
+
+import dataclasses
+import math
+from typing import Any
+
+from keras_mixprec.backend import active
+from keras_mixprec.callbacks.settings import Settings
+from keras_mixprec.guards.train_function import StepCount
+from keras_mixprec.monitoring.attach import LayerLog
+from keras_mixprec.monitoring.audits import Examiner
+from keras_mixprec.monitoring.counter_log import ROWS_BY_VARIABLE, CounterLog
+from keras_mixprec.monitoring.counters import Counters, EarlyStop
+from keras_mixprec.monitoring.failing_batches import Recorder
+from keras_mixprec.monitoring.overhead import OverheadBudget
+from keras_mixprec.monitoring.probe_schedule import Prober
+from keras_mixprec.monitoring.range_schedule import RangeReader
+from keras_mixprec.reporting.layer_tables import Thinning
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What measures, diagnoses, keeps and stops, as settings say.
+
+    Attributes:
+        settings: `Settings`.
+        log: The `RunLog`.
+        budget: `OverheadBudget`, what all of this costs.
+        examiner: Diagnoses batches.
+        prober: Probes steps.
+        ranges: Reads the ranges of all layers.
+        recorder: Keeps failing batches.
+        early_stop: `EarlyStop` of the `fit`.
+    """
+
+    settings: Settings
+    log: Any
+    budget: OverheadBudget
+    examiner: Examiner
+    prober: Prober
+    ranges: RangeReader
+    recorder: Recorder
+    early_stop: EarlyStop
+
+    @classmethod
+    def of(cls, model, settings: Settings) -> "Parts":
+        """Returns the parts for a model, with the log opened.
+
+        Args:
+            model: A `keras.Model`.
+            settings: `Settings`.
+        """
+        log, verbose = settings.open_log(), settings.verbose
+        budget = OverheadBudget(settings.max_overhead)
+        share, every = settings.max_overhead, settings.probe_every
+        prober = Prober(log, every, share, verbose, budget)
+        return cls(
+            settings,
+            log,
+            budget,
+            Examiner(log, verbose, budget),
+            prober,
+            RangeReader(model, log, settings, prober, budget),
+            Recorder(settings.keep_failing_batches),
+            EarlyStop(model, log, settings),
+        )
+
+
+@dataclasses.dataclass
+class FitState:
+    """All that a session remembers from batch to batch.
+
+    Attributes:
+        first_step: Int. The step that the `fit` begins with.
+        count: `StepCount` from there.
+        shared: Boolean. Whether several workers train the model together.
+        next_agreement: Float. The step at which these agree next on what all
+            must do at one step, infinite for never.
+        idle_until: Int. The step before which nothing is to be done.
+        layers: `LayerLog`.
+        by_epoch: `Thinning` of what is logged once an epoch.
+        counters: `Counters` of the model.
+        counter_log: `CounterLog` of them.
+    """
+
+    first_step: int
+    count: StepCount
+    shared: bool
+    next_agreement: float
+    idle_until: int
+    layers: LayerLog
+    by_epoch: Thinning
+    counters: Counters
+    counter_log: CounterLog
+
+    @classmethod
+    def begin(cls, session) -> "FitState":
+        """Returns the state at the first step, with the optimizers watched.
+
+        Args:
+            session: The `Session`.
+        """
+        model, log, settings = session.model, session.log, session.settings
+        # What an earlier `fit` logged last is after the step that this begins
+        # with.
+        first_step = max(log.next_step - 1, 0)
+        session.examiner.follow_schedule_of(session.synchronized_model())
+        shared = active.processes().workers(model) > 1
+        to_agree_on = settings.probe_every or settings.stop_after is not None
+        next_agreement = math.inf
+        if shared and to_agree_on:
+            next_agreement = first_step + settings.update_freq
+        counters = Counters(session.synchronized_model(), log, first_step)
+        return cls(
+            first_step,
+            StepCount(first_step, getattr(model, "steps_per_execution", 1)),
+            shared,
+            next_agreement,
+            first_step,
+            LayerLog(model, log),
+            Thinning(ROWS_BY_VARIABLE),
+            counters,
+            CounterLog(session, counters),
+        )

@@ -1,0 +1,79 @@
+"""What is not finite behind a layer that repairs it."""
+
+import keras
+from keras import tree
+
+from keras_mixprec.diagnosis.compare import largest
+from keras_mixprec.diagnosis.forward import is_cast_before, range_fault
+from keras_mixprec.formats import get_format
+from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.dry_step import step_at_least_scale
+from keras_mixprec.numerics.layer_hooks import computing_in
+from keras_mixprec.numerics.layer_replay import (
+    LayerReplay,
+    nonfinite_places,
+    origin,
+)
+from keras_mixprec.policies.layers import has_own_step
+
+
+def fault_behind(
+    replay: LayerReplay,
+    known: LayerCall | None,
+    model: keras.Model,
+    data,
+    layers,
+) -> tuple[str, str]:
+    """Returns kind and direction of what is not finite behind a layer.
+
+    Where a float32 output of the layer repairs it: what is computed with the
+    outputs, else what the layer does.
+
+    Args:
+        replay: `LayerReplay` of the layer.
+        known: As for `range_fault`.
+        model: As for `step_fault`.
+        data: As for `step_fault`.
+        layers: As for `step_fault`.
+    """
+    fault = step_fault(model, data, layers)
+    if fault is None or is_cast_before(replay.call, known):
+        return range_fault(replay, known)
+    if fault[0] == "forward_overflow" and has_own_step(model):
+        # The loss may contain gradients, which are operations like others.
+        own = range_fault(replay, known)
+        return own if own[1] == "backward" else fault
+    return fault
+
+
+def step_fault(model: keras.Model, data, layers) -> tuple[str, str] | None:
+    """Returns kind and direction of what makes numbers of a step non-finite.
+
+    A `compute_loss` or `train_step` of the user's own, or a loss that casts,
+    computes in the dtype of the outputs: `exp(20)` overflows there, and
+    `log(1 - p)` is that of 0. The operations of the step, run once as they are
+    and once without the fault, show it. With cotangents that vanish: with those
+    of a loss scale the backward pass overflows.
+
+    Args:
+        model: A compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        layers: List of the layers that repair the step in float32.
+
+    Returns:
+        `None` if what is not finite is so in the repaired step, too.
+    """
+    with step_at_least_scale(model, data) as run:
+        with computing_in("float32", layers):
+            harmless = nonfinite_places(run, [])
+        kind = origin(run, [], harmless)
+    # JAX casts each sum that it takes in float32 to the dtype of its terms.
+    if kind == "cast_overflow" and _fits(data):
+        kind = "forward_overflow"
+    return (kind, "forward") if kind else None
+
+
+def _fits(data):
+    arrays = [to_array(x) for x in tree.flatten(data) if is_float(x)]
+    return largest(arrays) <= get_format("float16").maximum

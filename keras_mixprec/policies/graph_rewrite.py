@@ -1,0 +1,257 @@
+"""TensorFlow's graph-level mixed precision, as a setter and a scope."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from functools import wraps
+
+import keras
+
+from keras_mixprec._patched import Replacements
+from keras_mixprec.backend import active
+from keras_mixprec.policies.graph_rewrite_checks import (
+    check_arguments,
+    check_device,
+    check_model,
+)
+
+# What TensorFlow calls its lists of operations. None may be in two of them: the
+# rewrite would log that and not happen.
+_LISTS = {"allow": "ALLOWLIST", "deny": "DENYLIST", "infer": "INFERLIST"}
+_ALL_LISTS = (*_LISTS.values(), "CLEARLIST")
+_VARIABLE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_{}_{}"
+
+# Operations whose cost is products; the rewrite is for these.
+_PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
+
+_stack: list["GraphRewrite"] = []
+_checks = Replacements()
+# The options of TensorFlow before the first rewrite, and the variables.
+_before: dict = {"options": None, "variables": {}}
+
+
+class GraphRewrite:
+    """TensorFlow's graph rewrite, in force from when it is made until `off()`.
+
+    As a context manager it calls `off()` on leaving. `str()` of it says in one
+    line what was converted.
+
+    Attributes:
+        dtype: String. `"float16"`, `"bfloat16"`, or `"float32"` for none.
+        lists: Dict from `"allow"`, `"deny"` and `"infer"` to lists of the
+            operations that were given.
+    """
+
+    def __init__(self, dtype: str, lists: dict):
+        self.dtype = dtype
+        self.lists = lists
+        self._before, self._after = Counter(), Counter()
+        self._functions = 0
+        _collect()
+        _stack.append(self)
+        _apply()
+
+    @property
+    def converted(self) -> dict:
+        """What was converted in the functions that ran in it.
+
+        As read from the graphs that TensorFlow runs. A function is counted once
+        for each shape it was traced for; a loop's body counts once.
+
+        Returns:
+            Dict: `"dtype"`; `"products"`, the matrix products and
+            convolutions that compute in it now; `"float32_products"`, those
+            that still do not; `"operations"`, a dict from the types of all
+            operations that were converted to their number; `"casts"`, to and
+            from that dtype; `"functions"`, how many functions these are in.
+        """
+        _collect()
+        gained = {
+            name: count - self._before[name, dtype]
+            for (name, dtype), count in sorted(self._after.items())
+            if dtype == self.dtype != "float32"
+            and name not in ("Const", "Cast")
+        }
+        casts = (f"float32->{self.dtype}", f"{self.dtype}->float32")
+        return {
+            "dtype": self.dtype,
+            "products": sum(n for x, n in gained.items() if _is_product(x)),
+            "float32_products": sum(
+                count
+                for (name, dtype), count in self._after.items()
+                if dtype == "float32" and _is_product(name)
+            ),
+            "operations": {name: n for name, n in gained.items() if n > 0},
+            "casts": sum(self._after["Cast", both] for both in casts),
+            "functions": self._functions,
+        }
+
+    def off(self) -> None:
+        """Restores what was in force before; does nothing the second time."""
+        if self in _stack:
+            _collect()
+            _stack.remove(self)
+            _apply()
+
+    def __enter__(self) -> "GraphRewrite":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.off()
+
+    def __str__(self):
+        found = self.converted
+        products = found["products"]
+        others = sum(found["operations"].values()) - products
+        return (
+            f"{self.dtype}, {products} of "
+            f"{products + found['float32_products']} products and {others} "
+            f"other operations converted, with {found['casts']} casts"
+        )
+
+    def _add(self, before, after):
+        if any(_is_product(name) for name, _ in after):
+            self._before += before
+            self._after += after
+            self._functions += 1
+
+
+def graph_rewrite(
+    dtype: str,
+    *,
+    allow: Iterable[str] = (),
+    deny: Iterable[str] = (),
+    infer: Iterable[str] = (),
+) -> GraphRewrite:
+    """Lets TensorFlow rewrite float32 graphs to 16 bits.
+
+    The route without policies: the model stays a float32 model, and when a
+    function of it is optimized, TensorFlow's `auto_mixed_precision` converts
+    matrix products and convolutions, and what is between them, and adds casts.
+    In force at once, until `off()` or the end of a `with` block; then the same
+    model computes in float32 again. Functions that were traced before are
+    optimized again in either case.
+
+    It acts on the graphs that this thread runs. `float16` needs loss scaling
+    as a float16 policy does: compile with `LossScaleOptimizer`. Layers that
+    `apply_policy` or a tuner keeps in float32 are converted all the same, for
+    the graph does not know them: keep operations out by `deny`.
+
+    Args:
+        dtype: String. `"float16"`, on GPUs and a few CPUs; `"bfloat16"`, on
+            CPUs with AVX-512; or `"float32"`, none while it is in force.
+        allow: Iterable of strings. Types of operations, as TensorFlow names
+            them, to convert always, beside those that it has itself. Defaults
+            to `()`.
+        deny: Same, to keep in float32, with what depends on them.
+        infer: Same, to convert where what is before them is converted.
+
+    Returns:
+        A `GraphRewrite`, which has `converted`, `off()`, and is a context
+        manager.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If the backend is not TensorFlow, TensorFlow does not do it
+            on this device, or a name is not that of an operation or is in two
+            lists. While it is in force, `fit`, `evaluate` and `predict` raise
+            it for a model that XLA compiles or that runs eagerly.
+
+    Warns:
+        UserWarning: Once, if a model is trained in float16 and nothing scales
+            the loss.
+
+    Example:
+    >>> try:
+    ...     with graph_rewrite("bfloat16", deny=["Softmax"]) as rewrite:
+    ...         pass  # model.fit(x, y)
+    ...     rewrite.converted["products"]
+    ... except ValueError:  # Another backend than TensorFlow, or no AVX-512.
+    ...     0
+    0
+    """
+    lists = check_arguments(
+        dtype, {"allow": allow, "deny": deny, "infer": infer}
+    )
+    _collect()  # Trying it out throws away what was collected.
+    check_device(dtype)
+    return GraphRewrite(dtype, lists)
+
+
+def in_force() -> GraphRewrite | None:
+    """Returns the rewrite that is in force, if any."""
+    return _stack[-1] if _stack and _stack[-1].dtype != "float32" else None
+
+
+def variables_of(lists: dict, environ) -> dict[str, str]:
+    """Returns the variables by which TensorFlow is given lists of operations.
+
+    Args:
+        lists: Dict from `"allow"`, `"deny"`, `"infer"` to lists of names.
+        environ: Mapping of what variables are set to; their names are kept.
+    """
+    found = {}
+    for argument, names in lists.items():
+        for title in _ALL_LISTS if names else ():
+            action = "ADD" if title == _LISTS[argument] else "REMOVE"
+            variable = _VARIABLE.format(title, action)
+            before = found.get(variable, environ.get(variable, ""))
+            found[variable] = ",".join(filter(None, [before, *names]))
+    return found
+
+
+def _collect():
+    """Adds what was optimized since the last time to the innermost rewrite."""
+    if _stack:
+        for before, after in active.graph_rewrite().collect():
+            _stack[-1]._add(before, after)
+
+
+def _apply():
+    """Puts the innermost rewrite in force, or what was before the first."""
+    backend = active.graph_rewrite()
+    _checks.restore()
+    _set_variables(_before["variables"])
+    if _before["options"] is None:
+        _before["options"] = backend.state()
+    if not _stack:
+        backend.restore(_before["options"])
+        backend.stop_collecting()
+        _before.update(options=None, variables={})
+        return
+    backend.restore(_before["options"])
+    backend.put(_stack[-1].dtype)
+    variables = variables_of(_stack[-1].lists, os.environ)
+    _before["variables"] = {name: os.environ.get(name) for name in variables}
+    _set_variables(variables)
+    if in_force():
+        _checks.put()
+
+
+def _set_variables(values):
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _checking(part):
+    """A method of models that raises where no graph will be rewritten."""
+    name = f"make_{part}_function"
+    make = getattr(keras.Model, name)
+
+    @wraps(make)
+    def checked(model, force=False):
+        check_model(model, _stack[-1].dtype, trains=part == "train")
+        return make(model, force)
+
+    _checks.add(keras.Model, name, checked)
+
+
+for _part in ("train", "test", "predict"):
+    _checking(_part)
+
+
+def _is_product(name):
+    return name.startswith(_PRODUCTS)

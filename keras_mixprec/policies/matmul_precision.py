@@ -1,0 +1,245 @@
+"""What float32 matrix products are computed in: setter, scope, what holds."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple, overload
+
+from keras_mixprec.backend import active
+
+# What each name keeps of a float32 number's 24 significant bits.
+NAMES = {
+    "default": "what the backend uses by itself",
+    "float32": "24 bits",
+    "bfloat16_3x": "16 bits, by three products of bfloat16",
+    "tf32": "11 bits",
+    "bfloat16": "8 bits",
+}
+
+# What there is beside float32. TensorFlow's switch says TensorFloat-32 and
+# means bfloat16 on a TPU.
+_HAS = {
+    ("tensorflow", "cuda"): ("tf32",),
+    ("tensorflow", "tpu"): ("bfloat16",),
+    ("jax", "cuda"): ("bfloat16_3x", "tf32", "bfloat16"),
+    ("jax", "tpu"): ("bfloat16_3x", "bfloat16"),
+    ("torch", "cuda"): ("tf32",),
+}
+_TF32_FROM = (8, 0)
+
+# What "default" is where it is not float32: of products, of convolutions.
+_DEFAULTS = {
+    ("tensorflow", "cuda"): ("tf32", "tf32"),
+    ("tensorflow", "tpu"): ("bfloat16", "bfloat16"),
+    ("jax", "cuda"): ("tf32", "tf32"),
+    ("jax", "tpu"): ("bfloat16", "bfloat16"),
+    ("torch", "cuda"): ("float32", "tf32"),
+}
+
+_WORDS = {"tf32": "TF32", "bfloat16_3x": "three products of bfloat16"}
+_TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
+
+
+class MatmulPrecision(NamedTuple):
+    """What float32 products and convolutions are computed in.
+
+    Attributes:
+        products: String. The name of what matrix products are computed in, or
+            what the backend calls it if it is set to something else.
+        convolutions: String. The same of convolutions.
+        is_default: Boolean. Whether that is left to the backend.
+        available: Tuple of the names that the device has.
+        where: String. The backend and the device.
+    """
+
+    products: str
+    convolutions: str
+    is_default: bool
+    available: tuple
+    where: str
+
+    def __str__(self):
+        words = [_WORDS.get(x, x) for x in (self.products, self.convolutions)]
+        both = f"{words[0]}, convolutions in {words[1]}"
+        text = words[0] if words[0] == words[1] else both
+        if self.available == ("float32",):
+            return f"{text}, all that {self.where} has"
+        why = "the default of" if self.is_default else "set on"
+        return f"{text}, {why} {self.where}"
+
+
+def set_matmul_precision(name: str) -> str:
+    """Sets what float32 matrix products are computed in.
+
+    A unit for lower precision is several times as fast as float32's, and
+    tensors stay float32: only the inputs of each product are rounded, and sums
+    are added up in float32. Layers in 16 bits are not affected. Convolutions
+    follow, but for JAX's `"bfloat16_3x"` and `"bfloat16"` on a GPU.
+
+    TensorFlow and torch set it for the process, JAX for every thread that is
+    in no `matmul_precision` scope. Models compiled before follow: JAX traces
+    again, torch and TensorFlow's own operations ask in every call, and the
+    functions of models that XLA has compiled for TensorFlow are recompiled. A
+    `tf.function(jit_compile=True)` of your own keeps what it was compiled with.
+
+    Args:
+        name: String. `"float32"`, full precision; `"tf32"`, TensorFloat-32 of
+            NVIDIA GPUs since Ampere; `"bfloat16_3x"`, three bfloat16 products
+            for one; `"bfloat16"`; or `"default"`, what the backend uses by
+            itself.
+
+    Returns:
+        String. What is in force now, as `matmul_precision()` returns it.
+
+    Raises:
+        TypeError: If `name` is no string.
+        ValueError: If there is no such name, or the backend does not have it
+            on this device. The message lists what it has.
+
+    Example:
+    >>> set_matmul_precision("float32")
+    'float32'
+    >>> _ = set_matmul_precision("default")
+    """
+    capabilities = active.devices()
+    _check(name, capabilities)
+    active.precision().put(name, capabilities["kind"])
+    return in_force().products
+
+
+@overload
+def matmul_precision() -> str: ...
+
+
+@overload
+def matmul_precision(name: str) -> AbstractContextManager[str]: ...
+
+
+def matmul_precision(
+    name: str | None = None,
+) -> str | AbstractContextManager[str]:
+    """Sets the matmul precision inside a `with` block, or returns it.
+
+    On leaving, also by an exception, the backend's settings are what they were
+    before. On JAX a scope is a matter of its thread; on TensorFlow and torch
+    all threads follow.
+
+    Args:
+        name: As in `set_matmul_precision`. Defaults to `None`: nothing is set,
+            and the name in force is returned.
+
+    Returns:
+        A context manager, in which `as` gives the name in force. Without
+        `name` a string: what products are computed in on this device, whatever
+        was set or left to the backend.
+
+    Raises:
+        TypeError: If `name` is no string.
+        ValueError: As in `set_matmul_precision`.
+
+    Example:
+    >>> with matmul_precision("float32"):
+    ...     matmul_precision()
+    'float32'
+    """
+    if name is None:
+        return in_force().products
+    # Here, not on entry: errors belong to the call that caused them.
+    capabilities = active.devices()
+    _check(name, capabilities)
+    return _scope(name, capabilities["kind"])
+
+
+def in_force() -> MatmulPrecision:
+    """Returns what the active backend computes float32 products in here."""
+    capabilities = active.devices()
+    read = active.precision().read(capabilities["kind"])
+    return resolve(read, capabilities, _of_cpu(capabilities))
+
+
+def resolve(
+    read: tuple[str, str], capabilities: dict, of_cpu: tuple = ()
+) -> MatmulPrecision:
+    """Returns what settings come to on a device.
+
+    Args:
+        read: What products and convolutions are set to.
+        capabilities: Dict, as `recommend_policy().capabilities`.
+        of_cpu: Tuple of the names that this CPU has beside float32.
+    """
+    place = capabilities["backend"], capabilities["kind"]
+    has = available(capabilities, of_cpu)
+    defaults = _DEFAULTS.get(place, ("float32", "float32"))
+    named = [
+        default if name == "default" else name
+        for name, default in zip(read, defaults, strict=True)
+    ]
+    # What a device does not have changes nothing on it.
+    products, convolutions = (
+        "float32" if name in NAMES and name not in has else name
+        for name in named
+    )
+    is_default = read[0] == "default" or tuple(named) == defaults
+    where = f"{_TITLES[place[0]]} on {_device(capabilities)}"
+    return MatmulPrecision(products, convolutions, is_default, has, where)
+
+
+def available(capabilities: dict, of_cpu: tuple = ()) -> tuple[str, ...]:
+    """Returns the names that a backend has on a device, `"float32"` first.
+
+    Args:
+        capabilities: Dict, as `recommend_policy().capabilities`.
+        of_cpu: Tuple of the names that this CPU has beside float32.
+    """
+    place = capabilities["backend"], capabilities["kind"]
+    has = of_cpu if place[1] == "cpu" else _HAS.get(place, ())
+    if place[1] == "cuda":
+        capability = capabilities["compute_capability"]
+        if capability is None or tuple(capability) < _TF32_FROM:
+            has = ()
+        elif os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+            # NVIDIA's libraries obey it before any program.
+            has = tuple(name for name in has if name != "tf32")
+    return ("float32", *has)
+
+
+@contextlib.contextmanager
+def _scope(name, kind) -> Iterator[str]:
+    with active.precision().scope(name, kind):
+        yield in_force().products
+
+
+def _check(name, capabilities):
+    if not isinstance(name, str):
+        raise TypeError(
+            "`name` must be the name of a matmul precision. "
+            f"Received: name={name!r} of type {type(name).__name__}"
+        )
+    if name not in NAMES:
+        raise ValueError(
+            f"`name` must be one of {_listed(NAMES)}. Received: name={name!r}"
+        )
+    has = available(capabilities, _of_cpu(capabilities))
+    if name not in ("default", *has):
+        backend = _TITLES[capabilities["backend"]]
+        raise ValueError(
+            f"{backend} has no {name!r} products on "
+            f"{_device(capabilities)}. It has {_listed(has)}. "
+            f"Received: name={name!r}"
+        )
+
+
+def _of_cpu(capabilities):
+    is_cpu = capabilities["kind"] == "cpu"
+    return active.precision().names_of_cpu() if is_cpu else ()
+
+
+def _device(capabilities):
+    if capabilities["kind"] == "cpu":
+        return "this CPU"
+    return ", ".join(dict.fromkeys(capabilities["devices"]))
+
+
+def _listed(names):
+    return ", ".join(map(repr, names))
