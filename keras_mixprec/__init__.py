@@ -25,6 +25,7 @@ _FILE_OF = {
     "Verdict": "diagnosis.verdict",
     "apply_policy": "policies.apply",
     "diagnose": "diagnosis.examination",
+    "doctor": "analysis.doctor.run",
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",
     "graph_rewrite": "policies.graph_rewrite",

@@ -1,5 +1,6 @@
 """Every test starts from the same seed and the default policy."""
 
+import itertools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -25,6 +26,16 @@ if keras.backend.backend() != "torch":
         "test_report.py",
         "test_types.py",
     ]
+
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_measured(monkeypatch, tmp_path_factory):
+    """No test goes by what another one, or the developer, has measured."""
+    folder = tmp_path_factory.getbasetemp() / f"measured{next(_NUMBERS)}"
+    monkeypatch.setenv("KERAS_MIXPREC_CACHE_DIR", str(folder))
 
 
 @pytest.fixture(autouse=True)

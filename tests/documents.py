@@ -21,10 +21,13 @@ def _enter_folder(namespace):
     folder = tempfile.TemporaryDirectory()
     namespace.update(keras=keras, np=np, kmp=kmp, _folder=folder)
     os.chdir(folder.name)
+    # What a page measures is for that page.
+    os.environ["KERAS_MIXPREC_CACHE_DIR"] = folder.name
 
 
 def _leave_folder(namespace):
     os.chdir(ROOT)
+    del os.environ["KERAS_MIXPREC_CACHE_DIR"]
     namespace["_folder"].cleanup()
 
 

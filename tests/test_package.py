@@ -24,6 +24,7 @@ PROTOCOLS = [
     interface.Probe,
     interface.Processes,
     interface.Replay,
+    interface.Runtime,
     interface.Step,
     interface.Trace,
 ]
@@ -46,10 +47,12 @@ MAY_IMPORT = {
     "backend": KERAS,
     "reporting": set(),
     "loss_scaling": MEASURING,
-    "policies": MEASURING,
+    "devices": MEASURING,
+    "policies": {"devices"} | MEASURING,
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
     "analysis": {
+        "devices",
         "diagnosis",
         "loss_scaling",
         "numerics",

@@ -8,6 +8,8 @@ from tuner_models import CURE, chain, demoted, done, fit, stream, tuner
 from zoo import cases
 
 import keras_mixprec as kmp
+from keras_mixprec.devices import found, measured
+from keras_mixprec.devices.processor import Processor
 
 GOOD, BIG = 1.0, 1000.0
 
@@ -110,6 +112,18 @@ def test_faults_of_range_take_the_bfloat16_rung(jit):
     callback = tuner(bfloat16=True)
     fit(model, [BIG] * 4, callback)
     assert demoted(model) == dict.fromkeys(CURE, "mixed_bfloat16")
+
+
+@each_jit
+def test_bfloat16_that_was_measured_to_be_fast_is_a_rung(jit, monkeypatch):
+    cpu = Processor("some CPU", ("AVX512-BF16",))
+    monkeypatch.setattr(found, "this_processor", lambda: cpu)
+    speed = measured.Measured({"bfloat16": 1.9}, (), "2026-11-23", False)
+    for expected in ("float32", "mixed_bfloat16"):
+        model = chain(jit)
+        fit(model, [BIG] * 4, tuner())
+        assert demoted(model) == dict.fromkeys(CURE, expected)
+        assert measured.save(found.find_devices(), speed)
 
 
 @each_jit

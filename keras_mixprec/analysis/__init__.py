@@ -1,1 +1,1 @@
-"""What is done with a model outside of its training."""
+"""Before and beside training: the doctor, lint, the fewest float32 layers."""

@@ -6,11 +6,13 @@ import keras
 
 from keras_mixprec.backend.interface import (
     Batches,
+    Device,
     Devices,
     Precision,
     Probe,
     Processes,
     Replay,
+    Runtime,
     Step,
     Trace,
 )
@@ -46,6 +48,17 @@ def processes() -> Processes:
     return _module("processes")
 
 
+def runtime() -> Runtime:
+    """Returns what knows versions, and runs functions to time them."""
+    return _module("runtime")
+
+
+def query_devices() -> tuple[str, list[Device]]:
+    """Returns the kind of the default devices, and the devices."""
+    module: Devices = _module("devices")
+    return module.query()
+
+
 def precision() -> Precision:
     """Returns what sets the precision of float32 products."""
     return _module("precision")
@@ -64,15 +77,16 @@ def devices() -> dict:
         `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or what else the backend
         calls it. `devices`: list of device names, one per device.
         `compute_capability`: the lowest of all CUDA devices, a tuple such as
-        `(8, 0)`, or `None`.
+        `(8, 0)`, or `None`. `architecture`: that of an AMD GPU, or `""`.
     """
-    module: Devices = _module("devices")
-    kind, names, capabilities = module.query()
+    kind, found = query_devices()
+    known = [d.capability for d in found if d.capability is not None]
     return {
         "backend": keras.backend.backend(),
         "kind": kind,
-        "devices": names,
-        "compute_capability": min(capabilities, default=None),
+        "devices": [device.name for device in found],
+        "compute_capability": min(known, default=None),
+        "architecture": min(device.architecture for device in found),
     }
 
 

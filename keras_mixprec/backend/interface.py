@@ -7,7 +7,7 @@ that Keras uses. Only these folders import TensorFlow, JAX or torch.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 # Bins by a float32's exponent and the first bit of its mantissa, the shift of
 # its bits that leads there, and the bits of infinity.
@@ -313,15 +313,58 @@ class Processes(Protocol):
         """
 
 
+class Device(NamedTuple):
+    """What a backend reports of one of its devices.
+
+    Attributes:
+        name: String, such as `"NVIDIA H100 80GB HBM3"`.
+        capability: Tuple of two ints, a CUDA device's compute capability.
+        architecture: String, what an AMD GPU has in its place: `"gfx90a"`.
+        memory: Int, bytes.
+    """
+
+    name: str
+    capability: tuple[int, int] | None = None
+    architecture: str = ""
+    memory: int | None = None
+
+
 class Devices(Protocol):
     """What the active backend computes on."""
 
-    def query(self) -> tuple[str, list[str], list[Any]]:
-        """Returns the kind of the default devices, their names, capabilities.
+    def query(self) -> tuple[str, list[Device]]:
+        """Returns the kind of the default devices, and the devices.
 
         The kind is `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or what else
-        the backend calls it; the capabilities are those of CUDA devices, tuples
-        such as `(8, 0)`.
+        the backend calls it. No device is initialized that was not before, but
+        by JAX.
+        """
+
+
+class Runtime(Protocol):
+    """Versions, and running a function as `fit` does, to time it."""
+
+    # How `fit` may run a step, what it does by default first: `"XLA"`,
+    # `"graph"` (compiled, operation by operation) or `"eager"`.
+    MODES: tuple[str, ...]
+
+    def versions(self) -> dict[str, str]:
+        """Returns the versions of the backend and of what it was built for.
+
+        By name: the backend's own, and as far as known `"cuda"`, `"cudnn"`,
+        `"rocm"`, and `"built for"`, the architectures that it has kernels for.
+        """
+
+    def compiled(self, function, mode):
+        """Returns a function of tensors, to run in one of `MODES`."""
+
+    def wait(self, tensors):
+        """Waits until the tensors are computed."""
+
+    def tf32(self, allowed) -> AbstractContextManager:
+        """Context in which float32 products may, or must not, use TF32.
+
+        On devices that have it. Cheap, and no compiled model is touched.
         """
 
 

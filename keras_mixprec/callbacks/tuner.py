@@ -94,7 +94,8 @@ class PrecisionTuner(CopiedCallback):
             lets `keras.callbacks.BackupAndRestore` keep its backup, or
             `"float32"` for all layers. Defaults to `"continue"`.
         bfloat16: Boolean, or `"auto"`: whether the device is one for which
-            `recommend_policy` says `"mixed_bfloat16"`. Defaults to `"auto"`.
+            `recommend_policy` says `"mixed_bfloat16"`, on a CPU by what
+            `doctor` measured. Defaults to `"auto"`.
         update_freq: Int, batches between two readings of the counters; at
             first there are more of them. Defaults to `50`.
         verbose: `0` or `1`. Whether to print what is changed. Defaults to `1`.

@@ -5,7 +5,7 @@ import os
 import sys
 
 from keras_mixprec._version import __version__
-from keras_mixprec.cli import lint
+from keras_mixprec.cli import doctor, lint
 
 # Modules that a command needs beyond the core, and what to install for them.
 _PACKAGES = {
@@ -119,6 +119,7 @@ def _parser():
         help="Keras' backend (default: the one that Keras is set to)",
     )
     demo.set_defaults(run=_demo)
+    doctor.add_command(commands)
     report = commands.add_parser(
         "report",
         help="print what a monitor logged",

@@ -1,39 +1,21 @@
 """Which policy suits the hardware: capabilities in, recommendation out."""
 
-import re
 from dataclasses import dataclass
 
-from keras_mixprec.backend import active
-
-# Tensor cores: float16 since Volta, bfloat16 since Ampere.
-_FLOAT16_FROM = (7, 0)
-_BFLOAT16_FROM = (8, 0)
-
-# Turing chips without them (TU116, TU117), whose capability is 7.5 like that
-# of those that have them: GTX 16 series, MX450 and MX550, Quadro T series
-# (not the Tesla T4), CMP 30HX.
-_NO_TENSOR_CORES = re.compile(
-    r"\b(GTX 16\d\d|MX[45]50|T(400|5[05]0|600|1000|1200|2000)|CMP 30HX)\b"
+from keras_mixprec.devices import measured
+from keras_mixprec.devices.found import find_devices
+from keras_mixprec.devices.native_formats import (
+    Support,
+    formats_of,
+    lacks_tensor_cores,
 )
 
-_WITHOUT_CAPABILITY = {
-    "tpu": ("mixed_bfloat16", "TPUs multiply in bfloat16"),
-    "xpu": ("mixed_bfloat16", "Intel GPUs multiply bfloat16 in XMX engines"),
-    "cpu": (
-        "float32",
-        "CPUs compute float16 no faster, and whether a backend uses a CPU's "
-        "bfloat16 instructions cannot be queried",
-    ),
-    "mps": (
-        "float32",
-        "16-bit training on Apple GPUs is not known to be faster in Keras",
-    ),
-    "rocm": (
-        "float32",
-        "AMD GPUs differ in their 16-bit units and do not report them; "
-        'set "mixed_bfloat16" by hand on an MI200 or newer',
-    ),
-}
+# bfloat16 first: it has float32's range and needs no loss scaling.
+_CANDIDATES = ("bfloat16", "float16")
+
+# From here on a format is called faster than float32: below it the gain may be
+# noise, and is not worth the digits.
+_FASTER = 1.1
 
 
 @dataclass(frozen=True)
@@ -44,8 +26,12 @@ class Recommendation:
         policy: String. `"mixed_bfloat16"`, `"mixed_float16"` or `"float32"`.
         reason: String. One sentence.
         device: String. The device it was made for.
-        capabilities: Dict. What was found: `backend`, `kind`, `devices`,
-            `compute_capability`.
+        capabilities: Dict. What was found: `backend`, `version`, `keras`,
+            `kind`, `devices`, `compute_capability`, `architecture`,
+            `instructions`, and `measured`, a dict of what `doctor` measured
+            there: `speed` (a format's, as a multiple of float32's), `wrong`
+            (formats with wrong results), `date` and `quick`; `None` if nothing
+            was measured.
 
     Example:
     >>> recommend_policy().policy in (
@@ -70,6 +56,12 @@ def recommend_policy() -> Recommendation:
     where 16 bits bring nothing, such as the GTX 16 series, which has no tensor
     cores. Of several GPUs the oldest decides.
 
+    It measures nothing, and takes milliseconds. On CPUs, Apple's GPUs and
+    others whose gain depends on the backend, it goes by what `doctor` measured
+    on the same devices with the same versions, and says so; before that it is
+    float32. A format in which `doctor` found wrong results is never
+    recommended.
+
     On JAX this initializes the backend, so call
     `jax.distributed.initialize()` first in a job of several processes.
 
@@ -81,7 +73,14 @@ def recommend_policy() -> Recommendation:
     >>> recommendation.capabilities["backend"] == keras.backend.backend()
     True
     """
-    return recommend(active.devices())
+    return recommend(find_capabilities())
+
+
+def find_capabilities() -> dict:
+    """Returns those of the active backend's devices, with what was measured."""
+    found = find_devices()
+    known = measured.load(found)
+    return {**found, "measured": known._asdict() if known else None}
 
 
 def recommend(capabilities: dict) -> Recommendation:
@@ -91,16 +90,7 @@ def recommend(capabilities: dict) -> Recommendation:
         capabilities: Dict, as `recommend_policy().capabilities`.
     """
     device = ", ".join(dict.fromkeys(capabilities["devices"]))
-    capability = capabilities["compute_capability"]
-    if without := _without_tensor_cores(capabilities):
-        policy, reason = "float32", f"{without} has no tensor cores"
-    elif capability is not None:
-        policy, reason = _judge_cuda(tuple(capability))
-    else:
-        policy, reason = _WITHOUT_CAPABILITY.get(
-            capabilities["kind"],
-            ("float32", "nothing is known of this device's 16-bit speed"),
-        )
+    policy, reason = _judge(capabilities)
     return Recommendation(policy, reason, device, capabilities)
 
 
@@ -113,18 +103,94 @@ def slow_because(policy: str, capabilities: dict) -> str:
     """
     if not policy.endswith("float16"):
         return ""
-    if capabilities["kind"] == "cpu":
-        return "on a CPU it is usually no faster than float32"
+    format = policy.removeprefix("mixed_")
+    support = formats(capabilities)[format]
+    is_cpu = capabilities["kind"] == "cpu"
     if without := _without_tensor_cores(capabilities):
         return f"{without} has no tensor cores, which make it faster"
-    capability = capabilities["compute_capability"]
-    bfloat16 = policy.endswith("bfloat16")
-    needed = _BFLOAT16_FROM if bfloat16 else _FLOAT16_FROM
-    if capability is None or tuple(capability) >= needed:
+    if support.matrix or (support.status == "unknown" and not is_cpu):
         return ""
+    if (speed := _speed(capabilities, format)) is not None:
+        return "" if speed >= _FASTER else _measured_text(capabilities, format)
+    if is_cpu:
+        native = support.status == "native"
+        return "" if native else "on a CPU it is usually no faster than float32"
+    if capabilities["compute_capability"] is None:
+        return "" if support.status == "native" else support.note
+    return f"{_has(capabilities)}, and for {format} {support.note}"
+
+
+def formats(capabilities: dict) -> dict[str, Support]:
+    """Returns what the devices make of each format, the oldest of several.
+
+    Args:
+        capabilities: Dict, as `recommend_policy().capabilities`.
+    """
+    return formats_of(
+        capabilities["kind"],
+        _without_tensor_cores(capabilities) or capabilities["devices"][0],
+        capabilities["compute_capability"],
+        capabilities.get("architecture", ""),
+        capabilities.get("instructions"),
+    )
+
+
+def _judge(capabilities):
+    """The policy, and why."""
+    if without := _without_tensor_cores(capabilities):
+        return "float32", f"{without} has no tensor cores"
+    support = formats(capabilities)
+    wrong = (capabilities.get("measured") or {}).get("wrong", ())
+    right = [format for format in _CANDIDATES if format not in wrong]
+    for format in right:
+        if support[format].matrix:
+            return f"mixed_{format}", _has(capabilities, support[format])
+    for format in right:
+        speed = _speed(capabilities, format)
+        if support[format].status != "emulated" and (speed or 0) >= _FASTER:
+            return f"mixed_{format}", _measured_text(capabilities, format)
+    if len(right) < len(_CANDIDATES):
+        found = " and ".join(wrong)
+        return "float32", f"doctor found wrong results in {found} here"
+    return "float32", _why_float32(capabilities, support)
+
+
+def _why_float32(capabilities, support):
+    if capabilities["compute_capability"] is not None:
+        return _has(capabilities, support["float16"])
+    if _speed(capabilities, "bfloat16") is not None:
+        return _measured_text(capabilities, "bfloat16")
+    if support["bfloat16"].status == "emulated":
+        return f"bfloat16 is emulated here ({support['bfloat16'].note})"
+    having = support["bfloat16"].status == "native"
     return (
-        f"it needs a GPU of compute capability {_text(needed)} or higher to "
-        f"be faster than float32, and this one has {_text(capability)}"
+        f"it has {support['bfloat16'].note}, but how fast that is differs by "
+        "backend: `keras-mixprec doctor` measures it"
+        if having
+        else "nothing is known of this device's 16-bit speed: "
+        "`keras-mixprec doctor` measures it"
+    )
+
+
+def _has(capabilities, support=None):
+    capability = capabilities["compute_capability"]
+    note = f" {support.note}" if support else ""
+    if capability is None:
+        return note.strip()
+    text = ".".join(map(str, capability))
+    return f"compute capability {text}" + (f" has{note}" if note else "")
+
+
+def _speed(capabilities, format):
+    known = capabilities.get("measured") or {}
+    return known.get("speed", {}).get(format)
+
+
+def _measured_text(capabilities, format):
+    speed = _speed(capabilities, format)
+    return (
+        f"doctor measured {format} training at {speed:.2f} times float32's "
+        f"speed here on {capabilities['measured']['date']}"
     )
 
 
@@ -133,17 +199,4 @@ def _without_tensor_cores(capabilities):
     if capabilities["compute_capability"] is None:
         return ""
     names = capabilities["devices"]
-    return next((n for n in names if _NO_TENSOR_CORES.search(n)), "")
-
-
-def _judge_cuda(capability):
-    has = f"compute capability {_text(capability)}"
-    if capability >= _BFLOAT16_FROM:
-        return "mixed_bfloat16", f"{has} has bfloat16 tensor cores"
-    if capability >= _FLOAT16_FROM:
-        return "mixed_float16", f"{has} has float16 tensor cores, no bfloat16"
-    return "float32", f"{has} has no tensor cores, which start at 7.0"
-
-
-def _text(capability):
-    return ".".join(map(str, capability))
+    return next((n for n in names if lacks_tensor_cores(n)), "")

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 
 import keras
 
-from keras_mixprec.backend import active
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
 from keras_mixprec.policies.hardware import (
+    find_capabilities,
     recommend_policy,
     slow_because,
 )
@@ -52,8 +52,10 @@ def set_global_policy(
 
     Warns:
         UserWarning: Once per process and policy, if a 16-bit policy brings no
-            speed on this device: float16 or bfloat16 on a CPU, float16 below
-            compute capability 7.0, bfloat16 below 8.0. Never for `"auto"`.
+            speed on this device: float16 or bfloat16 on a CPU without
+            instructions for it, or on which `doctor` measured no gain, float16
+            below compute capability 7.0, bfloat16 below 8.0. Never for
+            `"auto"`.
 
     Example:
     >>> set_global_policy("float32")
@@ -160,7 +162,7 @@ def _check_rules(rules):
 def _warn_if_slow(policy):
     if not policy.endswith("float16") or policy in _warned:
         return
-    reason = slow_because(policy, active.devices())
+    reason = slow_because(policy, find_capabilities())
     if reason:
         _warned.add(policy)
         warnings.warn(

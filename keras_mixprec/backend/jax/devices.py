@@ -1,21 +1,30 @@
-"""JAX's devices."""
+"""JAX's devices; see `interface.py`."""
 
 import jax
 
+from keras_mixprec.backend.interface import Device
+
 
 def query():
-    """Returns kind, names and compute capabilities of the default devices."""
     devices = jax.local_devices()
-    names = [device.device_kind for device in devices]
     platform = devices[0].platform
     if platform != "gpu":
-        return platform, names, []
+        return platform, [
+            _with_memory(Device(d.device_kind), d) for d in devices
+        ]
+    found = [_gpu(device) for device in devices]
+    return ("rocm" if found[0].architecture else "cuda"), found
+
+
+def _gpu(device):
     # ROCm reports an architecture such as "gfx90a" in its place.
-    found = [str(getattr(d, "compute_capability", "")) for d in devices]
-    if any(text.startswith("gfx") for text in found):
-        return "rocm", names, []
-    return "cuda", names, [_parse(text) for text in found if text]
+    text = str(getattr(device, "compute_capability", ""))
+    if text.startswith("gfx"):
+        return _with_memory(Device(device.device_kind, None, text), device)
+    numbers = tuple(int(number) for number in text.split(".") if number)
+    return _with_memory(Device(device.device_kind, numbers or None), device)
 
 
-def _parse(text):
-    return tuple(int(number) for number in text.split("."))
+def _with_memory(found, device):
+    known = device.memory_stats() if device.platform != "cpu" else None
+    return found._replace(memory=(known or {}).get("bytes_limit"))

@@ -1,31 +1,30 @@
-"""TensorFlow's devices, without initializing them."""
+"""TensorFlow's devices; see `interface.py`."""
 
 import tensorflow as tf
 
+from keras_mixprec.backend.interface import Device
+
 
 def query():
-    """Returns kind, names and compute capabilities of the default devices.
-
-    Only visible devices count, and none is initialized: a script may still
-    split them into logical ones.
-    """
+    # Only visible devices count, and none is initialized: a script may still
+    # split them into logical ones. So their memory is not known.
     tpus = tf.config.get_visible_devices("TPU")
     if tpus:
-        return "tpu", [device.name for device in tpus], []
+        return "tpu", [Device(device.name) for device in tpus]
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus:
-        return "cpu", ["cpu"], []
-    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
-    names = [
-        found.get("device_name", gpu.name)
-        for found, gpu in zip(details, gpus, strict=True)
-    ]
-    capabilities = [
-        found["compute_capability"]
-        for found in details
-        if "compute_capability" in found
-    ]
+        return "cpu", [Device("cpu")]
+    found = [_gpu(gpu) for gpu in gpus]
     if tf.test.is_built_with_rocm():
-        return "rocm", names, []
+        return "rocm", [device._replace(capability=None) for device in found]
     # Plug-in devices, such as Apple's, call themselves GPU as well.
-    return ("cuda" if capabilities else "gpu"), names, capabilities
+    known = any(device.capability for device in found)
+    return ("cuda" if known else "gpu"), found
+
+
+def _gpu(gpu):
+    # Read from the driver, without a context on the device.
+    found = tf.config.experimental.get_device_details(gpu)
+    return Device(
+        found.get("device_name", gpu.name), found.get("compute_capability")
+    )

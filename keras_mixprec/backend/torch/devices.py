@@ -2,23 +2,26 @@
 
 import torch
 
+from keras_mixprec.backend.interface import Device
+
 
 def query():
-    """Returns kind, names and compute capabilities of the default devices."""
     if torch.backends.mps.is_available():
-        return "mps", ["Apple GPU"], []
+        return "mps", [Device("Apple GPU")]
     if torch.cuda.is_available():
-        return _cuda()
+        count = range(torch.cuda.device_count())
+        return ("rocm" if torch.version.hip else "cuda"), [*map(_cuda, count)]
     if torch.xpu.is_available():
-        count = torch.xpu.device_count()
-        return "xpu", [torch.xpu.get_device_name(i) for i in range(count)], []
-    return "cpu", ["cpu"], []
+        count = range(torch.xpu.device_count())
+        return "xpu", [Device(torch.xpu.get_device_name(i)) for i in count]
+    return "cpu", [Device("cpu")]
 
 
-def _cuda():
-    indices = range(torch.cuda.device_count())
-    names = [torch.cuda.get_device_name(i) for i in indices]
-    # A ROCm build answers with the numbers of AMD's architecture.
-    if torch.version.hip:
-        return "rocm", names, []
-    return "cuda", names, [torch.cuda.get_device_capability(i) for i in indices]
+def _cuda(index):
+    found = torch.cuda.get_device_properties(index)
+    if not torch.version.hip:
+        capability = found.major, found.minor
+        return Device(found.name, capability, "", found.total_memory)
+    # Its numbers are those of AMD's architecture: "gfx90a:sramecc+:xnack-".
+    architecture = getattr(found, "gcnArchName", "").partition(":")[0]
+    return Device(found.name, None, architecture, found.total_memory)

@@ -1,0 +1,31 @@
+"""What the machine can do in 16 bits, checked and measured before training.
+
+`run.py` has `doctor`. The active backend is examined in this process, another
+one, or one that cannot be imported, in a process of its own. Facts are found in
+one file and judged in another, so that machines that are not at hand can be
+judged by what others recorded of them.
+
+What the devices are, and which formats they have units for, is in the room
+`devices`, since `recommend_policy` reads it too. So is the file that keeps what
+was measured.
+
+Files:
+
+- `run.py`: `doctor`, its arguments, and progress.
+- `process.py`: starts a process for a backend, and reads its report.
+- `child.py`: what runs there.
+- `no_backend.py`: the report on a backend that is missing or broken.
+- `examine.py`: the report on the active backend, from all of these:
+- `machine.py`: GPUs as the system reports them.
+- `versions.py`: versions of everything that computes.
+- `settings.py`: settings in force that change what 16 bits bring.
+- `findings.py`: what these facts say is wrong.
+- `known_bad.py`: which entries of `known_bad.toml` a machine matches.
+- `self_test.py`: results of each format against float64.
+- `speed.py`: the table of speeds against float32's.
+- `workloads.py`: what is timed.
+- `timing.py`: functions timed against each other.
+- `report.py`: `DoctorReport`.
+- `report_text.py`: its text.
+- `report_html.py`: its tables for notebooks.
+"""

@@ -1,0 +1,143 @@
+"""All that the doctor does with the active backend, in this process."""
+
+import time
+from collections.abc import Callable
+
+import keras
+
+from keras_mixprec.analysis.doctor.findings import judge
+from keras_mixprec.analysis.doctor.machine import find_gpus
+from keras_mixprec.analysis.doctor.no_backend import now
+from keras_mixprec.analysis.doctor.report import DoctorReport
+from keras_mixprec.analysis.doctor.self_test import (
+    check_formats,
+    judge_results,
+)
+from keras_mixprec.analysis.doctor.settings import find_settings
+from keras_mixprec.analysis.doctor.speed import (
+    judge_modes,
+    measure_speed,
+    training_speed,
+)
+from keras_mixprec.analysis.doctor.versions import find_versions
+from keras_mixprec.backend import active
+from keras_mixprec.devices import measured
+from keras_mixprec.devices.found import find_devices, list_devices
+from keras_mixprec.devices.native_formats import formats_of
+from keras_mixprec.policies.hardware import recommend_policy
+
+
+def examine(quick: bool, say: Callable) -> DoctorReport:
+    """Returns the report on the active backend.
+
+    Args:
+        quick: Boolean. Whether to measure less.
+        say: Function that shows a line of progress.
+    """
+    start = time.perf_counter()
+    say("devices and versions")
+    gpus = find_gpus()
+    capabilities = find_devices()
+    kind, devices = _devices(capabilities["instructions"], gpus)
+    versions = find_versions() | active.runtime().versions()
+    if gpus.driver:
+        versions["driver"] = gpus.driver
+    backend = _backend(capabilities)
+    facts = capabilities | {**backend, "versions": versions}
+    facts["backend"] = backend["name"]
+    findings = judge(facts, gpus)
+    say("results of each format against float64")
+    formats = _formats(devices[0]["formats"], quick=False)
+    results = check_formats(formats)
+    findings += judge_results(results, devices[0]["name"])
+    rows = []
+    if results[0].status != "fails":
+        formats = _formats(devices[0]["formats"], quick)
+        rows = measure_speed(kind, formats, quick, say)
+        findings += judge_modes(rows)
+    return DoctorReport(
+        backend=backend,
+        kind=kind,
+        devices=devices,
+        versions=versions,
+        settings=[setting._asdict() for setting in find_settings()],
+        speed=[row._asdict() for row in rows],
+        self_test=[result._asdict() for result in results],
+        findings=[f._asdict() for f in sorted(findings, key=_level)],
+        cache=_keep(capabilities, rows, results, quick),
+        recommendation=_recommendation(),
+        quick=quick,
+        date=now(),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _level(finding):
+    return finding.level
+
+
+def _backend(capabilities):
+    return {
+        "name": keras.backend.backend(),
+        "version": capabilities["version"],
+        "status": "ok",
+        "error": "",
+    }
+
+
+def _devices(instructions, gpus):
+    kind, devices = list_devices()
+    # What TensorFlow does not say without a device being initialized.
+    known = gpus.memory if len(gpus.memory) == len(devices) else ()
+    known = known or [None] * len(devices)
+    return kind, [
+        {
+            "name": device.name,
+            "memory": device.memory or memory,
+            "capability": ".".join(map(str, device.capability or ())) or None,
+            "architecture": device.architecture,
+            "instructions": instructions and list(instructions),
+            "formats": _supports(kind, device, instructions),
+        }
+        for device, memory in zip(devices, known, strict=True)
+    ]
+
+
+def _supports(kind, device, instructions):
+    found = formats_of(
+        kind,
+        device.name,
+        device.capability,
+        device.architecture,
+        instructions,
+    )
+    fields = "status", "note", "source"
+    return {
+        format: {field: getattr(support, field) for field in fields}
+        for format, support in found.items()
+    }
+
+
+def _formats(supports, quick):
+    """Formats to try: in a hurry not those that are emulated."""
+    tf32 = ["tf32"] if supports["tf32"]["status"] == "native" else []
+    return ["float32", *tf32] + [
+        format
+        for format in ("bfloat16", "float16")
+        if not quick or supports[format]["status"] != "emulated"
+    ]
+
+
+def _keep(capabilities, rows, results, quick):
+    if not training_speed(rows):
+        return ""
+    wrong = dict.fromkeys(r.format for r in results if r.status == "wrong")
+    found = measured.Measured(
+        training_speed(rows), tuple(wrong), now()[:10], quick
+    )
+    return measured.save(capabilities, found)
+
+
+def _recommendation():
+    found = recommend_policy()
+    return {"policy": found.policy, "reason": found.reason}

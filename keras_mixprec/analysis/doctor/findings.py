@@ -1,0 +1,127 @@
+"""What is wrong with a machine: facts in, findings out, nothing asked."""
+
+from keras_mixprec.analysis.doctor.known_bad import Finding, known_bad
+from keras_mixprec.analysis.doctor.machine import Gpus
+
+# Drivers older than these do not run what was built for a major CUDA version.
+_DRIVERS = {"10": "440.33", "11": "450.80", "12": "525.60", "13": "580.65"}
+_COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
+
+
+def judge(facts: dict, gpus: Gpus) -> list[Finding]:
+    """Returns what facts say, the gravest first.
+
+    Args:
+        facts: Dict. `backend`: its name; `status`: `"ok"`, `"missing"` or
+            `"broken"`; `error`: string, why it is not ok. `kind` of the default
+            devices, `devices`, `compute_capability` and `instructions` as in
+            `recommend_policy().capabilities`, `None` and empty without a
+            backend. `versions`: dict of strings.
+        gpus: `Gpus`, what the system says.
+    """
+    found = [
+        *_backend(facts),
+        *_unseen(facts, gpus),
+        *_driver(facts, gpus),
+        *_kernels(facts),
+        *known_bad(facts),
+    ]
+    return sorted(found, key=lambda finding: finding.level)
+
+
+def _backend(facts):
+    if facts["status"] == "missing":
+        yield Finding(
+            "backend-missing",
+            "error",
+            f"{facts['backend']} is not installed: {facts['error']}",
+            f"pip install {facts['backend']}",
+        )
+    elif facts["status"] != "ok":
+        yield Finding(
+            "backend-broken",
+            "error",
+            f"{facts['backend']} cannot be used: {facts['error']}",
+            "reinstall it with the versions that it asks for, in a fresh "
+            "environment",
+        )
+
+
+def _unseen(facts, gpus):
+    """GPUs that are there, and that the backend does not compute on."""
+    if facts["kind"] != "cpu":
+        return
+    if gpus.names:
+        yield Finding(
+            "gpu-unseen",
+            "error",
+            f"{facts['backend']} computes on the CPU, but nvidia-smi lists "
+            f"{', '.join(dict.fromkeys(gpus.names))}",
+            _BUILDS.get(facts["backend"], "install its build for CUDA")
+            + "; check CUDA_VISIBLE_DEVICES",
+            "https://github.com/tensorflow/tensorflow/issues/62328",
+        )
+    elif gpus.error or gpus.on_bus:
+        said = gpus.error or f"{gpus.on_bus} on the PCI bus, but no nvidia-smi"
+        yield Finding(
+            "no-driver",
+            "error",
+            f"an NVIDIA GPU without a driver that answers: {said}",
+            "install NVIDIA's driver and restart; in a container, pass the GPU "
+            "on (docker run --gpus all)",
+            "https://github.com/pytorch/pytorch/issues/67991",
+        )
+
+
+_BUILDS = {
+    "tensorflow": "pip install 'tensorflow[and-cuda]'",
+    "jax": "pip install 'jax[cuda13]' or 'jax[cuda12]'",
+    "torch": "install torch for CUDA, see https://pytorch.org",
+}
+
+
+def _driver(facts, gpus):
+    cuda = facts["versions"].get("cuda", "")
+    needed = _DRIVERS.get(cuda.partition(".")[0])
+    if needed and gpus.driver and _numbers(gpus.driver) < _numbers(needed):
+        yield Finding(
+            "old-driver",
+            "error",
+            f"the driver {gpus.driver} is too old for CUDA {cuda}, which needs "
+            f"{needed} or newer",
+            "update NVIDIA's driver, or install a build for an older CUDA",
+            _COMPATIBILITY,
+        )
+
+
+def _kernels(facts):
+    built = facts["versions"].get("built for", "").split()
+    capability = facts["compute_capability"]
+    numbers = [_arch(name) for name in built if name.startswith("sm_")]
+    if capability is None or not numbers:
+        return
+    wanted = tuple(capability)
+    # Kernels run on later GPUs of the same major version; PTX (compute_80) is
+    # translated for all later ones.
+    later = [_arch(n) for n in built if n.startswith("compute_")]
+    runs = any(n[0] == wanted[0] and n <= wanted for n in numbers)
+    if not runs and not any(n <= wanted for n in later):
+        text = ".".join(map(str, wanted))
+        yield Finding(
+            "no-kernels",
+            "error",
+            f"this build of {facts['backend']} has kernels for "
+            f"{' '.join(built)}, none for compute capability {text}",
+            "install a build for a newer CUDA",
+            "https://github.com/pytorch/pytorch/issues/150733",
+        )
+
+
+def _arch(name):
+    """What "sm_90a" or "compute_120" stands for: `(9, 0)`, `(12, 0)`."""
+    digits = "".join(c for c in name.partition("_")[2] if c.isdigit())
+    return int(digits[:-1]), int(digits[-1])
+
+
+def _numbers(version):
+    return tuple(int(n) for n in version.split(".") if n.isdigit())

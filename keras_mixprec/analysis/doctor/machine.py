@@ -1,0 +1,93 @@
+"""What the system says of the machine's GPUs, whatever the backend sees."""
+
+import contextlib
+import pathlib
+import re
+import subprocess
+from typing import NamedTuple
+
+_QUERY = "name,driver_version,memory.total,compute_cap"
+_NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
+
+# What it prints where there is no driver that answers.
+_FAILED = re.compile(r"^(NVIDIA-SMI has failed|Failed to|No devices).*", re.M)
+
+
+class Gpus(NamedTuple):
+    """NVIDIA's GPUs, as the system reports them.
+
+    Attributes:
+        names: Tuple of strings, as `nvidia-smi` prints them.
+        driver: String, the driver's version, `""` if none answers.
+        error: String, what `nvidia-smi` says in place of GPUs.
+        on_bus: Int. How many there are on the PCI bus, driver or not; `None`
+            where that is not known.
+        memory: Tuple of bytes.
+    """
+
+    names: tuple = ()
+    driver: str = ""
+    error: str = ""
+    on_bus: int | None = None
+    memory: tuple = ()
+
+
+def find_gpus() -> Gpus:
+    """Returns those of this machine, in at most five seconds."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except FileNotFoundError:
+        found = Gpus()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found = Gpus(error=f"nvidia-smi: {error}")
+    else:
+        found = parse_nvidia_smi(done.stdout + done.stderr)
+    return found._replace(on_bus=_on_bus())
+
+
+def parse_nvidia_smi(text: str) -> Gpus:
+    """Returns what `nvidia-smi --query-gpu=... --format=csv,noheader` printed.
+
+    Args:
+        text: String. Lines of name, driver, memory and compute capability, or
+            an error.
+
+    Example:
+    >>> from keras_mixprec.analysis.doctor.machine import parse_nvidia_smi
+    >>> parse_nvidia_smi("Tesla T4, 535.104.05, 15360 MiB, 7.5").driver
+    '535.104.05'
+    """
+    if failed := _FAILED.search(text):
+        return Gpus(error=failed.group())
+    rows = [line.split(", ") for line in text.splitlines()]
+    rows = [row for row in rows if len(row) == 4]
+    if not rows:
+        return Gpus(error=" ".join(text.split())[:160])
+    return Gpus(
+        names=tuple(row[0] for row in rows),
+        driver=rows[0][1],
+        memory=tuple(_bytes(row[2]) for row in rows),
+    )
+
+
+def _bytes(text):
+    number = text.removesuffix(" MiB")
+    return int(number) * 2**20 if number.isdigit() else None
+
+
+def _on_bus():
+    folders = pathlib.Path("/sys/bus/pci/devices")
+    if not folders.is_dir():
+        return None
+    count = 0
+    for folder in folders.iterdir():
+        with contextlib.suppress(OSError):
+            vendor = (folder / "vendor").read_text().strip()
+            kind = (folder / "class").read_text().strip()
+            count += vendor == _NVIDIA and kind.startswith(_DISPLAY)
+    return count

@@ -1,0 +1,212 @@
+"""Whether a device computes right: its results against float64 NumPy."""
+
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+from keras import ops
+
+from keras_mixprec.analysis.doctor import workloads
+from keras_mixprec.analysis.doctor.known_bad import Finding
+from keras_mixprec.analysis.doctor.timing import first_line
+from keras_mixprec.backend import active
+
+# Terms of each sum: with so many a sum kept in bfloat16 stands still halfway.
+_TERMS = 512
+
+# Bits behind the binary point, of what each product's inputs are rounded to.
+_DIGITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
+
+# Beyond an eighth of the result nothing is left that training could use.
+_GROSS = 1 / 8
+
+
+class Result(NamedTuple):
+    """How right one operation is in one format.
+
+    Attributes:
+        format: String.
+        operation: String.
+        error: Float. The largest error, as a share of the result, or `None`
+            if it did not run.
+        bound: Float. What the format allows.
+        status: String: `"right"`; `"inaccurate"`, beyond the bound;
+            `"wrong"`, not finite or by more than an eighth; `"fails"`.
+        note: String.
+    """
+
+    format: str
+    operation: str
+    error: float | None
+    bound: float
+    status: str
+    note: str = ""
+
+
+def check_formats(formats: list[str]) -> list[Result]:
+    """Returns the results of all operations in each of the formats."""
+    has_tf32 = "tf32" in formats
+    return [
+        _result(format, name, run, (format == "tf32") if has_tf32 else None)
+        for format in formats
+        for name, run in _OPERATIONS.items()
+    ]
+
+
+def bound(format: str, operation: str) -> float:
+    """Returns the largest error that a format allows, as a share of a result.
+
+    A product of `_TERMS` terms of one sign, added up in float32 in any order,
+    is off by at most `_TERMS` roundings to float32. The rest is rounding to
+    the format, half of `2**-digits` each time: once of the result and, where
+    cuBLAS splits a sum, of up to 8 parts; TF32 rounds both inputs. Winograd's
+    convolutions in float32 lose up to three bits more. A cast is one rounding.
+    """
+    unit = 2.0 ** -(_DIGITS[format] + 1)
+    if operation == "cast":
+        return unit
+    summed = (_TERMS + 2) * 2.0**-24
+    summed *= 8 if operation == "convolution" else 1
+    return summed + (0 if format == "float32" else 8 * unit)
+
+
+def judge(format: str, operation: str, found, exact) -> Result:
+    """Returns how right a result is.
+
+    Args:
+        format: String.
+        operation: String.
+        found: Array, what the device returned.
+        exact: Float64 array without zeros, what it should have returned.
+    """
+    limit = bound(format, operation)
+    found = np.asarray(found, "float64")
+    if not np.isfinite(found).all():
+        return Result(format, operation, None, limit, "wrong", "not finite")
+    error = float(np.max(np.abs(found - exact) / np.abs(exact)))
+    gross = "wrong" if error > max(_GROSS, limit) else "inaccurate"
+    status = "right" if error <= limit else gross
+    # float32's digits are what everything else is compared with.
+    if status == "inaccurate" and format == "float32":
+        status = "wrong"
+    return Result(format, operation, error, limit, status)
+
+
+# What each status is called in a finding, and how grave it is.
+_SAID = {
+    "wrong": ("returns wrong results", "error"),
+    "inaccurate": ("returns inaccurate results", "warning"),
+    "fails": ("fails", "warning"),
+}
+
+
+def judge_results(results: list[Result], device: str) -> list[Finding]:
+    """Returns a finding for each format in which a device computes wrong."""
+    groups = {}
+    for result in results:
+        if result.status in _SAID:
+            key = result.format, result.status
+            groups.setdefault(key, []).append(result)
+    return [
+        _finding(device, format, status, bad)
+        for (format, status), bad in groups.items()
+    ]
+
+
+def _finding(device, format, status, bad):
+    said, level = _SAID[status]
+    operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
+    return Finding(
+        f"{status}-{format}",
+        # Without float32 nothing runs.
+        "error" if format == "float32" else level,
+        f"{device} {said} in {format}: {operations}",
+        f"do not train in {format} here; update driver and libraries",
+    )
+
+
+def _result(format, name, run, tf32):
+    dtype = "float32" if format == "tf32" else format
+    with workloads.tf32(tf32):
+        try:
+            return judge(format, name, *run(dtype))
+        except Exception as error:
+            limit = bound(format, name)
+            return Result(format, name, None, limit, "fails", first_line(error))
+
+
+def _matmul(dtype):
+    left, right = _numbers(dtype, 64, _TERMS), _numbers(dtype, _TERMS, 64)
+    return _computed(ops.matmul, dtype, left, right), left @ right
+
+
+def _gradient(dtype):
+    """That of a product's second factor, as of a Dense layer's kernel."""
+    left, right = _numbers(dtype, _TERMS, 64), _numbers(dtype, 64, 32)
+
+    def gradient(left, right):
+        vjp = active.replay().vjp
+        product = lambda tensors: [ops.matmul(left, *tensors)]  # noqa: E731
+        ones = lambda outputs: [ops.ones_like(outputs[0])]  # noqa: E731
+        return vjp(product, [right], ones)[1][0]
+
+    exact = np.repeat(left.sum(axis=0)[:, None], 32, axis=1)
+    return _computed(gradient, dtype, left, right), exact
+
+
+def _convolution(dtype):
+    # 3 x 3 x 57 terms: 513.
+    images, kernel = (
+        _numbers(dtype, 2, 10, 10, 57),
+        _numbers(dtype, 3, 3, 57, 32),
+    )
+
+    def convolve(images, kernel):
+        return ops.conv(images, kernel, data_format="channels_last")
+
+    windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), (1, 2))
+    exact = np.einsum("nyxcij,ijcf->nyxf", windows, kernel, optimize=True)
+    return _computed(convolve, dtype, images, kernel), exact
+
+
+def _cast(dtype):
+    exact = np.random.default_rng(1).uniform(1, 2, 4096).astype("float32")
+    given = ops.convert_to_tensor(exact * 2.0**-10, "float32")
+    (found,) = _run(lambda tensors: [ops.cast(tensors[0], dtype)], [given])
+    return _array(found) * 2.0**10, exact.astype("float64")
+
+
+_OPERATIONS = {
+    "matmul": _matmul,
+    "gradient": _gradient,
+    "convolution": _convolution,
+    "cast": _cast,
+}
+
+
+def _numbers(dtype, *shape):
+    """float64 numbers of one sign that the dtype holds exactly."""
+    random = np.random.default_rng(len(shape) + shape[0])
+    held = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    return random.uniform(0.5, 1.5, shape).astype(held).astype("float64")
+
+
+def _computed(function, dtype, *arrays):
+    given = [ops.convert_to_tensor(array, dtype) for array in arrays]
+    (result,) = _run(lambda tensors: [function(*tensors)], given)
+    return _array(result)
+
+
+def _run(function, tensors):
+    runtime = active.runtime()
+    return runtime.compiled(function, runtime.MODES[0])(tensors)
+
+
+def _array(tensor):
+    return ops.convert_to_numpy(ops.cast(tensor, "float32")).astype("float64")
+
+
+def _off(result):
+    if result.error is None:
+        return result.note
+    return f"off by {result.error:.1%}, at most {result.bound:.1%} expected"

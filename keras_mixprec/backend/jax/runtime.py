@@ -1,0 +1,24 @@
+"""JAX's versions, and running functions as `fit` does; see `interface.py`."""
+
+import jax
+import jaxlib
+
+from keras_mixprec.backend.jax import precision
+
+MODES = ("XLA",)
+
+
+def versions():
+    return {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+
+
+def compiled(function, mode):
+    return jax.jit(function)
+
+
+def wait(tensors):
+    jax.block_until_ready(tensors)
+
+
+def tf32(allowed):
+    return precision.scope("tf32" if allowed else "float32", "cuda")

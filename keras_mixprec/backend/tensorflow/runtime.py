@@ -1,0 +1,39 @@
+"""TensorFlow's versions, functions run as `fit` does; see `interface.py`."""
+
+import contextlib
+
+import tensorflow as tf
+
+MODES = ("XLA", "graph")
+
+
+def versions():
+    built = tf.sysconfig.get_build_info()
+    return {"tensorflow": tf.__version__} | {
+        name: str(built[key])
+        for name, key in (
+            ("cuda", "cuda_version"),
+            ("cudnn", "cudnn_version"),
+            ("rocm", "rocm_version"),
+        )
+        if built.get(key)
+    }
+
+
+def compiled(function, mode):
+    return tf.function(function, jit_compile=mode == "XLA", autograph=False)
+
+
+def wait(tensors):
+    tf.test.experimental.sync_devices()
+
+
+@contextlib.contextmanager
+def tf32(allowed):
+    # Not `precision.scope`, which recompiles the user's models: 50 ms a call.
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(allowed)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)

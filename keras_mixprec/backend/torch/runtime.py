@@ -1,0 +1,39 @@
+"""torch's versions, and functions run as `fit` does; see `interface.py`."""
+
+import torch
+
+from keras_mixprec.backend.torch import precision
+
+MODES = ("eager",)
+
+
+def versions():
+    found = {"torch": torch.__version__}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+        found["built for"] = " ".join(torch.cuda.get_arch_list())
+    if torch.version.hip:
+        found["rocm"] = torch.version.hip
+    elif torch.backends.cudnn.is_available():
+        number = torch.backends.cudnn.version()
+        # 90100 since cuDNN 9, 8902 before.
+        major, rest = divmod(number, 10000 if number >= 90000 else 1000)
+        found["cudnn"] = f"{major}.{rest // 100}.{rest % 100}"
+    return found
+
+
+def compiled(function, mode):
+    return function
+
+
+def wait(tensors):
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
+    elif torch.cuda.is_available():
+        torch.cuda.synchronize()
+    elif torch.xpu.is_available():
+        torch.xpu.synchronize()
+
+
+def tf32(allowed):
+    return precision.scope("tf32" if allowed else "float32", "cuda")

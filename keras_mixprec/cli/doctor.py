@@ -1,0 +1,54 @@
+"""`keras-mixprec doctor`: what the machine can do in 16 bits."""
+
+import argparse
+
+from keras_mixprec.analysis.doctor.process import run_in_process
+from keras_mixprec.analysis.doctor.run import BACKENDS, show
+
+_EPILOG = """\
+example:
+  keras-mixprec doctor --backend torch --quick
+
+exit status:
+  0  nothing that is wrong was found
+  1  an error was found: a backend that is missing or broken, wrong results, a
+     GPU that is not used, or a combination of versions that is known to be bad
+  2  the command was called in a wrong way
+"""
+
+
+def add_command(commands) -> None:
+    """Adds the command to the parser's.
+
+    Args:
+        commands: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = commands.add_parser(
+        "doctor",
+        help="examine the machine and measure what 16 bits bring on it",
+        description="Lists devices, number formats, versions and what is known "
+        "to be bad, checks the results of each format, and times each against "
+        "float32. Progress goes to stderr.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="Keras' backend (default: the one that Keras is set to)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON rather than text"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="take seconds rather than half a minute",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments):
+    report = run_in_process(arguments.backend, arguments.quick, show)
+    print(report.to_json() if arguments.json else report)
+    return 0 if report.ok else 1

@@ -1,0 +1,198 @@
+"""Which number formats a device has units for: the one table of that.
+
+Pure: capabilities in, support out. Each claim has the page that it rests on.
+"""
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+FORMATS = ("bfloat16", "float16", "tf32", "float8")
+
+_TENSOR_CORES = "https://nvidia.github.io/TransformerEngine/support_matrix.html"
+_AMPERE = "https://github.com/tensorflow/community/pull/247"
+_VOLTA = (
+    "https://docs.nvidia.com/tao/tao-toolkit/latest/text/"
+    "automatic_mixed_precision.html"
+)
+_CUDA_GUIDE = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html"
+_TURING = "https://github.com/pytorch/pytorch/issues/58123"
+_AMD = "https://rocm.docs.amd.com/en/latest/reference/precision-support.html"
+_TPU = "https://docs.cloud.google.com/tpu/docs/bfloat16"
+_TPU7 = "https://docs.cloud.google.com/tpu/docs/ironwood-performance"
+_INTEL = "https://docs.pytorch.org/docs/stable/notes/get_start_xpu.html"
+_APPLE = "https://github.com/huggingface/transformers/pull/40458"
+_SLOW_CPU = "https://github.com/pytorch/pytorch/issues/146508"
+
+# Turing chips without tensor cores (TU116, TU117), whose capability is 7.5
+# like that of those that have them: GTX 16 series, MX450 and MX550, Quadro T
+# series (not the Tesla T4), CMP 30HX.
+_NO_TENSOR_CORES = re.compile(
+    r"\b(GTX 16\d\d|MX[45]50|T(400|5[05]0|600|1000|1200|2000)|CMP 30HX)\b"
+)
+
+
+class Support(NamedTuple):
+    """What a device makes of a format.
+
+    Attributes:
+        status: String. `"native"`: it has instructions or units that compute
+            in it. `"emulated"`: it computes in float32 and rounds. `"absent"`:
+            there is no such format. `"unknown"`: the device does not say.
+        note: String. By what, or why not.
+        source: String. The page that says so, `""` if the device itself does.
+        matrix: Boolean. Whether its units for matrix products compute in it:
+            several times as fast as in float32.
+    """
+
+    status: str
+    note: str
+    source: str = ""
+    matrix: bool = False
+
+
+def _units(note, source):
+    return Support("native", note, source, matrix=True)
+
+
+_FROM_VOLTA = "no tensor cores, which start at 7.0"
+_UNKNOWN = Support("unknown", "the device does not report it")
+_NO_UNITS = Support("absent", "no units for it")
+
+# Of each format the lowest compute capability, and what holds from there on.
+_CUDA = {
+    "bfloat16": {
+        (8, 0): _units("bfloat16 tensor cores", _TENSOR_CORES),
+        (0, 0): Support("emulated", "needs 8.0", _TENSOR_CORES),
+    },
+    "float16": {
+        (7, 0): _units("float16 tensor cores", _VOLTA),
+        (6, 2): Support("native", _FROM_VOLTA, _CUDA_GUIDE),
+        # 1/64 of float32's rate.
+        (6, 1): Support("emulated", _FROM_VOLTA, _CUDA_GUIDE),
+        (5, 3): Support("native", _FROM_VOLTA, _CUDA_GUIDE),
+        (0, 0): Support("emulated", _FROM_VOLTA, _CUDA_GUIDE),
+    },
+    "tf32": {
+        (8, 0): _units("TF32 tensor cores", _AMPERE),
+        (0, 0): Support("absent", "needs 8.0", _AMPERE),
+    },
+    "float8": {
+        (8, 9): _units("float8 tensor cores", _TENSOR_CORES),
+        (0, 0): Support("absent", "needs 8.9", _TENSOR_CORES),
+    },
+}
+
+# Architectures of AMD's GPUs with matrix units: CDNA, RDNA 3 and RDNA 4.
+_ROCM = {
+    "gfx908": ("float16", "bfloat16"),
+    "gfx90a": ("float16", "bfloat16"),
+    "gfx942": ("float16", "bfloat16", "tf32", "float8"),
+    "gfx950": ("float16", "bfloat16", "float8"),
+    "gfx110": ("float16", "bfloat16"),
+    "gfx120": ("float16", "bfloat16", "float8"),
+}
+
+# The instructions that compute in a format, the fastest first.
+_CPU = {
+    "bfloat16": ("AMX-BF16", "AVX512-BF16", "AVX10.1", "SVE-BF16", "BF16"),
+    "float16": ("AMX-FP16", "AVX512-FP16", "AVX10.1", "FP16"),
+    "tf32": ("AMX-TF32",),
+    "float8": ("AMX-FP8",),
+}
+
+# Of kinds of device that have the same formats throughout.
+_OTHERS = {
+    "tpu": {
+        "bfloat16": _units("the matrix unit multiplies bfloat16", _TPU),
+        "float16": Support("emulated", "the units compute in bfloat16", _TPU),
+    },
+    "xpu": {
+        "bfloat16": _units("XMX engines", _INTEL),
+        "float16": _units("XMX engines", _INTEL),
+    },
+    "mps": {
+        "bfloat16": Support(
+            "unknown", "emulated on M1 and M2, native later", _APPLE
+        ),
+        "float16": Support("native", "no matrix units for it", _APPLE),
+        "tf32": _NO_UNITS,
+        "float8": _NO_UNITS,
+    },
+}
+
+
+def formats_of(
+    kind: str,
+    name: str = "",
+    capability: Collection | None = None,
+    architecture: str = "",
+    instructions: Collection | None = None,
+) -> dict[str, Support]:
+    """Returns what a device makes of each of `FORMATS`.
+
+    Args:
+        kind: String, as backends call it: `"cpu"`, `"cuda"`, `"tpu"`, ...
+        name: String. The device's name.
+        capability: Tuple of two ints. CUDA's compute capability.
+        architecture: String. That of an AMD GPU, such as `"gfx90a"`.
+        instructions: Collection of strings, of a CPU, as
+            `devices.processor.Processor.instructions`.
+
+    Example:
+    >>> from keras_mixprec.devices.native_formats import formats_of
+    >>> formats_of("cuda", "Tesla T4", (7, 5))["bfloat16"].status
+    'emulated'
+    """
+    if capability is not None:
+        found = {f: _from(rows, capability) for f, rows in _CUDA.items()}
+        if lacks_tensor_cores(name):
+            wrong = Support("native", "no tensor cores, may be wrong", _TURING)
+            found["float16"] = wrong
+        return found
+    if kind == "cpu":
+        return {format: _of_cpu(format, instructions) for format in FORMATS}
+    if kind == "rocm":
+        return {format: _of_amd(format, architecture) for format in FORMATS}
+    found = dict.fromkeys(FORMATS, _UNKNOWN) | _OTHERS.get(kind, {})
+    if kind == "tpu":
+        seventh = re.search(r"\b(v?7x?|7x)\b", name.removeprefix("TPU"))
+        found["tf32"] = _NO_UNITS
+        found["float8"] = _units("TPU7x", _TPU7) if seventh else _NO_UNITS
+    return found
+
+
+def lacks_tensor_cores(name: str) -> bool:
+    """Whether a CUDA device of that name has none, whatever it reports."""
+    return bool(_NO_TENSOR_CORES.search(name))
+
+
+def _from(rows, capability):
+    capability = tuple(capability)
+    return next(rows[low] for low in rows if capability >= low)
+
+
+def _of_cpu(format, instructions):
+    if instructions is None:
+        return _UNKNOWN
+    having = [name for name in _CPU[format] if name in instructions]
+    if having:
+        # AMX is a unit for matrices, but which backend uses it differs.
+        return Support("native", having[0])
+    if format in ("tf32", "float8"):
+        return _NO_UNITS
+    wanted = " or ".join(_CPU[format][:2])
+    return Support("emulated", f"no {wanted}", _SLOW_CPU)
+
+
+def _of_amd(format, architecture):
+    if not architecture:
+        return _UNKNOWN
+    having = next(
+        (f for start, f in _ROCM.items() if architecture.startswith(start)), ()
+    )
+    if format in having:
+        return _units("matrix cores", _AMD)
+    if format in ("tf32", "float8"):
+        return Support("absent", "no matrix cores for it", _AMD)
+    return Support("emulated", "no matrix cores for it", _AMD)

@@ -1,0 +1,132 @@
+"""The CPU: its name, its memory, its instructions for 16-bit numbers."""
+
+import functools
+import os
+import pathlib
+import platform
+import subprocess
+from typing import NamedTuple
+
+# Flags that Linux and macOS report, and what their makers call them. Those of
+# one vendor are never another's.
+_NAMES = {
+    "avx2": "AVX2",
+    "avx512f": "AVX512",
+    "avx512_bf16": "AVX512-BF16",
+    "avx512_fp16": "AVX512-FP16",
+    "amx_bf16": "AMX-BF16",
+    "amx_fp16": "AMX-FP16",
+    "amx_tf32": "AMX-TF32",
+    "amx_fp8": "AMX-FP8",
+    "avx10": "AVX10",
+    "avx10_1": "AVX10.1",
+    "avx10_2": "AVX10.2",
+    "asimd": "NEON",
+    "asimdhp": "FP16",
+    "bf16": "BF16",
+    "sve": "SVE",
+    "svebf16": "SVE-BF16",
+    "sme": "SME",
+    "feat_fp16": "FP16",
+    "feat_bf16": "BF16",
+    "neon_fp16": "FP16",
+    "feat_sme": "SME",
+}
+
+
+class Processor(NamedTuple):
+    """A CPU.
+
+    Attributes:
+        name: String.
+        instructions: Tuple of the names of its instruction sets that matter
+            here, `None` where the system does not report them.
+    """
+
+    name: str
+    instructions: tuple[str, ...] | None
+
+
+@functools.cache
+def this_processor() -> Processor:
+    """Returns the CPU of this machine."""
+    system = platform.system()
+    if system == "Linux":
+        try:
+            text = pathlib.Path("/proc/cpuinfo").read_text()
+        except OSError:
+            text = ""
+        return parse_cpuinfo(text)
+    if system == "Darwin":
+        return parse_sysctl(_sysctl())
+    # Windows reports no instructions without a driver of its own.
+    return Processor(platform.processor() or "cpu", None)
+
+
+def memory() -> int | None:
+    """Returns the bytes of the machine's memory, `None` if not known."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def parse_cpuinfo(text: str) -> Processor:
+    r"""Returns what Linux's `/proc/cpuinfo` says.
+
+    Args:
+        text: String, the content of that file.
+
+    Example:
+    >>> from keras_mixprec.devices.processor import parse_cpuinfo
+    >>> parse_cpuinfo("model name : Some CPU\nflags : sse avx2 avx512_bf16")
+    Processor(name='Some CPU', instructions=('AVX2', 'AVX512-BF16'))
+    """
+    found = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(key.strip().lower(), value.strip())
+    # 64-bit Arm has "Features", and the name of the core only as a number.
+    flags = found.get("flags", found.get("features"))
+    name = found.get("model name", found.get("hardware", "")) or "cpu"
+    return Processor(name, None if flags is None else _named(flags.split()))
+
+
+def parse_sysctl(text: str) -> Processor:
+    """Returns what macOS' `sysctl -a` says of the CPU.
+
+    Args:
+        text: String, lines such as `hw.optional.arm.FEAT_BF16: 1`.
+    """
+    pairs = (line.partition(":")[::2] for line in text.splitlines())
+    found = {key.strip(): value.strip() for key, value in pairs}
+    name = found.get("machdep.cpu.brand_string", "cpu")
+    flags = [
+        key.rpartition(".")[2].lower()
+        for key, value in found.items()
+        if key.startswith("hw.optional.") and value == "1"
+    ]
+    # Of Macs with an Intel CPU, which have none of bfloat16.
+    flags += found.get("machdep.cpu.leaf7_features", "").lower().split()
+    return Processor(name, _named(flags) if len(found) > 1 else None)
+
+
+def _named(flags):
+    known = {_NAMES[flag] for flag in flags if flag in _NAMES}
+    return tuple(
+        name for name in dict.fromkeys(_NAMES.values()) if name in known
+    )
+
+
+def _sysctl():
+    try:
+        done = subprocess.run(
+            ["sysctl", "machdep.cpu", "hw.optional"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
