@@ -6,7 +6,7 @@ import pytest
 from keras.layers import Activation, Dense, LayerNormalization
 
 import keras_mixprec as kmp
-from keras_mixprec.policies.casts import lone_layers
+from keras_mixprec.policies.casts import isolated_layers
 
 
 def names(build, low):
@@ -14,7 +14,7 @@ def names(build, low):
     model = build()
     rules = [kmp.PrecisionRule(name, "mixed_float16") for name in low]
     kmp.apply_policy(model, "float32", rules=rules)
-    return [layer.name for layer in lone_layers(model)]
+    return [layer.name for layer in isolated_layers(model)]
 
 
 def chain(width=64, features=2048):
@@ -61,7 +61,7 @@ def test_next_to_bfloat16_it_is_not_isolated():
         kmp.PrecisionRule("b", "mixed_float16"),
     ]
     kmp.apply_policy(model, "float32", rules=rules)
-    assert lone_layers(model) == []
+    assert isolated_layers(model) == []
 
 
 def test_a_subclassed_model_has_no_graph():
@@ -77,7 +77,7 @@ def test_a_subclassed_model_has_no_graph():
     model(np.zeros((1, 4)))
     low = kmp.PrecisionRule("activation", "mixed_float16")
     kmp.apply_policy(model, "float32", rules=[low])
-    assert lone_layers(model) == []
+    assert isolated_layers(model) == []
 
 
 def test_a_shared_layer_is_isolated_if_all_its_neighbours_are_float32():

@@ -17,7 +17,7 @@ from keras_mixprec.analysis.ranking import (
 )
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
-from keras_mixprec.diagnosis.compare import mover
+from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.end_to_end import EndToEnd, Errors
 from keras_mixprec.diagnosis.layer_search import Search
 from keras_mixprec.diagnosis.scales import scale_in_use
@@ -105,7 +105,7 @@ def minimize_float32(
     Args:
         model: A compiled `keras.Model`. If some of its layers compute in 16
             bits, those that do not stay as they are. One that is float32
-            throughout settles nothing.
+            throughout resolves nothing.
         x: Inputs: an array, or a list or dict of arrays.
         y: Their targets. Defaults to `None`.
         sample_weight: Their weights. Defaults to `None`.
@@ -209,7 +209,8 @@ def _given_scale_bits(model):
 def _examine(model, batches, start, given):
     """Returns the loss scale bits, and the instabilities by path."""
     instabilities, lowest = {}, math.inf
-    paths, moves = {e.path for e in start.candidates}, mover(model)
+    paths = {e.path for e in start.candidates}
+    effective = effective_update(model)
     for batch in batches:
         exact = exact_step(model, batch)
         if not math.isfinite(exact.loss):
@@ -217,7 +218,7 @@ def _examine(model, batches, start, given):
         bits = given
         if bits is None:
             search = Search(model, batch, exact, compiled=False)
-            bits = search.predict_scale_bits(moves)
+            bits = search.predict_scale_bits(effective)
         # A scale that adapts stays below what any batch overflows at.
         lowest = min(lowest, bits)
         add_instabilities(instabilities, exact, paths, 2.0**bits)
@@ -230,8 +231,8 @@ def _causes(trials, ranked, limits, start):
         ranked, lambda paths: trials.errors(paths).within(*limits)
     )
     if found is None:
-        settled = start.reasons | start.notes
-        others = {p: start.policies[p] for p in settled}
+        resolved = start.reasons | start.notes
+        others = {p: start.policies[p] for p in resolved}
         others = {p: q for p, q in others.items() if is_16_bit(q)}
         raise ValueError(
             "Even with all layers in float32 that may be, "

@@ -40,7 +40,7 @@ class StartingPoint(NamedTuple):
 def starting_point(
     model: keras.Model, policy: str, matcher: Matcher
 ) -> StartingPoint:
-    """Returns what the rules, the model and the layers themselves settle.
+    """Returns what the rules, the model and the layers themselves resolve.
 
     Args:
         model: A built `keras.Model`. If any of its layers computes in 16

@@ -39,7 +39,7 @@ def trace() -> Trace:
 
 
 def batches() -> Batches:
-    """Returns what looks into a running `fit`."""
+    """Returns what gets at the batches of a running `fit`."""
     return _module("batches")
 
 

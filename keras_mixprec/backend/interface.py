@@ -213,10 +213,10 @@ class Replay(Protocol):
     def compiled(self, function):
         """Returns the function, compiled by XLA where there is one."""
 
-    def each_operation(self, function, tensors, look):
-        """Runs `function(tensors)` and calls `look` with every operation.
+    def each_operation(self, function, tensors, visit):
+        """Runs `function(tensors)` and calls `visit` with every operation.
 
-        `look(inputs, outputs)` gets the tensors of every single one.
+        `visit(inputs, outputs)` gets the tensors of every single one.
         """
 
     def draws(self, function, tensors):
@@ -263,15 +263,15 @@ class Trace(Protocol):
 
 
 class Batches(Protocol):
-    """Looking into a running `fit`."""
+    """The batches of a running `fit`."""
 
-    def tapped(self, model, train_function, look):
+    def tapped(self, model, train_function, visit):
         """Returns a function to be called in place of `train_function`.
 
-        It calls `look(batch)` with the next batch, while the model's variables
+        It calls `visit(batch)` with the next batch, while the model's variables
         have their values, and then trains on it as usual, with the values that
-        `look` left them with. The batch is what this process trains on, all its
-        replicas together; `None` if it has no data left but other processes may
+        `visit` left them with. The batch is what this process trains on, of all
+        its replicas; `None` if it has no data left but other processes may
         have.
         """
 

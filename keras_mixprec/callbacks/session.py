@@ -293,13 +293,13 @@ class Session:
         # On JAX reading `callback.model` sees to that.
         return self._members[0].model
 
-    def bad_steps(self) -> tuple[int, int]:
+    def nonfinite_steps(self) -> tuple[int, int]:
         """Returns how many steps were skipped or had a non-finite loss.
 
         And how many were skipped since the last one applied.
         """
         with self.state.counter_log.synchronized():
-            return self.counters.bad_steps(), self.counters.in_a_row()
+            return self.counters.nonfinite_steps(), self.counters.in_a_row()
 
     # Reading, probing, diagnosing.
 

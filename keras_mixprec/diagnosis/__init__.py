@@ -15,6 +15,9 @@ Files:
   bad data, lost weights, an optimizer's fault, or a search.
 - `in_training.py`: the same in `fit`: divergence and predicted overflows too.
 - `layer_search.py`: the search, layer by layer; `search_state.py`: its state.
+- `loss_search.py`: the layers that make a whole step's forward pass wrong.
+- `loss_fault.py`: what is not finite behind a layer that repairs it.
+- `magnified.py`: rounding errors that a later layer magnifies.
 - `fault_kind.py`: overflow, underflow or loss of precision: the one place that
   decides it of a layer.
 - `forward.py`: whether a layer's outputs are right in 16 bits.

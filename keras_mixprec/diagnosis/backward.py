@@ -11,7 +11,7 @@ from keras_mixprec.diagnosis.compare import (
     nonfinite,
     relative_error,
     repeats,
-    settled_error,
+    resolved_error,
 )
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.fault_kind import (
@@ -29,7 +29,7 @@ from keras_mixprec.numerics.layer_replay import LayerReplay
 _JITTERS = range(thresholds.TIE_JITTERS)
 
 
-def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
+def own_gradients(call: LayerCall, exact: DryStep, effective) -> list:
     """Returns the gradients of a call's outputs and weights, as arrays.
 
     None if the layer has weights and none of them would move.
@@ -37,7 +37,7 @@ def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
     Args:
         call: `LayerCall` of `exact`.
         exact: `DryStep` of the model in float32, at loss scale 1.
-        moves: Function from a variable and its gradient to whether the
+        effective: Function from a variable and its gradient to whether the
             optimizer would move the variable by it.
     """
     weights = [
@@ -45,24 +45,24 @@ def own_gradients(call: LayerCall, exact: DryStep, moves) -> list:
         for v in call.layer.trainable_variables
         if id(v) in exact.gradients
     ]
-    moving = [g for v, g in weights if moves(v, g)]
+    moving = [g for v, g in weights if effective(v, g)]
     if weights and not moving:
         return []
     return moving + [to_array(c) for c in call.cotangents if c is not None]
 
 
-def gradients_of_layers(calls: list, exact: DryStep, moves) -> dict:
+def gradients_of_layers(calls: list, exact: DryStep, effective) -> dict:
     """Returns the `own_gradients` of float16 layers, by path.
 
     Args:
         calls: List of `LayerCall`s of `exact`.
         exact: As for `own_gradients`.
-        moves: As for `own_gradients`.
+        effective: As for `own_gradients`.
     """
     found = {}
     for call in calls:
         if call.layer.compute_dtype == "float16":
-            own = own_gradients(call, exact, moves)
+            own = own_gradients(call, exact, effective)
             found.setdefault(call.path, []).extend(own)
     return found
 
@@ -193,7 +193,7 @@ def check_backward(
         if replay.draws_by_itself() or not repeats(run(replay, None), low):
             error, low, wide = error_over_draws(call, compiled, run)
         elif math.isfinite(error):
-            error = settled_error(
+            error = resolved_error(
                 low,
                 wide,
                 (run(replay, "float32", s) for s in _JITTERS),

@@ -78,7 +78,7 @@ def _norm(values):
     return math.sqrt(squares)
 
 
-def mover(model) -> Callable:
+def effective_update(model) -> Callable:
     """Returns a function that says if a gradient would move its variable.
 
     In float32, by the model's optimizer; it takes the variable and the
@@ -91,7 +91,7 @@ def mover(model) -> Callable:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     epsilon = getattr(inner, "epsilon", None)
 
-    def moves(variable, gradient):
+    def effective(variable, gradient):
         size = largest_magnitude(gradient)
         if isinstance(epsilon, float):
             return size >= thresholds.SHARE_OF_EPSILON * epsilon
@@ -99,10 +99,10 @@ def mover(model) -> Callable:
         rate = float(inner.learning_rate) if inner is not None else 1.0
         return rate * size >= thresholds.SHARE_OF_WEIGHT * weight
 
-    return moves
+    return effective
 
 
-def settled_error(
+def resolved_error(
     low: Sequence[np.ndarray],
     exact: Sequence[np.ndarray],
     others: Iterable[Sequence[np.ndarray]],
@@ -139,7 +139,7 @@ def settled_error(
 def _beyond(low, exact, spread):
     """The float32 result, off by as much as 16 bits exceed the spread."""
     off = low - exact
-    # A spread of NaN: not even whether it is finite is settled.
+    # A spread of NaN: not even whether it is finite is resolved.
     inside = ~(np.abs(off) > spread)
     return np.where(inside, exact, exact + off - np.sign(off) * spread)
 

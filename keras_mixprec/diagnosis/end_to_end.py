@@ -10,7 +10,11 @@ import numpy as np
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import mover, nonfinite, relative_error
+from keras_mixprec.diagnosis.compare import (
+    effective_update,
+    nonfinite,
+    relative_error,
+)
 from keras_mixprec.keras_internals import flat_layers, own_trainable
 from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.dry_step import (
@@ -146,7 +150,7 @@ class EndToEnd:
     def _computed(self):
         references = [Reference(self._model, b) for b in self._batches]
         for reference in references:
-            reference.settled  # noqa: B018  As the weights are now.
+            reference.resolved  # noqa: B018  As the weights are now.
         return references
 
     def errors(self, assignment: dict) -> Errors:
@@ -197,27 +201,29 @@ class Reference:
         }
 
     @functools.cached_property
-    def settled(self):
-        """Ids of the variables that count and are settled, and `"loss"`."""
-        settled = self._counts
+    def resolved(self):
+        """Ids of the variables that count and are resolved, and `"loss"`."""
+        resolved = self._counts
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
                 other = exact_step(self._model, self._batch, records=False)
-            settled = {k for k in settled if not _differ(k, other, self.exact)}
-        return settled
+            resolved = {
+                k for k in resolved if not _differ(k, other, self.exact)
+            }
+        return resolved
 
     def errors(self, step: DryStep) -> Errors:
-        """Returns how far a step is off in what is settled."""
+        """Returns how far a step is off in what is resolved."""
         return self.compare(step, self.exact)
 
     def compare(self, step: DryStep, exact: DryStep) -> Errors:
-        """Returns how far two steps are apart in what is settled."""
-        return self._errors(step, exact, self.settled)
+        """Returns how far two steps are apart in what is resolved."""
+        return self._errors(step, exact, self.resolved)
 
     def is_like(self, step: DryStep) -> bool:
         """Whether a step is as good as in float32.
 
-        Only if there is doubt it is computed what is settled.
+        Only if there is doubt it is computed what is resolved.
 
         Args:
             step: `DryStep`.
@@ -252,12 +258,12 @@ class Reference:
 
 def _moving(model, exact):
     """Ids of the variables that their gradients would move."""
-    moves = mover(model)
+    effective = effective_update(model)
     return {
         id(variable)
         for variable in model.trainable_variables
         if id(variable) in exact.gradients
-        and moves(variable, to_array(exact.gradients[id(variable)]))
+        and effective(variable, to_array(exact.gradients[id(variable)]))
     }
 
 
@@ -267,7 +273,7 @@ def _differ(key, other, exact):
         return error > thresholds.LOSS_ERROR
     pair = other.gradients[key], exact.gradients[key]
     error = relative_error(*([to_array(g)] for g in pair))
-    return error > thresholds.SETTLED_GRADIENT
+    return error > thresholds.RESOLVED_GRADIENT
 
 
 def is_finite(exact: DryStep) -> bool:

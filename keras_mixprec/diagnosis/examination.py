@@ -11,7 +11,7 @@ from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice, advice_for
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
-from keras_mixprec.diagnosis.compare import mover, nonfinite
+from keras_mixprec.diagnosis.compare import effective_update, nonfinite
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.end_to_end import is_finite
 from keras_mixprec.diagnosis.layer_search import Search
@@ -167,7 +167,7 @@ def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
     batch = keras.utils.pack_x_y_sample_weight(*data)
     with active.processes().single_process(model):
         search = Search(model, batch, exact_step(model, batch), compiled=False)
-        return 2.0 ** search.predict_scale_bits(mover(model))
+        return 2.0 ** search.predict_scale_bits(effective_update(model))
 
 
 class _Verdicts:
@@ -188,18 +188,19 @@ class _Verdicts:
             return _blameless(self._not_precision())
         if not entries:
             return Examination([], exact_loss=exact.loss)
-        scale, moves = scale_in_use(self._model), mover(self._model)
+        scale = scale_in_use(self._model)
+        effective = effective_update(self._model)
         if not exact.scales:
             scale = scale._replace(bits=0.0, adapts=False, scales=False)
         search, raising = self._search(
-            exact, None if scale.adapts else scale.bits, moves
+            exact, None if scale.adapts else scale.bits, effective
         )
         findings = [
             Finding(self._culprit(c, scale), c.layers)
             for found in [*raising, *search.culprits]
             for c in found.by_layer(self._model)
         ]
-        others = self._scale_too_low(search, scale, moves)
+        others = self._scale_too_low(search, scale, effective)
         others += self._policy(entries)
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
@@ -213,7 +214,7 @@ class _Verdicts:
             headroom(low),
         )
 
-    def _search(self, exact, bits, moves):
+    def _search(self, exact, bits, effective):
         """Returns the search, and the culprits without which it runs."""
         compiled, raising = self._common["compiled"], []
         while True:
@@ -221,7 +222,7 @@ class _Verdicts:
             with computing_in("float32", layers):
                 search = Search(self._model, self._batch, exact, compiled)
                 try:
-                    search.run(bits, moves)
+                    search.run(bits, effective)
                     return search, raising
                 except active.replay().REFUSALS:
                     culprit = why_it_raises(
@@ -260,8 +261,10 @@ class _Verdicts:
             "bad_data" if numbers else "divergence", numbers=numbers
         )
 
-    def _scale_too_low(self, search, scale, moves):
-        vanishing = search.vanishing(scale.bits, moves) if scale.adapts else []
+    def _scale_too_low(self, search, scale, effective):
+        if not scale.adapts:
+            return []
+        vanishing = search.vanishing(scale.bits, effective)
         if not vanishing:
             return []
         numbers = {

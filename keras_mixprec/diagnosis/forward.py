@@ -13,7 +13,7 @@ from keras_mixprec.diagnosis.compare import (
     nonfinite,
     relative_error,
     repeats,
-    settled_error,
+    resolved_error,
 )
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.fault_kind import (
@@ -125,7 +125,7 @@ def check_forward(
     if error > thresholds.FORWARD_ERROR:
         if replay.draws_by_itself() or not repeats(replay.forward(), low):
             return _over_draws(call, compiled)
-        error = _settled(replay, masked, exact, error)
+        error = _resolved(replay, masked, exact, error)
     if error <= thresholds.FORWARD_ERROR and extremes:
         # Of which the numbers of one small batch have few.
         replay = LayerReplay(call, compiled, extremes=True)
@@ -144,15 +144,15 @@ def check_forward(
     return error, Culprit(call.path, layers, kind, "forward", numbers)
 
 
-def _settled(replay, low, exact, error):
-    """The error that is left of one that float32 does not settle."""
+def _resolved(replay, low, exact, error):
+    """The error that is left of one that float32 does not resolve."""
     if not math.isfinite(error):
         return error
     others = (
         replay.forward("float32", jitter=seed)
         for seed in range(thresholds.TIE_JITTERS)
     )
-    return settled_error(low, exact, others, thresholds.FORWARD_ERROR)
+    return resolved_error(low, exact, others, thresholds.FORWARD_ERROR)
 
 
 def _over_draws(call, compiled):

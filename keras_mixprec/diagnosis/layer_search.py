@@ -36,27 +36,27 @@ from keras_mixprec.policies.summary import costs
 class Search(LossSearch):
     """The search for culprits in one batch; see `SearchState`."""
 
-    def run(self, scale_bits: float | None, moves):
+    def run(self, scale_bits: float | None, effective):
         """Finds the culprits.
 
         Args:
             scale_bits: Float. The loss scale as a power of two, if it does
                 not adapt itself; `None` if it does.
-            moves: Function from a variable and its float32 gradient to
+            effective: Function from a variable and its float32 gradient to
                 whether the optimizer would move the variable by it.
         """
-        windows = self._find_windows(moves)
-        self._scale = 2.0 ** self._bits(windows, scale_bits, moves)
+        windows = self._find_windows(effective)
+        self._scale = 2.0 ** self._bits(windows, scale_bits, effective)
         step = self._forward()
         step = self._end_to_end(step)
         step = self._magnified(step)
         known, as_run = len(self.culprits), list(self._demoted)
         bits = self.scale_bits = self._classify_windows(
-            step, windows, scale_bits, moves
+            step, windows, scale_bits, effective
         )
-        self._backward(step, bits, moves)
+        self._backward(step, bits, effective)
         self._widen_to_enclosing(step, known)
-        self._keep_what_is_needed(moves)
+        self._keep_what_is_needed(effective)
         if as_run != self._demoted or step.scale != 2.0**bits:
             step = None
         self._whole_step(step, adapts=scale_bits is None)
@@ -111,24 +111,24 @@ class Search(LossSearch):
                 layers = without_needless(replay, replay.forward("float32"))
             culprit = culprit._replace(layers=layers)
 
-    def _keep_what_is_needed(self, moves):
+    def _keep_what_is_needed(self, effective):
         """Drops what the real step, with its own cotangents, does not need."""
         scale = 2.0**self.scale_bits
-        needed = Needed(self._model, self._data, self._exact, scale, moves)
+        needed = Needed(self._model, self._data, self._exact, scale, effective)
         self.culprits = needed.among(self.culprits)
         self._demoted = [x for c in self.culprits for x in c.layers]
 
     # Backward.
 
-    def predict_scale_bits(self, moves) -> int:
+    def predict_scale_bits(self, effective) -> int:
         """Returns the loss scale that suits most of the model as it is.
 
         Args:
-            moves: As for `run`.
+            effective: As for `run`.
         """
-        return self._best_bits(self._find_windows(moves))
+        return self._best_bits(self._find_windows(effective))
 
-    def _bits(self, windows, scale_bits, moves):
+    def _bits(self, windows, scale_bits, effective):
         """The given scale, or the best one without layers that are too steep.
 
         A scale below 1 is for gradients that are that large. Where those of
@@ -148,40 +148,40 @@ class Search(LossSearch):
         possible = scale_in_use(self._model).possible
         return best_scale_bits(windows, costs(self._model), possible)
 
-    def vanishing(self, bits: float, moves) -> list:
+    def vanishing(self, bits: float, effective) -> list:
         """Returns the layers whose gradients a loss scale of `2**bits` loses.
 
         Paths, of those that are left in float16.
 
         Args:
             bits: Float.
-            moves: As for `run`.
+            effective: As for `run`.
         """
         low = {path for path, own in self.windows.items() if bits < own.low}
-        gradients = self._own_gradients(moves) if low else {}
+        gradients = self._own_gradients(effective) if low else {}
         return [p for p in gradients if p in low and lost(gradients[p], bits)]
 
-    def _find_windows(self, moves):
+    def _find_windows(self, effective):
         """The `Window` of each float16 layer's gradients in float32."""
-        gradients = self._own_gradients(moves)
+        gradients = self._own_gradients(effective)
         return {path: scale_window(own) for path, own in gradients.items()}
 
-    def _own_gradients(self, moves):
+    def _own_gradients(self, effective):
         low = [call for call in self._low(self._exact) if not call.nested]
-        return gradients_of_layers(low, self._exact, moves)
+        return gradients_of_layers(low, self._exact, effective)
 
-    def _classify_windows(self, step, windows, scale_bits, moves):
+    def _classify_windows(self, step, windows, scale_bits, effective):
         """Demotes the layers whose gradients fit no common loss scale."""
         calls = {c.path: c for c in self._low(step) if not c.nested}
         windows = {p: w for p, w in windows.items() if p in calls}
-        bits = self._bits(windows, scale_bits, moves)
+        bits = self._bits(windows, scale_bits, effective)
         self.windows = {p: w for p, w in windows.items() if w.holds(bits)}
         for path, window in windows.items():
             if not window.holds(bits):
                 self._demote(classify_window(window, bits, calls[path]))
         return bits
 
-    def _backward(self, step, bits, moves):
+    def _backward(self, step, bits, effective):
         known = {c.path for c in self.culprits}
         low = {id(call) for call in self._low(step)}
         fed_by_weights = False
@@ -195,7 +195,7 @@ class Search(LossSearch):
                 and exact is not None
             ):
                 culprit = None
-                if own_gradients(exact, self._exact, moves):
+                if own_gradients(exact, self._exact, effective):
                     error, culprit = self._classify_backward(
                         call, exact, step, bits, fed_by_weights
                     )

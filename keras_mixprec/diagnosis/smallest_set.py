@@ -143,7 +143,7 @@ class Needed:
         data: The batch, as `train_step` takes it.
         exact: `DryStep` of the model in float32, at loss scale 1.
         scale: Float. The loss scale.
-        moves: Function from a variable and its gradient to whether the
+        effective: Function from a variable and its gradient to whether the
             optimizer would move the variable by it.
     """
 
@@ -153,7 +153,7 @@ class Needed:
         data,
         exact: DryStep,
         scale: float,
-        moves: Callable,
+        effective: Callable,
     ):
         self._model = model
         self._data = data
@@ -164,7 +164,7 @@ class Needed:
             id(v): to_array(exact.gradients[id(v)])
             for v in model.trainable_variables
             if id(v) in exact.gradients
-            and moves(v, to_array(exact.gradients[id(v)]))
+            and effective(v, to_array(exact.gradients[id(v)]))
         }
 
     def among(self, culprits: list[Culprit]) -> list[Culprit]:
@@ -182,7 +182,7 @@ class Needed:
         repaired = self._errors(_layers_of(culprits))
         if repaired is None or not repaired.finite:
             return culprits
-        self._leave_out_unsettled()
+        self._leave_out_unresolved()
         kept = list(culprits)
         for culprit in reversed(culprits):
             position = kept.index(culprit)
@@ -206,7 +206,7 @@ class Needed:
                 layers = fewer
         return layers
 
-    def _leave_out_unsettled(self):
+    def _leave_out_unresolved(self):
         """Forgets what is another in float32 if the weights are rounded."""
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
@@ -217,7 +217,7 @@ class Needed:
                 key: exact
                 for key, exact in self._gradients.items()
                 if _gradient_error(other, key, exact)
-                <= thresholds.SETTLED_GRADIENT
+                <= thresholds.RESOLVED_GRADIENT
             }
 
     def _as_right(self, demoted, repaired, path=None):
@@ -245,8 +245,8 @@ class Needed:
         return _Errors(self._loss_error(step), gradients)
 
     def _loss_error(self, step):
-        unsettled = self._loss is None and math.isfinite(step.loss)
-        return 0.0 if unsettled else loss_error(step.loss, self._loss or 0.0)
+        unresolved = self._loss is None and math.isfinite(step.loss)
+        return 0.0 if unresolved else loss_error(step.loss, self._loss or 0.0)
 
 
 class _Errors(NamedTuple):
@@ -267,7 +267,7 @@ class _Errors(NamedTuple):
         ) and all(
             error
             <= max(
-                thresholds.SETTLED_GRADIENT, thresholds.AS_RIGHT * before[key]
+                thresholds.RESOLVED_GRADIENT, thresholds.AS_RIGHT * before[key]
             )
             for key, error in self.gradients.items()
         )

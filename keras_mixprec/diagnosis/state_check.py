@@ -138,11 +138,11 @@ def _is_16_bit(array):
 
 
 def _places(begin, first, second):
-    """Where to see a step: at `begin`, and close to where it settles.
+    """Where to see a step: at `begin`, and close to where it resolves.
 
     As an average that goes the same share of its way at each step. `None` in
     place of the first if it is there but for roundings, in place of the second
-    if it is close already, or settles nowhere, as a counter.
+    if it is close already, or resolves nowhere, as a counter.
     """
     change = first - begin
     size = float(np.square(change, dtype="float64").sum())

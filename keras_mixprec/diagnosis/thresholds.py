@@ -27,7 +27,7 @@ LOSS_ERROR = 0.1
 LOSS_JITTERS = 3
 
 # How often a layer's inputs are moved by half a 16-bit ulp to see what float32
-# does not settle. A number that near to a tie (of a router, a rounding, a
+# does not resolve. A number that near to a tie (of a router, a rounding, a
 # kink) falls on its other side in half of the cases, in one of 256 never.
 TIE_JITTERS = 8
 
@@ -46,9 +46,9 @@ LOSS_CANDIDATES = 12
 ONE_CAUSE = 0.25
 
 # Weights off by half a float16 ulp change a variable's gradient by less than
-# this share in float32, or no precision settles it: a third of BACKWARD_ERROR,
+# this share in float32, or no precision resolves it: a third of BACKWARD_ERROR,
 # since activations are rounded as well as weights, and at every layer.
-SETTLED_GRADIENT = 0.1
+RESOLVED_GRADIENT = 0.1
 
 # A loss or gradient that is off by more than a tenth both with a demotion and
 # without it is no reason for it, unless by half as much again without.
@@ -112,6 +112,6 @@ LOST_CHANGE = 0.5
 # goes to: a chain of float16 roundings takes it as far.
 SETTLED_STATE = 0.01
 
-# An average that goes a smaller share of its way at each step settles in no
+# An average that goes a smaller share of its way at each step resolves in no
 # training; what is left of the difference of two steps then is rounding.
 SETTLING_SHARE = 1e-4

@@ -68,7 +68,7 @@ class WholeStep:
         return step_fault(self._model, self._data, layers)
 
     def errors(self, demoted: list, bits: float) -> Errors:
-        """Returns how far the step is off in what is settled.
+        """Returns how far the step is off in what is resolved.
 
         Args:
             demoted: As for `step`.

@@ -229,12 +229,12 @@ class BatchCapture:
         if getattr(model, "steps_per_execution", 1) > 1:
             raise NotImplementedError("several steps in one execution")
 
-        def look(batch):
+        def visit(batch):
             self._deferred_call.disarm()
             self._held = None if batch is None else (batch, describe())
 
         tapped = active.batches().tapped(
-            model, lambda *args: model.train_function(*args), look
+            model, lambda *args: model.train_function(*args), visit
         )
         self._deferred_call.arm(model, tapped)
 

@@ -85,6 +85,7 @@ class StepHistory(KerasSaveable):
         self.counts = self.pending_scale = self.gradient_norms = None
         self.overflows = self.nonfinite_counts = self.recent_steps = None
         self.recent_scales = self.recent_flags = self.recent_inputs = None
+        self.lost_weights = None
 
     def build(self, add_variable, paths, state):
         """Creates the variables.

@@ -200,7 +200,7 @@ class Counters:
         only = self.used().get("")
         return None if only is None else only.attempted()
 
-    def bad_steps(self) -> int:
+    def nonfinite_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""
         skipped = [watch.skipped() for watch in self.used().values()]
         losses = self.nonfinite_losses() or {}

@@ -29,12 +29,12 @@ def largest_intermediate(function, tensors) -> float:
     """
     largest = 0.0
 
-    def look(inputs, outputs):
+    def visit(inputs, outputs):
         nonlocal largest
         for array in _float_arrays(outputs):
             largest = max(largest, largest_magnitude(array))
 
-    active.replay().each_operation(function, tensors, look)
+    active.replay().each_operation(function, tensors, visit)
     return largest
 
 
@@ -47,10 +47,10 @@ def nonfinite_places(function, tensors) -> set:
     """
     places = set()
 
-    def look(inputs, outputs):
+    def visit(inputs, outputs):
         places.update(map(_place, _nonfinite(_float_arrays(outputs))))
 
-    active.replay().each_operation(function, tensors, look)
+    active.replay().each_operation(function, tensors, visit)
     return places
 
 
@@ -85,7 +85,7 @@ def origin(function, tensors, known=frozenset()) -> str | None:
     origins: dict = {}  # Of every place with non-finite numbers, in order.
     last = None
 
-    def look(inputs, outputs):
+    def visit(inputs, outputs):
         nonlocal last
         arrays = _float_arrays(inputs)
         before = {_place(bad) for bad in _nonfinite(arrays)}
@@ -97,7 +97,7 @@ def origin(function, tensors, known=frozenset()) -> str | None:
                 last = (inherited or [own])[0]
                 origins[place] = last
 
-    active.replay().each_operation(function, tensors, look)
+    active.replay().each_operation(function, tensors, visit)
     return last
 
 

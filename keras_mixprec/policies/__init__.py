@@ -27,4 +27,8 @@ Files:
 - `summary.py`: `precision_summary`, the table of layers and dtypes.
 - `multiply_adds.py`: estimates of a layer's FLOPs, for the shares of them.
 - `hardware.py`: `recommend_policy`: capabilities in, recommendation out.
+- `matmul_precision.py`: what float32 products are computed in: setter, scope.
+- `graph_rewrite.py`: TensorFlow's graph-level mixed precision.
+- `graph_rewrite_checks.py`: where that cannot do what is asked, and what can.
+- `ignored_variables.py`: environment variables that nothing reads any more.
 """

@@ -38,7 +38,7 @@ WORTH_A_CAST = 400
 SMALL_SHARE = 0.05
 
 
-def lone_layers(model) -> list:
+def isolated_layers(model) -> list:
     """Returns the 16-bit layers that had better compute in float32.
 
     Those which only float32 layers feed and which feed only such, which

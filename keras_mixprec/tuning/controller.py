@@ -15,7 +15,7 @@ from keras_mixprec.tuning.history import BY_HAND, TunerHistory
 from keras_mixprec.tuning.promotion import Probation, sound_as_built
 from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.state import Phase, TuningState
-from keras_mixprec.tuning.trigger import WINDOW, BadSteps, Trigger
+from keras_mixprec.tuning.trigger import WINDOW, NonfiniteStepCount, Trigger
 
 # At first counters are read whenever there are an eighth more steps.
 _READINGS_GROW = 8
@@ -51,7 +51,7 @@ class Tuning:
         self._trigger = Trigger()
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = BatchCapture()
-        self._bad = BadSteps(session)
+        self._bad = NonfiniteStepCount(session)
         self._state = TuningState()
 
     # Reading and diagnosing.
@@ -372,7 +372,7 @@ class Tuning:
     # Returning to 16 bits.
 
     def _return_if_quiet(self, step):
-        bad = self._trigger.last_bad_step
+        bad = self._trigger.last_nonfinite_step
         times = bad, self._state.changed_at, self._session.first_step
         since = max(time for time in times if time is not None)
         kind, paths = self.repairs.due(

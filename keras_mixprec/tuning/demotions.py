@@ -6,7 +6,7 @@ from typing import NamedTuple
 from keras_mixprec.monitoring.attach import keep_watching
 from keras_mixprec.numerics.layer_hooks import following
 from keras_mixprec.policies.apply import apply_policy
-from keras_mixprec.policies.casts import lone_layers
+from keras_mixprec.policies.casts import isolated_layers
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -100,10 +100,10 @@ class Repairs:
             proposal: `Proposal` of the others.
             step: Int.
         """
-        before = {id(layer) for layer in lone_layers(self._model)}
+        before = {id(layer) for layer in isolated_layers(self._model)}
         with following(proposal.assignment()):
             layers = [
-                x for x in lone_layers(self._model) if id(x) not in before
+                x for x in isolated_layers(self._model) if id(x) not in before
             ]
         return {
             path: self._demotion(

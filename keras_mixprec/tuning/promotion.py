@@ -12,7 +12,7 @@ from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_hooks import following
-from keras_mixprec.policies.casts import lone_layers
+from keras_mixprec.policies.casts import isolated_layers
 
 # Weights are compared when the cooldown is over, and then after twice as many
 # steps as the time before, up to so many steps after a demotion.
@@ -114,7 +114,7 @@ def sound_as_built(session, repairs, paths, batches, step: int) -> set:
     for _ in range(2):
         sound -= _at_fault(session, repairs, sound, batches, step)
     with following(repairs.as_built(sound)):
-        sound -= repairs.paths_of(lone_layers(session.model))
+        sound -= repairs.paths_of(isolated_layers(session.model))
     at_fault = _at_fault(session, repairs, sound, batches, step)
     repairs.tried(set(paths) - sound, step)
     return set() if at_fault else sound

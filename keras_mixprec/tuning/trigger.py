@@ -19,7 +19,7 @@ _FALSE_ALARMS = 2, 4
 WINDOW = 500
 
 
-class BadSteps:
+class NonfiniteStepCount:
     """Counts the steps that were skipped or had a loss that is not finite.
 
     On any worker.
@@ -39,7 +39,7 @@ class BadSteps:
     def count(self) -> int:
         """Returns how many there were since the last call."""
         before = self._here
-        self._here, in_a_row = self._session.bad_steps()
+        self._here, in_a_row = self._session.nonfinite_steps()
         new, self._in_a_row = any_worker(
             self._session.model, [self._here - before, in_a_row]
         )
@@ -63,7 +63,7 @@ class Trigger:
         self._patience = _PATIENCE
         self._false_alarms = 0
         self._seen = deque()
-        self.last_bad_step = None
+        self.last_nonfinite_step = None
 
     def add(self, step: int, bad: int) -> bool:
         """Returns whether this triggers a diagnosis.
@@ -73,7 +73,7 @@ class Trigger:
             bad: Int. How many of them were bad, since whenever.
         """
         if self._seen and bad > self._seen[-1][1]:
-            self.last_bad_step = step
+            self.last_nonfinite_step = step
         self._seen.append((step, bad))
         while self._seen[0][0] < step - WINDOW:
             self._seen.popleft()

@@ -9,7 +9,7 @@ from keras_mixprec.keras_internals import only_runs_graph, sublayers
 from keras_mixprec.policies.casts import (
     WORTH_A_CAST,
     cast_elements,
-    lone_layers,
+    isolated_layers,
 )
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.policies.names import is_fixed
@@ -88,7 +88,7 @@ def casts_cost_more(view):
 @rule("low")
 def dtype_bounces(view):
     """Small 16-bit layers between float32 layers save less than their casts."""
-    isolated = {id(layer) for layer in lone_layers(view.model)}
+    isolated = {id(layer) for layer in isolated_layers(view.model)}
     for entry in view.low:
         if id(entry.layer) in isolated:
             yield Finding(

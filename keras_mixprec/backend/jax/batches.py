@@ -1,4 +1,4 @@
-"""Looking into `fit` on JAX; see `interface.py`."""
+"""The batches of `fit` on JAX; see `interface.py`."""
 
 import contextlib
 import itertools
@@ -14,12 +14,12 @@ from keras_mixprec.keras_internals import (
 )
 
 
-def tapped(model, train_function, look):
+def tapped(model, train_function, visit):
     def train(state, iterator):
         iterator = iter(iterator)
         first = next(iterator)
         own = jax.tree.map(_own_rows, first)
-        state = _with_values(model, state, lambda: look(own))
+        state = _with_values(model, state, lambda: visit(own))
         return train_function(state, itertools.chain([first], iterator))
 
     return train

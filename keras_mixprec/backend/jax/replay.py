@@ -87,11 +87,11 @@ def compiled(function):
     return run
 
 
-def each_operation(function, tensors, look):
+def each_operation(function, tensors, visit):
     # A new function each time: JAX knows one that it has traced before, in
     # whatever dtype the layers computed then.
     jaxpr = jax.make_jaxpr(lambda tensors: function(tensors))(tensors)
-    _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), look)
+    _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), visit)
 
 
 def draws(function, tensors):
@@ -143,7 +143,7 @@ def run_once(model, function, data):
     return run_in_pieces(run, (values, data))
 
 
-def _evaluate(jaxpr, constants, arguments, look):
+def _evaluate(jaxpr, constants, arguments, visit):
     """Evaluates operation by operation, into calls but not into loops."""
     values = dict(zip(jaxpr.constvars, constants, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
@@ -155,12 +155,12 @@ def _evaluate(jaxpr, constants, arguments, look):
         inputs = [read(atom) for atom in equation.invars]
         inner = _called(equation)
         if inner is not None:
-            outputs = _evaluate(inner.jaxpr, inner.consts, inputs, look)
+            outputs = _evaluate(inner.jaxpr, inner.consts, inputs, visit)
         else:
             outputs = equation.primitive.bind(*inputs, **equation.params)
             if not equation.primitive.multiple_results:
                 outputs = [outputs]
-            look(inputs, outputs)
+            visit(inputs, outputs)
         values.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 

@@ -1,4 +1,4 @@
-"""Looking into `fit` on TensorFlow; see `interface.py`."""
+"""The batches of `fit` on TensorFlow; see `interface.py`."""
 
 import contextlib
 import functools
@@ -11,14 +11,14 @@ from keras_mixprec.backend.tensorflow.processes import workers
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
-def tapped(model, train_function, look):
+def tapped(model, train_function, visit):
     strategy = model.distribute_strategy
 
     def train(iterator):
         if not isinstance(iterator, _ITERATORS):
             # A generator of one batch, of `train_on_batch`.
             first = next(iterator)
-            look(first)
+            visit(first)
             return train_function(itertools.chain([first], iterator))
         # Of a strategy's iterator the parts that feed this process: asking
         # itself for a batch would ask all workers whether they have one.
@@ -30,7 +30,7 @@ def tapped(model, train_function, look):
             first = first or [value for values in step for value in values]
             taken = [a + b for a, b in zip(taken, step, strict=True)]
         if first:
-            look(_joined([_without_optionals(value) for value in first]))
+            visit(_joined([_without_optionals(value) for value in first]))
             datasets = [
                 _dataset(values, pipeline.element_spec, first[0])
                 for values, pipeline in zip(taken, pipelines, strict=True)
@@ -38,7 +38,7 @@ def tapped(model, train_function, look):
             return train_function(_iterator(datasets, iterator, strategy))
         if workers(model) == 1:
             raise StopIteration  # It ends the epoch.
-        look(None)
+        visit(None)
         return train_function(iterator)
 
     return train

@@ -105,17 +105,17 @@ def _imported(graph, inputs, outputs):
     return evaluate
 
 
-def each_operation(function, tensors, look):
+def each_operation(function, tensors, visit):
     # Symbolic inputs and outputs belong to functions, which run as a whole.
     def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        nonlocal looking
-        if graph is None and not looking:
-            looking = True
-            look(_numbers(inputs), _numbers(outputs))
-            looking = False
+        nonlocal visiting
+        if graph is None and not visiting:
+            visiting = True
+            visit(_numbers(inputs), _numbers(outputs))
+            visiting = False
         return outputs
 
-    looking = False
+    visiting = False
     op_callbacks.add_op_callback(on_operation)
     try:
         function(tensors)

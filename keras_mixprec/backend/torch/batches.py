@@ -1,11 +1,11 @@
-"""Looking into `fit` on torch; see `interface.py`."""
+"""The batches of `fit` on torch; see `interface.py`."""
 
 import contextlib
 
 
-def tapped(model, train_function, look):
+def tapped(model, train_function, visit):
     def train(data):
-        look(data[0])
+        visit(data[0])
         return train_function(data)
 
     return train

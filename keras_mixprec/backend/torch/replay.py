@@ -56,8 +56,8 @@ def compiled(function):
     return function
 
 
-def each_operation(function, tensors, look):
-    with _Operations(look), torch.no_grad():
+def each_operation(function, tensors, visit):
+    with _Operations(visit), torch.no_grad():
         function(tensors)
 
 
@@ -98,14 +98,14 @@ def _set_gradients(values, gradients):
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, look):
+    def __init__(self, visit):
         super().__init__()
-        self._look = look
+        self._visit = visit
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         with torch.utils._python_dispatch._disable_current_modes():
-            self._look(_tensors((args, kwargs)), _tensors(result))
+            self._visit(_tensors((args, kwargs)), _tensors(result))
         return result
 
 
