@@ -13,7 +13,7 @@ Files:
 
 - `attach.py`: attaching to a model in `fit`, its optimizers and metrics.
 - `before_training.py`: what was found before training, as events of the log.
-- `precision_settings.py`: what beside the layers' policies decides on precision.
+- `precision_settings.py`: what beside policies decides on precision.
 - `counters.py`: what a model in `fit` counts, and when to end a run that cannot
   recover.
 - `counter_log.py`: reads the counters when due; logs skipped steps and the loss
