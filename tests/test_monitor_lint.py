@@ -1,5 +1,6 @@
-"""What lint found before training is logged and shown with the run."""
+"""What lint and doctor found before training is logged and shown with it."""
 
+import dataclasses
 import json
 
 import pytest
@@ -48,3 +49,25 @@ def test_without_them_nothing_is_checked(tmp_path):
 def test_something_else_is_refused(tmp_path, wrong):
     with pytest.raises(TypeError, match="`lint` must be what"):
         kmp.MixPrecMonitor(tmp_path, lint=wrong)
+
+
+def test_findings_of_the_doctor_are_logged_as_well(tmp_path):
+    report = kmp.doctor(quick=True)
+    bad = {
+        "name": "driver-old",
+        "level": "error",
+        "text": "The driver is older than CUDA needs.",
+        "fix": "Install a newer one.",
+        "evidence": "",
+    }
+    report = dataclasses.replace(report, findings=[bad])
+    model = compiled(scale_of_a_billionth(), kmp.LossScaleOptimizer("sgd"))
+    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0, doctor=report)
+    model.fit(samples(8, 4), samples(8, 8), verbose=0, callbacks=[monitor])
+    (event,) = events_in(tmp_path)
+    assert (event["finding"], event["level"]) == ("driver-old", "bad")
+    assert "Before training: driver-old" in " ".join(
+        str(monitor.report).split()
+    )
+    with pytest.raises(TypeError, match="`doctor` must be what"):
+        kmp.MixPrecMonitor(tmp_path, doctor="quick")

@@ -12,7 +12,7 @@ DOCS = ROOT.parent / "docs"
 TOPS = ROOT, ROOT / "backend", ROOT.parent
 ROOMS = [
     path.parent
-    for path in sorted(ROOT.glob("*/__init__.py"))
+    for path in sorted(ROOT.rglob("__init__.py"))
     if "\nFiles" in path.read_text()
 ]
 

@@ -11,7 +11,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.monitoring.before_training import lint_events
+from keras_mixprec.monitoring.before_training import events_before_training
 from keras_mixprec.monitoring.summary import TrainingSummary, summarize
 from keras_mixprec.reporting.run_log import NoLog, RunLog
 
@@ -135,6 +135,8 @@ class MixPrecMonitor(CopiedCallback):
             high and medium severity are logged as of before training, and the
             report and the tab show them beside the verdicts. Defaults to
             `None`: the model is not checked, since that takes seconds.
+        doctor: What `keras_mixprec.doctor()` returned, whose findings are
+            logged and shown in the same way. Defaults to `None`.
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
@@ -177,6 +179,7 @@ class MixPrecMonitor(CopiedCallback):
         verbose: int = 1,
         on_stop: str = "stop",
         lint: Any = None,
+        doctor: Any = None,
     ):
         super().__init__()
         self.log_dir = check_local(log_dir)
@@ -193,7 +196,7 @@ class MixPrecMonitor(CopiedCallback):
             self.stop_after = check_integer("stop_after", stop_after, low=1)
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
-        self._before_training = lint_events(lint)
+        self._before_training = events_before_training(lint, doctor)
         self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []

@@ -23,6 +23,9 @@ Files:
   while.
 - `layer_replay.py`: one layer call again, in another dtype, and what its
   operations do.
+- `tracing.py`: the operations inside a model's calls, in its dtypes and in
+  float32.
+- `bounds.py`: bounds of what operations make, as far as they follow from them.
 - `random_numbers.py`: the random numbers of a model as it is, for its float32
   reference.
 - `arrays.py`: tensors of any backend as NumPy arrays, and such arrays in 16
