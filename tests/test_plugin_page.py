@@ -661,7 +661,7 @@ def test_two_runs_are_shown_side_by_side(page, url):
     assert len(page.colours(SECOND_HEAT)) > 5
     assert page.texts("#layers th .of-run") == ["float16", "tuned"] * 3
     versus = page.texts(".versus")
-    assert len(versus) == 5
+    assert len(versus) == 6
     assert all(text.startswith("tuned: ") for text in versus)
     assert page.texts("#heatmap h3") == [FAILED, TUNED]
     page.pick("#compare", "")

@@ -23,8 +23,10 @@ from keras_mixprec.guards.metric_variables import (
     LentVariables,
     NonfiniteLosses,
     SeenBatches,
+    is_number,
+    nan_where,
+    unless,
 )
-from keras_mixprec.guards.numbers import is_number, nan_where, unless
 from keras_mixprec.guards.step_result import (
     guard_state,
     incoming_weights,

@@ -3,7 +3,8 @@
 A rule reads a view of the model and yields findings, the most severe of which
 come first. Three sources say what it can know: the layers as they are, the
 operations traced inside their calls, and, where samples are given, what these
-make of them.
+make of them. A new rule is a function with a docstring and an example on either
+side; docs/architecture.md says how to add one.
 
 Files:
 
