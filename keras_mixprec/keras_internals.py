@@ -309,9 +309,12 @@ def stored_value(variable: keras.Variable):
 
 
 def casts_value(variable: keras.Variable) -> bool:
-    """Whether the layer that is being called reads a variable as a copy."""
+    """Whether the layer that is being called reads a variable as a copy.
+
+    False for one that has no value yet.
+    """
     value = variable._value
-    return variable._maybe_autocast(value) is not value
+    return value is not None and variable._maybe_autocast(value) is not value
 
 
 def set_value(variable: keras.Variable, value):

@@ -113,3 +113,16 @@ def usual_vectors():
 @passes("wrong_on_the_data")
 def not_compiled():
     return mlp(8, 8), samples()
+
+
+@passes("overflow_on_data")
+def attention_over_padded_ids():
+    """The fused attention of torch has float32 sums of rows that are masked."""
+    inputs = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(20, 16, mask_zero=True)(inputs)
+    x = layers.MultiHeadAttention(2, 8)(x, x)
+    model = float16(keras.Model(inputs, layers.Dense(4)(x)))
+    ids = np.arange(48).reshape(8, 6) % 20
+    ids[:, 3:] = 0
+    ids[0] = 0
+    return model, ids

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from lint_cases import (
     Block,
+    Stepping,
     compiled,
     float16,
     mlp,
     plain_adam,
     samples,
     scale_of_a_billionth,
+    stepping,
     unit_normalization,
 )
 from lint_data_cases import overflow_in_a_product
@@ -154,3 +156,45 @@ def test_a_wrong_call_is_refused(name):
     call, error, message = WRONG[name]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_apply_leaves_a_step_of_the_users_own_alone():
+    model = compiled(stepping(Stepping), "sgd")
+    (found,) = [f for f in kmp.lint(model) if f.rule == "no_loss_scaling"]
+    assert (found.severity, found.call) == ("high", None)
+    assert "scale_loss(loss) in train_step" in found.fix
+    kmp.lint(model).apply()
+    scaling = keras.optimizers.LossScaleOptimizer
+    assert not isinstance(model.optimizer, scaling)
+
+
+def test_a_supposed_policy_needs_no_other_optimizer():
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(8)(inputs))
+    model.compile("adam", "mse")
+    found = kmp.lint(model, policy="mixed_float16")
+    severity = {f.rule: f.severity for f in found}
+    assert severity["no_loss_scaling"] == "low"
+
+
+def test_a_child_without_weights_yet():
+    class Scale(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(shape[-1],))
+
+        def call(self, x):
+            return x * self.scale
+
+    class Parent(keras.Model):
+        def __init__(self):
+            super().__init__(dtype="mixed_float16")
+            self.first = keras.layers.Dense(4, dtype="mixed_float16")
+            self.scale = Scale(dtype="mixed_float16")
+
+        def call(self, x):
+            return self.scale(self.first(x))
+
+    model = Parent()
+    with pytest.warns(UserWarning, match="unbuilt state"):
+        model.build((None, 8))
+    assert "weights_beyond_format" not in [f.rule for f in kmp.lint(model)]

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.backend import active
+from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import called_with
 from keras_mixprec.numerics.arrays import (
     is_float,
@@ -63,6 +64,9 @@ def starts_from_zero(function, tensors, known=frozenset()) -> bool:
         known: As for `origin`.
     """
     return origin(function, tensors, known) == "underflow"
+
+
+_SMALL = get_format("float16").smallest_normal
 
 
 def origin(function, tensors, known=frozenset()) -> str | None:
@@ -123,7 +127,11 @@ def _place(bad):
 
 
 def _all_zero_where(bad, operands):
-    """Whether wherever a result is bad some operand is zero, and all finite."""
+    """Whether wherever a result is bad some operand is zero, and all finite.
+
+    Or subnormal in float16: 1 / 1e-5 is infinite, while no sum or product is
+    with such a number.
+    """
     zero = np.zeros(bad.shape, bool)
     for operand in operands:
         try:
@@ -132,7 +140,7 @@ def _all_zero_where(bad, operands):
             return False  # No elementwise operation.
         if not np.isfinite(operand[bad]).all():
             return False
-        zero |= operand == 0
+        zero |= np.abs(operand) < _SMALL
     return bool(zero[bad].all())
 
 

@@ -67,7 +67,7 @@ def lint(
     check_model(model)
     name = None if policy is None else resolve("policy", policy)
     with _as_if(model, name):
-        view = ModelView(model, x, y, callbacks)
+        view = ModelView(model, x, y, callbacks, supposed=name is not None)
         found = [finding for rule in RULES for finding in rule.findings(view)]
     return Findings(found, model, name)
 

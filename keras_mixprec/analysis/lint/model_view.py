@@ -28,11 +28,16 @@ class ModelView:
         inputs, targets: Dicts of the NumPy arrays in them by name, such as
             `"x"` or `"x['ids']"`; empty without.
         callbacks: List of `keras.callbacks.Callback`, those of `fit`.
+        supposed: Boolean. Whether the policies are another one than the model
+            was compiled under.
         entries: List of `LayerEntry`: every layer, the model itself last.
     """
 
-    def __init__(self, model: keras.Model, x=None, y=None, callbacks=()):
+    def __init__(
+        self, model: keras.Model, x=None, y=None, callbacks=(), supposed=False
+    ):
         self.model = model
+        self.supposed = supposed
         self.callbacks = _check_callbacks(callbacks)
         self.x = x
         self.y = y

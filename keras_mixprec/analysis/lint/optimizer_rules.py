@@ -60,16 +60,32 @@ def epsilon_of_the_optimizer(view):
 @rule("high")
 def no_loss_scaling(view):
     """Without loss scaling gradients below 6e-8 vanish in float16."""
-    if lacks_loss_scaling(view.model):
-        yield Finding(
-            "high",
-            None,
-            f"Layers compute in float16, and {_name(view.optimizer)} scales no "
-            "loss: gradients below 6e-8 are 0.",
-            "Wrap it: ensure_loss_scaling(model), or "
-            "compile(LossScaleOptimizer(optimizer), ...).",
-            call=ensure_loss_scaling,
+    if not lacks_loss_scaling(view.model):
+        return
+    name = _name(view.optimizer)
+    reason = (
+        f"Layers compute in float16, and {name} scales no loss: gradients "
+        "below 6e-8 are 0."
+    )
+    if has_own_step(view.model) and applies_unscaled(type(view.model)):
+        fix = (
+            f"Compile with LossScaleOptimizer({name}(...)), and differentiate "
+            "self.optimizer.scale_loss(loss) in train_step."
         )
+        yield Finding("high", None, reason, fix)
+    elif view.supposed:
+        fix = (
+            "None is needed if the policy is set before the model is compiled: "
+            "compile() wraps the optimizer then. Else call "
+            "ensure_loss_scaling(model)."
+        )
+        yield Finding("low", None, reason, fix, call=ensure_loss_scaling)
+    else:
+        fix = (
+            "Wrap it: ensure_loss_scaling(model), or "
+            "compile(LossScaleOptimizer(optimizer), ...)."
+        )
+        yield Finding("high", None, reason, fix, call=ensure_loss_scaling)
 
 
 @rule("low")
