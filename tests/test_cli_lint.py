@@ -94,7 +94,7 @@ WRONG = {
     "no model": ((), "required: model"),
     "no such file": (("none.keras",), "no file none.keras"),
     "a folder": (("..",), "no file .."),
-    "not a model": (("text.keras",), "cannot be loaded as a Keras model"),
+    "not a model": (("text.keras",), "is damaged, or no .keras file"),
     "own layer": (("own.keras",), "give --import"),
     "module": (("own.keras", "--import", "nowhere"), "cannot import nowhere"),
     "policy": (("float32.keras", "--policy", "half"), "policy='half'"),

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import sys
+import zipfile
 
 # What `--fail-on` takes: the severities, and never to fail.
 _FAIL_ON = ("high", "medium", "low", "never")
@@ -102,10 +103,13 @@ def _model(path, modules):
             raise ValueError(f"cannot import {name}: {error}") from error
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path}")
+    if path.endswith(".keras") and not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is damaged, or no .keras file")
     try:
         return keras.saving.load_model(path)
     except Exception as error:  # Of many kinds, by what is wrong in the file.
-        advice = "" if modules else "; for layers of its own give --import"
+        unknown = "class" in str(error) and not modules
+        advice = "; for layers of its own give --import" if unknown else ""
         raise ValueError(
             f"{path} cannot be loaded as a Keras model: "
             f"{_first_line(error)}{advice}"
