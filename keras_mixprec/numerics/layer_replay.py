@@ -129,10 +129,10 @@ def _place(bad):
 def _all_zero_where(bad, operands):
     """Whether wherever a result is bad some operand is zero, and all finite.
 
-    Or subnormal in float16: 1 / 1e-5 is infinite, while no sum or product is
-    with such a number.
+    Or, beside one that is, subnormal in float16: 1 / 1e-5 is infinite as well.
     """
     zero = np.zeros(bad.shape, bool)
+    small = np.zeros(bad.shape, bool)
     for operand in operands:
         try:
             operand = np.broadcast_to(operand, bad.shape)
@@ -140,8 +140,9 @@ def _all_zero_where(bad, operands):
             return False  # No elementwise operation.
         if not np.isfinite(operand[bad]).all():
             return False
-        zero |= np.abs(operand) < _SMALL
-    return bool(zero[bad].all())
+        zero |= operand == 0
+        small |= np.abs(operand) < _SMALL
+    return bool(zero[bad].any() and small[bad].all())
 
 
 def _float_arrays(tensors):
