@@ -309,10 +309,7 @@ def stored_value(variable: keras.Variable):
 
 
 def casts_value(variable: keras.Variable) -> bool:
-    """Whether the layer that is being called reads a variable as a copy.
-
-    False for one that has no value yet.
-    """
+    """Whether a layer reads a variable that has a value as a copy."""
     value = variable._value
     return value is not None and variable._maybe_autocast(value) is not value
 
