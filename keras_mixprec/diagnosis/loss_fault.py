@@ -67,7 +67,7 @@ def step_fault(model: keras.Model, data, layers) -> tuple[str, str] | None:
     with step_at_least_scale(model, data) as run:
         with computing_in("float32", layers):
             harmless = nonfinite_places(run, [])
-        kind = origin(run, [], harmless)
+        kind = origin(run, [], harmless, of_loss=True)
     # JAX casts each sum that it takes in float32 to the dtype of its terms.
     if kind == "cast_overflow" and _fits(data):
         kind = "forward_overflow"

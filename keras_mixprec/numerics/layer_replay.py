@@ -7,7 +7,6 @@ import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.backend import active
-from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import called_with
 from keras_mixprec.numerics.arrays import (
     is_float,
@@ -66,10 +65,9 @@ def starts_from_zero(function, tensors, known=frozenset()) -> bool:
     return origin(function, tensors, known) == "underflow"
 
 
-_SMALL = get_format("float16").smallest_normal
-
-
-def origin(function, tensors, known=frozenset()) -> str | None:
+def origin(
+    function, tensors, known=frozenset(), of_loss: bool = False
+) -> str | None:
     """Returns what the non-finite numbers that remain come from.
 
     An infinity that a later operation makes finite again, as exp(-inf), is not
@@ -80,6 +78,9 @@ def origin(function, tensors, known=frozenset()) -> str | None:
         tensors: The list, finite.
         known: Set of `nonfinite_places` in float32, which do no harm: `where`
             or a mask discards them. Defaults to none.
+        of_loss: Boolean. Whether to return what the first scalar comes from,
+            if one is not finite: the loss of a step, not what its gradients do
+            behind that. Defaults to `False`.
 
     Returns:
         `"underflow"` for an operand of zero, as in 0 / 0, 1 / sqrt(0) and
@@ -87,10 +88,10 @@ def origin(function, tensors, known=frozenset()) -> str | None:
         `"forward_overflow"`, as for a sum or product; `None` if there are none.
     """
     origins: dict = {}  # Of every place with non-finite numbers, in order.
-    last = None
+    last = first_scalar = None
 
     def visit(inputs, outputs):
-        nonlocal last
+        nonlocal last, first_scalar
         arrays = _float_arrays(inputs)
         before = {_place(bad) for bad in _nonfinite(arrays)}
         inherited = [origins[place] for place in origins if place in before]
@@ -100,9 +101,11 @@ def origin(function, tensors, known=frozenset()) -> str | None:
                 own = _kind(bad, arrays, _dtypes(inputs) != _dtypes(outputs))
                 last = (inherited or [own])[0]
                 origins[place] = last
+                if of_loss and bad.shape == ():
+                    first_scalar = first_scalar or last
 
     active.replay().each_operation(function, tensors, visit)
-    return last
+    return first_scalar or last
 
 
 def _kind(bad, operands, casts):
@@ -127,12 +130,8 @@ def _place(bad):
 
 
 def _all_zero_where(bad, operands):
-    """Whether wherever a result is bad some operand is zero, and all finite.
-
-    Or, beside one that is, subnormal in float16: 1 / 1e-5 is infinite as well.
-    """
+    """Whether wherever a result is bad some operand is zero, and all finite."""
     zero = np.zeros(bad.shape, bool)
-    small = np.zeros(bad.shape, bool)
     for operand in operands:
         try:
             operand = np.broadcast_to(operand, bad.shape)
@@ -141,8 +140,7 @@ def _all_zero_where(bad, operands):
         if not np.isfinite(operand[bad]).all():
             return False
         zero |= operand == 0
-        small |= np.abs(operand) < _SMALL
-    return bool(zero[bad].any() and small[bad].all())
+    return bool(zero[bad].all())
 
 
 def _float_arrays(tensors):

@@ -97,6 +97,14 @@ def trace_model(model: keras.Model, x=None, y=None) -> ModelTrace:
     return ModelTrace(own.operations, own.error)
 
 
+def is_built(model: keras.Model) -> bool:
+    """Returns whether a model and every layer in it is built.
+
+    `build(input_shape)` of a subclassed model builds no layer in it.
+    """
+    return model.built and all(layer.built for layer in with_sublayers(model))
+
+
 def _not_built(model):
     return ValueError(
         f"The model {model.name!r} is not built: its operations are traced "
@@ -110,7 +118,7 @@ class _Call:
     def __init__(self, model, x, y):
         self._model = model
         if x is None:
-            given = _placeholders(model)
+            given = _placeholders(model) if is_built(model) else None
         else:
             count = _count(x)
             given = _first(x, count)

@@ -23,6 +23,7 @@ from keras_mixprec.numerics.calls import CallRecorder
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.random_numbers import same_draws
+from keras_mixprec.numerics.tracing import is_built
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 # A batch is run as it is: a `train_step` may need so many samples. Of more,
@@ -54,7 +55,7 @@ class DryRun:
         )
         if self._trains:
             build_for(model, (self._x, self._y, None))
-        elif not model.built:
+        elif not is_built(model):
             model(self._x)
 
     def exact(self) -> DryStep:

@@ -9,7 +9,7 @@ from keras_mixprec._checks import raise_if_strict
 from keras_mixprec.analysis.lint.dry_run import DryRun
 from keras_mixprec.analysis.lint.flow import Flow
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.numerics.tracing import ModelTrace, trace_model
+from keras_mixprec.numerics.tracing import ModelTrace, is_built, trace_model
 from keras_mixprec.policies.graph import (
     fed_by_inputs,
     neighbours,
@@ -51,7 +51,7 @@ class ModelView:
         """The operations inside of all layers, in their dtypes."""
         if not self.low:
             return Flow(ModelTrace([]))
-        if not self.model.built and self.x is not None:
+        if self.x is not None and not is_built(self.model):
             DryRun(self.model, self.x, self.y)  # Builds it.
         try:
             return Flow(trace_model(self.model, self.x, self.y))
