@@ -189,10 +189,11 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     >>> _ = model.fit(
     ...     np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[monitor]
     ... )
-    >>> print(load_report(log_dir))
+    >>> print(load_report(log_dir))  # doctest: +ELLIPSIS
     mixprec: 1 step, none skipped, no findings; no layer in 16 bits.
     Steps: 1, none skipped.
     Layers: 1 in float32.
+    Matmul precision: float32, ...
     Loss scale: 2**15.
     No verdicts.
     """
