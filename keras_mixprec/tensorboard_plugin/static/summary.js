@@ -20,6 +20,11 @@ export function shortType(dtype) {
   return short[dtype] ?? dtype ?? "–";
 }
 
+/**
+ * The figures above everything else, some of which lead to a finding.
+ * @returns {{name: string, text: string, title?: string, level?: string,
+ *   event?: any, layer?: any}[]}
+ */
 export function keyFigures(run) {
   const { skipped } = run;
   // Several optimizers may skip the same step.
