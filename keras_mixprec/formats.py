@@ -28,6 +28,11 @@ class Format:
     smallest_subnormal: float
     epsilon: float
 
+    @property
+    def exact_integers(self) -> int:
+        """Up to which every integer is held: 2048 in float16."""
+        return int(2 / self.epsilon)
+
 
 def format_power(number: float) -> str:
     """Formats a number so that powers of two can be read at sight.

@@ -134,7 +134,7 @@ def _parser():
         "--png", help="also write a picture to this file (needs matplotlib)"
     )
     report.set_defaults(run=_report)
-    lint.add_to(commands)
+    lint.add_command(commands)
     return parser
 
 

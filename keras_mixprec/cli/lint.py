@@ -18,8 +18,8 @@ exit status: 0 if nothing as severe as --fail-on is found, 1 if something is,
 """
 
 
-def add_to(commands) -> None:
-    """Adds the command to those of the command line.
+def add_command(commands) -> None:
+    """Adds the command to the parser's.
 
     Args:
         commands: What `ArgumentParser.add_subparsers` returned.

@@ -85,10 +85,9 @@ def advice_for(culprit, scale, own_step: bool = False) -> str:
     if "lowest_bits" in culprit.numbers:
         window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
         window["highest"] = math.floor(culprit.numbers["highest_bits"])
-    call = culprit.numbers.get("in_call_of", MODEL_PATH)
-    call = f"the own `call` of {call!r}"
-    if call.endswith(f"{MODEL_PATH!r}"):
-        call = "the model's own `call`"
+    model = culprit.numbers.get("in_call_of", MODEL_PATH)
+    whose = "the model's own `call`", f"the own `call` of {model!r}"
+    call = whose[model != MODEL_PATH]
     return text.format(
         layer=culprit.path, call=call, **culprit.numbers, **window
     )

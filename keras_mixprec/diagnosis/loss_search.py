@@ -67,13 +67,7 @@ class LossSearch(SearchState):
     def _greedily(self, step):
         while self._loss_error(step.loss) > thresholds.LOSS_ERROR:
             best, best_step = None, step
-            for call in self._candidates(step):
-                layers = with_sublayers(call.layer)
-                try:
-                    trial = self._dry_step([*self._demoted, *layers])
-                # It may not run in float32 without what is around it.
-                except active.replay().REFUSALS:
-                    continue
+            for call, layers, trial in self._trials(step):
                 if self._loss_error(trial.loss) < self._loss_error(
                     best_step.loss
                 ):
@@ -93,6 +87,17 @@ class LossSearch(SearchState):
             self._demote(Culprit(call.path, layers, *fault, numbers))
             step = best_step
         return step
+
+    def _trials(self, step):
+        """Yields each candidate, its layers, and the step without them."""
+        for call in self._candidates(step):
+            layers = with_sublayers(call.layer)
+            try:
+                trial = self._dry_step([*self._demoted, *layers])
+            # It may not run in float32 without what is around it.
+            except active.replay().REFUSALS:
+                continue
+            yield call, layers, trial
 
     def _magnified(self, step):
         """Demotes the layers whose roundings a later layer magnifies."""
@@ -117,13 +122,7 @@ class LossSearch(SearchState):
             or not self._settles(name, least)
         ):
             return None
-        for call in self._candidates(step):
-            layers = with_sublayers(call.layer)
-            try:
-                trial = self._dry_step([*self._demoted, *layers])
-            # It may not run in float32 without what is around it.
-            except active.replay().REFUSALS:
-                continue
+        for call, layers, trial in self._trials(step):
             left = lost_shares(trial, self._exact).get(name, math.inf)
             if left <= least and self._is_off_in_xla(call):
                 numbers = {"lost_share": share, "lost_in": name}

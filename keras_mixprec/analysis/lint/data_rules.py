@@ -18,7 +18,7 @@ def ids_as_floats(view):
         feeders, _ = view.neighbours.get(id(layer), ([], []))
         for entry in [low[id(x)] for x in feeders if id(x) in low]:
             dtype = entry.layer.compute_dtype
-            exact = _integers_held(dtype)
+            exact = get_format(dtype).exact_integers
             if layer.input_dim > exact and _fed_floats(layer):
                 yield Finding(
                     "high",
@@ -40,7 +40,7 @@ def integers_as_floats(view):
     dtype = _narrowest(view)
     if dtype is None:
         return
-    exact = _integers_held(dtype)
+    exact = get_format(dtype).exact_integers
     for name, array in view.inputs.items():
         largest = _largest_integer(array)
         if "float" in str(array.dtype) and largest > exact:
@@ -63,12 +63,13 @@ def index_tensors_in_16_bits(view):
         if dtype not in SIXTEEN_BITS:
             continue
         largest = _largest_integer(array)
-        if largest > _integers_held(dtype):
+        exact = get_format(dtype).exact_integers
+        if largest > exact:
             yield Finding(
                 "high",
                 None,
                 f"{name} holds integers up to {largest:g} in {dtype}, which "
-                f"holds every integer up to {_integers_held(dtype):,} only.",
+                f"holds every integer up to {exact:,} only.",
                 "Hand them over as int32.",
                 numbers={"input": name, "largest": largest},
             )
@@ -148,10 +149,6 @@ def _narrowest(view):
         if entry.layer.autocast and entry.layer.compute_dtype in SIXTEEN_BITS
     }
     return max(dtypes, default=None)
-
-
-def _integers_held(dtype):
-    return int(2 / get_format(dtype).epsilon)
 
 
 def _largest_integer(array):

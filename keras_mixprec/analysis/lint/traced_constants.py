@@ -226,7 +226,7 @@ def integers_in_16_bits(view):
 def _integers(flow):
     for operation in flow.low:
         dtype = operation.output.dtype
-        exact = 2 / get_format(dtype).epsilon
+        exact = get_format(dtype).exact_integers
         largest = 0.0
         if operation.name == "arange":
             largest = bounds_of(operation.output)[1]
@@ -264,7 +264,7 @@ def _indices(flow):
         dtype = operation.inputs[0].dtype
         if dtype not in SIXTEEN_BITS:
             continue
-        exact = 2 / get_format(dtype).epsilon
+        exact = get_format(dtype).exact_integers
         for use, _ in flow.uses(operation.output, through):
             rows = (use.inputs[0].shape or (0,))[0] if use.inputs else 0
             if use.name == "gather" and (rows or 0) > exact:
