@@ -12,7 +12,7 @@ import keras
 
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.ranges import Growth
+from keras_mixprec.diagnosis.forecasts import AuditForecast
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
 from keras_mixprec.numerics.calls import counted_by
 from keras_mixprec.policies.layers import walk_with_model
@@ -50,7 +50,7 @@ class AuditSchedule:
         sound: Boolean. Whether all that the last diagnosis found is repaired.
             If not, the next `fit` knows nothing of this one.
         cost: Float. Seconds that the last diagnosis took, `None` before one.
-        growth: `Growth` of the layers' numbers from audit to audit.
+        forecast: `AuditForecast` from the headroom at each audit.
         urgent: Boolean. Whether the next audit is brought forward.
     """
 
@@ -59,7 +59,7 @@ class AuditSchedule:
     errors: dict = dataclasses.field(default_factory=dict)
     sound: bool = True
     cost: float | None = None
-    growth: Growth = dataclasses.field(default_factory=Growth)
+    forecast: AuditForecast = dataclasses.field(default_factory=AuditForecast)
     urgent: bool = False
     _audits: int = 0
     _next: int = 0
@@ -104,7 +104,7 @@ class AuditSchedule:
         Returns:
             Int. Steps from the last audit to the next, `None` if it stays.
         """
-        found = self.growth.steps_left().values()
+        found = self.forecast.steps_left().values()
         left = min((steps for steps, _ in found), default=math.inf)
         if self._last + left >= self._next or self._hurries >= _HURRIES:
             return None

@@ -25,7 +25,8 @@ from keras_mixprec.monitoring.overhead import (
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import ERRORS
 
-_DIRECTIONS = ("forward", "backward")
+# What a column of `AUDITED` is called after the direction.
+_ERROR = "_error_against_float32"
 
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
@@ -249,7 +250,7 @@ class Examiner:
         if errors and step > self._last_errors:
             self._last_errors = step
             table = [
-                [own.get(direction, np.nan) for direction in _DIRECTIONS]
+                [own.get(n.removesuffix(_ERROR), np.nan) for n in AUDITED]
                 for own in errors.values()
             ]
             self._log.heat(step, table, list(errors), AUDITED, ERRORS)

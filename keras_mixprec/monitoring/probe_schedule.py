@@ -9,7 +9,7 @@ from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import ranges
-from keras_mixprec.diagnosis.ranges import Trend
+from keras_mixprec.diagnosis.forecasts import ProbeForecast
 from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring.attach import guarded_steps
@@ -66,7 +66,7 @@ class Prober:
         self._pending = None
         self._failed = False
         self._reported = set()
-        self._trends = defaultdict(Trend)
+        self._trends = defaultdict(ProbeForecast)
         self._deferred_call = DeferredCall()
         self._started = time.perf_counter()
         self._first_call = None
@@ -215,7 +215,7 @@ class Prober:
         return known is not None and known is model.train_function
 
     def _write(self, readings, step):
-        table = ranges.heat(readings, self.limits)
+        table = ranges.metrics_table(readings, self.limits)
         paths = [reading.path for reading in readings]
         self._log.heat(step, table, paths, PROBED)
         narrow = ranges.in_16_bits(readings, self.dtypes)

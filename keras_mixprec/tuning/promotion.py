@@ -19,7 +19,7 @@ from keras_mixprec.policies.casts import isolated_layers
 _STEPS = 500
 
 
-class Growth(NamedTuple):
+class WeightGrowth(NamedTuple):
     """How far weights have grown since a demotion.
 
     Attributes:
@@ -71,14 +71,14 @@ class Probation:
         """Whether what comes now has another cause."""
         return self._gap > _STEPS
 
-    def growth(self, model) -> Growth:
+    def growth(self, model) -> WeightGrowth:
         """Compares the weights; the next time is twice as far away.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
         """
         self._gap *= 2
-        return Growth(self._before, _largest_weight(model))
+        return WeightGrowth(self._before, _largest_weight(model))
 
     def restore(self):
         """Gives weights and optimizer state the values of the demotion."""
