@@ -4,7 +4,7 @@ import time
 from typing import NamedTuple
 
 from keras_mixprec.monitoring.attach import keep_watching
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.casts import isolated_layers
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
@@ -101,7 +101,7 @@ class Repairs:
             step: Int.
         """
         before = {id(layer) for layer in isolated_layers(self._model)}
-        with following(proposal.assignment()):
+        with temporary_policies(proposal.assignment()):
             layers = [
                 x for x in isolated_layers(self._model) if id(x) not in before
             ]
@@ -280,7 +280,7 @@ def find_obstacle(
         return "the layers that cause it cannot be demoted any further"
     if repairs.rebuilds >= settings.max_rebuilds:
         return f"max_rebuilds={settings.max_rebuilds} is reached"
-    with following(proposal.assignment()):
+    with temporary_policies(proposal.assignment()):
         fraction = repairs.demoted_fraction()
     if fraction > settings.max_demoted_fraction:
         return (

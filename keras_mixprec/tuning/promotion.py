@@ -11,7 +11,7 @@ from keras_mixprec.diagnosis.compare import largest, nonfinite
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.casts import isolated_layers
 
 # Weights are compared when the cooldown is over, and then after twice as many
@@ -113,7 +113,7 @@ def sound_as_built(session, repairs, paths, batches, step: int) -> set:
     # What is sound beside others may not be so alone, once.
     for _ in range(2):
         sound -= _at_fault(session, repairs, sound, batches, step)
-    with following(repairs.as_built(sound)):
+    with temporary_policies(repairs.as_built(sound)):
         sound -= repairs.paths_of(isolated_layers(session.model))
     at_fault = _at_fault(session, repairs, sound, batches, step)
     repairs.tried(set(paths) - sound, step)
@@ -137,7 +137,7 @@ def _at_fault(session, repairs, paths, batches, step):
 
 def _at_fault_here(model, repairs, paths, batches, step):
     layers = []
-    with following(repairs.as_built(paths)):
+    with temporary_policies(repairs.as_built(paths)):
         for batch in batches:
             parts = keras.utils.unpack_x_y_sample_weight(batch)
             found = examine(model, *parts, step=step)
