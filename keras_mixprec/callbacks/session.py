@@ -213,7 +213,8 @@ class Session:
         if armed or first or not self.parts.recorder.full:
             return 1
         state, freq = self.state, self.settings.update_freq
-        probe = state.next_agreement if state.shared else self.prober.due_at
+        several = state.several_workers
+        probe = state.next_agreement if several else self.prober.due_at
         dates = state.counter_log.step + freq, probe, self.parts.ranges.due_at
         due = [at - self.step for at in dates]
         if min(due) > 0:
@@ -304,8 +305,8 @@ class Session:
     # Reading, probing, diagnosing.
 
     @property
-    def audited(self) -> bool:
-        """Whether a callback audits the model at times of its own."""
+    def has_tuner(self) -> bool:
+        """Whether a `PrecisionTuner` is part of this `fit`."""
         return self._on_diagnosis is not None
 
     def _examine_if_wanted(self):
@@ -313,7 +314,7 @@ class Session:
         if (
             counters.step == step
             and not self.prober.armed
-            and self.examiner.wants(counters.state.trouble, self.audited)
+            and self.examiner.wants(counters.state.trouble, self.has_tuner)
         ):
             self.examiner.on_next_batch(
                 self.model, step, lambda batch: self._examine(batch, step)
@@ -323,7 +324,7 @@ class Session:
         if batch is None:
             return
         who = "MixPrecMonitor" * self.settings.verbose
-        with self.examiner.diagnosing(step, counts=True):
+        with self.examiner.diagnosing(step, is_overhead=True):
             found = self.examiner.examine(self.model, batch, step, who)
             if self._on_diagnosis:
                 self._on_diagnosis(*found, step)
@@ -335,13 +336,13 @@ class Session:
         """
         trouble = self.state.counter_log.state.trouble
         batch = self.parts.ranges.batch
-        if self.audited or batch is None or not trouble:
+        if self.has_tuner or batch is None or not trouble:
             return
-        if self.examiner.wants(trouble, self.audited):
+        if self.examiner.wants(trouble, self.has_tuner):
             self._examine(batch, self.step)
 
     def _probe_if_wanted(self):
-        if self._wants_probe() and not self.state.shared:
+        if self._wants_probe() and not self.state.several_workers:
             self.prober.arm(self.model, self.step)
 
     def _wants_probe(self):
@@ -384,7 +385,7 @@ class Session:
     def _read_counters(self):
         self.state.counter_log.read(self.step)
         reason = self.state.counter_log.state.reason_to_stop
-        if reason and not self.state.shared:
+        if reason and not self.state.several_workers:
             self.parts.early_stop.stop(self.step, reason)
 
     def log_layers(self):

@@ -189,7 +189,7 @@ class PrecisionTuner(CopiedCallback):
         self._session = Session.join(
             self,
             Settings(verbose=self.verbose),
-            on_diagnosis=lambda *found: self._tuning.follow(*found),
+            on_diagnosis=lambda *found: self._tuning.repair(*found),
         )
         use_bfloat16 = self.bfloat16
         if use_bfloat16 == "auto":

@@ -47,8 +47,8 @@ class AuditSchedule:
         steps: Int. Steps taken under it, up to the last `fit`.
         start: `Course` of the model at its first diagnosis, `None` before.
         errors: Dict, as in `Examination`, of the last diagnosis.
-        sound: Boolean. Whether all that the last diagnosis found is repaired.
-            If not, the next `fit` knows nothing of this one.
+        all_repaired: Boolean. Whether all that the last diagnosis found is
+            repaired. Otherwise the next `fit` starts a new schedule.
         cost: Float. Seconds that the last diagnosis took, `None` before one.
         forecast: `AuditForecast` from the headroom at each audit.
         urgent: Boolean. Whether the next audit is brought forward.
@@ -57,7 +57,7 @@ class AuditSchedule:
     steps: int = 0
     start: Any = None
     errors: dict = dataclasses.field(default_factory=dict)
-    sound: bool = True
+    all_repaired: bool = True
     cost: float | None = None
     forecast: AuditForecast = dataclasses.field(default_factory=AuditForecast)
     urgent: bool = False
@@ -73,7 +73,7 @@ class AuditSchedule:
         return not self._audits
 
     @property
-    def counts(self) -> bool:
+    def is_overhead(self) -> bool:
         """Whether the next audit counts as overhead."""
         return self._audits >= _AUDITS_AT_ANY_COST
 
@@ -121,7 +121,7 @@ class AuditSchedule:
         """
         self.errors = examination.errors
         kinds = {finding.verdict.kind for finding in examination.findings}
-        self.sound = kinds <= {"scale_search"}
+        self.all_repaired = kinds <= {"scale_search"}
 
     def leave(self, model, taken: int):
         """A `fit` ends.
@@ -135,7 +135,7 @@ class AuditSchedule:
 
     def belongs_to(self, model) -> bool:
         """Whether the model is still what it was when a `fit` ended."""
-        return self.sound and self._identity == _identity(model)
+        return self.all_repaired and self._identity == _identity(model)
 
 
 def audit_schedule(model, new: bool = False) -> AuditSchedule:

@@ -82,14 +82,14 @@ class Examiner:
         cost = self.schedule.cost or _FIRST_COST
         return self._budget.left(DIAGNOSES) > cost
 
-    def wants(self, trouble: bool, audited: bool) -> bool:
+    def wants(self, trouble: bool, has_tuner: bool) -> bool:
         """Whether to diagnose now.
 
         Args:
             trouble: Boolean. Whether skipped steps are more than a search for
                 the loss scale.
-            audited: Boolean. Whether a callback audits the model at times of
-                its own.
+            has_tuner: Boolean. Whether a `PrecisionTuner` audits the model, at
+                times of its own.
         """
         if self._failed or self.armed:
             return False
@@ -99,17 +99,17 @@ class Examiner:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        return not audited and self.within_budget
+        return not has_tuner and self.within_budget
 
     @contextlib.contextmanager
-    def diagnosing(self, step: int, counts: bool):
+    def diagnosing(self, step: int, is_overhead: bool):
         """Context of `examine` and of what follows from what that returns.
 
         Whatever fails in it ends diagnoses, not training.
 
         Args:
             step: Int.
-            counts: Boolean. Whether it counts as overhead.
+            is_overhead: Boolean. Whether it counts as overhead.
         """
         with self._guarded(step):
             started = time.perf_counter()
@@ -117,7 +117,7 @@ class Examiner:
                 yield
             finally:
                 cost = self.schedule.cost = time.perf_counter() - started
-                self._budget.add(DIAGNOSES, cost, counts)
+                self._budget.add(DIAGNOSES, cost, is_overhead)
 
     def examine(self, model, batch, step: int, who: str, rows=None):
         """Diagnoses a batch now, after `step` steps, and reports what is wrong.

@@ -335,7 +335,7 @@ class CounterLog:
         """The state with one more optimizer's reading."""
         session = self._session
         # A tuner looks at every skipped step by itself.
-        below_1 = reading.below_1 and not session.audited
+        below_1 = reading.below_1 and not session.has_tuner
         if reading.new_steps or reading.grown:
             session.prober.hurry()
         if reading.collapsed:

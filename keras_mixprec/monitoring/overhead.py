@@ -75,18 +75,18 @@ class OverheadBudget:
             return math.inf
         return allowed / 2 - self.counted[purpose]
 
-    def add(self, purpose: str, seconds: float, counts: bool = True):
+    def add(self, purpose: str, seconds: float, is_overhead: bool = True):
         """Takes note of what a purpose took.
 
         Args:
             purpose: String.
             seconds: Float.
-            counts: Boolean. Whether it counts as overhead; what happens once,
-                such as compilation, does not. Defaults to `True`.
+            is_overhead: Boolean. Whether it counts as overhead; what happens
+                once, such as compilation, does not. Defaults to `True`.
         """
         if self._origin is None:
             return
-        if counts:
+        if is_overhead:
             self.counted[purpose] += seconds  # type: ignore[assignment]
         else:
             self._uncounted += seconds

@@ -158,7 +158,7 @@ class Prober:
             )
         else:
             probe.seconds = seconds = max(seconds - plain, 0.0)
-        self._budget.add(PROBES, seconds, counts=not first)
+        self._budget.add(PROBES, seconds, is_overhead=not first)
 
     def write(self, ranges: Ranges, step: int):
         """Writes what was measured.

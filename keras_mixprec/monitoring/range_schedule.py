@@ -192,7 +192,7 @@ class RangeReader:
             self._steps.append(step)
         self._seconds += seconds
         self._costs.spent += seconds
-        self._budget.add(PROBES, seconds, counts=False)
+        self._budget.add(PROBES, seconds, is_overhead=False)
 
     def _ranges(self, model, step):
         """The ranges of all layers, `None` if there are none to be had."""

@@ -1,8 +1,8 @@
 """Measuring: what layers see, compute, and would compute in float32.
 
 Nothing here decides whether a layer is good enough. A probe is a train step
-that measures itself on the device and changes nothing in what it computes. A dry
-step runs `train_step` and updates nothing; on the way every layer call is
+that measures itself on the device and changes nothing in what it computes. A
+dry step runs `train_step` and updates nothing; on the way every layer call is
 recorded, so that one layer can be replayed in another dtype: called again, or
 compiled first where the model's step is. Two things differ by backend
 (`backend/<name>/replay.py`). What each operation inside of a layer makes,

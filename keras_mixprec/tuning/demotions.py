@@ -150,7 +150,7 @@ class Repairs:
         self.demotions |= wanted
         self._waiting_since |= {path: d.step for path, d in wanted.items()}
         self._shrunk = False
-        self._follow({path: d.policy for path, d in wanted.items()})
+        self._apply_policies({path: d.policy for path, d in wanted.items()})
         return {path: (before[path], d.policy) for path, d in wanted.items()}
 
     def restore(self, paths) -> dict:
@@ -161,14 +161,15 @@ class Repairs:
         demotions = {p: d for p, d in self.demotions.items() if p in paths}
         for path in demotions:
             del self.demotions[path]
-        self._follow({path: d.before for path, d in demotions.items()})
+        self._apply_policies({path: d.before for path, d in demotions.items()})
         return {path: (d.policy, d.before) for path, d in demotions.items()}
 
-    def due(self, step: int, quiet: int, promote_after: int) -> tuple:
-        """Returns which demotions to try without, and what that is called.
+    def next_trial(self, step: int, quiet: int, promote_after: int) -> tuple:
+        """Returns an event kind, and the layers to try in 16 bits again.
 
-        After a demotion those of several times, which may have made earlier
-        ones needless, once; later each for itself, ever more rarely.
+        After a demotion, once, all layers if they were demoted at different
+        steps: a later one may have made earlier ones needless (`"shrink"`).
+        After that each by itself, after ever longer waits (`"promote"`).
 
         Args:
             step: Int.
@@ -254,7 +255,7 @@ class Repairs:
     def _layers(self):
         return {e.path: e.layer for e in walk_with_model(self._model)}
 
-    def _follow(self, policies):
+    def _apply_policies(self, policies):
         started = time.perf_counter()
         now = PrecisionPlan.from_model(self._model)
         policies = {**now, MODEL_PATH: now.default, **policies}

@@ -99,7 +99,7 @@ def _largest_weight(model):
     return np.inf if nonfinite(weights) else largest(weights)
 
 
-def sound_as_built(session, repairs, paths, batches, step: int) -> set:
+def layers_that_may_return(session, repairs, paths, batches, step: int) -> set:
     """Returns those demoted layers that could return to 16 bits together.
 
     Args:
@@ -109,15 +109,15 @@ def sound_as_built(session, repairs, paths, batches, step: int) -> set:
         batches: List of batches to try them on, as `train_step` takes them.
         step: Int.
     """
-    sound = set(paths)
-    # What is sound beside others may not be so alone, once.
+    found = set(paths)
+    # What is right beside others may not be so alone, once.
     for _ in range(2):
-        sound -= _at_fault(session, repairs, sound, batches, step)
-    with temporary_policies(repairs.as_built(sound)):
-        sound -= repairs.paths_of(isolated_layers(session.model))
-    at_fault = _at_fault(session, repairs, sound, batches, step)
-    repairs.tried(set(paths) - sound, step)
-    return set() if at_fault else sound
+        found -= _at_fault(session, repairs, found, batches, step)
+    with temporary_policies(repairs.as_built(found)):
+        found -= repairs.paths_of(isolated_layers(session.model))
+    at_fault = _at_fault(session, repairs, found, batches, step)
+    repairs.tried(set(paths) - found, step)
+    return set() if at_fault else found
 
 
 def _at_fault(session, repairs, paths, batches, step):
