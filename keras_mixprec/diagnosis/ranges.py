@@ -1,15 +1,11 @@
-"""Headroom, zeros and subnormals of each layer, from what was measured."""
+"""Headroom, zeros and subnormals of each layer, from a probed step."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.probed_step import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 
@@ -143,28 +139,3 @@ def _finite_min(values):
 def _finite_max(values):
     values = values[np.isfinite(values)]
     return float(values.max()) if values.size else None
-
-
-def headroom(calls) -> dict:
-    """Returns how far a layer's numbers are from overflowing, in bits.
-
-    What it is given counts as what it returns, unless it is not cast.
-
-    Args:
-        calls: List of `LayerCall` of a step in float32, of layers that compute
-            in 16 bits otherwise.
-
-    Returns:
-        Dict from path to bits, as by the largest number of all its calls.
-    """
-    found = {}
-    for call in calls:
-        tensors = [*call.float_outputs]
-        if call.layer.autocast:
-            tensors += LayerReplay(call).inputs
-        size = largest([*map(to_array, tensors)])
-        if size:
-            limits = get_format(call.layer.compute_dtype)
-            bits = math.log2(limits.maximum) - math.log2(size)
-            found[call.path] = min(bits, found.get(call.path, bits))
-    return found

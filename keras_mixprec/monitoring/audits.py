@@ -15,13 +15,9 @@ from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import (
     AuditSchedule,
     audit_schedule,
-    progress,
 )
-from keras_mixprec.monitoring.overhead import (
-    DIAGNOSES,
-    degrade,
-    failure,
-)
+from keras_mixprec.monitoring.failures import failure_event, warn_disabled
+from keras_mixprec.monitoring.overhead import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import ERRORS
 
@@ -136,6 +132,7 @@ class Examiner:
         """
         # With 20 other files, which a run without a diagnosis has no use for.
         from keras_mixprec.diagnosis.in_training import examine_in_training
+        from keras_mixprec.monitoring.progress import progress
 
         when = f"after step {step}" if step else "before the first step"
         with progress(model, who, when, self.schedule.cost):
@@ -242,8 +239,8 @@ class Examiner:
             reason: The exception.
         """
         self._failed = True
-        self._log.event(step, failure("diagnosis_failed", reason))
-        degrade("diagnose this model any more", reason)
+        self._log.event(step, failure_event("diagnosis_failed", reason))
+        warn_disabled("diagnose this model any more", reason)
 
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""
@@ -269,8 +266,8 @@ class Examiner:
         """Reports, once, that the first step has to build the model."""
         if NotBuiltError not in self._reported:
             self._reported.add(NotBuiltError)
-            self._log.event(step, failure("diagnosis_failed", error))
-            degrade("diagnose this model before its first step", error)
+            self._log.event(step, failure_event("diagnosis_failed", error))
+            warn_disabled("diagnose this model before its first step", error)
 
     def _report(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)

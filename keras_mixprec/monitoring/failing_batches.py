@@ -9,7 +9,7 @@ from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.current_step import PARTS
-from keras_mixprec.monitoring.overhead import degrade
+from keras_mixprec.monitoring.failures import warn_disabled
 from keras_mixprec.numerics.calls import seed_states
 
 
@@ -53,7 +53,7 @@ class Recorder:
             self._held.hold(model, describe)
         except NotImplementedError as reason:
             self._count = 0
-            degrade("keep failing batches", reason)
+            warn_disabled("keep failing batches", reason)
 
     def keep_if_failed(self, model, optimizers: dict):
         """Keeps the batch of the last step if that was skipped."""

@@ -13,7 +13,8 @@ from keras_mixprec.diagnosis.forecasts import ProbeForecast
 from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring.attach import guarded_steps
-from keras_mixprec.monitoring.overhead import PROBES, degrade, failure
+from keras_mixprec.monitoring.failures import failure_event, warn_disabled
+from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.collector import accumulation_steps
 from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges
@@ -248,14 +249,14 @@ class Prober:
         for path, reason in failures.items():
             if path not in self._reported:
                 self._reported.add(path)
-                event = failure("probe_failed", reason, layer=path)
+                event = failure_event("probe_failed", reason, layer=path)
                 self._log.event(step, event)
-                degrade(f"measure {path!r}", reason)
+                warn_disabled(f"measure {path!r}", reason)
 
     def _give_up(self, step, reason):
         self._failed = True
-        self._log.event(step, failure("probe_failed", reason))
-        degrade("probe this model any more", reason)
+        self._log.event(step, failure_event("probe_failed", reason))
+        warn_disabled("probe this model any more", reason)
 
 
 def _interval(every, model):

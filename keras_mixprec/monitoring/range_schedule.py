@@ -5,7 +5,8 @@ import math
 import time
 
 from keras_mixprec.backend import active
-from keras_mixprec.monitoring.overhead import PROBES, degrade
+from keras_mixprec.monitoring.failures import warn_disabled
+from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
 
 # What all readings of a model may take together: this share of the first
@@ -228,7 +229,7 @@ class RangeReader:
     def _give_up(self, step, error):
         self.batch = None
         self._withhold(step, f"{type(error).__name__}: {str(error)[:200]}")
-        degrade("measure layers beside training", error)
+        warn_disabled("measure layers beside training", error)
 
     def _withhold(self, step, reason):
         if self.withheld:
