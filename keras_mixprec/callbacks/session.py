@@ -22,7 +22,7 @@ from keras_mixprec.monitoring.overhead import READINGS
 _RETRIES = 8
 
 # The attribute of a model that holds its session: elsewhere it keeps it alive.
-_KEPT_AS = "_keras_mixprec_session"
+_SESSION_ATTRIBUTE = "_keras_mixprec_session"
 
 
 class Session:
@@ -65,13 +65,13 @@ class Session:
                 audits the model at times of its own. Defaults to `None`.
         """
         model = callback.model
-        session = vars(model).get(_KEPT_AS)
+        session = vars(model).get(_SESSION_ATTRIBUTE)
         # It may be left from a `fit` that an exception ended.
         if not session or session.started or not session._is_of(callback):
             if session:
                 session.log.close()
             stop_watching(model)
-            session = vars(model)[_KEPT_AS] = cls(model, settings)
+            session = vars(model)[_SESSION_ATTRIBUTE] = cls(model, settings)
         elif settings.log_dir is not None:
             session._check_only(settings)
             session.parts = Parts.of(model, settings)
@@ -100,8 +100,8 @@ class Session:
         if not self._members:
             stop_watching(self.model)
             self.log.close()
-            if vars(self.model).get(_KEPT_AS) is self:
-                del vars(self.model)[_KEPT_AS]
+            if vars(self.model).get(_SESSION_ATTRIBUTE) is self:
+                del vars(self.model)[_SESSION_ATTRIBUTE]
 
     @property
     def settings(self):
@@ -370,11 +370,11 @@ class Session:
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
             return
-        for watch in self.counters.all():
-            optimizer = watch.optimizer
+        for reader in self.counters.all():
+            optimizer = reader.optimizer
             automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
             if automatic and not optimizer.attempted_steps:
-                self.examiner.arm_first_scale(self.model, watch, self.step)
+                self.examiner.arm_first_scale(self.model, reader, self.step)
 
     def _keep_if_failed(self):
         if not self.parts.recorder.full:

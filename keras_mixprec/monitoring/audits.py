@@ -107,7 +107,7 @@ class Examiner:
             step: Int.
             is_overhead: Boolean. Whether it counts as overhead.
         """
-        with self._guarded(step):
+        with self._errors_reported(step):
             started = time.perf_counter()
             try:
                 yield
@@ -144,7 +144,7 @@ class Examiner:
         self.log_errors(found.errors, step)
         return found, batch
 
-    def arm_first_scale(self, model, watch, step: int):
+    def arm_first_scale(self, model, reader, step: int):
         """Sets the loss scale to what the next batch's gradients need.
 
         Of several workers' batches, the one that needs the smallest.
@@ -152,15 +152,15 @@ class Examiner:
 
         def predict(batch):
             bits = [np.inf]
-            with self._guarded(step):
+            with self._errors_reported(step):
                 bits.append(_bits(model, batch))
             (lowest,) = any_worker(model, [-min(bits)])
             if np.isinf(lowest):
                 return
-            scale, rule = 2.0**-lowest, watch.optimizer.rule
+            scale, rule = 2.0**-lowest, reader.optimizer.rule
             scale = max(scale, rule.min_scale or 0.0)
             scale = min(scale, rule.max_scale or scale)
-            watch.set_scale(step, scale)
+            reader.set_scale(step, scale)
             self._log.event(step, {"kind": "first_scale", "scale": scale})
 
         self.on_next_batch(model, step, predict)
@@ -182,7 +182,7 @@ class Examiner:
             works = self._works
             self.disarm()
             for work in works:
-                with self._guarded(step):
+                with self._errors_reported(step):
                     work(batch)
 
         tapped = active.batches().tapped(
@@ -253,7 +253,7 @@ class Examiner:
             self._log.heat(step, table, list(errors), AUDITED, ERRORS)
 
     @contextlib.contextmanager
-    def _guarded(self, step):
+    def _errors_reported(self, step):
         try:
             yield
         except NotBuiltError as error:

@@ -129,13 +129,13 @@ class BadData:
         fallen = [name for name, found in readings.items() if self._add(found)]
         if fallen:
             session.synchronized_model()
-        watches = session.counters.used()
+        readers = session.counters.used()
         for name in fallen:
             scale = readings[name].points[0].scale
-            watches[name].set_scale(session.step, scale)
+            readers[name].set_scale(session.step, scale)
             event = {"kind": "loss_scale_kept", "scale": scale}
             session.log.event(session.step, event)
-            again = watches[name].read(session.step)
+            again = readers[name].read(session.step)
             readings[name] = readings[name].continued(again)
         return readings
 

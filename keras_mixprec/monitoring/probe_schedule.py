@@ -30,7 +30,7 @@ _ACTIVATION = [*PROBED].index("activation_headroom_bits")
 # The attribute of a model that holds its probe, with the train function that
 # it instruments: a second `fit` need not compile it again. Both refer to the
 # model, so that kept anywhere else they would keep it alive.
-_KEPT_AS = "_keras_mixprec_probe"
+_PROBE_ATTRIBUTE = "_keras_mixprec_probe"
 
 
 class Prober:
@@ -102,7 +102,8 @@ class Prober:
         if not self._is_made(model):
             elapsed = time.perf_counter() - self._started
             return _COMPILING * self._max_overhead * elapsed > self._first_call
-        return self._budget.left(PROBES) > vars(model)[_KEPT_AS][1].seconds
+        _, probe = vars(model)[_PROBE_ATTRIBUTE]
+        return self._budget.left(PROBES) > probe.seconds
 
     def hurry(self):
         """Probes as soon as the budget allows: something has changed."""
@@ -122,8 +123,8 @@ class Prober:
             try:
                 with guarded_steps(model):
                     if first:
-                        vars(model)[_KEPT_AS] = own, Probe(model)
-                    _, probe = vars(model)[_KEPT_AS]
+                        vars(model)[_PROBE_ATTRIBUTE] = own, Probe(model)
+                    _, probe = vars(model)[_PROBE_ATTRIBUTE]
                     result = probe.train_function(*probed_args)
             except StopIteration:
                 raise
@@ -212,7 +213,7 @@ class Prober:
         self._deferred_call.disarm()
 
     def _is_made(self, model):
-        known, _ = vars(model).get(_KEPT_AS, (None, None))
+        known, _ = vars(model).get(_PROBE_ATTRIBUTE, (None, None))
         return known is not None and known is model.train_function
 
     def _write(self, readings, step):

@@ -16,7 +16,7 @@ _SHARE = 0.05
 _SECONDS = 2.0
 
 # The attribute of a model that holds its `_Costs`, over several `fit`s.
-_KEPT_AS = "_keras_mixprec_range_costs"
+_COSTS_ATTRIBUTE = "_keras_mixprec_range_costs"
 
 
 @dataclasses.dataclass
@@ -62,7 +62,7 @@ class RangeReader:
         self._off = _reason_for_none(settings)
         self._prober = prober
         self._budget = budget
-        self._costs = vars(model).setdefault(_KEPT_AS, _Costs())
+        self._costs = vars(model).setdefault(_COSTS_ATTRIBUTE, _Costs())
         self._started = time.perf_counter()
         self._first_call = self._first_epoch = None
         self._first_step = self._next = 0
