@@ -90,6 +90,6 @@ def test_columns_of_an_audit_are_joined_by_name(monkeypatch, tmp_path):
     audits.Examiner(log, 0, None).log_errors(errors, 0)
     told = run_data(log, tmp_path)["heat"]["metrics"]
     assert {m["name"]: m["values"] for m in told} == {
-        "forward_error_against_float32": [1.0],
-        "backward_error_against_float32": [2.0],
+        "forward_error_against_float32": {"a": [1.0]},
+        "backward_error_against_float32": {"a": [2.0]},
     }
