@@ -1,11 +1,12 @@
 """The modules of the backend that Keras uses; `interface.py` describes them."""
 
+from __future__ import annotations
+
 import importlib
 from typing import TYPE_CHECKING
 
 import keras
 
-# For annotations only.
 if TYPE_CHECKING:
     from keras_mixprec.backend.interface import (
         Batches,
@@ -21,48 +22,48 @@ if TYPE_CHECKING:
     )
 
 
-def step() -> "Step":
+def step() -> Step:
     """Returns what an optimizer step that may be skipped needs."""
     return _module("step")
 
 
-def probe() -> "Probe":
+def probe() -> Probe:
     """Returns what gets measurements out of a running train step."""
     return _module("probe")
 
 
-def replay() -> "Replay":
+def replay() -> Replay:
     """Returns what runs parts of a model again."""
     return _module("replay")
 
 
-def trace() -> "Trace":
+def trace() -> Trace:
     """Returns what lists the operations of a function."""
     return _module("trace")
 
 
-def batches() -> "Batches":
+def batches() -> Batches:
     """Returns what gets at the batches of a running `fit`."""
     return _module("batches")
 
 
-def processes() -> "Processes":
+def processes() -> Processes:
     """Returns what agrees with other processes, or runs without them."""
     return _module("processes")
 
 
-def runtime() -> "Runtime":
+def runtime() -> Runtime:
     """Returns what knows versions, and runs functions to time them."""
     return _module("runtime")
 
 
-def query_devices() -> "tuple[str, list[Device]]":
+def query_devices() -> tuple[str, list[Device]]:
     """Returns the kind of the default devices, and the devices."""
     module: Devices = _module("devices")
     return module.query()
 
 
-def precision() -> "Precision":
+def precision() -> Precision:
     """Returns what sets the precision of float32 products."""
     return _module("precision")
 
