@@ -5,7 +5,7 @@ import pytest
 from tuner_models import chain, fit
 
 import keras_mixprec as kmp
-from keras_mixprec.monitoring import audit_schedule as progress
+from keras_mixprec.monitoring import progress
 
 
 def deep(layers=40):
