@@ -136,12 +136,7 @@ class Tuning:
             return
         steps = self._session.examiner.schedule.hurry()
         if steps is not None:
-            self._state.next_reading = min(
-                self._state.next_reading, step + steps
-            )
-            self._state.idle_until = min(
-                self._state.idle_until, self._state.next_reading
-            )
+            self._state.read_by(step + steps)
 
     def _audit_within_budget(self):
         schedule = self._session.examiner.schedule
@@ -260,25 +255,30 @@ class Tuning:
         if not self._state.harmful.isdisjoint(wanted):
             self._trigger.false_alarm()
             return
-        wanted = {
-            p: d for p, d in wanted.items() if p not in self._state.advised
-        }
+        wanted = self._state.not_advised_before(wanted)
         if wanted:
             wanted |= self.repairs.left_alone(agreed.proposal, step)
         obstacle = find_obstacle(
             self._settings, self.repairs, agreed.proposal, wanted
         )
         if self._settings.dry_run:
-            if wanted:
-                self._state.advised |= set(wanted)
-                changes = {p: (d.before, d.policy) for p, d in wanted.items()}
-                self.records.change("demote", step, changes, wanted)
+            self._advise(wanted, step)
         elif obstacle:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted)
             if agreed.scale_bits is not None:
                 self._session.counters.raise_scale(agreed.scale_bits, step)
+
+    def _advise(self, wanted, step):
+        """Reports demotions that a dry run leaves to the user."""
+        if wanted:
+            self._state.advised |= set(wanted)
+            changes = {p: (d.before, d.policy) for p, d in wanted.items()}
+            self.records.change("demote", step, changes, wanted)
+        elif self._state.triggered:
+            # A fault that goes on is known: not every step is diagnosed.
+            self._trigger.false_alarm()
 
     def _raise_scale(self, bits, step):
         """Lets gradients survive that vanish at the loss scale in use."""

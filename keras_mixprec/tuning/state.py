@@ -86,6 +86,15 @@ class TuningState:
         if phase in _NEXT[self.phase]:
             self.phase, self.capture_until = phase, until
 
+    def read_by(self, step: int) -> None:
+        """Reads the counters at `step` at the latest."""
+        self.next_reading = min(self.next_reading, step)
+        self.idle_until = min(self.idle_until, self.next_reading)
+
+    def not_advised_before(self, wanted: dict) -> dict:
+        """Returns the demotions, by path, that no dry run has reported."""
+        return {p: d for p, d in wanted.items() if p not in self.advised}
+
     @property
     def captures(self) -> bool:
         """Whether each batch is captured."""
