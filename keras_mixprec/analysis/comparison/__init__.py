@@ -1,0 +1,1 @@
+"""Policies side by side: speed, memory and accuracy of the same training."""
