@@ -1,1 +1,19 @@
-"""Policies side by side: speed, memory and accuracy of the same training."""
+"""Policies side by side: speed, memory and accuracy of the same training.
+
+`run.py` has `compare_precisions`. Each policy trains in a thread or a process
+of its own, and they take turns. What is measured is a record that JSON holds,
+apart from what is concluded from it.
+
+Files:
+
+- `run.py`: `compare_precisions`, its arguments, and whose turn it is.
+- `arms.py`: what is compared: policies, plans, and what is set with them.
+- `sources.py`: what a caller names or hands over as functions and data.
+- `batches.py`: the batches that every policy is trained on.
+- `workers.py`: threads and processes that train.
+- `training.py`: one policy and one seed: build, fit in blocks, evaluate.
+- `turns.py`: pausing between blocks, and timing them.
+- `energy.py`: what the devices count of the energy that they take.
+- `store.py`: what is measured so far, where a killed comparison continues.
+- `record.py`: the schema of what was measured.
+"""
