@@ -4,10 +4,9 @@ import importlib
 
 import keras
 
+from keras_mixprec.backend.device_interface import Device, Devices, Memory
 from keras_mixprec.backend.interface import (
     Batches,
-    Device,
-    Devices,
     Precision,
     Probe,
     Processes,
@@ -46,6 +45,11 @@ def batches() -> Batches:
 def processes() -> Processes:
     """Returns what agrees with other processes, or runs without them."""
     return _module("processes")
+
+
+def memory() -> Memory:
+    """Returns what knows how much memory training takes."""
+    return _module("memory")
 
 
 def runtime() -> Runtime:
