@@ -61,9 +61,10 @@ def measure(jit_compile, name, steps, seeds, tiny):
         batch_size=MODELS[name],
         verbose=0,
     )
-    rows = [_cells(arm, result["arms"][0]) for arm in result["arms"]]
-    versions = {n: result["versions"][n] for n in (result["backend"], "keras")}
-    return rows, f"{result['device']}, {_words(versions)}"
+    record = result.to_dict()["record"]
+    rows = [_cells(arm, record["arms"][0]) for arm in record["arms"]]
+    versions = {n: record["versions"][n] for n in (record["backend"], "keras")}
+    return rows, f"{record['device']}, {_words(versions)}"
 
 
 def _training(name, jit_compile, width):

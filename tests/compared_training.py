@@ -39,7 +39,7 @@ def callbacks():
 
 
 def compare(path, **arguments):
-    return kmp.compare_precisions(
+    result = kmp.compare_precisions(
         models.dense,
         models.arrays,
         POLICIES,
@@ -52,6 +52,7 @@ def compare(path, **arguments):
         verbose=0,
         **arguments,
     )
+    return result.to_dict()["record"]
 
 
 if __name__ == "__main__":

@@ -60,7 +60,11 @@ class Batches:
         """Returns a string that differs if any number of them does."""
         found = hashlib.blake2b(digest_size=16)
         for leaf in tree.flatten(self._batches):
-            array = np.asarray(leaf)
+            array = np.asarray(
+                leaf if hasattr(leaf, "__array__") else str(leaf)
+            )
+            if array.dtype == object:  # Texts, of which it has addresses.
+                array = array.astype(str)
             found.update(f"{array.dtype}{array.shape}".encode())
             found.update(np.ascontiguousarray(array).tobytes())
         return found.hexdigest()

@@ -23,7 +23,7 @@ def device_can_tell() -> bool:
 
     By the backend's accounting of its device, which starts over for each.
     """
-    return reset_peak() and peak_bytes()[1] == "device"
+    return peak_bytes()[1] == "device" and reset_peak()
 
 
 class Peak:

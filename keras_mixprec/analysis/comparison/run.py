@@ -19,7 +19,7 @@ from keras_mixprec.analysis.comparison.peak import (
     ISOLATED,
     device_can_tell,
 )
-from keras_mixprec.analysis.comparison.record import Comparison
+from keras_mixprec.analysis.comparison.result import ComparisonResult
 from keras_mixprec.analysis.comparison.sources import (
     check_sendable,
     describe,
@@ -65,7 +65,7 @@ def compare_precisions(
     isolate: bool = False,
     resume: str | os.PathLike | None = None,
     verbose: int = 1,
-) -> Comparison:
+) -> ComparisonResult:
     """Trains a model under several policies, and measures what each brings.
 
     Each policy trains in one `fit`, on the same batches in the same order and
@@ -108,8 +108,8 @@ def compare_precisions(
         blocks: Int, at least 2, of which `steps` is a multiple. Defaults to
             `10`.
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.
-        validation_data: As `data`, to take the metric on. Defaults to `None`:
-            on what was trained on.
+        validation_data: As `data`, to take the metric on, all of it. Defaults
+            to `None`: on what was trained on.
         tokens_per_sample: Int, to give throughput in tokens too. Defaults to
             `None`.
         callbacks: Function without arguments that returns a list of callbacks
@@ -124,8 +124,8 @@ def compare_precisions(
         verbose: `0` or `1`. Whether a progress bar counts the blocks.
 
     Returns:
-        The record, a dict; `keras_mixprec/analysis/comparison/record.py` has
-        its keys.
+        A `ComparisonResult`: `print` it, show it in a notebook, take its
+        `best()`, or write its `sign_off(path)`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -139,9 +139,9 @@ def compare_precisions(
     ...     return model
     >>> data = np.ones((64, 4)), np.ones((64, 1))
     >>> policies = "float32", "mixed_bfloat16"
-    >>> found = compare_precisions(
+    >>> result = compare_precisions(
     ...     build, data, policies, steps=4, blocks=2, seeds=1, verbose=0)
-    >>> [arm["status"] for arm in found["arms"]]
+    >>> [row["status"] for row in result.to_dict()["rows"]]
     ['done', 'done']
     """
     arms = parse_arms(policies, loss_scales)
@@ -190,12 +190,14 @@ def compare_precisions(
             target, rest = in_thread, (both, _distribution())
 
         def start(arm, seed, job=job):
+            unknown = store.arm(arm.name)["memory"] is None
+            job = dataclasses.replace(job, asks_for_memory=unknown)
             return Worker(target, (arm, seed, job, *rest), isolate)
 
         if not isolate and device_can_tell():
             _measure_memory(store, arms, start, job)
         _run(store, arms, start, verbose)
-    return store.record
+    return ComparisonResult(store.record)
 
 
 def _measure_memory(store, arms, start, job):

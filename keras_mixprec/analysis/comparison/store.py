@@ -84,17 +84,13 @@ class Store:
         arm["seeds"] = sorted(
             [*arm["seeds"], seed], key=lambda done: order.index(done["seed"])
         )
-        arm.update({**found["arm"], "memory": self._memory(arm, found)})
+        arm.update(found["arm"])
         arm.update(_of_all_seeds(arm["seeds"]))
         self._write()
 
     def remember(self, name: str, memory: Any) -> None:
         """Takes the `Memory` of an arm, which was measured by itself."""
         self.arm(name)["memory"] = memory
-
-    def _memory(self, arm, found):
-        """What is known, or else what was measured in turns."""
-        return arm["memory"] or found["arm"]["memory"]
 
     def fail(self, name: str, error: str) -> None:
         """Takes note that an arm has failed, and why."""

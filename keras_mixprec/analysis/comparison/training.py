@@ -52,6 +52,7 @@ class Job:
             trained model.
         callbacks: Function that returns a list of callbacks, or `None`.
         where: As `Peak` takes it: what else trains in this process.
+        asks_for_memory: Boolean. Whether its peak is not known yet.
     """
 
     build: Any
@@ -60,6 +61,7 @@ class Job:
     metric: Any
     callbacks: Any
     where: str | None = None
+    asks_for_memory: bool = True
 
 
 class Settings:
@@ -155,7 +157,8 @@ def train(
     }
     names = [type(callback).__name__ for callback in (*own, *monitors)]
     facts = _facts(arm, model, settings, notes, names)
-    facts["memory"] = peak.record(model, next(iter(batches)))
+    if job.asks_for_memory:  # Which a program is compiled for, in places.
+        facts["memory"] = peak.record(model, next(iter(batches)))
     return found | {"arm": facts}
 
 

@@ -39,7 +39,6 @@ class Worker:
 
     def __init__(self, target: Callable, args: tuple, isolate: bool):
         self._connection, other = multiprocessing.Pipe()
-        self._other = None if isolate else other
         if isolate:
             context = multiprocessing.get_context("spawn")
             self._process: Any = context.Process(
@@ -72,15 +71,14 @@ class Worker:
         with contextlib.suppress(OSError):
             self._connection.send("stop")
         self._process.join(_SECONDS_TO_END)
-        if isinstance(self._process, threading.Thread):
-            self._other.close()
-        elif self._process.is_alive():
-            self._process.kill()
+        kill = getattr(self._process, "kill", None)  # Threads have none.
+        if kill and self._process.is_alive():
+            kill()
         self._connection.close()
 
     def _how_it_ended(self):
         self._process.join(_SECONDS_TO_END)
-        status = self._process.exitcode
+        status = getattr(self._process, "exitcode", None)
         if status is not None and status < 0:
             return f"its process was killed by {signal.Signals(-status).name}"
         return f"its process ended with status {status}"
@@ -151,11 +149,13 @@ def _reporting(connection, arm, seed, job, read):
         turns.await_first()
         found = train(arm, seed, _resolved(job), read(), turns, settings)
     except StoppedError:
-        return
+        found = None
     except BaseException as error:
         found = _sentence(error)
-    with contextlib.suppress(OSError):  # Nobody may be there any more.
-        turns.end("failed" if isinstance(found, str) else "done", found)
+    # Nobody may be there any more.
+    with connection, contextlib.suppress(OSError):
+        if found is not None:
+            turns.end("failed" if isinstance(found, str) else "done", found)
 
 
 def _sentence(error):
