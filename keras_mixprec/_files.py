@@ -112,6 +112,13 @@ def _remove_unfinished(path):
                 os.unlink(other)
 
 
+def write_bytes(path: str | os.PathLike, data: bytes) -> None:
+    """Writes a file, replaced if it is there, in a folder that is made."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
 def check_local(log_dir: str | os.PathLike) -> str:
     """Returns `log_dir` as a string, or raises saying what is wrong."""
     if not isinstance(log_dir, str | os.PathLike):

@@ -54,6 +54,7 @@ MAY_IMPORT = {
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
     "analysis": {
+        "callbacks",
         "devices",
         "diagnosis",
         "loss_scaling",

@@ -340,6 +340,12 @@ class Runtime(Protocol):
         On devices that have it. Cheap, and no compiled model is touched.
         """
 
+    def random_state(self):
+        """Returns the state of the random numbers of the whole process."""
+
+    def set_random_state(self, state):
+        """Sets it to what `random_state` returned."""
+
 
 class Precision(Protocol):
     """What float32 matrix products and convolutions are computed in.

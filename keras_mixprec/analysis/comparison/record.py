@@ -50,6 +50,10 @@ class Seed(TypedDict):
         metric: Float, of the trained model.
         skipped_steps: Int. Steps whose update was left out by loss scaling.
         seconds_lost: Float. What these took.
+        step_seconds: List of floats: a step's seconds in each timed block.
+        compile_seconds: Float. What the first block took longer than others.
+        energy_joules_per_sample: Float, by the device's own counter; `None` if
+            it has none.
     """
 
     seed: int
@@ -57,6 +61,9 @@ class Seed(TypedDict):
     metric: float
     skipped_steps: int
     seconds_lost: float
+    step_seconds: list[float]
+    compile_seconds: float
+    energy_joules_per_sample: float | None
 
 
 class Arm(TypedDict):
@@ -72,14 +79,14 @@ class Arm(TypedDict):
         status: `"done"`, or `"failed"` if one of its seeds failed.
         error: String, one sentence; `None` if none.
         notes: List of strings: what a reader should know of it.
-        step_seconds: List of floats: a step's seconds in each timed block, one
-            seed's after the other's. Blocks of the same index took turns in
-            all arms, and are pairs.
-        compile_seconds: Float. What the first block took longer than others.
+        step_seconds: List of floats, those of its seeds one after the other.
+            Blocks of the same index took turns in all arms, and are pairs.
+        compile_seconds: Float, of its first seed: what compiles may be known
+            afterwards. `None` if no seed was done.
         share_of_flops_16bit: Float from 0 to 1; `None` if not known.
         memory: `Memory`; `None` if nothing accounts for it.
-        energy_joules_per_sample: Float, by the device's own counter; `None` if
-            it has none.
+        energy_joules_per_sample: Float, the mean over its seeds; `None` if the
+            device does not count it.
         callbacks: List of the class names of the callbacks.
         seeds: List of `Seed`, those that were done.
     """
@@ -106,7 +113,7 @@ class Comparison(TypedDict):
     Attributes:
         format: `"keras_mixprec.comparison"`.
         version: Int, of this schema.
-        time: String, when it began, UTC, as ISO 8601 has it.
+        time: String, when it was begun first, UTC, as ISO 8601 has it.
         backend: String. `"tensorflow"`, `"jax"` or `"torch"`.
         device: String.
         versions: Dict from name to version, of everything that computes.
