@@ -4,6 +4,7 @@ Files:
 
 - `interface.py`: what a backend must define, in `tensorflow/`, `jax/` and
   `torch/`: files of the same names, one for each Protocol.
+- `device_interface.py`: the same of devices and their memory.
 - `active.py`: the modules of the backend that Keras uses.
 - `common.py`: what all backends share: a model's variables, compiled programs,
   agreement of workers.

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import keras
 
 if TYPE_CHECKING:
+    from keras_mixprec.backend.device_interface import Device, Devices, Memory
     from keras_mixprec.backend.interface import (
         Batches,
-        Device,
-        Devices,
         Precision,
         Probe,
         Processes,
@@ -50,6 +49,11 @@ def batches() -> Batches:
 def processes() -> Processes:
     """Returns what agrees with other processes, or runs without them."""
     return _module("processes")
+
+
+def memory() -> Memory:
+    """Returns what knows how much memory training takes."""
+    return _module("memory")
 
 
 def runtime() -> Runtime:
