@@ -170,7 +170,8 @@ def test_all_kinds_of_data_are_the_same_batches():
     x, y = models.arrays()
     kinds = [(x, y), lambda: (x, y), Counted(), Counted, of_the_backend()]
     kinds += [list(Counted()), "comparison_models:arrays"]
-    records = [compare(data=data) for data in kinds]
+    # Without dropout, whose generator torch's loaders draw from as well.
+    records = [compare(models.unbuilt, data) for data in kinds]
     assert len({record["batches_digest"] for record in records}) == 1
     assert len({str(losses(record)) for record in records}) == 1
 
