@@ -1,24 +1,28 @@
 """The modules of the backend that Keras uses; `interface.py` describes them."""
 
+from __future__ import annotations
+
 import importlib
+from typing import TYPE_CHECKING
 
 import keras
 
-from keras_mixprec.backend.device_interface import Device, Devices, Memory
-from keras_mixprec.backend.interface import (
-    Batches,
-    Precision,
-    Probe,
-    Processes,
-    Replay,
-    Runtime,
-    Step,
-    Trace,
-)
+if TYPE_CHECKING:
+    from keras_mixprec.backend.device_interface import Device, Devices, Memory
+    from keras_mixprec.backend.interface import (
+        Batches,
+        Precision,
+        Probe,
+        Processes,
+        Replay,
+        Runtime,
+        Step,
+        Trace,
+    )
 
 
 def step() -> Step:
-    """Returns what a guarded optimizer step needs."""
+    """Returns what an optimizer step that may be skipped needs."""
     return _module("step")
 
 
