@@ -130,7 +130,7 @@ def _tuned(build, data, batch):
 
 def _cells(row):
     if row["status"] == "failed":
-        return [row["name"], *[""] * 4, row["verdict"], ""]
+        return [row["name"], *[""] * 4, f"failed: {row['why']}", ""]
     speed, memory = row["speed"], row["memory_bytes"]
     share = row["share_of_flops_16bit"]
     return [

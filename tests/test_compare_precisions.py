@@ -1,6 +1,7 @@
 """Policies are compared by what a plain `fit` under each would do."""
 
 import random
+import time
 
 import comparison_models as models
 import keras
@@ -227,3 +228,27 @@ def test_wrong_calls_say_what_is_wrong(message):
 def test_a_metric_that_is_not_there_is_a_row_with_those_that_are():
     (arm,) = compare(metric="accuracy")["arms"]
     assert "'loss', 'mae'" in arm["error"]
+
+
+class Kept(kmp.MixPrecMonitor):
+    def on_train_end(self, logs=None):
+        self.trained = self._session.budget.trained
+        super().on_train_end(logs)
+
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if keras.config.dtype_policy().name != "float32":
+            time.sleep(1.0)
+
+
+def test_a_monitor_does_not_take_the_pauses_for_training(tmp_path):
+    monitors = []
+
+    def callbacks():
+        monitors.append(Kept(tmp_path / str(len(monitors)), verbose=0))
+        return [monitors[-1], Slow()]
+
+    compare(policies=["float32", "mixed_bfloat16"], callbacks=callbacks)
+    # It has paused for two seconds, in which the other one slept.
+    assert monitors[0].trained < 1.0

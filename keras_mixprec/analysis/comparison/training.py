@@ -127,7 +127,7 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         monitors = _monitors(arm.settings, folder)
         own = job.callbacks() if job.callbacks else []
-        timer = BlockTimer(turns, monitors)
+        timer = BlockTimer(turns, [*own, *monitors])
         history = model.fit(
             **batches.fit_arguments(job.steps // job.blocks),
             epochs=job.blocks,

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_mixprec.backend import active
+from keras_mixprec.callbacks.settings import CopiedCallback
 from keras_mixprec.devices.energy import read_joules
 
 
@@ -113,8 +114,7 @@ class BlockTimer(keras.callbacks.Callback):
 
     Args:
         turns: The `Turns`.
-        monitors: List of our own callbacks in the same `fit`, whose overhead
-            budget is a share of the time of training.
+        callbacks: List of the other callbacks of the same `fit`.
 
     Attributes:
         seconds: List of floats, of the blocks so far.
@@ -122,10 +122,13 @@ class BlockTimer(keras.callbacks.Callback):
             they do not count it.
     """
 
-    def __init__(self, turns: Turns, monitors: list):
+    def __init__(self, turns: Turns, callbacks: list):
         super().__init__()
         self._turns = turns
-        self._monitors = monitors
+        # Ours share one session, and a budget that is a share of the time of
+        # training.
+        ours = [c for c in callbacks if isinstance(c, CopiedCallback)]
+        self._monitors = ours[:1]
         self.seconds: list[float] = []
         self.joules: list[float] = []
         self._began = 0.0
