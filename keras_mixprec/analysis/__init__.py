@@ -1,4 +1,4 @@
-"""Before and beside training: the doctor, lint, the fewest float32 layers.
+"""Before and beside training: doctor, lint, fewest float32 layers, comparison.
 
 Files:
 
@@ -7,4 +7,5 @@ Files:
 - `ranking.py`: which layers the search for it tries first.
 - `doctor/`: what the machine can do in 16 bits.
 - `lint/`: what of a model 16 bits will break or not speed up.
+- `comparison/`: policies side by side, and which is worth it.
 """

@@ -91,7 +91,7 @@ def remarks(record: Comparison, rows: list[dict]) -> Iterator[str]:
     for row in rows:
         yield from _about(row)
     for key, head, form in _LISTED:
-        known = [r for r in rows if r[key] is not None]
+        known = [r for r in rows if r[key]]
         parts = [f"{r['name']} {form.format(r[key])}" for r in known]
         if parts:
             yield f"{head}: {', '.join(parts)}."

@@ -93,9 +93,11 @@ def shown_speed(row: dict) -> str:
     """Returns the speed and its interval, `"-"` without one."""
     if row["speed"] is None:
         return "-"
-    digits = 2 if row["speed"]["estimate"] >= 0.1 else 3
-    names = "estimate", "low", "high"
-    middle, low, high = (f"{row['speed'][n]:.{digits}f}" for n in names)
+    values = [row["speed"][name] for name in ("estimate", "low", "high")]
+    # What is slower must not be shown as 1.00.
+    near = any(x != 1 and round(x, 2) == 1 for x in values)
+    digits = 3 if near or values[0] < 0.1 else 2
+    middle, low, high = (f"{value:.{digits}f}" for value in values)
     return middle if low == high else f"{middle} ({low}-{high})"
 
 
