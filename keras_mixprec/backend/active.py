@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def step() -> Step:
-    """Returns what a guarded optimizer step needs."""
+    """Returns what an optimizer step that may be skipped needs."""
     return _module("step")
 
 

@@ -16,7 +16,7 @@ BINS, SHIFT, INFINITY = 512, 22, 0xFF << 23
 
 
 class Step(Protocol):
-    """What a guarded optimizer step needs."""
+    """What an optimizer step that may be skipped needs."""
 
     def gradient_norms(self, gradients):
         """Returns float32 `(n,)`, the 2-norm of every gradient in one pass.
