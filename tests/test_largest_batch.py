@@ -11,6 +11,7 @@ import keras
 import largest_batch_models as models
 import numpy as np
 import pytest
+from test_docs_files import keys
 
 import keras_mixprec as kmp
 from keras_mixprec.analysis.largest_batch import run
@@ -117,6 +118,14 @@ def test_it_is_a_ratio_to_float32(known):
     ]
     assert json.loads(json.dumps(found.to_dict()))["ratio"] == 1.88
     assert known(max_size=128).ratio is None
+
+
+def test_the_keys_that_are_documented(known):
+    found = known().to_dict()
+    assert found.keys() == keys("## largest_batch(...).to_dict()")
+    assert found["found"].keys() == keys("### Searches")
+    entries = [{*trial} for trial in found["found"]["trials"]]
+    assert set.union(*entries) == keys("### Trials")
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 5, 14, 18])
