@@ -210,7 +210,7 @@ import largest_batch_models as models, numpy as np
 x = np.repeat(models.wide_batch()[0], int(sys.argv[1]), 0)
 model = getattr(models, sys.argv[3])()
 for _ in range(2):
-    model.train_on_batch(x, x)
+    float(model.train_on_batch(x, x))
 """
 
 

@@ -105,7 +105,9 @@ class Trainer:
         )
         reset_peak()
         for _ in range(self._steps):
-            self._model.train_on_batch(*batch)
+            logs = self._model.train_on_batch(*batch)
+            # JAX raises what has gone wrong where it is waited for.
+            tree.map_structure(keras.ops.convert_to_numpy, logs)
         peak, measured_by = peak_bytes()
         return {
             "fits": True,
