@@ -174,7 +174,9 @@ def compare_precisions(
     }
     if isolate:
         for name, value in sources.items():
-            check_sendable(name, value)
+            check_sendable(
+                name, value, "With `isolate=True` each policy is trained"
+            )
     with _random_state_kept():
         read = data, validation_data, batch_size, steps
         both = read_both(*read)
