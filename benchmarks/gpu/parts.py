@@ -1,0 +1,192 @@
+"""What is measured: the parts, in the order in which they are run.
+
+Most are other benchmarks of this folder, with sizes for a GPU, or tiny ones.
+Nothing here imports Keras before a part is measured.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks import (
+    diagnosis,
+    monitor_overhead,
+    optimizer_step,
+    repair,
+    steady_cost,
+)
+from benchmarks.timing import SETUPS
+
+
+class Part(NamedTuple):
+    """One kind of figures.
+
+    Attributes:
+        title: String. What the table shows.
+        weight: Float. The share of the time that it gets, among the weights of
+            those that are not done yet.
+        items: Function `(tiny, cases)` that returns the names of its items.
+        measure: Function `(item, tiny)` that returns the rows of one, dicts
+            from columns to cells.
+        alone: Boolean. Whether each item has a process of its own, since it
+            measures memory.
+        parallel: Boolean. Whether several processes may do it at a time, since
+            it times nothing.
+    """
+
+    title: str
+    weight: float
+    items: Callable
+    measure: Callable
+    alone: bool = False
+    parallel: bool = False
+
+
+def _jit_compile():
+    import keras
+
+    return SETUPS[keras.backend.backend()][1]
+
+
+def _examine(item, tiny):
+    """What the doctor measures and finds."""
+    import keras_mixprec as kmp
+
+    report = kmp.doctor(quick=tiny)
+    rows = [
+        {key: row[key] for key in ("operation", "size", "mode")}
+        | {"float32, ms": 1e3 * row["seconds"] if row["seconds"] else "fails"}
+        | row["ratios"]
+        | {"left out": ", ".join(map(": ".join, row["left_out"].items()))}
+        for row in report.speed
+    ]
+    notes = [
+        f"{test['format']} {test['operation']} is {test['status']}"
+        for test in report.self_test
+        if test["status"] != "right"
+    ]
+    notes += [f"{f['level']}: {f['text']}" for f in report.findings]
+    notes.append("{policy}: {reason}".format(**report.recommendation))
+    return rows + [{"note": note} for note in notes]
+
+
+_TINY = "1 Dense(8), batch 8"
+
+# Number of layers and their width, and the size of a batch.
+_OPTIMIZED = {
+    "100 Dense(64), batch 128": ((100, 64), 128),
+    "6 Dense(1024), batch 128": ((6, 1024), 128),
+    "12 Dense(4096), batch 1024": ((12, 4096), 1024),
+    _TINY: ((1, 8), 8),
+}
+
+
+def _step_with_optimizers(item, tiny):
+    rounds, steps = (2, 1) if tiny else (21, 8)
+    cells = optimizer_step.measure(
+        _jit_compile(), _OPTIMIZED[item], rounds, steps
+    )
+    return [dict(zip(optimizer_step.HEADER, cells, strict=True))]
+
+
+_WATCHED = ["convolutional", "transformer", "resnet50"]
+
+
+def _steady_cost(item, tiny):
+    rounds, steps, pairs = (1, 2, 2) if tiny else (10, 100, 301)
+    cells = steady_cost.measure(_jit_compile(), item, rounds, steps, pairs)
+    return [dict(zip(steady_cost.HEADER, cells, strict=True))]
+
+
+def _probed_fits(item, tiny):
+    rounds, steps = (1, 2) if tiny else (5, 96)
+    cells = monitor_overhead.measure(_jit_compile(), item, rounds, steps)
+    return [dict(zip(monitor_overhead.HEADER, cells, strict=True))]
+
+
+def _cases(tiny, names):
+    """Cases of the zoo, in an order in which the first are of all kinds."""
+    from zoo import CASES
+
+    if names or tiny:
+        return names or ["rms_overflow"]
+    return [name for k in range(7) for name in [*CASES][k::7]]
+
+
+def _diagnose(item, tiny):
+    """What is found, with what float16 is on this device."""
+    import keras
+    from zoo import CASES
+
+    row = diagnosis.diagnose_one(
+        CASES[item], keras.backend.backend(), _jit_compile()
+    )
+    _, *cells, right = row
+    found = dict(zip(diagnosis.HEADER[1:], cells, strict=True))
+    expected = found["expected"], CASES[item].kind, CASES[item].direction
+    return [found | {"differs": "" if right else f"not {expected}"}]
+
+
+def _repair(item, tiny):
+    """Whether it fails at all, with what float16 is on this device."""
+    import keras
+    from zoo import CASES
+
+    case, setup = CASES[item], keras.backend.backend()
+    result = repair.repair_one(case, setup, _jit_compile())
+    found = dict(zip(repair.HEADER[1:], result.cells[1:], strict=True))
+    differs = [] if result.right else ["not repaired"]
+    if result.fails != case.fails(setup):
+        differs.append("fails" if result.fails else "learns in float16")
+    return [found | {"differs": ", ".join(differs)}]
+
+
+def _named(*names, tiny):
+    """Returns what names these items, or that one if tiny."""
+    return lambda is_tiny, cases: [tiny] if is_tiny else [*names]
+
+
+PARTS = {
+    "doctor": Part(
+        "`kmp.doctor()`: how many times as fast as float32 each format is.",
+        2,
+        _named("all", tiny="all"),
+        _examine,
+    ),
+    "optimizer": Part(
+        "A mixed_float16 step with Adam as a multiple of one without loss "
+        "scaling (`benchmarks/optimizer_step.py`).",
+        2,
+        _named(*[*_OPTIMIZED][:-1], tiny=_TINY),
+        _step_with_optimizers,
+    ),
+    "overhead": Part(
+        "What monitor and tuner cost a healthy run "
+        "(`benchmarks/steady_cost.py`).",
+        3,
+        _named(*_WATCHED, tiny="tiny"),
+        _steady_cost,
+    ),
+    "probes": Part(
+        "Fits as multiples of one without a monitor, at its defaults and with "
+        "every step probed (`benchmarks/monitor_overhead.py`).",
+        3,
+        _named(*_WATCHED, tiny="tiny"),
+        _probed_fits,
+    ),
+    "diagnosis": Part(
+        "What is found in the models of `tests/zoo`, where it differs from "
+        "what is known of them on a CPU (`benchmarks/diagnosis.py`).",
+        3,
+        _cases,
+        _diagnose,
+        parallel=True,
+    ),
+    "repair": Part(
+        "What the tuner makes of them, where that differs "
+        "(`benchmarks/repair.py`).",
+        3,
+        _cases,
+        _repair,
+        parallel=True,
+    ),
+}
