@@ -6,6 +6,9 @@ import subprocess
 import sys
 import time
 
+import pytest
+from zoo import CASES
+
 from benchmarks.gpu import run as runner
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.run import run
@@ -28,6 +31,15 @@ def test_an_item_that_fails_is_not_the_end(tmp_path):
     assert "healthy_mlp" in (tmp_path / "gpu.log").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["diagnosis", "repair"])
+def test_every_case_of_the_zoo_has_its_row(part, tmp_path):
+    run(tmp_path, [part], ["torch"], 30, tiny=True, cases=[*CASES])
+    found = Results(tmp_path / "gpu.jsonl").parts()["torch", part]
+    assert found.items == [*CASES]
+    assert not found.left()
+
+
 def test_a_part_that_takes_too_long_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_RESERVE", 0.0)
     began = time.monotonic()
@@ -37,6 +49,12 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path, monkeypatch):
     (error,) = [r["error"] for r in found["torch", "optimizer"].last.values()]
     assert "was at the end of its time" in error
     assert "end of its time" in (tmp_path / "gpu.md").read_text()
+
+
+def test_what_no_time_is_left_for_is_said(tmp_path):
+    run(tmp_path, ["repair"], ["torch"], 0, tiny=True)
+    text = (tmp_path / "gpu.md").read_text()
+    assert "- torch: no time was left for it" in text
 
 
 def test_a_kill_leaves_no_process_and_resume_goes_on(tmp_path):

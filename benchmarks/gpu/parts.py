@@ -69,6 +69,63 @@ def _examine(item, tiny):
     return rows + [{"note": note} for note in notes]
 
 
+_COMPARED = ["resnet50", "transformer", "unet"]
+
+# What float32 is by default differs: on a GPU, JAX computes products in TF32,
+# and torch convolutions.
+_POLICIES = {
+    "float32": "float32+float32",
+    "TF32": "float32+tf32",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+}
+
+
+def _compare(item, tiny):
+    """Speed and memory of one model under each policy."""
+    import keras_mixprec as kmp
+    from benchmarks.gpu import trained
+
+    result = kmp.compare_precisions(
+        f"{trained.__name__}:{item}",
+        f"{trained.__name__}:{item}_data",
+        ["float32", "mixed_float16"] if tiny else _POLICIES,
+        seeds=1,
+        steps=4 if tiny else 40,
+        blocks=2 if tiny else 5,
+        batch_size=trained.BATCHES[item],
+        tokens_per_sample=trained.TOKENS.get(item),
+        verbose=0,
+    ).to_dict()
+    arms = result["record"]["arms"]
+    errors = [f"{arm['name']}: {arm['error']}" for arm in arms if arm["error"]]
+    if len(errors) == len(arms) or (tiny and errors):
+        raise RuntimeError("; ".join(errors))
+    notes = [f"{arm['name']}: {note}" for arm in arms for note in arm["notes"]]
+    rows = [_compared(row) for row in result["rows"]]
+    return rows + [{"note": note} for note in errors + notes]
+
+
+def _compared(row):
+    speed = row["speed"] or {}
+    step, peak = row["step_seconds"], row["memory_bytes"]
+    return {
+        "policy": row["name"],
+        "step, ms": step and 1e3 * step,
+        "times as fast": speed.get("estimate"),
+        "from": speed.get("low"),
+        "to": speed.get("high"),
+        "samples/s": row["samples_per_second"],
+        "tokens/s": row["tokens_per_second"],
+        "peak, GiB": peak and peak / 2**30,
+        "of float32's peak": row["memory_ratio"],
+        "J/sample": row["energy_joules_per_sample"],
+        "compiled in, s": row["compile_seconds"],
+        "FLOPs in 16 bits": row["share_of_flops_16bit"],
+        "skipped steps": row["skipped_steps"],
+    }
+
+
 _TINY = "1 Dense(8), batch 8"
 
 # Number of layers and their width, and the size of a batch.
@@ -152,6 +209,14 @@ PARTS = {
         _named("all", tiny="all"),
         _examine,
     ),
+    "compare": Part(
+        "`kmp.compare_precisions`: ResNet50, a transformer of 12 layers and a "
+        "U-Net (`benchmarks/gpu/trained.py`).",
+        14,
+        _named(*_COMPARED, tiny="tiny"),
+        _compare,
+        alone=True,
+    ),
     "optimizer": Part(
         "A mixed_float16 step with Adam as a multiple of one without loss "
         "scaling (`benchmarks/optimizer_step.py`).",
@@ -162,7 +227,7 @@ PARTS = {
     "overhead": Part(
         "What monitor and tuner cost a healthy run "
         "(`benchmarks/steady_cost.py`).",
-        3,
+        4,
         _named(*_WATCHED, tiny="tiny"),
         _steady_cost,
     ),
@@ -176,7 +241,7 @@ PARTS = {
     "diagnosis": Part(
         "What is found in the models of `tests/zoo`, where it differs from "
         "what is known of them on a CPU (`benchmarks/diagnosis.py`).",
-        3,
+        4,
         _cases,
         _diagnose,
         parallel=True,
@@ -184,7 +249,7 @@ PARTS = {
     "repair": Part(
         "What the tuner makes of them, where that differs "
         "(`benchmarks/repair.py`).",
-        3,
+        4,
         _cases,
         _repair,
         parallel=True,

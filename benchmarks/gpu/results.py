@@ -16,6 +16,9 @@ import json
 import pathlib
 from typing import NamedTuple
 
+# In place of an item: what ended a part before it had any.
+START = "start"
+
 
 class Found(NamedTuple):
     """What is known of a part on a backend.
@@ -70,6 +73,7 @@ class Results:
             part = found.setdefault(key, Found([], {}, []))
             if "items" in record:
                 part.items[:] = record["items"]
+                part.last.pop(START, None)
             if "on" in record and record["on"] not in part.on:
                 part.on.append(record["on"])
             if "item" in record and "rows" not in part.last.get(

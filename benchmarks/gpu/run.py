@@ -16,7 +16,7 @@ import sys
 import time
 
 from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import START, Results
 from benchmarks.gpu.table import write_table
 from benchmarks.gpu.work import MORE, Task, work
 
@@ -42,7 +42,7 @@ def run(folder, parts, backends, minutes, tiny=False, cases=(), here=False):
     """
     results = Results(folder / "gpu.jsonl")
     end = time.time() + 60 * minutes - _RESERVE
-    name = time.strftime("%Y-%m-%d %H:%M:%S")
+    name = f"{time.strftime('%Y-%m-%d %H:%M:%S')}, {os.getpid()}"
     known = results.parts()
     todo = [
         (backend, part)
@@ -51,21 +51,20 @@ def run(folder, parts, backends, minutes, tiny=False, cases=(), here=False):
         if cases or _is_left(known.get((backend, part)))
     ]
     while todo:
-        share = PARTS[todo[0][1]].weight / sum(PARTS[p].weight for _, p in todo)
-        until = time.time() + share * (end - time.time())
+        until = None if here else _end_of_first(todo, end)
         backend, part = todo.pop(0)
-        task = Task(
-            str(folder / "gpu.jsonl"),
-            name,
-            backend,
-            part,
-            tiny,
-            list(cases),
-            None if here else until,
-        )
+        path = str(folder / "gpu.jsonl")
+        task = Task(path, name, backend, part, tiny, list(cases), until)
         _here(task) if here else _in_processes(task, folder / "gpu.log")
         write_table(folder)
         _say(results, backend, part)
+
+
+def _end_of_first(todo, end):
+    """When the first is to end, so that all have their share until `end`."""
+    weights = [PARTS[part].weight for _, part in todo]
+    now = time.time()
+    return now + (end - now) * weights[0] / sum(weights)
 
 
 def _is_left(found):
@@ -101,13 +100,16 @@ def _in_processes(task, log):
 def _in_turn(task, log):
     """Runs one process after another, until nothing is left to do."""
     results = Results(task.path)
+    if time.time() >= task.until:
+        no_time = "no time was left for it"
+        results.add(**task.record(), item=START, error=no_time)
     status = MORE
     while status and time.time() < task.until:
         process, status, how = _process(task, log)
         if status in (0, MORE):
             continue
         begun = results.open_item(task.run, process)
-        item = begun or {**task.record(), "item": "start"}
+        item = begun or {**task.record(), "item": START}
         results.add(**item, error=f"its process {how}; see gpu.log")
         if begun is None:
             return
@@ -146,11 +148,11 @@ def _since(start):
 def _environment(task):
     environment = {**os.environ, "KERAS_BACKEND": task.backend}
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # JAX would take most of the device's memory at once, also from those
+    # beside it and those that it starts.
+    environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if task.share[1] > 1:
-        # They share the processor, and the memory of the device, all of which
-        # JAX takes otherwise.
         environment["OMP_NUM_THREADS"] = "2"
-        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     return environment
 
 

@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import START, Results
 from benchmarks.timing import markdown
 
 # The column that says how a case differs from what is known of it on a CPU.
@@ -60,14 +60,17 @@ def _lines(backend, found):
     compared = [r[DIFFERS] for rows in done for r in rows if DIFFERS in r]
     if compared:
         line += f", {sum(map(bool, compared))} not as on a CPU"
-    yield f"{line}; on {' and on '.join(found.on) or 'nothing'}"
+    if found.items:
+        yield f"{line}; on {' and on '.join(found.on)}"
     for item, record in found.last.items():
         if "rows" not in record:
-            why = record.get("error", "was cut off")
-            yield f"- {backend}, {item}: {why}"
+            name = backend if item == START else f"{backend}, {item}"
+            yield f"- {name}: {record.get('error', 'was cut off')}"
 
 
 def _cell(value):
+    if value is None:
+        return "-"
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return " ".join(text.replace("|", "\\|").split())
 
