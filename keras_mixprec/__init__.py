@@ -11,6 +11,7 @@ import sys
 from keras_mixprec._version import __version__
 
 _FILE_OF = {
+    "ComparisonResult": "analysis.comparison.result",
     "DEFAULT_RULES": "policies.default_rules",
     "DynamicLossScale": "loss_scaling.dynamic",
     "FixedLossScale": "loss_scaling.rules",
@@ -30,6 +31,7 @@ _FILE_OF = {
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",
     "graph_rewrite": "policies.graph_rewrite",
+    "largest_batch": "analysis.largest_batch.run",
     "load_report": "reporting.report",
     "lint": "analysis.lint.lint",
     "matmul_precision": "policies.matmul_precision",

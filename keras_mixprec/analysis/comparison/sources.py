@@ -49,12 +49,13 @@ def describe(value: Any) -> str | None:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def check_sendable(name: str, value: Any) -> None:
+def check_sendable(name: str, value: Any, what: str) -> None:
     """Raises if a process of its own cannot be given a value.
 
     Args:
         name: String. The argument's name as the caller typed it.
         value: Object.
+        what: String. What happens in that process, as a sentence begins.
 
     Raises:
         ValueError: If that is so. The message says what to do.
@@ -67,9 +68,9 @@ def check_sendable(name: str, value: Any) -> None:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
     raise ValueError(
-        f"With `isolate=True` each policy is trained in a new process, which "
-        f"imports `{name}`: pass a function at the top of a module, or "
-        f"'module:name'. Received: {name}={value!r} ({why})"
+        f"{what} in a new process, which imports `{name}`: pass a function at "
+        f"the top of a module, or 'module:name'. Received: {name}={value!r} "
+        f"({why})"
     )
 
 

@@ -1,0 +1,211 @@
+"""What a trial's process does: builds the model, and trains on a batch."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from keras_mixprec.analysis.comparison.batches import read_batches
+from keras_mixprec.analysis.comparison.sources import resolve
+from keras_mixprec.backend import active
+from keras_mixprec.devices.memory import (
+    peak_bytes,
+    reset_peak,
+    slots_bytes,
+    status_of_process,
+    weights_bytes,
+)
+from keras_mixprec.loss_scaling.ensure import ensure_loss_scaling
+from keras_mixprec.policies.apply import apply_policy
+from keras_mixprec.policies.plan import PrecisionPlan
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+# Rows that are repeated: what they hold matters to no memory.
+_ROWS = 256
+
+# Sizes, in multiples of the first one, for which a step is compiled to see
+# what it needs; below them XLA has other programs for products.
+_COMPILED = (32, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every trial of a search does.
+
+    Attributes:
+        build: Function without arguments that returns a compiled model, or
+            `"module:name"` of one.
+        data: A batch, or a function or `"module:name"` to get one from.
+        policy: String, the name of a policy, or a `PrecisionPlan`.
+        steps: Int. Train steps of a trial.
+        memory_limit: Int. Bytes that the process may allocate, or `None`.
+        available: Int. Bytes that it may take on a CPU beside what it has when
+            the backend is there, if nothing else limits it, or `None`.
+    """
+
+    build: Callable | str
+    data: Any
+    policy: str | PrecisionPlan
+    steps: int
+    memory_limit: int | None
+    available: int | None
+
+
+def first_batch(data: Any) -> tuple:
+    """Returns the first rows of data, as `train_on_batch` takes them.
+
+    Args:
+        data: As `largest_batch` takes it.
+
+    Raises:
+        TypeError: If they are not arrays.
+        ValueError: If there are none, or not as many in each array.
+    """
+    batch = next(iter(read_batches("data", data, _ROWS, most=1)))
+    parts = keras.utils.unpack_x_y_sample_weight(batch)
+    batch = keras.utils.pack_x_y_sample_weight(*parts)
+    batch = batch if isinstance(batch, tuple) else (batch,)
+    leaves = tree.flatten(batch)
+    if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
+        kinds = sorted({type(leaf).__name__ for leaf in leaves})
+        raise TypeError(
+            "`data` must be arrays, whose rows can be repeated. "
+            f"Received: data of {', '.join(kinds)}"
+        )
+    return tree.map_structure(lambda leaf: leaf[:_ROWS], batch)
+
+
+class Trainer:
+    """A model and a batch, which is repeated to the size of a trial.
+
+    Args:
+        job: The `Job`.
+    """
+
+    def __init__(self, job: Job):
+        self._steps = job.steps
+        self._limits = _limited(job)
+        self._model = _build(job)
+        self._batch = first_batch(job.data)
+
+    def run(self, size: int) -> dict:
+        """Trains on a batch of a size, and returns what the peak was.
+
+        And whether the system limits the memory of this process.
+        """
+        batch = tree.map_structure(
+            lambda leaf: leaf[np.arange(size) % len(leaf)], self._batch
+        )
+        reset_peak()
+        for _ in range(self._steps):
+            self._model.train_on_batch(*batch)
+        peak, measured_by = peak_bytes()
+        return {
+            "fits": True,
+            "peak_bytes": peak,
+            "measured_by": measured_by,
+            "limited": bool(self._limits),
+        }
+
+    def predict(self, size: int) -> int | None:
+        """Returns the size at which a step needs all the memory there is.
+
+        To be asked after a trial. `None` where the backend does not say what a
+        step needs, or nobody what there is.
+
+        Args:
+            size: Int. The first size that was tried.
+        """
+        room = self._room()
+        sizes = [size * factor for factor in _COMPILED]
+        needs = [room and self._needs(size) for size in sizes]
+        if None in needs:
+            return None
+        per_sample = (needs[1] - needs[0]) / (sizes[1] - sizes[0])
+        if per_sample <= 0:
+            return None
+        return int(sizes[0] + (room - needs[0]) / per_sample)
+
+    def _needs(self, size):
+        """Bytes of a step and, on a CPU, of the batch that it is made from."""
+        batch = tree.map_structure(
+            lambda leaf: np.broadcast_to(leaf[:1], (size, *leaf.shape[1:])),
+            self._batch,
+        )
+        needed = active.memory().program_bytes(self._model, batch)
+        if needed is None or not self._limits:
+            return needed
+        return needed + sum(leaf.nbytes for leaf in tree.flatten(batch))
+
+    def _room(self):
+        """Bytes that a step may need, `None` if that is not known."""
+        if not self._limits:
+            known = [device.memory for device in active.query_devices()[1]]
+            return None if None in known else min(known)
+        used = status_of_process()
+        free = min(limit - used[name] for name, limit in self._limits.items())
+        # These are there already.
+        return free + weights_bytes(self._model) + slots_bytes(self._model)
+
+
+def _limited(job):
+    """Sets the limit, and returns those in force by what they count."""
+    if active.query_devices()[0] != "cpu":
+        if job.memory_limit is not None:
+            raise ValueError(
+                "`memory_limit` is of the process, and so of CPUs: on other "
+                "devices leave it out. "
+                f"Received: memory_limit={job.memory_limit}"
+            )
+        return {}
+    used = status_of_process()
+    if not used:
+        if job.memory_limit is not None:
+            raise ValueError(
+                "`memory_limit` needs Linux. "
+                f"Received: memory_limit={job.memory_limit}"
+            )
+        return {}
+    limit = job.memory_limit
+    if limit is None and job.available is not None and not _in_force():
+        limit = used["VmData"] + job.available
+    if limit is not None:
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    return _in_force()
+
+
+def _in_force():
+    counted = {"VmData": resource.RLIMIT_DATA, "VmSize": resource.RLIMIT_AS}
+    limits = {n: resource.getrlimit(kind)[0] for n, kind in counted.items()}
+    return {n: v for n, v in limits.items() if v != resource.RLIM_INFINITY}
+
+
+def _build(job):
+    """The model, under its policy, with the loss scaling that it needs."""
+    plan = job.policy if isinstance(job.policy, PrecisionPlan) else None
+    policy = plan.default if plan else job.policy
+    keras.config.set_dtype_policy(policy)
+    model = resolve("build", job.build)()
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`build` must return a compiled `keras.Model`. "
+            f"Received: {model!r} of type {type(model).__name__}"
+        )
+    if not model.compiled:
+        raise ValueError(
+            "`build` must return a compiled model: call `model.compile(...)` "
+            f"in it. Received: model={model.name!r}"
+        )
+    if plan or keras.config.dtype_policy().name != policy:
+        apply_policy(model, plan or policy)
+    if model.optimizer is not None:
+        ensure_loss_scaling(model)
+    return model

@@ -1,0 +1,100 @@
+"""Models and data that a trial's process imports."""
+
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+
+# Samples that fit, of models that are short of memory beyond that.
+KNOWN = 700
+
+
+def run_out():
+    """Asks the backend for more than there is."""
+    keras.ops.convert_to_numpy(keras.ops.zeros((2**50,)))
+
+
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_uncaught():
+    print("terminate called after throwing 'std::bad_alloc'", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+class Hungry(keras.Sequential):
+    """Runs out of memory in a batch that is too large."""
+
+    run_out = staticmethod(run_out)
+
+    def train_on_batch(self, x, *arguments, **options):
+        if len(x) > KNOWN:
+            self.run_out()
+        return super().train_on_batch(x, *arguments, **options)
+
+
+class Killed(Hungry):
+    run_out = staticmethod(end)
+
+
+class Aborted(Hungry):
+    run_out = staticmethod(end_uncaught)
+
+
+def hungry(kind=Hungry):
+    model = kind([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+def killed():
+    return hungry(Killed)
+
+
+def aborted():
+    return hungry(Aborted)
+
+
+def batch():
+    return np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+# Each of eight activations has a megabyte for each sample.
+LENGTH, CHANNELS = 2**14, 16
+
+
+def wide(jit_compile="auto"):
+    layer = {"kernel_size": 1, "activation": "tanh", "padding": "same"}
+    layers = [keras.layers.Conv1D(CHANNELS, **layer) for _ in range(8)]
+    model = keras.Sequential([keras.Input((LENGTH, CHANNELS)), *layers])
+    model.compile("sgd", "mse", jit_compile=jit_compile)
+    return model
+
+
+def wide_compiled():
+    return wide(True)
+
+
+def wide_batch():
+    x = np.zeros((1, LENGTH, CHANNELS), "float32")
+    return x, x
+
+
+def no_model():
+    return "model"
+
+
+def not_compiled():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+def broken():
+    raise KeyError("what is wrong")
+
+
+def endless():
+    time.sleep(60)
