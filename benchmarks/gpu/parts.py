@@ -69,6 +69,9 @@ def _examine(item, tiny):
     return rows + [{"note": note} for note in notes]
 
 
+# Seconds, with importing and compiling.
+_LONGEST_TRIAL = 120.0
+
 _COMPARED = ["resnet50", "transformer", "unet"]
 
 # What float32 is by default differs: on a GPU, JAX computes products in TF32,
@@ -124,6 +127,35 @@ def _compared(row):
         "FLOPs in 16 bits": row["share_of_flops_16bit"],
         "skipped steps": row["skipped_steps"],
     }
+
+
+def _largest_batch(item, tiny):
+    """Samples that train at once, in float16 and in float32."""
+    import keras_mixprec as kmp
+    from benchmarks.gpu import trained
+
+    least = trained.BATCHES[item] // 2
+    result = kmp.largest_batch(
+        f"{trained.__name__}:{item}",
+        f"{trained.__name__}:{item}_data",
+        "mixed_float16",
+        min_size=least,
+        step=least,
+        max_size=least if tiny else 512 * least,
+        timeout=_LONGEST_TRIAL,
+        verbose=0,
+    )
+    return [
+        {
+            "policy": found.policy,
+            "largest batch": found.batch_size,
+            "does not fit": found.fails_at,
+            "of float32's": result.ratio if found is result.found else None,
+            "predicted": found.predicted,
+            "trials": len(found.trials),
+        }
+        for found in (result.found, result.baseline)
+    ]
 
 
 _TINY = "1 Dense(8), batch 8"
@@ -215,6 +247,14 @@ PARTS = {
         14,
         _named(*_COMPARED, tiny="tiny"),
         _compare,
+        alone=True,
+    ),
+    "batch": Part(
+        "`kmp.largest_batch` of the same models, in steps of half the batch "
+        "that they are compared with.",
+        7,
+        _named(*_COMPARED, tiny="tiny"),
+        _largest_batch,
         alone=True,
     ),
     "optimizer": Part(

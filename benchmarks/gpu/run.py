@@ -151,10 +151,17 @@ def _environment(task):
     # JAX would take most of the device's memory at once, also from those
     # beside it and those that it starts.
     environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if task.share[1] > 1:
+    if PARTS[task.part].parallel:
         environment["OMP_NUM_THREADS"] = "2"
+        # What one has compiled the others take from here.
+        cache = str(pathlib.Path(task.path).with_name("compiled"))
+        environment.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+        for name, least in _CACHED.items():
+            environment.setdefault(f"JAX_PERSISTENT_CACHE_MIN_{name}", least)
     return environment
 
+
+_CACHED = {"COMPILE_TIME_SECS": "0", "ENTRY_SIZE_BYTES": "-1"}
 
 # Of the processes that run now, each with what it has started.
 _groups = set()
