@@ -139,6 +139,7 @@ def _largest_batch(item, tiny):
         f"{trained.__name__}:{item}",
         f"{trained.__name__}:{item}_data",
         "mixed_float16",
+        baseline=None if tiny else "float32",
         min_size=least,
         step=least,
         max_size=least if tiny else 512 * least,
@@ -155,6 +156,7 @@ def _largest_batch(item, tiny):
             "trials": len(found.trials),
         }
         for found in (result.found, result.baseline)
+        if found
     ]
 
 
