@@ -59,23 +59,26 @@ def diagnose_all(setup, jit_compile, names):
 
     rows = []
     for case in cases(names):
-        start = time.perf_counter()
-        verdicts = case.verdicts(jit_compile)
-        seconds = time.perf_counter() - start
-        result = case.recommend(verdicts, setup)
-        rows.append(
-            [
-                case.name,
-                ", ".join(sorted(case.expected(setup))) or case.kind or "-",
-                ", ".join(sorted(result.found)) or result.kind or "-",
-                f"{result.kind or '-'}, {result.direction or '-'}",
-                f"{seconds:.1f} s",
-                "yes" if result.exact and result.kind_right else "NO",
-                result.exact and result.kind_right,
-            ]
-        )
+        rows.append(diagnose_one(case, setup, jit_compile))
         print(*rows[-1][:-1], sep="  ", file=sys.stderr, flush=True)
     return rows
+
+
+def diagnose_one(case, setup, jit_compile):
+    """Returns the row of one case."""
+    start = time.perf_counter()
+    verdicts = case.verdicts(jit_compile)
+    seconds = time.perf_counter() - start
+    result = case.recommend(verdicts, setup)
+    return [
+        case.name,
+        ", ".join(sorted(case.expected(setup))) or case.kind or "-",
+        ", ".join(sorted(result.found)) or result.kind or "-",
+        f"{result.kind or '-'}, {result.direction or '-'}",
+        f"{seconds:.1f} s",
+        "yes" if result.exact and result.kind_right else "NO",
+        result.exact and result.kind_right,
+    ]
 
 
 def train_all(setup, jit_compile, names):
@@ -135,12 +138,13 @@ def _metric(value):
     return f"{value:.4g}" if math.isfinite(value) else "NaN"
 
 
+HEADER = ["case", "expected", "found", "kind, direction", "time", "right"]
 _POLICIES = ["mixed_bfloat16", "bfloat16", "float16", "mixed_float16"]
 _OTHER = ["case", "float32", "16 bits", "found", "outcome"]
 _TASKS = {
     False: (
         diagnose_all,
-        ["case", "expected", "found", "kind, direction", "time", "right"],
+        HEADER,
     ),
     True: (
         train_all,

@@ -130,11 +130,9 @@ def _compiled(name, jit_compile):
 
 
 def _resnet50():
-    import keras
+    from benchmarks.models import resnet50
 
-    return keras.applications.ResNet50(
-        weights=None, input_shape=(_PIXELS, _PIXELS, 3), classes=_CLASSES
-    )
+    return resnet50(_PIXELS, _CLASSES)
 
 
 def _efficientnetv2():
@@ -146,19 +144,9 @@ def _efficientnetv2():
 
 
 def _transformer():
-    from keras import Input, Model, layers
+    from benchmarks.models import token_transformer
 
-    from benchmarks.models import SelfAttention
-
-    inputs = Input((_TOKENS,), dtype="int32")
-    x = layers.Embedding(1000, _WIDTH)(inputs)
-    for _ in range(_BLOCKS):
-        y = SelfAttention()(layers.LayerNormalization()(x))
-        x = layers.Add()([x, layers.Dropout(0.1)(y)])
-        y = layers.Dense(4 * _WIDTH, "gelu")(layers.LayerNormalization()(x))
-        x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(_WIDTH)(y))])
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
-    return Model(inputs, layers.Dense(_CLASSES, "softmax", dtype="float32")(x))
+    return token_transformer(_BLOCKS, _TOKENS, _WIDTH, 1000, _CLASSES)
 
 
 def main():

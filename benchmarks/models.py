@@ -1,4 +1,4 @@
-"""The models that `monitor_overhead.py` and `steady_cost.py` train."""
+"""The models that the benchmarks train: small ones by name, larger ones."""
 
 import keras
 import numpy as np
@@ -46,6 +46,64 @@ def transformer() -> tuple:
     return keras.Model(inputs, outputs), (16, 64)
 
 
+def resnet50(pixels: int, classes: int) -> keras.Model:
+    """Returns Keras' ResNet50, with random weights."""
+    return keras.applications.ResNet50(
+        weights=None, input_shape=(pixels, pixels, 3), classes=classes
+    )
+
+
+def token_transformer(
+    blocks: int,
+    tokens: int,
+    width: int,
+    vocabulary: int,
+    classes: int,
+    heads: int = 1,
+) -> keras.Model:
+    """Returns a classifier of sentences."""
+    inputs = keras.Input((tokens,), dtype="int32")
+    x = layers.Embedding(vocabulary, width)(inputs)
+    for _ in range(blocks):
+        y = layers.LayerNormalization()(x)
+        y = SelfAttention()(y) if heads == 1 else _many_heads(y, heads)
+        x = layers.Add()([x, layers.Dropout(0.1)(y)])
+        y = layers.Dense(4 * width, "gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(y))])
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    outputs = layers.Dense(classes, "softmax", dtype="float32")(x)
+    return keras.Model(inputs, outputs)
+
+
+def _many_heads(x, heads):
+    return layers.MultiHeadAttention(heads, x.shape[-1] // heads)(x, x)
+
+
+def unet(pixels: int, widths: tuple, classes: int) -> keras.Model:
+    """Returns a U-Net that classifies every pixel, a level for each width."""
+    inputs = x = keras.Input((pixels, pixels, 3))
+    skipped = []
+    *above, lowest = widths
+    for width in above:
+        x = _two_convolutions(x, width)
+        skipped.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = _two_convolutions(x, lowest)
+    for width in reversed(above):
+        x = layers.Conv2DTranspose(width, 2, strides=2)(x)
+        x = layers.Concatenate()([skipped.pop(), x])
+        x = _two_convolutions(x, width)
+    outputs = layers.Conv2D(classes, 1, activation="softmax", dtype="float32")
+    return keras.Model(inputs, outputs(x))
+
+
+def _two_convolutions(x, width):
+    for _ in range(2):
+        x = layers.Conv2D(width, 3, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+    return x
+
+
 class SelfAttention(layers.Layer):
     """Attention of one head.
 
@@ -67,10 +125,24 @@ class SelfAttention(layers.Layer):
         return self.output_projection(ops.matmul(weights, value))
 
 
+def resnet50_of_64_pixels() -> tuple:
+    """Returns a ResNet50 without its softmax, and the shape of its input."""
+    model = resnet50(64, 10)
+    logits = layers.Dense(10, dtype="float32")(model.layers[-2].output)
+    return keras.Model(model.input, logits), (64, 64, 3)
+
+
+def tiny() -> tuple:
+    """Returns a classifier that compiles soon, and the shape of its input."""
+    return keras.Sequential([keras.Input((4,)), layers.Dense(10)]), (4,)
+
+
 MODELS = {
+    "tiny": tiny,
     "convolutional": convolutional,
     "40 Dense(64)": many_small_layers,
     "transformer": transformer,
+    "resnet50": resnet50_of_64_pixels,
 }
 
 

@@ -41,32 +41,34 @@ MODELS = ("convolutional", "40 Dense(64)", "transformer")
 OURS = ("none", "none again", "defaults", "every step")
 TENSORFLOW_TOOLS = ("check_numerics", "CONCISE_HEALTH", "FULL_HEALTH")
 PEERS = ("TensorBoard", *TENSORFLOW_TOOLS)
+HEADER = ["without, ms a step", "without again", "defaults"]
+HEADER += ["every step", "compile", "same"]
 
 # Of the arms whose steps take a multiple of a plain one, so few of the steps.
 _SHORTER = dict.fromkeys(("every step", *TENSORFLOW_TOOLS), 8)
 
 
-def measure(jit_compile, name, rounds, steps, peers):
+def measure(jit_compile, name, rounds, steps, peers=()):
     """Returns the table cells of one model on the active backend."""
     if os.environ["KERAS_BACKEND"] != "tensorflow":
         peers = [peer for peer in peers if peer not in TENSORFLOW_TOOLS]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
 
-        def process(kinds):
-            arguments = (jit_compile, name, steps, kinds, folder)
-            return stack.enter_context(_Process(*arguments))
+        def prepare(kind):
+            return _Arm(jit_compile, name, _steps_of(kind, steps), kind, folder)
 
-        ours = process(OURS)
-        processes = dict.fromkeys(OURS, ours) | {p: process([p]) for p in peers}
-        arms = {
-            kind: functools.partial(process.run, _fit, kind)
-            for kind, process in processes.items()
-        }
+        def process(kind):
+            arguments = (jit_compile, name, _steps_of(kind, steps), kind)
+            return stack.enter_context(_Process(*arguments, folder))
+
+        ours = {kind: prepare(kind) for kind in OURS}
+        arms = {kind: arm.fit for kind, arm in ours.items()}
+        arms |= {peer: process(peer).fit for peer in peers}
         failed = _warm_up(arms)
-        compiled = ours.run(_compilation, "every step")
+        compiled = ours["every step"].compilation()
         seconds = interleave(arms, rounds)
-        same = _difference(*(ours.run(_result, k) for k in OURS[::2]))
+        same = _difference(*(ours[kind].result() for kind in OURS[::2]))
     per_step = {
         kind: [s / _steps_of(kind, steps) for s in found]
         for kind, found in seconds.items()
@@ -75,7 +77,9 @@ def measure(jit_compile, name, rounds, steps, peers):
     cells = [f"{1e3 * statistics.median(per_step['none']):.2f}"]
     cells += [ratios[kind] for kind in OURS[1:]]
     cells += [f"{compiled:.1f} s", same]
-    return cells + [failed.get(k) or ratios.get(k, "-") for k in PEERS]
+    if peers:
+        cells += [failed.get(k) or ratios.get(k, "-") for k in PEERS]
+    return cells
 
 
 def _steps_of(kind, steps):
@@ -107,7 +111,7 @@ def _difference(one, other):
 
 
 class _Process:
-    """A process with some of the arms."""
+    """A process with one arm."""
 
     def __init__(self, *args):
         self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -120,32 +124,18 @@ class _Process:
     def __exit__(self, *args):
         self._pool.shutdown()
 
-    def run(self, function, kind):
-        """Returns what a function returns there of an arm."""
-        return self._pool.submit(function, kind).result()
+    def fit(self):
+        """Fits once, there."""
+        self._pool.submit(_fit).result()
 
 
-# What follows runs there.
+def _start(*args):
+    global _arm
+    _arm = _Arm(*args)
 
 
-def _start(jit_compile, name, steps, kinds, folder):
-    global _arms
-    _arms = {
-        kind: _Arm(jit_compile, name, _steps_of(kind, steps), kind, folder)
-        for kind in kinds
-    }
-
-
-def _fit(kind):
-    _arms[kind].fit()
-
-
-def _compilation(kind):
-    return _arms[kind].compilation()
-
-
-def _result(kind):
-    return _arms[kind].result()
+def _fit():
+    _arm.fit()
 
 
 class _Arm:
@@ -163,8 +153,11 @@ class _Arm:
 
     def fit(self):
         """Fits once."""
+        from keras_mixprec.backend import active
+
         with _nothing_beside(self._kind == "every step"):
             history = self._fit(callbacks=self._callbacks()).history
+        active.runtime().wait([v.value for v in self._model.variables])
         self._losses += history["loss"]
 
     def _callbacks(self):
@@ -232,8 +225,7 @@ def main():
     )
     arguments = parser.parse_args()
     peers = PEERS if arguments.peers else ()
-    header = ["without, ms a step", "without again", "defaults"]
-    header += ["every step", "compile", "same", *PEERS]
+    header = [*HEADER, *peers]
     models = {name: name for name in arguments.models}
     rest = arguments.rounds, arguments.steps, peers
     print_table(header, arguments.setups, models, measure, *rest)

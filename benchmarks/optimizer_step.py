@@ -27,6 +27,7 @@ from benchmarks.timing import argument_parser, interleave, print_table, ratio
 
 # Name: number of layers and their width.
 SIZES = {"100 Dense(64)": (100, 64), "6 Dense(1024)": (6, 1024)}
+HEADER = ["no scaling, ms", "Keras", "ours", "floor", "ours : Keras"]
 
 
 def measure(jit_compile, model, rounds, steps):
@@ -80,9 +81,9 @@ def _one_number_each():
     """Steps traced within the context read one number of each gradient."""
     from keras import ops
 
-    from keras_mixprec.backend import step
+    from keras_mixprec.backend import active
 
-    backend = step.current()
+    backend = active.step()
     original = backend.gradient_norms
     backend.gradient_norms = lambda gradients: ops.abs(
         ops.stack([ops.reshape(g, [-1])[0] for g in gradients])
@@ -112,7 +113,7 @@ def main():
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128])
     arguments = parser.parse_args()
     print_table(
-        ["no scaling, ms", "Keras", "ours", "floor", "ours : Keras"],
+        HEADER,
         arguments.setups,
         {
             f"{name}, batch {batch}": (SIZES[name], batch)

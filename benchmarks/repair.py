@@ -21,6 +21,7 @@ import pathlib
 import statistics
 import sys
 import tempfile
+from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
@@ -29,7 +30,7 @@ from benchmarks.timing import SETUPS, argument_parser, in_subprocess, markdown
 
 _SEEDS = range(5)
 _TOLERANCE = 0.02
-_HEADER = [
+HEADER = [
     "case",
     "float32",
     "float16",
@@ -59,16 +60,16 @@ def main():
             arguments.cases,
             arguments.hub,
         )
-        table = [cells for cells, _ in rows]
-        print(f"\n### {setup}\n\n{markdown(_HEADER, table)}", flush=True)
-        totals.append([setup, *_totals([result for _, result in rows])])
+        table = [result.cells for result in rows]
+        print(f"\n### {setup}\n\n{markdown(HEADER, table)}", flush=True)
+        totals.append([setup, *_totals(rows)])
     header = ["backend", "faults repaired", "controls untouched"]
     header += ["most rebuilds", "median share of the oracle's"]
     print("\n" + markdown(header, totals))
 
 
 def repair_all(setup, jit_compile, names, hub=False):
-    """Returns, for every case, the cells of its row and the result."""
+    """Returns what became of every case."""
     if hub:
         from benchmarks.hub_cases import cases
     else:
@@ -77,13 +78,36 @@ def repair_all(setup, jit_compile, names, hub=False):
     rows = []
     for case in cases(names):
         rows.append(
-            _repair(case, setup, jit_compile, "parameters" if hub else "flops")
+            repair_one(
+                case, setup, jit_compile, "parameters" if hub else "flops"
+            )
         )
-        print(*rows[-1][0], sep="  ", file=sys.stderr, flush=True)
+        print(*rows[-1].cells, sep="  ", file=sys.stderr, flush=True)
     return rows
 
 
-def _repair(case, setup, jit_compile, measure):
+class Repaired(NamedTuple):
+    """What became of a case.
+
+    Attributes:
+        cells: List of strings, its row of the table.
+        fault: Boolean. Whether a layer is known to be unstable.
+        fails: Boolean. Whether it fails to learn in mixed_float16.
+        right: Boolean. Whether the tuner did right.
+        rebuilds: Int.
+        share: Float. What is left in 16 bits, as a share of what could be.
+    """
+
+    cells: list
+    fault: bool
+    fails: bool
+    right: bool
+    rebuilds: int
+    share: float
+
+
+def repair_one(case, setup, jit_compile, measure="flops"):
+    """Trains a case in float32, in mixed_float16, and with the tuner."""
     import keras_mixprec as kmp
     from keras_mixprec.policies.summary import shares_in_16_bits
 
@@ -124,7 +148,8 @@ def _repair(case, setup, jit_compile, measure):
     ]
     share, known = getattr(shares, measure), getattr(oracle, measure)
     share = min(share / known, 1.0) if known else 1.0
-    return cells, (fault, right, rebuilds, share)
+    fails = not case.learns(low, exact[0])
+    return Repaired(cells, fault, fails, right, rebuilds, share)
 
 
 def _float32(case, jit_compile, seed):
@@ -165,13 +190,13 @@ def _as_good(case, tuned, exact):
 
 
 def _totals(results):
-    faults = [right for fault, right, _, _ in results if fault]
-    controls = [right for fault, right, _, _ in results if not fault]
-    shares = [share for fault, _, _, share in results if fault]
+    faults = [result.right for result in results if result.fault]
+    controls = [result.right for result in results if not result.fault]
+    shares = [result.share for result in results if result.fault]
     return [
         f"{sum(faults)} of {len(faults)}",
         f"{sum(controls)} of {len(controls)}",
-        str(max(rebuilds for _, _, rebuilds, _ in results)),
+        str(max(result.rebuilds for result in results)),
         f"{statistics.median(shares):.0%}" if shares else "-",
     ]
 

@@ -40,12 +40,16 @@ MODELS = ("convolutional", "40 Dense(64)", "transformer")
 # many is known to 0.3%.
 _PAIRS = 1001
 
+_PARTS = "guard + hooks + special = total"
+HEADER = ["plain step, ms", f"monitor: {_PARTS}", f"both: {_PARTS}"]
+HEADER += ["once: monitor", "once: both"]
 
-def measure(jit_compile, name, rounds, steps):
+
+def measure(jit_compile, name, rounds, steps, pairs=_PAIRS):
     """Returns the table cells of one model on the active backend."""
     import keras_mixprec as kmp
 
-    guard = _guard(jit_compile, name)
+    guard = _guard(jit_compile, name, pairs)
     shares, once = [], []
     for tuners in ([], [kmp.PrecisionTuner(verbose=0)]):
         with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +68,7 @@ def measure(jit_compile, name, rounds, steps):
     ]
 
 
-def _guard(jit_compile, name):
+def _guard(jit_compile, name, pairs):
     """What the guard adds to a step, as a share of it."""
     from benchmarks.models import compiled
     from benchmarks.train_steps import stepper
@@ -82,10 +86,10 @@ def _guard(jit_compile, name):
         run(1)
 
     arms = {g: functools.partial(step, g) for g in functions}
-    interleave(arms, 20)
-    seconds = interleave(arms, _PAIRS)
-    pairs = zip(seconds[True], seconds[False], strict=True)
-    return statistics.median(guarded / own for guarded, own in pairs) - 1
+    interleave(arms, min(pairs, 20))
+    seconds = interleave(arms, pairs)
+    both = zip(seconds[True], seconds[False], strict=True)
+    return statistics.median(guarded / own for guarded, own in both) - 1
 
 
 def _compilation(folder, steps):
@@ -116,7 +120,8 @@ class _Run:
             self._time_hooks(callback)
         begin = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs: self._stamp(),
-            # With it Keras reads the loss and so waits for every step, as
+            # With it Keras reads the loss and so waits for every step, also
+            # on a GPU, where what is read is the last that the step computes;
             # whoever asked first would have to otherwise.
             on_train_batch_end=lambda batch, logs: None,
         )
@@ -227,12 +232,9 @@ def main():
     parser = argument_parser(__doc__, rounds=10, steps=200)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     arguments = parser.parse_args()
-    parts = "guard + hooks + special = total"
-    header = ["plain step, ms", f"monitor: {parts}", f"both: {parts}"]
-    header += ["once: monitor", "once: both"]
     models = {name: name for name in arguments.models}
     rest = arguments.rounds, arguments.steps
-    print_table(header, arguments.setups, models, measure, *rest)
+    print_table(HEADER, arguments.setups, models, measure, *rest)
 
 
 if __name__ == "__main__":

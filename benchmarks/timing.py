@@ -116,14 +116,15 @@ def markdown(header: list, rows: list) -> str:
 
 
 def _surroundings(backends):
-    devices = {in_subprocess(b, _device): None for b in backends}
+    devices = {in_subprocess(b, device_name): None for b in backends}
     versions = [_version(name) for name in ("keras", *backends)]
     return f"{', '.join(devices)}; Python {platform.python_version()}, " + (
         ", ".join(versions)
     )
 
 
-def _device():
+def device_name() -> str:
+    """Returns the name of the active backend's device."""
     import keras_mixprec
 
     device = keras_mixprec.recommend_policy().device

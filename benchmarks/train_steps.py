@@ -5,6 +5,8 @@ import itertools
 import keras
 import numpy as np
 
+from keras_mixprec.backend import active
+
 
 def stepper(model: keras.Model, x: np.ndarray, y: np.ndarray):
     """Trains two steps on one batch, and returns how to train more of them.
@@ -30,7 +32,7 @@ def _tensorflow(model, x, y):
     def run(steps):
         for _ in range(steps):
             logs = model.train_function(batches)
-        float(logs["loss"])
+        active.runtime().wait(logs)
 
     return run
 
@@ -47,8 +49,8 @@ def _jax(model, x, y):
         # The step gives its old state's memory to the new one.
         nonlocal state
         for _ in range(steps):
-            logs, state = model.train_function(state, batches)
-        float(logs["loss"])
+            _, state = model.train_function(state, batches)
+        active.runtime().wait(state)
 
     return run
 
@@ -60,6 +62,6 @@ def _torch(model, x, y):
     def run(steps):
         for _ in range(steps):
             logs = model.train_function(batch)
-        float(logs["loss"])
+        active.runtime().wait(logs)
 
     return run

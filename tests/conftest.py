@@ -25,6 +25,7 @@ if keras.backend.backend() != "torch":
         "test_compare_killed.py",
         "test_comparison_result.py",
         "test_comparison_verdicts.py",
+        "test_gpu_benchmark_processes.py",
         "test_plugin_*.py",
         "test_report.py",
         "test_types.py",
