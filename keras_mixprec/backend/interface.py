@@ -361,12 +361,6 @@ class Runtime(Protocol):
     def wait(self, tensors):
         """Waits until the tensors are computed."""
 
-    def tf32(self, allowed) -> AbstractContextManager:
-        """Context in which float32 products may, or must not, use TF32.
-
-        On devices that have it. Cheap, and no compiled model is touched.
-        """
-
 
 class Precision(Protocol):
     """What float32 matrix products and convolutions are computed in.
@@ -380,6 +374,12 @@ class Precision(Protocol):
 
     def scope(self, name, kind) -> AbstractContextManager:
         """Context in which it is set; what was set before is afterwards."""
+
+    def local_scope(self, name) -> AbstractContextManager:
+        """As `scope`, for what is traced and computed within alone.
+
+        `"float32"` or `"tf32"`. Cheap: models compiled before stay as they are.
+        """
 
     def read(self, kind) -> tuple[str, str]:
         """Returns what products, and convolutions, were set to.

@@ -8,6 +8,7 @@
 | `sum` `mean` `max` `min` `prod` `argmax` `norm` `pool` | reductions |
 | `cumsum` `cumprod` `softmax` `log_softmax` | along an axis |
 | `matmul` `conv` | products |
+| `solve` | linear systems, inverses, factorizations, eigenvalues |
 | `cast` `select` `compare` `concat` `slice` `gather` `arange` | the rest |
 
 Whatever else there is has the backend's own name. Reshaping, transposing and

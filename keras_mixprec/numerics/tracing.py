@@ -30,7 +30,7 @@ from keras_mixprec.keras_internals import (
 from keras_mixprec.numerics.layer_hooks import (
     CallHook,
     call_name,
-    computing_in,
+    in_float32,
     with_sublayers,
 )
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
@@ -83,7 +83,7 @@ def trace_model(model: keras.Model, x=None, y=None) -> ModelTrace:
     if call.inputs is None:
         return ModelTrace([], untraced=_not_built(model))
     own = call.trace(runs=False)
-    with computing_in("float32", with_sublayers(model)):
+    with in_float32(model):
         reference = call.trace(runs=x is not None)
     if reference.error is not None:  # Not of its precision.
         return ModelTrace(own.operations, untraced=reference.error)

@@ -22,6 +22,9 @@ from keras_mixprec.backend.operations import (
 )
 
 _NAMES = {
+    "_linalg_eigh": "solve",
+    "_linalg_solve_ex": "solve",
+    "_linalg_svd": "solve",
     "_log_softmax": "log_softmax",
     "_safe_softmax": "softmax",
     "_softmax": "softmax",
@@ -49,6 +52,13 @@ _NAMES = {
     "index_select": "gather",
     "isfinite": "compare",
     "le": "compare",
+    "linalg_cholesky_ex": "solve",
+    "linalg_eig": "solve",
+    "linalg_inv_ex": "solve",
+    "linalg_lstsq": "solve",
+    "linalg_lu_factor_ex": "solve",
+    "linalg_qr": "solve",
+    "linalg_solve_triangular": "solve",
     "linalg_vector_norm": "norm",
     "lt": "compare",
     "masked_fill": "select",
