@@ -244,8 +244,13 @@ class Replay(Protocol):
 class Trace(Protocol):
     """Listing the operations of a function."""
 
-    def scope(self, name) -> AbstractContextManager:
-        """Context in which operations are recorded as of this scope."""
+    def call(self, run, scope, key, given):
+        """Returns `run()`, the operations of which are of this scope.
+
+        Calls of the same `key`, unless it is `None`, have the same operations,
+        of the tensors `given`: a backend may record those of the first again.
+        Within the function of `operations`.
+        """
 
     def without_gradients(self) -> AbstractContextManager:
         """Context in which functions run in place of their gradients.

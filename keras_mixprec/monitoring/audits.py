@@ -23,6 +23,7 @@ from keras_mixprec.monitoring.overhead import (
     failure,
 )
 from keras_mixprec.numerics.dry_step import NotBuiltError
+from keras_mixprec.policies.graph_rewrite import uncounted
 from keras_mixprec.reporting.schema import ERRORS
 
 _DIRECTIONS = ("forward", "backward")
@@ -113,7 +114,8 @@ class Examiner:
         with self._guarded(step):
             started = time.perf_counter()
             try:
-                yield
+                with uncounted():
+                    yield
             finally:
                 cost = self.schedule.cost = time.perf_counter() - started
                 self._budget.add(DIAGNOSES, cost, counts)

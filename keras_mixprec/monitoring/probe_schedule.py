@@ -17,6 +17,7 @@ from keras_mixprec.monitoring.overhead import PROBES, degrade, failure
 from keras_mixprec.numerics.collector import accumulation_steps
 from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges
+from keras_mixprec.policies.graph_rewrite import uncounted
 from keras_mixprec.reporting.schema import EXPONENTS
 
 # Compiling the probed step takes up to four times as long as the first step
@@ -119,7 +120,7 @@ class Prober:
             started = time.perf_counter()
             probed_args, args = active.probe().twice(args)
             try:
-                with guarded_steps(model):
+                with guarded_steps(model), uncounted():
                     if first:
                         vars(model)[_KEPT_AS] = own, Probe(model)
                     _, probe = vars(model)[_KEPT_AS]

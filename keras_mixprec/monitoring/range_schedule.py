@@ -7,6 +7,7 @@ import time
 from keras_mixprec.backend import active
 from keras_mixprec.monitoring.overhead import PROBES, degrade
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
+from keras_mixprec.policies.graph_rewrite import uncounted
 
 # What all readings of a model may take together: this share of the first
 # epoch of each `fit`, or more with a larger `max_overhead`, but at least so
@@ -203,7 +204,8 @@ class RangeReader:
             self._too_expensive(step, f"take about {expected:.1f} s", expected)
         else:
             try:
-                return read_ranges(model, self.batch, left)
+                with uncounted():
+                    return read_ranges(model, self.batch, left)
             except TimeoutError:
                 self._costs.last = 2 * left
                 self._too_expensive(

@@ -1,5 +1,6 @@
 """TensorFlow's graph-level mixed precision, as a setter and a scope."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -176,6 +177,17 @@ def graph_rewrite(
     _collect()  # Trying it out throws away what was collected.
     check_device(dtype)
     return GraphRewrite(dtype, lists)
+
+
+@contextlib.contextmanager
+def uncounted():
+    """Context in which functions are not those of the user, but a monitor's."""
+    _collect()
+    try:
+        yield
+    finally:
+        if _stack:
+            active.graph_rewrite().collect()
 
 
 def in_force() -> GraphRewrite | None:

@@ -92,8 +92,9 @@ _CALLS = {
 }
 
 
-def scope(name):
-    return jax.named_scope(_SCOPE + name)
+def call(run, scope, key, given):
+    with jax.named_scope(_SCOPE + scope):
+        return run()
 
 
 def without_gradients():

@@ -120,8 +120,10 @@ _VIEWS = frozenset(
 )
 
 
-def scope(name):
-    return common.scope(name)
+def call(run, scope, key, given):
+    # A tensor of a loop's graph means nothing in another one.
+    graph = id(tf.compat.v1.get_default_graph())
+    return common.call(run, scope, key and (key, graph), given)
 
 
 def without_gradients():
@@ -136,7 +138,8 @@ def operations(function, inputs, runs):
         recorder.start(given)
         op_callbacks.add_op_callback(recorder.called)
         try:
-            function(list(given))
+            with recorder.recording.active():
+                function(list(given))
         finally:
             op_callbacks.remove_op_callback(recorder.called)
         return recorder.statistics() if runs else []
@@ -158,7 +161,7 @@ def operations(function, inputs, runs):
 class _Recorder:
     def __init__(self):
         self.recording = Recording(
-            _ByReference(), _NAMES, _VIEWS, _described, _read
+            _ByReference(), _NAMES, _VIEWS, _described, _read, tf.identity
         )
         self.given, self.numbers, self._graph = [], [], None
 
