@@ -1,6 +1,8 @@
 """Each rule of lint finds what it is for, and nothing in a healthy model."""
 
 import contextlib
+import pathlib
+import re
 
 import lint_data_cases  # noqa: F401
 import lint_traced_cases  # noqa: F401
@@ -8,6 +10,7 @@ import pytest
 from lint_cases import FINDS, PASSES
 
 import keras_mixprec as kmp
+from keras_mixprec.analysis.lint import table
 from keras_mixprec.analysis.lint.table import RULES
 from keras_mixprec.backend import active
 
@@ -38,6 +41,14 @@ def on_h100(products):
     ):
         patch.setattr(active, "devices", lambda: found)
         yield
+
+
+def test_a_file_with_rules_is_named_so_and_in_the_table():
+    for path in pathlib.Path(table.__file__).parent.glob("*.py"):
+        rules = re.findall(r"^@rule\(.*\)\ndef (\w+)", path.read_text(), re.M)
+        missing = set(rules) - set(BY_NAME)
+        assert not missing, f"add {path.stem} to `_FILES` of table.py"
+        assert not rules or path.stem.endswith("_rules")
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -5,7 +5,7 @@ import os
 import sys
 
 from keras_mixprec._version import __version__
-from keras_mixprec.cli import doctor, lint
+from keras_mixprec.cli import compare, doctor, lint
 
 # Modules that a command needs beyond the core, and what to install for them.
 _PACKAGES = {
@@ -27,9 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: List of strings. Defaults to the process' arguments.
 
     Returns:
-        Int. The exit status: 0; 1 if `doctor` or `lint` found something as
-        severe as asked for; 2 of a wrong call, with a message on stderr; 130
-        if it was interrupted.
+        Int. The exit status: 0; 1 if `doctor`, `lint` or `compare` found
+        something as severe as asked for; 2 of a wrong call, with a message on
+        stderr; 130 if it was interrupted.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -135,6 +135,7 @@ def _parser():
     )
     report.set_defaults(run=_report)
     lint.add_command(commands)
+    compare.add_command(commands)
     return parser
 
 

@@ -24,8 +24,8 @@ from keras_mixprec.numerics.dry_step import (
     exact_step,
 )
 from keras_mixprec.numerics.layer_hooks import (
-    following,
     in_float32,
+    temporary_policies,
 )
 
 
@@ -164,7 +164,7 @@ class EndToEnd:
             self._batches, self._references, strict=True
         ):
             try:
-                with following(assignment):
+                with temporary_policies(assignment):
                     step = dry_step(
                         self._model, batch, self._scale, records=False
                     )

@@ -204,7 +204,7 @@ def in_float32(layer):
 
 
 @contextlib.contextmanager
-def following(assignment: dict):
+def temporary_policies(assignment: dict):
     """Gives layers several policies within the context, as `computing_in`.
 
     Args:

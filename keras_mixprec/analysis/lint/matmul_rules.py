@@ -1,7 +1,7 @@
 """Rules about what float32 products are computed in: TF32 or float32."""
 
 from keras_mixprec.analysis.lint.findings import Finding
-from keras_mixprec.analysis.lint.flow import PASSING, origin
+from keras_mixprec.analysis.lint.flow import PASS_THROUGH_OPS, producer_of
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.analysis.lint.traced_findings import one_per_layer
 from keras_mixprec.numerics.tracing import path_of
@@ -13,8 +13,8 @@ from keras_mixprec.policies.set_policies import reasons_of
 _SHARE_THAT_MATTERS = 0.1
 
 # What is still the product, multiplied or with something on its diagonal.
-_STILL_THE_PRODUCT = PASSING | {"add", "sub", "mul", "div"}
-_SUMMED = PASSING | {"add", "mul"}
+_STILL_THE_PRODUCT = PASS_THROUGH_OPS | {"add", "sub", "mul", "div"}
+_SUMMED = PASS_THROUGH_OPS | {"add", "mul"}
 
 _FIX = "Call keras_mixprec.set_matmul_precision('float32') before training."
 
@@ -69,7 +69,7 @@ def _why_exact(flow, operation):
 
 def _is_in_a_distance(flow, product):
     """Whether it is the `x y` of `x**2 - 2 x y + y**2`."""
-    for operation, value in flow.uses(product, PASSING | {"mul"}):
+    for operation, value in flow.uses(product, PASS_THROUGH_OPS | {"mul"}):
         others = [other for other in operation.inputs if other is not value]
         if operation.name in ("sub", "add") and any(map(_is_squares, others)):
             return True
@@ -78,10 +78,10 @@ def _is_in_a_distance(flow, product):
 
 def _is_squares(value):
     """Whether squares were added up to it."""
-    source = origin(value, _SUMMED)
+    source = producer_of(value, _SUMMED)
     if source is None or source.name not in ("sum", "mean"):
         return False
-    summed = origin(source.inputs[0])
+    summed = producer_of(source.inputs[0])
     return summed is not None and (
         summed.name == "square"
         or (summed.name == "mul" and len({*map(id, summed.inputs)}) == 1)
