@@ -243,15 +243,18 @@ def test_calls_like_another_have_the_operations_that_they_would_have(
     assert found == described(trace_model(model))
 
 
-def test_a_layer_like_another_is_not_called_again(monkeypatch):
-    called, call = [], layers.LeakyReLU.call
-    monkeypatch.setattr(
-        layers.LeakyReLU,
-        "call",
-        lambda self, x: (called.append(self.name), call(self, x))[1],
-    )
+@pytest.mark.parametrize("kind", [layers.LeakyReLU, layers.Dense])
+def test_a_layer_like_another_is_not_called_again(kind, monkeypatch):
+    called, call = [], kind.call
+
+    def seen(self, *args, **kwargs):
+        called.append(self.name)
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "call", seen)
     trace_model(repeats())
-    expected = ["leaky0", "leaky1", "leaky2"]
-    if keras.backend.backend() != "jax":  # Which traces it fast.
-        expected.remove("leaky1")
-    assert called == 2 * expected
+    if keras.backend.backend() == "jax":  # Which traces them in no time.
+        assert {"leaky1", "dense1"} & set(called)
+    else:
+        assert not {"leaky1", "dense1", "dense2"} & set(called)
+    assert {"leaky2", "own1", "own2"} & set(called)

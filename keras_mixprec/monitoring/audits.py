@@ -17,9 +17,8 @@ from keras_mixprec.monitoring.audit_schedule import (
     audit_schedule,
 )
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
-from keras_mixprec.monitoring.overhead import DIAGNOSES
+from keras_mixprec.monitoring.overhead import DIAGNOSES, own_functions
 from keras_mixprec.numerics.dry_step import NotBuiltError
-from keras_mixprec.policies.graph_rewrite import uncounted
 from keras_mixprec.reporting.schema import ERRORS
 
 # What a column of `AUDITED` is called after the direction.
@@ -111,7 +110,7 @@ class Examiner:
         with self._errors_reported(step):
             started = time.perf_counter()
             try:
-                with uncounted():
+                with own_functions():
                     yield
             finally:
                 cost = self.schedule.cost = time.perf_counter() - started

@@ -6,9 +6,8 @@ import time
 
 from keras_mixprec.backend import active
 from keras_mixprec.monitoring.failures import warn_disabled
-from keras_mixprec.monitoring.overhead import PROBES
+from keras_mixprec.monitoring.overhead import PROBES, own_functions
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
-from keras_mixprec.policies.graph_rewrite import uncounted
 
 # What all readings of a model may take together: this share of the first
 # epoch of each `fit`, or more with a larger `max_overhead`, but at least so
@@ -205,7 +204,7 @@ class RangeReader:
             self._too_expensive(step, f"take about {expected:.1f} s", expected)
         else:
             try:
-                with uncounted():
+                with own_functions():
                     return read_ranges(model, self.batch, left)
             except TimeoutError:
                 self._costs.last = 2 * left

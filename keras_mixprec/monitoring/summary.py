@@ -12,7 +12,6 @@ from keras_mixprec.formats import (
     format_power,
 )
 from keras_mixprec.monitoring.counter_log import lack_of_scaling, remedy
-from keras_mixprec.policies.graph_rewrite import in_force
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline
@@ -161,6 +160,9 @@ def summarize(session) -> TrainingSummary:
     Args:
         session: The `Session`, after its last reading.
     """
+    # Not needed before a `fit` ends.
+    from keras_mixprec.policies.graph_rewrite import in_force
+
     rows = precision_summary(session.model).to_list()
     used = session.counters.used()
     optimizers = {

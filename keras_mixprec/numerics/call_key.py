@@ -40,7 +40,7 @@ def call_key(layer: keras.layers.Layer, args: tuple, kwargs: dict):
             type(layer),
             json.dumps(config, sort_keys=True),
             given,
-            json.dumps([(v.shape, v.dtype) for v in layer.variables]),
+            json.dumps([(*v.shape, v.dtype) for v in layer.variables]),
             training_in_force(),
             id(getattr(layer, "activation", None)),
         )
