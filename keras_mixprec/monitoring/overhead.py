@@ -1,6 +1,5 @@
 """What monitoring costs and may cost: the overhead budget."""
 
-import contextlib
 import math
 import time
 from collections import Counter
@@ -14,16 +13,6 @@ _UNTIMED = 0.0125
 # more, or one of them would leave nothing to the other: a probe takes as long
 # as a hundred readings. A diagnosis has to wait until enough is left of all.
 READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
-
-
-@contextlib.contextmanager
-def own_functions():
-    """Context in which what TensorFlow optimizes is no function of the user."""
-    # Not needed before a `fit` begins.
-    from keras_mixprec.policies.graph_rewrite import uncounted
-
-    with uncounted():
-        yield
 
 
 class OverheadBudget:

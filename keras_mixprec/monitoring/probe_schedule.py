@@ -14,7 +14,7 @@ from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring.attach import guarded_steps
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
-from keras_mixprec.monitoring.overhead import PROBES, own_functions
+from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.collector import accumulation_steps
 from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges
@@ -121,7 +121,7 @@ class Prober:
             started = time.perf_counter()
             probed_args, args = active.probe().twice(args)
             try:
-                with guarded_steps(model), own_functions():
+                with guarded_steps(model):
                     if first:
                         vars(model)[_PROBE_ATTRIBUTE] = own, Probe(model)
                     _, probe = vars(model)[_PROBE_ATTRIBUTE]

@@ -1,6 +1,5 @@
 """TensorFlow's graph-level mixed precision, as a setter and a scope."""
 
-import contextlib
 import itertools
 import os
 from collections import Counter
@@ -189,17 +188,6 @@ def graph_rewrite(
     _collect()  # Trying it out throws away what was collected.
     check_device(dtype)
     return GraphRewrite(dtype, lists)
-
-
-@contextlib.contextmanager
-def uncounted():
-    """Context in which functions are not those of the user, but a monitor's."""
-    _collect()
-    try:
-        yield
-    finally:
-        if _stack:
-            active.graph_rewrite().collect()
 
 
 def in_force() -> GraphRewrite | None:
