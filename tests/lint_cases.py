@@ -2,7 +2,8 @@
 
 An example returns a model, `(model, x)` or `(model, x, y)`, with a dict of
 further arguments of `lint` last if there are any, and names the rule that it
-belongs to; `test_lint_rules.py` runs over all of them.
+belongs to; `test_lint_rules.py` runs over all of them. `products` in the dict
+is the matmul precision that is set, and the device an H100.
 """
 
 import keras

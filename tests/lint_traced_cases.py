@@ -3,7 +3,9 @@
 import keras
 import numpy as np
 from keras import layers, ops
-from lint_cases import between, finds, float16, passes, samples
+from lint_cases import between, finds, float16, mlp, passes, samples
+
+import keras_mixprec as kmp
 
 
 class Own(layers.Layer):
@@ -359,3 +361,68 @@ def sines_of_thousands():
 @passes("angles_on_data")
 def sines_of_ones():
     return on_data(ops.sin)
+
+
+# Products in float32 on a GPU.
+
+
+def covariance_factor(x):
+    return ops.cholesky(ops.matmul(ops.transpose(x), x) + ops.eye(8))
+
+
+def distances(x):
+    squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
+    products = ops.matmul(x, ops.transpose(x))
+    return squares + ops.transpose(squares) - 2.0 * products
+
+
+@finds("products_below_float32", "own")
+def factorized_in_tf32():
+    return own(covariance_factor, policy="float32"), {"products": "tf32"}
+
+
+@finds("products_below_float32", "own")
+def distances_in_tf32():
+    def weighed(x):
+        return ops.matmul(ops.exp(-distances(x)), x)
+
+    return own(weighed, policy="float32"), {"products": "tf32"}
+
+
+@finds("products_below_float32", "d0")
+def kept_in_float32_for_its_digits():
+    model = mlp(64, 8)
+    wide = [kmp.PrecisionRule("d0", reason="precision_loss")]
+    kmp.apply_policy(model, "mixed_float16", rules=wide)
+    return model, {"products": "tf32"}
+
+
+@passes("products_below_float32", "products_without_tf32")
+def factorized_in_float32():
+    return own(covariance_factor, policy="float32"), {"products": "float32"}
+
+
+@passes("products_below_float32", "products_without_tf32")
+def attention_in_tf32():
+    inputs = keras.Input((16, 8))
+    x = layers.MultiHeadAttention(2, 4)(inputs, inputs)
+    x = layers.BatchNormalization()(layers.Dense(8)(x))
+    return keras.Model(inputs, x), {"products": "tf32"}
+
+
+@finds("products_without_tf32")
+def dense_in_float32_on_a_gpu():
+    return mlp(64, 8, policy="float32"), {"products": "float32"}
+
+
+@passes("products_without_tf32")
+def dense_in_float32_on_a_cpu():
+    return mlp(64, 8, policy="float32")
+
+
+@passes("products_without_tf32")
+def only_a_small_head_in_float32_on_a_gpu():
+    model = mlp(64, 4)
+    wide = [kmp.PrecisionRule("d1")]
+    kmp.apply_policy(model, "mixed_float16", rules=wide)
+    return model, {"products": "float32"}

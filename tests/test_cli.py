@@ -78,7 +78,7 @@ def test_a_missing_package_is_named(module, advice):
         f"sys.exit(main(['demo', '--backend', {backend!r}]))"
     )
     done = run("-c", code)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert advice in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -86,7 +86,7 @@ def test_a_missing_package_is_named(module, advice):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("")
-    assert main(["demo", "--log-dir", str(file / "logs")]) == 1
+    assert main(["demo", "--log-dir", str(file / "logs")]) == 2
     message = capsys.readouterr().err
     assert message.startswith("keras-mixprec: ")
     assert str(file / "logs") in message
@@ -123,3 +123,9 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr("keras_mixprec.cli.demo.run_demo", interrupted)
     assert main(["demo"]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("command", ["report", "lint"])
+def test_a_wrong_call_has_one_exit_status(command, tmp_path, capsys):
+    assert main([command, str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err

@@ -19,6 +19,8 @@ def folder(tmp_path_factory):
     healthy = keras.layers.Dense(8, name="head", dtype="float32")(inputs)
     keras.Model(inputs, healthy).save(folder / "float32.keras")
     keras.Sequential([keras.Input((4,)), Unknown()]).save(folder / "own.keras")
+    own = keras.layers.Lambda(lambda x: 2 * x)
+    keras.Sequential([keras.Input((4,)), own]).save(folder / "lambda.keras")
     (folder / "text.keras").write_text("no model")
     (folder / "text.npz").write_text("no arrays")
     x, y = np.full((8, 4), 1.0, "float32"), np.full((8, 8), 1.5e5)
@@ -96,6 +98,10 @@ WRONG = {
     "a folder": (("..",), "no file .."),
     "not a model": (("text.keras",), "is damaged, or no .keras file"),
     "own layer": (("own.keras",), "give --import"),
+    "lambda": (
+        ("lambda.keras",),
+        "of yours and give that with --import",
+    ),
     "module": (("own.keras", "--import", "nowhere"), "cannot import nowhere"),
     "policy": (("float32.keras", "--policy", "half"), "policy='half'"),
     "severity": (("float32.keras", "--fail-on", "bad"), "invalid choice"),
@@ -104,6 +110,10 @@ WRONG = {
     "not data": (("float32.keras", "--data", "text.npz"), "cannot be read"),
     "objects": (("float32.keras", "--data", "objects.npz"), "plain arrays"),
     "only y": (("float32.keras", "--data", "y.npz"), "has no array x"),
+    "wrong shape in float32": (
+        ("float32.keras", "--data", "wide.npz"),
+        "found shape",
+    ),
     "wrong shape": (("billionth.keras", "--data", "wide.npz"), "found shape"),
 }
 

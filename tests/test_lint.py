@@ -21,6 +21,7 @@ from lint_data_cases import overflow_in_a_product
 from policies_models import BUILDERS
 
 import keras_mixprec as kmp
+from keras_mixprec.analysis.lint import dry_run_rules
 
 
 def test_the_most_severe_come_first():
@@ -198,3 +199,35 @@ def test_a_child_without_weights_yet():
     with pytest.warns(UserWarning, match="unbuilt state"):
         model.build((None, 8))
     assert "weights_beyond_format" not in [f.rule for f in kmp.lint(model)]
+
+
+def test_data_are_run_through_without_a_layer_in_16_bits():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    (found,) = kmp.lint(model, np.ones((8, 4)))
+    assert found.rule == "no_16_bit_layers"
+    assert "the data were only run through" in found.reason
+    with pytest.raises(ValueError, match="shape"):
+        kmp.lint(model, np.ones((8, 5)))
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("UNIMPLEMENTED: Unsupported element type F16 in dot", "This device"),
+        ("\"addmm\" not implemented for 'Half'", "This device"),
+        ("cannot compute AddV2: expected float tensor, is half", "Cast one"),
+    ],
+)
+def test_what_raises_is_the_device_or_a_mix_of_dtypes(message, fix):
+    found = dry_run_rules._raises(RuntimeError(message))
+    assert found.fix.startswith(fix)
+    assert found.numbers["error"] == message
+
+
+def test_an_adopted_optimizer_has_the_name_of_the_users_own():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model.compile("adam", "mse")
+    optimizer = kmp.ensure_loss_scaling(model)
+    assert "_Adopted" not in repr(optimizer)
+    assert type(optimizer).__name__ == "LossScaleOptimizer"

@@ -1,5 +1,6 @@
 """Each rule of lint finds what it is for, and nothing in a healthy model."""
 
+import contextlib
 import pathlib
 import re
 
@@ -11,6 +12,7 @@ from lint_cases import FINDS, PASSES
 import keras_mixprec as kmp
 from keras_mixprec.analysis.lint import table
 from keras_mixprec.analysis.lint.table import RULES
+from keras_mixprec.backend import active
 
 BY_NAME = {rule.name: rule for rule in RULES}
 FOUND = [(name, *case) for name, cases in FINDS.items() for case in cases]
@@ -22,7 +24,23 @@ def linted(build, rule):
     arguments = example if isinstance(example, tuple) else (example,)
     others = arguments[-1] if isinstance(arguments[-1], dict) else {}
     given = arguments[: len(arguments) - bool(others)]
-    return [f for f in kmp.lint(*given, **others) if f.rule == rule]
+    products = others.pop("products", None)
+    with on_h100(products) if products else contextlib.nullcontext():
+        return [f for f in kmp.lint(*given, **others) if f.rule == rule]
+
+
+@contextlib.contextmanager
+def on_h100(products):
+    """What a backend says of such a machine, and its own switch."""
+    gpu = {"kind": "cuda", "devices": ["NVIDIA H100 80GB HBM3"]}
+    gpu |= {"compute_capability": (9, 0)}
+    found = active.devices() | gpu
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        active.precision().scope(products, "cuda"),
+    ):
+        patch.setattr(active, "devices", lambda: found)
+        yield
 
 
 def test_a_file_with_rules_is_named_so_and_in_the_table():

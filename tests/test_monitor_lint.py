@@ -71,3 +71,17 @@ def test_findings_of_the_doctor_are_logged_as_well(tmp_path):
     )
     with pytest.raises(TypeError, match="`doctor` must be what"):
         kmp.MixPrecMonitor(tmp_path, doctor="quick")
+
+
+def test_what_was_repaired_before_training_is_not_logged(tmp_path):
+    model = compiled(scale_of_a_billionth(), "sgd")
+    findings = kmp.lint(model)
+    rules = [finding.rule for finding in findings]
+    assert rules[:2] == ["argument_beyond_format", "no_loss_scaling"]
+    compiled(model, kmp.LossScaleOptimizer("sgd"))
+    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0, lint=findings)
+    x, y = samples(8, 4), samples(8, 8)
+    model.fit(x, y, verbose=0, callbacks=[monitor])
+    found = [event["finding"] for event in events_in(tmp_path)]
+    assert "no_loss_scaling" not in found
+    assert "argument_beyond_format" in found

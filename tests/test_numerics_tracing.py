@@ -6,8 +6,10 @@ import pytest
 from keras import layers, ops
 from zoo.own_step import OwnStep
 
+import keras_mixprec
 from keras_mixprec.backend.common import all_variables
 from keras_mixprec.keras_internals import flat_layers, loss_ids
+from keras_mixprec.numerics import tracing
 from keras_mixprec.numerics.tracing import path_of, trace_model
 
 
@@ -173,3 +175,86 @@ def test_a_train_step_is_traced_up_to_its_loss():
     assert trace.untraced is None
     names = [op.name for op in in_layer(trace, "")]
     assert [n for n in names if n in ("sub", "exp")] == ["sub", "exp"]
+
+
+class Positions(layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(shape=(12, shape[-1]))
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        return ops.exp(x + self.table[: ops.shape(x)[1]])
+
+
+def test_as_many_positions_are_traced_as_the_model_has():
+    inputs = keras.Input((None, 8))
+    own = Positions(name="own", dtype="mixed_float16")
+    trace = trace_model(keras.Model(inputs, own(inputs)))
+    assert trace.untraced is None
+    (exp,) = [op for op in trace.operations if op.name == "exp"]
+    assert exp.output.shape == (32, 8, 8)
+
+
+class Plain(layers.Layer):
+    def call(self, x):
+        return ops.square(x)
+
+
+def repeats():
+    """Pairs of layers of Keras that differ, and some that do not."""
+    inputs = x = keras.Input((8,))
+    slopes = [0.1, 0.1, 1e-9]
+    for index, slope in enumerate(slopes):
+        x = layers.Dense(8, name=f"dense{index}")(x)
+        x = layers.LeakyReLU(slope, name=f"leaky{index}")(x)
+        norm = layers.BatchNormalization(name=f"norm{index}", epsilon=slope)
+        x = norm(x, training=index != 1)
+        x = layers.Dense(8, lambda x: x * slope, name=f"own{index}")(x)  # noqa: B023
+        x = Plain(name=f"plain{index}")(x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    keras_mixprec.apply_policy(model, "mixed_float16", rules=[])
+    return model
+
+
+def described(trace):
+    """Every operation, with its values numbered in the order met."""
+    numbers = {}
+
+    def describe(value):
+        number = numbers.setdefault(id(value), len(numbers))
+        exact = value.reference.constant if value.reference else None
+        return number, value.dtype, value.shape, value.constant, exact
+
+    return [
+        (op.name, op.scope, op.reduced, op.exponent)
+        + tuple(map(describe, [*op.inputs, *op.outputs]))
+        for op in trace.operations
+    ]
+
+
+def test_calls_like_another_have_the_operations_that_they_would_have(
+    monkeypatch,
+):
+    model = repeats()
+    found = described(trace_model(model))
+    monkeypatch.setattr(tracing, "call_key", lambda *_: None)
+    assert found == described(trace_model(model))
+
+
+@pytest.mark.parametrize("kind", [layers.LeakyReLU, layers.Dense])
+def test_a_layer_like_another_is_not_called_again(kind, monkeypatch):
+    model, called, call = repeats(), [], kind.call
+
+    def seen(self, *args, **kwargs):
+        called.append(self.name)
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "call", seen)
+    trace_model(model)
+    if keras.backend.backend() == "jax":  # Which traces them in no time.
+        assert {"leaky1", "dense1"} & set(called)
+    else:
+        assert not {"leaky1", "dense1", "dense2"} & set(called)
+    assert {"leaky2", "own1", "own2"} & set(called)

@@ -367,3 +367,11 @@ def test_nothing_in_tensorflow_reads_the_old_variables():
             read += [x for x in (OLD, PREFIX) if data.find(x.encode()) >= 0]
     # Those with the lists of operations are read.
     assert set(read) == {PREFIX}
+
+
+@done_here
+def test_the_summary_of_a_run_names_the_rewrite(tmp_path, capsys):
+    monitor = kmp.MixPrecMonitor(tmp_path, probe_every=2, max_overhead=1)
+    with kmp.graph_rewrite("bfloat16"):
+        train(dense(), epochs=3, callbacks=[monitor])
+    assert "Graph rewrite: bfloat16, 5 of" in capsys.readouterr().out

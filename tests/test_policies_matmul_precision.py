@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from keras import layers
 
-from keras_mixprec import matmul_precision, set_matmul_precision
+from keras_mixprec import (
+    diagnose,
+    lint,
+    matmul_precision,
+    set_matmul_precision,
+)
+from keras_mixprec.analysis.doctor import self_test
 from keras_mixprec.backend import active
 from keras_mixprec.policies.matmul_precision import in_force, resolve
 
@@ -251,3 +257,44 @@ def test_what_the_device_lacks_is_refused_with_what_it_has():
 def test_nothing_cannot_be_set():
     with pytest.raises(TypeError, match="name=None"):
         set_matmul_precision(None)
+
+
+class WatchedDtypes(layers.Dense):
+    def call(self, x):
+        self.seen.append((self.compute_dtype, settings()))
+        return super().call(x)
+
+
+def watched_model():
+    layer = WatchedDtypes(4, name="watched", dtype="mixed_float16")
+    layer.seen = []
+    model = keras.Sequential([keras.Input((4,)), layer])
+    model.compile("sgd", "mse", jit_compile=False)
+    layer.seen.clear()
+    return model, layer.seen
+
+
+@pytest.mark.parametrize("check", [diagnose, lint])
+def test_float32_references_have_all_digits_where_tf32_is_set(check):
+    """As on a GPU: the model's own step is in what is set, TF32."""
+    active.precision().put("tf32", "cuda")
+    model, seen = watched_model()
+    check(model, np.ones((4, 4), "float32"), np.ones((4, 4), "float32"))
+    assert {dtype for dtype, _ in seen} == {"float16", "float32"}
+    for dtype, found in seen:
+        full = dtype == "float32"
+        assert found == (FULL if full else TF32)[BACKEND]
+    assert settings() == TF32[BACKEND]
+
+
+def test_the_doctor_checks_float32_in_float32(monkeypatch):
+    seen = {}
+
+    def run(dtype):
+        seen[dtype] = settings()
+        return np.ones(1), np.ones(1)
+
+    monkeypatch.setattr(self_test, "_OPERATIONS", {"matmul": run})
+    active.precision().put("tf32", "cuda")
+    self_test.check_formats(["float32", "float16"])
+    assert seen == dict.fromkeys(seen, FULL[BACKEND])

@@ -96,3 +96,8 @@ def test_text_fits_a_screen_and_names_what_differs():
     assert len(str(plan).splitlines()) == 32
     assert "... and 34 more" in str(plan)
     assert "layer_aa" in str(plan)
+
+
+def test_a_plan_without_other_layers_announces_none():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    assert str(PrecisionPlan.from_model(model)).endswith("; all float32")

@@ -245,8 +245,13 @@ class Replay(Protocol):
 class Trace(Protocol):
     """Listing the operations of a function."""
 
-    def scope(self, name) -> AbstractContextManager:
-        """Context in which operations are recorded as of this scope."""
+    def call(self, run, scope, key, given):
+        """Returns `run()`, the operations of which are of this scope.
+
+        Calls of the same `key`, unless it is `None`, have the same operations,
+        of the tensors `given`: a backend may record those of the first again.
+        Within the function of `operations`.
+        """
 
     def without_gradients(self) -> AbstractContextManager:
         """Context in which functions run in place of their gradients.
@@ -334,12 +339,6 @@ class Runtime(Protocol):
     def wait(self, tensors):
         """Waits until the tensors are computed."""
 
-    def tf32(self, allowed) -> AbstractContextManager:
-        """Context in which float32 products may, or must not, use TF32.
-
-        On devices that have it. Cheap, and no compiled model is touched.
-        """
-
     def random_state(self):
         """Returns the state of the random numbers of the whole process."""
 
@@ -359,6 +358,12 @@ class Precision(Protocol):
 
     def scope(self, name, kind) -> AbstractContextManager:
         """Context in which it is set; what was set before is afterwards."""
+
+    def local_scope(self, name) -> AbstractContextManager:
+        """As `scope`, for what is traced and computed within alone.
+
+        `"float32"` or `"tf32"`. Cheap: models compiled before stay as they are.
+        """
 
     def read(self, kind) -> tuple[str, str]:
         """Returns what products, and convolutions, were set to.

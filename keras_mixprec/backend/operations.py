@@ -8,6 +8,7 @@
 | `sum` `mean` `max` `min` `prod` `argmax` `norm` `pool` | reductions |
 | `cumsum` `cumprod` `softmax` `log_softmax` | along an axis |
 | `matmul` `conv` | products |
+| `solve` | linear systems, inverses, factorizations, eigenvalues |
 | `cast` `select` `compare` `concat` `slice` `gather` `arange` | the rest |
 
 Whatever else there is has the backend's own name. Reshaping, transposing and
@@ -20,6 +21,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from keras import tree
 
 # A constant with more elements than this is not read.
 _READ_AT_MOST = 1 << 20
@@ -142,20 +144,6 @@ class Traced(NamedTuple):
     error: Exception | None = None
 
 
-# Scopes of the calls under way; backends that record as they go read it.
-_SCOPES: list[str] = [""]
-
-
-@contextlib.contextmanager
-def scope(name: str):
-    """Operations within the context are recorded as of this scope."""
-    _SCOPES.append(name)
-    try:
-        yield
-    finally:
-        _SCOPES.pop()
-
-
 def constant(number: Any, dtype: str | None = None) -> Value:
     """Returns the `Value` of numbers that are known.
 
@@ -171,6 +159,14 @@ def constant(number: Any, dtype: str | None = None) -> Value:
     return value
 
 
+class _Call(NamedTuple):
+    """What is kept of a call that others may be like."""
+
+    given: list
+    operations: list
+    outputs: Any
+
+
 class Recording:
     """Records operations as they are called, by the tensors' identity.
 
@@ -181,15 +177,87 @@ class Recording:
         describe: Function of a tensor that returns its `Value`, unknown.
         read: Function of a tensor or a number from outside of the function
             that returns the `Value` of a constant.
+        copy: Function of a tensor that returns another one like it.
     """
 
-    def __init__(self, values, names: dict, views: frozenset, describe, read):
+    _active: "Recording | None" = None
+
+    def __init__(
+        self, values, names: dict, views: frozenset, describe, read, copy
+    ):
         self.operations = []
         self.values = values
+        self._scope = ""
+        self._calls: dict[Any, _Call] = {}
+        self._copy = copy
         self._names = names
         self._views = views
         self._describe = describe
         self._read = read
+
+    @contextlib.contextmanager
+    def active(self):
+        """`call` is about this one within the context."""
+        outer, Recording._active = Recording._active, self
+        try:
+            yield
+        finally:
+            Recording._active = outer
+
+    def called(self, run, scope: str, key, given: list):
+        """Returns `run()`, whose operations are recorded as of a scope.
+
+        Where a call had this key before, its operations are recorded once
+        more, of what is given now, and nothing runs: for tracing, TensorFlow
+        takes 0.4 ms an operation, 8,000 of which are in a ResNet50.
+
+        Args:
+            run: Function without arguments that returns a structure of
+                tensors.
+            scope: String.
+            key: Hashable that says what the operations are, or `None`.
+            given: List of the tensors that they are of.
+        """
+        outer, self._scope = self._scope, scope
+        try:
+            if key is None:
+                return run()
+            values = list(map(self.value, given))
+            if key in self._calls:
+                return self._again(self._calls[key], values)
+            start = len(self.operations)
+            outputs = run()
+            made = self.operations[start:]
+            self._calls[key] = _Call(values, made, outputs)
+            return outputs
+        finally:
+            self._scope = outer
+
+    def _again(self, call, given):
+        new = dict(zip(map(id, call.given), given, strict=True))
+        for operation in call.operations:
+            for value in operation.inputs:
+                if value.source is None and id(value) not in new:
+                    new[id(value)] = dataclasses.replace(value)  # A constant.
+            made = [dataclasses.replace(v) for v in operation.outputs]
+            new |= zip(map(id, operation.outputs), made, strict=True)
+            found = dataclasses.replace(
+                operation,
+                inputs=[new.get(id(v), v) for v in operation.inputs],
+                outputs=made,
+                scope=self._scope,
+            )
+            for value in made:
+                value.source = found
+            self.operations.append(found)
+
+        def copied(tensor):
+            value = self.value(tensor)
+            copy = self._copy(tensor)
+            self.values[copy] = new.get(id(value), value)
+            return copy
+
+        return tree.map_structure(copied, call.outputs)
 
     def given(self, tensor) -> Value:
         """Returns the `Value` of what the function is given."""
@@ -229,9 +297,15 @@ class Recording:
             # Its size here: a `Value` has that before it was broadcast.
             size = self._describe(inputs[0]).size
             details.setdefault("reduced", size // max(1, made[0].size))
-        found = Operation(name, values, made, _SCOPES[-1], **details)
+        found = Operation(name, values, made, self._scope, **details)
         for value, tensor in zip(made, outputs, strict=True):
             self.values[tensor] = value
             value.source = found
         self.operations.append(found)
         return made
+
+
+def call(run, scope, key, given):
+    """Returns what the `called` of the active `Recording` does."""
+    assert Recording._active is not None
+    return Recording._active.called(run, scope, key, given)

@@ -11,7 +11,10 @@ from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import Session
 from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.monitoring.before_training import events_before_training
+from keras_mixprec.monitoring.before_training import (
+    check_before_training,
+    events_before_training,
+)
 from keras_mixprec.monitoring.summary import TrainingSummary, summarize
 from keras_mixprec.reporting.run_log import NoLog, RunLog
 
@@ -196,7 +199,7 @@ class MixPrecMonitor(CopiedCallback):
             self.stop_after = check_integer("stop_after", stop_after, low=1)
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
-        self._before_training = events_before_training(lint, doctor)
+        self._before_training = check_before_training(lint, doctor)
         self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
@@ -228,7 +231,9 @@ class MixPrecMonitor(CopiedCallback):
                 on_stop=self.on_stop,
                 verbose=self.verbose,
                 summary=bool(self.verbose),
-                before_training=self._before_training,
+                before_training=events_before_training(
+                    *self._before_training, self.model
+                ),
             ),
         )
         self._has_logged = True

@@ -27,8 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: List of strings. Defaults to the process' arguments.
 
     Returns:
-        Int. The exit status: 0, or 1 with a message on stderr (2 of commands
-        that report findings by 1); 130 if it was interrupted.
+        Int. The exit status: 0; 1 if `doctor`, `lint` or `compare` found
+        something as severe as asked for; 2 of a wrong call, with a message on
+        stderr; 130 if it was interrupted.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         message = str(error)
     print(f"keras-mixprec: {message}", file=sys.stderr)
-    return arguments.failed
+    return 2
 
 
 def _demo(arguments):
@@ -95,7 +96,6 @@ def _parser():
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}"
     )
-    parser.set_defaults(failed=1)
     commands = parser.add_subparsers(required=True, metavar="command")
     demo = commands.add_parser(
         "demo",

@@ -94,7 +94,7 @@ def add_command(commands) -> None:
         default=argparse.SUPPRESS,
         help="Keras' backend (default: the one that Keras is set to)",
     )
-    parser.set_defaults(run=_run, failed=2)
+    parser.set_defaults(run=_run)
 
 
 def _add_outputs(parser):

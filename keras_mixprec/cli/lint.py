@@ -4,10 +4,14 @@ import argparse
 import importlib
 import os
 import sys
+import textwrap
 import zipfile
 
 # What `--fail-on` takes: the severities, and never to fail.
 _FAIL_ON = ("high", "medium", "low", "never")
+
+# Of a message. That on a file with a `Lambda` has 368.
+_LETTERS = 400
 
 _EXAMPLE = """\
 example:
@@ -65,7 +69,7 @@ def add_command(commands) -> None:
         default=argparse.SUPPRESS,
         help="Keras' backend (default: the one that Keras is set to)",
     )
-    parser.set_defaults(run=_run, failed=2)
+    parser.set_defaults(run=_run)
 
 
 def _run(arguments):
@@ -108,12 +112,21 @@ def _model(path, modules):
     try:
         return keras.saving.load_model(path)
     except Exception as error:  # Of many kinds, by what is wrong in the file.
-        unknown = "class" in str(error) and not modules
-        advice = "; for layers of its own give --import" if unknown else ""
+        advice = "" if modules else _advice(str(error))
         raise ValueError(
             f"{path} cannot be loaded as a Keras model: "
             f"{_first_line(error)}{advice}"
         ) from error
+
+
+def _advice(message):
+    if "enable_unsafe_deserialization" in message:
+        return (
+            "; if you trust it, call it in a module of yours and give that "
+            "with --import"
+        )
+    known = "class" not in message
+    return "" if known else "; for layers of its own give --import"
 
 
 def _data(path):
@@ -139,4 +152,6 @@ def _data(path):
 
 
 def _first_line(error):
-    return str(error).strip().partition("\n")[0][:200]
+    """The first line, cut between words: Keras may add a whole config."""
+    line = str(error).strip().partition("\n")[0]
+    return textwrap.shorten(line, _LETTERS, placeholder=" ...")

@@ -13,7 +13,7 @@ from keras_mixprec.diagnosis.end_to_end import Reference
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.keras_internals import build_symbolically, flat_layers
 from keras_mixprec.numerics.dry_step import NotBuiltError, single_step
-from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_hooks import in_float32
 
 
 def build_for(model, data: tuple):
@@ -48,7 +48,7 @@ def _build_by_call(model, data):
         if not unbuilt:
             # Only its loss and metrics; why it raises in 16 bits is asked
             # later.
-            with computing_in("float32", with_sublayers(model)):
+            with in_float32(model):
                 build_symbolically(model, data)
             return
         for part in unbuilt:
@@ -164,7 +164,7 @@ def rows_to_examine(model: keras.Model, batch):
 def _is_sound(model, data):
     if not low_layers(model):
         return True
-    with computing_in("float32", with_sublayers(model)):
+    with in_float32(model):
         exact = single_step(model, data, 1.0)
     # What float32 cannot do is no matter of precision.
     if not math.isfinite(exact.loss):

@@ -24,9 +24,8 @@ from keras_mixprec.numerics.dry_step import (
     exact_step,
 )
 from keras_mixprec.numerics.layer_hooks import (
-    computing_in,
+    in_float32,
     temporary_policies,
-    with_sublayers,
 )
 
 
@@ -83,7 +82,7 @@ def right_in_xla(model, data) -> bool:
     """
     low = compiled_loss(model, data)
     # It may draw other random numbers than single operations do.
-    with computing_in("float32", with_sublayers(model)):
+    with in_float32(model):
         exact = compiled_loss(model, data)
     return loss_error(low, exact) <= thresholds.LOSS_ERROR
 

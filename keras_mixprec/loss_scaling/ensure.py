@@ -23,6 +23,10 @@ class _Adopted(LossScaleOptimizer):
         return [*super().__dir__(), "inner_optimizer"]
 
 
+# What users are shown is what they compiled with; files keep the other name.
+_Adopted.__name__ = _Adopted.__qualname__ = LossScaleOptimizer.__name__
+
+
 def adopt(
     optimizer: keras.optimizers.LossScaleOptimizer,
     rule: DynamicLossScale | None = None,

@@ -2,6 +2,12 @@
 
 from typing import Any
 
+import keras
+
+from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
+from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.reporting.facts import WIDE
+
 # By severity, as the tab shows them; what only costs time is left out.
 _LEVELS = {
     "high": "bad",
@@ -14,8 +20,8 @@ _LEVELS = {
 _MOST = 32
 
 
-def events_before_training(lint: Any, doctor: Any) -> list[dict]:
-    """Returns the events to log for what `lint` and `doctor` have found.
+def check_before_training(lint: Any, doctor: Any) -> tuple[Any, Any]:
+    """Returns both, or raises saying what is wrong.
 
     Args:
         lint: `Findings`, or `None`.
@@ -26,17 +32,41 @@ def events_before_training(lint: Any, doctor: Any) -> list[dict]:
     """
     _check("lint", lint, "at_least", "keras_mixprec.lint(model)")
     _check("doctor", doctor, "recommendation", "keras_mixprec.doctor()")
+    return lint, doctor
+
+
+def events_before_training(
+    lint: Any, doctor: Any, model: keras.Model
+) -> list[dict]:
+    """Returns the events to log for what `lint` and `doctor` have found.
+
+    Not for what was repaired since: a layer is in float32 now, or the model was
+    compiled with loss scaling.
+
+    Args:
+        lint: `Findings`, or `None`.
+        doctor: `DoctorReport`, or `None`.
+        model: The `keras.Model` that is to be trained.
+    """
     events = [
         _event(f["name"], f["level"], f["text"], f["fix"], {"layer": None})
         for f in (doctor.findings if doctor is not None else [])
     ]
     found = lint.at_least("medium") if lint is not None else []
+    dtypes = {e.path: e.layer.compute_dtype for e in walk_with_model(model)}
+    found = [f for f in found if not _is_repaired(f, dtypes, model)]
     for finding in [f.to_dict() for f in found][:_MOST]:
         where = {key: finding[key] for key in ("layer", "numbers")}
         rule, severity = finding["rule"], finding["severity"]
         reason, fix = finding["reason"], finding["fix"]
         events.append(_event(rule, severity, reason, fix, where))
     return events
+
+
+def _is_repaired(finding, dtypes, model):
+    if finding.rule == "no_loss_scaling":
+        return not lacks_loss_scaling(model)
+    return bool(finding.rules) and dtypes.get(finding.layer) in WIDE
 
 
 def _check(name, value, attribute, call):

@@ -50,6 +50,8 @@ class TrainingSummary(NamedTuple):
             batch. `None` where that is not counted: in models without 16-bit
             layers or loss scaling. Of a `train_step` of the user's own, what
             it gives to metrics called `"..loss"` or else returns as such.
+        graph_rewrite: String. What TensorFlow's graph rewrite has converted,
+            empty where none was in force.
         compared: Boolean. Whether any batch was diagnosed, which compares every
             layer with float32. Defaults to `True`.
     """
@@ -63,6 +65,7 @@ class TrainingSummary(NamedTuple):
     ranges: str = ""
     bad_data: str = ""
     nonfinite_losses: dict | None = None
+    graph_rewrite: str = ""
     compared: bool = True
 
     def __str__(self):
@@ -71,6 +74,8 @@ class TrainingSummary(NamedTuple):
             f"Mixed precision: {self.headline['text']}",
             f"Layers: {layers or 'none'}.",
         ]
+        if self.graph_rewrite:
+            lines.append(f"Graph rewrite: {self.graph_rewrite}.")
         for name, optimizer in self.optimizers.items():
             label = f"Loss scale of {name}" if name else "Loss scale"
             lines.append(f"{label}: {optimizer}")
@@ -85,12 +90,8 @@ class TrainingSummary(NamedTuple):
         )
         if least:
             lines.append(f"Least headroom at the end: {least}.")
-        if self.ranges:
-            lines.append(self.ranges)
-        if self.bad_data:
-            lines.append(self.bad_data)
-        if self.unscaled_float16:
-            lines.append(self.unscaled_float16)
+        said = self.ranges, self.bad_data, self.unscaled_float16
+        lines += filter(None, said)
         if not self.compared:
             lines.append(_NOT_COMPARED)
         wrapped = [
@@ -159,6 +160,9 @@ def summarize(session) -> TrainingSummary:
     Args:
         session: The `Session`, after its last reading.
     """
+    # Not needed before a `fit` ends.
+    from keras_mixprec.policies.graph_rewrite import in_force
+
     rows = precision_summary(session.model).to_list()
     used = session.counters.used()
     optimizers = {
@@ -195,6 +199,7 @@ def summarize(session) -> TrainingSummary:
         ranges=str(session.parts.ranges),
         bad_data=str(session.bad_data),
         nonfinite_losses=session.counters.nonfinite_losses(),
+        graph_rewrite=str(in_force() or ""),
         compared=session.examiner.schedule.cost is not None
         or not {*SIXTEEN_BITS} & {*dtypes},
     )

@@ -28,6 +28,7 @@ Files:
   operations do.
 - `tracing.py`: the operations inside a model's calls, in its dtypes and in
   float32.
+- `call_key.py`: what the operations of a layer's call follow from.
 - `bounds.py`: bounds of what operations make, as far as they follow from them.
 - `random_numbers.py`: the random numbers of a model as it is, for its float32
   reference.

@@ -12,7 +12,7 @@ from keras_mixprec.backend.common import all_variables, optimizers_of
 from keras_mixprec.keras_internals import stored_value, updated_variables
 from keras_mixprec.numerics.arrays import restoring, to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
-from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import (
     DROPOUT,
     Draws,
@@ -317,7 +317,7 @@ def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
     """
 
     def run():
-        with computing_in("float32", with_sublayers(model)):
+        with in_float32(model):
             return dry_step(model, data, 1.0, records=records)
 
     with same_draws():

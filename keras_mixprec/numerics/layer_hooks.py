@@ -14,6 +14,7 @@ from keras_mixprec.keras_internals import (
     set_policy_object,
 )
 from keras_mixprec.policies.layers import MODEL_PATH
+from keras_mixprec.policies.matmul_precision import computed_in
 from keras_mixprec.policies.names import (
     is_fixed,
     narrow_inputs,
@@ -186,6 +187,20 @@ def computing_in(policy: str, layers):
             set_policy_object(layer, own)
         for entrance, dtype in inputs:
             set_input_dtype(entrance, dtype)
+
+
+@contextlib.contextmanager
+def in_float32(layer):
+    """Makes a layer or a model its float32 reference within the context.
+
+    With everything inside it. Products have all 24 bits, though TF32 with 11,
+    as many as float16, is the default of some backends.
+    """
+    with (
+        computing_in("float32", with_sublayers(layer)),
+        computed_in("float32"),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -16,7 +16,11 @@ from keras_mixprec.numerics.arrays import (
     widened_off_by_half_ulp,
 )
 from keras_mixprec.numerics.calls import LayerCall, with_mask
-from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_hooks import (
+    computing_in,
+    in_float32,
+    with_sublayers,
+)
 from keras_mixprec.numerics.random_numbers import Draws, without_draws
 
 
@@ -272,13 +276,17 @@ class LayerReplay:
     @contextlib.contextmanager
     def _in(self, policy, layers):
         drawing = Draws(self.call.draws, self._extremes)
-        if layers is None:
-            layers = with_sublayers(self.call.layer)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(drawing.active())
-            if policy is not None:
-                stack.enter_context(computing_in(policy, layers))
+        with drawing.active(), self._computing(policy, layers):
             yield
+
+    def _computing(self, policy, layers):
+        if policy is None:
+            return contextlib.nullcontext()
+        if layers is not None:
+            return computing_in(policy, layers)
+        if policy == "float32":
+            return in_float32(self.call.layer)
+        return computing_in(policy, with_sublayers(self.call.layer))
 
     def _run(self, primals):
         count = len(self._floats)

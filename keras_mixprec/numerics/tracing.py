@@ -27,16 +27,18 @@ from keras_mixprec.keras_internals import (
     inputs_of,
     loss_ids,
 )
+from keras_mixprec.numerics.call_key import call_key
 from keras_mixprec.numerics.layer_hooks import (
     CallHook,
     call_name,
-    computing_in,
+    in_float32,
     with_sublayers,
 )
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
-# What stands for sizes that are not known.
-_BATCH, _LENGTH = 32, 64
+# What stands for sizes that are not known: of samples the first at which the
+# model runs, since positions that are learned or tabulated come to an end.
+_BATCH, _LENGTHS = 32, (64, 32, 16, 8)
 
 # A model is run on as many samples as have so many numbers, at most 512.
 _NUMBERS, _SAMPLES = 2**20, 512
@@ -79,11 +81,22 @@ def trace_model(model: keras.Model, x=None, y=None) -> ModelTrace:
             for the ranges of all numbers.
         y: Their targets, or `None`.
     """
-    call = _Call(model, x, y)
-    if call.inputs is None:
-        return ModelTrace([], untraced=_not_built(model))
+    found = []
+    for length in _LENGTHS:
+        call = _Call(model, x, y, length)
+        if call.inputs is None:
+            return ModelTrace([], untraced=_not_built(model))
+        found.append(_traced(call, model, x))
+        if found[-1].untraced is None:
+            return found[-1]
+        if not call.is_of_any_length:
+            break
+    return found[0]
+
+
+def _traced(call, model, x):
     own = call.trace(runs=False)
-    with computing_in("float32", with_sublayers(model)):
+    with in_float32(model):
         reference = call.trace(runs=x is not None)
     if reference.error is not None:  # Not of its precision.
         return ModelTrace(own.operations, untraced=reference.error)
@@ -115,10 +128,16 @@ def _not_built(model):
 class _Call:
     """One call of a model, with its variables as inputs."""
 
-    def __init__(self, model, x, y):
+    def __init__(self, model, x, y, length):
         self._model = model
+        self.is_of_any_length = False
+        given = None
         if x is None:
-            given = _placeholders(model) if is_built(model) else None
+            shapes = _inputs(model) if is_built(model) else None
+            if shapes is not None:
+                leaves = tree.flatten(shapes)
+                self.is_of_any_length = any(None in t.shape[1:] for t in leaves)
+                given = tree.map_structure(lambda t: _sized(t, length), shapes)
         else:
             count = _count(x)
             given = _first(x, count)
@@ -155,8 +174,9 @@ class _Call:
         mapping = zip(self.variables, rest[:count], strict=True)
         x, *y = tree.pack_sequence_as(self._structure, rest[count:])
         model = self._model
-        hook = CallHook(walk_with_model(model), _scoped)
         scope = keras.StatelessScope([*mapping], collect_losses=True)
+        visit = _recorded(scope, repeats=not runs)
+        hook = CallHook(walk_with_model(model), visit)
         drawing = contextlib.nullcontext() if runs else _noise(noise)
         with scope, drawing, hook.hooked():
             if y and has_own_step(model) and optimizers_of(model):
@@ -193,9 +213,28 @@ def _run_own_step(model, data):
         active.replay().train_step(model, data)
 
 
-def _scoped(run, layer, path, index, args, kwargs):
-    with active.trace().scope(call_name(path, index)):
-        return run(*args, **kwargs)
+def _recorded(scope, repeats):
+    """What is called in place of each layer.
+
+    Args:
+        scope: The `StatelessScope` with the values of variables.
+        repeats: Boolean. Whether the operations of a call may be those of an
+            equal one, without numbers of their own.
+    """
+
+    def visit(run, layer, path, index, args, kwargs):
+        key, given = None, []
+        # A second call may read what the first has assigned.
+        if repeats and not index:
+            key = call_key(layer, args, kwargs)
+        if key is not None:
+            given = [*filter(ops.is_tensor, tree.flatten((args, kwargs)))]
+            given += map(scope.get_current_value, layer.variables)
+        return active.trace().call(
+            lambda: run(*args, **kwargs), call_name(path, index), key, given
+        )
+
+    return visit
 
 
 def _has_own_loss(model):
@@ -214,22 +253,22 @@ def _count(x):
     return max(8, min(_SAMPLES, _NUMBERS // max(1, numbers)))
 
 
-def _placeholders(model):
+def _inputs(model):
     """`KerasTensor`s like what a model is called with, `None` if unknown."""
     functional = functional_of(model)
     if functional is not None:
-        return tree.map_structure(_sized, inputs_of(functional))
+        return inputs_of(functional)
     shapes = (model.get_build_config() or {}).get("input_shape")
     if not isinstance(shapes, (list, tuple)) or not all(
         n is None or isinstance(n, int) for n in shapes
     ):
         return None
-    return _sized(keras.KerasTensor(shapes, "float32"))
+    return keras.KerasTensor(shapes, "float32")
 
 
-def _sized(tensor):
+def _sized(tensor, length):
     batch, *rest = tensor.shape
-    shape = [batch or _BATCH, *(n or _LENGTH for n in rest)]
+    shape = [batch or _BATCH, *(n or length for n in rest)]
     return keras.KerasTensor(shape, tensor.dtype)
 
 

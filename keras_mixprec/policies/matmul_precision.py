@@ -204,6 +204,18 @@ def available(capabilities: dict, of_cpu: tuple = ()) -> tuple[str, ...]:
     return ("float32", *has)
 
 
+def computed_in(name: str) -> AbstractContextManager:
+    """Context in which what is traced and computed within has that precision.
+
+    For float32 references and measurements: nothing is checked, and models that
+    were compiled before are left as they are.
+
+    Args:
+        name: String, `"float32"` or `"tf32"`.
+    """
+    return active.precision().local_scope(name)
+
+
 @contextlib.contextmanager
 def _scope(name, kind) -> Iterator[str]:
     with active.precision().scope(name, kind):

@@ -336,7 +336,8 @@ class PrecisionPlan(Mapping):
         ]
         if len(others) > len(shown):
             lines.append(f"... and {len(others) - len(shown)} more")
-        title = f"{repr(self)[1:-1]}; all {self.default} but these:"
+        which = " but these:" if others else ""
+        title = f"{repr(self)[1:-1]}; all {self.default}{which}"
         return "\n".join([title, *lines])
 
     def _remark(self, path):

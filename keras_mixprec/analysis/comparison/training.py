@@ -18,7 +18,6 @@ from keras_mixprec.analysis.comparison.arms import (
 from keras_mixprec.analysis.comparison.batches import Batches
 from keras_mixprec.analysis.comparison.peak import Peak
 from keras_mixprec.analysis.comparison.turns import BlockTimer, Turns
-from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.keras_internals import set_saved_optimizer
 from keras_mixprec.loss_scaling.ensure import (
@@ -30,7 +29,11 @@ from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.graph_rewrite import graph_rewrite
 from keras_mixprec.policies.layers import has_own_step
-from keras_mixprec.policies.matmul_precision import in_force, matmul_precision
+from keras_mixprec.policies.matmul_precision import (
+    computed_in,
+    in_force,
+    matmul_precision,
+)
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import shares_in_16_bits
 
@@ -95,7 +98,7 @@ def _matmul(name):
     if name in ("float32", "tf32"):
         # As scopes on TensorFlow do not, it leaves the models alone that XLA
         # has compiled: those of all policies, at every turn.
-        return active.runtime().tf32(name == "tf32")
+        return computed_in(name)
     return scope
 
 

@@ -45,9 +45,8 @@ class Result(NamedTuple):
 
 def check_formats(formats: list[str]) -> list[Result]:
     """Returns the results of all operations in each of the formats."""
-    has_tf32 = "tf32" in formats
     return [
-        _result(format, name, run, (format == "tf32") if has_tf32 else None)
+        _result(format, name, run)
         for format in formats
         for name, run in _OPERATIONS.items()
     ]
@@ -125,9 +124,9 @@ def _finding(device, format, status, bad):
     )
 
 
-def _result(format, name, run, tf32):
+def _result(format, name, run):
     dtype = "float32" if format == "tf32" else format
-    with workloads.tf32(tf32):
+    with workloads.products_in(format):
         try:
             return judge(format, name, *run(dtype))
         except Exception as error:

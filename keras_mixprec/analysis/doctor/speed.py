@@ -70,9 +70,7 @@ def measure_speed(
     rows = []
     for operation, size, mode, workload in _plan(kind, quick):
         say(f"{operation} {size}, {mode}")
-        steps = {
-            f: _Step(f, workload, mode, "tf32" in formats) for f in formats
-        }
+        steps = {f: _Step(f, workload, mode) for f in formats}
         try:
             seconds = _second_call(steps["float32"])
         except Exception as error:  # Such as too little memory.
@@ -134,15 +132,14 @@ def _second_call(step):
 class _Step:
     """One training step in a format, made when it is first called."""
 
-    def __init__(self, format, workload, mode, has_tf32):
-        self._tf32 = (format == "tf32") if has_tf32 else None
-        self._dtype = "float32" if self._tf32 else format
+    def __init__(self, format, workload, mode):
+        self._format = format
+        self._dtype = "float32" if format == "tf32" else format
         self._workload, self._mode = workload, mode
         self._run = None
 
     def __call__(self):
-        # What float32 is compared with is float32, not what is the default.
-        with workloads.tf32(self._tf32):
+        with workloads.products_in(self._format):
             if self._run is None:
                 self._run = workloads.training_step(
                     *self._workload, self._dtype, self._mode

@@ -1,12 +1,12 @@
 """What is timed: products, convolutions and a block, forward and backward."""
 
-import contextlib
 from contextlib import AbstractContextManager
 
 import numpy as np
 from keras import ops
 
 from keras_mixprec.backend import active
+from keras_mixprec.policies.matmul_precision import computed_in
 
 _HEADS = 8
 
@@ -72,15 +72,12 @@ def training_step(function, arrays: list, dtype: str, mode: str):
     return run
 
 
-def tf32(allowed: bool | None) -> AbstractContextManager:
-    """Context in which float32 products may, or must not, use TF32.
+def products_in(format: str) -> AbstractContextManager:
+    """Context in which float32 products are in TF32 for it, else in float32.
 
-    Args:
-        allowed: Boolean, `None` where there is none: nothing is set.
+    What float32 is compared with is float32, not what is the default.
     """
-    if allowed is None:
-        return contextlib.nullcontext()
-    return active.runtime().tf32(allowed)
+    return computed_in("tf32" if format == "tf32" else "float32")
 
 
 def _product(tensors, dtype):

@@ -13,6 +13,7 @@ Files:
 - `findings.py`: what is returned, and how it is applied.
 - `model_view.py`: what a rule reads of a model and its data.
 - `shape_rules.py`: sizes of matrix products.
+- `matmul_rules.py`: what float32 products are computed in.
 - `constant_rules.py`: numbers that a layer holds: arguments, weights and
   statistics.
 - `sensitive_rules.py`: layers and losses that need more than 16 bits.

@@ -22,10 +22,11 @@ _LITTLE = 0.5
 def no_16_bit_layers(view):
     """Without a layer in 16 bits there is nothing to gain, nor to check."""
     if not view.low:
+        data = "" if view.x is None else ", so the data were only run through"
         yield Finding(
             "low",
             None,
-            "No layer computes in float16 or bfloat16.",
+            f"No layer computes in float16 or bfloat16{data}.",
             "Check it as it would be in 16 bits: "
             "lint(model, policy='mixed_float16').",
         )

@@ -21,7 +21,7 @@ from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.calls import CallRecorder
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
-from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.numerics.tracing import is_built
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
@@ -62,7 +62,7 @@ class DryRun:
         """Runs it with every layer in float32."""
         if self._trains:
             return exact_step(self._model, self._batch)
-        with computing_in("float32", with_sublayers(self._model)):
+        with in_float32(self._model):
             return self._call()
 
     def step(self) -> DryStep:

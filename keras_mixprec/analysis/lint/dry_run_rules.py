@@ -15,13 +15,15 @@ from keras_mixprec.policies.layers import MODEL_PATH
 @rule("high")
 def wrong_on_the_data(view):
     """On the samples given a layer returns something else than in float32."""
-    if view.x is None or not any(computes_low(e.layer) for e in view.low):
+    if view.x is None:
         return
     with steady(view.model):
         run = DryRun(view.model, view.x, view.y)
+        # In any case: data that do not fit the model raise here.
         exact = run.exact()
-        if not is_finite(exact):
-            return  # Not of its precision.
+        low = any(computes_low(entry.layer) for entry in view.low)
+        if not low or not is_finite(exact):  # Not of its precision.
+            return
         try:
             step = run.step()
         except active.replay().REFUSALS as error:
@@ -67,12 +69,32 @@ def _wrong_loss(exact, step):
 
 def _raises(error):
     line = str(error).strip().partition("\n")[0][:160]
+    lacks = any(words in str(error).lower() for words in _LACKING)
     return Finding(
         "high",
         None,
         f"It runs in float32, and in 16 bits it raises: {line}",
-        "Cast one of the operands to the other's dtype, or let the layers "
-        "involved compute in float32: keras_mixprec.diagnose(model, x, y) "
-        "names them.",
+        (_ANOTHER_DEVICE if lacks else _ANOTHER_DTYPE)
+        + " keras_mixprec.diagnose(model, x, y) names them.",
         numbers={"error": line},
     )
+
+
+# What backends say where a device has no such operation in 16 bits.
+_LACKING = (
+    "not implemented",
+    "unimplemented",
+    "unsupported",
+    "not supported",
+    "no registered",
+    "could not find device",
+)
+_ANOTHER_DEVICE = (
+    "This device has no such operation in that dtype: train on one that has, "
+    "under the other 16-bit policy, or let the layers involved compute in "
+    "float32:"
+)
+_ANOTHER_DTYPE = (
+    "Cast one of the operands to the other's dtype, or let the layers involved "
+    "compute in float32:"
+)

@@ -16,6 +16,7 @@ from keras_mixprec.policies.graph import (
     output_layers,
 )
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
+from keras_mixprec.policies.matmul_precision import MatmulPrecision, in_force
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
 
@@ -48,8 +49,11 @@ class ModelView:
 
     @functools.cached_property
     def flow(self) -> Flow:
-        """The operations inside of all layers, in their dtypes."""
-        if not self.low:
+        """The operations inside of all layers, in their dtypes.
+
+        None in float32, unless its products can be in less than that.
+        """
+        if not self.low and not self.matmul_precision.available[1:]:
             return Flow(ModelTrace([]))
         if self.x is not None and not is_built(self.model):
             DryRun(self.model, self.x, self.y)  # Builds it.
@@ -58,6 +62,11 @@ class ModelView:
         except Exception as error:  # What others write cannot be foreseen.
             raise_if_strict(error)
             return Flow(ModelTrace([], untraced=error))
+
+    @functools.cached_property
+    def matmul_precision(self) -> MatmulPrecision:
+        """What float32 products are computed in on the default devices."""
+        return in_force()
 
     @functools.cached_property
     def low(self) -> list[LayerEntry]:

@@ -239,8 +239,9 @@ def _optimizers(view):
     return optimizers_of(view.model).values()
 
 
-def _name(optimizer):
-    return type(optimizer).__name__
+def _name(named):
+    """The class of a callback, or of the user's own optimizer."""
+    return type(getattr(named, "inner_optimizer", named)).__name__
 
 
 def _is_ours(callback):

@@ -5,6 +5,7 @@ from keras_mixprec.analysis.lint import (
     constant_rules,
     data_rules,
     dry_run_rules,
+    matmul_rules,
     optimizer_rules,
     sensitive_rules,
     shape_rules,
@@ -24,6 +25,7 @@ _FILES = (
     sensitive_rules,
     optimizer_rules,
     cast_rules,
+    matmul_rules,
     shape_rules,
 )
 

@@ -1,5 +1,7 @@
 """What JAX computes float32 products in: `jax_default_matmul_precision`."""
 
+import contextlib
+
 import jax
 
 # JAX's own names say how many bits count, and each device has a way to do so;
@@ -40,6 +42,17 @@ def put(name, kind):
 def scope(name, kind):
     """Context in which it is set, for this thread."""
     return jax.default_matmul_precision(_value(name, kind))
+
+
+def local_scope(name):
+    """Context in which it is set, or left alone where a CPU does so by itself.
+
+    JAX compiles everything once more for another setting.
+    """
+    on_cpu = jax.local_devices()[0].platform == "cpu"
+    if on_cpu and {name, read("cpu")[0]} <= {"default", "float32"}:
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision(_VALUES[name])
 
 
 def read(kind):

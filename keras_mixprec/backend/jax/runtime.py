@@ -3,8 +3,6 @@
 import jax
 import jaxlib
 
-from keras_mixprec.backend.jax import precision
-
 MODES = ("XLA",)
 
 
@@ -18,10 +16,6 @@ def compiled(function, mode):
 
 def wait(tensors):
     jax.block_until_ready(tensors)
-
-
-def tf32(allowed):
-    return precision.scope("tf32" if allowed else "float32", "cuda")
 
 
 def random_state():

@@ -26,16 +26,20 @@ _SCOPE = "keras_mixprec_scope="
 _NAMES = {
     "add_any": "add",
     "argmin": "argmax",
+    "cholesky": "solve",
     "clamp": "clip",
     "concatenate": "concat",
     "conv_general_dilated": "conv",
     "convert_element_type": "cast",
     "dot_general": "matmul",
     "dynamic_slice": "slice",
+    "eig": "solve",
+    "eigh": "solve",
     "eq": "compare",
     "erf": "erf",
     "exp2": "exp",
     "ge": "compare",
+    "geqrf": "solve",
     "gt": "compare",
     "integer_pow": "pow",
     "iota": "arange",
@@ -43,9 +47,11 @@ _NAMES = {
     "le": "compare",
     "logistic": "sigmoid",
     "lt": "compare",
+    "lu": "solve",
     "max": "maximum",
     "min": "minimum",
     "ne": "compare",
+    "qr": "solve",
     "reduce_max": "max",
     "reduce_min": "min",
     "reduce_prod": "prod",
@@ -53,6 +59,8 @@ _NAMES = {
     "reduce_window_sum": "pool",
     "select_n": "select",
     "split": "slice",
+    "svd": "solve",
+    "triangular_solve": "solve",
 }
 
 _VIEWS = frozenset(
@@ -84,8 +92,9 @@ _CALLS = {
 }
 
 
-def scope(name):
-    return jax.named_scope(_SCOPE + name)
+def call(run, scope, key, given):
+    with jax.named_scope(_SCOPE + scope):
+        return run()
 
 
 def without_gradients():

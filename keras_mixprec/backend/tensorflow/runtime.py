@@ -1,7 +1,5 @@
 """TensorFlow's versions, functions run as `fit` does; see `interface.py`."""
 
-import contextlib
-
 import tensorflow as tf
 
 # As `jit_compile="auto"` of Keras has it: no XLA where there are CPUs only.
@@ -23,22 +21,13 @@ def versions():
 
 
 def compiled(function, mode):
+    # Nothing here is Python that depends on a tensor's value, and AutoGraph
+    # would convert all of Keras that it meets.
     return tf.function(function, jit_compile=mode == "XLA", autograph=False)
 
 
 def wait(tensors):
     tf.test.experimental.sync_devices()
-
-
-@contextlib.contextmanager
-def tf32(allowed):
-    # Not `precision.scope`, which recompiles the user's models: 50 ms a call.
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(allowed)
-    try:
-        yield
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
 def random_state():

@@ -32,6 +32,7 @@ _NAMES = {
     "BatchMatMulV3": "matmul",
     "BiasAdd": "add",
     "Cast": "cast",
+    "Cholesky": "solve",
     "ClipByValue": "clip",
     "ConcatV2": "concat",
     "Conv2D": "conv",
@@ -43,6 +44,7 @@ _NAMES = {
     "DepthwiseConv2dNative": "conv",
     "Div": "div",
     "DivNoNan": "div_no_nan",
+    "Eig": "solve",
     "Einsum": "matmul",
     "Equal": "compare",
     "Erf": "erf",
@@ -57,7 +59,12 @@ _NAMES = {
     "Log": "log",
     "Log1p": "log1p",
     "LogSoftmax": "log_softmax",
+    "Lu": "solve",
     "MatMul": "matmul",
+    "MatrixInverse": "solve",
+    "MatrixSolve": "solve",
+    "MatrixSolveLs": "solve",
+    "MatrixTriangularSolve": "solve",
     "Max": "max",
     "Maximum": "maximum",
     "Mean": "mean",
@@ -69,6 +76,7 @@ _NAMES = {
     "Pack": "concat",
     "Pow": "pow",
     "Prod": "prod",
+    "Qr": "solve",
     "Range": "arange",
     "RealDiv": "div",
     "Reciprocal": "reciprocal",
@@ -76,6 +84,7 @@ _NAMES = {
     "Rsqrt": "rsqrt",
     "Select": "select",
     "SelectV2": "select",
+    "SelfAdjointEigV2": "solve",
     "Sigmoid": "sigmoid",
     "Sign": "sign",
     "Sin": "sin",
@@ -89,6 +98,7 @@ _NAMES = {
     "StridedSlice": "slice",
     "Sub": "sub",
     "Sum": "sum",
+    "Svd": "solve",
     "Tanh": "tanh",
     "Unpack": "slice",
 }
@@ -110,8 +120,10 @@ _VIEWS = frozenset(
 )
 
 
-def scope(name):
-    return common.scope(name)
+def call(run, scope, key, given):
+    # A tensor of a loop's graph means nothing in another one.
+    graph = id(tf.compat.v1.get_default_graph())
+    return common.call(run, scope, key and (key, graph), given)
 
 
 def without_gradients():
@@ -126,7 +138,8 @@ def operations(function, inputs, runs):
         recorder.start(given)
         op_callbacks.add_op_callback(recorder.called)
         try:
-            function(list(given))
+            with recorder.recording.active():
+                function(list(given))
         finally:
             op_callbacks.remove_op_callback(recorder.called)
         return recorder.statistics() if runs else []
@@ -148,7 +161,7 @@ def operations(function, inputs, runs):
 class _Recorder:
     def __init__(self):
         self.recording = Recording(
-            _ByReference(), _NAMES, _VIEWS, _described, _read
+            _ByReference(), _NAMES, _VIEWS, _described, _read, tf.identity
         )
         self.given, self.numbers, self._graph = [], [], None
 

@@ -2,8 +2,6 @@
 
 import torch
 
-from keras_mixprec.backend.torch import precision
-
 MODES = ("eager",)
 
 
@@ -33,10 +31,6 @@ def wait(tensors):
         torch.cuda.synchronize()
     elif torch.xpu.is_available():
         torch.xpu.synchronize()
-
-
-def tf32(allowed):
-    return precision.scope("tf32" if allowed else "float32", "cuda")
 
 
 def random_state():

@@ -22,6 +22,9 @@ from keras_mixprec.backend.operations import (
 )
 
 _NAMES = {
+    "_linalg_eigh": "solve",
+    "_linalg_solve_ex": "solve",
+    "_linalg_svd": "solve",
     "_log_softmax": "log_softmax",
     "_safe_softmax": "softmax",
     "_softmax": "softmax",
@@ -49,6 +52,13 @@ _NAMES = {
     "index_select": "gather",
     "isfinite": "compare",
     "le": "compare",
+    "linalg_cholesky_ex": "solve",
+    "linalg_eig": "solve",
+    "linalg_inv_ex": "solve",
+    "linalg_lstsq": "solve",
+    "linalg_lu_factor_ex": "solve",
+    "linalg_qr": "solve",
+    "linalg_solve_triangular": "solve",
     "linalg_vector_norm": "norm",
     "lt": "compare",
     "masked_fill": "select",
@@ -88,8 +98,8 @@ _FILLING = {"full": 1, "full_like": 1, "scalar_tensor": 0}
 _CONSTANT = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
 
 
-def scope(name):
-    return common.scope(name)
+def call(run, scope, key, given):
+    return common.call(run, scope, key, given)
 
 
 def without_gradients():
@@ -108,6 +118,7 @@ def operations(function, inputs, runs):
                 for x in inputs
             ]
         given = list(map(recorder.recording.given, inputs))
+        stack.enter_context(recorder.recording.active())
         stack.enter_context(recorder)
         try:
             function(list(inputs))
@@ -120,7 +131,12 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, runs):
         super().__init__()
         self.recording = Recording(
-            WeakIdKeyDictionary(), _NAMES, _VIEWS, _described, _read
+            WeakIdKeyDictionary(),
+            _NAMES,
+            _VIEWS,
+            _described,
+            _read,
+            torch.clone,
         )
         self._runs = runs
 
