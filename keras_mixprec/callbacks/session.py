@@ -163,6 +163,7 @@ class Session:
         self._start()
         keep_watching(self.model)
         self.state.count.begin_batch(batch)
+        self.state.performance.clock.stamp(self.step)
         if self.step >= self.state.idle_until:
             self._act()
         if self.parts.early_stop.failed:
@@ -200,6 +201,7 @@ class Session:
             self._examine_if_wanted()
         self._predict_scale_if_wanted()
         self.parts.ranges.read_if_due(self.synchronized_model, self.step)
+        self.state.performance.before_step(self.step)
         if not self.parts.recorder.full:
             self.parts.recorder.hold(
                 self.model, self.step + 1, self.counters.optimizers()
@@ -214,8 +216,8 @@ class Session:
             return 1
         state, freq = self.state, self.settings.update_freq
         probe = state.next_agreement if state.shared else self.prober.due_at
-        dates = state.counter_log.step + freq, probe, self.parts.ranges.due_at
-        due = [at - self.step for at in dates]
+        dates = [state.counter_log.step + freq, state.performance.due_at()]
+        due = [d - self.step for d in (*dates, probe, self.parts.ranges.due_at)]
         if min(due) > 0:
             return min(due)
         # What the budget does not allow yet need not be asked for in each.
@@ -230,6 +232,7 @@ class Session:
         self.parts.recorder.end_epoch()
         steps = (callback.params or {}).get("steps")
         attempted = None if steps else self.counters.attempted()
+        self.state.performance.clock.end_epoch(bool(steps))
         self.state.count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
         self.parts.ranges.end_epoch()
@@ -257,9 +260,11 @@ class Session:
         after_epoch(self.model)
         self.synchronized_model()
         self._keep_if_failed()
+        self.state.performance.clock.end_epoch(known_length=True)
         for part in self.parts.recorder, self.prober, self.examiner:
             part.disarm()
         self._read_counters()
+        self.state.performance.finish(self.step)
         self._examine_at_the_end()
         self.state.counter_log.close()
         self.log_layers()
@@ -383,6 +388,7 @@ class Session:
 
     def _read_counters(self):
         self.state.counter_log.read(self.step)
+        self.state.performance.write(self.step)
         reason = self.state.counter_log.state.reason_to_stop
         if reason and not self.state.shared:
             self.parts.early_stop.stop(self.step, reason)

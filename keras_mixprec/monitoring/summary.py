@@ -52,6 +52,8 @@ class TrainingSummary(NamedTuple):
             it gives to metrics called `"..loss"` or else returns as such.
         compared: Boolean. Whether any batch was diagnosed, which compares every
             layer with float32. Defaults to `True`.
+        speed: String. How long a step took, samples a second, time in input
+            and what monitoring took, in one line; empty if not measured.
     """
 
     dtypes: dict
@@ -64,6 +66,7 @@ class TrainingSummary(NamedTuple):
     bad_data: str = ""
     nonfinite_losses: dict | None = None
     compared: bool = True
+    speed: str = ""
 
     def __str__(self):
         layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
@@ -71,6 +74,8 @@ class TrainingSummary(NamedTuple):
             f"Mixed precision: {self.headline['text']}",
             f"Layers: {layers or 'none'}.",
         ]
+        if self.speed:
+            lines.append(f"Speed: {self.speed}")
         for name, optimizer in self.optimizers.items():
             label = f"Loss scale of {name}" if name else "Loss scale"
             lines.append(f"{label}: {optimizer}")
@@ -85,12 +90,8 @@ class TrainingSummary(NamedTuple):
         )
         if least:
             lines.append(f"Least headroom at the end: {least}.")
-        if self.ranges:
-            lines.append(self.ranges)
-        if self.bad_data:
-            lines.append(self.bad_data)
-        if self.unscaled_float16:
-            lines.append(self.unscaled_float16)
+        others = self.ranges, self.bad_data, self.unscaled_float16
+        lines += filter(None, others)
         if not self.compared:
             lines.append(_NOT_COMPARED)
         wrapped = [
@@ -177,6 +178,10 @@ def summarize(session) -> TrainingSummary:
     lack = lack_of_scaling(session.model, used, steps > 0)
     headroom = session.prober.least_headroom()
     dtypes = [row["compute_dtype"] for row in rows]
+    # Not needed before a `fit` has ended.
+    from keras_mixprec.reporting.performance import performance, sentence
+
+    speed = performance(session.state.performance.rows, rows)
     facts = Facts(
         events=session.log.story,
         layers=rows,
@@ -197,4 +202,5 @@ def summarize(session) -> TrainingSummary:
         nonfinite_losses=session.counters.nonfinite_losses(),
         compared=session.examiner.schedule.cost is not None
         or not {*SIXTEEN_BITS} & {*dtypes},
+        speed=sentence(speed) if speed else "",
     )
