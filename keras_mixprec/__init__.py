@@ -24,6 +24,7 @@ _FILE_OF = {
     "ScheduledLossScale": "loss_scaling.rules",
     "Verdict": "diagnosis.verdict",
     "apply_policy": "policies.apply",
+    "compare_precisions": "analysis.comparison.run",
     "diagnose": "diagnosis.examination",
     "doctor": "analysis.doctor.run",
     "ensure_loss_scaling": "loss_scaling.ensure",

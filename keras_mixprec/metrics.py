@@ -184,7 +184,8 @@ PERFORMANCE = {
             "peak_memory",
             "bytes",
             "peak memory",
-            "Most memory so far, as the backend accounts for it.",
+            "Most bytes in use on one device so far, as the backend accounts "
+            "for them; not known if the process had used more before.",
             "max",
         ),
         (

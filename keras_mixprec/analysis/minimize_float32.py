@@ -24,7 +24,7 @@ from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import MODEL_PATH, check_model
 from keras_mixprec.policies.names import is_16_bit
@@ -172,7 +172,7 @@ def minimize_float32(
         start = starting_point(model, policy, matcher)
         batches = _batches(data, batch_size)
         bits = _given_scale_bits(model)
-        with following(start.assignment()):
+        with temporary_policies(start.assignment()):
             bits, instabilities = _examine(model, batches, start, bits)
             compared = EndToEnd(model, batches, bits)
             if not compared.finite:

@@ -92,7 +92,7 @@ class InputClock:
 
             def go_on(*args):
                 cost = time.perf_counter() - times[-1]
-                self._budget.add(PROBES, cost, counts=not first)
+                self._budget.add(PROBES, cost, is_overhead=not first)
                 return model.train_function(*args)
 
             return active.batches().tapped(model, go_on, visit)(iterator)

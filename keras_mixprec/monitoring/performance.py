@@ -34,6 +34,7 @@ class PerformanceLog:
         )
         self._first_step = step
         self._thinning = Thinning(ROWS_BY_VARIABLE)
+        self._peak_before = active.memory().peak_bytes() or 0
         self._inputs.start(session.model)
 
     def wait(self):
@@ -111,7 +112,7 @@ class PerformanceLog:
             self._samples(stretch),
             _percentile(durations, 0.5),
             _percentile(durations, 0.95),
-            math.nan,
+            self._peak_memory(),
             self._saved_in_outputs(),
             budget.share,
             budget.once,
@@ -138,6 +139,11 @@ class PerformanceLog:
         if not counts:
             return math.nan
         return stretch.steps * workers * sum(counts) / len(counts)
+
+    def _peak_memory(self):
+        """The peak of this process, if it was reached in this `fit`."""
+        peak = active.memory().peak_bytes() or 0
+        return peak if peak > self._peak_before else math.nan
 
     def _saved_in_outputs(self):
         prober = self._session.prober
