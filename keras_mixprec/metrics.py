@@ -153,16 +153,16 @@ PERFORMANCE = {
             "step_time_median",
             "seconds",
             "median",
-            "Median of the latest steps one by one; not known where the host "
-            "only enqueues them.",
+            "Median of the steps between two readings, one by one; not known "
+            "where the host only enqueues them.",
             "max",
         ),
         (
             "step_time_p95",
             "seconds",
             "95th percentile",
-            "95th percentile of the latest steps one by one; not known where "
-            "the host only enqueues them.",
+            "95th percentile of the steps between two readings, one by one; "
+            "not known where the host only enqueues them.",
             "max",
         ),
         (
@@ -221,7 +221,7 @@ PERFORMANCE = {
         (
             "once_seconds",
             "seconds",
-            "once",
+            "and once",
             "Seconds of what happens once: compiling the probed step, ranges "
             "beside training, the first audits.",
             "max",

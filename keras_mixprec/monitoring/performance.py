@@ -28,7 +28,10 @@ class PerformanceLog:
     def __init__(self, session, step: int):
         self.rows: list[Row] = []
         self._session = session
-        self._inputs = InputClock(session.budget)
+        self._workers = active.processes().workers(session.model)
+        # Workers that share a pipeline ask each other whether one has data.
+        may_sample = session.log.writes and self._workers == 1
+        self._inputs = InputClock(session.budget, may_sample)
         self.clock = StepClock(
             session.model, session.budget, self._inputs, self.wait, step
         )
@@ -129,16 +132,15 @@ class PerformanceLog:
         return min(mean * calls, stretch.seconds)
 
     def _samples(self, stretch):
-        workers = active.processes().workers(self._session.model)
         if self._inputs.samples:
             every = self._inputs.counts_all_workers
-            return stretch.samples * (1 if every else workers)
+            return stretch.samples * (1 if every else self._workers)
         counts = [samples for _, samples in self._inputs.sampled]
         counts.append(count_samples(self._session.parts.ranges.batch))
         counts = [count for count in counts if count]
         if not counts:
             return math.nan
-        return stretch.steps * workers * sum(counts) / len(counts)
+        return stretch.steps * self._workers * sum(counts) / len(counts)
 
     def _peak_memory(self):
         """The peak of this process, if it was reached in this `fit`."""

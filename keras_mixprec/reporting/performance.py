@@ -62,12 +62,8 @@ def performance(rows: Sequence[Row], layers: list) -> dict | None:
     rates = [rates_of(row) for row in rows]
     weights = [row.steps for row in rows]
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
-    value = {
-        name: _weighted_median(values[name], weights)
-        for name in ("step_time", "samples_per_second")
-    }
-    last = "step_time_median", "step_time_p95", "overhead_share"
-    for name in (*last, "output_bytes_saved"):
+    value = {name: _weighted_median(values[name], weights) for name in values}
+    for name in "overhead_share", "output_bytes_saved":
         value[name] = values[name][-1]
     value["input_share"] = _input_share(rows)
     peaks = [peak for peak in values["peak_memory"] if peak is not None]

@@ -38,7 +38,7 @@ from keras_mixprec.reporting.text_formats import parse_json
 MAX_COLUMNS = 2000
 
 # What the first value of a tag says of it.
-_CONTENT = dict.fromkeys(
+_CONTENT = {schema.PERFORMANCE: {"schema", "columns"}} | dict.fromkeys(
     (schema.HEAT, schema.ERRORS), {"schema", "layers", "metrics"}
 )
 
@@ -271,9 +271,11 @@ class RunData:
     def _performance(self, events, layers):
         """Of the last `fit`; `None` in an older log."""
         begins = [e["step"] for e in events if e["kind"] == "train_begin"]
+        contents, known = self._source.contents, [*schema.PERFORMANCE_COLUMNS]
         rows = [
             Row(*row)
             for tag in self._chunks(schema.PERFORMANCE)
+            if contents[tag]["columns"] == known
             for row in self._last(tag).tolist()
         ]
         last = max(begins, default=0)
