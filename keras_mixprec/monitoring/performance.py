@@ -1,6 +1,7 @@
 """Logs how fast training is: steps, samples, input, memory, overhead."""
 
 import math
+import time
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.ranges import in_16_bits
@@ -77,11 +78,17 @@ class PerformanceLog:
             step: Int. The number of the next step.
             last: Boolean. Whether nothing follows. Defaults to `False`.
         """
-        log = self._session.log
         if not self.clock.measured or not (self._thinning.due() or last):
             return
+        started = time.perf_counter()
         row = self._row(step)
         self.rows.append(row)
+        self._log(step, row)
+        seconds = time.perf_counter() - started
+        self._session.budget.add(READINGS, seconds)
+
+    def _log(self, step, row):
+        log = self._session.log
         log.rows(
             step,
             schema.PERFORMANCE,
