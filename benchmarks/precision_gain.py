@@ -2,15 +2,17 @@
 
 Four Dense(2048) and a transformer block learn a teacher's outputs: in float32,
 under policies, under the plan that a tuner wrote, with TensorFlow's graph
-rewrite, and with our callbacks on. All arms of a backend take turns in one
-process, on the same batches and from the same weights.
+rewrite, and with our callbacks on. Each has a process of its own, for its peak
+memory; they take turns, on the same batches and from the same weights. float16
+is measured over four steps of one seed: a CPU may take 100 times as long.
 
     python benchmarks/precision_gain.py
     python benchmarks/precision_gain.py --setups torch --models "4 Dense(2048)"
 """
 
+import functools
+import importlib
 import pathlib
-import statistics
 import sys
 import tempfile
 
@@ -23,73 +25,66 @@ from benchmarks.timing import (
     markdown,
 )
 
-# Name: samples of a batch.
-MODELS = {"4 Dense(2048)": 256, "transformer block": 16}
-TINY, WIDTH, LENGTH = 16, 2048, 128
-
-HEADER = ["backend", "model", "policy", "ms a step", "times as fast"]
-HEADER += ["peak, MiB", "loss", "FLOPs in 16 bits"]
+# Name: samples of a batch, and the shape of one at full width.
+DENSE = "4 Dense(2048)"
+MODELS = {DENSE: (256, (2048,)), "transformer block": (16, (128, 1024))}
+TINY = 64
 
 POLICIES = [
     "float32",
     "mixed_bfloat16",
     "mixed_bfloat16+monitor",
     "mixed_bfloat16+monitor+tuner",
-    "mixed_float16",
 ]
+HEADER = ["backend", "model", "policy", "ms a step", "times as fast"]
+HEADER += ["peak, MiB", "loss", "verdict", "FLOPs in 16 bits"]
 
 
-def measure(jit_compile, name, steps, seeds, tiny):
-    """Returns the cells of a model: one line for each arm, in each of them."""
+def measure(jit_compile, name, steps, blocks, seeds, tiny):
+    """Returns the rows of a model, one a policy, and what measured them."""
     import keras
 
     import keras_mixprec as kmp
 
-    width = TINY if tiny else WIDTH
-    build, data = _training(name, jit_compile, width)
+    batch, shape = MODELS[name]
+    shape = (*shape[:-1], shape[-1] // TINY if tiny else shape[-1])
+    # By its own name, which each process can import.
+    module = importlib.import_module("benchmarks.precision_gain")
+    build = functools.partial(module.build, name, shape, jit_compile)
+    data = _data(4 * batch, shape)
     policies = {policy: policy for policy in POLICIES}
-    policies["tuned plan"] = _tuned(build, data)
+    policies["plan of the tuner"] = _tuned(build, data, batch)
     if keras.backend.backend() == "tensorflow" and not jit_compile:
         rewrite = "float32+graph_rewrite_bfloat16"
-        policies["graph rewrite"] = rewrite
-    result = kmp.compare_precisions(
+        policies["graph rewrite, bfloat16"] = rewrite
+    compare = functools.partial(
+        kmp.compare_precisions,
         build,
         data,
-        policies,
-        steps=steps,
-        seeds=seeds,
-        batch_size=MODELS[name],
+        batch_size=batch,
+        isolate=True,
         verbose=0,
     )
-    record = result.to_dict()["record"]
-    rows = [_cells(arm, record["arms"][0]) for arm in record["arms"]]
-    versions = {n: record["versions"][n] for n in (record["backend"], "keras")}
-    return rows, f"{record['device']}, {_words(versions)}"
+    result = compare(policies, steps=steps, blocks=blocks, seeds=seeds)
+    print(result, file=sys.stderr)
+    slow = compare(("float32", "mixed_float16"), steps=4, blocks=2, seeds=1)
+    record = result.record
+    versions = [f"{x} {record['versions'][x]}" for x in (record["backend"],)]
+    versions.append(f"keras {record['versions']['keras']}")
+    place = ", ".join([record["device"], *versions])
+    return [_cells(row) for row in (*result.rows, slow.rows[-1])], place
 
 
-def _training(name, jit_compile, width):
-    """A function that builds the model, and four batches for it."""
+def build(name, shape, jit_compile):
+    """Returns the compiled model."""
     import keras
-    import numpy as np
 
-    rows = MODELS[name]
-    dense = name == "4 Dense(2048)"
-    shape = (width,) if dense else (LENGTH, width // 2)
-    random = np.random.default_rng(0)
-    x = random.normal(size=(4 * rows, *shape)).astype("float32")
-    teacher = random.normal(size=(shape[-1], shape[-1])) / shape[-1] ** 0.5
-    y = np.tanh(x @ teacher).astype("float32")
-
-    def build():
-        inputs = keras.Input(shape)
-        outputs = _dense(inputs) if dense else _block(inputs)
-        model = keras.Model(inputs, outputs)
-        model.compile(
-            keras.optimizers.Adam(1e-4), loss="mse", jit_compile=jit_compile
-        )
-        return model
-
-    return build, (x, y)
+    inputs = keras.Input(shape)
+    outputs = _dense(inputs) if name == DENSE else _block(inputs)
+    model = keras.Model(inputs, outputs)
+    optimizer = keras.optimizers.Adam(1e-4)
+    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+    return model
 
 
 def _dense(x):
@@ -98,7 +93,7 @@ def _dense(x):
     width = x.shape[-1]
     for _ in range(3):
         x = layers.Dense(width, "relu", kernel_initializer="he_normal")(x)
-    return layers.Dense(width, dtype="float32")(x)
+    return layers.Dense(width)(x)
 
 
 def _block(x):
@@ -109,41 +104,42 @@ def _block(x):
     width = x.shape[-1]
     x = layers.Add()([x, SelfAttention()(layers.LayerNormalization()(x))])
     y = layers.Dense(4 * width, "gelu")(layers.LayerNormalization()(x))
-    x = layers.Add()([x, layers.Dense(width)(y)])
-    return layers.Dense(width, dtype="float32")(x)
+    return layers.Add()([x, layers.Dense(width)(y)])
 
 
-def _tuned(build, data):
-    """The plan of a tuner after some steps under mixed_bfloat16."""
+def _data(rows, shape):
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(rows, *shape)).astype("float32")
+    teacher = random.normal(size=(shape[-1], shape[-1])) / shape[-1] ** 0.5
+    return x, np.tanh(x @ teacher).astype("float32")
+
+
+def _tuned(build, data, batch):
+    """The plan of a tuner after an epoch under mixed_bfloat16."""
     import keras_mixprec as kmp
 
     with kmp.policy_scope("mixed_bfloat16"):
         model = build()
     with tempfile.TemporaryDirectory() as folder:
         tuner = kmp.PrecisionTuner(f"{folder}/plan.json", verbose=0)
-        model.fit(*data, len(data[0]) // 4, callbacks=[tuner], verbose=0)
+        model.fit(*data, batch, callbacks=[tuner], verbose=0)
     return tuner.plan
 
 
-def _words(versions):
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _cells(arm, first):
-    if arm["status"] == "failed":
-        return [arm["name"], arm["error"], "", "", "", ""]
-    seconds = arm["step_seconds"]
-    pairs = zip(first["step_seconds"], seconds, strict=True)
-    ratios = sorted(base / own for base, own in pairs)
-    share, memory = arm["share_of_flops_16bit"], arm["memory"]
-    metric = statistics.mean(seed["metric"] for seed in arm["seeds"])
+def _cells(row):
+    if row["status"] == "failed":
+        return [row["name"], *[""] * 4, row["verdict"], ""]
+    speed, memory = row["speed"], row["memory_bytes"]
+    share = row["share_of_flops_16bit"]
     return [
-        arm["name"],
-        f"{1e3 * statistics.median(seconds):.1f}",
-        f"{statistics.median(ratios):.2f} "
-        f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
-        f"{memory['peak_bytes'] / 2**20:.0f}" if memory else "",
-        f"{metric:.5f}",
+        row["name"],
+        f"{1e3 * row['step_seconds']:.1f}",
+        f"{speed['estimate']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})",
+        f"{memory / 2**20:.0f}" if memory else "",
+        f"{row['metric']:.5f}",
+        row["verdict"],
         "" if share is None else f"{share:.0%}",
     ]
 
@@ -153,10 +149,11 @@ def main():
     parser = argument_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="to try it out")
     given = parser.parse_args()
-    rest = given.steps, given.seeds, given.tiny
+    rest = given.steps, given.blocks, given.seeds, given.tiny
     table, places = [], {}
     for setup in given.setups:
         backend, jit_compile = SETUPS[setup]
@@ -166,7 +163,6 @@ def main():
             )
             places[place] = None
             table += [[setup, name, *row] for row in rows]
-            print(markdown(HEADER, table), file=sys.stderr, flush=True)
     print(markdown(HEADER, table))
     print(f"\n{'; '.join(places)}.")
 

@@ -11,6 +11,7 @@ import sys
 from keras_mixprec._version import __version__
 
 _FILE_OF = {
+    "ComparisonResult": "analysis.comparison.result",
     "DEFAULT_RULES": "policies.default_rules",
     "DynamicLossScale": "loss_scaling.dynamic",
     "FixedLossScale": "loss_scaling.rules",

@@ -1,5 +1,8 @@
 """What type checkers and editors read; `__init__.py` loads the same lazily."""
 
+from keras_mixprec.analysis.comparison.result import (
+    ComparisonResult as ComparisonResult,
+)
 from keras_mixprec.analysis.comparison.run import (
     compare_precisions as compare_precisions,
 )

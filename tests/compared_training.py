@@ -56,7 +56,6 @@ def compare(path, **arguments):
 
 
 if __name__ == "__main__":
-    os.setpgrp()
     path, policy, seed, *rest = sys.argv[1:]
     os.environ[KILLED_AT] = f"{policy} {seed}"
     compare(path, isolate=rest == ["isolate"])

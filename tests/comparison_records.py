@@ -51,6 +51,7 @@ def record(arms, **more):
         "batch_size": 32,
         "samples_per_step": 32.0,
         "tokens_per_sample": None,
+        "metric_samples": 10**6,
         "batches_digest": "0a1b",
         "steps": 14,
         "blocks": 7,

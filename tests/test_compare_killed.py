@@ -62,6 +62,7 @@ def test_killed_at_any_stage_it_comes_to_the_same(
         assert arm["seeds"][: len(known["seeds"])] == known["seeds"]
 
 
+@pytest.mark.slow
 def test_a_process_each_comes_to_the_same(whole, tmp_path):
     path = tmp_path / "record.json"
     assert killed(path, "mixed_bfloat16", "0", "isolate") == dict.fromkeys(

@@ -116,7 +116,7 @@ def test_speeds_are_of_blocks_of_the_same_turn():
         arm("float32", [0.9], steps=0.2 * slow),
         arm("mixed_bfloat16", [0.9], steps=0.1 * slow),
     ]
-    speed = ComparisonResult(record(arms)).to_dict()["rows"][1]["speed"]
+    speed = ComparisonResult(record(arms)).rows[1]["speed"]
     assert (speed["estimate"], speed["low"], speed["high"]) == (2.0, 2.0, 2.0)
 
 
@@ -240,7 +240,7 @@ def test_a_sign_off_that_was_changed_is_found(result, tmp_path):
         seed["metric"] = 0.95
     found = sign_off.problems(signed)
     assert found[0] == "the measurements are not those that were signed"
-    assert found[1].startswith("best is another: bad trains at 5.00")
+    assert found[1].startswith("best is not 'mixed_bfloat16': bad trains at")
 
 
 @pytest.mark.parametrize(

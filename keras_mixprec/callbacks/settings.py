@@ -48,7 +48,7 @@ class CopiedCallback(keras.callbacks.Callback):
 
         Of which the overhead budget is a share.
         """
-        self._session.budget.add(READINGS, seconds, counts=False)
+        self._session.budget.add(READINGS, seconds, is_overhead=False)
 
     def __getstate__(self):
         state = dict(vars(self))

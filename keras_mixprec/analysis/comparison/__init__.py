@@ -25,7 +25,7 @@ And of what is made of that:
 - `rows.py`: one row per policy, which all of these show:
 - `best.py`: the policy to take, and why.
 - `result_text.py`: the table as text.
-- `curves.py`: loss curves as a drawing of a page.
+- `curves.py`: its loss curves, as page and picture draw them.
 - `result_page.py`: the page.
 - `result_picture.py`: the picture.
 - `hparams.py`: runs for TensorBoard.

@@ -51,6 +51,10 @@ class Batches:
         while True:
             yield from self._batches
 
+    def samples(self) -> int:
+        """Returns the number of samples."""
+        return sum(map(_samples, self._batches))
+
     def samples_per_step(self, steps: int) -> float:
         """Returns the mean number of samples of the first `steps` batches."""
         counts = map(_samples, itertools.islice(self._repeated(), steps))

@@ -18,7 +18,7 @@ class Best(NamedTuple):
 
     Attributes:
         policy: String as `policies=` of `compare_precisions` takes it, or a
-            `PrecisionPlan`.
+            `PrecisionPlan` (what is set beside one is in the reason).
         reason: String. The sentence that justifies it.
     """
 
@@ -33,14 +33,29 @@ def pick(record: Comparison, rows: list[dict]) -> Best:
         record: The record of a comparison.
         rows: What `rows.rows` made of it.
     """
+    arm = record["arms"][best_index(rows)]
+    return Best(_policy(arm), reason(record, rows))
+
+
+def reason(record: Comparison, rows: list[dict]) -> str:
+    """Returns the sentence that justifies what `pick` returns.
+
+    Args:
+        record: The record of a comparison.
+        rows: What `rows.rows` made of it.
+    """
+    best = best_index(rows)
+    return _gain(record, rows[best]) if best else _no_gain(record, rows)
+
+
+def best_index(rows: list[dict]) -> int:
+    """Returns which of the rows is best."""
     allowed = [
         index
         for index, row in enumerate(rows)
         if row["verdict"] == WITHIN and is_faster(row)
     ]
-    best = max(allowed, key=lambda i: rows[i]["speed"]["estimate"], default=0)
-    why = _gain(record, rows[best]) if best else _no_gain(record, rows)
-    return Best(_policy(record["arms"][best]), why)
+    return max(allowed, key=lambda i: rows[i]["speed"]["estimate"], default=0)
 
 
 def _gain(record, row):

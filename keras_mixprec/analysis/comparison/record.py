@@ -124,6 +124,7 @@ class Comparison(TypedDict):
         samples_per_step: Float. The mean over the batches, the last of which
             may be smaller.
         tokens_per_sample: Int; `None` if the caller gave none.
+        metric_samples: Int. Samples that the metric is taken on.
         batches_digest: String, the same for the same batches.
         steps: Int. Training steps of each arm and seed.
         blocks: Int. Of equal numbers of steps; the first is not timed.
@@ -145,6 +146,7 @@ class Comparison(TypedDict):
     batch_size: int
     samples_per_step: float
     tokens_per_sample: int | None
+    metric_samples: int
     batches_digest: str
     steps: int
     blocks: int

@@ -29,7 +29,7 @@ class ComparisonResult:
     curves.
 
     Args:
-        record: Dict, the record; `to_dict()["record"]` of another result.
+        record: Dict, what was measured: `result.record` of another result.
 
     Example:
     >>> def build():
@@ -47,8 +47,18 @@ class ComparisonResult:
         self._record = check(record, "record")
         self._rows = rows(record)
 
+    @property
+    def record(self) -> Comparison:
+        """Dict of what was measured; docs/files.md has its keys."""
+        return self._record
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """List of what follows from it, a dict for each policy."""
+        return self._rows
+
     def to_dict(self) -> dict[str, Any]:
-        """Returns `"record"`, what was measured, and `"rows"`, one an arm."""
+        """Returns `record` and `rows` as a dict of these two."""
         return {"record": self._record, "rows": self._rows}
 
     @classmethod

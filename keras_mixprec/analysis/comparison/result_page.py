@@ -3,7 +3,7 @@
 import html
 import math
 
-from keras_mixprec.analysis.comparison.best import pick
+from keras_mixprec.analysis.comparison.best import reason
 from keras_mixprec.analysis.comparison.curves import (
     COLOURS,
     Curve,
@@ -26,7 +26,7 @@ _PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto;
-  max-width: 60em; padding: 0 1em; color-scheme: light dark; }}
+  max-width: 72em; padding: 0 1em; color-scheme: light dark; }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
 td, th {{ padding: .25em .75em; text-align: right; white-space: nowrap;
   border-bottom: 1px solid #8884; }}
@@ -42,7 +42,7 @@ svg {{ max-width: 100%; height: auto; }}
 """
 
 # Of the drawing, in its own units.
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _RIGHT = 720, 260, 64, 36, 170
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _RIGHT = 720, 240, 64, 26, 170
 
 
 def page(record: Comparison, rows: list[dict]) -> str:
@@ -75,7 +75,7 @@ def fragment(record: Comparison, rows: list[dict]) -> str:
     notes = "".join(
         f"<li>{html.escape(line)}</li>" for line in remarks(record, rows)
     )
-    best = html.escape(pick(record, rows).reason)
+    best = html.escape(reason(record, rows))
     return (
         f"<div><h3>{html.escape(title(record))}</h3>"
         f"<p><b>Best:</b> {best}</p>"
@@ -107,21 +107,29 @@ def _drawing(shown: list[Curve]):
         down = (high - min(y, high)) / (high - low)
         return across, 12 + (_HEIGHT - _BOTTOM - 12) * down
 
-    axes = [
-        _label(_LEFT - 6, place(0, y)[1] + 4, f"{y:.3g}", "end")
-        for y in (low, high)
-    ]
-    axes += [
-        _label(place(x, low)[0], _HEIGHT - 18, f"{x:,.0f}", "middle")
-        for x in (0, end)
-    ]
-    middle = place(end / 2, low)[0]
-    axes.append(_label(middle, _HEIGHT - 4, "step", "middle"))
     lines = [_line(c, n, place) for n, c in enumerate(shown)]
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" '
         'font-family="sans-serif" font-size="12" fill="currentColor">'
-        f"<title>Loss by step</title>{''.join(axes + lines)}</svg>"
+        f"<title>Loss by step</title>"
+        f"{_axes(place, low, high, end)}{''.join(lines)}</svg>"
+    )
+
+
+def _axes(place, low, high, end):
+    (left, top), (right, bottom) = place(0, high), place(end, low)
+    middle = (left + right) / 2, (top + bottom) / 2
+    labels = [
+        _label(left - 6, top + 4, f"{high:.3g}", "end"),
+        _label(left - 6, middle[1], "loss", "end"),
+        _label(left - 6, bottom + 4, f"{low:.3g}", "end"),
+        _label(left, bottom + 18, "0", "middle"),
+        _label(middle[0], bottom + 18, "step", "middle"),
+        _label(right, bottom + 18, f"{end:,}", "middle"),
+    ]
+    return (
+        f'<path d="M{left},{top}V{bottom}H{right}" fill="none" '
+        f'stroke="currentColor" stroke-opacity=".4"/>{"".join(labels)}'
     )
 
 

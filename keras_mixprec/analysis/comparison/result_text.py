@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from keras_mixprec.analysis.comparison.best import pick
+from keras_mixprec.analysis.comparison.best import reason
 from keras_mixprec.analysis.comparison.record import Comparison
 from keras_mixprec.analysis.comparison.rows import (
     is_slower,
@@ -40,7 +40,7 @@ def text(record: Comparison, rows: list[dict]) -> str:
     table = [heads(record), *map(cells, rows)]
     lines = [_fill(title(record)), "", *_aligned(table), ""]
     lines += map(_fill, remarks(record, rows))
-    return "\n".join([*lines, _fill(f"Best: {pick(record, rows).reason}")])
+    return "\n".join([*lines, _fill(f"Best: {reason(record, rows)}")])
 
 
 def title(record: Comparison) -> str:
@@ -89,7 +89,7 @@ def remarks(record: Comparison, rows: list[dict]) -> Iterator[str]:
     if slower:
         yield f"Slower than {base}: {', '.join(slower)}."
     for row in rows:
-        yield from _about(row, record)
+        yield from _about(row)
     for key, head, form in _LISTED:
         known = [r for r in rows if r[key] is not None]
         parts = [f"{r['name']} {form.format(r[key])}" for r in known]
@@ -98,14 +98,9 @@ def remarks(record: Comparison, rows: list[dict]) -> Iterator[str]:
     yield from _memory(record)
 
 
-def _about(row, record):
-    found = row["verdict"]
-    if row["difference"] is not None:
-        found += f", {record['metric']} {row['why']}"
-    elif row["why"]:
-        found += f": {row['why']}"
+def _about(row):
     if row["why"]:
-        yield f"{row['name']}: {found}."
+        yield f"{row['name']}: {row['verdict']}: {row['why']}."
     if row["skipped_steps"]:
         yield (
             f"{row['name']}: {row['skipped_steps']:,} steps skipped, "

@@ -141,7 +141,7 @@ def compare_precisions(
     >>> policies = "float32", "mixed_bfloat16"
     >>> result = compare_precisions(
     ...     build, data, policies, steps=4, blocks=2, seeds=1, verbose=0)
-    >>> [row["status"] for row in result.to_dict()["rows"]]
+    >>> [row["status"] for row in result.rows]
     ['done', 'done']
     """
     arms = parse_arms(policies, loss_scales)
@@ -178,7 +178,7 @@ def compare_precisions(
     with _random_state_kept():
         read = data, validation_data, batch_size, steps
         both = read_both(*read)
-        facts |= _found(both[0], steps)
+        facts |= _found(*both, steps)
         facts["sources"] = {n: describe(v) for n, v in sources.items()}
         store = Store(facts, arms, resume)
         job = Job(build, steps, blocks, metric, callbacks)
@@ -357,7 +357,7 @@ def _higher_is_better(metric, mode):
     )
 
 
-def _found(batches, steps):
+def _found(batches, held_back, steps):
     device = find_devices()
     return {
         "backend": device["backend"],
@@ -366,6 +366,7 @@ def _found(batches, steps):
         "batch_size": batches.batch_size,
         "samples_per_step": batches.samples_per_step(steps),
         "batches_digest": batches.digest(),
+        "metric_samples": held_back.samples(),
     }
 
 

@@ -6,7 +6,7 @@ import os
 import shlex
 from typing import Any
 
-from keras_mixprec.analysis.comparison.best import pick
+from keras_mixprec.analysis.comparison.best import best_index, reason
 from keras_mixprec.analysis.comparison.record import (
     Comparison,
     check,
@@ -56,10 +56,10 @@ def content(
         "statement": [
             title(record),
             *remarks(record, rows),
-            f"Best: {pick(record, rows).reason}",
+            f"Best: {reason(record, rows)}",
         ],
         "verdicts": _verdicts(rows),
-        "best": pick(record, rows).reason,
+        "best": rows[best_index(rows)]["name"],
         "check": f"keras-mixprec compare --check {name}",
         "rerun": None if why_not else f"keras-mixprec compare --rerun {name}",
         "why_no_rerun": why_not,
@@ -101,8 +101,8 @@ def problems(signed: dict[str, Any]) -> list[str]:
     if _digest(record) != signed["digest"]:
         found.append("the measurements are not those that were signed")
     found += changed_verdicts(signed["verdicts"], _verdicts(rows))
-    if pick(record, rows).reason != signed["best"]:
-        found.append(f"best is another: {pick(record, rows).reason}")
+    if rows[best_index(rows)]["name"] != signed["best"]:
+        found.append(f"best is not {signed['best']!r}: {reason(record, rows)}")
     return found
 
 

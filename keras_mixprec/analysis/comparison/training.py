@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import statistics
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_mixprec.analysis.comparison.arms import (
     CALLBACKS,
@@ -22,7 +20,6 @@ from keras_mixprec.analysis.comparison.peak import Peak
 from keras_mixprec.analysis.comparison.turns import BlockTimer, Turns
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
-from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.keras_internals import set_saved_optimizer
 from keras_mixprec.loss_scaling.ensure import (
     adopt,
@@ -30,7 +27,6 @@ from keras_mixprec.loss_scaling.ensure import (
     lacks_loss_scaling,
 )
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.graph_rewrite import graph_rewrite
 from keras_mixprec.policies.layers import has_own_step
@@ -127,17 +123,11 @@ def train(
     """
     batches, held_back = data
     peak = Peak(job.where)
-    model, notes = _model(arm, seed, job, batches)
-    weights = turns.give_back("built", _digest(model))
-    if weights == "weights":
-        weights = turns.give_back("weights", model.get_weights())
-    if isinstance(weights, list):
-        model.set_weights(weights)
+    model, notes = _model(arm, seed, job)
     with tempfile.TemporaryDirectory() as folder:
         monitors = _monitors(arm.settings, folder)
         own = job.callbacks() if job.callbacks else []
         timer = BlockTimer(turns, monitors)
-        timer.begin()
         history = model.fit(
             **batches.fit_arguments(job.steps // job.blocks),
             epochs=job.blocks,
@@ -162,7 +152,7 @@ def train(
     return found | {"arm": facts}
 
 
-def _model(arm, seed, job, batches):
+def _model(arm, seed, job):
     """The model as it would be trained, and notes on what was done to it."""
     keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy(arm.global_policy)
@@ -187,9 +177,7 @@ def _model(arm, seed, job, batches):
             f"{arm.policy!r} was set by `apply_policy`, with its rules"
         )
         apply_policy(model, arm.policy)
-    notes += _scale_loss(model, arm)
-    _build_variables(model, batches)
-    return model, notes
+    return model, notes + _scale_loss(model, arm)
 
 
 def _scale_loss(model, arm):
@@ -218,23 +206,6 @@ def _scale_loss(model, arm):
         if isinstance(optimizer, wrapper):
             setattr(model, name, adopt(optimizer))
     return []
-
-
-def _build_variables(model, batches):
-    """Builds what `fit` would build, so that initial weights are there."""
-    first = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
-    # Whether that is an error `fit` knows better.
-    with contextlib.suppress(NotBuiltError, ValueError):
-        build_for(model, to_tensors(first))
-
-
-def _digest(model):
-    """What differs if any initial weight does."""
-    found = hashlib.blake2b(digest_size=16)
-    for weight in model.get_weights():
-        found.update(f"{weight.dtype}{weight.shape}".encode())
-        found.update(np.ascontiguousarray(weight).tobytes())
-    return found.hexdigest()
 
 
 def _monitors(settings, folder):

@@ -1,5 +1,6 @@
 """Taking turns: training that pauses between blocks while others train."""
 
+import hashlib
 import math
 import random
 import time
@@ -79,8 +80,34 @@ def _set_random_state(state):
     active.runtime().set_random_state(state[2])
 
 
+def share_weights(model: keras.Model, turns: Turns) -> None:
+    """Says what a model's initial weights are, and gives or takes them.
+
+    Which differ if a policy's variables are of 16 bits: other numbers are
+    drawn for these.
+
+    Args:
+        model: A `keras.Model`, not trained yet.
+        turns: Its `Turns`.
+    """
+    answer = turns.give_back("built", _digest(model))
+    if isinstance(answer, list):
+        model.set_weights(answer)
+    elif answer == "weights":
+        turns.give_back("weights", model.get_weights())
+
+
+def _digest(model):
+    """What differs if any weight does."""
+    found = hashlib.blake2b(digest_size=16)
+    for weight in model.get_weights():
+        found.update(f"{weight.dtype}{weight.shape}".encode())
+        found.update(np.ascontiguousarray(weight).tobytes())
+    return found.hexdigest()
+
+
 class BlockTimer(keras.callbacks.Callback):
-    """Times each epoch, a block of steps, and pauses behind it.
+    """Times each epoch, a block of steps, and pauses before and behind it.
 
     The last of the callbacks: what the others do in a block is part of it.
 
@@ -104,8 +131,12 @@ class BlockTimer(keras.callbacks.Callback):
         self._began = 0.0
         self._joules: float | None = None
 
-    def begin(self):
-        """The first block begins, with all that `fit` does before a step."""
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Pauses, since the model is built, until all others are."""
+        share_weights(self.model, self._turns)
+        self._begin()
+
+    def _begin(self):
         self._joules = read_joules()
         self._began = time.perf_counter()
 
@@ -120,4 +151,4 @@ class BlockTimer(keras.callbacks.Callback):
             self._turns.give_back("block", self.seconds[-1])
             for monitor in self._monitors:
                 monitor.leave_out(time.perf_counter() - ended)
-            self.begin()
+            self._begin()

@@ -92,13 +92,14 @@ def _tested(both, record):
     sign = -1 if record["metric_higher_is_better"] else 1
     worsening = [sign * (a["metric"] - r["metric"]) for a, r in both]
     if n < 2:
-        why = f"{sign * worsening[0]:+.4g} with one seed, which has no spread"
+        how_much = f"{record['metric']} {sign * worsening[0]:+.3g}"
+        why = f"{how_much} with one seed, which has no spread"
         return _verdict(UNDECIDED, why, seeds=n)
     # Of a difference of two numbers that are rounded to a grid.
-    least = _grid(both, record.get("metric_samples")) / math.sqrt(6)
+    least = _grid(both, record["metric_samples"]) / math.sqrt(6)
     interval = mean_interval(worsening, least)
     difference = _signed(interval, sign)
-    why = _how_much(difference)
+    why = f"{record['metric']} {_how_much(difference)}"
     if interval.high <= limit:
         return _verdict(WITHIN, why, difference, n)
     if interval.low > limit:
@@ -121,7 +122,7 @@ def _grid(both, samples):
     An accuracy over `samples` is a multiple of one over that; beyond 100,000
     steps float32 does not tell, nor does it matter.
     """
-    if not samples or samples > 100_000:
+    if samples > 100_000:
         return 0.0
     counts = [s["metric"] * samples for pair in both for s in pair]
     counted = all(abs(c - round(c)) < 0.02 for c in counts)
