@@ -1,10 +1,12 @@
 """Pictures of the "Mixed Precision" tab, light and dark, for the docs.
 
 Trains the transformer of `examples/repair_in_training.py`, in float16 as it
-is and with `PrecisionTuner`, and photographs both runs in a real TensorBoard.
-Run it with `python -m benchmarks.screenshots`.
+is and with `PrecisionTuner`, and photographs both runs in a real TensorBoard;
+then the panel that compares the tuned run's speed with that of a third one, in
+float32. Run it with `python -m benchmarks.screenshots`.
 """
 
+import contextlib
 import io
 import pathlib
 import sys
@@ -20,44 +22,66 @@ from examples import repair_in_training as example
 from keras_mixprec import MixPrecMonitor, PrecisionTuner
 
 PICTURES = pathlib.Path(__file__).parents[1] / "docs" / "images"
-RUNS = {"float16": [], "tuned": [PrecisionTuner(verbose=0)]}
-CHOSEN = {
-    "run": "tuned/mixprec",
-    "compare": "float16/mixprec",
-    "layer": "out_2",
-    "step": "100",
+# What the tuner demotes to is not to depend on the machine.
+TUNER = PrecisionTuner(verbose=0, bfloat16=False)
+RUNS = {
+    "float16": ("mixed_float16", []),
+    "tuned": ("mixed_float16", [TUNER]),
+    "float32": ("float32", []),
 }
+FAILED = {"run": "tuned/mixprec", "compare": "float16/mixprec"}
+CHOSEN = FAILED | {"layer": "out_2", "step": "100"}
+SPEED = {"run": "tuned/mixprec", "compare": "float32/mixprec"}
 
 
-def train(log_dir):
-    """Logs both runs."""
-    for name, callbacks in RUNS.items():
-        monitor = MixPrecMonitor(
-            f"{log_dir}/{name}",
-            update_freq=5,
-            probe_every=2,
-            max_overhead=1,
-            verbose=0,
-        )
-        example.train("mixed_float16", monitor, *callbacks)
+def train(log_dir, *names, **arguments):
+    """Logs some of the runs."""
+    for name in names:
+        policy, callbacks = RUNS[name]
+        monitor = MixPrecMonitor(f"{log_dir}/{name}", verbose=0, **arguments)
+        example.train(policy, monitor, *callbacks)
+
+
+def open_tab(driver, url, theme, chosen):
+    """Opens the tab in a theme, with what is chosen in it."""
+    dark = "true" if theme == "dark" else "false"
+    link = "".join(f"&p.mixed_precision.{k}={v}" for k, v in chosen.items())
+    driver.get("about:blank")
+    driver.get(f"{url}?darkMode={dark}#mixed_precision{link}")
+    until_ready(driver)
+
+
+def save(name, screenshot):
+    """Writes a picture of few colours."""
+    path = PICTURES / name
+    Image.open(io.BytesIO(screenshot)).quantize(256).save(path, optimize=True)
+    print(path)
+
+
+@contextlib.contextmanager
+def shown(log_dir):
+    """Serves the two runs that are in a folder, and gives a browser for it."""
+    with tensorboard(log_dir) as url, browser(1366, 1290) as driver:
+        poll(lambda: len(get(url, "runs") or ()) >= 2)
+        yield url, driver
 
 
 def main():
-    chosen = "".join(f"&p.mixed_precision.{k}={v}" for k, v in CHOSEN.items())
     with tempfile.TemporaryDirectory() as log_dir:
-        train(log_dir)
-        with tensorboard(log_dir) as url, browser(1366, 1290) as driver:
-            poll(lambda: len(get(url, "runs") or ()) >= len(RUNS))
+        often = {"update_freq": 5, "probe_every": 10, "max_overhead": 1}
+        train(log_dir, "float16", "tuned", **often)
+        with shown(log_dir) as (url, driver):
             for theme in "light", "dark":
-                dark = "true" if theme == "dark" else "false"
-                driver.get("about:blank")
-                driver.get(f"{url}?darkMode={dark}#mixed_precision{chosen}")
-                until_ready(driver)
+                open_tab(driver, url, theme, CHOSEN)
                 driver.switch_to.default_content()
-                path = PICTURES / f"tab_{theme}.png"
-                picture = Image.open(io.BytesIO(driver.get_screenshot_as_png()))
-                picture.quantize(256).save(path, optimize=True)
-                print(path)
+                save(f"tab_{theme}.png", driver.get_screenshot_as_png())
+    # As a run is logged that is not to be looked at so closely.
+    with tempfile.TemporaryDirectory() as log_dir:
+        train(log_dir, "tuned", "float32", update_freq=10)
+        with shown(log_dir) as (url, driver):
+            open_tab(driver, url, "light", SPEED)
+            panel = driver.find_element("id", "performance")
+            save("tab_speed.png", panel.screenshot_as_png)
 
 
 if __name__ == "__main__":

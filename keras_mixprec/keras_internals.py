@@ -10,6 +10,7 @@ names what a new version of Keras no longer has.
 import contextlib
 import sys
 import types
+import weakref
 
 import keras
 from keras.src.backend import (
@@ -114,6 +115,9 @@ PRIVATE = {
     "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter": {
         "_inputs": "the arrays that were given to `fit`",
     },
+    "keras.src.trainers.epoch_iterator.EpochIterator": {
+        "_enumerate_iterator": "where batches are fetched from in an epoch",
+    },
 }
 
 # Present only during `fit` on JAX, so that no test finds it on a model.
@@ -138,9 +142,6 @@ INHERITED = {
         "_model": "a copy of a callback has none",
     },
 }
-
-
-# Layers.
 
 
 def flat_layers(layer, include_self: bool = True) -> list:
@@ -189,9 +190,6 @@ def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
     entrance.output._dtype = dtype
 
 
-# Graphs.
-
-
 def inbound_nodes(operation) -> list:
     """Returns the calls of a layer or operation that graphs are made of."""
     return operation._inbound_nodes
@@ -238,9 +236,6 @@ def only_runs_graph(layer) -> bool:
     return type(layer).call is Functional.call
 
 
-# Models.
-
-
 def build_symbolically(model: keras.Model, data):
     """Builds a compiled model, its loss and metrics, on one batch."""
     model._symbolic_build(data_batch=data)
@@ -283,24 +278,27 @@ def callback_model(callback: keras.callbacks.Callback):
 
 
 def arrays_in_fit(model: keras.Model) -> tuple | None:
-    """Returns the arrays that `fit`, which is under way, was given.
+    """Returns the arrays that `fit`, which is under way, was given, if any."""
+    adapter = getattr(_epochs_in_fit(model), "data_adapter", None)
+    return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
 
-    Keras keeps its adapter in a local variable of `fit` only. `None` if it was
-    given something else.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
+
+def watch_batches(model: keras.Model, watch):
+    """Passes the calls of each epoch of `fit` to come through a function."""
+    if found := _epochs_in_fit(model):
+        calls, known = type(found)._enumerate_iterator, weakref.ref(found)
+        found._enumerate_iterator = lambda: watch(calls(known()))
+
+
+def _epochs_in_fit(model):
+    """The epochs' batches: Keras keeps them in a local variable of `fit`."""
+    frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         names = frame.f_locals
         if frame.f_code.co_name == "fit" and names.get("self") is model:
-            adapter = getattr(names.get("epoch_iterator"), "data_adapter", None)
-            if isinstance(adapter, ArrayDataAdapter):
-                return adapter._inputs
-            return None
+            return names.get("epoch_iterator")
         frame = frame.f_back
     return None
-
-
-# Variables.
 
 
 def stored_value(variable: keras.Variable):
@@ -340,9 +338,6 @@ def metric_variables(metric: keras.metrics.Metric) -> list:
     return metric._variables
 
 
-# Optimizers.
-
-
 def updated_variables(optimizer: keras.optimizers.Optimizer) -> list:
     """Returns the variables that an optimizer was built to update."""
     return optimizer._trainable_variables
@@ -371,9 +366,6 @@ def accumulated_gradients(optimizer) -> list:
 def track_variable(optimizer, variable: keras.Variable):
     """Adds a variable to those of an optimizer."""
     optimizer._track_variable(variable)
-
-
-# What holds during a call.
 
 
 def global_seed_generator() -> keras.random.SeedGenerator | None:

@@ -1,4 +1,4 @@
-"""Every number that is measured of a layer: its unit, and which is worse.
+"""Every number that is measured of a layer, or a run: unit, and worse end.
 
 The one table that the log, the report and the page read. It imports nothing,
 since those who read a log have no Keras.
@@ -9,13 +9,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A number that is measured of each layer, by step.
+    """A number that is measured of each layer by step, or of a run.
 
     Attributes:
         name: String.
         unit: String. `"headroom"` (powers of two up to the format's maximum),
             `"count"`, `"share"` (of elements) or `"error"` (relative). The page
-            has a scale of colours for each.
+            has a scale of colours for each. Of a run also `"seconds"`,
+            `"rate"` (a second) and `"bytes"`.
         group: String. Which part of a layer it is about, as the page names it.
         title: String. Its name on the page.
         explanation: String. One sentence.
@@ -134,6 +135,99 @@ METRICS = {metric.name: metric for metric in (*_PROBED, *_AUDITED)}
 # The columns of each table in the log, and which end is the worse.
 PROBED = {metric.name: metric.worst for metric in _PROBED}
 AUDITED = {metric.name: metric.worst for metric in _AUDITED}
+
+
+# Of a run, for the console, the report and the page, in this order.
+PERFORMANCE = {
+    name: Metric(name, unit, "Performance", title, explanation, worst)
+    for name, unit, title, explanation, worst in (
+        (
+            "step_time",
+            "seconds",
+            "step time",
+            "Median of the stretches between two readings of the counters, for "
+            "which the host waits: seconds by steps.",
+            "max",
+        ),
+        (
+            "step_time_median",
+            "seconds",
+            "median",
+            "Median of the steps between two readings, one by one; not known "
+            "where the host only enqueues them.",
+            "max",
+        ),
+        (
+            "step_time_p95",
+            "seconds",
+            "95th percentile",
+            "95th percentile of the steps between two readings, one by one; "
+            "not known where the host only enqueues them.",
+            "max",
+        ),
+        (
+            "samples_per_second",
+            "rate",
+            "samples a second",
+            "Samples that plain steps train on, of all workers together.",
+            "min",
+        ),
+        (
+            "input_share",
+            "share",
+            "time in input",
+            "Share of the time of steps in which `fit` waits for the next "
+            "batch.",
+            "max",
+        ),
+        (
+            "peak_memory",
+            "bytes",
+            "peak memory",
+            "Most bytes in use on one device so far, as the backend accounts "
+            "for them; not known if the process had used more before.",
+            "max",
+        ),
+        (
+            "flops_in_16_bits",
+            "share",
+            "FLOPs in 16 bits",
+            "Share of the FLOPs in layers that compute in 16 bits now.",
+            "min",
+        ),
+        (
+            "output_bytes_saved",
+            "share",
+            "saved in outputs",
+            "Share of the bytes of layers' outputs that float32 would take "
+            "beyond those of now.",
+            "min",
+        ),
+        (
+            "weight_bytes_saved",
+            "share",
+            "saved in weights",
+            "Share of the bytes of variables that float32 would take beyond "
+            "those of now; mixed policies keep float32 variables.",
+            "min",
+        ),
+        (
+            "overhead_share",
+            "share",
+            "monitor and tuner",
+            "Share of the training time in readings, probes and diagnoses.",
+            "max",
+        ),
+        (
+            "once_seconds",
+            "seconds",
+            "and once",
+            "Seconds of what happens once: compiling the probed step, ranges "
+            "beside training, the first audits.",
+            "max",
+        ),
+    )
+}
 
 
 def describe(name: str, worst: str) -> dict:

@@ -479,3 +479,35 @@ test("a store tells only those whose keys changed", () => {
   store.set({ a: 2 });
   assert.deepEqual(heard, [2]);
 });
+
+const runOf = (name, figures, types) => ({
+  run: `${name}/mixprec`,
+  layers: types.map((type) => ({ compute_dtype: type })),
+  performance: {
+    figures: Object.entries(figures).map(([key, value]) => ({ name: key, value })),
+  },
+});
+
+test("two runs are compared in a line, by what is known of both", () => {
+  const wide = { samples_per_second: 1000, step_time: 0.1, peak_memory: 5e9 };
+  const low = { samples_per_second: 1900, step_time: 0.05, peak_memory: 2.95e9 };
+  const [one, other] = [
+    runOf("tuned", low, ["float16", "float32", "float32"]), runOf("wide", wide, []),
+  ];
+  assert.equal(summary.comparison(one, other),
+    "tuned against wide: 1.9x, −41\u202f% memory, 2 layers in float32");
+  for (const data of [one, other]) {
+    data.performance.figures = data.performance.figures.slice(1, 2);
+  }
+  assert.equal(summary.comparison(one, other),
+    "tuned against wide: 2.0x, 2 layers in float32");
+  assert.equal(summary.comparison(one, { ...other, performance: null }), null);
+});
+
+test("a figure is written by its unit", () => {
+  assert.equal(format.formatAmount(0.0021, "seconds"), "2.1\u202fms");
+  assert.equal(format.formatAmount(4.5e-5, "seconds"), "45\u202fµs");
+  assert.equal(format.formatAmount(2.5e9, "bytes"), "2.5\u202fGB");
+  assert.equal(format.formatAmount(13850.4, "rate"), "13\u202f850");
+  assert.equal(format.formatAmount(null, "share"), "–");
+});

@@ -15,6 +15,8 @@ from keras_mixprec.analysis.comparison.record import (
     Memory,
     Seed,
 )
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.performance import Row, performance
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "files.md").read_text()
@@ -57,6 +59,13 @@ def test_the_keys_of_a_report(folder):
     assert {*run["scale"][0]} == keys("### Loss scales")
     assert run["heat"].keys() == keys("### Heat")
     assert {*run["heat"]["metrics"][0]} == keys("### Metrics")
+
+
+def test_the_keys_of_the_performance():
+    found = performance([Row(*[1.0] * len(Row._fields))], [])
+    assert found.keys() == keys("### Performance")
+    assert all({*f} == keys("### Figures") for f in found["figures"])
+    assert Row._fields == schema.PERFORMANCE_COLUMNS
 
 
 def test_every_kind_of_event_is_listed(folder):

@@ -84,6 +84,7 @@ def objects():
         optimizer.build(model.trainable_variables)
     module = keras_internals.__name__
     adapter = importlib.import_module(module).ArrayDataAdapter
+    epochs = importlib.import_module("keras.src.trainers.epoch_iterator")
     return {
         "keras.Layer": dense,
         "keras.layers.InputLayer": model.layers[0],
@@ -105,6 +106,7 @@ def objects():
         ),
         "keras.src.trainers.data_adapters.array_data_adapter"
         ".ArrayDataAdapter": adapter(np.ones((2, 2))),
+        "keras.src.trainers.epoch_iterator.EpochIterator": epochs.EpochIterator,
     }
 
 

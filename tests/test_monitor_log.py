@@ -56,7 +56,9 @@ def test_the_log_says_what_float32_products_are_computed_in(tmp_path):
 
 def test_tags(run):
     # A run that XLA compiles is long enough for a diagnosis.
-    assert tags(run) - {"error_against_float32/00000"} == {
+    found = tags(run) - {"error_against_float32/00000"}
+    # Those are in `test_monitor_performance.py`.
+    assert {tag for tag in found if not tag.startswith("performance/")} == {
         "loss_scale",
         "log2_loss_scale",
         "skipped_steps",

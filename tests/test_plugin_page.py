@@ -1,5 +1,6 @@
 """The page of the tab in a browser, served by a TensorBoard on real runs."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+from lint_cases import compiled, samples, scale_of_a_billionth
 from missing_programs import browser_or_skip, skip_without
 from plugin_page import (
     BEYOND,
@@ -830,3 +832,107 @@ def test_the_report_works_in_a_notebook_s_sandbox(page, report, told):
     page.open_file(report / "notebook.html")
     page.enter("iframe[sandbox='allow-scripts']")
     check_report(page, told)
+
+
+# How fast runs are, and what was found before they began.
+
+
+OLD_DRIVER = {
+    "name": "driver-old",
+    "level": "error",
+    "text": "The driver is older than CUDA needs.",
+    "fix": "Install a newer one.",
+    "evidence": "",
+}
+
+
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory):
+    """A run in float32, and one in 16 bits with findings before it."""
+    log_dir = tmp_path_factory.mktemp("paced")
+    for name in "float32", "mixed_float16":
+        scaled = kmp.LossScaleOptimizer("sgd")
+        model = compiled(scale_of_a_billionth(), scaled)
+        kmp.apply_policy(model, name)
+        found = {}
+        if name == "mixed_float16":
+            doctor = kmp.doctor(quick=True)
+            doctor = dataclasses.replace(doctor, findings=[OLD_DRIVER])
+            found = {"lint": kmp.lint(model), "doctor": doctor}
+        monitor = kmp.MixPrecMonitor(
+            log_dir / name, 10, 0, 1, verbose=0, **found
+        )
+        x, y = samples(160, 4), samples(160, 8)
+        model.fit(x, y, 4, verbose=0, callbacks=[monitor])
+    with tensorboard(str(log_dir)) as url:
+        assert poll(lambda: len(ask(url, "runs") or ()) == 2)
+        yield url, kmp.load_report(log_dir).to_dict()
+
+
+WIDE_RUN, LOW_RUN = "float32/mixprec", "mixed_float16/mixprec"
+
+
+def figures(told, run):
+    return {f["name"]: f["value"] for f in told[run]["performance"]["figures"]}
+
+
+def test_a_panel_shows_how_fast_a_run_is(page, paced):
+    url, told = paced
+    page.open(url, run=WIDE_RUN)
+    known = [n for n, v in figures(told, WIDE_RUN).items() if v is not None]
+    assert {"step_time", "samples_per_second", "input_share"} < {*known}
+    rows = "#performance tbody tr"
+    assert page.values(rows, "dataset.figure") == known
+    assert len(page.texts(f"{rows} td")) == len(known)
+    assert page.colours("#performance canvas")[LINE] > 20
+    assert not page.shown("#performance .against")
+    top = "return document.querySelector(arguments[0]).offsetTop"
+    assert page.run(top, "#performance") == page.run(top, "#timeline")
+
+
+def test_two_runs_are_compared_in_a_line(page, paced):
+    url, told = paced
+    page.open(url, run=LOW_RUN, compare=WIDE_RUN)
+    low, wide = (figures(told, run) for run in (LOW_RUN, WIDE_RUN))
+    ratio = low["samples_per_second"] / wide["samples_per_second"]
+    line = page.text("#performance .against")
+    start, _, rest = line.partition(": ")
+    assert start == "mixed_float16 against float32"
+    times, layers = rest.split(", ")
+    assert float(times.removesuffix("x")) == pytest.approx(ratio, rel=0.06)
+    wide_layers = [x["compute_dtype"] for x in told[LOW_RUN]["layers"]]
+    count = wide_layers.count("float32")
+    assert layers == f"{count} layer{'s' * (count != 1)} in float32"
+    heads = page.texts("#performance thead th")
+    assert heads == ["mixed_float16", "float32"]
+    assert page.colours("#performance canvas")[COMPARED] > 5
+
+
+def test_a_log_without_it_has_no_such_panel(page, url):
+    page.open(url, run=RARE)
+    assert not page.shown("#performance")
+    width = "return document.querySelector(arguments[0]).offsetWidth"
+    page.until(
+        lambda: (
+            page.run(width, "#timeline") > 0.95 * page.run(width, "main") - 32
+        )
+    )
+
+
+def test_what_was_found_before_training_is_among_the_events(page, paced):
+    url, told = paced
+    page.open(url, run=LOW_RUN)
+    rows = "#events li[data-kind=before_training]"
+    found = [
+        e for e in told[LOW_RUN]["events"] if e["kind"] == "before_training"
+    ]
+    texts = page.texts(rows)
+    assert len(texts) == len(found)
+    driver, argument = texts[:2]
+    assert OLD_DRIVER["text"] in driver
+    assert OLD_DRIVER["fix"] in driver
+    assert "argument beyond format" in argument
+    assert found[1]["message"] in argument
+    assert found[1]["advice"] in argument
+    page.click(f"{rows}:nth-of-type(3)")  # The first one is `train_begin`.
+    assert page.chosen()[1] == found[1]["layer"] == "bytes"

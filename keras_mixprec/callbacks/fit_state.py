@@ -82,6 +82,7 @@ class FitState:
         by_epoch: `Thinning` of what is logged once an epoch.
         counters: `Counters` of the model.
         counter_log: `CounterLog` of them.
+        performance: `PerformanceLog`.
     """
 
     first_step: int
@@ -93,6 +94,7 @@ class FitState:
     by_epoch: Thinning
     counters: Counters
     counter_log: CounterLog
+    performance: Any
 
     @classmethod
     def begin(cls, session) -> "FitState":
@@ -101,6 +103,9 @@ class FitState:
         Args:
             session: The `Session`.
         """
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.performance import PerformanceLog
+
         model, log, settings = session.model, session.log, session.settings
         # What an earlier `fit` logged last is after the step that this begins
         # with.
@@ -122,4 +127,5 @@ class FitState:
             Thinning(ROWS_BY_VARIABLE),
             counters,
             CounterLog(session, counters),
+            PerformanceLog(session, first_step),
         )

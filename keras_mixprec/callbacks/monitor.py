@@ -40,6 +40,7 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec/weight_gradient_below` | same, below all of float16 | P, R |
     | `mixprec/lost_updates` | same, of weights that a step left alone | P |
     | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P, R |
+    | `mixprec/performance/<name>` | step time, samples a second ... | U |
     | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |
     | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch, R |
 

@@ -163,6 +163,7 @@ class Session:
         self._start()
         keep_watching(self.model)
         self.state.count.begin_batch(batch)
+        self.state.performance.clock.stamp(self.step)
         if self.step >= self.state.idle_until:
             self._act()
         if self.parts.early_stop.failed:
@@ -185,10 +186,8 @@ class Session:
             self.budget.begin(self.step)
         self.prober.collect(self.step)
         since = self.step - self.state.counter_log.step
-        if (
-            since >= self.settings.update_freq
-            and self.budget.left(READINGS) > 0
-        ):
+        due = since >= self.settings.update_freq
+        if due and self.budget.left(READINGS) > 0:
             self._read_counters()
         if self.step >= self.state.next_agreement:
             self._agree()
@@ -200,6 +199,7 @@ class Session:
             self._examine_if_wanted()
         self._predict_scale_if_wanted()
         self.parts.ranges.read_if_due(self.synchronized_model, self.step)
+        self.state.performance.before_step(self.step)
         if not self.parts.recorder.full:
             self.parts.recorder.hold(
                 self.model, self.step + 1, self.counters.optimizers()
@@ -215,8 +215,8 @@ class Session:
         state, freq = self.state, self.settings.update_freq
         several = state.several_workers
         probe = state.next_agreement if several else self.prober.due_at
-        dates = state.counter_log.step + freq, probe, self.parts.ranges.due_at
-        due = [at - self.step for at in dates]
+        dates = [state.counter_log.step + freq, state.performance.due_at()]
+        due = [d - self.step for d in (*dates, probe, self.parts.ranges.due_at)]
         if min(due) > 0:
             return min(due)
         # What the budget does not allow yet need not be asked for in each.
@@ -231,6 +231,7 @@ class Session:
         self.parts.recorder.end_epoch()
         steps = (callback.params or {}).get("steps")
         attempted = None if steps else self.counters.attempted()
+        self.state.performance.clock.end_epoch(bool(steps))
         self.state.count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
         self.parts.ranges.end_epoch()
@@ -258,9 +259,11 @@ class Session:
         after_epoch(self.model)
         self.synchronized_model()
         self._keep_if_failed()
+        self.state.performance.clock.end_epoch(known_length=True)
         for part in self.parts.recorder, self.prober, self.examiner:
             part.disarm()
         self._read_counters()
+        self.state.performance.finish(self.step)
         self._examine_at_the_end()
         self.state.counter_log.close()
         self.log_layers()
@@ -384,6 +387,7 @@ class Session:
 
     def _read_counters(self):
         self.state.counter_log.read(self.step)
+        self.state.performance.write(self.step)
         reason = self.state.counter_log.state.reason_to_stop
         if reason and not self.state.several_workers:
             self.parts.early_stop.stop(self.step, reason)

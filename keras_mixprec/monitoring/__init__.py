@@ -28,6 +28,9 @@ Files:
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which
   had bad data.
+- `performance.py`: logs how fast training is.
+- `step_clock.py`: how long steps take, from time stamps of the host.
+- `input_clock.py`: how long `fit` waits for batches, and their samples.
 - `overhead.py`: what monitoring costs and may cost, and what is exempt.
 - `failures.py`: what is said of a part that fails and is disabled.
 - `summary.py`: the few lines that a run ends with.

@@ -28,6 +28,9 @@ CHARTS = {
             r"mixprec/lost_updates",
         ],
         "layers with infinities or NaNs": [r"mixprec/nonfinite_layers"],
+        "step time (s)": [r"mixprec/performance/step_time.*"],
+        "samples a second": [r"mixprec/performance/samples_per_second"],
+        "shares of the time": [r"mixprec/performance/(input|overhead)_share"],
         "gradient norm": [r"mixprec/gradient_norm(/\w+)?$"],
     }
 }

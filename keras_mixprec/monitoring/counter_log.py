@@ -288,10 +288,11 @@ class CounterLog:
             return
         self.step = step
         session = self._session
-        with self.synchronized():
+        with self.synchronized() as waited:
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
+        session.state.performance.clock.waited(step, waited)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
         self._unscaled.read(step, used, step > session.first_step)
@@ -302,10 +303,13 @@ class CounterLog:
 
     @contextlib.contextmanager
     def synchronized(self):
-        """Context in which counters are those of the last step."""
+        """Context in which counters are those of the last step.
+
+        It is given the seconds that the steps under way took to end.
+        """
         started = time.perf_counter()
         with self._counters.synchronized() as waited:
-            yield
+            yield waited
         seconds = time.perf_counter() - started
         self._session.budget.add(READINGS, seconds - waited)
 

@@ -295,8 +295,13 @@ class Counters:
         """
         holders = [*self.optimizers().values(), guard_of(self._model)]
         counters = [v for holder in holders for v in holder.counters]
+        # What is read of a model without loss scaling, to wait for its steps.
+        others = [] if self._readers else optimizers_of(self._model).values()
+        counters += [optimizer.iterations for optimizer in others]
         with active.batches().synchronized(self._model, counters):
             started = time.perf_counter()
             for reader in self._readers.values():
                 reader.attempted()
+            for optimizer in others:
+                active.step().read(optimizer.iterations)
             yield time.perf_counter() - started

@@ -35,6 +35,9 @@ class OverheadBudget:
 
     Attributes:
         counted: `collections.Counter`, seconds by purpose.
+        once: Float. Seconds of what is no overhead, since it happens once.
+        special: Int. How often something else than counters was read: steps
+            that are not like others.
     """
 
     def __init__(self, max_overhead: float):
@@ -42,7 +45,8 @@ class OverheadBudget:
         self._limited = max_overhead < 1
         self._share = max_overhead - min(max_overhead / 2, _UNTIMED)
         self._origin: float | None = None
-        self._uncounted = 0.0
+        self.once = 0.0
+        self.special = 0
         self._first_step = 0
 
     def begin(self, step: int):
@@ -61,7 +65,13 @@ class OverheadBudget:
         if self._origin is None:
             return 0.0
         elapsed = time.perf_counter() - self._origin
-        return elapsed - self._uncounted - self.counted.total()
+        return elapsed - self.once - self.counted.total()
+
+    @property
+    def share(self) -> float:
+        """Share of the time since then that counts as overhead."""
+        spent = self.counted.total()
+        return spent / (self.trained + spent) if spent else 0.0
 
     def seconds_per_step(self, step: int) -> float:
         """Returns how long a plain step takes on average."""
@@ -86,9 +96,10 @@ class OverheadBudget:
             is_overhead: Boolean. Whether it counts as overhead; what happens
                 once, such as compilation, does not. Defaults to `True`.
         """
+        self.special += purpose != READINGS or not is_overhead
         if self._origin is None:
             return
         if is_overhead:
             self.counted[purpose] += seconds  # type: ignore[assignment]
         else:
-            self._uncounted += seconds
+            self.once += seconds

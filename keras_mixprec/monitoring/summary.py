@@ -54,6 +54,8 @@ class TrainingSummary(NamedTuple):
             empty where none was in force.
         compared: Boolean. Whether any batch was diagnosed, which compares every
             layer with float32. Defaults to `True`.
+        speed: String. How long a step took, samples a second, time in input
+            and what monitoring took, in one line; empty if not measured.
     """
 
     dtypes: dict
@@ -67,6 +69,7 @@ class TrainingSummary(NamedTuple):
     nonfinite_losses: dict | None = None
     graph_rewrite: str = ""
     compared: bool = True
+    speed: str = ""
 
     def __str__(self):
         layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
@@ -76,6 +79,8 @@ class TrainingSummary(NamedTuple):
         ]
         if self.graph_rewrite:
             lines.append(f"Graph rewrite: {self.graph_rewrite}.")
+        if self.speed:
+            lines.append(f"Speed: {self.speed}")
         for name, optimizer in self.optimizers.items():
             label = f"Loss scale of {name}" if name else "Loss scale"
             lines.append(f"{label}: {optimizer}")
@@ -90,8 +95,8 @@ class TrainingSummary(NamedTuple):
         )
         if least:
             lines.append(f"Least headroom at the end: {least}.")
-        said = self.ranges, self.bad_data, self.unscaled_float16
-        lines += filter(None, said)
+        others = self.ranges, self.bad_data, self.unscaled_float16
+        lines += filter(None, others)
         if not self.compared:
             lines.append(_NOT_COMPARED)
         wrapped = [
@@ -181,6 +186,10 @@ def summarize(session) -> TrainingSummary:
     lack = lack_of_scaling(session.model, used, steps > 0)
     headroom = session.prober.least_headroom()
     dtypes = [row["compute_dtype"] for row in rows]
+    # Not needed before a `fit` has ended.
+    from keras_mixprec.reporting.performance import performance, sentence
+
+    speed = performance(session.state.performance.rows, rows)
     facts = Facts(
         events=session.log.story,
         layers=rows,
@@ -202,4 +211,5 @@ def summarize(session) -> TrainingSummary:
         graph_rewrite=str(in_force() or ""),
         compared=session.examiner.schedule.cost is not None
         or not {*SIXTEEN_BITS} & {*dtypes},
+        speed=sentence(speed) if speed else "",
     )

@@ -24,6 +24,7 @@ Files that read:
   the page asks for it.
 - `facts.py`, `headline.py`: the run in one sentence: the cause, what was done
   about it, what it cost.
+- `performance.py`: how fast a run was, from the rows that were logged of it.
 - `report.py`: `load_report`.
 - `report_page.py`: the page of the tab with its data in it, and its colours.
 - `report_picture.py`: the run as a picture, for where no page is shown.

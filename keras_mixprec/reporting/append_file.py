@@ -1,12 +1,14 @@
 """A file that is only appended to, and waits for a full disk."""
 
 import errno
+import itertools
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable
 
 from keras_mixprec._files import check_regular, try_lock, unlock
+from keras_mixprec.reporting import schema
 
 
 class AppendFile:
@@ -151,7 +153,24 @@ class Backlog:
             self._size -= size
 
 
-def open_lines(path):
+def claim_folder(log_dir):
+    """Takes the first folder that no other run is written to.
+
+    Args:
+        log_dir: String.
+
+    Returns:
+        Its path, and the open file of lines in it.
+    """
+    numbers = itertools.count(1)
+    while True:
+        folder = os.path.join(log_dir, schema.run_folder(next(numbers)))
+        os.makedirs(folder, exist_ok=True)
+        if lines := _open_lines(os.path.join(folder, schema.EVENTS_FILE)):
+            return folder, lines
+
+
+def _open_lines(path):
     """A file of lines, without the torn one that a killed writer left.
 
     `None` while another run writes to it.

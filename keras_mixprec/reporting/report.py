@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from keras_mixprec._files import write_bytes
 from keras_mixprec.formats import BATCHES, STEPS, format_kinds, format_power
 from keras_mixprec.reporting.file_source import FileSource, find_runs
+from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.report_picture import png
 from keras_mixprec.reporting.run_data import RunData
@@ -30,6 +31,7 @@ def text(overview: dict) -> str:
         _steps(overview),
         _dtypes(overview["layers"]),
         *_matmul_precision(overview["matmul_precision"]),
+        *_performance(overview["performance"]),
         *_messages(overview["events"]),
         *map(_scale, overview["scale"]),
         *_nonfinite(overview["events"]),
@@ -61,6 +63,10 @@ def _dtypes(layers):
 
 def _matmul_precision(text):
     return [f"Matmul precision: {text}."] if text else []
+
+
+def _performance(found):
+    return [f"Speed: {sentence(found)}"] if found else []
 
 
 def _messages(events):

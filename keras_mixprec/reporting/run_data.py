@@ -24,6 +24,7 @@ from keras_mixprec.reporting.layer_tables import (
     pool_groups,
     rows_in_order,
 )
+from keras_mixprec.reporting.performance import Row, performance
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
@@ -37,7 +38,7 @@ from keras_mixprec.reporting.text_formats import parse_json
 MAX_COLUMNS = 2000
 
 # What the first value of a tag says of it.
-_CONTENT = dict.fromkeys(
+_CONTENT = {schema.PERFORMANCE: {"schema", "columns"}} | dict.fromkeys(
     (schema.HEAT, schema.ERRORS), {"schema", "layers", "metrics"}
 )
 
@@ -135,6 +136,7 @@ class RunData:
             "skipped": _batches_skipped(events, scale),
             "layers": layers,
             "matmul_precision": _matmul_precision(events),
+            "performance": self._performance(events, layers),
             "scale": scale,
             "events": events,
             "heat": {
@@ -265,6 +267,19 @@ class RunData:
                 }
             )
         return courses
+
+    def _performance(self, events, layers):
+        """Of the last `fit`; `None` in an older log."""
+        begins = [e["step"] for e in events if e["kind"] == "train_begin"]
+        contents, known = self._source.contents, [*schema.PERFORMANCE_COLUMNS]
+        rows = [
+            Row(*row)
+            for tag in self._chunks(schema.PERFORMANCE)
+            if contents[tag]["columns"] == known
+            for row in self._last(tag).tolist()
+        ]
+        last = max(begins, default=0)
+        return performance([row for row in rows if row.step > last], layers)
 
     def _tables(self, family):
         return [

@@ -1,6 +1,5 @@
 """The log of one training run: what the monitor writes, in one place."""
 
-import itertools
 import os
 import threading
 import time
@@ -11,7 +10,7 @@ import numpy as np
 
 from keras_mixprec._files import check_local
 from keras_mixprec.reporting import schema, summaries
-from keras_mixprec.reporting.append_file import LIMIT, Backlog, open_lines
+from keras_mixprec.reporting.append_file import LIMIT, Backlog, claim_folder
 from keras_mixprec.reporting.event_file import (
     EventFile,
     event_file_paths,
@@ -74,7 +73,7 @@ class RunLog:
         self._log_dir = log_dir = check_local(log_dir)
         self.story = Story()
         try:
-            self.folder, self._lines = self._claim_folder()
+            self.folder, self._lines = claim_folder(log_dir)
             end = find_end(self.folder)
             self.fits = len(event_file_paths(self.folder))
             self._events = EventFile(self.folder, end.next_step)
@@ -97,21 +96,6 @@ class RunLog:
         self._backlog = Backlog()
         self._gap, self._warned = None, False
         self._standing = {}
-
-    def _claim_folder(self):
-        """Takes the first folder that no other run is written to.
-
-        Returns:
-            Its path, and the open file of lines in it.
-        """
-        numbers = itertools.count(1)
-        while True:
-            folder = schema.run_folder(next(numbers))
-            folder = os.path.join(self._log_dir, folder)
-            os.makedirs(folder, exist_ok=True)
-            lines = open_lines(os.path.join(folder, schema.EVENTS_FILE))
-            if lines:
-                return folder, lines
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes a point of each curve.
@@ -155,7 +139,7 @@ class RunLog:
         self._write(step, values)
 
     def scale_rows(self, step: int, rows: np.ndarray, optimizer="") -> None:
-        """Writes how the loss scale went since the last call.
+        """Writes how the loss scale went since the last call, as `rows` does.
 
         Args:
             step: Int. Number of the training batch at which this is written.
@@ -163,24 +147,39 @@ class RunLog:
                 iterations, by rising step.
             optimizer: String. Which of several it is the scale of. Defaults
                 to `""`, for an only one.
+        """
+        family, columns = schema.scale_family(optimizer), schema.SCALE_COLUMNS
+        size = schema.ROWS_PER_CHUNK
+        self.rows(step, family, rows, columns, size, optimizer=optimizer)
+
+    def rows(self, step: int, family: str, rows, columns, size, **content):
+        """Writes rows of numbers of the run, to be read back as one table.
+
+        Args:
+            step: Int. Number of the training batch at which this is written.
+            family: String, what `schema` calls such rows.
+            rows: Array `[n, len(columns)]`.
+            columns: Tuple of strings.
+            size: Int. Rows of a chunk.
+            **content: What a reader has to know beside the columns.
 
         Raises:
             ValueError: If `rows` has another shape.
         """
         # float64: a float32 counts steps only up to 2**24.
         rows = np.asarray(rows, np.float64)
-        if rows.ndim != 2 or rows.shape[1] != len(schema.SCALE_COLUMNS):
+        if rows.ndim != 2 or rows.shape[1] != len(columns):
             raise ValueError(
-                f"`rows` must have the columns {schema.SCALE_COLUMNS}. "
+                f"`rows` must have the columns {columns}. "
                 f"Received: rows of shape {rows.shape}"
             )
 
         def build(tag, rows):
-            columns = {"columns": schema.SCALE_COLUMNS, "optimizer": optimizer}
-            return summaries.numbers(tag, np.stack(rows), **columns)
+            return summaries.numbers(
+                tag, np.stack(rows), columns=columns, **content
+            )
 
-        family = schema.scale_family(optimizer)
-        self._extend(step, family, schema.ROWS_PER_CHUNK, rows, build)
+        self._extend(step, family, size, rows, build)
 
     def heat(
         self,
@@ -347,7 +346,7 @@ class RunLog:
     def _restart(self, step):
         """Goes on in new files, after somebody removed those there were."""
         if self._lines.removed:
-            self.folder, self._lines = self._claim_folder()
+            self.folder, self._lines = claim_folder(self._log_dir)
         self._events.restart(self.folder)
         for values in self._standing.values():
             self._events.replace(step, values)
@@ -392,7 +391,7 @@ class NoLog:
         pass
 
     scalars = text = layers = layout = _ignore
-    heat = histogram = scale_rows = settings = _ignore
+    heat = histogram = scale_rows = settings = rows = _ignore
 
     def close(self):
         """Nothing is open."""

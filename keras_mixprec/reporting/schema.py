@@ -36,6 +36,7 @@ EVENTS = "mixprec/events"
 SCALE = "mixprec/scale"
 HEAT = "mixprec/heat"
 ERRORS = "mixprec/error_against_float32"
+PERFORMANCE = "mixprec/performance"
 
 # What version 1 called families, columns of tables and keys of layers.
 _RENAMED = {
@@ -57,9 +58,11 @@ EXPONENTS = {
 
 # Every write of a chunk repeats the whole chunk, because readers keep only a
 # sample of a tag's values but always the last one. So its size is what one
-# write may cost: 16 events are about 5 kB, 256 rows of the scale 8 kB.
+# write may cost: 16 events are about 5 kB, 256 rows of the scale 8 kB. Rows of
+# the performance come at every reading, so that fewer are repeated.
 EVENTS_PER_CHUNK = 16
 ROWS_PER_CHUNK = 256
+PERFORMANCE_ROWS_PER_CHUNK = 16
 
 # A step of the heat is written once, to a tag that further steps follow in:
 # one read of a tag may not exceed 256 MB, which 500 steps of 200 layers and
@@ -67,6 +70,25 @@ ROWS_PER_CHUNK = 256
 HEAT_STEPS_PER_TAG = 500
 
 SCALE_COLUMNS = ("step", "scale", "nonfinite_count", "iterations")
+
+# Of plain steps up to one: how many, their seconds, how many of those went by
+# until batches came, their samples; the median and the 95th percentile of a
+# step, where steps were seen one by one; bytes; the share of the bytes of
+# layers' outputs that 16 bits save; and of the run so far the share of its time
+# that counts as overhead, and seconds of what happens once. NaN if not known.
+PERFORMANCE_COLUMNS = (
+    "step",
+    "steps",
+    "seconds",
+    "input_seconds",
+    "samples",
+    "step_time_median",
+    "step_time_p95",
+    "peak_memory",
+    "output_bytes_saved",
+    "overhead_share",
+    "once_seconds",
+)
 
 _CHUNK_TAG = re.compile(r"(mixprec/\w+)/(\d{5,})")
 

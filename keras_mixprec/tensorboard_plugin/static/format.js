@@ -47,6 +47,27 @@ export function formatShare(share) {
   return `${Number((share * 100).toPrecision(2))}\u202f%`;
 }
 
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+
+function formatBytes(count) {
+  const place = Math.min(Math.floor(Math.log10(Math.max(count, 1)) / 3), 4);
+  return `${formatNumber(count / 1000 ** place)}\u202f${UNITS[place]}`;
+}
+
+function formatSeconds(seconds) {
+  const [factor, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+  return `${formatNumber(seconds * factor)}\u202f${unit}`;
+}
+
+const AMOUNTS = {
+  bytes: formatBytes, seconds: formatSeconds, share: formatShare, rate: formatNumber,
+};
+
+// A figure of a run by its unit, a dash if it is not known.
+export function formatAmount(value, kind) {
+  return value === null ? "–" : AMOUNTS[kind](value);
+}
+
 export function plural(count, noun) {
   return `${formatInteger(count)} ${noun}${count === 1 ? "" : "s"}`;
 }

@@ -10,6 +10,7 @@ import { createHistogram } from "./histogram.js";
 import { createLayers } from "./layers.js";
 import { hostLink, readHash, readHostHash, readLink, writeHash } from "./link.js";
 import { createLoader } from "./loader.js";
+import { createPerformance } from "./performance.js";
 import { createStore } from "./store.js";
 import { createTimeline } from "./timeline.js";
 import { watchTheme } from "./theme.js";
@@ -124,7 +125,7 @@ export async function render() {
   const selection = createSelection(store);
   const empty = createEmpty(offline);
   const main = element("main", { hidden: true },
-    createTimeline(store), createHeatCard(store), createHistogram(store),
+    createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
     createLayers(store), createEvents(store));
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";

@@ -83,6 +83,44 @@ export const STATES = {
   failing: { glyph: "▲", word: "Failing", level: "bad" },
 };
 
+// A figure of how fast a run is, null if it is not known.
+export function valueOf(run, name) {
+  const figures = run.performance?.figures ?? [];
+  return figures.find((figure) => figure.name === name)?.value ?? null;
+}
+
+// How many times as fast: by samples, since batches may differ in size.
+function speedUp(run, other) {
+  const rates = [run, other].map((data) => valueOf(data, "samples_per_second"));
+  if (rates.every((rate) => rate > 0)) return rates[0] / rates[1];
+  const times = [run, other].map((data) => valueOf(data, "step_time"));
+  return times.every((time) => time > 0) ? times[1] / times[0] : null;
+}
+
+function memoryChange(run, other) {
+  const peaks = [run, other].map((data) => valueOf(data, "peak_memory"));
+  if (!peaks.every((peak) => peak > 0)) return null;
+  const percent = Math.round(100 * (peaks[0] / peaks[1] - 1));
+  return `${percent < 0 ? "−" : "+"}${Math.abs(percent)}\u202f% memory`;
+}
+
+/**
+ * Two runs in a line, `null` if nothing is known of one.
+ * @returns {string | null}
+ */
+export function comparison(run, other) {
+  const faster = speedUp(run, other);
+  if (faster === null) return null;
+  const wide = run.layers.filter((layer) => layer.compute_dtype === "float32");
+  const parts = [
+    `${faster.toPrecision(faster < 10 ? 2 : 3)}x`,
+    memoryChange(run, other),
+    `${plural(wide.length, "layer")} in float32`,
+  ];
+  const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
+  return `${names.join(" against ")}: ${parts.filter(Boolean).join(", ")}`;
+}
+
 export function layerColumns(run, compared) {
   const others = new Map((compared?.layers ?? []).map((layer) => [layer.path, layer]));
   const other = (layer) => others.get(layer.path);

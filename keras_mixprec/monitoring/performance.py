@@ -1,0 +1,169 @@
+"""Logs how fast training is: steps, samples, input, memory, overhead."""
+
+import math
+import time
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.ranges import in_16_bits
+from keras_mixprec.monitoring.counter_log import ROWS_BY_VARIABLE
+from keras_mixprec.monitoring.input_clock import InputClock, count_samples
+from keras_mixprec.monitoring.overhead import READINGS
+from keras_mixprec.monitoring.step_clock import StepClock
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.layer_tables import Thinning
+from keras_mixprec.reporting.performance import Row, rates_of
+
+
+class PerformanceLog:
+    """Times the steps of a `fit`, and logs that at readings of the counters.
+
+    Args:
+        session: The `Session`.
+        step: Int. The number of the first step.
+
+    Attributes:
+        clock: `StepClock`.
+        rows: List of `Row`, what was logged in this `fit`.
+    """
+
+    def __init__(self, session, step: int):
+        self.rows: list[Row] = []
+        self._session = session
+        self._workers = active.processes().workers(session.model)
+        # Workers that share a pipeline ask each other whether one has data.
+        may_sample = session.log.writes and self._workers == 1
+        self._inputs = InputClock(session.budget, may_sample)
+        self.clock = StepClock(
+            session.model, session.budget, self._inputs, self.wait, step
+        )
+        self._first_step = step
+        self._thinning = Thinning(ROWS_BY_VARIABLE)
+        self._peak_before = active.memory().peak_bytes() or 0
+        self._inputs.start(session.model)
+
+    def wait(self):
+        """Waits for all steps so far."""
+        session = self._session
+        with session.state.counter_log.synchronized() as seconds:
+            self.clock.waited(session.step, seconds)
+
+    def due_at(self) -> float:
+        """Returns the step at which `before_step` has something to do."""
+        update_freq = self._session.settings.update_freq
+        waiting = self.clock.due_at(update_freq)
+        return min(waiting, self._inputs.due_at(self._first_step))
+
+    def before_step(self, step: int):
+        """Waits for the steps so far, or samples the input, if that is due.
+
+        Args:
+            step: Int. The number of the next step.
+        """
+        session = self._session
+        affordable = session.budget.left(READINGS) > 0
+        # A probe waits for them as well.
+        waits_at = self.clock.due_at(session.settings.update_freq)
+        if affordable and (step >= waits_at or session.prober.armed):
+            self.wait()
+        self.clock.go_on(step)
+        armed = session.prober.armed or session.examiner.armed
+        samples_at = self._inputs.due_at(self._first_step)
+        if affordable and step >= samples_at and not armed:
+            self._inputs.sample(session.model, step - self._first_step)
+
+    def write(self, step: int, last: bool = False):
+        """Logs what was measured since the last call.
+
+        Args:
+            step: Int. The number of the next step.
+            last: Boolean. Whether nothing follows. Defaults to `False`.
+        """
+        if not self.clock.measured or not (self._thinning.due() or last):
+            return
+        started = time.perf_counter()
+        row = self._row(step)
+        self.rows.append(row)
+        self._log(step, row)
+        seconds = time.perf_counter() - started
+        self._session.budget.add(READINGS, seconds)
+
+    def _log(self, step, row):
+        log = self._session.log
+        log.rows(
+            step,
+            schema.PERFORMANCE,
+            [row],
+            schema.PERFORMANCE_COLUMNS,
+            schema.PERFORMANCE_ROWS_PER_CHUNK,
+        )
+        if step >= log.next_step:
+            known = {n: v for n, v in rates_of(row).items() if v is not None}
+            log.scalars(
+                step, {f"{schema.PERFORMANCE}/{n}": v for n, v in known.items()}
+            )
+
+    def finish(self, step: int):
+        """Logs the rest; `fit` has ended.
+
+        Args:
+            step: Int. How many steps were taken.
+        """
+        self._inputs.disarm()
+        self.write(step, last=True)
+
+    def _row(self, step):
+        stretch, durations = self.clock.take()
+        budget = self._session.budget
+        return Row(
+            step,
+            stretch.steps,
+            stretch.seconds,
+            self._input_seconds(stretch),
+            self._samples(stretch),
+            _percentile(durations, 0.5),
+            _percentile(durations, 0.95),
+            self._peak_memory(),
+            self._saved_in_outputs(),
+            budget.share,
+            budget.once,
+        )
+
+    def _input_seconds(self, stretch):
+        inputs = self._inputs
+        if inputs.samples:
+            return min(stretch.fetching, stretch.seconds)
+        if not inputs.sampled:
+            return math.nan
+        calls = stretch.steps / self.clock.steps_per_call
+        mean = sum(s for s, _ in inputs.sampled) / len(inputs.sampled)
+        return min(mean * calls, stretch.seconds)
+
+    def _samples(self, stretch):
+        if self._inputs.samples:
+            every = self._inputs.counts_all_workers
+            return stretch.samples * (1 if every else self._workers)
+        counts = [samples for _, samples in self._inputs.sampled]
+        counts.append(count_samples(self._session.parts.ranges.batch))
+        counts = [count for count in counts if count]
+        if not counts:
+            return math.nan
+        return stretch.steps * self._workers * sum(counts) / len(counts)
+
+    def _peak_memory(self):
+        """The peak of this process, if it was reached in this `fit`."""
+        peak = active.memory().peak_bytes() or 0
+        return peak if peak > self._peak_before else math.nan
+
+    def _saved_in_outputs(self):
+        prober = self._session.prober
+        measured = [r for r in prober.readings if "activation" in r.parts]
+        narrow = in_16_bits(measured, prober.dtypes)
+        counts = [r.parts["activation"].cumulative[-1] for r in measured]
+        total = float(sum(counts))
+        return float(narrow @ counts) / (2 * total) if total else math.nan
+
+
+def _percentile(rising, share):
+    if not rising:
+        return math.nan
+    return rising[min(int(share * len(rising)), len(rising) - 1)]

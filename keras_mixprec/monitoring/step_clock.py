@@ -1,0 +1,191 @@
+"""How long steps take, from time stamps of the host."""
+
+import itertools
+import time
+from collections import deque
+from typing import NamedTuple
+
+# Steps of the first stretch, so that short epochs of unknown length have one.
+_FIRST = 8
+
+# Calls of which the durations are kept, the latest.
+_MOST_CALLS = 4096
+
+
+# What the host knows when a call of the train function begins: the time in
+# seconds, the number of the next step, the seconds that batches took to come
+# and the samples in them, so far. A plain tuple is made in a third of the time
+# of a named one.
+Stamp = tuple[float, int, float, int]
+
+
+class Stretch(NamedTuple):
+    """Plain steps in a row, or several such stretches taken together.
+
+    Attributes:
+        seconds: Float.
+        steps: Int.
+        fetching: Float. Seconds of those in which `fit` waited for batches.
+        samples: Int.
+    """
+
+    seconds: float = 0.0
+    steps: int = 0
+    fetching: float = 0.0
+    samples: int = 0
+
+    def __add__(self, other):
+        return Stretch(*map(sum, zip(self, other, strict=True)))
+
+
+class StepClock:
+    """Measures stretches of plain steps.
+
+    On a device that runs on while the host goes ahead, the time between two
+    calls is the time that it takes to enqueue a step. So a stretch ends when
+    the counters are read, for which the host waits for all steps so far:
+    its time divided by its steps is that of a step. How long that last wait
+    was says whether the host was ahead by more than a step. If not, the
+    stretch may end at any time stamp as well, and the times between its stamps
+    are those of its steps.
+
+    A stretch does not contain the last call of an epoch, validation, calls that
+    compile, are probed or diagnosed, and the one after these.
+
+    Args:
+        model: The `keras.Model`.
+        budget: `OverheadBudget`, which knows of probes and diagnoses.
+        inputs: `InputClock`.
+        wait: Function that waits for all steps so far.
+        step: Int. The number of the first step.
+
+    Attributes:
+        behind: Boolean. Whether the device was behind the host by more than a
+            step at the end of the last stretch that the host waited for;
+            `None` before.
+        steps_per_call: Int.
+    """
+
+    def __init__(self, model, budget, inputs, wait, step):
+        self.behind: bool | None = None
+        self._model = model
+        self._budget = budget
+        self._inputs = inputs
+        self._wait = wait
+        self.steps_per_call = getattr(model, "steps_per_execution", 1)
+        self._stamps = deque(maxlen=_MOST_CALLS)
+        self._start: Stamp | None = None
+        self._kind = None
+        self._sum = Stretch()
+        self._durations = deque(maxlen=_MOST_CALLS)
+        self._last_wait = step
+
+    def stamp(self, step: int):
+        """A call of the train function begins; called before each.
+
+        Args:
+            step: Int. The number of the next step.
+        """
+        kind = self._budget.special, self._model.train_function
+        if kind != self._kind:
+            # One of the last two calls was special, or this one compiles.
+            self._end_early(2)
+            self._kind = kind
+        elif self._start is not None:
+            self._stamps.append(self._now(step))
+        else:
+            if self.behind is not False:
+                self._wait()
+            self._begin(step)
+
+    def due_at(self, update_freq: int) -> int:
+        """Returns the step at which the host is to wait for the others.
+
+        Args:
+            update_freq: Int. Steps from one such wait to the next.
+        """
+        if self.behind is None and self._start:
+            return self._start[1] + min(_FIRST, update_freq)
+        return self._last_wait + update_freq
+
+    def waited(self, step: int, seconds: float):
+        """The host has waited for all steps: here a stretch may end.
+
+        Args:
+            step: Int. The number of the next step.
+            seconds: Float. How long that took.
+        """
+        start, self._last_wait = self._start, step
+        if start is None or step == start[1]:
+            return
+        if self._kind and self._budget.special != self._kind[0]:
+            self._end_early(2)
+            return
+        begun, *others = self._stamps[-1]
+        steps = step - start[1]
+        self.behind = seconds * steps > begun + seconds - start[0]
+        end = self._now(step) if self.behind else (begun + seconds, *others)
+        self._end(end)
+
+    def go_on(self, step: int):
+        """The hooks before a step end: what follows is the next stretch.
+
+        Args:
+            step: Int. The number of the next step.
+        """
+        if self._start is None:
+            self._begin(step)
+
+    def end_epoch(self, known_length: bool):
+        """An epoch is over, and validation.
+
+        Args:
+            known_length: Boolean. Whether every call had a batch: otherwise
+                the last one only found that there is none.
+        """
+        self._end_early(1 if known_length else 2)
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything was measured since the last `take`."""
+        return self._sum.steps > 0
+
+    def take(self) -> tuple[Stretch, list[float]]:
+        """Returns what was measured since the last call.
+
+        Returns:
+            A `Stretch` of all, and how long each of the latest steps took, in
+            rising order, none where only enqueuing them was seen.
+        """
+        total, self._sum = self._sum, Stretch()
+        durations = sorted(self._durations)
+        self._durations.clear()
+        return total, durations
+
+    def _now(self, step):
+        inputs = self._inputs
+        return time.perf_counter(), step, inputs.seconds, inputs.samples
+
+    def _begin(self, step):
+        self._start = self._now(step)
+        self._stamps.clear()
+        self._stamps.append(self._start)
+
+    def _end_early(self, calls):
+        """Ends the stretch before the last `calls` calls."""
+        if self.behind is False and len(self._stamps) > calls:
+            self._end(self._stamps[-calls])
+        self._start = None
+        self._stamps.clear()
+
+    def _end(self, end):
+        start, self._start = self._start, None
+        self._sum += Stretch(*(b - a for a, b in zip(start, end, strict=True)))
+        if self.behind:
+            self._durations.clear()
+            return
+        times = [now for now, step, *_ in self._stamps if step < end[1]]
+        self._durations.extend(
+            (b - a) / self.steps_per_call
+            for a, b in itertools.pairwise([*times, end[0]])
+        )

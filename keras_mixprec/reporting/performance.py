@@ -1,0 +1,166 @@
+"""How fast a run was, from the rows that were logged of it."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from keras_mixprec.flop_shares import knows_flops, parameters, share_in_16_bits
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.metrics import PERFORMANCE
+
+
+class Row(NamedTuple):
+    """A row of the log, with the columns that `schema` says."""
+
+    step: float
+    steps: float
+    seconds: float
+    input_seconds: float
+    samples: float
+    step_time_median: float
+    step_time_p95: float
+    peak_memory: float
+    output_bytes_saved: float
+    overhead_share: float
+    once_seconds: float
+
+
+def rates_of(row: Row) -> dict:
+    """Returns the figures of one row by name, `None` where not known.
+
+    Args:
+        row: `Row`.
+    """
+    found = {
+        "step_time": row.seconds / row.steps,
+        "step_time_median": row.step_time_median,
+        "step_time_p95": row.step_time_p95,
+        "samples_per_second": row.samples / row.seconds,
+        "input_share": row.input_seconds / row.seconds,
+        "peak_memory": row.peak_memory,
+        "output_bytes_saved": row.output_bytes_saved,
+        "overhead_share": row.overhead_share,
+    }
+    return {n: None if math.isnan(v) else v for n, v in found.items()}
+
+
+def performance(rows: Sequence[Row], layers: list) -> dict | None:
+    """Returns how fast a run was, ready for JSON; `None` without rows.
+
+    Args:
+        rows: List of `Row`, of one `fit`.
+        layers: List of dicts, the table of layers as it is now.
+
+    Returns:
+        Dict with `"steps"`, the step of each row, and `"figures"`, a list of
+        dicts: what `metrics.PERFORMANCE` says of each, with its `"value"` and
+        its `"values"` by row.
+    """
+    if not rows:
+        return None
+    rates = [rates_of(row) for row in rows]
+    weights = [row.steps for row in rows]
+    values = {name: [rate[name] for rate in rates] for name in rates[0]}
+    value = {name: _weighted_median(values[name], weights) for name in values}
+    for name in "overhead_share", "output_bytes_saved":
+        value[name] = values[name][-1]
+    value["input_share"] = _input_share(rows)
+    peaks = [peak for peak in values["peak_memory"] if peak is not None]
+    value["peak_memory"] = max(peaks, default=None)
+    value["once_seconds"] = rows[-1].once_seconds
+    value |= _of_layers(layers)
+    figures = [
+        {
+            "name": name,
+            "title": metric.title,
+            "explanation": metric.explanation,
+            "kind": metric.unit,
+            "worst": metric.worst,
+            "value": value[name],
+            "values": values.get(name, []),
+        }
+        for name, metric in PERFORMANCE.items()
+    ]
+    return {"steps": [int(row.step) for row in rows], "figures": figures}
+
+
+def _weighted_median(values, weights):
+    known = [
+        (value, weight)
+        for value, weight in zip(values, weights, strict=True)
+        if value is not None
+    ]
+    known.sort()
+    half = sum(weight for _, weight in known) / 2
+    sums = itertools.accumulate(weight for _, weight in known)
+    pairs = zip(known, sums, strict=True)
+    return next((value for (value, _), total in pairs if total >= half), None)
+
+
+def _input_share(rows):
+    known = [row for row in rows if not math.isnan(row.input_seconds)]
+    total = sum(row.seconds for row in known)
+    return sum(row.input_seconds for row in known) / total if total else None
+
+
+def _of_layers(layers):
+    total = sum(map(parameters, layers))
+    narrow = [x for x in layers if x.get("variable_dtype") in SIXTEEN_BITS]
+    saved = sum(map(parameters, narrow)) / 2
+    return {
+        "flops_in_16_bits": share_in_16_bits(layers)
+        if knows_flops(layers)
+        else None,
+        "weight_bytes_saved": saved / total if total else None,
+    }
+
+
+def sentence(found: dict) -> str:
+    """Returns the figures in a line.
+
+    Args:
+        found: Dict, as `performance` returns it.
+
+    Example:
+    >>> from keras_mixprec.reporting.performance import (
+    ...     Row, performance, sentence
+    ... )
+    >>> row = Row(50, 50, 0.1, 0.01, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
+    >>> sentence(performance([row], []))
+    '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s, 10% of it in \
+input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
+    """
+    value = {f["name"]: f["value"] for f in found["figures"]}
+    speed = f"{_time(value['step_time'])} a step"
+    if value["step_time_p95"] is not None:
+        speed += f" (95th percentile {_time(value['step_time_p95'])})"
+    if value["samples_per_second"] is not None:
+        speed += f", {_rounded(value['samples_per_second'])} samples/s"
+    if value["input_share"] is not None:
+        speed += f", {value['input_share']:.0%} of it in input"
+    parts = [speed]
+    if value["peak_memory"] is not None:
+        parts.append(f"peak memory {_bytes(value['peak_memory'])}")
+    overhead = f"monitor and tuner {value['overhead_share']:.1%}"
+    parts.append(f"{overhead}, and {_time(value['once_seconds'])} once")
+    return f"{'; '.join(parts)}."
+
+
+def _time(seconds):
+    if seconds >= 1:
+        return f"{_rounded(seconds)} s"
+    if seconds >= 1e-3:
+        return f"{_rounded(seconds * 1e3)} ms"
+    return f"{_rounded(seconds * 1e6)} µs"
+
+
+def _bytes(count):
+    exponent = min(int(math.log10(max(count, 1)) / 3), 4)
+    unit = ("B", "kB", "MB", "GB", "TB")[exponent]
+    return f"{_rounded(count / 1000**exponent)} {unit}"
+
+
+def _rounded(number):
+    """Three digits, and all before the point."""
+    return f"{number:,.0f}" if number >= 1000 else f"{float(f'{number:.3g}'):g}"
