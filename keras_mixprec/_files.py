@@ -2,7 +2,13 @@
 
 import contextlib
 import errno
+import glob
+import json
 import os
+import secrets
+import shutil
+import time
+from pathlib import Path
 
 try:
     import fcntl
@@ -70,3 +76,54 @@ def check_local(log_dir: str | os.PathLike) -> str:
             f"after the run. Received: log_dir={log_dir!r}"
         )
     return log_dir
+
+
+# What is being written ends in this, until it is whole.
+_UNFINISHED = ".mixprec.tmp"
+
+# It is locked within microseconds of its creation, and written in as many
+# milliseconds.
+_UNFINISHED_SECONDS = 10
+
+
+def write_json(path: str | os.PathLike, content: dict) -> None:
+    """Writes JSON, so that a reader sees the old file or the new one.
+
+    The file keeps its permissions, and a link to it stays one. What a killed
+    process left half-written beside it is removed.
+
+    Args:
+        path: String or path-like.
+        content: Dict that JSON can hold.
+
+    Raises:
+        OSError: If it cannot be written; the old file is left as it was.
+    """
+    path = Path(os.path.realpath(path))
+    check_regular(path)
+    _remove_unfinished(path)
+    # Beside the target, because a rename is atomic within one disk only.
+    unfinished = f"{path}.{secrets.token_hex(4)}{_UNFINISHED}"
+    try:
+        with open(unfinished, "x", encoding="utf-8") as file:
+            try_lock(file)
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, unfinished)
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        raise
+
+
+def _remove_unfinished(path):
+    """Removes what killed processes left: old, and locked by nobody."""
+    for other in glob.glob(f"{glob.escape(str(path))}.*{_UNFINISHED}"):
+        with contextlib.suppress(OSError), open(other, "r+b") as file:
+            age = time.time() - os.fstat(file.fileno()).st_mtime
+            if age > _UNFINISHED_SECONDS and try_lock(file):
+                os.unlink(other)

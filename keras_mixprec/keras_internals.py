@@ -105,6 +105,9 @@ PRIVATE = {
     "keras.optimizers.Optimizer that accumulates": {
         "_accumulated_gradients": "a window starts over when they are zeros",
     },
+    "keras.metrics.Accuracy": {
+        "_direction": "by which `EarlyStopping` knows whether more is better",
+    },
     "keras.metrics.Metric": {
         "_variables": "`variables` is a copy, from which none can be removed",
     },
@@ -277,6 +280,20 @@ def jax_state_synced(model: keras.Model) -> bool:
     return model._jax_state_synced
 
 
+@contextlib.contextmanager
+def keeping_jax_state(model: keras.Model):
+    """Context in which a model on JAX is evaluated in the midst of `fit`.
+
+    `evaluate` forgets where `fit` is.
+    """
+    names = "_jax_state", "_jax_state_synced"
+    before = {name: vars(model)[name] for name in names if name in vars(model)}
+    try:
+        yield
+    finally:
+        vars(model).update(before)
+
+
 def callback_model(callback: keras.callbacks.Callback):
     """Returns the model of a callback as it was set."""
     return callback._model
@@ -338,6 +355,12 @@ def holding(variables, values):
 def metric_variables(metric: keras.metrics.Metric) -> list:
     """Returns the list of a metric's own variables; may be changed."""
     return metric._variables
+
+
+def metric_direction(metric: keras.metrics.Metric) -> str:
+    """Returns `"max"` if more is better, `"min"`, or `"auto"` if not known."""
+    known = {"up": "max", "down": "min"}
+    return known.get(getattr(metric, "_direction", ""), "auto")
 
 
 # Optimizers.

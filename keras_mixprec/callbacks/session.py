@@ -45,7 +45,7 @@ class Session:
         self.state: Any = None
         self.bad_data = BadData()
         self._members = []
-        self._params = self._on_diagnosis = None
+        self._params = self._on_diagnosis = self._on_end = None
         self.started = self._finished = self._has_waited = False
 
     @classmethod
@@ -54,6 +54,7 @@ class Session:
         callback,
         settings: Settings,
         on_diagnosis: Callable | None = None,
+        on_end: Callable | None = None,
     ) -> "Session":
         """Returns the session of a callback's model.
 
@@ -63,6 +64,8 @@ class Session:
             on_diagnosis: Function of `Examination`, batch and step, which
                 follows each diagnosis after skipped steps, for a callback that
                 audits the model at times of its own. Defaults to `None`.
+            on_end: Function without arguments, of that callback, for the end of
+                training. Defaults to `None`.
         """
         model = callback.model
         session = vars(model).get(_KEPT_AS)
@@ -76,7 +79,7 @@ class Session:
             session._check_only(settings)
             session.parts = Parts.of(model, settings)
         if on_diagnosis:
-            session._on_diagnosis = on_diagnosis
+            session._on_diagnosis, session._on_end = on_diagnosis, on_end
         session._params = callback.params
         session._members.append(callback)
         return session
@@ -261,6 +264,8 @@ class Session:
             part.disarm()
         self._read_counters()
         self._examine_at_the_end()
+        if self._on_end:
+            self._on_end()
         self.state.counter_log.close()
         self.log_layers()
         from keras_mixprec.monitoring import precision_settings

@@ -104,7 +104,7 @@ _LOGGER = logging.getLogger("keras_mixprec")
 _LOGGER.addHandler(logging.NullHandler())
 
 
-def degrade(what: str, reason) -> None:
+def degrade(what: str, reason, who: str = "MixPrecMonitor") -> None:
     """Warns, in one line, that `what` is not possible; training continues.
 
     The logger `"keras_mixprec"` gets the traceback.
@@ -112,13 +112,14 @@ def degrade(what: str, reason) -> None:
     Args:
         what: String, a verb and its object.
         reason: Exception or string.
+        who: String. The callback that cannot. Defaults to `"MixPrecMonitor"`.
     """
     if not isinstance(reason, (NotBuiltError, NotImplementedError)):
         raise_if_strict(reason)
     error = reason if isinstance(reason, BaseException) else None
-    _LOGGER.warning("MixPrecMonitor cannot %s", what, exc_info=error)
+    _LOGGER.warning("%s cannot %s", who, what, exc_info=error)
     warnings.warn(
-        f"MixPrecMonitor cannot {what}; that is disabled, training continues: "
+        f"{who} cannot {what}; that is disabled, training continues: "
         f"{one_line(reason)}",
         UserWarning,
         stacklevel=3,

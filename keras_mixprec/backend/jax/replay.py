@@ -1,5 +1,7 @@
 """Running parts again on JAX; see `interface.py`."""
 
+import contextlib
+
 import jax
 
 from keras_mixprec.backend.common import all_variables, program
@@ -8,6 +10,8 @@ from keras_mixprec.keras_internals import (
     all_jax_state,
     get_stateless_scope,
     holding,
+    keeping_jax_state,
+    set_value,
     stored_value,
 )
 
@@ -57,6 +61,32 @@ def stop_gradient(tensor):
 def vjp(function, primals, pull):
     outputs, pullback = jax.vjp(function, primals)
     return outputs, pullback(pull(outputs))[0]
+
+
+@contextlib.contextmanager
+def evaluating(model):
+    variables = all_variables(model)
+    before = [stored_value(variable) for variable in variables]
+    with keeping_jax_state(model):
+        try:
+            yield
+        except BaseException:
+            _put_back(model, variables, before)
+            raise
+
+
+def _put_back(model, variables, values):
+    """Values that `evaluate` has taken out of variables, and not put back."""
+    lost = [
+        (variable, value)
+        for variable, value in zip(variables, values, strict=True)
+        if stored_value(variable) is None
+    ]
+    if any(value.is_deleted() for _, value in lost):
+        model.jax_state_sync()  # It has got further than its first batch.
+    else:
+        for variable, value in lost:
+            set_value(variable, value)
 
 
 def compiled(function):
