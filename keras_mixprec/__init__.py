@@ -11,6 +11,7 @@ import sys
 from keras_mixprec._version import __version__
 
 _FILE_OF = {
+    "ComparisonResult": "analysis.comparison.result",
     "DEFAULT_RULES": "policies.default_rules",
     "DynamicLossScale": "loss_scaling.dynamic",
     "FixedLossScale": "loss_scaling.rules",
@@ -24,6 +25,7 @@ _FILE_OF = {
     "ScheduledLossScale": "loss_scaling.rules",
     "Verdict": "diagnosis.verdict",
     "apply_policy": "policies.apply",
+    "compare_precisions": "analysis.comparison.run",
     "diagnose": "diagnosis.examination",
     "doctor": "analysis.doctor.run",
     "ensure_loss_scaling": "loss_scaling.ensure",

@@ -1,5 +1,11 @@
 """What type checkers and editors read; `__init__.py` loads the same lazily."""
 
+from keras_mixprec.analysis.comparison.result import (
+    ComparisonResult as ComparisonResult,
+)
+from keras_mixprec.analysis.comparison.run import (
+    compare_precisions as compare_precisions,
+)
 from keras_mixprec.analysis.doctor.run import doctor as doctor
 from keras_mixprec.analysis.lint.lint import lint as lint
 from keras_mixprec.analysis.minimize_float32 import (

@@ -20,12 +20,12 @@ class Kind:
     Attributes:
         name: String.
         advice: String. What to do, a sentence with the layer and numbers to be
-            filled in.
+            filled in; `diagnosis/advice.py` has others for special cases.
         level: String. `"bad"` (training is harmed), `"warning"` or `"info"`
             (normal).
         phrase: String. What a layer at fault does, to follow its name; `None`
             of a kind that is of no layer.
-        cured_by: Tuple of the policies that repair a layer, the narrowest
+        repaired_by: Tuple of the policies that repair a layer, the narrowest
             first; empty where no policy does.
         explains: Boolean. Whether it says why steps are bad although no layer
             is at fault.

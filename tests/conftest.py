@@ -22,6 +22,9 @@ import keras_mixprec
 # import.
 if keras.backend.backend() != "torch":
     collect_ignore_glob = [
+        "test_compare_killed.py",
+        "test_comparison_result.py",
+        "test_comparison_verdicts.py",
         "test_plugin_*.py",
         "test_report.py",
         "test_types.py",

@@ -21,6 +21,9 @@ const link = await load("link");
 const wanted = await load("wanted");
 const { createStore } = await load("store");
 
+// The units of all metrics, from the test that runs this file.
+const UNITS = JSON.parse(process.env.MIXPREC_UNITS ?? '["headroom","count","share","error"]');
+
 const FLOAT16 = {
   name: "float16", maximum_exponent: 16, normal_exponent: -14, subnormal_exponent: -24,
 };
@@ -81,9 +84,16 @@ test("each kind of metric has its alarms", () => {
   assert.equal(palette.alarmLevel("share", NaN), "none");
 });
 
+test("the page knows every unit of keras_mixprec/metrics.py", () => {
+  for (const unit of UNITS) {
+    assert.ok(palette.LEGENDS[unit], `add "${unit}" to LEGENDS of palette.js, and its colours`);
+    assert.ok(metrics.WORDS[unit], `add "${unit}" to WORDS of metrics.js`);
+  }
+});
+
 test("every value that was measured has a colour", () => {
   const values = [-Infinity, -1, 0, 1e-9, 1e-3, 0.5, 3, 1e9, Infinity];
-  for (const kind of ["headroom", "count", "share", "error"]) {
+  for (const kind of UNITS) {
     assert.equal(palette.valueColor(kind, NaN), null);
     for (const value of values) {
       if (kind !== "headroom" && value < 0) continue;

@@ -139,7 +139,8 @@ def start_from(path, model):
         assert kmp.PrecisionPlan.from_model(model) == as_built
     kmp.apply_policy(model, found)
     repairs.restart_waiting(0)
-    assert set(repairs.as_built(repairs.due(10**6, 10**6, 1)[1])) is not None
+    _, paths = repairs.next_trial(10**6, 10**6, 1)
+    assert set(repairs.as_built(paths)) is not None
     assert json.dumps(repairs.state(), allow_nan=False)
     repairs.plan(), repairs.demoted_fraction()
     kmp.apply_policy(model, as_built)

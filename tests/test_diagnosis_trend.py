@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.ranges import Trend
+from keras_mixprec.diagnosis.forecasts import ProbeForecast
 
 STEPS = range(0, 1000, 100)
 
 
 def said(headrooms):
-    trend = Trend()
+    trend = ProbeForecast()
     return [trend.add(*point) for point in zip(STEPS, headrooms, strict=False)]
 
 

@@ -5,9 +5,16 @@ import pathlib
 import re
 
 import pytest
+from comparison_records import arm, record
 from tuner_models import chain, fit
 
 import keras_mixprec as kmp
+from keras_mixprec.analysis.comparison.record import (
+    Arm,
+    Comparison,
+    Memory,
+    Seed,
+)
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "files.md").read_text()
@@ -65,3 +72,25 @@ def test_every_kind_of_event_is_listed(folder):
     assert {event["kind"] for event in events} <= known
     in_code = {kind for text in SOURCES for kind in re.findall(KIND, text)}
     assert in_code <= known
+
+
+@pytest.mark.parametrize(
+    ("heading", "part"),
+    [
+        ("### The record", Comparison),
+        ("### Arms", Arm),
+        ("### Memory of an arm", Memory),
+        ("### Trainings", Seed),
+    ],
+)
+def test_the_keys_of_a_comparison(heading, part):
+    assert part.__annotations__.keys() == keys(heading)
+
+
+def test_the_keys_of_what_follows_from_a_comparison(tmp_path):
+    result = kmp.ComparisonResult(record([arm("float32", [0.9])]))
+    assert result.to_dict().keys() == keys("## A comparison")
+    assert result.rows[0].keys() == keys("### Rows")
+    result.sign_off(tmp_path / "signed.json")
+    signed = json.loads((tmp_path / "signed.json").read_text())
+    assert signed.keys() == keys("### A sign-off")

@@ -67,7 +67,14 @@ ON_ONE = {"custom_loop": check_loop, "gan_two_optimizers": check_gan}
 CHECKS = ON_ALL_BACKENDS | {f"{n}_{BACKEND}": c for n, c in ON_ONE.items()}
 
 
-@pytest.mark.parametrize("name", CHECKS)
+# Of what each backend runs, one example has to do but on TensorFlow.
+def example(name):
+    seldom = BACKEND != "tensorflow" and name in ON_ALL_BACKENDS
+    slow = seldom and name != "train_digits"
+    return pytest.param(name, marks=[pytest.mark.slow] * slow)
+
+
+@pytest.mark.parametrize("name", [example(name) for name in CHECKS])
 def test_prints_what_it_claims(name, tmp_path):
     done = subprocess.run(
         [sys.executable, FOLDER / f"{name}.py"],

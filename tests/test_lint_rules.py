@@ -1,11 +1,15 @@
 """Each rule of lint finds what it is for, and nothing in a healthy model."""
 
+import pathlib
+import re
+
 import lint_data_cases  # noqa: F401
 import lint_traced_cases  # noqa: F401
 import pytest
 from lint_cases import FINDS, PASSES
 
 import keras_mixprec as kmp
+from keras_mixprec.analysis.lint import table
 from keras_mixprec.analysis.lint.table import RULES
 
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -19,6 +23,14 @@ def linted(build, rule):
     others = arguments[-1] if isinstance(arguments[-1], dict) else {}
     given = arguments[: len(arguments) - bool(others)]
     return [f for f in kmp.lint(*given, **others) if f.rule == rule]
+
+
+def test_a_file_with_rules_is_named_so_and_in_the_table():
+    for path in pathlib.Path(table.__file__).parent.glob("*.py"):
+        rules = re.findall(r"^@rule\(.*\)\ndef (\w+)", path.read_text(), re.M)
+        missing = set(rules) - set(BY_NAME)
+        assert not missing, f"add {path.stem} to `_FILES` of table.py"
+        assert not rules or path.stem.endswith("_rules")
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -54,7 +54,7 @@ def test_readings_and_probes_have_a_half_each(wait):
 def test_what_happens_once_is_no_overhead_and_no_training(wait):
     budget = begun(wait, 0.0525)
     wait(130.0)
-    budget.add("probes", 30.0, counts=False)
+    budget.add("probes", 30.0, is_overhead=False)
     assert budget.trained == pytest.approx(100.0)
     assert budget.left("diagnoses") == pytest.approx(4.0)
     assert budget.seconds_per_step(51) == pytest.approx(2.0)

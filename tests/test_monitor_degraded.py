@@ -5,7 +5,7 @@ import warnings
 import keras
 import pytest
 
-from keras_mixprec.monitoring.overhead import degrade, failure
+from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 
 
 class Refuses(keras.layers.Layer):
@@ -28,7 +28,7 @@ def error():
 def test_a_warning_is_one_line(error, form):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        degrade("do it", form(error))
+        warn_disabled("do it", form(error))
     (line,) = (str(w.message) for w in caught)
     assert line.startswith("MixPrecMonitor cannot do it; that is disabled")
     assert "calling Refuses.call(). not like this" in line
@@ -37,7 +37,7 @@ def test_a_warning_is_one_line(error, form):
 
 
 def test_the_log_has_the_details(error):
-    event = failure("probe_failed", error, layer="refuses")
+    event = failure_event("probe_failed", error, layer="refuses")
     assert (event["kind"], event["layer"]) == ("probe_failed", "refuses")
     assert event["reason"].startswith("TypeError: Exception encountered when")
     assert len(event["reason"]) <= 200
@@ -48,5 +48,5 @@ def test_the_log_has_the_details(error):
 
 
 def test_an_error_without_words_has_its_name():
-    assert failure("x", KeyError())["reason"] == "KeyError"
-    assert failure("x", "why")["details"] == "why"
+    assert failure_event("x", KeyError())["reason"] == "KeyError"
+    assert failure_event("x", "why")["details"] == "why"

@@ -84,7 +84,16 @@ CALLBACKS = {
 }
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+FIRST_OR_LAST = pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(1, id="first", marks=pytest.mark.slow),
+        pytest.param(-1, id="last"),
+    ],
+)
+
+
+@FIRST_OR_LAST
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_callbacks_do_as_without_the_batch(name, order, tmp_path):
     levels = [3 / 8, 2 / 8, 1 / 8, 2 / 8, 2 / 8, 2 / 8]
@@ -161,7 +170,7 @@ def test_a_recompiled_model_counts_on(jit, tmp_path):
 SKIPPED = [BAD, 3 / 8, BAD, 2 / 8, BAD, 1 / 8]
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+@FIRST_OR_LAST
 def test_a_skipped_epoch_is_never_the_best(order, tmp_path):
     checkpoint = CALLBACKS["ModelCheckpoint"](str(tmp_path))
     callbacks = [monitor(tmp_path / "logs"), checkpoint][::order]
@@ -171,7 +180,7 @@ def test_a_skipped_epoch_is_never_the_best(order, tmp_path):
     assert saved == {"1", "2", "4", "6"}
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+@FIRST_OR_LAST
 def test_a_skipped_epoch_is_no_plateau(order, tmp_path):
     stopping = CALLBACKS["EarlyStopping"]("")
     reducing = keras.callbacks.ReduceLROnPlateau("loss", patience=2)

@@ -229,7 +229,9 @@ def test_a_monitored_run_is_the_same(sequence, tmp_path):
     assert_same(watched, unwatched(sequence))
 
 
-@pytest.mark.parametrize("name", ["tuner", "both"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("tuner", marks=pytest.mark.slow), "both"]
+)
 @pytest.mark.parametrize(
     "sequence", [new_loss, freeze_and_thaw, other_callbacks, fits_without]
 )

@@ -204,10 +204,14 @@ def free_axes(images, words):
     return layers.Dense(2, name="head")(layers.Concatenate()([x, y]))
 
 
+SLOW = {False: [], True: [pytest.mark.slow]}
+
+
 @pytest.mark.parametrize(
     ("jit", "steps"),
     [
-        *((j, 1) for j in JITS),
+        # Where both are possible XLA compiles each shape: 25 s on two cores.
+        *(pytest.param(j, 1, marks=SLOW[j and len(JITS) > 1]) for j in JITS),
         *([(False, 2)] if BACKEND == "tensorflow" else ()),
     ],
 )
@@ -328,6 +332,7 @@ def test_repeated_rows_of_an_embedding():
     assert found.lost_updates is None
 
 
+@pytest.mark.slow
 @only_tensorflow
 def test_replicas_are_distinct():
     script = Path(__file__).parent / "distribution" / "mirrored_probe.py"

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 from optimizer_models import only_jax, only_tensorflow
 
 SCRIPTS = pathlib.Path(__file__).parent / "distribution"
@@ -24,10 +25,12 @@ def run(script):
 
 
 @only_tensorflow
+@pytest.mark.slow
 def test_mirrored_strategy_on_two_cpus():
     run("mirrored.py")
 
 
 @only_jax
+@pytest.mark.slow
 def test_data_parallel_on_two_devices():
     run("data_parallel.py")

@@ -12,14 +12,15 @@ import keras
 import pytest
 
 import keras_mixprec
-from keras_mixprec.backend import interface
+from keras_mixprec.backend import device_interface, interface
 
 ROOT = pathlib.Path(keras_mixprec.__file__).parent
 BACKENDS = {"tensorflow", "jax", "jaxlib", "torch"}
 
 PROTOCOLS = [
     interface.Batches,
-    interface.Devices,
+    device_interface.Devices,
+    device_interface.Memory,
     interface.Precision,
     interface.Probe,
     interface.Processes,
@@ -34,6 +35,7 @@ PROTOCOLS = [
 KERAS = {"_console", "keras_internals"}
 MEASURING = {"backend"} | KERAS
 WATCHING = {
+    "devices",
     "diagnosis",
     "guards",
     "loss_scaling",
@@ -52,6 +54,7 @@ MAY_IMPORT = {
     "numerics": {"policies"} | MEASURING,
     "diagnosis": {"numerics", "loss_scaling", "policies"} | MEASURING,
     "analysis": {
+        "callbacks",
         "devices",
         "diagnosis",
         "loss_scaling",

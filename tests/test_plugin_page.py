@@ -1,5 +1,7 @@
 """The page of the tab in a browser, served by a TensorBoard on real runs."""
 
+import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -24,6 +26,7 @@ from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
+from keras_mixprec.metrics import METRICS
 from keras_mixprec.reporting import report_page, schema
 from keras_mixprec.reporting.run_log import RunLog
 
@@ -143,8 +146,12 @@ def test_its_functions_without_a_browser():
     if not shutil.which("node"):
         skip_without("node", "apt-get install nodejs")
     tests = pathlib.Path(__file__).with_name("page_functions.test.mjs")
+    units = sorted({metric.unit for metric in METRICS.values()})
     done = subprocess.run(
-        ["node", "--test", tests], capture_output=True, text=True
+        ["node", "--test", tests],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"MIXPREC_UNITS": json.dumps(units)},
     )
     assert done.returncode == 0, done.stdout
 

@@ -29,6 +29,14 @@ def test_a_run_that_diverges_is_not_diagnosed_again_and_again(diagnosed):
     assert len(diagnosed) <= 8
 
 
+def test_a_dry_run_does_not_diagnose_every_step_that_fails(diagnosed):
+    callback = tuner(dry_run=True)
+    fit(chain(), [1000.0] * 60, callback)
+    assert [change["kind"] for change in callback.history] == ["demote"]
+    # Twice as many steps are waited for each time; it was 29 times.
+    assert len(diagnosed) <= 8
+
+
 @each_jit
 def test_skips_in_a_row_are_diagnosed_at_once(jit, diagnosed):
     model, callback = chain(jit), tuner()

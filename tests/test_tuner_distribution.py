@@ -10,6 +10,7 @@ slow = pytest.mark.slow if BACKEND != "torch" else lambda test: test
 
 
 @only_tensorflow
+@pytest.mark.slow
 def test_mirrored_strategy_on_two_cpus():
     run("mirrored_tuner.py")
 

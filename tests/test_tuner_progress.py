@@ -5,7 +5,7 @@ import pytest
 from tuner_models import chain, fit
 
 import keras_mixprec as kmp
-from keras_mixprec.monitoring import audit_schedule as progress
+from keras_mixprec.monitoring import progress
 
 
 def deep(layers=40):
@@ -16,6 +16,7 @@ def deep(layers=40):
     return model
 
 
+@pytest.mark.slow
 def test_a_long_diagnosis_is_announced_and_concluded(capsys):
     fit(deep(), [1.0], kmp.PrecisionTuner())
     out = capsys.readouterr().out
@@ -32,7 +33,8 @@ def test_one_that_takes_its_time_shows_a_bar(capsys, monkeypatch):
     assert "checked 3 layers in" in out
 
 
-@pytest.mark.parametrize(("layers", "verbose"), [(40, 0), (3, 1)])
-def test_else_it_is_silent(layers, verbose, capsys):
-    fit(deep(layers), [1.0], kmp.PrecisionTuner(verbose=verbose))
+@pytest.mark.parametrize(("patience", "verbose"), [(0.0, 0), (60.0, 1)])
+def test_else_it_is_silent(patience, verbose, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_PATIENCE", patience)
+    fit(chain(), [1.0], kmp.PrecisionTuner(verbose=verbose))
     assert "check" not in capsys.readouterr().out

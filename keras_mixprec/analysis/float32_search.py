@@ -16,7 +16,7 @@ from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.summary import shares_in_16_bits
 
@@ -134,7 +134,9 @@ class Float32Search:
         }
 
     def _share(self, paths):
-        with following({"float32": [self._start.layers[p] for p in paths]}):
+        with temporary_policies(
+            {"float32": [self._start.layers[p] for p in paths]}
+        ):
             return shares_in_16_bits(self._model).flops
 
     def _worse_by(self, value):

@@ -18,7 +18,7 @@ from keras_mixprec.analysis.trials import TrialFile, identity_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.numerics.evaluation import Evaluation, HeldBack
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import MODEL_PATH, check_model
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -154,7 +154,7 @@ def minimize_float32(
         identity = identity_of(model, data, start, **own) if known else {}
         file = TrialFile(resume, identity)
         search = Float32Search(model, start, evaluation, file)
-        with following(start.assignment()):
+        with temporary_policies(start.assignment()):
             search.examine(batches_of(data, batch_size))
             with search.trials(verbose).shown() as trials:
                 causes = search.causes(trials, limits)

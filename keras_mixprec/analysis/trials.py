@@ -71,7 +71,7 @@ class Trials:
         if known is None:
             wide = [self._layers[path] for path in paths]
             try:
-                known = self._evaluation.following({"float32": wide})
+                known = self._evaluation.with_policies({"float32": wide})
             # Some backends refuse to mix some dtypes within a layer.
             except active.replay().REFUSALS:
                 known = math.nan

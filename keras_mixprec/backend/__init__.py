@@ -1,1 +1,19 @@
-"""The only files that import tensorflow, jax or torch."""
+"""The only files that import tensorflow, jax or torch.
+
+Files:
+
+- `interface.py`: what a backend must define, in `tensorflow/`, `jax/` and
+  `torch/`: files of the same names, one for each Protocol.
+- `device_interface.py`: the same of devices and their memory.
+- `active.py`: the modules of the backend that Keras uses.
+- `common.py`: what all backends share: a model's variables, compiled programs,
+  agreement of workers.
+- `grouped_norms.py`: norms and products of many gradients in few operations.
+- `operations.py`: operations of a traced function, in names that all share.
+
+Files that one backend alone needs:
+
+- `jax/pieces.py`: runs a whole step cut into pieces, each compiled once.
+- `tensorflow/gated_assign.py`: how a step compiled by XLA skips its update.
+- `tensorflow/graph_rewrite.py`: the graph-level mixed precision.
+"""

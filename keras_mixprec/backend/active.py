@@ -1,25 +1,28 @@
 """The modules of the backend that Keras uses; `interface.py` describes them."""
 
+from __future__ import annotations
+
 import importlib
+from typing import TYPE_CHECKING
 
 import keras
 
-from keras_mixprec.backend.interface import (
-    Batches,
-    Device,
-    Devices,
-    Precision,
-    Probe,
-    Processes,
-    Replay,
-    Runtime,
-    Step,
-    Trace,
-)
+if TYPE_CHECKING:
+    from keras_mixprec.backend.device_interface import Device, Devices, Memory
+    from keras_mixprec.backend.interface import (
+        Batches,
+        Precision,
+        Probe,
+        Processes,
+        Replay,
+        Runtime,
+        Step,
+        Trace,
+    )
 
 
 def step() -> Step:
-    """Returns what a guarded optimizer step needs."""
+    """Returns what an optimizer step that may be skipped needs."""
     return _module("step")
 
 
@@ -46,6 +49,11 @@ def batches() -> Batches:
 def processes() -> Processes:
     """Returns what agrees with other processes, or runs without them."""
     return _module("processes")
+
+
+def memory() -> Memory:
+    """Returns what knows how much memory training takes."""
+    return _module("memory")
 
 
 def runtime() -> Runtime:

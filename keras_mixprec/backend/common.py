@@ -1,4 +1,4 @@
-"""What all backends share: a model's variables, programs, agreement of workers.
+"""What all backends share: variables, programs, agreement of workers.
 
 Many layers of a model are alike, and every diagnosis of it runs the same, but
 a backend recompiles each function: 0.15 s each, three quarters of the time
@@ -46,6 +46,13 @@ def variable_scope(model):
     """
     strategy = getattr(model, "distribute_strategy", None)
     return strategy.scope() if strategy else contextlib.nullcontext()
+
+
+def shape_in_fit(array) -> tuple:
+    """Returns the shape, and the name of the dtype that `fit` casts it to."""
+    dtype = keras.backend.standardize_dtype(array.dtype)
+    is_float = "float" in dtype
+    return array.shape, keras.config.floatx() if is_float else dtype
 
 
 _MOST = 256

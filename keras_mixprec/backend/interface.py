@@ -1,13 +1,14 @@
 """What a backend must define: a Protocol for each of its modules.
 
-A folder `backend/<name>/` has a module for each Protocol here but `Outlet`,
-named like the Protocol in lower case. `active.py` finds those of the backend
-that Keras uses. Only these folders import TensorFlow, JAX or torch.
+A folder `backend/<name>/` has a module for each Protocol here and in
+`device_interface.py`, but `Outlet`, named like it in lower case. `active.py`
+finds those of the backend that Keras uses. Only these folders import
+TensorFlow, JAX or torch.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 # Bins by a float32's exponent and the first bit of its mantissa, the shift of
 # its bits that leads there, and the bits of infinity.
@@ -15,7 +16,7 @@ BINS, SHIFT, INFINITY = 512, 22, 0xFF << 23
 
 
 class Step(Protocol):
-    """What a guarded optimizer step needs."""
+    """What an optimizer step that may be skipped needs."""
 
     def gradient_norms(self, gradients):
         """Returns float32 `(n,)`, the 2-norm of every gradient in one pass.
@@ -321,34 +322,6 @@ class Processes(Protocol):
         """
 
 
-class Device(NamedTuple):
-    """What a backend reports of one of its devices.
-
-    Attributes:
-        name: String, such as `"NVIDIA H100 80GB HBM3"`.
-        capability: Tuple of two ints, a CUDA device's compute capability.
-        architecture: String, what an AMD GPU has in its place: `"gfx90a"`.
-        memory: Int, bytes.
-    """
-
-    name: str
-    capability: tuple[int, int] | None = None
-    architecture: str = ""
-    memory: int | None = None
-
-
-class Devices(Protocol):
-    """What the active backend computes on."""
-
-    def query(self) -> tuple[str, list[Device]]:
-        """Returns the kind of the default devices, and the devices.
-
-        The kind is `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or what else
-        the backend calls it. No device is initialized that was not before, but
-        by JAX.
-        """
-
-
 class Runtime(Protocol):
     """Versions, and running a function as `fit` does, to time it."""
 
@@ -374,6 +347,12 @@ class Runtime(Protocol):
 
         On devices that have it. Cheap, and no compiled model is touched.
         """
+
+    def random_state(self):
+        """Returns the state of the random numbers of the whole process."""
+
+    def set_random_state(self, state):
+        """Sets it to what `random_state` returned."""
 
 
 class Precision(Protocol):

@@ -73,7 +73,8 @@ class FitState:
     Attributes:
         first_step: Int. The step that the `fit` begins with.
         count: `StepCount` from there.
-        shared: Boolean. Whether several workers train the model together.
+        several_workers: Boolean. Whether several workers train the model
+            together.
         next_agreement: Float. The step at which these agree next on what all
             must do at one step, infinite for never.
         idle_until: Int. The step before which nothing is to be done.
@@ -85,7 +86,7 @@ class FitState:
 
     first_step: int
     count: StepCount
-    shared: bool
+    several_workers: bool
     next_agreement: float
     idle_until: int
     layers: LayerLog
@@ -105,16 +106,16 @@ class FitState:
         # with.
         first_step = max(log.next_step - 1, 0)
         session.examiner.follow_schedule_of(session.synchronized_model())
-        shared = active.processes().workers(model) > 1
+        several_workers = active.processes().workers(model) > 1
         to_agree_on = settings.probe_every or settings.stop_after is not None
         next_agreement = math.inf
-        if shared and to_agree_on:
+        if several_workers and to_agree_on:
             next_agreement = first_step + settings.update_freq
         counters = Counters(session.synchronized_model(), log, first_step)
         return cls(
             first_step,
             StepCount(first_step, getattr(model, "steps_per_execution", 1)),
-            shared,
+            several_workers,
             next_agreement,
             first_step,
             LayerLog(model, log),

@@ -22,7 +22,7 @@ from keras_mixprec.monitoring.overhead import READINGS
 _RETRIES = 8
 
 # The attribute of a model that holds its session: elsewhere it keeps it alive.
-_KEPT_AS = "_keras_mixprec_session"
+_SESSION_ATTRIBUTE = "_keras_mixprec_session"
 
 
 class Session:
@@ -68,13 +68,13 @@ class Session:
                 training. Defaults to `None`.
         """
         model = callback.model
-        session = vars(model).get(_KEPT_AS)
+        session = vars(model).get(_SESSION_ATTRIBUTE)
         # It may be left from a `fit` that an exception ended.
         if not session or session.started or not session._is_of(callback):
             if session:
                 session.log.close()
             stop_watching(model)
-            session = vars(model)[_KEPT_AS] = cls(model, settings)
+            session = vars(model)[_SESSION_ATTRIBUTE] = cls(model, settings)
         elif settings.log_dir is not None:
             session._check_only(settings)
             session.parts = Parts.of(model, settings)
@@ -103,8 +103,8 @@ class Session:
         if not self._members:
             stop_watching(self.model)
             self.log.close()
-            if vars(self.model).get(_KEPT_AS) is self:
-                del vars(self.model)[_KEPT_AS]
+            if vars(self.model).get(_SESSION_ATTRIBUTE) is self:
+                del vars(self.model)[_SESSION_ATTRIBUTE]
 
     @property
     def settings(self):
@@ -216,7 +216,8 @@ class Session:
         if armed or first or not self.parts.recorder.full:
             return 1
         state, freq = self.state, self.settings.update_freq
-        probe = state.next_agreement if state.shared else self.prober.due_at
+        several = state.several_workers
+        probe = state.next_agreement if several else self.prober.due_at
         dates = state.counter_log.step + freq, probe, self.parts.ranges.due_at
         due = [at - self.step for at in dates]
         if min(due) > 0:
@@ -309,8 +310,8 @@ class Session:
     # Reading, probing, diagnosing.
 
     @property
-    def audited(self) -> bool:
-        """Whether a callback audits the model at times of its own."""
+    def has_tuner(self) -> bool:
+        """Whether a `PrecisionTuner` is part of this `fit`."""
         return self._on_diagnosis is not None
 
     def _examine_if_wanted(self):
@@ -318,7 +319,7 @@ class Session:
         if (
             counters.step == step
             and not self.prober.armed
-            and self.examiner.wants(counters.state.trouble, self.audited)
+            and self.examiner.wants(counters.state.trouble, self.has_tuner)
         ):
             self.examiner.on_next_batch(
                 self.model, step, lambda batch: self._examine(batch, step)
@@ -328,7 +329,7 @@ class Session:
         if batch is None:
             return
         who = "MixPrecMonitor" * self.settings.verbose
-        with self.examiner.diagnosing(step, counts=True):
+        with self.examiner.diagnosing(step, is_overhead=True):
             found = self.examiner.examine(self.model, batch, step, who)
             if self._on_diagnosis:
                 self._on_diagnosis(*found, step)
@@ -340,13 +341,13 @@ class Session:
         """
         trouble = self.state.counter_log.state.trouble
         batch = self.parts.ranges.batch
-        if self.audited or batch is None or not trouble:
+        if self.has_tuner or batch is None or not trouble:
             return
-        if self.examiner.wants(trouble, self.audited):
+        if self.examiner.wants(trouble, self.has_tuner):
             self._examine(batch, self.step)
 
     def _probe_if_wanted(self):
-        if self._wants_probe() and not self.state.shared:
+        if self._wants_probe() and not self.state.several_workers:
             self.prober.arm(self.model, self.step)
 
     def _wants_probe(self):
@@ -374,11 +375,11 @@ class Session:
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
             return
-        for watch in self.counters.all():
-            optimizer = watch.optimizer
+        for reader in self.counters.all():
+            optimizer = reader.optimizer
             automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
             if automatic and not optimizer.attempted_steps:
-                self.examiner.arm_first_scale(self.model, watch, self.step)
+                self.examiner.arm_first_scale(self.model, reader, self.step)
 
     def _keep_if_failed(self):
         if not self.parts.recorder.full:
@@ -389,7 +390,7 @@ class Session:
     def _read_counters(self):
         self.state.counter_log.read(self.step)
         reason = self.state.counter_log.state.reason_to_stop
-        if reason and not self.state.shared:
+        if reason and not self.state.several_workers:
             self.parts.early_stop.stop(self.step, reason)
 
     def log_layers(self):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import keras
 
+from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.reporting.run_log import NoLog
 
 
@@ -41,6 +42,13 @@ class CopiedCallback(keras.callbacks.Callback):
     """
 
     _OF_ONE_FIT = ("_model", "_session", "_tuning")
+
+    def leave_out(self, seconds: float) -> None:
+        """Takes note of a pause in `fit`, which is no time of training.
+
+        Of which the overhead budget is a share.
+        """
+        self._session.budget.add(READINGS, seconds, counts=False)
 
     def __getstate__(self):
         state = dict(vars(self))

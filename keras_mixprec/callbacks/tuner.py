@@ -13,7 +13,7 @@ from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
 )
-from keras_mixprec.monitoring.overhead import failure
+from keras_mixprec.monitoring.failures import failure_event
 from keras_mixprec.monitoring.summary import summarize
 from keras_mixprec.numerics.evaluation import HeldBack
 from keras_mixprec.policies.apply import apply_policy
@@ -234,7 +234,7 @@ class PrecisionTuner(CopiedCallback):
         self._session = Session.join(
             self,
             Settings(verbose=self.verbose),
-            on_diagnosis=lambda *found: self._tuning.follow(*found),
+            on_diagnosis=lambda *found: self._tuning.repair(*found),
             on_end=lambda: self._tuning.end(),
         )
         use_bfloat16 = self.bfloat16
@@ -319,7 +319,7 @@ class PrecisionTuner(CopiedCallback):
         error = self._writes_plan and self._disk.save_if_possible(repairs)
         if not error:
             return
-        event = failure("plan_not_written", error)
+        event = failure_event("plan_not_written", error)
         self._session.log.event(self._session.step, event)
         if not self._warned:
             self._warned = True

@@ -3,7 +3,7 @@
 import keras
 
 from keras_mixprec.backend import active
-from keras_mixprec.backend.interface import Device
+from keras_mixprec.backend.device_interface import Device
 from keras_mixprec.devices.processor import memory, this_processor
 
 

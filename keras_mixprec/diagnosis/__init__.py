@@ -18,8 +18,8 @@ Files:
 - `loss_search.py`: the layers that make a whole step's forward pass wrong.
 - `loss_fault.py`: what is not finite behind a layer that repairs it.
 - `magnified.py`: rounding errors that a later layer magnifies.
-- `fault_kind.py`: overflow, underflow or loss of precision: the one place that
-  decides it of a layer.
+- `fault_kind.py`: overflow, underflow or loss of precision, of a layer whose
+  outputs or gradients are wrong.
 - `forward.py`: whether a layer's outputs are right in 16 bits.
 - `backward.py`: the same of its gradients.
 - `end_to_end.py`: how far the loss and all gradients are from float32's, and
@@ -31,7 +31,8 @@ Files:
 - `scales.py`: the loss scales that a layer's gradients fit into.
 - `compare.py`: how far a 16-bit result is from float32's, and whether that
   matters.
-- `ranges.py`: headroom, zeros and subnormals of each layer; overflows to come.
+- `ranges.py`: headroom, zeros and subnormals of each layer in a probed step;
+  `headroom.py`: headroom at an audit; `forecasts.py`: overflows to come.
 - `batch.py`, `failing_batch.py`: the rows of a batch that are taken; a batch
   that failed, with all that made it fail.
 - `culprit.py`, `verdict.py`, `advice.py`: what a search finds, what is said of

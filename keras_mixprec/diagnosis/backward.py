@@ -18,7 +18,7 @@ from keras_mixprec.diagnosis.fault_kind import (
     kind_of_gradients,
     kind_of_window,
 )
-from keras_mixprec.diagnosis.scales import Window
+from keras_mixprec.diagnosis.scales import ScaleWindow
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
@@ -67,12 +67,12 @@ def gradients_of_layers(calls: list, exact: DryStep, effective) -> dict:
     return found
 
 
-def too_steep(calls: list, exact: DryStep) -> set:
-    """Returns the float16 layers whose outputs' gradients overflow as they are.
+def output_gradients_overflow(calls: list, exact: DryStep) -> set:
+    """Returns float16 layers that are given a gradient beyond their format.
 
-    As that of `log(p)` does where a softmax is nearly 0, which hands on less
-    than 1. At a loss scale of 1; none if a weight's gradient overflows there as
-    well, since gradients are that large then.
+    Without any loss scaling: above 65504 at a loss scale of 1, as that of
+    `log(p)` where p is nearly 0. None if a weight's gradient overflows as well,
+    since gradients are that large then.
 
     Args:
         calls: As for `gradients_of_layers`.
@@ -95,7 +95,7 @@ def too_steep(calls: list, exact: DryStep) -> set:
 
 def error_in_step(
     call: LayerCall,
-    known: LayerCall,
+    reference: LayerCall,
     step: DryStep,
     exact: DryStep,
     fed_by_weights: bool,
@@ -106,7 +106,7 @@ def error_in_step(
 
     Args:
         call: `LayerCall` of `step`.
-        known: `LayerCall`, the same one in float32.
+        reference: `LayerCall`, the same one in float32.
         step: `DryStep` of the model in 16 bits.
         exact: `DryStep` in float32, at loss scale 1.
         fed_by_weights: Boolean, as for `check_backward`.
@@ -115,16 +115,16 @@ def error_in_step(
     low, wide = (
         [s.gradients.get(key) for key in weights]
         + [*c.input_cotangents] * fed_by_weights
-        for s, c in ((step, call), (exact, known))
+        for s, c in ((step, call), (exact, reference))
     )
     if [_shape(x) for x in low] != [_shape(x) for x in wide]:
         return np.inf
-    known_low = [x for x in low if x is not None]
-    if not known_low:
+    present = [x for x in low if x is not None]
+    if not present:
         # Nothing that anybody asks for, or weights that a step treats by hand.
         return np.inf if weights else 0.0
     return relative_error(
-        [to_array(x) / np.float32(step.scale) for x in known_low],
+        [to_array(x) / np.float32(step.scale) for x in present],
         [to_array(x) for x in wide if x is not None],
     )
 
@@ -133,11 +133,13 @@ def _shape(tensor):
     return None if tensor is None else tuple(tensor.shape)
 
 
-def classify_window(window: Window, bits: float, call: LayerCall) -> Culprit:
+def classify_window(
+    window: ScaleWindow, bits: float, call: LayerCall
+) -> Culprit:
     """Returns what is wrong with a layer that a loss scale does not suit.
 
     Args:
-        window: `Window` of its gradients, which does not hold the scale.
+        window: `ScaleWindow` of its gradients, which does not hold the scale.
         bits: Float. The loss scale, as a power of two.
         call: `LayerCall` of the layer.
     """
@@ -153,7 +155,7 @@ def classify_window(window: Window, bits: float, call: LayerCall) -> Culprit:
 
 def check_backward(
     call: LayerCall,
-    known: LayerCall,
+    reference: LayerCall,
     compiled: bool,
     bits: float,
     fed_by_weights: bool,
@@ -162,7 +164,7 @@ def check_backward(
 
     Args:
         call: `LayerCall`, of a layer that computes in 16 bits.
-        known: `LayerCall`, the same one in float32, at loss scale 1.
+        reference: `LayerCall`, the same one in float32, at loss scale 1.
         compiled: Boolean. Whether XLA compiles the model's step.
         bits: Float. The loss scale, as a power of two.
         fed_by_weights: Boolean. Whether a layer before it has weights: else
@@ -171,7 +173,9 @@ def check_backward(
     Returns:
         As `check_forward`; both are `None` where no gradient comes by, too.
     """
-    outputs = zip(known.float_cotangents, known.float_outputs, strict=True)
+    outputs = zip(
+        reference.float_cotangents, reference.float_outputs, strict=True
+    )
     cotangents = [
         to_array(c) * 2.0**bits if c is not None else to_array(o) * 0.0
         for c, o in outputs

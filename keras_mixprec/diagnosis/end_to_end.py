@@ -25,7 +25,7 @@ from keras_mixprec.numerics.dry_step import (
 )
 from keras_mixprec.numerics.layer_hooks import (
     computing_in,
-    following,
+    temporary_policies,
     with_sublayers,
 )
 
@@ -165,7 +165,7 @@ class EndToEnd:
             self._batches, self._references, strict=True
         ):
             try:
-                with following(assignment):
+                with temporary_policies(assignment):
                     step = dry_step(
                         self._model, batch, self._scale, records=False
                     )

@@ -14,8 +14,8 @@ from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.compare import effective_update, nonfinite
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.diagnosis.headroom import headroom
 from keras_mixprec.diagnosis.layer_search import Search
-from keras_mixprec.diagnosis.ranges import headroom
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.step_errors import why_it_raises
 from keras_mixprec.diagnosis.verdict import Verdict

@@ -1,16 +1,17 @@
-"""Which kind of fault it is where a layer is wrong: the one place that decides.
+"""Which kind of fault it is where a layer's outputs or gradients are wrong.
 
 Of the four kinds that a layer can have, an overflow is a number beyond the
 format's maximum, an underflow one that becomes 0, and a loss of precision
 neither. What is not finite in 16 bits although everything inside of the layer
-would fit starts from a zero, as in `1 / x` or `log(x)`. Faults of the loss
-itself, behind all layers, are `range_fault` and what calls it.
+would fit starts from a zero, as in `1 / x` or `log(x)`. Where that
+happens among operations, `numerics/layer_replay.py` finds. Faults of the loss
+itself, behind all layers, are decided in `range_fault` and `loss_fault.py`.
 """
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import rounded_integers
-from keras_mixprec.diagnosis.scales import Window
+from keras_mixprec.diagnosis.scales import ScaleWindow
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_replay import LayerReplay
@@ -79,11 +80,11 @@ def kind_of_gradients(replay: LayerReplay, cotangents, low) -> str:
     return "underflow" if zero else "backward_overflow"
 
 
-def kind_of_window(window: Window, bits: float) -> str:
+def kind_of_window(window: ScaleWindow, bits: float) -> str:
     """Returns what a loss scale does to gradients that it does not suit.
 
     Args:
-        window: `Window` of the gradients, which does not hold the scale.
+        window: `ScaleWindow` of the gradients, which does not hold the scale.
         bits: Float. The loss scale, as a power of two.
     """
     return "underflow" if bits < window.low else "backward_overflow"

@@ -92,26 +92,30 @@ _ROWS_NAMED = 8
 
 
 def check_forward(
-    call: LayerCall, known: LayerCall | None, compiled: bool, masks_matter: bool
+    call: LayerCall,
+    reference: LayerCall | None,
+    compiled: bool,
+    masks_matter: bool,
 ) -> tuple[float | None, Culprit | None]:
     """Compares what a layer returned with the same layer in float32.
 
-    Unless it is what it returned in the float32 step anyhow.
+    It is not run again if it returned the same in the float32 step anyhow.
 
     Args:
         call: `LayerCall`, of a layer that computes in 16 bits.
-        known: `LayerCall`, the same one in float32; `None` if it is not known.
+        reference: `LayerCall`, the same one in float32; `None` if it is not
+            known.
         compiled: Boolean. Whether XLA compiles the model's step.
         masks_matter: Boolean. Whether the loss depends on infinities where no
             weight comes before, so that no gradient shows it.
 
     Returns:
-        The relative error, that of the layers before it included unless they
-        are doubtful together, and the `Culprit` if it is too large. Both are
-        `None` for a victim of a layer before it.
+        The relative error, and the `Culprit` if it is too large. The error
+        includes that of earlier layers where it was so small that the layer was
+        not run again. Both are `None` if its inputs are not finite already.
     """
     extremes = draws_narrow_uniform(call.draws)
-    error = _in_step(call, known)
+    error = _in_step(call, reference)
     triggered = error > thresholds.FORWARD_ERROR * thresholds.NEGLIGIBLE
     if not triggered and not extremes:
         return error, None
@@ -120,7 +124,9 @@ def check_forward(
         return None, None
     exact = replay.forward("float32")
     low = low_outputs(replay, compiled)
-    masked = _without_masks(known, low, exact, masks_matter, limit_of(replay))
+    masked = _without_masks(
+        reference, low, exact, masks_matter, limit_of(replay)
+    )
     error = relative_error(masked, exact)
     if error > thresholds.FORWARD_ERROR:
         if replay.draws_by_itself() or not repeats(replay.forward(), low):
@@ -178,10 +184,10 @@ def _numbers(replay, error, low, exact):
     }
 
 
-def _in_step(call, known):
+def _in_step(call, reference):
     """How far the results are from those in the float32 step."""
     low = call.float_outputs
-    exact = [] if known is None else known.float_outputs
+    exact = [] if reference is None else reference.float_outputs
     if not low or [x.shape for x in low] != [x.shape for x in exact]:
         return np.inf
     return relative_error(map(to_array, low), map(to_array, exact))
@@ -195,16 +201,17 @@ def low_outputs(replay: LayerReplay, compiled: bool) -> list:
 
 
 def range_fault(
-    replay: LayerReplay, known: LayerCall | None = None
+    replay: LayerReplay, reference: LayerCall | None = None
 ) -> tuple[str, str]:
     """Kind and direction of what makes a loss infinite but no output.
 
     Args:
         replay: `LayerReplay` of a layer without which the loss is finite.
-        known: `LayerCall`, the same one in float32; `None` if it is not known.
+        reference: `LayerCall`, the same one in float32; `None` if it is not
+            known.
     """
     limit = get_format("float16").maximum
-    if is_cast_before(replay.call, known):
+    if is_cast_before(replay.call, reference):
         return "cast_overflow", "forward"
     if replay.largest_intermediate() > limit:
         return "forward_overflow", "forward"
@@ -218,31 +225,31 @@ def range_fault(
     return "underflow", "forward"
 
 
-def is_cast_before(call: LayerCall, known: LayerCall | None) -> bool:
+def is_cast_before(call: LayerCall, reference: LayerCall | None) -> bool:
     """Whether an input overflows in a cast before the layer is called.
 
     As a `Sequential` without a `keras.Input` casts what it is given.
 
     Args:
         call: `LayerCall` of a step in 16 bits.
-        known: As for `range_fault`.
+        reference: As for `range_fault`.
     """
-    if known is None or not nonfinite(_inputs(call)):
+    if reference is None or not nonfinite(_inputs(call)):
         return False
-    return largest(_inputs(known)) > get_format("float16").maximum
+    return largest(_inputs(reference)) > get_format("float16").maximum
 
 
 def _inputs(call):
     return [to_array(x) for x in LayerReplay(call).inputs]
 
 
-def _without_masks(known, low, exact, masks_matter, limit):
+def _without_masks(reference, low, exact, masks_matter, limit):
     """Takes an infinity in a mask for the number that it stands for.
 
     Such as the -1e9 that attention adds to the scores of padding: one beyond
     the format that the loss does not depend on.
     """
-    if known is None:
+    if reference is None:
         return low
 
     def repaired(narrow, wide, cotangent):
@@ -254,7 +261,7 @@ def _without_masks(known, low, exact, masks_matter, limit):
             mask &= to_array(cotangent) == 0
         return np.where(mask, wide, narrow)
 
-    return [*map(repaired, low, exact, known.float_cotangents)]
+    return [*map(repaired, low, exact, reference.float_cotangents)]
 
 
 def _rows(inputs, low, exact):

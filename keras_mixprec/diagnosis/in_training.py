@@ -31,7 +31,7 @@ def examine_in_training(model, batch, step: int, schedule) -> Examination:
     found = examine(model, *unpack_x_y_sample_weight(batch), step=step)
     schedule.found(found)
     found = _unless_diverged(model, found, step, schedule)
-    return _with_foreseen(model, found, step, schedule.growth)
+    return _with_foreseen(model, found, step, schedule.forecast)
 
 
 def suitable_scale_bits(model, batch) -> float:
@@ -50,14 +50,14 @@ def _unless_diverged(model, found, step, schedule):
     return Examination([Finding(verdict, [])]) if verdict else found
 
 
-def _with_foreseen(model, found, step, growth):
+def _with_foreseen(model, found, step, forecast):
     """Adds the layers that are about to overflow."""
-    growth.add(step, found.headroom)
+    forecast.add(step, found.headroom)
     known = {finding.verdict.layer for finding in found.findings}
     layers = {e.path: e.layer for e in low_layers(model)}
     kind, direction = "forward_overflow", "forward"
     foreseen = []
-    for path, (steps, bits) in growth.about_to_overflow().items():
+    for path, (steps, bits) in forecast.about_to_overflow().items():
         numbers = {
             "headroom_bits": bits,
             "overflows_in_steps": round(steps),

@@ -13,8 +13,8 @@ from keras_mixprec.diagnosis.backward import (
     classify_window,
     error_in_step,
     gradients_of_layers,
+    output_gradients_overflow,
     own_gradients,
-    too_steep,
 )
 from keras_mixprec.diagnosis.forward import check_forward, without_needless
 from keras_mixprec.diagnosis.loss_search import LossSearch
@@ -129,17 +129,17 @@ class Search(LossSearch):
         return self._best_bits(self._find_windows(effective))
 
     def _bits(self, windows, scale_bits, effective):
-        """The given scale, or the best one without layers that are too steep.
+        """The given scale, or the best one; below 1 for large gradients only.
 
-        A scale below 1 is for gradients that are that large. Where those of
-        the weights are not, a layer that hands on less is at fault.
+        Where the weights' gradients are not large, the layers whose outputs'
+        gradients overflow are at fault, and left out.
         """
         if scale_bits is not None:
             return scale_bits
         bits = self._best_bits(windows)
         if bits >= 0:
             return bits
-        steep = too_steep(self._low(self._exact), self._exact)
+        steep = output_gradients_overflow(self._low(self._exact), self._exact)
         return self._best_bits(
             {p: w for p, w in windows.items() if p not in steep}
         )
@@ -162,7 +162,7 @@ class Search(LossSearch):
         return [p for p in gradients if p in low and lost(gradients[p], bits)]
 
     def _find_windows(self, effective):
-        """The `Window` of each float16 layer's gradients in float32."""
+        """The `ScaleWindow` of each float16 layer's gradients in float32."""
         gradients = self._own_gradients(effective)
         return {path: scale_window(own) for path, own in gradients.items()}
 

@@ -12,15 +12,15 @@ from keras_mixprec.numerics.dry_step import step_at_least_scale
 from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import (
     LayerReplay,
+    cause_of_nonfinite,
     nonfinite_places,
-    origin,
 )
 from keras_mixprec.policies.layers import has_own_step
 
 
 def fault_behind(
     replay: LayerReplay,
-    known: LayerCall | None,
+    reference: LayerCall | None,
     model: keras.Model,
     data,
     layers,
@@ -32,17 +32,17 @@ def fault_behind(
 
     Args:
         replay: `LayerReplay` of the layer.
-        known: As for `range_fault`.
+        reference: As for `range_fault`.
         model: As for `step_fault`.
         data: As for `step_fault`.
         layers: As for `step_fault`.
     """
     fault = step_fault(model, data, layers)
-    if fault is None or is_cast_before(replay.call, known):
-        return range_fault(replay, known)
+    if fault is None or is_cast_before(replay.call, reference):
+        return range_fault(replay, reference)
     if fault[0] == "forward_overflow" and has_own_step(model):
         # The loss may contain gradients, which are operations like others.
-        own = range_fault(replay, known)
+        own = range_fault(replay, reference)
         return own if own[1] == "backward" else fault
     return fault
 
@@ -67,7 +67,7 @@ def step_fault(model: keras.Model, data, layers) -> tuple[str, str] | None:
     with step_at_least_scale(model, data) as run:
         with computing_in("float32", layers):
             harmless = nonfinite_places(run, [])
-        kind = origin(run, [], harmless, of_loss=True)
+        kind = cause_of_nonfinite(run, [], harmless, of_loss=True)
     # JAX casts each sum that it takes in float32 to the dtype of its terms.
     if kind == "cast_overflow" and _fits(data):
         kind = "forward_overflow"

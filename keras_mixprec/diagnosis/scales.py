@@ -87,7 +87,7 @@ def _possible(rule):
     return range(lowest, highest + 1)
 
 
-class Window(NamedTuple):
+class ScaleWindow(NamedTuple):
     """The loss scales, as powers of two, at which gradients survive.
 
     Attributes:
@@ -103,12 +103,12 @@ class Window(NamedTuple):
         return self.low <= bits <= self.high
 
 
-ANY_SCALE = Window(-math.inf, math.inf)
+ANY_SCALE = ScaleWindow(-math.inf, math.inf)
 
 
 def scale_window(
     gradients: Sequence[np.ndarray], dtype: str = "float16"
-) -> Window:
+) -> ScaleWindow:
     """Returns the window of gradients of the unscaled loss.
 
     After the adaptive loss scaling of Zhao et al., 2019 (arXiv 1910.12385),
@@ -124,7 +124,7 @@ def scale_window(
         return ANY_SCALE
     limits, largest = get_format(dtype), float(values.max())
     smallest = float(_smallest_that_counts(values)) * largest
-    return Window(
+    return ScaleWindow(
         math.log2(limits.smallest_subnormal)
         + thresholds.BITS_BELOW
         - math.log2(smallest),
@@ -170,7 +170,7 @@ def _energy(values):
 
 
 def best_scale_bits(
-    windows: dict[str, Window],
+    windows: dict[str, ScaleWindow],
     costs: dict[str, float],
     possible: range = thresholds.SCALE_BITS,
 ) -> int:
@@ -180,7 +180,7 @@ def best_scale_bits(
     nearest to where Keras starts.
 
     Args:
-        windows: Dict from the path of a layer to its `Window`.
+        windows: Dict from the path of a layer to its `ScaleWindow`.
         costs: Dict from a path to what the layer costs, nothing if it is not
             there.
         possible: Range of the powers of two to choose from.

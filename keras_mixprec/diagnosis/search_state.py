@@ -20,7 +20,8 @@ class SearchState:
 
     Attributes:
         culprits: List of the `Culprit`s found.
-        windows: Dict path -> `Window` of the layers that are left in float16.
+        windows: Dict path -> `ScaleWindow` of the layers that are left in
+            float16.
         scale_bits: Float. The loss scale that was found or given, as a power
             of two.
         errors: As in `Examination`, as the model is built.

@@ -192,13 +192,14 @@ class MetricGuard:
             weights = functools.partial(incoming_weights, self._model, args)
             try:
                 with self.in_steps(), training_on(batch, weights):
-                    return self._truthful(train_step(*args, **kwargs))
+                    returned = train_step(*args, **kwargs)
+                    return self._nan_logs_if_weights_lost(returned)
             finally:
                 self._inside.loss_is_finite = None
 
         return guarded
 
-    def _truthful(self, returned):
+    def _nan_logs_if_weights_lost(self, returned):
         """What a step returned, with NaN for logs if weights were lost."""
         if self._weights_lost is None or self._inside.loss_is_finite is True:
             return returned
@@ -208,7 +209,7 @@ class MetricGuard:
         finite = self._inside.loss_is_finite
         if finite is None:
             finite = self._was_applied(result)
-        lost = self._loses_weights(result, finite)
+        lost = self._weights_are_lost(result, finite)
         known = result.value(self._weights_lost)
         may_be_lost = lost is not False and known is not None
         if may_be_lost and isinstance(result.logs, dict):
@@ -220,7 +221,7 @@ class MetricGuard:
             }
         return result.returned()
 
-    def _loses_weights(self, result, finite):
+    def _weights_are_lost(self, result, finite):
         """Whether a weight is not finite, in a step whose loss is not."""
         records = [o.history for o in self._optimizers()]
         found = [result.value(record.lost_weights) for record in records]
@@ -280,24 +281,26 @@ class MetricGuard:
         last = LastResult(self._variables, metric)
         if self._is_loss(metric):
             seen = AveragedLosses(self._losses)
-            update = self._averaging_finite(metric)
+            update = self._mean_of_finite_losses(metric)
         else:
             seen, losses = SeenBatches(self._variables, metric), None
             if self._own_step and metric.name.endswith("loss"):
                 self._own_losses.append(losses := self._count_of(metric))
-            update = self._kept_finite(metric, seen, losses)
+            update = self._update_if_finite(metric, seen, losses)
         result, reset_state = metric.result, metric.reset_state
         # In this order: a metric may be built, and so guarded, within a step.
         self._in_fit.add(metric, "result", self._nan_if_unknown(result, seen))
         self._in_fit.add(
-            metric, "reset_state", self._keeping(last, reset_state, seen)
+            metric,
+            "reset_state",
+            self._reset_keeping_last_result(last, reset_state, seen),
         )
         self._in_steps.add(metric, "update_state", update)
         self._in_steps.add(
             metric, "result", unless(seen.none_good_here, last.value, result)
         )
 
-    def _keeping(self, last, reset_state, seen):
+    def _reset_keeping_last_result(self, last, reset_state, seen):
         @functools.wraps(reset_state)
         def reset():
             last.keep(self._batches)
@@ -334,7 +337,7 @@ class MetricGuard:
 
         self._in_fit.add(container, "build", build_and_guard)
 
-    def _averaging_finite(self, loss_tracker):
+    def _mean_of_finite_losses(self, loss_tracker):
         update_state = loss_tracker.update_state
 
         @functools.wraps(update_state)
@@ -357,7 +360,7 @@ class MetricGuard:
 
         return guarded
 
-    def _kept_finite(self, metric, seen, losses):
+    def _update_if_finite(self, metric, seen, losses):
         update_state = metric.update_state
 
         @functools.wraps(update_state)

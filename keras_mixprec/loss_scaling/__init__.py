@@ -2,7 +2,7 @@
 
 In a step the loss is multiplied by the scale; the optimizer gets the scaled
 gradients, checks them all in one pass, agrees with all replicas, and applies
-the update or skips it. That decision is taken in `guarded_step.py`, how a
+the update or skips it. That decision is taken in `checked_gradients.py`, how a
 compiled step branches on it in `backend/<name>/step.py`. Then the update rule
 says the next scale, and the step is recorded in variables of the optimizer, so
 that nothing is lost while the host does not read.
@@ -15,8 +15,8 @@ Files:
 
 - `optimizer.py`: `LossScaleOptimizer`.
 - `wrapper.py`: what its constructor takes and hands to the inner optimizer.
-- `guarded_step.py`: whether a step is skipped: all gradients are checked, then
-  applied everywhere or nowhere; windows of accumulated gradients.
+- `checked_gradients.py`: whether a step is skipped: all gradients are checked,
+  then applied everywhere or nowhere; windows of accumulated gradients.
 - `rules.py`: update rules, state in, state out: fixed and scheduled scales.
 - `dynamic.py`: the dynamic loss scale.
 - `presets.py`: the rules of other systems, as arguments of ours.

@@ -10,13 +10,13 @@ from keras_mixprec.keras_internals import (
     no_automatic_dependency_tracking,
     updated_variables,
 )
-from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
-from keras_mixprec.loss_scaling.guarded_step import (
+from keras_mixprec.loss_scaling.checked_gradients import (
     AccumulationWindow,
-    GuardedStep,
+    CheckedGradients,
     checked_variables,
     commit_together,
 )
+from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
 from keras_mixprec.loss_scaling.rules import LossScaleState, safe_scale
 from keras_mixprec.loss_scaling.saving import SavesOnce
@@ -213,7 +213,7 @@ class LossScaleOptimizer(
                 many gradients as variables.
         """
         if len(grads):
-            commit_together([self._guard(grads, trainable_variables)])
+            commit_together([self._check_gradients(grads, trainable_variables)])
 
     def apply_gradients(self, grads_and_vars: Iterable) -> Any:
         """Updates variables from `(gradient, variable)` pairs.
@@ -259,7 +259,7 @@ class LossScaleOptimizer(
             *steps: Tuples `(optimizer, grads, trainable_variables)`, as for
                 `apply`.
         """
-        commit_together([o._guard(g, v) for o, g, v in steps])
+        commit_together([o._check_gradients(g, v) for o, g, v in steps])
 
     @staticmethod
     def stateless_apply_together(*steps: tuple) -> list:
@@ -289,7 +289,7 @@ class LossScaleOptimizer(
             for o, *_ in steps
         ]
 
-    def _guard(self, grads, variables):
+    def _check_gradients(self, grads, variables):
         grads = list(grads)
         variables = self._check_variables(grads, variables)
         if self.inner_optimizer.loss_scale_factor is not None:
@@ -302,7 +302,7 @@ class LossScaleOptimizer(
         if not self._by_hand.checked:
             self._check_loss_was_scaled()
         unscaled = self._by_hand.take(grads)
-        return GuardedStep(self, grads, variables, unscaled)
+        return CheckedGradients(self, grads, variables, unscaled)
 
     def _check_variables(self, grads, variables):
         if variables is None and self.built:

@@ -23,11 +23,12 @@ Files:
 - `probe_schedule.py`: when to probe a step, and logging what it measured.
 - `range_schedule.py`: ranges of every layer from the first steps of a run and
   from its last.
-- `audit_schedule.py`: when a model is due for an audit; progress of a long one.
+- `audit_schedule.py`: when a model is due for an audit; `progress.py`: how far
+  a long one is.
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which
   had bad data.
-- `overhead.py`: what monitoring costs and may cost; what is disabled when it
-  fails.
+- `overhead.py`: what monitoring costs and may cost, and what is exempt.
+- `failures.py`: what is said of a part that fails and is disabled.
 - `summary.py`: the few lines that a run ends with.
 """

@@ -122,7 +122,7 @@ def _is_nan(value):
 
 # The attribute of a model that holds the guard of its metrics, which refers to
 # the model: kept anywhere else it would keep that alive.
-_KEPT_AS = "_keras_mixprec_guard"
+_GUARD_ATTRIBUTE = "_keras_mixprec_guard"
 
 
 def watch_optimizers(model) -> dict:
@@ -142,7 +142,7 @@ def watch_optimizers(model) -> dict:
 
 def keep_watching(model):
     """Guards the train function again if it was recompiled meanwhile."""
-    guard = vars(model).get(_KEPT_AS)
+    guard = vars(model).get(_GUARD_ATTRIBUTE)
     if guard and guard.on:
         guard.keep()
 
@@ -152,7 +152,7 @@ def after_epoch(model):
 
     Every callback must have seen the end of that epoch.
     """
-    guard = vars(model).get(_KEPT_AS)
+    guard = vars(model).get(_GUARD_ATTRIBUTE)
     if guard and guard.epoch_was_skipped:
         guard.epoch_was_skipped = False
         forget_nan_as_best(model)
@@ -160,23 +160,23 @@ def after_epoch(model):
 
 def stop_watching(model):
     """Leaves the model as it is without being watched."""
-    guard = vars(model).get(_KEPT_AS)
+    guard = vars(model).get(_GUARD_ATTRIBUTE)
     if guard and guard.on:
         guard.stop()
 
 
 def guarded_steps(model) -> contextlib.AbstractContextManager:
     """Returns the context in which a step of the model is a guarded one."""
-    guard = vars(model).get(_KEPT_AS)
+    guard = vars(model).get(_GUARD_ATTRIBUTE)
     on = guard and guard.on
     return guard.in_steps() if on else contextlib.nullcontext()
 
 
 def guard_of(model) -> MetricGuard:
     """Returns the guard of the model's metrics."""
-    if _KEPT_AS not in vars(model):
-        vars(model)[_KEPT_AS] = MetricGuard(model)
-    return vars(model)[_KEPT_AS]
+    if _GUARD_ATTRIBUTE not in vars(model):
+        vars(model)[_GUARD_ATTRIBUTE] = MetricGuard(model)
+    return vars(model)[_GUARD_ATTRIBUTE]
 
 
 def _watch(model):
@@ -205,7 +205,7 @@ def _guard(model):
     guard = guard_of(model)
     if not guard.fits:
         guard = MetricGuard(model, guard.nonfinite_losses)
-        vars(model)[_KEPT_AS] = guard
+        vars(model)[_GUARD_ATTRIBUTE] = guard
     guard.start()
 
 

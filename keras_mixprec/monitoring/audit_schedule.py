@@ -1,21 +1,14 @@
-"""When a model is due for an audit, and how far a long one is."""
+"""When a model is due for an audit."""
 
-import contextlib
 import dataclasses
 import math
-import time
 import weakref
 import zlib
 from typing import Any
 
-import keras
-
-from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.ranges import Growth
+from keras_mixprec.diagnosis.forecasts import AuditForecast
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
-from keras_mixprec.numerics.calls import counted_by
-from keras_mixprec.policies.layers import walk_with_model
 
 # A model is audited before its first step, after this many, and then after
 # twice as many more as before: what fails without a sign is rarely new. The
@@ -47,19 +40,19 @@ class AuditSchedule:
         steps: Int. Steps taken under it, up to the last `fit`.
         start: `Course` of the model at its first diagnosis, `None` before.
         errors: Dict, as in `Examination`, of the last diagnosis.
-        sound: Boolean. Whether all that the last diagnosis found is repaired.
-            If not, the next `fit` knows nothing of this one.
+        all_repaired: Boolean. Whether all that the last diagnosis found is
+            repaired. Otherwise the next `fit` starts a new schedule.
         cost: Float. Seconds that the last diagnosis took, `None` before one.
-        growth: `Growth` of the layers' numbers from audit to audit.
+        forecast: `AuditForecast` from the headroom at each audit.
         urgent: Boolean. Whether the next audit is brought forward.
     """
 
     steps: int = 0
     start: Any = None
     errors: dict = dataclasses.field(default_factory=dict)
-    sound: bool = True
+    all_repaired: bool = True
     cost: float | None = None
-    growth: Growth = dataclasses.field(default_factory=Growth)
+    forecast: AuditForecast = dataclasses.field(default_factory=AuditForecast)
     urgent: bool = False
     _audits: int = 0
     _next: int = 0
@@ -73,7 +66,7 @@ class AuditSchedule:
         return not self._audits
 
     @property
-    def counts(self) -> bool:
+    def is_overhead(self) -> bool:
         """Whether the next audit counts as overhead."""
         return self._audits >= _AUDITS_AT_ANY_COST
 
@@ -104,7 +97,7 @@ class AuditSchedule:
         Returns:
             Int. Steps from the last audit to the next, `None` if it stays.
         """
-        found = self.growth.steps_left().values()
+        found = self.forecast.steps_left().values()
         left = min((steps for steps, _ in found), default=math.inf)
         if self._last + left >= self._next or self._hurries >= _HURRIES:
             return None
@@ -121,7 +114,7 @@ class AuditSchedule:
         """
         self.errors = examination.errors
         kinds = {finding.verdict.kind for finding in examination.findings}
-        self.sound = kinds <= {"scale_search"}
+        self.all_repaired = kinds <= {"scale_search"}
 
     def leave(self, model, taken: int):
         """A `fit` ends.
@@ -135,7 +128,7 @@ class AuditSchedule:
 
     def belongs_to(self, model) -> bool:
         """Whether the model is still what it was when a `fit` ended."""
-        return self.sound and self._identity == _identity(model)
+        return self.all_repaired and self._identity == _identity(model)
 
 
 def audit_schedule(model, new: bool = False) -> AuditSchedule:
@@ -160,70 +153,3 @@ def _identity(model):
     weights = [zlib.crc32(read(v).tobytes()) for v in small[:_COMPARED]]
     # Every `compile` makes a new one.
     return loss_tracker(model), policies, weights
-
-
-# A diagnosis that takes longer than this many seconds shows a progress bar.
-_PATIENCE = 2.0
-
-# The first diagnosis of more layers than this is expected to take longer.
-_MANY = 30
-
-# Each layer is recorded in two steps, and checked forward and backward.
-_PASSES = 4
-
-
-@contextlib.contextmanager
-def progress(model, who: str, when: str, seconds: float | None):
-    """Shows the progress of the diagnosis that runs within the context.
-
-    Args:
-        model: The `keras.Model`.
-        who: String. The callback that speaks, none to be silent.
-        when: String, `"before the first step"`.
-        seconds: Float. How long it is expected to take; `None` if that is not
-            known.
-    """
-    if not who:
-        yield
-        return
-    layers = len(walk_with_model(model)) - 1  # The model itself is in it.
-    shown = _Shown(who, layers)
-    if layers > _MANY if seconds is None else seconds > _PATIENCE:
-        shown.say(f"checking {layers} layers {when} ...")
-    with counted_by(shown.tick):
-        yield
-    shown.conclude()
-
-
-class _Shown:
-    """What is on the console."""
-
-    def __init__(self, who, layers):
-        self._who = who
-        self._layers = layers
-        self._total, self._done = layers * _PASSES, 0
-        self._bar = None
-        self._said = False
-        self._begun = time.perf_counter()
-
-    def say(self, message):
-        self._said = True
-        print_message(f"\n{self._who}: {message}")
-
-    def tick(self):
-        # A search that finds something takes more passes.
-        self._done = min(self._done + 1, self._total - 1)
-        if self._bar is None and self._seconds() > _PATIENCE:
-            self._bar = keras.utils.Progbar(self._total, unit_name="check")
-        if self._bar is not None:
-            self._bar.update(self._done)
-
-    def conclude(self):
-        if self._bar is not None:
-            self._bar.update(self._total, finalize=True)
-        if self._bar is not None or self._said:
-            took = f"{self._seconds():.1f} s"
-            self.say(f"checked {self._layers} layers in {took}.")
-
-    def _seconds(self):
-        return time.perf_counter() - self._begun

@@ -15,17 +15,14 @@ from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import (
     AuditSchedule,
     audit_schedule,
-    progress,
 )
-from keras_mixprec.monitoring.overhead import (
-    DIAGNOSES,
-    degrade,
-    failure,
-)
+from keras_mixprec.monitoring.failures import failure_event, warn_disabled
+from keras_mixprec.monitoring.overhead import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import ERRORS
 
-_DIRECTIONS = ("forward", "backward")
+# What a column of `AUDITED` is called after the direction.
+_ERROR = "_error_against_float32"
 
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
@@ -81,14 +78,14 @@ class Examiner:
         cost = self.schedule.cost or _FIRST_COST
         return self._budget.left(DIAGNOSES) > cost
 
-    def wants(self, trouble: bool, audited: bool) -> bool:
+    def wants(self, trouble: bool, has_tuner: bool) -> bool:
         """Whether to diagnose now.
 
         Args:
             trouble: Boolean. Whether skipped steps are more than a search for
                 the loss scale.
-            audited: Boolean. Whether a callback audits the model at times of
-                its own.
+            has_tuner: Boolean. Whether a `PrecisionTuner` audits the model, at
+                times of its own.
         """
         if self._failed or self.armed:
             return False
@@ -98,25 +95,25 @@ class Examiner:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        return not audited and self.within_budget
+        return not has_tuner and self.within_budget
 
     @contextlib.contextmanager
-    def diagnosing(self, step: int, counts: bool):
+    def diagnosing(self, step: int, is_overhead: bool):
         """Context of `examine` and of what follows from what that returns.
 
         Whatever fails in it ends diagnoses, not training.
 
         Args:
             step: Int.
-            counts: Boolean. Whether it counts as overhead.
+            is_overhead: Boolean. Whether it counts as overhead.
         """
-        with self._guarded(step):
+        with self._errors_reported(step):
             started = time.perf_counter()
             try:
                 yield
             finally:
                 cost = self.schedule.cost = time.perf_counter() - started
-                self._budget.add(DIAGNOSES, cost, counts)
+                self._budget.add(DIAGNOSES, cost, is_overhead)
 
     def examine(self, model, batch, step: int, who: str, rows=None):
         """Diagnoses a batch now, after `step` steps, and reports what is wrong.
@@ -135,6 +132,7 @@ class Examiner:
         """
         # With 20 other files, which a run without a diagnosis has no use for.
         from keras_mixprec.diagnosis.in_training import examine_in_training
+        from keras_mixprec.monitoring.progress import progress
 
         when = f"after step {step}" if step else "before the first step"
         with progress(model, who, when, self.schedule.cost):
@@ -146,7 +144,7 @@ class Examiner:
         self.log_errors(found.errors, step)
         return found, batch
 
-    def arm_first_scale(self, model, watch, step: int):
+    def arm_first_scale(self, model, reader, step: int):
         """Sets the loss scale to what the next batch's gradients need.
 
         Of several workers' batches, the one that needs the smallest.
@@ -154,15 +152,15 @@ class Examiner:
 
         def predict(batch):
             bits = [np.inf]
-            with self._guarded(step):
+            with self._errors_reported(step):
                 bits.append(_bits(model, batch))
             (lowest,) = any_worker(model, [-min(bits)])
             if np.isinf(lowest):
                 return
-            scale, rule = 2.0**-lowest, watch.optimizer.rule
+            scale, rule = 2.0**-lowest, reader.optimizer.rule
             scale = max(scale, rule.min_scale or 0.0)
             scale = min(scale, rule.max_scale or scale)
-            watch.set_scale(step, scale)
+            reader.set_scale(step, scale)
             self._log.event(step, {"kind": "first_scale", "scale": scale})
 
         self.on_next_batch(model, step, predict)
@@ -184,7 +182,7 @@ class Examiner:
             works = self._works
             self.disarm()
             for work in works:
-                with self._guarded(step):
+                with self._errors_reported(step):
                     work(batch)
 
         tapped = active.batches().tapped(
@@ -241,21 +239,21 @@ class Examiner:
             reason: The exception.
         """
         self._failed = True
-        self._log.event(step, failure("diagnosis_failed", reason))
-        degrade("diagnose this model any more", reason)
+        self._log.event(step, failure_event("diagnosis_failed", reason))
+        warn_disabled("diagnose this model any more", reason)
 
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""
         if errors and step > self._last_errors:
             self._last_errors = step
             table = [
-                [own.get(direction, np.nan) for direction in _DIRECTIONS]
+                [own.get(n.removesuffix(_ERROR), np.nan) for n in AUDITED]
                 for own in errors.values()
             ]
             self._log.heat(step, table, list(errors), AUDITED, ERRORS)
 
     @contextlib.contextmanager
-    def _guarded(self, step):
+    def _errors_reported(self, step):
         try:
             yield
         except NotBuiltError as error:
@@ -268,8 +266,8 @@ class Examiner:
         """Reports, once, that the first step has to build the model."""
         if NotBuiltError not in self._reported:
             self._reported.add(NotBuiltError)
-            self._log.event(step, failure("diagnosis_failed", error))
-            degrade("diagnose this model before its first step", error)
+            self._log.event(step, failure_event("diagnosis_failed", error))
+            warn_disabled("diagnose this model before its first step", error)
 
     def _report(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)

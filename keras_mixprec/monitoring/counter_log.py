@@ -163,7 +163,7 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
         return "optimizer"
     if not trained or not _computes_in_float16(model):
         return None
-    if any(watch.optimizer.loss_not_scaled for watch in used.values()):
+    if any(reader.optimizer.loss_not_scaled for reader in used.values()):
         return "train_step"
     # `compile` has made one that a `train_step` with others does not use.
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -335,7 +335,7 @@ class CounterLog:
         """The state with one more optimizer's reading."""
         session = self._session
         # A tuner looks at every skipped step by itself.
-        below_1 = reading.below_1 and not session.audited
+        below_1 = reading.below_1 and not session.has_tuner
         if reading.new_steps or reading.grown:
             session.prober.hurry()
         if reading.collapsed:

@@ -146,7 +146,7 @@ class Counters:
 
     def __init__(self, model, log, step):
         self._model = model
-        self._watches = {
+        self._readers = {
             name: StepReader(
                 optimizer,
                 step,
@@ -158,10 +158,10 @@ class Counters:
         self._gradients = {
             name: Tally(
                 curve_tag(NONFINITE_GRADIENTS_TAG, name),
-                watch.optimizer.nonfinite_counts,
+                reader.optimizer.nonfinite_counts,
                 log.counts,
             )
-            for name, watch in self._watches.items()
+            for name, reader in self._readers.items()
         }
         guard, self._losses = guard_of(model), None
         if guard.on and guard.counters:
@@ -172,24 +172,24 @@ class Counters:
             )
 
     def used(self) -> dict[str, StepReader]:
-        """Returns the watches of the optimizers that training uses, by name.
+        """Returns the `StepReader` of each optimizer that training uses.
 
         `compile` without an optimizer makes one that a `train_step` with
         others of its own never uses. The name of the only one is `""`.
         """
         others = len(optimizers_of(self._model)) > 1
         return {
-            name: watch
-            for name, watch in self._watches.items()
+            name: reader
+            for name, reader in self._readers.items()
             if not (others and name in ("", "optimizer"))
-            or watch.optimizer.attempted_steps
+            or reader.optimizer.attempted_steps
         }
 
     def optimizers(self) -> dict:
         """Returns all loss scale optimizers, by the name of the attribute."""
         return {
-            name or "optimizer": watch.optimizer
-            for name, watch in self._watches.items()
+            name or "optimizer": reader.optimizer
+            for name, reader in self._readers.items()
         }
 
     def attempted(self) -> int | None:
@@ -202,13 +202,13 @@ class Counters:
 
     def nonfinite_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""
-        skipped = [watch.skipped() for watch in self.used().values()]
+        skipped = [reader.skipped() for reader in self.used().values()]
         losses = self.nonfinite_losses() or {}
         return max([*skipped, sum(losses.values())])
 
     def in_a_row(self) -> int:
         """Returns the steps skipped since the last one applied."""
-        optimizers = [watch.optimizer for watch in self.used().values()]
+        optimizers = [reader.optimizer for reader in self.used().values()]
         return max((o.consecutive_skipped_steps for o in optimizers), default=0)
 
     def nonfinite_losses(self) -> dict | None:
@@ -250,16 +250,16 @@ class Counters:
     def scale_bits(self) -> float:
         """Returns the largest loss scale in use, as a power of two."""
         used = self.used().values()
-        scales = [float(watch.optimizer.loss_scale) for watch in used]
+        scales = [float(reader.optimizer.loss_scale) for reader in used]
         return math.log2(max(scales, default=1.0))
 
     def all(self) -> list[StepReader]:
-        """Returns the watches of all loss scale optimizers."""
-        return list(self._watches.values())
+        """Returns the `StepReader` of each loss scale optimizer."""
+        return list(self._readers.values())
 
     def collapsed(self) -> bool:
         """Returns whether any loss scale has collapsed, as of now."""
-        return any(watch.collapsed() for watch in self.used().values())
+        return any(reader.collapsed() for reader in self.used().values())
 
     def raise_scale(
         self, bits: float, step: int, beyond_first: bool = False
@@ -276,14 +276,14 @@ class Counters:
             Boolean. Whether any was raised.
         """
         raised = False
-        for watch in self.used().values():
-            rule = watch.optimizer.rule
+        for reader in self.used().values():
+            rule = reader.optimizer.rule
             if isinstance(rule, DynamicLossScale):
                 highest = rule.max_scale or math.inf
-                highest = highest if beyond_first else watch.first_scale
+                highest = highest if beyond_first else reader.first_scale
                 scale = min(2.0**bits, highest)
-                if scale > float(watch.optimizer.loss_scale):
-                    watch.set_scale(step, scale)
+                if scale > float(reader.optimizer.loss_scale):
+                    reader.set_scale(step, scale)
                     raised = True
         return raised
 
@@ -297,6 +297,6 @@ class Counters:
         counters = [v for holder in holders for v in holder.counters]
         with active.batches().synchronized(self._model, counters):
             started = time.perf_counter()
-            for watch in self._watches.values():
-                watch.attempted()
+            for reader in self._readers.values():
+                reader.attempted()
             yield time.perf_counter() - started

@@ -9,7 +9,7 @@ from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.current_step import PARTS
-from keras_mixprec.monitoring.overhead import degrade
+from keras_mixprec.monitoring.failures import warn_disabled
 from keras_mixprec.numerics.calls import seed_states
 
 
@@ -53,7 +53,7 @@ class Recorder:
             self._held.hold(model, describe)
         except NotImplementedError as reason:
             self._count = 0
-            degrade("keep failing batches", reason)
+            warn_disabled("keep failing batches", reason)
 
     def keep_if_failed(self, model, optimizers: dict):
         """Keeps the batch of the last step if that was skipped."""
@@ -129,13 +129,13 @@ class BadData:
         fallen = [name for name, found in readings.items() if self._add(found)]
         if fallen:
             session.synchronized_model()
-        watches = session.counters.used()
+        readers = session.counters.used()
         for name in fallen:
             scale = readings[name].points[0].scale
-            watches[name].set_scale(session.step, scale)
+            readers[name].set_scale(session.step, scale)
             event = {"kind": "loss_scale_kept", "scale": scale}
             session.log.event(session.step, event)
-            again = watches[name].read(session.step)
+            again = readers[name].read(session.step)
             readings[name] = readings[name].continued(again)
         return readings
 

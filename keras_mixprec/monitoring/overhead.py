@@ -1,15 +1,8 @@
-"""What monitoring costs and may cost, and going on without a part of it."""
+"""What monitoring costs and may cost: the overhead budget."""
 
-import logging
 import math
-import re
 import time
-import traceback
-import warnings
 from collections import Counter
-
-from keras_mixprec._checks import raise_if_strict
-from keras_mixprec.numerics.dry_step import NotBuiltError
 
 # Share of the training time that cannot be timed from here: guarding metrics
 # and state in every step (0.3% to 1.1% on torch), the hooks' own microseconds,
@@ -24,6 +17,15 @@ READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
 
 class OverheadBudget:
     """Counts the seconds that `fit` spends beside training.
+
+    What it does not limit happens once or a few times in a run: compiling the
+    probed step (`probe_schedule._COMPILING`, five times the probes' share),
+    ranges of the first steps, which have an allowance of their own
+    (`range_schedule._SHARE` and `_SECONDS`), the first three audits of a model
+    and up to eight that are brought forward (`_AUDITS_AT_ANY_COST` and
+    `_HURRIES` of `audit_schedule.py`), the first diagnosis after trouble
+    (`audits.Examiner.wants`), and with a tuner the first false alarms
+    (`trigger._FALSE_ALARMS`).
 
     Args:
         max_overhead: Float. Share of the time of `fit`, from the second call
@@ -75,87 +77,18 @@ class OverheadBudget:
             return math.inf
         return allowed / 2 - self.counted[purpose]
 
-    def add(self, purpose: str, seconds: float, counts: bool = True):
+    def add(self, purpose: str, seconds: float, is_overhead: bool = True):
         """Takes note of what a purpose took.
 
         Args:
             purpose: String.
             seconds: Float.
-            counts: Boolean. Whether it counts as overhead; what happens once,
-                such as compilation, does not. Defaults to `True`.
+            is_overhead: Boolean. Whether it counts as overhead; what happens
+                once, such as compilation, does not. Defaults to `True`.
         """
         if self._origin is None:
             return
-        if counts:
+        if is_overhead:
             self.counted[purpose] += seconds  # type: ignore[assignment]
         else:
             self._uncounted += seconds
-
-
-# Characters of a warning's reason, and of the details in the log.
-_SHORT, _LONG = 200, 8000
-
-# What colours a terminal; TensorFlow and Keras put it into their errors.
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
-
-
-# Silent unless somebody asks for it: the warning is one line.
-_LOGGER = logging.getLogger("keras_mixprec")
-_LOGGER.addHandler(logging.NullHandler())
-
-
-def degrade(what: str, reason, who: str = "MixPrecMonitor") -> None:
-    """Warns, in one line, that `what` is not possible; training continues.
-
-    The logger `"keras_mixprec"` gets the traceback.
-
-    Args:
-        what: String, a verb and its object.
-        reason: Exception or string.
-        who: String. The callback that cannot. Defaults to `"MixPrecMonitor"`.
-    """
-    if not isinstance(reason, (NotBuiltError, NotImplementedError)):
-        raise_if_strict(reason)
-    error = reason if isinstance(reason, BaseException) else None
-    _LOGGER.warning("%s cannot %s", who, what, exc_info=error)
-    warnings.warn(
-        f"{who} cannot {what}; that is disabled, training continues: "
-        f"{one_line(reason)}",
-        UserWarning,
-        stacklevel=3,
-    )
-
-
-def failure(kind: str, reason, **fields) -> dict:
-    """Returns the event for the log that something failed.
-
-    Args:
-        kind: String. What the event is called.
-        reason: Exception or string.
-        **fields: What else the event has.
-
-    Returns:
-        Dict with `reason`, one line, and the `details` behind it.
-    """
-    details = str(reason)
-    if isinstance(reason, BaseException):
-        details = "".join(traceback.format_exception(reason))
-    details = _ANSI.sub("", details)[-_LONG:]
-    return {
-        "kind": kind,
-        **fields,
-        "reason": one_line(reason),
-        "details": details,
-    }
-
-
-def one_line(reason) -> str:
-    """Returns a reason without line breaks and colours, cut to fit a line.
-
-    Args:
-        reason: Exception or string.
-    """
-    text = " ".join(_ANSI.sub("", str(reason)).split())
-    if isinstance(reason, BaseException):
-        text = f"{type(reason).__name__}: {text}".removesuffix(": ")
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."

@@ -9,11 +9,12 @@ from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import ranges
-from keras_mixprec.diagnosis.ranges import Trend
+from keras_mixprec.diagnosis.forecasts import ProbeForecast
 from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring.attach import guarded_steps
-from keras_mixprec.monitoring.overhead import PROBES, degrade, failure
+from keras_mixprec.monitoring.failures import failure_event, warn_disabled
+from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.collector import accumulation_steps
 from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges
@@ -29,7 +30,7 @@ _ACTIVATION = [*PROBED].index("activation_headroom_bits")
 # The attribute of a model that holds its probe, with the train function that
 # it instruments: a second `fit` need not compile it again. Both refer to the
 # model, so that kept anywhere else they would keep it alive.
-_KEPT_AS = "_keras_mixprec_probe"
+_PROBE_ATTRIBUTE = "_keras_mixprec_probe"
 
 
 class Prober:
@@ -66,7 +67,7 @@ class Prober:
         self._pending = None
         self._failed = False
         self._reported = set()
-        self._trends = defaultdict(Trend)
+        self._trends = defaultdict(ProbeForecast)
         self._deferred_call = DeferredCall()
         self._started = time.perf_counter()
         self._first_call = None
@@ -101,7 +102,8 @@ class Prober:
         if not self._is_made(model):
             elapsed = time.perf_counter() - self._started
             return _COMPILING * self._max_overhead * elapsed > self._first_call
-        return self._budget.left(PROBES) > vars(model)[_KEPT_AS][1].seconds
+        _, probe = vars(model)[_PROBE_ATTRIBUTE]
+        return self._budget.left(PROBES) > probe.seconds
 
     def hurry(self):
         """Probes as soon as the budget allows: something has changed."""
@@ -121,8 +123,8 @@ class Prober:
             try:
                 with guarded_steps(model):
                     if first:
-                        vars(model)[_KEPT_AS] = own, Probe(model)
-                    _, probe = vars(model)[_KEPT_AS]
+                        vars(model)[_PROBE_ATTRIBUTE] = own, Probe(model)
+                    _, probe = vars(model)[_PROBE_ATTRIBUTE]
                     result = probe.train_function(*probed_args)
             except StopIteration:
                 raise
@@ -158,7 +160,7 @@ class Prober:
             )
         else:
             probe.seconds = seconds = max(seconds - plain, 0.0)
-        self._budget.add(PROBES, seconds, counts=not first)
+        self._budget.add(PROBES, seconds, is_overhead=not first)
 
     def write(self, ranges: Ranges, step: int):
         """Writes what was measured.
@@ -211,11 +213,11 @@ class Prober:
         self._deferred_call.disarm()
 
     def _is_made(self, model):
-        known, _ = vars(model).get(_KEPT_AS, (None, None))
+        known, _ = vars(model).get(_PROBE_ATTRIBUTE, (None, None))
         return known is not None and known is model.train_function
 
     def _write(self, readings, step):
-        table = ranges.heat(readings, self.limits)
+        table = ranges.metrics_table(readings, self.limits)
         paths = [reading.path for reading in readings]
         self._log.heat(step, table, paths, PROBED)
         narrow = ranges.in_16_bits(readings, self.dtypes)
@@ -248,14 +250,14 @@ class Prober:
         for path, reason in failures.items():
             if path not in self._reported:
                 self._reported.add(path)
-                event = failure("probe_failed", reason, layer=path)
+                event = failure_event("probe_failed", reason, layer=path)
                 self._log.event(step, event)
-                degrade(f"measure {path!r}", reason)
+                warn_disabled(f"measure {path!r}", reason)
 
     def _give_up(self, step, reason):
         self._failed = True
-        self._log.event(step, failure("probe_failed", reason))
-        degrade("probe this model any more", reason)
+        self._log.event(step, failure_event("probe_failed", reason))
+        warn_disabled("probe this model any more", reason)
 
 
 def _interval(every, model):

@@ -5,7 +5,8 @@ import math
 import time
 
 from keras_mixprec.backend import active
-from keras_mixprec.monitoring.overhead import PROBES, degrade
+from keras_mixprec.monitoring.failures import warn_disabled
+from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
 
 # What all readings of a model may take together: this share of the first
@@ -15,7 +16,7 @@ _SHARE = 0.05
 _SECONDS = 2.0
 
 # The attribute of a model that holds its `_Costs`, over several `fit`s.
-_KEPT_AS = "_keras_mixprec_range_costs"
+_COSTS_ATTRIBUTE = "_keras_mixprec_range_costs"
 
 
 @dataclasses.dataclass
@@ -61,7 +62,7 @@ class RangeReader:
         self._off = _reason_for_none(settings)
         self._prober = prober
         self._budget = budget
-        self._costs = vars(model).setdefault(_KEPT_AS, _Costs())
+        self._costs = vars(model).setdefault(_COSTS_ATTRIBUTE, _Costs())
         self._started = time.perf_counter()
         self._first_call = self._first_epoch = None
         self._first_step = self._next = 0
@@ -192,7 +193,7 @@ class RangeReader:
             self._steps.append(step)
         self._seconds += seconds
         self._costs.spent += seconds
-        self._budget.add(PROBES, seconds, counts=False)
+        self._budget.add(PROBES, seconds, is_overhead=False)
 
     def _ranges(self, model, step):
         """The ranges of all layers, `None` if there are none to be had."""
@@ -228,7 +229,7 @@ class RangeReader:
     def _give_up(self, step, error):
         self.batch = None
         self._withhold(step, f"{type(error).__name__}: {str(error)[:200]}")
-        degrade("measure layers beside training", error)
+        warn_disabled("measure layers beside training", error)
 
     def _withhold(self, step, reason):
         if self.withheld:

@@ -366,13 +366,15 @@ def held(optimizer, scale, losses, gradients):
         "apply_gradients": lambda pairs: apply(*zip(*pairs, strict=True)),
         "stateless_apply": stateless_apply,
         # What several optimizers that skip together go through.
-        "_guard": lambda grads, variables: _HeldStep(apply, grads, variables),
+        "_check_gradients": lambda grads, variables: _HeldStep(
+            apply, grads, variables
+        ),
     }
     return patched(optimizer, methods)
 
 
 class _HeldStep(NamedTuple):
-    """Takes the place of a `GuardedStep`."""
+    """Takes the place of a `CheckedGradients`."""
 
     apply: Callable
     gradients: list

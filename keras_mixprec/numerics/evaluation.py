@@ -23,7 +23,7 @@ from keras_mixprec.keras_internals import (
 from keras_mixprec.numerics.arrays import restoring
 from keras_mixprec.numerics.layer_hooks import (
     computing_in,
-    following,
+    temporary_policies,
     with_sublayers,
 )
 
@@ -215,14 +215,14 @@ class Evaluation:
         with computing_in("float32", with_sublayers(self._model)):
             return self._measured(self._in_float32)
 
-    def following(self, assignment: dict) -> float:
+    def with_policies(self, assignment: dict) -> float:
         """Returns the metric with some layers in other dtypes.
 
         Args:
             assignment: Dict of policy name to the list of layers that follow
                 it meanwhile; all others do as they do now.
         """
-        with following(assignment):
+        with temporary_policies(assignment):
             return self._measured({})
 
     def worse_by(self, value: float, reference: float) -> float:

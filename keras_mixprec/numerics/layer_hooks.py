@@ -189,7 +189,7 @@ def computing_in(policy: str, layers):
 
 
 @contextlib.contextmanager
-def following(assignment: dict):
+def temporary_policies(assignment: dict):
     """Gives layers several policies within the context, as `computing_in`.
 
     Args:

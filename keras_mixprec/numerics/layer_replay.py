@@ -54,19 +54,19 @@ def nonfinite_places(function, tensors) -> set:
     return places
 
 
-def starts_from_zero(function, tensors, known=frozenset()) -> bool:
+def starts_from_zero(function, tensors, harmless=frozenset()) -> bool:
     """Whether the non-finite numbers that remain come from an operand of zero.
 
     Args:
-        function: As for `origin`.
-        tensors: As for `origin`.
-        known: As for `origin`.
+        function: As for `cause_of_nonfinite`.
+        tensors: As for `cause_of_nonfinite`.
+        harmless: As for `cause_of_nonfinite`.
     """
-    return origin(function, tensors, known) == "underflow"
+    return cause_of_nonfinite(function, tensors, harmless) == "underflow"
 
 
-def origin(
-    function, tensors, known=frozenset(), of_loss: bool = False
+def cause_of_nonfinite(
+    function, tensors, harmless=frozenset(), of_loss: bool = False
 ) -> str | None:
     """Returns what the non-finite numbers that remain come from.
 
@@ -76,8 +76,8 @@ def origin(
     Args:
         function: Function of a list of tensors.
         tensors: The list, finite.
-        known: Set of `nonfinite_places` in float32, which do no harm: `where`
-            or a mask discards them. Defaults to none.
+        harmless: Set of `nonfinite_places` in float32, which do no harm:
+            `where` or a mask discards them. Defaults to none.
         of_loss: Boolean. Whether to return what the first scalar comes from,
             if one is not finite: the loss of a step, not what its gradients do
             behind that. Defaults to `False`.
@@ -97,7 +97,7 @@ def origin(
         inherited = [origins[place] for place in origins if place in before]
         for bad in _nonfinite(_float_arrays(outputs)):
             place = _place(bad)
-            if place not in known:
+            if place not in harmless:
                 own = _kind(bad, arrays, _dtypes(inputs) != _dtypes(outputs))
                 last = (inherited or [own])[0]
                 origins[place] = last

@@ -44,8 +44,8 @@ class LayerReading(NamedTuple):
 class Probe:
     """An instrumented copy of a model's train function.
 
-    It takes the same step: an observed tensor flows on as it is, and what is
-    is measured leaves the step by the side.
+    It takes the same step: observed tensors are passed on unchanged, and the
+    statistics are returned beside the results.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -158,7 +158,8 @@ class Probe:
     def _watched(self, optimizer):
         """Context that measures what an optimizer is given, and does."""
         # `apply_together` does not pass through `apply`, but both through this.
-        name = "_guard" if hasattr(optimizer, "_guard") else "apply"
+        name = "_check_gradients"
+        name = name if hasattr(optimizer, name) else "apply"
         original = getattr(optimizer, name)
 
         def watched(grads, trainable_variables=None):
@@ -172,7 +173,7 @@ class Probe:
                 self._owner,
             )
             step = original(grads, trainable_variables)
-            if name == "_guard":
+            if name == "_check_gradients":
                 return _WatchedStep(step, update)
             return update.finish()
 
@@ -183,7 +184,7 @@ class Probe:
 
 
 class _WatchedStep(NamedTuple):
-    """Takes the place of a `GuardedStep`."""
+    """Takes the place of a `CheckedGradients`."""
 
     step: object
     update: Update

@@ -13,11 +13,13 @@ and a layer casts them when it is called.
 
 Files:
 
-- `scope.py`: the policy that new layers follow, and the rules that go with it.
+- `scope.py`: `set_global_policy` and `policy_scope`: the policy that new layers
+  follow, and the rules that go with it.
 - `rules.py`: `PrecisionRules`, which layers keep a policy of their own.
 - `default_rules.py`: what stays in float32 by default, and why.
 - `apply.py`: `apply_policy`, for a model that exists.
-- `set_policies.py`: gives each layer the policy that was decided on for it.
+- `set_policies.py`: gives each layer of a model the policy that was decided on
+  for it, by rules or a plan.
 - `plan.py`: `PrecisionPlan`, read, compared and applied.
 - `plan_file.py`: here a plan is written to its file, at once or not at all.
 - `layers.py`: walks a model's layers and gives each one stable path.

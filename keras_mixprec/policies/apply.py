@@ -11,7 +11,7 @@ from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import Matcher, PrecisionRule, PrecisionRules
 from keras_mixprec.policies.scope import current_rules, resolve
-from keras_mixprec.policies.set_policies import follow
+from keras_mixprec.policies.set_policies import set_policies
 
 
 def apply_policy(
@@ -83,7 +83,7 @@ def apply_policy(
         matcher = matcher_of(model, default, rules)
         decide = _rule_decision(matcher, default)
     exactly = isinstance(policy_or_plan, PrecisionPlan)
-    reasons, notes = follow(model, default, decide, exactly)
+    reasons, notes = set_policies(model, default, decide, exactly)
     return PrecisionPlan.from_model(model, reasons, notes)
 
 

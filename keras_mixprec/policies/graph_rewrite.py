@@ -1,5 +1,6 @@
 """TensorFlow's graph-level mixed precision, as a setter and a scope."""
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -24,6 +25,8 @@ _VARIABLE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_{}_{}"
 # Operations whose cost is products; the rewrite is for these.
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
+# Each has options of its own; those of 1 are for a trial.
+_serials = itertools.count(2)
 _stack: list["GraphRewrite"] = []
 _checks = Replacements()
 # The options of TensorFlow before the first rewrite, and the variables.
@@ -47,9 +50,8 @@ class GraphRewrite:
         self.lists = lists
         self._before, self._after = Counter(), Counter()
         self._functions = 0
-        _collect()
-        _stack.append(self)
-        _apply()
+        self._serial = next(_serials)
+        self.on()
 
     @property
     def converted(self) -> dict:
@@ -85,6 +87,16 @@ class GraphRewrite:
             "casts": sum(self._after["Cast", both] for both in casts),
             "functions": self._functions,
         }
+
+    def on(self) -> None:
+        """Puts it in force again after `off()`, which it is from the start.
+
+        What was optimized under it before is not optimized again.
+        """
+        if self not in _stack:
+            _collect()
+            _stack.append(self)
+            _apply()
 
     def off(self) -> None:
         """Restores what was in force before; does nothing the second time."""
@@ -220,7 +232,7 @@ def _apply():
         _before.update(options=None, variables={})
         return
     backend.restore(_before["options"])
-    backend.put(_stack[-1].dtype)
+    backend.put(_stack[-1].dtype, _stack[-1]._serial)
     variables = variables_of(_stack[-1].lists, os.environ)
     _before["variables"] = {name: os.environ.get(name) for name in variables}
     _set_variables(variables)

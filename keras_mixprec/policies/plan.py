@@ -18,7 +18,7 @@ from keras_mixprec.policies.layers import (
     walk,
 )
 from keras_mixprec.policies.names import POLICY_NAMES, policy_name
-from keras_mixprec.policies.set_policies import follow
+from keras_mixprec.policies.set_policies import set_policies
 
 
 class Change(NamedTuple):
@@ -241,7 +241,7 @@ class PrecisionPlan(Mapping):
             ValueError: If the plan belongs to another model; see `validate`.
         """
         self.validate(model)
-        reasons, notes = follow(model, self.default, self.decide)
+        reasons, notes = set_policies(model, self.default, self.decide)
         return PrecisionPlan.from_model(model, reasons, notes)
 
     def validate(self, model: keras.Model) -> None:

@@ -10,7 +10,7 @@ VERSION = 1
 
 
 def write(path, plan, tuner: dict | None = None):
-    """Writes a plan, as `write_json` does.
+    """Writes a plan, so that a reader sees the old file or the new one.
 
     Args:
         path: String or path object.

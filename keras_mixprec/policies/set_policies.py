@@ -18,10 +18,10 @@ from keras_mixprec.policies.names import (
 )
 
 # The attribute of a model that holds why its layers follow their policies.
-_KEPT_AS = "_keras_mixprec_reasons"
+_REASONS_ATTRIBUTE = "_keras_mixprec_reasons"
 
 
-def follow(
+def set_policies(
     model: keras.Model, default: str, decide: Callable, exactly: bool = True
 ) -> tuple[dict, dict]:
     """Sets the policy of every layer, of those as well that come later.
@@ -46,22 +46,24 @@ def follow(
     for entry, (policy, reason) in zip(entries, decisions, strict=True):
         if exactly and policy_name(entry.layer) == policy:
             kept[entry.path] = reasons_of(model).get(entry.path, "")
-        note = _follow(entry.layer, policy)
+        note = _set_layer_policy(entry.layer, policy)
         reasons |= {entry.path: reason} if reason else {}
         notes |= {entry.path: note} if note else {}
-    _follow(model, default)
+    _set_layer_policy(model, default)
     if not exactly:
         reasons |= without_mixes(model, entries, default)
     _warn_kept_variables(notes)
-    _after_build(model, entries, lambda e: _follow(e.layer, decide(e)[0]))
+    _after_build(
+        model, entries, lambda e: _set_layer_policy(e.layer, decide(e)[0])
+    )
     rebuild_functions(model)
     kept = {path: reason for path, reason in kept.items() if reason}
-    vars(model)[_KEPT_AS] = kept | reasons
+    vars(model)[_REASONS_ATTRIBUTE] = kept | reasons
     return reasons, notes
 
 
 def reasons_of(model: keras.Model) -> dict:
-    """Returns why layers follow their policies, as `follow` last decided.
+    """Returns why layers follow their policies, as `set_policies` last decided.
 
     Args:
         model: A `keras.Model`.
@@ -69,7 +71,7 @@ def reasons_of(model: keras.Model) -> dict:
     Returns:
         Dict of layer path to string; empty before.
     """
-    return vars(model).get(_KEPT_AS, {})
+    return vars(model).get(_REASONS_ATTRIBUTE, {})
 
 
 def rebuild_functions(model: keras.Model):
@@ -83,13 +85,13 @@ def rebuild_functions(model: keras.Model):
     for layer in flat_layers(model):
         for kind in ("train", "test", "predict"):
             if getattr(layer, f"{kind}_function", None) is not None:
-                _make_step_anew(layer, f"{kind}_step")
+                _wrap_replaced_step(layer, f"{kind}_step")
                 getattr(layer, f"make_{kind}_function")(force=True)
 
 
-def _make_step_anew(model, name):
-    # JAX takes the trace of a function that it has compiled before. A method
-    # is another object each time; what was put in its place is not.
+def _wrap_replaced_step(model, name):
+    # JAX caches traces by function object. A bound method is a new object each
+    # time; a `train_step` that somebody replaced is not, so it is wrapped.
     step = vars(model).get(name)
     if step is None:
         return
@@ -103,21 +105,23 @@ def _make_step_anew(model, name):
     setattr(model, name, fresh)
 
 
-_KEPT = "its variables keep their dtype"
+_KEPT_DTYPE_NOTE = "its variables keep their dtype"
 
 
-def _follow(layer, policy):
+def _set_layer_policy(layer, policy):
     """Sets a layer's policy; returns what is to be said about it, if any."""
     if is_fixed(layer):
         kept = policy_name(layer)
         return "" if kept == policy else f"left alone: it follows {kept}"
     fitting = fitting_policy(layer, policy)
     set_policy(layer, fitting)
-    return "" if fitting == policy else f"not {policy}: {_KEPT}"
+    return "" if fitting == policy else f"not {policy}: {_KEPT_DTYPE_NOTE}"
 
 
 def _warn_kept_variables(notes):
-    kept = [path for path, note in notes.items() if note.endswith(_KEPT)]
+    kept = [
+        path for path, note in notes.items() if note.endswith(_KEPT_DTYPE_NOTE)
+    ]
     if kept:
         warnings.warn(
             f"{len(kept)} built layer(s), {kept[0]!r} first, have float32 "
@@ -128,13 +132,13 @@ def _warn_kept_variables(notes):
         )
 
 
-def _after_build(model, entries, follow):
-    """Calls `follow` with each layer that appears when others are built.
+def _after_build(model, entries, set_late):
+    """Calls `set_late` with each layer that appears when others are built.
 
     Args:
         model: The `keras.Model`.
         entries: List of `LayerEntry`, the layers it has now.
-        follow: Function of a `LayerEntry` that sets the layer's policy. It
+        set_late: Function of a `LayerEntry` that sets the layer's policy. It
             replaces what an earlier call registered.
     """
     known = {id(entry.layer) for entry in entries}
@@ -145,7 +149,7 @@ def _after_build(model, entries, follow):
         for entry in walk(model_ref()):
             if id(entry.layer) not in known:
                 known.add(id(entry.layer))
-                follow(entry)
+                set_late(entry)
                 _hook(entry.layer, adopt)
 
     for layer in [model, *(entry.layer for entry in entries)]:

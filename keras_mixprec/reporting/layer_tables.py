@@ -107,7 +107,7 @@ class Chunks:
         return list(changed.items())
 
 
-class HeatTables:
+class LayerTables:
     """A family of tables by step, in tags with the same rows and columns.
 
     Args:

@@ -7,6 +7,7 @@ import os
 import textwrap
 from collections import Counter, defaultdict
 
+from keras_mixprec._files import write_bytes
 from keras_mixprec.formats import BATCHES, STEPS, format_kinds, format_power
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.report_page import page
@@ -259,7 +260,7 @@ class MixPrecReport:
         Raises:
             OSError: If it cannot be written.
         """
-        _write(path, self.to_html().encode())
+        write_bytes(path, self.to_html().encode())
 
     def to_png(self) -> bytes:
         """Returns a picture of the loss scale and of each layer's headroom.
@@ -280,7 +281,7 @@ class MixPrecReport:
             ModuleNotFoundError: If matplotlib is not installed.
             OSError: If it cannot be written.
         """
-        _write(path, self.to_png())
+        write_bytes(path, self.to_png())
 
     def __str__(self):
         return "\n\n".join(map(text, self._overviews.values()))
@@ -302,9 +303,3 @@ class MixPrecReport:
         with contextlib.suppress(ModuleNotFoundError):
             bundle["image/png"] = self.to_png()
         return bundle
-
-
-def _write(path, data):
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(data)

@@ -18,7 +18,7 @@ from keras_mixprec.reporting.event_file import (
     find_end,
 )
 from keras_mixprec.reporting.facts import Story
-from keras_mixprec.reporting.layer_tables import Chunks, HeatTables
+from keras_mixprec.reporting.layer_tables import Chunks, LayerTables
 from keras_mixprec.reporting.text_formats import markdown_table, to_json
 
 
@@ -90,7 +90,7 @@ class RunLog:
         self._next_chunks = end.next_chunks
         self._chunks = {}
         self._heat = {
-            family: HeatTables(family, end.next_chunks.get(family, 0))
+            family: LayerTables(family, end.next_chunks.get(family, 0))
             for family in (schema.HEAT, schema.ERRORS)
         }
         self._lock = threading.RLock()

@@ -12,10 +12,10 @@ from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import BY_HAND, TunerHistory
-from keras_mixprec.tuning.promotion import Probation, sound_as_built
+from keras_mixprec.tuning.promotion import Probation, layers_that_may_return
 from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.state import Phase, TuningState
-from keras_mixprec.tuning.trigger import WINDOW, NonfiniteStepCount, Trigger
+from keras_mixprec.tuning.trigger import NonfiniteStepCount, Trigger
 from keras_mixprec.tuning.validation import Validation
 
 # At first counters are read whenever there are an eighth more steps.
@@ -48,8 +48,9 @@ class Tuning:
         self._session = session
         self.repairs = repairs
         self._validation = Validation(settings, session, repairs, self.records)
-        self._shared = active.processes().workers(session.model) > 1
-        session.bad_data.keeps_scale = not (self._shared or settings.dry_run)
+        self._several_workers = active.processes().workers(session.model) > 1
+        keeps_scale = not (self._several_workers or settings.dry_run)
+        session.bad_data.keeps_scale = keeps_scale
         self._trigger = Trigger()
         self._evidence = deque(maxlen=_EVIDENCE)
         self._held = BatchCapture()
@@ -117,9 +118,9 @@ class Tuning:
         due = self._trigger.add(step, self._bad.total) or stuck
         if self._cooling(step) or self._state.captures:
             return
-        self._state.counts = self._trigger.counts(stuck)
-        if due and self._within_budget(self._state.counts):
-            self._state.enter(Phase.CAPTURING, step + WINDOW)
+        self._state.is_overhead = self._trigger.is_overhead(stuck)
+        if due and self._within_budget(self._state.is_overhead):
+            self._state.enter(Phase.CAPTURING, step + self._trigger.span)
         elif (
             session.examiner.schedule.due(taken) and self._audit_within_budget()
         ):
@@ -129,34 +130,29 @@ class Tuning:
 
     def _audit(self, step):
         schedule = self._session.examiner.schedule
-        counts = schedule.counts
+        is_overhead = schedule.is_overhead
         schedule.audit(step - self._session.first_step)
-        self._examine_next(step, triggered=False, counts=counts)
+        self._examine_next(step, triggered=False, is_overhead=is_overhead)
 
     def _hurry(self, step):
         """Brings the next audit forward if a layer overflows before it."""
-        if self._shared:  # All workers audit at the same steps.
+        if self._several_workers:  # All workers audit at the same steps.
             return
         steps = self._session.examiner.schedule.hurry()
         if steps is not None:
-            self._state.next_reading = min(
-                self._state.next_reading, step + steps
-            )
-            self._state.idle_until = min(
-                self._state.idle_until, self._state.next_reading
-            )
+            self._state.read_by(step + steps)
 
     def _audit_within_budget(self):
         schedule = self._session.examiner.schedule
-        return self._within_budget(schedule.counts and not schedule.urgent)
+        return self._within_budget(schedule.is_overhead and not schedule.urgent)
 
-    def _within_budget(self, counts):
+    def _within_budget(self, is_overhead):
         """Whether a diagnosis is within budget, on all workers.
 
         Args:
-            counts: Boolean. Whether it counts as overhead.
+            is_overhead: Boolean. Whether it counts as overhead.
         """
-        if not counts:
+        if not is_overhead:
             return True
         model = self._session.model
         (over,) = any_worker(model, [not self._session.examiner.within_budget])
@@ -168,14 +164,14 @@ class Tuning:
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
             self._state.enter(Phase.WATCHING)
-            self._examine_next(step, triggered=True, counts=self._state.counts)
+            self._examine_next(step, True, self._state.is_overhead)
 
     def _examine_if_bad(self, step):
         batch, _ = self._held.take() or (None, None)
         if self._bad.count():
             self._state.enter(Phase.WATCHING)
             self._session.synchronized_model()
-            self._examine_together(batch, step, True, self._state.counts)
+            self._examine_together(batch, step, True, self._state.is_overhead)
         elif step >= self._state.capture_until:
             self._state.enter(Phase.WATCHING)
             self._trigger.false_alarm()
@@ -187,11 +183,11 @@ class Tuning:
             return False
         return step < changed + self._settings.cooldown
 
-    def _examine_next(self, step, triggered, counts=False):
+    def _examine_next(self, step, triggered, is_overhead=False):
         self._on_next_batch(
             step,
             lambda batch: self._examine_together(
-                batch, step, triggered, counts
+                batch, step, triggered, is_overhead
             ),
         )
 
@@ -199,7 +195,7 @@ class Tuning:
         session = self._session
         session.examiner.on_next_batch(session.model, step, work)
 
-    def _examine_together(self, batch, step, triggered, counts=False):
+    def _examine_together(self, batch, step, triggered, is_overhead=False):
         """Diagnoses a batch; each worker does its own at this step.
 
         Args:
@@ -207,25 +203,25 @@ class Tuning:
             step: Int.
             triggered: Boolean. Whether it is because of non-finite steps, and
                 all of it is examined.
-            counts: Boolean. Whether it counts as overhead. If not, it is seen
-                first whether there is more in it than in its first rows.
+            is_overhead: Boolean. Whether it counts as overhead. If not, it is
+                seen first whether there is more in it than in its first rows.
         """
         self._state.triggered = triggered
         who = "PrecisionTuner" * self._settings.verbose
         model, rows, own = self._session.model, None, None
         if not triggered:
-            rows = head if counts else partial(rows_to_examine, model)
+            rows = head if is_overhead else partial(rows_to_examine, model)
         examiner = self._session.examiner
         if batch is not None:
-            with examiner.diagnosing(step, counts):
+            with examiner.diagnosing(step, is_overhead):
                 found = examiner.examine(model, batch, step, who, rows)
-                own = self.follow(*found, step)
-        if self._shared:
+                own = self.repair(*found, step)
+        if self._several_workers:
             self._decide(own or WorkerProposal(Proposal()), step)
 
     # Demoting.
 
-    def follow(self, examination, batch, step) -> WorkerProposal | None:
+    def repair(self, examination, batch, step) -> WorkerProposal | None:
         """Repairs what a diagnosis has found, unless workers have to agree.
 
         Args:
@@ -245,7 +241,7 @@ class Tuning:
             self._evidence.append(batch)
         collapsed = self._session.counters.collapsed()
         own = WorkerProposal.of(proposal, examination, collapsed)
-        if not self._shared:
+        if not self._several_workers:
             self._decide(own, step)
         return own
 
@@ -263,19 +259,14 @@ class Tuning:
         if not self._state.harmful.isdisjoint(wanted):
             self._trigger.false_alarm()
             return
-        wanted = {
-            p: d for p, d in wanted.items() if p not in self._state.advised
-        }
+        wanted = self._state.not_advised_before(wanted)
         if wanted:
             wanted |= self.repairs.left_alone(agreed.proposal, step)
         obstacle = find_obstacle(
             self._settings, self.repairs, agreed.proposal, wanted
         )
         if self._settings.dry_run:
-            if wanted:
-                self._state.advised |= set(wanted)
-                changes = {p: (d.before, d.policy) for p, d in wanted.items()}
-                self.records.change("demote", step, changes, wanted)
+            self._advise(wanted, step)
         elif obstacle:
             self._give_up(step, obstacle)
         else:
@@ -283,12 +274,22 @@ class Tuning:
             if agreed.scale_bits is not None:
                 self._session.counters.raise_scale(agreed.scale_bits, step)
 
+    def _advise(self, wanted, step):
+        """Reports demotions that a dry run leaves to the user."""
+        if wanted:
+            self._state.advised |= set(wanted)
+            changes = {p: (d.before, d.policy) for p, d in wanted.items()}
+            self.records.change("demote", step, changes, wanted)
+        elif self._state.triggered:
+            # A fault that goes on is known: not every step is diagnosed.
+            self._trigger.false_alarm()
+
     def _raise_scale(self, bits, step):
         """Lets gradients survive that vanish at the loss scale in use."""
         counters = self._session.counters
         before, dry = counters.scale_bits(), self._settings.dry_run
         if dry or counters.raise_scale(bits, step, beyond_first=True):
-            self._session.examiner.schedule.sound = not dry
+            self._session.examiner.schedule.all_repaired = not dry
             now = bits if dry else counters.scale_bits()
             self.records.scale(step, before, now)
 
@@ -308,7 +309,7 @@ class Tuning:
     def _demote(self, step, wanted):
         changes = self.repairs.demote(wanted)
         self._put_on_probation(step, wanted)
-        self._session.examiner.schedule.sound = True
+        self._session.examiner.schedule.all_repaired = True
         self._changed(step)
         self.records.change("demote", step, changes, wanted)
 
@@ -337,7 +338,7 @@ class Tuning:
 
     def _put_on_probation(self, step, paths):
         # Several workers may hold parts of a model, which none can copy.
-        if self._shared:
+        if self._several_workers:
             return
         if self._state.probation is None:
             bits = self._session.counters.scale_bits()
@@ -376,7 +377,7 @@ class Tuning:
         bad = self._trigger.last_nonfinite_step
         times = bad, self._state.changed_at, self._session.first_step
         since = max(time for time in times if time is not None)
-        kind, paths = self.repairs.due(
+        kind, paths = self.repairs.next_trial(
             step, step - since, self._settings.promote_after
         )
         rebuilds_left = self._settings.max_rebuilds - self.repairs.rebuilds
@@ -387,12 +388,12 @@ class Tuning:
 
     def _restore(self, kind, paths, batch, step):
         batches = [b for b in (*self._evidence, batch) if b is not None]
-        sound = sound_as_built(
+        may_return = layers_that_may_return(
             self._session, self.repairs, paths, batches, step
         )
-        sound, numbers = self._validation.returning(sound, step)
-        if not sound:
+        may_return, numbers = self._validation.returning(may_return, step)
+        if not may_return:
             return
-        changes = self.repairs.restore(sound)
+        changes = self.repairs.restore(may_return)
         self._changed(step)
         self.records.change(kind, step, changes, {}, **numbers)

@@ -4,7 +4,7 @@ import time
 from typing import NamedTuple
 
 from keras_mixprec.monitoring.attach import keep_watching
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.casts import isolated_layers
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
@@ -108,7 +108,7 @@ class Repairs:
             step: Int.
         """
         before = {id(layer) for layer in isolated_layers(self._model)}
-        with following(proposal.assignment()):
+        with temporary_policies(proposal.assignment()):
             layers = [
                 x for x in isolated_layers(self._model) if id(x) not in before
             ]
@@ -158,7 +158,7 @@ class Repairs:
         self.demotions |= wanted
         self._waiting_since |= {path: d.step for path, d in wanted.items()}
         self._shrunk = False
-        self._follow({path: d.policy for path, d in wanted.items()})
+        self._apply_policies({path: d.policy for path, d in wanted.items()})
         return {path: (before[path], d.policy) for path, d in wanted.items()}
 
     def restore(self, paths) -> dict:
@@ -169,14 +169,15 @@ class Repairs:
         demotions = {p: d for p, d in self.demotions.items() if p in paths}
         for path in demotions:
             del self.demotions[path]
-        self._follow({path: d.before for path, d in demotions.items()})
+        self._apply_policies({path: d.before for path, d in demotions.items()})
         return {path: (d.policy, d.before) for path, d in demotions.items()}
 
-    def due(self, step: int, quiet: int, promote_after: int) -> tuple:
-        """Returns which demotions to try without, and what that is called.
+    def next_trial(self, step: int, quiet: int, promote_after: int) -> tuple:
+        """Returns an event kind, and the layers to try in 16 bits again.
 
-        After a demotion those of several times, which may have made earlier
-        ones needless, once; later each for itself, ever more rarely.
+        After a demotion, once, all layers if they were demoted at different
+        steps: a later one may have made earlier ones needless (`"shrink"`).
+        After that each by itself, after ever longer waits (`"promote"`).
 
         Args:
             step: Int.
@@ -277,7 +278,7 @@ class Repairs:
         """Returns a dict from path to layer, of the model as it is."""
         return {e.path: e.layer for e in walk_with_model(self._model)}
 
-    def _follow(self, policies):
+    def _apply_policies(self, policies):
         started = time.perf_counter()
         now = PrecisionPlan.from_model(self._model)
         policies = {**now, MODEL_PATH: now.default, **policies}
@@ -303,7 +304,7 @@ def find_obstacle(
         return "the layers that cause it cannot be demoted any further"
     if repairs.rebuilds >= settings.max_rebuilds:
         return f"max_rebuilds={settings.max_rebuilds} is reached"
-    with following(proposal.assignment()):
+    with temporary_policies(proposal.assignment()):
         fraction = repairs.demoted_fraction()
     if fraction > settings.max_demoted_fraction:
         return (

@@ -106,7 +106,7 @@ class TunerHistory:
         Args:
             step: As for `report`.
             changes: As for `change`.
-            growth: `Growth` of the weights.
+            growth: `WeightGrowth` of the weights.
             since: Int. The step whose weights and optimizer state are there
                 again.
         """

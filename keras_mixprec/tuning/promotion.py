@@ -11,7 +11,7 @@ from keras_mixprec.diagnosis.compare import largest, nonfinite
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.casts import isolated_layers
 
 # Weights are compared when the cooldown is over, and then after twice as many
@@ -19,7 +19,7 @@ from keras_mixprec.policies.casts import isolated_layers
 _STEPS = 500
 
 
-class Growth(NamedTuple):
+class WeightGrowth(NamedTuple):
     """How far weights have grown since a demotion.
 
     Attributes:
@@ -71,14 +71,14 @@ class Probation:
         """Whether what comes now has another cause."""
         return self._gap > _STEPS
 
-    def growth(self, model) -> Growth:
+    def growth(self, model) -> WeightGrowth:
         """Compares the weights; the next time is twice as far away.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
         """
         self._gap *= 2
-        return Growth(self._before, _largest_weight(model))
+        return WeightGrowth(self._before, _largest_weight(model))
 
     def restore(self):
         """Gives weights and optimizer state the values of the demotion."""
@@ -99,7 +99,7 @@ def _largest_weight(model):
     return np.inf if nonfinite(weights) else largest(weights)
 
 
-def sound_as_built(session, repairs, paths, batches, step: int) -> set:
+def layers_that_may_return(session, repairs, paths, batches, step: int) -> set:
     """Returns those demoted layers that could return to 16 bits together.
 
     Args:
@@ -109,15 +109,15 @@ def sound_as_built(session, repairs, paths, batches, step: int) -> set:
         batches: List of batches to try them on, as `train_step` takes them.
         step: Int.
     """
-    sound = set(paths)
-    # What is sound beside others may not be so alone, once.
+    found = set(paths)
+    # What is right beside others may not be so alone, once.
     for _ in range(2):
-        sound -= _at_fault(session, repairs, sound, batches, step)
-    with following(repairs.as_built(sound)):
-        sound -= repairs.paths_of(isolated_layers(session.model))
-    at_fault = _at_fault(session, repairs, sound, batches, step)
-    repairs.tried(set(paths) - sound, step)
-    return set() if at_fault else sound
+        found -= _at_fault(session, repairs, found, batches, step)
+    with temporary_policies(repairs.as_built(found)):
+        found -= repairs.paths_of(isolated_layers(session.model))
+    at_fault = _at_fault(session, repairs, found, batches, step)
+    repairs.tried(set(paths) - found, step)
+    return set() if at_fault else found
 
 
 def _at_fault(session, repairs, paths, batches, step):
@@ -137,7 +137,7 @@ def _at_fault(session, repairs, paths, batches, step):
 
 def _at_fault_here(model, repairs, paths, batches, step):
     layers = []
-    with following(repairs.as_built(paths)):
+    with temporary_policies(repairs.as_built(paths)):
         for batch in batches:
             parts = keras.utils.unpack_x_y_sample_weight(batch)
             found = examine(model, *parts, step=step)

@@ -9,7 +9,7 @@ import numpy as np
 from keras_mixprec.backend.common import agreed
 from keras_mixprec.diagnosis.examination import Examination
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -51,7 +51,7 @@ def propose(
         assignment = proposal.assignment()
         if "mixed_bfloat16" not in assignment:
             break
-        with following(assignment):
+        with temporary_policies(assignment):
             left = examine_again()
         if not any(finding.layers for finding in left.findings):
             return proposal

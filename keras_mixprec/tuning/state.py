@@ -65,7 +65,7 @@ class TuningState:
             before one.
         triggered: Boolean. Whether non-finite steps are the reason for the
             diagnosis under way.
-        counts: Boolean. Whether that diagnosis counts as overhead.
+        is_overhead: Boolean. Whether that diagnosis counts as overhead.
         advised: Set of the paths that a dry run has reported.
         harmful: Set of the paths whose demotion was undone.
         probation: `Probation` of the last demotions, `None` if none is due.
@@ -77,7 +77,7 @@ class TuningState:
     idle_until: int = 0
     changed_at: int | None = None
     triggered: bool = False
-    counts: bool = False
+    is_overhead: bool = False
     advised: set = dataclasses.field(default_factory=set)
     harmful: set = dataclasses.field(default_factory=set)
     probation: Probation | None = None
@@ -91,6 +91,15 @@ class TuningState:
         """
         if phase in _NEXT[self.phase]:
             self.phase, self.capture_until = phase, until
+
+    def read_by(self, step: int) -> None:
+        """Reads the counters at `step` at the latest."""
+        self.next_reading = min(self.next_reading, step)
+        self.idle_until = min(self.idle_until, self.next_reading)
+
+    def not_advised_before(self, wanted: dict) -> dict:
+        """Returns the demotions, by path, that no dry run has reported."""
+        return {p: d for p, d in wanted.items() if p not in self.advised}
 
     @property
     def captures(self) -> bool:

@@ -14,10 +14,6 @@ _PATIENCE = 1
 # that diverges nearly every step is bad.
 _FALSE_ALARMS = 2, 4
 
-# Steps that bad ones are counted over. A healthy scale search that has found
-# its ceiling loses one step in 2000.
-WINDOW = 500
-
 
 class NonfiniteStepCount:
     """Counts the steps that were skipped or had a loss that is not finite.
@@ -53,11 +49,19 @@ class NonfiniteStepCount:
 
 
 class Trigger:
-    """Counts the steps that were skipped or had a loss that is not finite.
+    """Decides when non-finite steps are reason for a diagnosis.
 
     One non-finite step within 500 triggers a diagnosis; each false alarm, such
     as bad data, doubles how many it takes.
+
+    Attributes:
+        span: Int. Steps that non-finite ones are counted over.
+        last_nonfinite_step: Int. The last step at which there were new ones,
+            `None` before.
     """
+
+    # A healthy scale search that has found its ceiling loses one step in 2000.
+    span = 500
 
     def __init__(self):
         self._patience = _PATIENCE
@@ -75,11 +79,11 @@ class Trigger:
         if self._seen and bad > self._seen[-1][1]:
             self.last_nonfinite_step = step
         self._seen.append((step, bad))
-        while self._seen[0][0] < step - WINDOW:
+        while self._seen[0][0] < step - self.span:
             self._seen.popleft()
         return bad - self._seen[0][1] >= self._patience
 
-    def counts(self, in_a_row: bool) -> bool:
+    def is_overhead(self, in_a_row: bool) -> bool:
         """Whether the next diagnosis counts as overhead.
 
         Args:

@@ -12,7 +12,7 @@ from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.smallest_set import smallest_set
-from keras_mixprec.monitoring.overhead import degrade, failure
+from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.numerics.evaluation import Evaluation
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import listed
@@ -237,10 +237,10 @@ class Validation:
         return None if failed else _Trials(self, reference)
 
     def _fail(self, step, error):
-        self._session.log.event(step, failure("validation_failed", error))
+        self._session.log.event(step, failure_event("validation_failed", error))
         if not self._warned:
             self._warned = True
-            degrade("validate", error, who="PrecisionTuner")
+            warn_disabled("validate", error, who="PrecisionTuner")
 
     def over_budget(self, evaluations: int) -> bool:
         """Whether so many evaluations are too many now, for any worker."""
@@ -253,11 +253,13 @@ class Validation:
         """Returns the metric, and how much worse it is for any worker.
 
         Args:
-            assignment: As for `Evaluation.following`.
+            assignment: As for `Evaluation.with_policies`.
             reference: Float. The metric in float32.
         """
         try:
-            value = self._timed(lambda: self._evaluation.following(assignment))
+            value = self._timed(
+                lambda: self._evaluation.with_policies(assignment)
+            )
         # Some backends refuse to mix some dtypes within a layer.
         except active.replay().REFUSALS:
             value = math.nan
@@ -276,7 +278,7 @@ class Validation:
         finally:
             self._cost = time.perf_counter() - started
             self._spent += self._cost
-            self._session.budget.add(_PURPOSE, self._cost, counts=False)
+            self._session.budget.add(_PURPOSE, self._cost, is_overhead=False)
 
     def _announce(self, what):
         if self._settings.verbose and self._cost > _PATIENCE:

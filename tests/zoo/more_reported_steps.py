@@ -205,6 +205,8 @@ class Vae(OwnStep):
 
     def call(self, x, noise=0.0):
         mean, log_variance = ops.split(self.encoder(x), 2, axis=-1)
+        # Else it may be 13 at first, and its exponential too large as well.
+        log_variance = ops.tanh(log_variance)
         kl = ops.exp(log_variance) + ops.square(mean) - log_variance
         z = mean + ops.exp(log_variance / 2) * ops.cast(noise, mean.dtype)
         return self.decoder(z), ops.mean(ops.cast(kl, "float32"))

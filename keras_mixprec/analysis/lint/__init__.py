@@ -9,7 +9,7 @@ side; docs/architecture.md says how to add one.
 Files:
 
 - `lint.py`: `lint`, which runs every rule.
-- `rule.py`, `table.py`: what a rule is, and all of them.
+- `rule.py`, `table.py`: what a rule is, and the list of files that hold rules.
 - `findings.py`: what is returned, and how it is applied.
 - `model_view.py`: what a rule reads of a model and its data.
 - `shape_rules.py`: sizes of matrix products.
@@ -23,8 +23,8 @@ Files:
 - `dry_run.py`, `dry_run_rules.py`: a step on samples in float32 and in 16 bits.
 - `flow.py`: what flows where among the traced operations.
 - `traced_rules.py`: operations inside of layers' own calls.
-- `traced_constants.py`: constants and integers that 16 bits cannot hold.
-- `traced_data.py`: the numbers that operations make of given samples.
+- `traced_constant_rules.py`: constants and integers that 16 bits cannot hold.
+- `traced_data_rules.py`: the numbers that operations make of given samples.
 - `traced_findings.py`: findings about single operations, one for each layer.
 - `autocast_lists.py`: what peers compute in float32 whatever they are given.
 """

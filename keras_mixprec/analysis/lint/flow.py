@@ -12,7 +12,7 @@ from keras_mixprec.numerics.bounds import add_bounds, bounds_of
 from keras_mixprec.numerics.tracing import ModelTrace
 
 # What changes the sign, the size or the dtype of a number and not more.
-PASSING = frozenset({"cast", "neg", "slice"})
+PASS_THROUGH_OPS = frozenset({"cast", "neg", "slice"})
 
 
 class Flow:
@@ -20,13 +20,14 @@ class Flow:
 
     Attributes:
         trace: The `ModelTrace`.
-        low: List of `Operation`, those that make float16 or bfloat16 numbers.
+        ops_in_16_bits: List of `Operation`, those that make float16 or
+            bfloat16 numbers.
     """
 
     def __init__(self, trace: ModelTrace):
         self.trace = trace
         add_bounds(trace.operations)
-        self.low = [
+        self.ops_in_16_bits = [
             op for op in trace.operations if op.output.dtype in SIXTEEN_BITS
         ]
         self._users = collections.defaultdict(list)
@@ -34,7 +35,7 @@ class Flow:
             for value in operation.inputs:
                 self._users[id(value)].append(operation)
 
-    def uses(self, value: Value, through=PASSING) -> Iterator:
+    def uses(self, value: Value, through=PASS_THROUGH_OPS) -> Iterator:
         """Yields `(operation, value)` where a value is used.
 
         Args:
@@ -52,7 +53,7 @@ class Flow:
                 if operation.name in through:
                     open_ += operation.outputs
 
-    def used_by(self, value: Value, names, through=PASSING) -> bool:
+    def used_by(self, value: Value, names, through=PASS_THROUGH_OPS) -> bool:
         """Whether an operation of these names uses a value."""
         return any(op.name in names for op, _ in self.uses(value, through))
 
@@ -80,15 +81,15 @@ def format_of(operation: Operation) -> Format:
     return get_format(operation.output.dtype)
 
 
-def origin(value: Value, through=PASSING) -> Operation | None:
-    """Returns what has made a value, before what only passes it on."""
+def producer_of(value: Value, through=PASS_THROUGH_OPS) -> Operation | None:
+    """Returns the operation that made a value, before those of `through`."""
     operation = value.source
     while operation is not None and operation.name in through:
         operation = operation.inputs[0].source
     return operation
 
 
-def written(value: Value) -> float | None:
+def constant_in_code(value: Value) -> float | None:
     """Returns the number that the code has for a constant, else `None`.
 
     That is its value in the float32 trace, before it is cast to 16 bits.
@@ -101,7 +102,7 @@ def written(value: Value) -> float | None:
     return value.constant if exact is None else exact
 
 
-def in_format(number: float, dtype: str) -> float:
+def rounded_to(number: float, dtype: str) -> float:
     """Returns a number rounded to a floating-point format."""
     with np.errstate(all="ignore"):
         return float(np.asarray(number).astype(keras_dtype(dtype)))
@@ -112,7 +113,7 @@ def keras_dtype(dtype: str):
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
-def measured(value: Value) -> Range | None:
+def float32_range(value: Value) -> Range | None:
     """Returns the range of a value in float32 on the data, if known."""
     if value.range is not None:
         return value.range
@@ -121,7 +122,7 @@ def measured(value: Value) -> Range | None:
 
 def may_be_zero(value: Value) -> bool:
     """Whether a number may be 0 in float16: on the data if there are any."""
-    found = measured(value)
+    found = float32_range(value)
     if found is not None:
         return found.zero or found.least < VANISHING
     low, high = bounds_of(value)

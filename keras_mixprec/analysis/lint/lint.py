@@ -10,7 +10,7 @@ import keras
 from keras_mixprec.analysis.lint.findings import Findings
 from keras_mixprec.analysis.lint.model_view import ModelView
 from keras_mixprec.analysis.lint.table import RULES
-from keras_mixprec.numerics.layer_hooks import following
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import check_model, walk
 from keras_mixprec.policies.names import fitting_policy
@@ -83,4 +83,4 @@ def _as_if(model, policy):
         wanted = match.policy if match else policy
         assignment[fitting_policy(entry.layer, wanted)].append(entry.layer)
     assignment[fitting_policy(model, policy)].append(model)
-    return following(assignment)
+    return temporary_policies(assignment)

@@ -1,4 +1,4 @@
-"""Every rule of lint."""
+"""Every rule of lint; a file with rules has to be in `_FILES`."""
 
 from keras_mixprec.analysis.lint import (
     cast_rules,
@@ -8,8 +8,8 @@ from keras_mixprec.analysis.lint import (
     optimizer_rules,
     sensitive_rules,
     shape_rules,
-    traced_constants,
-    traced_data,
+    traced_constant_rules,
+    traced_data_rules,
     traced_rules,
 )
 from keras_mixprec.analysis.lint.rule import Rule
@@ -17,8 +17,8 @@ from keras_mixprec.analysis.lint.rule import Rule
 _FILES = (
     dry_run_rules,
     data_rules,
-    traced_data,
-    traced_constants,
+    traced_data_rules,
+    traced_constant_rules,
     traced_rules,
     constant_rules,
     sensitive_rules,

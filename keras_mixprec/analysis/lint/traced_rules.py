@@ -7,11 +7,11 @@ import keras
 from keras_mixprec.analysis.lint import autocast_lists
 from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.flow import (
-    PASSING,
+    PASS_THROUGH_OPS,
     bounds_of,
+    float32_range,
     format_of,
-    measured,
-    origin,
+    producer_of,
 )
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.analysis.lint.traced_findings import finding, one_per_layer
@@ -44,7 +44,7 @@ def _sums_of_squares(flow):
         if limit > 1e4:  # bfloat16
             continue
         severity = "high" if limit < _LIKELY else "medium"
-        if measured(operation.output) is not None:
+        if float32_range(operation.output) is not None:
             severity = "low"  # Its true size is known: `overflow_on_data`.
         yield finding(
             severity,
@@ -58,7 +58,7 @@ def _sums_of_squares(flow):
 
 
 def _is_square(value):
-    operation = origin(value, frozenset({"cast"}))
+    operation = producer_of(value, frozenset({"cast"}))
     if operation is None:
         return False
     if operation.name == "mul":
@@ -73,7 +73,7 @@ def exp_without_maximum(view):
 
 
 def _exponentials(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         if operation.name not in ("exp", "cosh"):
             continue
         limit, given = (
@@ -85,7 +85,7 @@ def _exponentials(flow):
         uses = [op.name for op, _ in flow.uses(operation.output, _NORMALIZING)]
         by_hand = "log" in uses or ("sum" in uses and "div" in uses)
         severity = "high" if by_hand and limit < 12 else "medium"
-        if measured(given) is not None:
+        if float32_range(given) is not None:
             severity = "low"
         yield finding(
             severity,
@@ -100,7 +100,7 @@ def _exponentials(flow):
         )
 
 
-_NORMALIZING = PASSING | {"add", "mul", "sum", "mean", "matmul"}
+_NORMALIZING = PASS_THROUGH_OPS | {"add", "mul", "sum", "mean", "matmul"}
 
 
 @rule("high")
@@ -110,14 +110,14 @@ def log_of_probability(view):
 
 
 def _logarithms(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         if operation.name != "log":
             continue
         given = operation.inputs[0]
-        made = origin(given)
+        made = producer_of(given)
         if bounds_of(given)[0] != 0 or made is None:
             continue
-        known = measured(given)
+        known = float32_range(given)
         if known is not None and not known.zero and known.least > 1e-6:
             continue
         if _is_probability(made):
@@ -136,10 +136,10 @@ def _is_probability(made):
     if made.name in ("softmax", "sigmoid"):
         return True
     if made.name == "div":  # A softmax of operations.
-        above = origin(made.inputs[0])
+        above = producer_of(made.inputs[0])
         return above is not None and above.name == "exp"
     if made.name == "sub" and len(made.inputs) > 1:
-        above = origin(made.inputs[1])
+        above = producer_of(made.inputs[1])
         return above is not None and _is_probability(above)
     return False
 
@@ -163,7 +163,7 @@ def _reductions(flow):
             fix = "Use `GlobalAveragePooling`, which adds up in float32."
         else:
             severity = "high" if n >= _LARGE_SUM else "medium"
-            if measured(operation.output) is not None:
+            if float32_range(operation.output) is not None:
                 severity = "low"
             fix = "Use `keras.ops.mean`, which adds up in float32."
         yield finding(
@@ -237,7 +237,7 @@ def hard_coded_float16(view):
 
 
 def _hard_coded(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         reference = operation.output.reference
         if operation.name == "cast" or reference is None:
             continue
@@ -260,7 +260,7 @@ def kept_in_float32_elsewhere(view):
         if type(layer).__module__.startswith(("keras.", "keras_hub.")):
             continue
         names = {
-            op.name for op in view.flow.low if path_of(op) == path
+            op.name for op in view.flow.ops_in_16_bits if path_of(op) == path
         } & autocast_lists.TORCH
         if not names:
             continue

@@ -1,8 +1,8 @@
-"""JAX's devices; see `interface.py`."""
+"""JAX's devices; see `device_interface.py`."""
 
 import jax
 
-from keras_mixprec.backend.interface import Device
+from keras_mixprec.backend.device_interface import Device
 
 
 def query():

@@ -24,8 +24,8 @@ _UNOPTIMIZED = {
 _SEAMS = contextvars.ContextVar("seams", default=None)
 
 
-def seam(tensor):
-    """Lets a piece end with a tensor, if a function is being cut."""
+def end_piece_at(tensor):
+    """Marks a tensor as a place where `run_in_pieces` may cut."""
     seams = _SEAMS.get()
     if seams is not None:
         seams.append(tensor)
@@ -35,8 +35,8 @@ def run_in_pieces(function, given):
     """Runs a function that can be traced.
 
     Args:
-        function: Function of `given`, which calls `seam` and returns a list
-            of tensors.
+        function: Function of `given`, which calls `end_piece_at` and returns a
+            list of tensors.
         given: A structure of arrays.
 
     Returns:

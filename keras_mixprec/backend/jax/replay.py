@@ -1,11 +1,14 @@
-"""Running parts again on JAX; see `interface.py`."""
+"""Running parts again on JAX, by evaluating or compiling their traces.
+
+See `interface.py`.
+"""
 
 import contextlib
 
 import jax
 
 from keras_mixprec.backend.common import all_variables, program
-from keras_mixprec.backend.jax.pieces import run_in_pieces, seam
+from keras_mixprec.backend.jax.pieces import end_piece_at, run_in_pieces
 from keras_mixprec.keras_internals import (
     all_jax_state,
     get_stateless_scope,
@@ -35,7 +38,7 @@ def is_concrete(tensor):
 def observe(tensor, on_value, on_cotangent):
     # Of the trace around a gradient's, which `identity` does not run in.
     value = jax.lax.stop_gradient(tensor)
-    seam(value)
+    end_piece_at(value)
     on_value(value)
 
     @jax.custom_vjp
@@ -46,7 +49,7 @@ def observe(tensor, on_value, on_cotangent):
         return values, None
 
     def backward(_, cotangent):
-        seam(cotangent)
+        end_piece_at(cotangent)
         instead = on_cotangent(cotangent)
         return (cotangent if instead is None else instead,)
 

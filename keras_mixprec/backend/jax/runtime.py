@@ -22,3 +22,11 @@ def wait(tensors):
 
 def tf32(allowed):
     return precision.scope("tf32" if allowed else "float32", "cuda")
+
+
+def random_state():
+    """Nothing: JAX has none."""
+
+
+def set_random_state(state):
+    pass

@@ -1,4 +1,4 @@
-"""A guarded optimizer step on JAX; see `interface.py`."""
+"""An optimizer step that may be skipped, on JAX; see `interface.py`."""
 
 import contextlib
 

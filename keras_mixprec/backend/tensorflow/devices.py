@@ -1,8 +1,8 @@
-"""TensorFlow's devices; see `interface.py`."""
+"""TensorFlow's devices; see `device_interface.py`."""
 
 import tensorflow as tf
 
-from keras_mixprec.backend.interface import Device
+from keras_mixprec.backend.device_interface import Device
 
 
 def query():

@@ -7,7 +7,6 @@ options of its own.
 """
 
 import functools
-import itertools
 import re
 from collections import Counter
 
@@ -39,8 +38,6 @@ _TYPES = {
 _PREFIX = re.compile(r"^_(Mkl)?(Native)?(Fused)?")
 _SUFFIX = re.compile(r"WithBias$")
 
-_serial = itertools.count(1)
-
 
 def unknown(operations):
     """Returns those names that are of no operation of TensorFlow."""
@@ -62,7 +59,7 @@ def does(dtype):
         return False
     product = tf.function(lambda x: tf.nn.relu(tf.matmul(x, x)))
     before = state()
-    put(dtype)
+    put(dtype, 1)
     try:
         product(tf.ones((8, 8)))
         return any(after["MatMul", dtype] for _, after in collect())
@@ -77,11 +74,14 @@ def state():
     return {name: options.get(name) for name in _NAMES}
 
 
-def put(dtype):
-    """Rewrites graphs to a dtype from now on, `"float32"` for not at all."""
+def put(dtype, serial):
+    """Rewrites graphs to a dtype from now on, `"float32"` for not at all.
+
+    What was optimized under the same dtype and serial is what it was then.
+    """
     options = dict.fromkeys((*_OPTIONS.values(), _SAME), False)
     if dtype != "float32":
-        options |= {_OPTIONS[dtype]: True, _UNIQUE: -next(_serial)}
+        options |= {_OPTIONS[dtype]: True, _UNIQUE: -serial}
     tf.config.optimizer.set_experimental_options(options)
     context.enable_graph_collection()
 

@@ -1,4 +1,7 @@
-"""Running parts again on TensorFlow; see `interface.py`."""
+"""Running parts again on TensorFlow: eagerly, with callbacks on operations.
+
+See `interface.py`.
+"""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""A guarded optimizer step on TensorFlow; see `interface.py`.
+"""An optimizer step that may be skipped, on TensorFlow; see `interface.py`.
 
 Three ways to hold back an update, each the fastest where it applies:
 

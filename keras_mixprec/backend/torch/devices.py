@@ -2,7 +2,7 @@
 
 import torch
 
-from keras_mixprec.backend.interface import Device
+from keras_mixprec.backend.device_interface import Device
 
 
 def query():

@@ -1,4 +1,7 @@
-"""Running parts again on torch; see `interface.py`."""
+"""Running parts again on torch: as they are, in a dispatch mode.
+
+See `interface.py`.
+"""
 
 import contextlib
 

@@ -37,3 +37,12 @@ def wait(tensors):
 
 def tf32(allowed):
     return precision.scope("tf32" if allowed else "float32", "cuda")
+
+
+def random_state():
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all()
+
+
+def set_random_state(state):
+    torch.set_rng_state(state[0])
+    torch.cuda.set_rng_state_all(state[1])

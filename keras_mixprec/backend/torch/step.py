@@ -1,4 +1,4 @@
-"""A guarded optimizer step on torch; see `interface.py`."""
+"""An optimizer step that may be skipped, on torch; see `interface.py`."""
 
 import contextlib
 import math

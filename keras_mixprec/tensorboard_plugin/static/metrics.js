@@ -19,13 +19,15 @@ function headroomInWords(value, wider, formatName) {
   return `overflow: ${bits} bits too large`;
 }
 
+// By the unit of a metric: a number of it in words.
+export const WORDS = {
+  headroom: headroomInWords,
+  count: (value) => (value > 0 ? `${formatInteger(value)} not finite` : "all finite"),
+  share: (value) => `${formatShare(value)} of elements`,
+  error: (value) => `relative error ${formatNumber(value)}`,
+};
+
 // `wider`: the dtype of more range than the format's that it was computed in.
 export function valueInWords(kind, value, wider = null, formatName = "16 bits") {
-  if (Number.isNaN(value)) return "not measured";
-  if (kind === "headroom") return headroomInWords(value, wider, formatName);
-  if (kind === "count") {
-    return value > 0 ? `${formatInteger(value)} not finite` : "all finite";
-  }
-  if (kind === "share") return `${formatShare(value)} of elements`;
-  return `relative error ${formatNumber(value)}`;
+  return Number.isNaN(value) ? "not measured" : WORDS[kind](value, wider, formatName);
 }

@@ -1,10 +1,10 @@
 """Rules on the numbers that operations make of given samples, in float32."""
 
 from keras_mixprec.analysis.lint.flow import (
-    PASSING,
+    PASS_THROUGH_OPS,
+    constant_in_code,
+    float32_range,
     format_of,
-    measured,
-    written,
 )
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.analysis.lint.traced_findings import finding, one_per_layer
@@ -22,7 +22,14 @@ _LOST = 0.1
 _CANCELLED = 0.125
 
 # What a mask is still in after them.
-_MASKED = PASSING | {"add", "sub", "select", "mul", "maximum", "concat"}
+_MASKED = PASS_THROUGH_OPS | {
+    "add",
+    "sub",
+    "select",
+    "mul",
+    "maximum",
+    "concat",
+}
 
 _DIVIDING = {"div": 1, "log": 0, "reciprocal": 0, "rsqrt": 0}
 
@@ -35,10 +42,10 @@ def overflow_on_data(view):
 
 def _overflows(flow):
     masked = _masked(flow)
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         maximum = format_of(operation).maximum
         for value in operation.outputs:
-            found = measured(value)
+            found = float32_range(value)
             # A fused attention hands on float32 sums beside its outputs.
             narrow = value.dtype in SIXTEEN_BITS
             if found is None or id(value) in masked or not narrow:
@@ -62,7 +69,7 @@ def _masked(flow):
     for operation in flow.trace.operations:
         if operation.name not in _MASKED:
             continue
-        numbers = map(written, operation.inputs)
+        numbers = map(constant_in_code, operation.inputs)
         if any(n is not None and abs(n) >= _MASK for n in numbers) or any(
             id(value) in known for value in operation.inputs
         ):
@@ -77,12 +84,12 @@ def underflow_on_data(view):
 
 
 def _underflows(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         place = _DIVIDING.get(operation.name)
         if place is None or format_of(operation).maximum > 1e5:
             continue
         given = operation.inputs[place]
-        found = measured(given)
+        found = float32_range(given)
         if found is None or found.zero or found.least >= VANISHING:
             continue
         yield finding(
@@ -97,18 +104,18 @@ def _underflows(flow):
 
 
 def _squares(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         if operation.name not in ("square", "mul"):
             continue
         same = len(operation.inputs) < 2 or (
             operation.inputs[0] is operation.inputs[1]
         )
-        found = measured(operation.output)
+        found = float32_range(operation.output)
         if not same or found is None or found.vanishing < 0.5:
             continue
         if format_of(operation).maximum > 1e5:
             continue
-        through = PASSING | {"sum", "mean", "sqrt", "add", "maximum"}
+        through = PASS_THROUGH_OPS | {"sum", "mean", "sqrt", "add", "maximum"}
         if flow.used_by(operation.output, set(_DIVIDING), through):
             yield finding(
                 "high",
@@ -128,17 +135,17 @@ def cancellation_on_data(view):
 
 def _cancellations(flow):
     masked = _masked(flow)
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         if operation.name != "sub" or is_shifted(operation.output):
             continue
         if any(id(value) in masked for value in operation.inputs):
             continue
         parts = [
-            measured(value)
+            float32_range(value)
             for value in operation.inputs
-            if written(value) is None and _is_rounded(value)
+            if constant_in_code(value) is None and _is_rounded(value)
         ]
-        found = measured(operation.output)
+        found = float32_range(operation.output)
         if found is None or None in parts or not parts:
             continue
         largest = max(part.largest for part in parts)
@@ -169,10 +176,10 @@ def rounded_inputs(view):
 
 
 def _rounded(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         if operation.name != "cast":
             continue
-        found = measured(operation.inputs[0])
+        found = float32_range(operation.inputs[0])
         if found is None or operation.inputs[0].source is not None:
             continue
         epsilon = format_of(operation).epsilon
@@ -199,10 +206,10 @@ def angles_on_data(view):
 
 
 def _angles(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         if operation.name not in ("sin", "cos"):
             continue
-        found = measured(operation.inputs[0])
+        found = float32_range(operation.inputs[0])
         spacing = found.largest * format_of(operation).epsilon if found else 0
         if spacing > 1:
             yield finding(

@@ -3,14 +3,14 @@
 import math
 
 from keras_mixprec.analysis.lint.flow import (
-    PASSING,
+    PASS_THROUGH_OPS,
     bounds_of,
+    constant_in_code,
+    float32_range,
     format_of,
-    in_format,
     may_be_zero,
-    measured,
-    origin,
-    written,
+    producer_of,
+    rounded_to,
 )
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.analysis.lint.traced_findings import finding, one_per_layer
@@ -29,7 +29,14 @@ _OF_ZERO = {
 _INFINITE = {"div", "reciprocal", "rsqrt"}
 
 _SOFTMAXES = frozenset({"exp", "log_softmax", "max", "softmax"})
-_MASKING = PASSING | {"add", "sub", "select", "maximum", "minimum", "mul"}
+_MASKING = PASS_THROUGH_OPS | {
+    "add",
+    "sub",
+    "select",
+    "maximum",
+    "minimum",
+    "mul",
+}
 
 
 @rule("high")
@@ -39,12 +46,12 @@ def vanishing_constant(view):
 
 
 def _vanishing(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         if operation.name not in ("add", "maximum", "clip"):
             continue
         smallest = format_of(operation).smallest_subnormal
         for value in operation.inputs:
-            number = written(value)
+            number = constant_in_code(value)
             if number and abs(number) <= smallest / 2:
                 yield _vanished(flow, operation, value, number)
 
@@ -58,7 +65,7 @@ def _vanished(flow, operation, value, number):
         severity = (
             "high" if harm != "sqrt" or _is_exact_zero(other) else "medium"
         )
-    elif harm and measured(other) is not None:
+    elif harm and float32_range(other) is not None:
         severity = "medium"  # Other data may have a 0.
         if bounds_of(other)[0] > 0:
             severity = "low"
@@ -78,7 +85,9 @@ def _harm(flow, value):
     """The most harmful use of a value that may be 0, `None` if harmless."""
     uses = [
         (op, given)
-        for op, given in flow.uses(value, PASSING | {"sqrt", "mul", "sum"})
+        for op, given in flow.uses(
+            value, PASS_THROUGH_OPS | {"sqrt", "mul", "sum"}
+        )
         if op.name in _OF_ZERO
         and (op.name != "div" or (op.inputs[1:] and op.inputs[1] is given))
     ]
@@ -88,14 +97,16 @@ def _harm(flow, value):
 
 def _is_exact_zero(value):
     """Whether it is of differences between all pairs, each of one to itself."""
-    operation = origin(value, PASSING | {"sum", "square", "abs", "mul", "mean"})
+    operation = producer_of(
+        value, PASS_THROUGH_OPS | {"sum", "square", "abs", "mul", "mean"}
+    )
     if operation is None or operation.name != "sub":
         return False
     first, second = operation.inputs[:2]
     through = frozenset({"slice", "cast"})
-    made = origin(first, through)
+    made = producer_of(first, through)
     return first is second or (
-        made is not None and made is origin(second, through)
+        made is not None and made is producer_of(second, through)
     )
 
 
@@ -111,10 +122,10 @@ def overflowing_constant(view):
 
 
 def _overflowing(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         maximum = format_of(operation).maximum
         for place, value in enumerate(operation.inputs):
-            number = written(value)
+            number = constant_in_code(value)
             if operation.name == "cast" or number is None:
                 continue
             if maximum < abs(number) < math.inf:
@@ -148,7 +159,7 @@ def _effect(flow, operation, place, number, infinite):
         low, high = bounds_of(others[0])
         if infinite and low <= 0 <= high:
             return "high", "0 times infinity is NaN"
-        found = measured(operation.output)
+        found = float32_range(operation.output)
         maximum = format_of(operation).maximum
         if found is not None and found.largest < maximum:
             return "low", "the product fits on these data"
@@ -158,7 +169,7 @@ def _effect(flow, operation, place, number, infinite):
     if operation.name == "div" and place == 1:
         return "high", "all quotients are 0"
     if operation.name in ("maximum", "minimum", "clip", "compare"):
-        made = [origin(value) for value in others]
+        made = [producer_of(value) for value in others]
         infinite = [
             op for op in made if op is not None and op.name in _INFINITE
         ]
@@ -210,7 +221,7 @@ def _limits(value, depth):
     if operation.name not in ("add", "sub", "mul", "select"):
         return
     for given in operation.inputs:
-        number, dtype = written(given), operation.output.dtype
+        number, dtype = constant_in_code(given), operation.output.dtype
         if number is not None and dtype in SIXTEEN_BITS:
             maximum = get_format(dtype).maximum
             if maximum / 2 < abs(number) <= maximum * 1.001:
@@ -224,7 +235,7 @@ def integers_in_16_bits(view):
 
 
 def _integers(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         dtype = operation.output.dtype
         exact = get_format(dtype).exact_integers
         largest = 0.0
@@ -232,7 +243,7 @@ def _integers(flow):
             largest = bounds_of(operation.output)[1]
         elif operation.name == "cast" and "int" in operation.inputs[0].dtype:
             given = operation.inputs[0]
-            found = measured(given)
+            found = float32_range(given)
             largest = found.largest if found else bounds_of(given)[1]
         elif operation.name == "cumsum":
             low, high = bounds_of(operation.inputs[0])
@@ -257,7 +268,7 @@ def index_in_16_bits(view):
 
 
 def _indices(flow):
-    through = PASSING | {"add", "select", "maximum", "minimum", "clip"}
+    through = PASS_THROUGH_OPS | {"add", "select", "maximum", "minimum", "clip"}
     for operation in flow.trace.operations:
         if operation.name != "cast" or "int" not in operation.output.dtype:
             continue
@@ -286,15 +297,15 @@ def constant_rounded_to_one(view):
 
 
 def _rounded_to_one(flow):
-    for operation in flow.low:
+    for operation in flow.ops_in_16_bits:
         if operation.name not in ("mul", "minimum", "clip"):
             continue
         dtype = operation.output.dtype
         for value in operation.inputs:
-            number = written(value)
+            number = constant_in_code(value)
             if number is None or not 0.5 < abs(number) < 1:
                 continue
-            if abs(in_format(number, dtype)) != 1:
+            if abs(rounded_to(number, dtype)) != 1:
                 continue
             if flow.used_by(operation.output, {"acos", "asin", "atanh"}):
                 harm = "its slope is infinite at 1"

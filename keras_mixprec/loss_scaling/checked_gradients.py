@@ -24,8 +24,8 @@ _SPARSE_SHARE = 2.0**-12
 _FLOAT32_MAX = get_format("float32").maximum
 
 
-class GuardedStep:
-    """The gradients of one optimizer, examined but not applied yet.
+class CheckedGradients:
+    """The gradients of one optimizer, checked but not applied yet.
 
     Args:
         optimizer: A built `LossScaleOptimizer`.
@@ -112,20 +112,21 @@ class GuardedStep:
             applied,
             self._unscaled,
             self._variables,
-            lambda: self._record(finite, place),
-            # What is only discarded with its window has not overflowed.
-            lambda skipped: self._remember(
+            lambda: self._count_step(finite, place),
+            # A micro-batch that is skipped only because another one in its
+            # window overflowed is not recorded as an overflow.
+            lambda skipped: self._note_skipped_step(
                 _negated(finite) if window else skipped, place
             ),
         )
 
-    def _record(self, finite, place):
+    def _count_step(self, finite, place):
         optimizer = self._optimizer
         optimizer._advance(finite, self.norms)
         if optimizer.window:
             optimizer.window.advance(finite, place)
 
-    def _remember(self, skipped, place):
+    def _note_skipped_step(self, skipped, place):
         optimizer = self._optimizer
         if optimizer.window:
             optimizer.window.discard(skipped, place)
@@ -177,13 +178,13 @@ class _Place(NamedTuple):
 
     Attributes:
         position: Integer, from 0.
-        behind: Integer. Micro-batches of the window that come after it.
-        left: Integer. How many are still to be discarded, it included.
+        remaining: Integer. Micro-batches of the window that come after it.
+        to_discard: Integer. How many are still to be discarded, it included.
     """
 
     position: Any
-    behind: Any
-    left: Any
+    remaining: Any
+    to_discard: Any
 
 
 class AccumulationWindow(KerasSaveable):
@@ -199,7 +200,7 @@ class AccumulationWindow(KerasSaveable):
 
     def __init__(self, inner):
         self._inner = inner
-        self._left = None
+        self._to_discard = None
         self._unread = {}
 
     def build(self, add_variable):
@@ -208,11 +209,11 @@ class AccumulationWindow(KerasSaveable):
         Args:
             add_variable: As for `StepHistory.build`.
         """
-        self._left = add_variable("window_left", (), "int32")
+        self._to_discard = add_variable("window_left", (), "int32")
         self.load_own_variables(self._unread)
 
     def place(self, finite):
-        """Returns where the next micro-batch is, before that discards it.
+        """Returns the position of the next micro-batch; before `discard`.
 
         Args:
             finite: Boolean, or a boolean scalar tensor. Whether it is finite.
@@ -221,7 +222,7 @@ class AccumulationWindow(KerasSaveable):
         get = step.read if isinstance(finite, bool) else step.value
         steps = self._inner.gradient_accumulation_steps
         position = get(micro_batches(self._inner)) % steps
-        return _Place(position, steps - 1 - position, get(self._left))
+        return _Place(position, steps - 1 - position, get(self._to_discard))
 
     def admits(self, finite, place):
         """Returns whether the inner optimizer is given a micro-batch.
@@ -231,8 +232,8 @@ class AccumulationWindow(KerasSaveable):
             place: What `place` returned of it.
         """
         if isinstance(finite, bool):
-            return finite and not place.left
-        return ops.logical_and(finite, ops.equal(place.left, 0))
+            return finite and not place.to_discard
+        return ops.logical_and(finite, ops.equal(place.to_discard, 0))
 
     def discard(self, overflows, place):
         """Makes the inner optimizer start the window over.
@@ -255,16 +256,18 @@ class AccumulationWindow(KerasSaveable):
             finite: As for `place`.
             place: As for `admits`.
         """
-        left, behind = place.left, place.behind
+        to_discard, remaining = place.to_discard, place.remaining
         if isinstance(finite, bool):
-            following = left - 1 if left else (0 if finite else behind)
+            following = (
+                to_discard - 1 if to_discard else (0 if finite else remaining)
+            )
         else:
             following = ops.where(
-                left > 0,
-                left - 1,
-                ops.where(finite, 0, ops.cast(behind, "int32")),
+                to_discard > 0,
+                to_discard - 1,
+                ops.where(finite, 0, ops.cast(remaining, "int32")),
             )
-        self._left.assign(following)
+        self._to_discard.assign(following)
 
     def _reset(self, choose, place):
         for accumulated in accumulated_gradients(self._inner):
@@ -279,15 +282,15 @@ class AccumulationWindow(KerasSaveable):
 
     def save_own_variables(self, store):
         """Writes how much of a window is still to be discarded."""
-        if self._left is not None:
-            store["left"] = active.step().read(self._left)
+        if self._to_discard is not None:
+            store["left"] = active.step().read(self._to_discard)
 
     def load_own_variables(self, store):
         """Reads it; other optimizers' files have it not."""
-        if self._left is None:
+        if self._to_discard is None:
             self._unread = {name: store[name] for name in list(store.keys())}
         elif "left" in store:
-            self._left.assign(store["left"])
+            self._to_discard.assign(store["left"])
 
     def _obj_type(self):
         return "Optimizer"

@@ -1,0 +1,158 @@
+"""A comparison as HTML: a fragment for notebooks, a page for the report."""
+
+import html
+import math
+
+from keras_mixprec.analysis.comparison.best import reason
+from keras_mixprec.analysis.comparison.curves import (
+    COLOURS,
+    Curve,
+    curves,
+    limits,
+)
+from keras_mixprec.analysis.comparison.record import Comparison
+from keras_mixprec.analysis.comparison.result_text import (
+    cells,
+    heads,
+    remarks,
+    title,
+)
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto;
+  max-width: 72em; padding: 0 1em; color-scheme: light dark; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
+td, th {{ padding: .25em .75em; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid #8884; }}
+td:first-child, th:first-child, td:last-child, th:last-child
+  {{ text-align: left; }}
+svg {{ max-width: 100%; height: auto; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+# Of the drawing, in its own units.
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _RIGHT = 720, 240, 64, 26, 170
+
+
+def page(record: Comparison, rows: list[dict]) -> str:
+    """Returns a page of its own.
+
+    Args:
+        record: The record of a comparison.
+        rows: What `rows.rows` made of it.
+    """
+    about = [
+        ("Begun", record["time"]),
+        ("Versions", ", ".join(map(" ".join, record["versions"].items()))),
+        *((name, value) for name, value in record["sources"].items() if value),
+        ("Batches", f"digest {record['batches_digest']}"),
+        ("Blocks", str(record["blocks"])),
+    ]
+    return _PAGE.format(
+        title=html.escape(title(record)),
+        body=fragment(record, rows) + _table(("", ""), about),
+    )
+
+
+def fragment(record: Comparison, rows: list[dict]) -> str:
+    """Returns what a notebook shows.
+
+    Args:
+        record: The record of a comparison.
+        rows: What `rows.rows` made of it.
+    """
+    notes = "".join(
+        f"<li>{html.escape(line)}</li>" for line in remarks(record, rows)
+    )
+    best = html.escape(reason(record, rows))
+    return (
+        f"<div><h3>{html.escape(title(record))}</h3>"
+        f"<p><b>Best:</b> {best}</p>"
+        + _table(heads(record), map(cells, rows))
+        + _drawing(curves(record))
+        + f"<ul>{notes}</ul></div>"
+    )
+
+
+def _table(names, lines):
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in line) + "</tr>"
+        for line in lines
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _drawing(shown: list[Curve]):
+    """The loss curves, drawn without any package."""
+    known = limits(shown)
+    if known is None:
+        return ""
+    low, high = known
+    end = max(curve.steps[-1] for curve in shown)
+
+    def place(x, y):
+        across = _LEFT + (_WIDTH - _LEFT - _RIGHT) * x / end
+        down = (high - min(y, high)) / (high - low)
+        return across, 12 + (_HEIGHT - _BOTTOM - 12) * down
+
+    lines = [_line(c, n, place) for n, c in enumerate(shown)]
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" '
+        'font-family="sans-serif" font-size="12" fill="currentColor">'
+        f"<title>Loss by step</title>"
+        f"{_axes(place, low, high, end)}{''.join(lines)}</svg>"
+    )
+
+
+def _axes(place, low, high, end):
+    (left, top), (right, bottom) = place(0, high), place(end, low)
+    middle = (left + right) / 2, (top + bottom) / 2
+    labels = [
+        _label(left - 6, top + 4, f"{high:.3g}", "end"),
+        _label(left - 6, middle[1], "loss", "end"),
+        _label(left - 6, bottom + 4, f"{low:.3g}", "end"),
+        _label(left, bottom + 18, "0", "middle"),
+        _label(middle[0], bottom + 18, "step", "middle"),
+        _label(right, bottom + 18, f"{end:,}", "middle"),
+    ]
+    return (
+        f'<path d="M{left},{top}V{bottom}H{right}" fill="none" '
+        f'stroke="currentColor" stroke-opacity=".4"/>{"".join(labels)}'
+    )
+
+
+def _line(curve, number, place):
+    colour = COLOURS[number % len(COLOURS)]
+    name, steps, losses = curve
+    path = " ".join(
+        "{:.1f},{:.1f}".format(*place(x, y))
+        for x, y in zip(steps, losses, strict=True)
+        if math.isfinite(y)
+    )
+    top = 20 + 18 * number
+    left = _WIDTH - _RIGHT + 12
+    return (
+        f'<polyline points="{path}" fill="none" stroke="{colour}" '
+        'stroke-width="1.5"/>'
+        f'<rect x="{left}" y="{top - 8}" width="12" height="4" '
+        f'fill="{colour}"/>' + _label(left + 18, top, name[:22], "start")
+    )
+
+
+def _label(x, y, text, anchor):
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+        f"{html.escape(text)}</text>"
+    )

@@ -1,0 +1,178 @@
+"""Where a policy is trained: in a thread of its own, or in a process."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_mixprec.analysis.comparison.arms import ArmRequest
+from keras_mixprec.analysis.comparison.batches import Batches, read_batches
+from keras_mixprec.analysis.comparison.sources import resolve
+from keras_mixprec.analysis.comparison.training import Job, Settings, train
+from keras_mixprec.analysis.comparison.turns import StoppedError, Turns
+
+# Characters of an error, in a row of a table.
+_LONGEST = 400
+
+# A process needs seconds to end by itself; one that hangs is ended.
+_SECONDS_TO_END = 30
+
+
+class Worker:
+    """The training of one arm with one seed, seen from the comparison.
+
+    A thread has Keras' global policy, names and seeds for itself, so that it
+    trains as a program would that does nothing else; only one trains at a
+    time.
+
+    Args:
+        target: Function `(connection, *args)` to run.
+        args: Tuple.
+        isolate: Boolean. Whether in a process of its own.
+    """
+
+    def __init__(self, target: Callable, args: tuple, isolate: bool):
+        self._connection, other = multiprocessing.Pipe()
+        if isolate:
+            context = multiprocessing.get_context("spawn")
+            self._process: Any = context.Process(
+                target=target, args=(other, *args)
+            )
+            os.environ["KERAS_BACKEND"] = keras.backend.backend()
+        else:
+            self._process = threading.Thread(
+                target=target, args=(other, *args), daemon=True
+            )
+        self._process.start()
+        if isolate:
+            other.close()
+
+    def turn(self, message: Any = "go") -> tuple[str, Any]:
+        """Lets it train until its next message, which is returned.
+
+        Returns:
+            `("built", digest)`, `("weights", list)`, `("block", seconds)`,
+            `("done", dict)` or `("failed", sentence)`.
+        """
+        try:
+            self._connection.send(message)
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return "failed", self._how_it_ended()
+
+    def stop(self):
+        """Ends it, at the end of its turn."""
+        with contextlib.suppress(OSError):
+            self._connection.send("stop")
+        self._process.join(_SECONDS_TO_END)
+        kill = getattr(self._process, "kill", None)  # Threads have none.
+        if kill and self._process.is_alive():
+            kill()
+        self._connection.close()
+
+    def _how_it_ended(self):
+        self._process.join(_SECONDS_TO_END)
+        status = getattr(self._process, "exitcode", None)
+        if status is not None and status < 0:
+            return f"its process was killed by {signal.Signals(-status).name}"
+        return f"its process ended with status {status}"
+
+
+def in_thread(
+    connection: Any,
+    arm: ArmRequest,
+    seed: int,
+    job: Job,
+    data: tuple[Batches, Batches],
+    distribution: Any,
+) -> None:
+    """Trains, as the target of a thread."""
+    if distribution is not None:  # Keras keeps it for each thread.
+        keras.distribution.set_distribution(distribution)
+    _reporting(connection, arm, seed, job, lambda: data)
+
+
+def in_process(
+    connection: Any,
+    arm: ArmRequest,
+    seed: int,
+    job: Job,
+    sources: tuple,
+    digest: str,
+) -> None:
+    """Trains, as the target of a new process, which reads the data itself.
+
+    Args:
+        connection: Its end of the connection.
+        arm: The `ArmRequest`.
+        seed: Int.
+        job: The `Job`; its functions may be strings.
+        sources: Arguments of `read_both`.
+        digest: String, of the batches that it must read.
+    """
+
+    def read():
+        data = read_both(*sources)
+        if data[0].digest() != digest:
+            raise ValueError(
+                "`data` gives other batches in each process: fix its order, "
+                "by a seed for what it shuffles"
+            )
+        return data
+
+    _reporting(connection, arm, seed, job, read)
+
+
+def read_both(
+    data: Any, validation_data: Any, batch_size: int, steps: int
+) -> tuple[Batches, Batches]:
+    """Returns the batches to train on, and to evaluate.
+
+    The latter are the former where there is no `validation_data`.
+    """
+    batches = read_batches("data", data, batch_size, steps)
+    if validation_data is None:
+        return batches, batches
+    return batches, read_batches("validation_data", validation_data, batch_size)
+
+
+def _reporting(connection, arm, seed, job, read):
+    settings = Settings(arm.settings)
+    turns = Turns(connection, settings.in_force)
+    try:
+        turns.await_first()
+        found = train(arm, seed, _resolved(job), read(), turns, settings)
+    except StoppedError:
+        found = None
+    except BaseException as error:
+        found = _sentence(error)
+    # Nobody may be there any more.
+    with connection, contextlib.suppress(OSError):
+        if found is not None:
+            turns.end("failed" if isinstance(found, str) else "done", found)
+
+
+def _sentence(error):
+    text = " ".join(str(error).split())
+    text = f"{type(error).__name__}: {text}".removesuffix(": ")
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _resolved(job):
+    return dataclasses.replace(
+        job,
+        build=resolve("build", job.build),
+        metric=_metric(job.metric),
+        callbacks=resolve("callbacks", job.callbacks),
+    )
+
+
+def _metric(metric):
+    named = isinstance(metric, str) and ":" in metric
+    return resolve("metric", metric) if named else metric

@@ -1,0 +1,50 @@
+"""What JAX's devices and programs say of memory; see `device_interface.py`."""
+
+import jax
+from jax.errors import JaxRuntimeError
+
+from keras_mixprec.backend.common import shape_in_fit
+from keras_mixprec.keras_internals import all_jax_state
+
+
+def reset_peak():
+    pass  # No device offers it.
+
+
+def peak_bytes():
+    known = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [k["peak_bytes_in_use"] for k in known if "peak_bytes_in_use" in k]
+    return max(peaks, default=None)
+
+
+def program_bytes(model, batch):
+    if model.run_eagerly or not model.jit_compile:
+        return None
+    # As `make_train_function` of Keras does.
+    step = jax.jit(model.train_step, donate_argnums=0)
+    batch = jax.tree.map(_abstract, batch)
+    program = step.lower(all_jax_state(model), batch).compile()
+    found = program.memory_analysis()
+    if found is None:
+        return None
+    # Not its `peak_memory_in_bytes`, which on CPUs has no temporaries.
+    return (
+        found.argument_size_in_bytes
+        + found.output_size_in_bytes
+        - found.alias_size_in_bytes
+        + found.temp_size_in_bytes
+    )
+
+
+def is_exhausted(error):
+    # Of dispatch, which is asynchronous, the status is INTERNAL.
+    return isinstance(error, JaxRuntimeError) and any(
+        words in str(error).lower()
+        for words in ("resource_exhausted", "out of memory")
+    )
+
+
+def _abstract(array):
+    shape, dtype = shape_in_fit(array)
+    # Without the 64 bits that JAX does not have by default.
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))

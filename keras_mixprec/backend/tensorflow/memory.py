@@ -1,0 +1,60 @@
+"""Memory, as TensorFlow and XLA count it; see `device_interface.py`."""
+
+import tensorflow as tf
+
+from keras_mixprec.backend.common import shape_in_fit
+
+try:
+    # Not public: what `experimental_get_compiler_ir` returns.
+    from tensorflow.compiler.xla.service import hlo_pb2
+except ImportError:
+    hlo_pb2 = None
+
+_STAGE = "optimized_hlo_proto_serialized"
+
+
+def reset_peak():
+    for name in _with_statistics():
+        tf.config.experimental.reset_memory_stats(name)
+
+
+def peak_bytes():
+    peaks = [
+        tf.config.experimental.get_memory_info(name)["peak"]
+        for name in _with_statistics()
+    ]
+    return max(peaks, default=None)
+
+
+def program_bytes(model, batch):
+    if hlo_pb2 is None or model.run_eagerly or not model.jit_compile:
+        return None
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        return None
+    leaves = tf.nest.flatten(batch)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(*tensors):
+        return model.train_step(tf.nest.pack_sequence_as(batch, tensors))
+
+    specs = [tf.TensorSpec(*shape_in_fit(leaf)) for leaf in leaves]
+    text = step.experimental_get_compiler_ir(*specs)(stage=_STAGE)
+    found = hlo_pb2.HloProto.FromString(text).buffer_assignment
+    # Parameters, those that outputs share among them, and temporaries.
+    return sum(buffer.size for buffer in found.buffer_allocations)
+
+
+def is_exhausted(error):
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return True
+    # Of libraries of CUDA, which TensorFlow reports as internal errors.
+    return isinstance(error, tf.errors.OpError) and any(
+        words in error.message.lower()
+        for words in ("out of memory", "out_of_memory", "failed to allocate")
+    )
+
+
+def _with_statistics():
+    """Those of a CPU are always zeros."""
+    devices = tf.config.list_logical_devices()
+    return [d.name for d in devices if d.device_type in ("GPU", "TPU")]

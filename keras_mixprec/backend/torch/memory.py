@@ -1,0 +1,45 @@
+"""What torch's allocators say of memory; see `device_interface.py`."""
+
+import torch
+
+# Of errors that have no type of their own: the allocator of CPUs, libraries of
+# CUDA, MPS, and an exception of C++.
+_WORDS = (
+    "can't allocate memory",
+    "out of memory",
+    "_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+)
+
+
+def reset_peak():
+    for kind in _kinds():
+        for index in range(kind.device_count()):
+            kind.reset_peak_memory_stats(index)
+
+
+def peak_bytes():
+    peaks = [
+        kind.max_memory_allocated(index)
+        for kind in _kinds()
+        for index in range(kind.device_count())
+    ]
+    return max(peaks, default=None)
+
+
+def program_bytes(model, batch):
+    # Operations run one by one, and `torch.compile` reports nothing.
+    return None
+
+
+def is_exhausted(error):
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in _WORDS
+    )
+
+
+def _kinds():
+    """Those that keep statistics, which exist once they are in use."""
+    return [k for k in (torch.cuda, torch.xpu) if k.is_initialized()]

@@ -1,0 +1,159 @@
+"""The peak of the memory that training takes, and what is in it.
+
+What measures it depends on the device, and each says another thing:
+
+| `measured_by` | where | what it is |
+|---|---|---|
+| `"device"` | GPUs, TPUs | the peak of the backend's own allocator |
+| `"compiled_program"` | XLA on a CPU | what the compiled step says it needs |
+| `"process"` | CPUs | the largest part of the process in main memory |
+
+The third has the interpreter, all libraries and the data set in it.
+"""
+
+import contextlib
+import pathlib
+import sys
+from collections.abc import Iterable
+
+import keras
+import ml_dtypes  # noqa: F401 -- NumPy knows bfloat16 by it.
+import numpy as np
+
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import optimizers_of
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+_PROCESS = pathlib.Path("/proc/self")
+# What resets the peak of the process, as Linux documents it.
+_RESET = "5"
+
+
+def reset_peak() -> bool:
+    """Lets the peak start over from what is in use now.
+
+    Returns:
+        Boolean. Whether it could: not on JAX's devices, and of a process only
+        where Linux allows it. Measure in a process of its own there.
+    """
+    memory = active.memory()
+    memory.reset_peak()
+    if memory.peak_bytes() is not None:
+        return keras.backend.backend() != "jax"
+    try:
+        (_PROCESS / "clear_refs").write_text(_RESET)
+    except OSError:
+        return False
+    return True
+
+
+def peak_bytes() -> tuple[int | None, str]:
+    """Returns the peak since the last reset, and what measured it.
+
+    Returns:
+        Pair of the bytes and `"device"` or `"process"`. Of several devices
+        that which has used the most. `None` bytes where the system does not
+        report them, as on Windows.
+    """
+    peak = active.memory().peak_bytes()
+    if peak is not None:
+        return peak, "device"
+    return _peak_of_process(), "process"
+
+
+def weights_bytes(model: keras.Model) -> int:
+    """Returns the bytes of all weights and other state of a model's layers."""
+    return _bytes_of(model.variables)
+
+
+def slots_bytes(model: keras.Model) -> int:
+    """Returns the bytes of all variables of a model's optimizers.
+
+    Those that exist: an optimizer makes them in the first step.
+    """
+    optimizers = optimizers_of(model).values()
+    return _bytes_of(v for o in optimizers for v in o.variables)
+
+
+def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
+    """Returns the peak of the memory that training took, and what is in it.
+
+    Args:
+        model: A compiled and built `keras.Model`.
+        batch: Tuple of `x`, `y` and, if there are any, weights: structures of
+            arrays, as `train_step` takes them. Where the devices keep no
+            statistics, the step is compiled for it by XLA and asked, if `fit`
+            does so as well, which takes as long as compiling takes.
+
+    Returns:
+        Dict of `peak_bytes`, an int or `None`; `measured_by`, `"device"`,
+        `"compiled_program"` or `"process"`; `weights_bytes`, `slots_bytes`;
+        and `activations_bytes`, the rest of the peak: activations, gradients,
+        the batch and temporaries; `None` of a process, which has other things
+        in its memory.
+    """
+    peak, measured_by = peak_bytes()
+    if measured_by == "process" and batch is not None:
+        needed = active.memory().program_bytes(model, batch)
+        if needed is not None:
+            peak, measured_by = needed, "compiled_program"
+    weights, slots = weights_bytes(model), slots_bytes(model)
+    rest = None
+    if peak is not None and measured_by != "process":
+        rest = peak - weights - slots
+    return {
+        "peak_bytes": peak,
+        "measured_by": measured_by,
+        "weights_bytes": weights,
+        "slots_bytes": slots,
+        "activations_bytes": rest,
+    }
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or what caused it, says that memory has run out."""
+    memory = active.memory()
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, MemoryError) or memory.is_exhausted(seen):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def status_of_process() -> dict[str, int]:
+    """Returns what Linux reports of this process, in bytes, by its names.
+
+    Such as `VmHWM`, the peak of what is in main memory, and `VmData`, what
+    `RLIMIT_DATA` limits. Empty on other systems.
+    """
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in (_PROCESS / "status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if value.endswith(" kB"):
+                found[name] = int(value.split()[0]) * 1024
+    return found
+
+
+def _peak_of_process():
+    peak = status_of_process().get("VmHWM")
+    if peak is None and resource is not None:
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # macOS counts bytes there, others KiB.
+        peak = used if sys.platform == "darwin" else used * 1024
+    return peak
+
+
+def _bytes_of(variables: Iterable[keras.Variable]) -> int:
+    # Keras compares variables by value, so that no set holds them.
+    found = {id(v): v for v in variables}.values()
+    return sum(int(np.prod(v.shape)) * _size(v) for v in found)
+
+
+def _size(variable):
+    return np.dtype(keras.backend.standardize_dtype(variable.dtype)).itemsize

@@ -1,0 +1,76 @@
+"""The progress of a diagnosis that takes long, on the console."""
+
+import contextlib
+import time
+
+import keras
+
+from keras_mixprec._console import print_message
+from keras_mixprec.numerics.calls import counted_by
+from keras_mixprec.policies.layers import walk_with_model
+
+# A diagnosis that takes longer than this many seconds shows a progress bar.
+_PATIENCE = 2.0
+
+# The first diagnosis of more layers than this is expected to take longer.
+_MANY = 30
+
+# Each layer is recorded in two steps, and checked forward and backward.
+_PASSES = 4
+
+
+@contextlib.contextmanager
+def progress(model, who: str, when: str, seconds: float | None):
+    """Shows the progress of the diagnosis that runs within the context.
+
+    Args:
+        model: The `keras.Model`.
+        who: String. The callback that speaks, none to be silent.
+        when: String, `"before the first step"`.
+        seconds: Float. How long it is expected to take; `None` if that is not
+            known.
+    """
+    if not who:
+        yield
+        return
+    layers = len(walk_with_model(model)) - 1  # The model itself is in it.
+    shown = _Shown(who, layers)
+    if layers > _MANY if seconds is None else seconds > _PATIENCE:
+        shown.say(f"checking {layers} layers {when} ...")
+    with counted_by(shown.tick):
+        yield
+    shown.conclude()
+
+
+class _Shown:
+    """What is on the console."""
+
+    def __init__(self, who, layers):
+        self._who = who
+        self._layers = layers
+        self._total, self._done = layers * _PASSES, 0
+        self._bar = None
+        self._said = False
+        self._begun = time.perf_counter()
+
+    def say(self, message):
+        self._said = True
+        print_message(f"\n{self._who}: {message}")
+
+    def tick(self):
+        # A search that finds something takes more passes.
+        self._done = min(self._done + 1, self._total - 1)
+        if self._bar is None and self._seconds() > _PATIENCE:
+            self._bar = keras.utils.Progbar(self._total, unit_name="check")
+        if self._bar is not None:
+            self._bar.update(self._done)
+
+    def conclude(self):
+        if self._bar is not None:
+            self._bar.update(self._total, finalize=True)
+        if self._bar is not None or self._said:
+            took = f"{self._seconds():.1f} s"
+            self.say(f"checked {self._layers} layers in {took}.")
+
+    def _seconds(self):
+        return time.perf_counter() - self._begun

@@ -1,0 +1,64 @@
+"""Records of comparisons, as data: what an engine would have measured."""
+
+from keras_mixprec.analysis.comparison.record import FORMAT, VERSION
+
+STEPS = 0.1, 0.11, 0.1, 0.12, 0.1, 0.1
+
+
+def arm(name, metrics, *, losses=(2.0, 1.0), steps=STEPS, **more):
+    """The record of one arm, of a metric by seed."""
+    seeds = [
+        {
+            "seed": seed,
+            "losses": list(losses),
+            "metric": metric,
+            "skipped_steps": 0,
+            "seconds_lost": 0.0,
+            "step_seconds": list(steps),
+            "compile_seconds": 1.5,
+            "energy_joules_per_sample": None,
+        }
+        for seed, metric in enumerate(metrics)
+    ]
+    return {
+        "name": name,
+        "policy": name,
+        "settings": [],
+        "loss_scale": None,
+        "status": "done",
+        "error": None,
+        "notes": [],
+        "step_seconds": [*steps] * len(seeds),
+        "compile_seconds": 1.5,
+        "share_of_flops_16bit": 0.0,
+        "memory": None,
+        "energy_joules_per_sample": None,
+        "callbacks": [],
+        "seeds": seeds,
+    } | more
+
+
+def record(arms, **more):
+    """The whole record."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "time": "2026-11-23T08:00:00+00:00",
+        "backend": "torch",
+        "device": "AMD EPYC",
+        "versions": {"keras": "3.15.1", "torch": "2.13.0"},
+        "sources": {"build": "digits:build", "data": "digits:data"},
+        "batch_size": 32,
+        "samples_per_step": 32.0,
+        "tokens_per_sample": None,
+        "metric_samples": 10**6,
+        "batches_digest": "0a1b",
+        "steps": 14,
+        "blocks": 7,
+        "isolate": False,
+        "seeds": [0, 1, 2],
+        "metric": "accuracy",
+        "metric_higher_is_better": True,
+        "tolerance": 0.002,
+        "arms": list(arms),
+    } | more

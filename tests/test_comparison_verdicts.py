@@ -1,0 +1,146 @@
+"""The verdicts of a comparison: statistics of few numbers, and what they say.
+
+Expected values come from SciPy, and from simulated differences whose truth is
+known.
+"""
+
+import numpy as np
+import pytest
+import scipy.stats
+from comparison_records import arm, record
+
+from keras_mixprec.analysis.comparison.intervals import (
+    mean_interval,
+    median_interval,
+    seeds_needed,
+    student_t,
+)
+from keras_mixprec.analysis.comparison.verdicts import judge_metric
+
+
+def verdict(reference, other, **options):
+    """The verdict on metrics by seed, of losses that are not the same."""
+    arms = [
+        arm("float32", reference),
+        arm("mixed_bfloat16", other, losses=[3.0]),
+    ]
+    return judge_metric(arms[1], record(arms, **options))
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 9, 30, 101, 999])
+@pytest.mark.parametrize("confidence", [0.6, 0.95, 0.99])
+def test_quantiles_of_student_t(confidence, degrees):
+    expected = scipy.stats.t.ppf((1 + confidence) / 2, degrees)
+    assert student_t(confidence, degrees) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_interval_of_a_mean_is_that_of_scipy():
+    values = [0.01, -0.02, 0.015, 0.03]
+    found = mean_interval(values, 0.0)
+    expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert found[:3] == pytest.approx((np.mean(values), *expected))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 9, 20, 31])
+def test_the_interval_of_a_median_is_that_of_scipy(n):
+    values = np.random.default_rng(n).lognormal(size=n)
+    found = median_interval(values.tolist())
+    test = scipy.stats.quantile_test(values, q=0, p=0.5)
+    expected = test.confidence_interval(0.95)
+    if n >= 6:
+        assert found[1:3] == (expected.low, expected.high)
+    else:
+        assert found[1:3] == (values.min(), values.max())
+    low = np.sum(values < found.low)
+    outside = scipy.stats.binom.cdf(low, n, 0.5)
+    assert found.confidence == pytest.approx(1 - 2 * outside)
+
+
+def test_the_seeds_needed_decide_in_four_of_five_comparisons():
+    random, distance, spread = np.random.default_rng(0), 0.01, 0.01
+    n = seeds_needed(distance, spread)
+    draws = random.normal(distance, spread, size=(800, n))
+    lows = [mean_interval(draw, 0.0).low > 0 for draw in draws.tolist()]
+    assert 0.75 < np.mean(lows) < 0.87
+    assert seeds_needed(0.0, 0.01) is None
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_a_true_difference_at_the_limit_is_seldom_decided(seeds):
+    """Each of the wrong verdicts in 2.5% of comparisons, by construction."""
+    random = np.random.default_rng(seeds)
+    found = []
+    for _ in range(600):
+        base = random.normal(0.9, 0.02, seeds)
+        worse = base - 0.002 * base.mean() + random.normal(0, 0.003, seeds)
+        found.append(verdict(base, worse)["verdict"])
+    for name in "within tolerance", "worse":
+        assert 0.01 < found.count(name) / 600 < 0.045
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_of_20_equal_pairs_at_most_one_is_called_worse(seeds):
+    random = np.random.default_rng(seeds)
+    pairs = random.normal(0.9, 0.01, size=(20, 2, seeds))
+    found = [verdict(*pair)["verdict"] for pair in pairs]
+    assert found.count("worse") <= 1
+
+
+@pytest.mark.parametrize("higher", [True, False], ids=["accuracy", "loss"])
+def test_a_planted_worse_arm_is_called_worse(higher):
+    base = np.array([0.91, 0.93, 0.92])
+    worse = base + (-1 if higher else 1) * np.array([0.04, 0.05, 0.045])
+    found = verdict(base, worse, metric_higher_is_better=higher)
+    assert found["verdict"] == "worse"
+    expected = scipy.stats.ttest_rel(worse, base).confidence_interval(0.95)
+    difference = found["difference"]
+    assert difference["low"] == pytest.approx(expected.low)
+    assert difference["high"] == pytest.approx(expected.high)
+    better = verdict(worse, base, metric_higher_is_better=higher)
+    assert better["verdict"] == "within tolerance"
+
+
+def test_what_is_not_told_apart_says_how_many_seeds_would_do():
+    found = verdict([0.9, 0.92, 0.91], [0.89, 0.925, 0.905])
+    assert found["verdict"] == "not told apart"
+    assert found["seeds_needed"] > 3
+    assert f"about {found['seeds_needed']} seeds" in found["why"]
+
+
+def test_runs_that_are_the_same_need_no_second_seed():
+    arms = [arm("float32", [0.9]), arm("again", [0.9])]
+    found = judge_metric(arms[1], record(arms))
+    assert found["verdict"] == "within tolerance"
+    assert found["difference"]["high"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [(100, "not told apart"), (4000, "within tolerance")],
+)
+def test_a_tie_of_counted_metrics_is_as_sure_as_their_steps(samples, expected):
+    """Three accuracies may be equal by chance if few samples are counted."""
+    same = [0.91, 0.93, 0.92]
+    assert verdict(same, same, metric_samples=samples)["verdict"] == expected
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "expected", "why"),
+    [
+        ([0.9, 0.9], [0.9, np.nan], "worse", "not finite with 1 of 2"),
+        ([0.9, np.inf], [0.9, 0.9], "not told apart", "the reference's is not"),
+        ([0.9], [0.5], "not told apart", "one seed"),
+        ([], [], "not measured", "no seed"),
+    ],
+)
+def test_what_has_no_interval(reference, other, expected, why):
+    found = verdict(reference, other)
+    assert found["verdict"] == expected
+    assert found["difference"] is None
+    assert why in found["why"]
+
+
+def test_a_failed_arm_is_a_row_with_its_error():
+    failed = arm("mixed_float16", [], status="failed", error="out of memory")
+    found = judge_metric(failed, record([arm("float32", [0.9]), failed]))
+    assert (found["verdict"], found["why"]) == ("failed", "out of memory")

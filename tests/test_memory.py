@@ -1,0 +1,160 @@
+"""What training takes of the memory, measured and counted by hand."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_mixprec.devices import energy
+from keras_mixprec.devices.energy import visible
+from keras_mixprec.devices.memory import (
+    is_out_of_memory,
+    memory_record,
+    peak_bytes,
+    reset_peak,
+    slots_bytes,
+    status_of_process,
+    weights_bytes,
+)
+
+BACKEND = keras.backend.backend()
+ROWS, WIDTH, DEPTH = 4096, 128, 16
+# In bytes, of float32.
+WEIGHTS = DEPTH * WIDTH * WIDTH * 4
+ACTIVATION = ROWS * WIDTH * 4
+
+
+def deep(**compile_arguments):
+    """Layers without bias, each of which keeps what it returns."""
+    layer = {"units": WIDTH, "activation": "tanh", "use_bias": False}
+    layers = [keras.layers.Dense(**layer) for _ in range(DEPTH)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers])
+    model.compile("adam", "mse", **compile_arguments)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="compiles no program")
+def test_a_compiled_program_takes_what_it_takes_on_paper():
+    model = deep(jit_compile=True)
+    batch = np.zeros((2, ROWS, WIDTH))
+    found = memory_record(model, tuple(batch))
+    # Of each layer its output, of one the gradient of that too, and all
+    # gradients of weights; Adam has two slots.
+    kept = (DEPTH + 1) * ACTIVATION
+    on_paper = 2 * ACTIVATION + (1 + 2 + 1) * WEIGHTS + kept
+    assert found["measured_by"] == "compiled_program"
+    assert found["peak_bytes"] == pytest.approx(on_paper, rel=0.1)
+    rest = found["weights_bytes"] + found["slots_bytes"]
+    assert found["activations_bytes"] == found["peak_bytes"] - rest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_and_slots_are_counted(dtype):
+    keras.config.set_dtype_policy(dtype)
+    model = deep()
+    each = WEIGHTS * (1 if dtype == "float32" else 0.5)
+    # Keras' metrics are a sum and a count; its optimizer counts steps.
+    assert weights_bytes(model) == pytest.approx(each, abs=32)
+    assert slots_bytes(model) == pytest.approx(2 * each, abs=32)
+
+
+def test_a_process_has_a_peak_that_starts_over():
+    np.ones(2**26, "uint8").sum()
+    before, measured_by = peak_bytes()
+    assert measured_by == "process"
+    if reset_peak():
+        assert peak_bytes()[0] < before - 2**25
+    now = status_of_process()["VmRSS"]
+    np.ones(2**27, "uint8").sum()
+    assert peak_bytes()[0] == pytest.approx(now + 2**27, rel=0.1)
+
+
+def test_without_a_program_the_record_is_of_the_process():
+    record = memory_record(deep(jit_compile=False))
+    assert record["measured_by"] == "process"
+    assert record["activations_bytes"] is None
+    assert record["peak_bytes"] > record["weights_bytes"]
+
+
+def test_running_out_of_memory_is_recognized():
+    huge = 2**50
+    with pytest.raises(Exception) as caught:  # noqa: PT011, B017
+        keras.ops.convert_to_numpy(keras.ops.zeros((huge,)))
+    assert is_out_of_memory(caught.value)
+    later = RuntimeError("The step failed.")
+    later.__cause__ = caught.value
+    assert is_out_of_memory(later)
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "order", "found"),
+    [
+        (None, None, [0, 1]),
+        ("GPU-b", None, ["GPU-b"]),
+        ("1", "PCI_BUS_ID", [1]),
+        # CUDA's own order is not known.
+        ("1", None, []),
+        ("MIG-a", "PCI_BUS_ID", []),
+        ("", "PCI_BUS_ID", []),
+    ],
+)
+def test_which_of_two_gpus_count(monkeypatch, chosen, order, found):
+    for name, value in (
+        ("CUDA_VISIBLE_DEVICES", chosen),
+        ("CUDA_DEVICE_ORDER", order),
+    ):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert list(visible(2)) == found
+
+
+class Library:
+    """Two GPUs that have counted 3 J and 5 J; there is none here."""
+
+    @staticmethod
+    def count(handle, millijoules):
+        millijoules._obj.value = {1: 3000, 2: 5000}[handle.value]
+        return 0
+
+    @staticmethod
+    def handle(index, handle):
+        handle._obj.value = index.value + 1
+        return 0
+
+    @staticmethod
+    def devices(count):
+        count._obj.value = 2
+        return 0
+
+    nvmlInit_v2 = staticmethod(lambda: 0)
+    nvmlDeviceGetCount_v2 = devices
+    nvmlDeviceGetHandleByIndex_v2 = handle
+    nvmlDeviceGetTotalEnergyConsumption = count
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: Library)
+    devices = "cuda", []
+    monkeypatch.setattr(energy.active, "query_devices", lambda: devices)
+    energy._counters.cache_clear()
+    yield
+    energy._counters.cache_clear()
+
+
+def test_energy_is_that_of_all_visible_gpus(gpus):
+    assert energy.read_joules() == 8.0
+
+
+def test_a_gpu_that_counts_nothing(gpus, monkeypatch):
+    name = "nvmlDeviceGetTotalEnergyConsumption"
+    not_supported = 3
+    monkeypatch.setattr(Library, name, lambda *arguments: not_supported)
+    assert energy.read_joules() is None
+
+
+def test_no_energy_of_a_cpu():
+    assert energy.read_joules() is None
