@@ -134,9 +134,8 @@ class Float32Search:
         }
 
     def _share(self, paths):
-        with temporary_policies(
-            {"float32": [self._start.layers[p] for p in paths]}
-        ):
+        wide = [self._start.layers[path] for path in paths]
+        with temporary_policies({"float32": wide}):
             return shares_in_16_bits(self._model).flops
 
     def _worse_by(self, value):
