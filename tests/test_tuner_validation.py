@@ -38,7 +38,7 @@ def build(jit=BACKEND == "jax", cls=keras.Model, **arguments):
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((4,))
-    x = keras.layers.Dense(16, name="healthy")(inputs)
+    x = keras.layers.Dense(8, name="healthy")(inputs)
     x = Planted(8, name="planted")(keras.layers.Dropout(0.1, name="drop")(x))
     model = cls(inputs, keras.layers.Dense(1, name="last")(x))
     model.compile(
@@ -187,14 +187,13 @@ def test_nothing_that_is_trained_is_changed(tmp_path):
 
     def run(**arguments):
         model = build(cls=OwnTestStep)
-        model.get_layer("planted").dtype_policy = "float32"
         path = write_demotions(tmp_path / "plan.json", "healthy")
         callback = tuner(path, promote_after=10, **arguments)
         history = fit(model, callback, epochs=3, validation_data=(X, Y))
         return history, model.get_weights(), done(callback, "promote")
 
     *plain, steps = run()
-    *validated, others = run(validate=noisy, tolerance=9.0)
+    *validated, others = run(validate=noisy, tolerance=1e9)
     assert steps == others != []
     assert plain[0] == validated[0]
     for a, b in zip(plain[1], validated[1], strict=True):
