@@ -105,9 +105,6 @@ PRIVATE = {
     "keras.optimizers.Optimizer that accumulates": {
         "_accumulated_gradients": "a window starts over when they are zeros",
     },
-    "keras.metrics.Accuracy": {
-        "_direction": "by which `EarlyStopping` knows whether more is better",
-    },
     "keras.metrics.Metric": {
         "_variables": "`variables` is a copy, from which none can be removed",
     },
@@ -270,28 +267,14 @@ def all_jax_state(model: keras.Model) -> tuple:
     return model._get_jax_state(**{f"{k}_variables": True for k in kinds})
 
 
-def jax_state(model: keras.Model) -> dict | None:
-    """Returns the values that the last step of `fit` on JAX gave, if any."""
-    return getattr(model, "_jax_state", None)
+def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
+    """Returns what the last step of `fit` on JAX gave, and if variables do."""
+    return getattr(model, "_jax_state", None), model._jax_state_synced
 
 
-def jax_state_synced(model: keras.Model) -> bool:
-    """Whether the variables hold the values of `jax_state`."""
-    return model._jax_state_synced
-
-
-@contextlib.contextmanager
-def keeping_jax_state(model: keras.Model):
-    """Context in which a model on JAX is evaluated in the midst of `fit`.
-
-    `evaluate` forgets where `fit` is.
-    """
-    names = "_jax_state", "_jax_state_synced"
-    before = {name: vars(model)[name] for name in names if name in vars(model)}
-    try:
-        yield
-    finally:
-        vars(model).update(before)
+def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
+    """Sets what `jax_state` returns."""
+    model._jax_state, model._jax_state_synced = state, synced
 
 
 def callback_model(callback: keras.callbacks.Callback):
@@ -355,12 +338,6 @@ def holding(variables, values):
 def metric_variables(metric: keras.metrics.Metric) -> list:
     """Returns the list of a metric's own variables; may be changed."""
     return metric._variables
-
-
-def metric_direction(metric: keras.metrics.Metric) -> str:
-    """Returns `"max"` if more is better, `"min"`, or `"auto"` if not known."""
-    known = {"up": "max", "down": "min"}
-    return known.get(getattr(metric, "_direction", ""), "auto")
 
 
 # Optimizers.

@@ -18,7 +18,6 @@ from keras_mixprec.backend import active
 from keras_mixprec.keras_internals import (
     flat_layers,
     global_seed_generator,
-    metric_direction,
 )
 from keras_mixprec.numerics.arrays import restoring
 from keras_mixprec.numerics.layer_hooks import (
@@ -98,16 +97,15 @@ class HeldBack:
                 f"{', '.join(repr(f'val_{name}') for name in logs)}. "
                 f"Received: monitor={self.name!r}"
             )
+        # Where nothing of `fit` is under way in the model's variables.
+        self._mode = self._known_mode(model)
         return self._number(logs[self._metric])
 
-    def worse_by(
-        self, model: keras.Model, value: float, reference: float
-    ) -> float:
+    def worse_by(self, value: float, reference: float) -> float:
         """Returns how much worse a value of the metric is than another.
 
         Args:
-            model: The `keras.Model`, whose metrics say which way is the worse.
-            value: Float.
+            value: Float, of `measure`, as the next one.
             reference: Float.
 
         Returns:
@@ -116,22 +114,23 @@ class HeldBack:
         """
         if not math.isfinite(value) or not math.isfinite(reference):
             return math.inf
-        sign = {"min": 1, "max": -1}.get(self._direction(model))
+        sign = {"min": 1, "max": -1}.get(self._mode)
         difference = value - reference
         return abs(difference) if sign is None else sign * difference
 
-    def _direction(self, model):
-        if self._mode != "auto" or self._function is not None:
+    def _known_mode(self, model):
+        """What `EarlyStopping` would make of the metric."""
+        if self._mode != "auto":
             return self._mode
         if self._metric.endswith("loss"):
             return "min"
-        known = {
-            metric_direction(metric)
-            for metric in _metrics_of(model)
-            # That of one output of several has its name in front.
-            if f"_{self._metric}".endswith(f"_{metric.name}")
-        }
-        return known.pop() if len(known) == 1 else "auto"
+        callback = keras.callbacks.EarlyStopping(self.name)
+        callback.set_model(model)
+        callback.on_train_begin()
+        with contextlib.suppress(ValueError):
+            callback.on_epoch_end(0, {self.name: 0.0})
+        known = {ops.less: "min", ops.greater: "max"}
+        return known.get(callback.monitor_op, "auto")
 
     def _number(self, value):
         with contextlib.suppress(TypeError, ValueError):
@@ -183,11 +182,6 @@ def _shown(value):
     return f"{repr(value)[:100]} of type {type(value).__name__}"
 
 
-def _metrics_of(model):
-    for metric in model.metrics:
-        yield from getattr(metric, "metrics", [metric])
-
-
 class Evaluation:
     """Evaluates one model in several dtypes, with the weights that it has.
 
@@ -227,7 +221,7 @@ class Evaluation:
 
     def worse_by(self, value: float, reference: float) -> float:
         """Returns what `HeldBack.worse_by` does."""
-        return self.held_back.worse_by(self._model, value, reference)
+        return self.held_back.worse_by(value, reference)
 
     def _measured(self, functions):
         with (

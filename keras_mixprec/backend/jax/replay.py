@@ -13,7 +13,8 @@ from keras_mixprec.keras_internals import (
     all_jax_state,
     get_stateless_scope,
     holding,
-    keeping_jax_state,
+    jax_state,
+    set_jax_state,
     set_value,
     stored_value,
 )
@@ -70,12 +71,14 @@ def vjp(function, primals, pull):
 def evaluating(model):
     variables = all_variables(model)
     before = [stored_value(variable) for variable in variables]
-    with keeping_jax_state(model):
-        try:
-            yield
-        except BaseException:
-            _put_back(model, variables, before)
-            raise
+    state = jax_state(model)  # `evaluate` forgets where `fit` is.
+    try:
+        yield
+    except BaseException:
+        _put_back(model, variables, before)
+        raise
+    finally:
+        set_jax_state(model, *state)
 
 
 def _put_back(model, variables, values):
