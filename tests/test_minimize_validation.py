@@ -76,7 +76,6 @@ def test_the_curve_has_every_trial_and_marks_the_pareto_optimal(plan):
     assert points[-1]["error"] == points[-1]["share_in_16_bits"] == 0
     (found,) = (p for p in points if {*p["float32"]} == wide(plan))
     assert found["error"] <= 0.05
-    assert any(p["error"] is None for p in points)
     known = [p for p in points if p["error"] is not None]
     for p in known:
         alike = [q for q in known if q is not p and at_least_as_good(q, p)]
@@ -113,7 +112,8 @@ def test_a_search_that_was_killed_goes_on(calls, plan, tmp_path):
     resumed = search(**arguments)
     whole = done.copy()
     assert dict(resumed) == dict(plan)
-    assert resumed.trade_off.to_list() == plan.trade_off.to_list()
+    # NaN, of what is not finite, is the same there.
+    assert repr([*resumed.trade_off]) == repr([*plan.trade_off])
     # One evaluation is that of float32.
     again = search(**arguments)
     assert (len(done) - len(whole), dict(again)) == (1, dict(plan))
