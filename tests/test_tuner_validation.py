@@ -10,6 +10,7 @@ from monitor_models import BACKEND, each_jit
 from tuner_models import demoted, done, tuner
 
 import keras_mixprec as kmp
+from keras_mixprec.numerics.evaluation import HeldBack
 from keras_mixprec.policies import plan_file
 from keras_mixprec.tuning import validation
 
@@ -20,11 +21,11 @@ DATA = {"validate": (X, Y), "tolerance": 0.05}
 
 
 class Planted(keras.layers.Dense):
-    """Right in training; its inference in float16 is off by 2."""
+    """Right in training; its inference in float16 is off by 4."""
 
     def call(self, x, training=False):
         wrong = not training and self.compute_dtype == "float16"
-        return super().call(x) + 2.0 * float(wrong)
+        return super().call(x) + 4.0 * float(wrong)
 
 
 class OwnTestStep(keras.Model):
@@ -174,10 +175,17 @@ def test_a_function_of_which_more_is_better():
     fit(model, callback := tuner(validate=score, mode="max", tolerance=0.1))
     assert demoted(model) == {"planted": "float32"}
     assert callback.history[-1]["metric"] == "score"
-    # Better than in float32 is within any tolerance.
-    model = build()
-    fit(model, callback := tuner(validate=score, mode="min", tolerance=0.1))
-    assert demoted(model) == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "less"),
+    [("min", 1.0, -1.0), ("max", -1.0, 1.0), ("auto", 1.0, 1.0)],
+)
+def test_which_way_is_the_worse(mode, more, less):
+    data = HeldBack(lambda model: 1.0, "val_loss", mode)
+    assert data.worse_by(3.0, 2.0) == more
+    assert data.worse_by(2.0, 3.0) == less
+    assert data.worse_by(np.nan, 2.0) == np.inf
 
 
 def test_nothing_that_is_trained_is_changed(tmp_path):
