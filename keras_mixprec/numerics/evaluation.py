@@ -243,7 +243,11 @@ def _leaving_no_trace(model):
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with restoring(variables), active.replay().evaluating(model):
-            yield
+            try:
+                yield
+            finally:
+                # Those that the evaluation has built are not known above.
+                model.reset_metrics()
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
