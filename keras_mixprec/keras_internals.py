@@ -262,14 +262,15 @@ def all_jax_state(model: keras.Model) -> tuple:
     return model._get_jax_state(**{f"{k}_variables": True for k in kinds})
 
 
-def jax_state(model: keras.Model) -> dict | None:
-    """Returns the values that the last step of `fit` on JAX gave, if any."""
-    return getattr(model, "_jax_state", None)
+def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
+    """Returns what the last step of `fit` on JAX gave, and if variables do."""
+    synced = getattr(model, "_jax_state_synced", True)
+    return getattr(model, "_jax_state", None), synced
 
 
-def jax_state_synced(model: keras.Model) -> bool:
-    """Whether the variables hold the values of `jax_state`."""
-    return model._jax_state_synced
+def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
+    """Sets what `jax_state` returns."""
+    model._jax_state, model._jax_state_synced = state, synced
 
 
 def callback_model(callback: keras.callbacks.Callback):

@@ -37,7 +37,9 @@ def folder(tmp_path_factory):
     """A run in which layers were demoted, with its log and its plan."""
     folder = tmp_path_factory.mktemp("run")
     monitor = kmp.MixPrecMonitor(folder / "logs", verbose=0)
-    tuner = kmp.PrecisionTuner(folder / "plan.json", verbose=0)
+    tuner = kmp.PrecisionTuner(
+        folder / "plan.json", verbose=0, validate=lambda model: 1.0
+    )
     fit(chain(), [1000.0] * 4, monitor, tuner)
     return folder
 
@@ -50,6 +52,7 @@ def test_the_keys_of_a_plan(folder):
     assert plan["tuner"].keys() == keys("### The tuner's part")
     for demotion in plan["tuner"]["demotions"].values():
         assert demotion.keys() == keys("### Demotions")
+    assert plan["tuner"]["sign_off"].keys() == keys("### The sign-off")
 
 
 def test_the_keys_of_a_report(folder):

@@ -40,6 +40,9 @@ def test_two_workers():
     assert first["later"]["applied"] == 40 - (step - 20)
     assert first["quiet"]["demoted"] == CURE
     assert first["quiet"]["changes"] == [["demote", 0]]
+    assert first["validated"]["demoted"]["big"] == "float32"
+    kinds = [kind for kind, _ in first["validated"]["changes"]]
+    assert kinds == ["demote", "sign_off"]
     for worker in first, second:
         assert "must start from the same plan" in worker["unlike"]
         assert worker["healthy"]["changes"] == []

@@ -4,6 +4,9 @@ Files:
 
 - `minimize_float32.py`: the smallest set of layers that has to compute in
   float32.
+- `float32_search.py`: the search for it.
+- `trials.py`: its trials, which a file keeps for when it is killed.
+- `trade_off.py`: their share of the FLOPs in 16 bits against their error.
 - `ranking.py`: which layers the search for it tries first.
 - `doctor/`: what the machine can do in 16 bits.
 - `lint/`: what of a model 16 bits will break or not speed up.

@@ -1,77 +1,28 @@
 """The smallest set of layers that has to compute in float32."""
 
-import contextlib
-import math
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.analysis.ranking import (
-    add_instabilities,
-    rank,
-    starting_point,
+from keras_mixprec.analysis.float32_search import (
+    Float32Search,
+    Limits,
+    batches_of,
 )
+from keras_mixprec.analysis.ranking import starting_point
+from keras_mixprec.analysis.trials import TrialFile, identity_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
-from keras_mixprec.diagnosis.compare import effective_update
-from keras_mixprec.diagnosis.end_to_end import EndToEnd, Errors
-from keras_mixprec.diagnosis.layer_search import Search
-from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.smallest_set import smallest_set
-from keras_mixprec.keras_internals import flat_layers
-from keras_mixprec.numerics.dry_step import exact_step
+from keras_mixprec.numerics.evaluation import Evaluation, HeldBack
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import MODEL_PATH, check_model
-from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
-
-
-class Trials:
-    """What is known of the errors with some layers in float32.
-
-    Args:
-        compared: The `EndToEnd` of the model.
-        layers: Dict of path to layer.
-        verbose: `0` or `1`. Whether a progress bar counts the trials.
-    """
-
-    def __init__(self, compared: EndToEnd, layers: dict, verbose: int):
-        self._compared = compared
-        self._layers = layers
-        self._known = {}
-        self._progress = verbose and keras.utils.Progbar(
-            None, stateful_metrics=["in_float32"], unit_name="trial"
-        )
-
-    def errors(self, paths: Iterable[str]) -> Errors:
-        """Returns the errors with the layers at `paths` in float32."""
-        paths = frozenset(paths)
-        if paths not in self._known:
-            wide = [self._layers[path] for path in paths]
-            self._known[paths] = self._compared.errors({"float32": wide})
-            self._show(paths)
-        return self._known[paths]
-
-    @contextlib.contextmanager
-    def shown(self):
-        """Ends the progress bar's line behind the context."""
-        try:
-            yield self
-        finally:
-            if self._progress:
-                self._progress.update(len(self._known), finalize=True)
-
-    def _show(self, paths):
-        if self._progress:
-            values = [("in_float32", len(paths))]
-            self._progress.update(len(self._known), values)
-
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 
@@ -88,6 +39,11 @@ def minimize_float32(
     rules: Iterable[PrecisionRule] | None = None,
     batch_size: int = 32,
     verbose: int = 0,
+    validate_fn: Any = None,
+    monitor: str = "val_loss",
+    mode: str = "auto",
+    validation_tolerance: float = 0.002,
+    resume: str | os.PathLike | None = None,
 ) -> PrecisionPlan:
     """Finds the smallest set of layers that has to compute in float32.
 
@@ -118,15 +74,32 @@ def minimize_float32(
             leaves everything to the search.
         batch_size: Int. Samples per batch.
         verbose: 0 or 1. Whether a progress bar counts the steps.
+        validate_fn: Function of the model that returns a number, or held-back
+            data, as `validate` of `PrecisionTuner`. The set found is evaluated
+            in inference, and grown by the fewest layers with which the metric
+            is within `validation_tolerance` of float32's. Defaults to `None`.
+        monitor: String. The metric of held-back data that counts, as
+            `EarlyStopping` names it. Defaults to `"val_loss"`.
+        mode: String. `"min"`, `"max"` or `"auto"`, as for `PrecisionTuner`.
+            Defaults to `"auto"`.
+        validation_tolerance: Float. How much worse than in float32 the metric
+            may be, in its own unit. Defaults to `0.002`.
+        resume: String or path-like, a JSON file in which finished trials are
+            kept. A search that was killed goes on from there, with the same
+            result; tolerances may be others. Defaults to `None`.
 
     Returns:
         A `PrecisionPlan`, not applied yet. The reason of each entry that was
-        found says how far off the loss and the worst gradient are without it.
+        found says how far off the loss and the worst gradient, or the metric,
+        are without it. Its `trade_off` lists all trials: the share of the FLOPs
+        in 16 bits, and the error; `.pareto()` has those that no other one is
+        better than, `.plot()` the curve.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the model is not compiled, the data do not fit it,
-            float32 is not finite on them, or no set reaches the tolerance.
+            float32 is not finite on them, or no set reaches the tolerance;
+            if `resume` is damaged or of another model or other data.
 
     Warns:
         UserWarning: If a rule in `rules`, other than a default one, matches no
@@ -158,96 +131,41 @@ def minimize_float32(
             f"Received: model={model.name!r}"
         )
     check_choice("policy", policy, _POLICIES)
-    limits = (
+    limits = Limits(
         check_number("tolerance", tolerance, low=0.0),
         check_number("gradient_tolerance", gradient_tolerance, low=0.0),
+        check_number("validation_tolerance", validation_tolerance, low=0.0),
     )
     batch_size = check_integer("batch_size", batch_size, low=1)
     check_choice("verbose", verbose, (0, 1))
+    evaluation = None
+    if validate_fn is not None:
+        held_back = HeldBack(validate_fn, monitor, mode, "validate_fn")
+        evaluation = Evaluation(model, held_back)
     data = to_tensors((x, y, sample_weight))
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for(model, data)
         matcher = matcher_of(model, policy, rules)
         start = starting_point(model, policy, matcher)
-        batches = _batches(data, batch_size)
-        bits = _given_scale_bits(model)
+        # It reads all weights.
+        own = {"policy": policy, "batch_size": batch_size}
+        known = resume is not None
+        identity = identity_of(model, data, start, **own) if known else {}
+        file = TrialFile(resume, identity)
+        search = Float32Search(model, start, evaluation, file)
         with temporary_policies(start.assignment()):
-            bits, instabilities = _examine(model, batches, start, bits)
-            compared = EndToEnd(model, batches, bits)
-            if not compared.finite:
-                raise _not_finite()
-            ranked = [e.path for e in rank(start.candidates, instabilities)]
-            with Trials(compared, start.layers, verbose).shown() as trials:
-                causes = _causes(trials, ranked, limits, start)
-    return _plan(start, policy, causes)
-
-
-def _batches(data, size):
-    count = len(next(x for x in tree.flatten(data) if x is not None))
-
-    def part(first):
-        return tree.map_structure(
-            lambda x: None if x is None else x[first : first + size], data
-        )
-
-    return [
-        keras.utils.pack_x_y_sample_weight(*part(first))
-        for first in range(0, count, size)
-    ]
-
-
-def _given_scale_bits(model):
-    """The loss scale as a power of two; None for what suits the gradients."""
-    bits, adapts, *_ = scale_in_use(model)
-    dtypes = {layer.compute_dtype for layer in flat_layers(model)}
-    # A float32 model scales no loss yet.
-    later = bits == 0.0 and "float16" not in dtypes
-    return None if adapts or later else bits
-
-
-def _examine(model, batches, start, given):
-    """Returns the loss scale bits, and the instabilities by path."""
-    instabilities, lowest = {}, math.inf
-    paths = {e.path for e in start.candidates}
-    effective = effective_update(model)
-    for batch in batches:
-        exact = exact_step(model, batch)
-        if not math.isfinite(exact.loss):
-            raise _not_finite()
-        bits = given
-        if bits is None:
-            search = Search(model, batch, exact, compiled=False)
-            bits = search.predict_scale_bits(effective)
-        # A scale that adapts stays below what any batch overflows at.
-        lowest = min(lowest, bits)
-        add_instabilities(instabilities, exact, paths, 2.0**bits)
-    return lowest, instabilities
-
-
-def _causes(trials, ranked, limits, start):
-    """Returns the errors that each layer of the set causes in 16 bits."""
-    found = smallest_set(
-        ranked, lambda paths: trials.errors(paths).within(*limits)
-    )
-    if found is None:
-        resolved = start.reasons | start.notes
-        others = {p: start.policies[p] for p in resolved}
-        others = {p: q for p, q in others.items() if is_16_bit(q)}
-        raise ValueError(
-            "Even with all layers in float32 that may be, "
-            f"{_describe(trials.errors(ranked))}. Allow more with `tolerance` "
-            f"and `gradient_tolerance`. Kept in 16 bits: {others}."
-            f" Received: tolerance={limits[0]}, gradient_tolerance={limits[1]}"
-        )
-    return {path: trials.errors(found - {path}) for path in found}
+            search.examine(batches_of(data, batch_size))
+            with search.trials(verbose).shown() as trials:
+                causes = search.causes(trials, limits)
+            trade_off = search.trade_off(trials)
+    plan = _plan(start, policy, causes)
+    plan.trade_off = trade_off
+    return plan
 
 
 def _plan(start, policy, causes):
-    found = {
-        path: f"in {policy} {_describe(errors)}"
-        for path, errors in causes.items()
-    }
+    found = {path: f"in {policy} {cause}" for path, cause in causes.items()}
     policies = start.policies | dict.fromkeys(found, "float32")
     reasons = start.reasons | found
     default = policies.pop(MODEL_PATH)
@@ -255,25 +173,3 @@ def _plan(start, policy, causes):
     reasons = {p: reasons[p] for p in policies if reasons.get(p)}
     notes = {p: note for p, note in start.notes.items() if p in policies}
     return PrecisionPlan(policies, default, reasons, notes)
-
-
-def _describe(errors):
-    if math.isnan(errors.loss):
-        return "its dtype and those of its neighbours do not mix"
-    return (
-        f"the loss is {_off(errors.loss)}, "
-        f"a layer's gradient is {_off(errors.gradient)}"
-    )
-
-
-def _off(error):
-    if math.isinf(error):
-        return "not finite"
-    return f"off by {error:.1%}" if error < 10 else f"{error:.0e} times off"
-
-
-def _not_finite():
-    return ValueError(
-        "In float32 the loss or a gradient is not finite on these data, so "
-        "precision is not what is wrong; `keras_mixprec.diagnose` says more."
-    )

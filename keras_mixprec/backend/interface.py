@@ -232,6 +232,14 @@ class Replay(Protocol):
     def loses_assignment(self, variable):
         """Whether what is assigned to it now is lost in `fit`."""
 
+    def evaluating(self, model) -> AbstractContextManager:
+        """Context in which a model can be evaluated in the midst of `fit`.
+
+        Nothing that the backend itself keeps of it is changed: the mode of
+        modules, where `fit` is, random numbers; nor is a variable without its
+        value if an exception ends the context.
+        """
+
     def run_once(self, model, function, data):
         """Returns `function(data)`, a list of tensors, run a few times only.
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from keras_mixprec.backend.common import any_worker
@@ -45,7 +46,7 @@ class Session:
         self.state: Any = None
         self.bad_data = BadData()
         self._members = []
-        self._params = self._on_diagnosis = None
+        self._params = self._on_diagnosis = self._on_end = None
         self.started = self._finished = self._has_waited = False
 
     @classmethod
@@ -54,6 +55,7 @@ class Session:
         callback,
         settings: Settings,
         on_diagnosis: Callable | None = None,
+        on_end: Callable | None = None,
     ) -> "Session":
         """Returns the session of a callback's model.
 
@@ -63,6 +65,8 @@ class Session:
             on_diagnosis: Function of `Examination`, batch and step, which
                 follows each diagnosis after skipped steps, for a callback that
                 audits the model at times of its own. Defaults to `None`.
+            on_end: Function without arguments, of that callback, for the end of
+                training. Defaults to `None`.
         """
         model = callback.model
         session = vars(model).get(_SESSION_ATTRIBUTE)
@@ -76,7 +80,7 @@ class Session:
             session._check_only(settings)
             session.parts = Parts.of(model, settings)
         if on_diagnosis:
-            session._on_diagnosis = on_diagnosis
+            session._on_diagnosis, session._on_end = on_diagnosis, on_end
         session._params = callback.params
         session._members.append(callback)
         return session
@@ -265,6 +269,8 @@ class Session:
         self._read_counters()
         self.state.performance.finish(self.step)
         self._examine_at_the_end()
+        if self._on_end:
+            self._on_end()
         self.state.counter_log.close()
         self.log_layers()
         from keras_mixprec.monitoring import precision_settings
@@ -314,14 +320,11 @@ class Session:
 
     def _examine_if_wanted(self):
         counters, step = self.state.counter_log, self.step
-        if (
-            counters.step == step
-            and not self.prober.armed
-            and self.examiner.wants(counters.state.trouble, self.has_tuner)
-        ):
-            self.examiner.on_next_batch(
-                self.model, step, lambda batch: self._examine(batch, step)
-            )
+        if counters.step != step or self.prober.armed:
+            return
+        if self.examiner.wants(counters.state.trouble, self.has_tuner):
+            work = partial(self._examine, step=step)
+            self.examiner.on_next_batch(self.model, step, work)
 
     def _examine(self, batch, step):
         if batch is None:
@@ -339,9 +342,8 @@ class Session:
         """
         trouble = self.state.counter_log.state.trouble
         batch = self.parts.ranges.batch
-        if self.has_tuner or batch is None or not trouble:
-            return
-        if self.examiner.wants(trouble, self.has_tuner):
+        may = trouble and batch is not None and not self.has_tuner
+        if may and self.examiner.wants(trouble, self.has_tuner):
             self._examine(batch, self.step)
 
     def _probe_if_wanted(self):
@@ -394,6 +396,5 @@ class Session:
 
     def log_layers(self):
         """Logs what the layers compute in, if that has changed."""
-        dtypes = self.state.layers.write(self.step)
-        if dtypes is not None:
+        if (dtypes := self.state.layers.write(self.step)) is not None:
             self.prober.dtypes = dtypes

@@ -20,7 +20,7 @@ _LOGGER = logging.getLogger("keras_mixprec")
 _LOGGER.addHandler(logging.NullHandler())
 
 
-def warn_disabled(what: str, reason) -> None:
+def warn_disabled(what: str, reason, who: str = "MixPrecMonitor") -> None:
     """Warns, in one line, that `what` is not possible; training continues.
 
     The logger `"keras_mixprec"` gets the traceback.
@@ -28,13 +28,14 @@ def warn_disabled(what: str, reason) -> None:
     Args:
         what: String, a verb and its object.
         reason: Exception or string.
+        who: String. The callback that cannot. Defaults to `"MixPrecMonitor"`.
     """
     if not isinstance(reason, (NotBuiltError, NotImplementedError)):
         raise_if_strict(reason)
     error = reason if isinstance(reason, BaseException) else None
-    _LOGGER.warning("MixPrecMonitor cannot %s", what, exc_info=error)
+    _LOGGER.warning("%s cannot %s", who, what, exc_info=error)
     warnings.warn(
-        f"MixPrecMonitor cannot {what}; that is disabled, training continues: "
+        f"{who} cannot {what}; that is disabled, training continues: "
         f"{one_line(reason)}",
         UserWarning,
         stacklevel=3,

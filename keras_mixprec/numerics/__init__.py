@@ -29,6 +29,7 @@ Files:
 - `tracing.py`: the operations inside a model's calls, in its dtypes and in
   float32.
 - `call_key.py`: what the operations of a layer's call follow from.
+- `evaluation.py`: a metric on held-back data, with layers in other dtypes.
 - `bounds.py`: bounds of what operations make, as far as they follow from them.
 - `random_numbers.py`: the random numbers of a model as it is, for its float32
   reference.

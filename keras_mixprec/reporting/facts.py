@@ -23,6 +23,7 @@ STORY = frozenset(
         "stopped",
         "no_loss_scaling",
         "nonfinite_losses",
+        "sign_off",
     )
 )
 
@@ -194,6 +195,7 @@ _OF_OURS = {
     "kinds": dict,
     "loss": list,
     "counts": dict,
+    "within": bool,
     "optimizer": str,
 }
 _OF_VERDICT = {
@@ -205,6 +207,7 @@ _OF_VERDICT = {
 _NEEDED = {
     "ranges_withheld": {"message"},
     "before_training": {"finding", "level", "message"},
+    "sign_off": {"within", "message"},
     **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
     **dict.fromkeys(_NONFINITE, {"counts"}),
 }

@@ -87,7 +87,7 @@ class _Story:
         )
         self._causes = causes
         self.names_layer = bool(causes and causes[0]["layer"])
-        self.quiet = not (verdicts or self._kinds - {"verdict"})
+        self.quiet = not (verdicts or self._kinds - {"verdict", "sign_off"})
 
     def cause(self):
         """The most important finding, and how many more there are."""
@@ -128,6 +128,8 @@ class _Story:
             yield f"the tuner gave up: {reason[0]}"
         if "stopped" in self._kinds:
             yield f"training stopped{_at(self._last['stopped'])}"
+        if "sign_off" in self._kinds:
+            yield self._last["sign_off"]["message"]
 
     def state(self):
         """Healthy, repaired, warning or failing."""
@@ -143,7 +145,8 @@ class _Story:
         unexplained = self._nonfinite_losses and not self._causes
         if is_open or self._is_stuck() or unexplained:
             return "warning"
-        if "no_loss_scaling" in self._kinds:
+        signed = self._last.get("sign_off", {"within": True})
+        if "no_loss_scaling" in self._kinds or not signed["within"]:
             return "warning"
         return "healthy" if self.quiet else "repaired"
 

@@ -16,6 +16,7 @@ from keras_mixprec.tuning.promotion import Probation, layers_that_may_return
 from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
 from keras_mixprec.tuning.state import Phase, TuningState
 from keras_mixprec.tuning.trigger import NonfiniteStepCount, Trigger
+from keras_mixprec.tuning.validation import Validation
 
 # At first counters are read whenever there are an eighth more steps.
 _READINGS_GROW = 8
@@ -46,6 +47,7 @@ class Tuning:
         self._settings = settings
         self._session = session
         self.repairs = repairs
+        self._validation = Validation(settings, session, repairs, self.records)
         self._several_workers = active.processes().workers(session.model) > 1
         keeps_scale = not (self._several_workers or settings.dry_run)
         session.bad_data.keeps_scale = keeps_scale
@@ -83,8 +85,9 @@ class Tuning:
         self._held.end_epoch()
 
     def end(self):
-        """Captures no batch any more."""
+        """Captures no batch any more, and validates the plan."""
         self._held.disarm()
+        self._validation.sign_off(self._session.step, not self._state.ended)
 
     def _begin(self, step):
         self.records.begin(step)
@@ -92,6 +95,7 @@ class Tuning:
         self.repairs.restart_waiting(step)
         self._state.enter(Phase.WATCHING)
         self._state.next_reading = step + 1
+        self._validation.begin(step)
         examiner, model = self._session.examiner, self._session.model
         # Of a model that one worker does not know yet, nobody knows more.
         (new,) = any_worker(model, [examiner.schedule.is_new])
@@ -329,7 +333,7 @@ class Tuning:
                 f"PrecisionTuner stops at step {step}: {message}."
             )
         elif on_limit == "float32":
-            wanted = self.repairs.all_in_float32(step, reason)
+            wanted = self.repairs.all_in_float32(step, reason, "give_up")
             self._demote(step, wanted)
 
     def _put_on_probation(self, step, paths):
@@ -337,15 +341,12 @@ class Tuning:
         if self._several_workers:
             return
         if self._state.probation is None:
-            session = self._session
+            bits = self._session.counters.scale_bits()
+            gap = self._settings.cooldown
             # Its variables are those of the last step, or a step is under way
             # that `synchronized_model` would take for the one before.
-            self._state.probation = Probation(
-                session.model,
-                step,
-                self._settings.cooldown,
-                session.counters.scale_bits(),
-            )
+            model = self._session.model
+            self._state.probation = Probation(model, step, gap, bits)
         self._state.probation.paths |= set(paths)
 
     def _undo_if_diverged(self, step):
@@ -390,8 +391,9 @@ class Tuning:
         may_return = layers_that_may_return(
             self._session, self.repairs, paths, batches, step
         )
+        may_return, numbers = self._validation.returning(may_return, step)
         if not may_return:
             return
         changes = self.repairs.restore(may_return)
         self._changed(step)
-        self.records.change(kind, step, changes, {})
+        self.records.change(kind, step, changes, {}, **numbers)

@@ -16,6 +16,9 @@ from keras_mixprec.tuning.plan_store import check_state
 from keras_mixprec.tuning.proposal import Proposal
 from keras_mixprec.tuning.state import TunerSettings
 
+# Between the reason of a demotion and why it stays.
+_KEPT = "; kept "
+
 _ALONE = "alone between float32 layers: casts cost more than 16 bits save"
 
 
@@ -26,7 +29,8 @@ class Demotion(NamedTuple):
         before: String. Its policy as it was built.
         policy: String. Its policy now.
         step: Int. When that changed.
-        kind: String. The kind of the verdict, or `"casts"`.
+        kind: String. The kind of the verdict, `"casts"`, `"give_up"` or
+            `"validation"`.
         reason: String. The verdict, or why else.
     """
 
@@ -49,6 +53,8 @@ class Repairs:
             its demotion.
         rebuilds: Int. How often the compiled functions were recompiled.
         share_at_first: Float. Share of the FLOPs in 16 bits at the start.
+        sign_off: Dict, what a metric on held-back data was at the end of
+            training; `None` before.
     """
 
     def __init__(self, model):
@@ -60,6 +66,7 @@ class Repairs:
         self._rebuilt_at = None
         self._shrunk = True
         self._waiting_since = {}
+        self.sign_off: dict | None = None
 
     def plan(self) -> PrecisionPlan:
         """Returns the plan that the model follows, with the reasons."""
@@ -82,7 +89,7 @@ class Repairs:
     def wanted(self, proposal, step: int) -> dict:
         """Returns, by path, the demotions of a `Proposal` that are new."""
         wanted = {}
-        for path, layer in self._layers().items():
+        for path, layer in self.layers().items():
             if id(layer) not in proposal or is_fixed(layer):
                 continue
             _, policy, verdict = proposal[id(layer)]
@@ -109,22 +116,23 @@ class Repairs:
             path: self._demotion(
                 path, policy_name(layer), "float32", step, "casts", _ALONE
             )
-            for path, layer in self._layers().items()
+            for path, layer in self.layers().items()
             if any(layer is other for other in layers)
         }
 
-    def all_in_float32(self, step: int, reason: str) -> dict:
+    def all_in_float32(self, step: int, reason: str, kind: str) -> dict:
         """Returns, by path, the demotion of every layer in 16 bits.
 
         Args:
             step: Int.
             reason: String.
+            kind: String. The `kind` of these demotions.
         """
         return {
             path: self._demotion(
-                path, policy_name(layer), "float32", step, "give_up", reason
+                path, policy_name(layer), "float32", step, kind, reason
             )
-            for path, layer in self._layers().items()
+            for path, layer in self.layers().items()
             if is_16_bit(policy_name(layer)) and not is_fixed(layer)
         }
 
@@ -182,7 +190,7 @@ class Repairs:
                 return "shrink", list(self.demotions)
         if not promote_after or quiet < promote_after:
             return "promote", []
-        layers = self._layers()
+        layers = self.layers()
         return "promote", [
             path
             for path in self.demotions
@@ -203,9 +211,22 @@ class Repairs:
         self._count(paths)
         self._waiting_since |= dict.fromkeys(paths, step)
 
+    def keep(self, paths, why: str):
+        """Adds to the reasons of demotions why they stay, as of the last try.
+
+        Args:
+            paths: Iterable of paths of demoted layers.
+            why: String.
+        """
+        for path in paths:
+            demotion = self.demotions[path]
+            first = demotion.reason.partition(_KEPT)[0]
+            reason = f"{first}{_KEPT}{why}"
+            self.demotions[path] = demotion._replace(reason=reason)
+
     def as_built(self, paths) -> dict:
         """Returns a dict from policy name to the layers that had it."""
-        layers, found = self._layers(), {}
+        layers, found = self.layers(), {}
         for path in paths:
             before = self.demotions[path].before
             found.setdefault(before, []).append(layers[path])
@@ -214,7 +235,7 @@ class Repairs:
     def paths_of(self, layers) -> set:
         """Returns the paths of some layers."""
         ids = {id(layer) for layer in layers}
-        return {p for p, layer in self._layers().items() if id(layer) in ids}
+        return {p for p, layer in self.layers().items() if id(layer) in ids}
 
     def rebuild_seconds(self) -> float | None:
         """Returns what the last rebuild cost, once, when its step is done."""
@@ -231,6 +252,7 @@ class Repairs:
             "share_at_first": self.share_at_first,
             "tries": self.tries,
             "demotions": {p: d._asdict() for p, d in self.demotions.items()},
+            "sign_off": self.sign_off,
         }
 
     def load_state(self, state: dict):
@@ -252,7 +274,8 @@ class Repairs:
         for path in paths:
             self.tries[path] = self.tries.get(path, 0) + 1
 
-    def _layers(self):
+    def layers(self) -> dict:
+        """Returns a dict from path to layer, of the model as it is."""
         return {e.path: e.layer for e in walk_with_model(self._model)}
 
     def _apply_policies(self, policies):

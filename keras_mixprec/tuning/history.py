@@ -52,7 +52,7 @@ class TunerHistory:
         if self._settings.verbose:
             print_message(f"\nPrecisionTuner at step {step}: {message}.")
 
-    def change(self, kind: str, step: int, changes: dict, why: dict):
+    def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
         """Reports that layers compute in something else now, or would.
 
         Args:
@@ -61,6 +61,7 @@ class TunerHistory:
             changes: Dict from path to the names of the policies before and
                 after.
             why: Dict from path to `Demotion`.
+            **fields: As for `report`.
         """
         after = sorted({policy for _, policy in changes.values()})
         would = "would change" if self._settings.dry_run else "changes"
@@ -68,7 +69,7 @@ class TunerHistory:
         self.report(
             kind,
             step,
-            f"{would} {_listed(changes)} to {' and '.join(after)}"
+            f"{would} {listed(changes)} to {' and '.join(after)}"
             + (f" because of {', '.join(reasons)}" if reasons else ""),
             layers={
                 path: {"before": before, "after": after}
@@ -77,6 +78,7 @@ class TunerHistory:
             reasons={path: d.reason for path, d in why.items()},
             share_in_16_bits=self._repairs.share_in_16_bits(),
             **({"dry_run": True} if self._settings.dry_run else {}),
+            **fields,
         )
 
     def scale(self, step: int, before: float, after: float):
@@ -111,7 +113,7 @@ class TunerHistory:
         self.report(
             "undo",
             step,
-            f"undoes the demotion of {_listed(changes)}: with it the "
+            f"undoes the demotion of {listed(changes)}: with it the "
             f"largest weight grew from {growth.before:.3g} to "
             f"{growth.now:.3g}. Weights and optimizer state are those of step "
             f"{since} again. Look for outliers in the data, or clip gradients",
@@ -131,7 +133,13 @@ class TunerHistory:
             self._session.log.event(step, event)
 
 
-def _listed(paths, shown=4):
+def listed(paths, shown: int = 4) -> str:
+    """Returns the first of some paths in words, and how many more there are.
+
+    Args:
+        paths: Iterable of strings.
+        shown: Int. How many are named. Defaults to `4`.
+    """
     names = [repr(path) for path in paths]
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more

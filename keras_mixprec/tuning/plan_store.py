@@ -66,11 +66,30 @@ def _is_share(value):
     return type(value) in (int, float) and 0 <= value <= 1
 
 
+def _is_number(value):
+    return type(value) in (int, float) or value in ("inf", "-inf", "nan", None)
+
+
+def _is_sign_off(value):
+    if value is None:
+        return True
+    return (
+        isinstance(value, dict)
+        and all(_is_number(value.get(name)) for name in _OF_SIGN_OFF)
+        and isinstance(value.get("metric"), str)
+        and type(value.get("within")) is bool
+        and _is_integer(value.get("step"))
+    )
+
+
+_OF_SIGN_OFF = ("float32", "plan", "tolerance")
+
 _VALID = {
     "demotions": _are_demotions,
     "tries": _are_tries,
     "rebuilds": _is_integer,
     "share_at_first": _is_share,
+    "sign_off": _is_sign_off,
 }
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 from collections.abc import Callable
+from typing import Any
 
 from keras_mixprec.tuning.promotion import Probation
 
@@ -14,6 +15,8 @@ class TunerSettings:
     Attributes:
         save_plan: Function of the `Repairs`, called after each change.
         use_bfloat16: Boolean. Whether bfloat16 is tried before float32.
+        held_back: `HeldBack`, or `None`.
+        check_validate: Boolean. Whether it was never evaluated.
     """
 
     save_plan: Callable
@@ -26,6 +29,9 @@ class TunerSettings:
     on_limit: str
     update_freq: int
     verbose: int
+    held_back: Any = None
+    check_validate: bool = False
+    tolerance: float = 0.0
 
 
 class Phase(enum.Enum):

@@ -36,8 +36,21 @@ CASES = {
     ),
     # Left to itself each would start with another loss scale.
     "scale": Case(([GOOD] * 3, [100.0] * 3), scale="auto"),
+    # What only the second worker sees holds for both.
+    "validated": Case(
+        ([GOOD] * 6, [GOOD] * 6),
+        arguments={"validate": lambda model: seen_in_16_bits(model)},
+    ),
     "healthy": Case((np.linspace(1.0, 2.0, 60), np.linspace(2.0, 1.0, 60))),
 }
+
+
+WORKER = []
+
+
+def seen_in_16_bits(model):
+    """A metric that is worse with `big` in float16, on the second worker."""
+    return float(WORKER[0] and model.layers[1].compute_dtype == "float16")
 
 
 def rows(values):
@@ -54,6 +67,7 @@ def work(worker, wrap, dataset):
         wrap: Function of a function that makes a model, which it calls.
         dataset: Function that returns a dataset of a batch of each number.
     """
+    WORKER.append(worker)
     folder = tempfile.mkdtemp()
     found = {}
     for name, case in CASES.items():

@@ -9,7 +9,6 @@ import numpy as np
 from keras_mixprec.keras_internals import (
     holding,
     jax_state,
-    jax_state_synced,
     stored_value,
 )
 
@@ -27,8 +26,8 @@ def tapped(model, train_function, visit):
 
 @contextlib.contextmanager
 def synchronized(model, variables):
-    state = jax_state(model)
-    if not state or jax_state_synced(model):
+    state, synced = jax_state(model)
+    if not state or synced:
         yield
         return
     known = _values(model, state, {id(v) for v in variables})

@@ -29,7 +29,7 @@ def agree(model, values):
 
 def _state(model):
     """What the last train step gave; the arrays before it are deleted."""
-    state = jax_state(model)
+    state, _ = jax_state(model)
     leaves = keras.tree.flatten(
         (state, [stored_value(v) for v in model.variables])
     )

@@ -3,6 +3,8 @@
 See `interface.py`.
 """
 
+import contextlib
+
 import jax
 
 from keras_mixprec.backend.common import all_variables, program
@@ -11,6 +13,9 @@ from keras_mixprec.keras_internals import (
     all_jax_state,
     get_stateless_scope,
     holding,
+    jax_state,
+    set_jax_state,
+    set_value,
     stored_value,
 )
 
@@ -60,6 +65,34 @@ def stop_gradient(tensor):
 def vjp(function, primals, pull):
     outputs, pullback = jax.vjp(function, primals)
     return outputs, pullback(pull(outputs))[0]
+
+
+@contextlib.contextmanager
+def evaluating(model):
+    variables = all_variables(model)
+    before = [stored_value(variable) for variable in variables]
+    state = jax_state(model)  # `evaluate` forgets where `fit` is.
+    try:
+        yield
+    except BaseException:
+        _put_back(model, variables, before)
+        raise
+    finally:
+        set_jax_state(model, *state)
+
+
+def _put_back(model, variables, values):
+    """Values that `evaluate` has taken out of variables, and not put back."""
+    lost = [
+        (variable, value)
+        for variable, value in zip(variables, values, strict=True)
+        if stored_value(variable) is None
+    ]
+    if any(value.is_deleted() for _, value in lost):
+        model.jax_state_sync()  # It has got further than its first batch.
+    else:
+        for variable, value in lost:
+            set_value(variable, value)
 
 
 def compiled(function):

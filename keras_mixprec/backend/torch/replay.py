@@ -3,6 +3,8 @@
 See `interface.py`.
 """
 
+import contextlib
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -57,6 +59,20 @@ def vjp(function, primals, pull):
 
 def compiled(function):
     return function
+
+
+@contextlib.contextmanager
+def evaluating(model):
+    modes = [(module, module.training) for module in model.modules()]
+    devices = []
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = list(range(torch.cuda.device_count()))
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def each_operation(function, tensors, visit):

@@ -1,0 +1,260 @@
+"""The trials of a search for float32 layers: errors, the metric, their file."""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from keras_mixprec._files import write_json
+from keras_mixprec.analysis.ranking import StartingPoint
+from keras_mixprec.analysis.trade_off import Trial
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.end_to_end import Errors
+
+FORMAT = "keras_mixprec.trials"
+VERSION = 1
+
+# Share by which the metric in float32 may differ in another process.
+_SAME = 1e-4
+
+
+class Trials:
+    """What is known of the errors with some layers in float32.
+
+    Args:
+        compute: Function of layers, which are in float32 then, to `Errors`.
+        start: `StartingPoint`.
+        evaluation: `Evaluation` of the model, `None` without held-back data.
+        file: `TrialFile`.
+        verbose: `0` or `1`. Whether a progress bar counts the trials.
+    """
+
+    def __init__(
+        self,
+        compute: Callable,
+        start: StartingPoint,
+        evaluation: Any,
+        file: "TrialFile",
+        verbose: int,
+    ):
+        self._compute = compute
+        self._layers = start.layers
+        self._evaluation = evaluation
+        self._file = file
+        self._known = file.trials
+        self._progress = verbose and keras.utils.Progbar(
+            None, stateful_metrics=["in_float32"], unit_name="trial"
+        )
+
+    def errors(self, paths: Iterable[str]) -> Errors:
+        """Returns the errors with the layers at `paths` in float32."""
+        paths = frozenset(paths)
+        if paths not in self._known:
+            errors = self._compute([self._layers[path] for path in paths])
+            self._known[paths] = Trial(paths, *map(float, errors))
+            self._done(paths)
+        return Errors(*self._known[paths][1:3])
+
+    def metric(self, paths: Iterable[str]) -> float:
+        """Returns the metric with the layers at `paths` in float32."""
+        paths = frozenset(paths)
+        self.errors(paths)
+        known = self._known[paths].metric
+        if known is None:
+            wide = [self._layers[path] for path in paths]
+            try:
+                known = self._evaluation.with_policies({"float32": wide})
+            # Some backends refuse to mix some dtypes within a layer.
+            except active.replay().REFUSALS:
+                known = math.nan
+            self._known[paths] = self._known[paths]._replace(metric=known)
+            self._done(paths)
+        return known
+
+    def all(self) -> list[Trial]:
+        """Returns all trials, in the order made."""
+        return [*self._known.values()]
+
+    @contextlib.contextmanager
+    def shown(self):
+        """Ends the progress bar's line behind the context."""
+        try:
+            yield self
+        finally:
+            if self._progress:
+                self._progress.update(len(self._known), finalize=True)
+
+    def _done(self, paths):
+        self._file.save()
+        if self._progress:
+            values = [("in_float32", len(paths))]
+            self._progress.update(len(self._known), values)
+
+
+class TrialFile:
+    """Keeps what a search has found, for when it is killed.
+
+    Args:
+        path: String or path-like, `None` for no file.
+        identity: Dict from what a search depends on to a string each, that of
+            another model or other data is another.
+
+    Attributes:
+        examined: Tuple of the loss scale's power of two and a dict from path to
+            instability, `None` before these are known.
+        trials: Dict from the set of paths in float32 to `Trial`.
+
+    Raises:
+        TypeError: If `path` is none.
+        ValueError: If the file is damaged, or is that of another search.
+        OSError: If it cannot be read.
+    """
+
+    def __init__(self, path, identity: dict):
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                "`resume` must be the path of a JSON file. "
+                f"Received: resume={path!r} of type {type(path).__name__}"
+            )
+        self.examined: tuple[float, dict] | None = None
+        self.trials: dict[frozenset, Trial] = {}
+        self._reference: float | None = None
+        self._path = None if path is None else Path(path)
+        self._identity = identity
+        if self._path is not None and self._path.exists():
+            self._load()
+
+    def check_reference(self, value: float | None):
+        """Raises `ValueError` if the metric was another one in float32.
+
+        Args:
+            value: Float. What it is now, `None` if there is none.
+        """
+        known, self._reference = self._reference, value
+        if known is None or value is None:
+            return
+        if not math.isclose(known, value, rel_tol=_SAME):
+            raise self._is_of_another(
+                f"the metric in float32, {known:g} then and {value:g} now"
+            )
+
+    def save(self):
+        """Writes all of it, at once or not at all."""
+        if self._path is None:
+            return
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "identity": self._identity,
+            "examined": self.examined and _examined(self.examined, _to_json),
+            "reference": _to_json(self._reference),
+            "trials": [
+                {
+                    "float32": sorted(trial.paths),
+                    **{n: _to_json(getattr(trial, n)) for n in _NUMBERS},
+                }
+                for trial in self.trials.values()
+            ],
+        }
+        write_json(self._path, content)
+
+    def _load(self):
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT or content["version"] != VERSION:
+                raise ValueError(f"`format` must be {FORMAT!r}, 1")
+            identity = content["identity"].items()
+            for entry in content["trials"]:
+                paths = frozenset(entry["float32"])
+                numbers = [_from_json(entry[n]) for n in _NUMBERS]
+                self.trials[paths] = Trial(paths, *numbers)
+            if content["examined"] is not None:
+                self.examined = _examined(content["examined"], _from_json)
+            self._reference = _from_json(content["reference"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                "The file holds no trials of a search, or is damaged; delete "
+                f"it to start again. Received: resume={str(self._path)!r} "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        others = [n for n, text in identity if self._identity.get(n) != text]
+        if others or len(identity) != len(self._identity):
+            raise self._is_of_another(" and ".join(others) or "the arguments")
+
+    def _is_of_another(self, what):
+        return ValueError(
+            f"The file is that of another search: {what} differ. Delete it, or "
+            f"give another path. Received: resume={str(self._path)!r}"
+        )
+
+
+_NUMBERS = ("loss", "gradient", "metric")
+
+
+def _examined(found, convert):
+    bits, instabilities = found
+    return convert(bits), {p: convert(x) for p, x in instabilities.items()}
+
+
+def _to_json(number):
+    if number is None:
+        return None
+    return float(number) if math.isfinite(number) else str(float(number))
+
+
+def _from_json(number):
+    return None if number is None else float(number)
+
+
+def identity_of(
+    model: keras.Model, data: tuple, start: StartingPoint, **arguments
+) -> dict:
+    """Returns what the errors of a search depend on, as short strings.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: `(x, y, sample_weight)`, tensors.
+        start: `StartingPoint`.
+        **arguments: What else they depend on.
+    """
+    layers = [(path, type(x).__name__) for path, x in start.layers.items()]
+    compiled = [_name_of(model.optimizer), _name_of(model.loss)]
+    return {
+        "the layers": _digest([repr(layers).encode()]),
+        "the policies": _digest([repr(start.policies).encode()]),
+        "the weights": _digest(map(_bytes, model.weights)),
+        "the data": _digest(map(_bytes, tree.flatten(data))),
+        "the loss or the optimizer": repr(compiled),
+        **{f"`{name}`": repr(value) for name, value in arguments.items()},
+    }
+
+
+def _name_of(part):
+    if isinstance(part, dict):
+        return {name: _name_of(own) for name, own in part.items()}
+    if isinstance(part, list | tuple):
+        return [_name_of(own) for own in part]
+    named = isinstance(part, str | None) or hasattr(part, "__name__")
+    return getattr(part, "__name__", part) if named else type(part).__name__
+
+
+def _bytes(tensor):
+    if tensor is None:
+        return b"none"
+    array = np.asarray(ops.convert_to_numpy(tensor))
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+
+
+def _digest(parts):
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()[:16]

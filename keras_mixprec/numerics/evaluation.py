@@ -1,0 +1,297 @@
+"""A model's metric on held-back data, with its layers in other dtypes."""
+
+import contextlib
+import functools
+import inspect
+import math
+import numbers
+import random
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_mixprec._checks import check_choice
+from keras_mixprec._patched import patched
+from keras_mixprec.backend import active
+from keras_mixprec.keras_internals import (
+    flat_layers,
+    global_seed_generator,
+)
+from keras_mixprec.numerics.arrays import restoring
+from keras_mixprec.numerics.layer_hooks import (
+    computing_in,
+    temporary_policies,
+    with_sublayers,
+)
+
+_MODES = ("auto", "min", "max")
+
+_FORMS = (
+    "must be `(x_val, y_val)`, `(x_val, y_val, sample_weight)`, a dataset as "
+    "`model.evaluate` takes it, or a function of the model that returns a "
+    "number"
+)
+
+
+class HeldBack:
+    """Held-back data, and the metric that `model.evaluate` has for them.
+
+    Args:
+        validate: Tuple `(x_val, y_val)` or `(x_val, y_val, sample_weight)`, a
+            dataset that can be read again and again, or a function of the model
+            that returns a number.
+        monitor: String. Which metric of data, as `EarlyStopping` names it.
+        mode: String. `"min"` if less is better, `"max"` if more is, or
+            `"auto"`: as Keras knows the metric, and of any other, as that of a
+            function, a difference to either side is for the worse.
+        argument: String. What the caller calls `validate`.
+
+    Raises:
+        TypeError: If it is nothing of the kind.
+        ValueError: If it cannot be read twice, has no end, or `mode` is none.
+    """
+
+    def __init__(
+        self, validate: Any, monitor: str, mode: str, argument: str = "validate"
+    ):
+        if not isinstance(monitor, str):
+            raise TypeError(
+                "`monitor` must be the name of a metric. "
+                f"Received: monitor={monitor!r} of type "
+                f"{type(monitor).__name__}"
+            )
+        self._mode = check_choice("mode", mode, _MODES)
+        self._argument = argument
+        self._parts: tuple = ()
+        self._function: Any = None
+        self._metric = monitor.removeprefix("val_")
+        self.name = f"val_{self._metric}"
+        if _is_function(validate):
+            self._function = validate
+            self.name = getattr(validate, "__name__", type(validate).__name__)
+            self.name = self.name.replace("<lambda>", argument)
+        else:
+            self._parts = _parts_of(argument, validate)
+
+    def measure(self, model: keras.Model) -> float:
+        """Returns the metric of the model as it computes now.
+
+        Raises:
+            TypeError: If a function returns something else than a number.
+            ValueError: If the model has no such metric.
+        """
+        if self._function is not None:
+            return self._number(self._function(model))
+        logs = model.evaluate(
+            self._parts[0],
+            *self._parts[1:2],
+            sample_weight=self._parts[2] if len(self._parts) > 2 else None,
+            verbose=0,
+            return_dict=True,
+        )
+        if self._metric not in logs:
+            raise ValueError(
+                f"`monitor` must be a metric of the model, one of "
+                f"{', '.join(repr(f'val_{name}') for name in logs)}. "
+                f"Received: monitor={self.name!r}"
+            )
+        # Where nothing of `fit` is under way in the model's variables.
+        self._mode = self._known_mode(model)
+        return self._number(logs[self._metric])
+
+    def worse_by(self, value: float, reference: float) -> float:
+        """Returns how much worse a value of the metric is than another.
+
+        Args:
+            value: Float, of `measure`, as the next one.
+            reference: Float.
+
+        Returns:
+            Float, negative if it is better; infinite if only one is finite, or
+            neither.
+        """
+        if not math.isfinite(value) or not math.isfinite(reference):
+            return math.inf
+        sign = {"min": 1, "max": -1}.get(self._mode)
+        difference = value - reference
+        return abs(difference) if sign is None else sign * difference
+
+    def _known_mode(self, model):
+        """What `EarlyStopping` would make of the metric."""
+        if self._mode != "auto":
+            return self._mode
+        if self._metric.endswith("loss"):
+            return "min"
+        callback = keras.callbacks.EarlyStopping(self.name)
+        callback.set_model(model)
+        callback.on_train_begin()
+        with contextlib.suppress(ValueError):
+            callback.on_epoch_end(0, {self.name: 0.0})
+        known = {ops.less: "min", ops.greater: "max"}
+        return known.get(callback.monitor_op, "auto")
+
+    def _number(self, value):
+        with contextlib.suppress(TypeError, ValueError):
+            if ops.is_tensor(value):
+                value = ops.convert_to_numpy(value)
+            if getattr(value, "size", None) == 1:
+                value = value.item()
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(
+                f"`{self._argument}` must return a number. Of several metrics, "
+                f"`{self._argument}=(x_val, y_val)` with `monitor` takes one. "
+                f"Received: {value!r} of type {type(value).__name__}"
+            )
+        return float(value)
+
+
+def _is_function(validate):
+    return callable(validate) and not hasattr(validate, "__getitem__")
+
+
+def _parts_of(argument, validate):
+    """The data as `model.evaluate` takes them, one by one."""
+    shown = f"Received: {argument}={_shown(validate)}"
+    if isinstance(validate, tuple | list):
+        if len(validate) not in (2, 3):
+            raise ValueError(f"`{argument}` {_FORMS}. {shown}")
+        return tuple(validate)
+    if inspect.isgenerator(validate) or hasattr(validate, "__next__"):
+        raise ValueError(
+            f"`{argument}` must be data that can be read more than once; give "
+            f"a dataset or arrays, not an iterator. {shown}"
+        )
+    readable = hasattr(validate, "__iter__") or hasattr(validate, "__getitem__")
+    if isinstance(validate, str | bytes | dict) or not readable:
+        raise TypeError(f"`{argument}` {_FORMS}. {shown}")
+    if getattr(validate, "shape", None) is not None:
+        raise ValueError(f"`{argument}` {_FORMS}; targets are missing. {shown}")
+    if hasattr(validate, "cardinality") and int(validate.cardinality()) == -1:
+        raise ValueError(
+            f"`{argument}` must be a dataset that ends; "
+            f"`dataset.take(steps)` does. {shown}"
+        )
+    return (validate,)
+
+
+def _shown(value):
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{repr(value)[:100]} of type {type(value).__name__}"
+
+
+class Evaluation:
+    """Evaluates one model in several dtypes, with the weights that it has.
+
+    In the midst of `fit` as well: weights, optimizers, metrics, the state of
+    layers, random numbers and compiled functions are as before afterwards. Each
+    evaluation draws the same random numbers.
+
+    Args:
+        model: A built and compiled `keras.Model`. On JAX its variables must
+            have their values.
+        held_back: `HeldBack`.
+
+    Attributes:
+        held_back: As given.
+    """
+
+    def __init__(self, model: keras.Model, held_back: HeldBack):
+        self.held_back = held_back
+        self._model = model
+        # Compiled once; other dtypes come and go.
+        self._in_float32: dict = {}
+
+    def in_float32(self) -> float:
+        """Returns the metric with all layers in float32."""
+        with computing_in("float32", with_sublayers(self._model)):
+            return self._measured(self._in_float32)
+
+    def with_policies(self, assignment: dict) -> float:
+        """Returns the metric with some layers in other dtypes.
+
+        Args:
+            assignment: Dict of policy name to the list of layers that follow
+                it meanwhile; all others do as they do now.
+        """
+        with temporary_policies(assignment):
+            return self._measured({})
+
+    def worse_by(self, value: float, reference: float) -> float:
+        """Returns what `HeldBack.worse_by` does."""
+        return self.held_back.worse_by(value, reference)
+
+    def _measured(self, functions):
+        with (
+            np.errstate(all="ignore"),
+            _leaving_no_trace(self._model),
+            _compiled_apart(self._model, functions),
+        ):
+            return self.held_back.measure(self._model)
+
+
+@contextlib.contextmanager
+def _leaving_no_trace(model):
+    """Context after which all that an evaluation changes is as before."""
+    variables = [*model.non_trainable_variables, *model.metrics_variables]
+    if global_seed_generator() is not None:
+        variables.append(global_seed_generator().state)
+    variables = list({id(v): v for v in variables}.values())
+    # Data may be drawn, or shuffled, by these.
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with restoring(variables), active.replay().evaluating(model):
+            try:
+                yield
+            finally:
+                # Those that the evaluation has built are not known above.
+                model.reset_metrics()
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+_KINDS = ("test", "predict")
+
+
+@contextlib.contextmanager
+def _compiled_apart(model, functions):
+    """Context in which a model has other functions to evaluate and predict.
+
+    One that is compiled keeps the dtypes that it was traced with.
+
+    Args:
+        model: The `keras.Model`.
+        functions: Dict that they are taken from, and kept in.
+    """
+    places = [
+        (layer, f"{kind}_function")
+        for layer in flat_layers(model)
+        for kind in _KINDS
+        if hasattr(layer, f"{kind}_function")
+    ]
+    before = [getattr(layer, name) for layer, name in places]
+    with contextlib.ExitStack() as stack:
+        for layer, name in places:
+            setattr(layer, name, functions.get((id(layer), name)))
+            step = f"{name.partition('_')[0]}_step"
+            stack.enter_context(patched(layer, {step: _new_step(layer, step)}))
+        try:
+            yield
+        finally:
+            for (layer, name), own in zip(places, before, strict=True):
+                functions[id(layer), name] = getattr(layer, name)
+                setattr(layer, name, own)
+
+
+def _new_step(model, name):
+    """A step that JAX does not take for one that it has traced before."""
+    step = getattr(model, name)
+
+    @functools.wraps(step)
+    def new_step(*args, **kwargs):
+        return step(*args, **kwargs)
+
+    return new_step
