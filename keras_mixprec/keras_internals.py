@@ -269,7 +269,8 @@ def all_jax_state(model: keras.Model) -> tuple:
 
 def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
     """Returns what the last step of `fit` on JAX gave, and if variables do."""
-    return getattr(model, "_jax_state", None), model._jax_state_synced
+    state = getattr(model, "_jax_state", None)
+    return state, getattr(model, "_jax_state_synced", True)
 
 
 def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
@@ -285,8 +286,7 @@ def callback_model(callback: keras.callbacks.Callback):
 def arrays_in_fit(model: keras.Model) -> tuple | None:
     """Returns the arrays that `fit`, which is under way, was given.
 
-    Keras keeps its adapter in a local variable of `fit` only. `None` if it was
-    given something else.
+    Only a local variable of `fit` has its adapter. `None` of something else.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -146,7 +146,7 @@ def test_keras_draws_by_the_functions_that_are_replaced():
 class Fit(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.arrays = keras_internals.arrays_in_fit(self.model)
-        self.state = keras_internals.jax_state(self.model)
+        self.state = keras_internals.jax_state(self.model)[0]
 
 
 def test_what_exists_only_during_fit_is_found_there():
