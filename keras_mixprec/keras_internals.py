@@ -264,8 +264,8 @@ def all_jax_state(model: keras.Model) -> tuple:
 
 def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
     """Returns what the last step of `fit` on JAX gave, and if variables do."""
-    synced = getattr(model, "_jax_state_synced", True)
-    return getattr(model, "_jax_state", None), synced
+    state = getattr(model, "_jax_state", None)
+    return state, getattr(model, "_jax_state_synced", True)
 
 
 def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
