@@ -208,9 +208,9 @@ def dice(y_true, y_pred):
 
 
 # TensorFlow sums the gradient of the bias over 73,728 numbers in float16: 44%
-# off, which training stands.
+# off, which training stands. JAX does so in both layers: 44% and 50%.
 @case(
-    tolerated=frozenset({"conv2d"}),
+    tolerated=frozenset({"conv2d", "conv2d_1"}),
     data=masks,
     loss=dice,
     metric="loss",
