@@ -34,7 +34,7 @@ def test_an_item_that_fails_is_not_the_end(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["diagnosis", "repair"])
 def test_every_case_of_the_zoo_has_its_row(part, tmp_path):
-    # Minutes, for a busy machine: no case may take more than three times its part of that.
+    # No case may take more than three times its part of these minutes.
     run(tmp_path, [part], ["torch"], 120, tiny=True, cases=[*CASES])
     found = Results(tmp_path / "gpu.jsonl").parts()["torch", part]
     assert found.items == [*CASES]
