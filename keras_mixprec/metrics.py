@@ -221,7 +221,7 @@ PERFORMANCE = {
         (
             "once_seconds",
             "seconds",
-            "and once",
+            "the same, once",
             "Seconds of what happens once: compiling the probed step, ranges "
             "beside training, the first audits.",
             "max",

@@ -510,4 +510,6 @@ test("a figure is written by its unit", () => {
   assert.equal(format.formatAmount(2.5e9, "bytes"), "2.5\u202fGB");
   assert.equal(format.formatAmount(13850.4, "rate"), "13\u202f850");
   assert.equal(format.formatAmount(null, "share"), "–");
+  assert.equal(format.formatAmount(0.996, "share"), "99\u202f%");
+  assert.equal(format.formatAmount(1, "share"), "100\u202f%");
 });

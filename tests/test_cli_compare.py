@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import pytest
 from comparison_records import arm, record
 
@@ -55,6 +56,8 @@ def folder(tmp_path_factory):
 def compare(folder, monkeypatch, capsys):
     """Function that runs the command; returns status, stdout and stderr."""
     monkeypatch.chdir(folder)
+    # The command sets it, for a process of its own.
+    monkeypatch.setenv("KERAS_BACKEND", keras.backend.backend())
     monkeypatch.syspath_prepend(folder)
 
     def run(*arguments):

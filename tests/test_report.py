@@ -356,7 +356,7 @@ def test_the_command_line_prints_and_writes_it(logs, report, tmp_path, capsys):
 @pytest.mark.parametrize("arguments", [[], ["--html", "/dev/null/a"]])
 def test_the_command_line_says_what_is_wrong(logs, tmp_path, capsys, arguments):
     log_dir = logs if arguments else tmp_path
-    assert cli.main(["report", str(log_dir), *arguments]) == 1
+    assert cli.main(["report", str(log_dir), *arguments]) == 2
     error = capsys.readouterr().err
     assert ("'/dev/null'" if arguments else "no log of `MixPrecMon") in error
 
@@ -370,7 +370,7 @@ def test_the_command_line_makes_the_folders_of_its_files(
         assert (tmp_path / name).stat().st_size > 10_000
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "x.html", tmp_path / "a"):
-        assert cli.main(["report", str(logs), "--html", str(path)]) == 1
+        assert cli.main(["report", str(logs), "--html", str(path)]) == 2
         message = capsys.readouterr().err
         assert message.startswith("keras-mixprec: ")
         assert message.count("\n") == 1

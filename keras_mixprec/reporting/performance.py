@@ -128,8 +128,8 @@ def sentence(found: dict) -> str:
     ... )
     >>> row = Row(50, 50, 0.1, 0.01, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
     >>> sentence(performance([row], []))
-    '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s, 10% of it in \
-input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
+    '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s, 10% of the \
+time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
     """
     value = {f["name"]: f["value"] for f in found["figures"]}
     speed = f"{_time(value['step_time'])} a step"
@@ -138,7 +138,7 @@ input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
     if value["samples_per_second"] is not None:
         speed += f", {_rounded(value['samples_per_second'])} samples/s"
     if value["input_share"] is not None:
-        speed += f", {value['input_share']:.0%} of it in input"
+        speed += f", {value['input_share']:.0%} of the time in input"
     parts = [speed]
     if value["peak_memory"] is not None:
         parts.append(f"peak memory {_bytes(value['peak_memory'])}")
