@@ -35,20 +35,24 @@ if keras.backend.backend() != "torch":
 _NUMBERS = itertools.count()
 
 
-@pytest.fixture(autouse=True, scope="session")
+def _empty_folder(tmp_path_factory):
+    return str(tmp_path_factory.getbasetemp() / f"measured{next(_NUMBERS)}")
+
+
+@pytest.fixture(autouse=True, scope="module")
 def _nothing_measured_before(tmp_path_factory):
     """Nor does what a module's tests share, which is made before them."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("measured_before")
-        patch.setenv("KERAS_MIXPREC_CACHE_DIR", str(folder))
+        folder = _empty_folder(tmp_path_factory)
+        patch.setenv("KERAS_MIXPREC_CACHE_DIR", folder)
         yield
 
 
 @pytest.fixture(autouse=True)
 def _nothing_measured(monkeypatch, tmp_path_factory):
     """No test goes by what another one, or the developer, has measured."""
-    folder = tmp_path_factory.getbasetemp() / f"measured{next(_NUMBERS)}"
-    monkeypatch.setenv("KERAS_MIXPREC_CACHE_DIR", str(folder))
+    folder = _empty_folder(tmp_path_factory)
+    monkeypatch.setenv("KERAS_MIXPREC_CACHE_DIR", folder)
 
 
 @pytest.fixture(autouse=True)
