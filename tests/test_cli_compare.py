@@ -36,6 +36,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     (folder / "compared_here.py").write_text(MODULE)
     (folder / "damaged_here.py").write_text("def build(:")
+    (folder / "dividing_here.py").write_text("\nRATE = 1 / 0")
     (folder / "text.json").write_text("{")
     (folder / "other.json").write_text('{"format": "something"}')
     plan = {
@@ -101,12 +102,10 @@ def test_json_is_the_result_and_nothing_else(compare):
 
 
 def test_a_policy_that_fails_is_a_row_and_a_status(compare):
-    """Sources are named, so that the message says which metric there is."""
-    status, out, _ = compare(
-        *GIVEN, "--policies", "float32", *SHORT, "--metric", "val_loss"
-    )
+    policies = "--policies", "float32", "float32+bfloat16_3x"
+    status, out, _ = compare(*GIVEN, *policies, *SHORT)
     assert status == 1
-    assert "float32: failed: ValueError: `metric` must be what" in out
+    assert "float32+bfloat16_3x: failed: " in out
 
 
 def test_a_sign_off_that_was_changed_has_another_status(compare, folder):
@@ -148,7 +147,7 @@ WRONG = {
     "steps": ((*GIVEN, "--steps", "7"), "multiple of `blocks`"),
     "blocks": ((*GIVEN, "--blocks", "1"), "`blocks` must be at least 2"),
     "tolerance": ((*GIVEN, "--tolerance", "-1"), "`tolerance` must be"),
-    "metric": ((*GIVEN, "--metric", "depth"), "pass `mode='min'`"),
+    "metric": ((*GIVEN, "--metric", "depth"), "give `mode`"),
     "mode": ((*GIVEN, "--mode", "up"), "invalid choice: 'up'"),
     "scale": (
         (*GIVEN, "--policies", "mixed_float16", "--loss-scales", "x"),
@@ -159,6 +158,20 @@ WRONG = {
     "check text": (("--check", "text.json"), "not JSON"),
     "check other": (("--check", "other.json"), "sign_off"),
     "rerun unnamed": (("--rerun", "unnamed.json"), "cannot be run again"),
+    "check and more": (
+        ("--check", "unnamed.json", *GIVEN, "--steps", "4", "--json"),
+        "--check takes what is compared from the file alone: leave out build, "
+        "data, json, steps",
+    ),
+    "rerun and more": (("--rerun", "unnamed.json", *GIVEN), "out build, data"),
+    "metric in all": (
+        (*GIVEN, *SHORT, "--metric", "val_loss"),
+        "`metric` must be what `model.evaluate` returns, one of 'loss'",
+    ),
+    "a folder": ((*GIVEN, "--sign-off", "."), "Not a regular file"),
+    "beneath a file": ((*GIVEN, "--png", "other.json/a.png"), "other.json"),
+    "a file": ((*GIVEN, "--logdir", "other.json"), "File exists"),
+    "a line": (("dividing_here:build", GIVEN[1]), "dividing_here.py, line 2"),
 }
 
 

@@ -1,5 +1,6 @@
 """Policies are compared by what a plain `fit` under each would do."""
 
+import math
 import random
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 import keras_mixprec as kmp
 from keras_mixprec.analysis.comparison.batches import read_batches
+from keras_mixprec.analysis.comparison.result import ComparisonResult
 
 # A plain `fit` under it says so, where 16 bits bring no speed.
 pytestmark = pytest.mark.filterwarnings("ignore:The policy:UserWarning")
@@ -88,14 +90,6 @@ def test_what_fails_is_a_row_with_a_reason():
     assert (first["status"], failed["status"]) == ("done", "failed")
     assert "bfloat16_3x" in failed["error"]
     assert not failed["seeds"]
-
-
-def test_a_model_that_is_not_compiled_fails_with_what_to_do():
-    def forgotten():
-        return keras.Sequential([keras.layers.Dense(1)])
-
-    (arm,) = compare(forgotten)["arms"]
-    assert "call `model.compile(...)`" in arm["error"]
 
 
 def test_skipped_steps_and_the_time_they_took_are_counted():
@@ -201,7 +195,7 @@ WRONG = {
     "`seeds` must be": {"seeds": 0},
     "list of different": {"seeds": [1, 1]},
     "`tolerance` must be": {"tolerance": -0.1},
-    "`mode='min'` or": {"metric": "quality"},
+    "check its spelling, or give `mode`": {"metric": "quality"},
     "`metric` must be the name": {"metric": 3},
     "`mode` must be one of": {"mode": "up"},
     "`build` must be a function": {"build": 3},
@@ -214,6 +208,16 @@ WRONG = {
     "`batch_size` must be at least 1": {"batch_size": 0},
     "`tokens_per_sample` must be": {"tokens_per_sample": 0.5},
     "`callbacks` must be a function": {"callbacks": []},
+    "`callbacks` must return a list": {"callbacks": lambda: 3},
+    "or 'module:name' of one. Received: build=<Seq": {"build": models.dense()},
+    "`build` must return a compiled `keras.Model`": {"build": lambda: 3},
+    "`build` must return a compiled model: call": {"build": keras.Sequential},
+    "`metric` must return a number": {
+        "metric": lambda m: "good",
+        "mode": "min",
+    },
+    "must be a tuple, `(x, y)`": {"data": list(models.arrays())},
+    "`data` has no targets": {"data": models.arrays()[0]},
 }
 
 
@@ -225,9 +229,28 @@ def test_wrong_calls_say_what_is_wrong(message):
     assert "Received: " in str(caught.value)
 
 
-def test_a_metric_that_is_not_there_is_a_row_with_those_that_are():
-    (arm,) = compare(metric="accuracy")["arms"]
-    assert "'loss', 'mae'" in arm["error"]
+def test_a_metric_that_is_not_there_is_named_before_all_is_trained():
+    epochs = []
+
+    def callbacks():
+        count = lambda epoch, logs: epochs.append(epoch)  # noqa: E731
+        return [keras.callbacks.LambdaCallback(on_epoch_end=count)]
+
+    with pytest.raises(ValueError, match="one of 'loss', 'mae'"):
+        compare(metric="accuracy", callbacks=callbacks)
+    assert epochs == [0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_metric_that_is_not_finite_is_worse_with_any_number_of_seeds(value):
+    def metric(model):
+        return 1.0 if model.dtype_policy.name == "float32" else value
+
+    policies = "float32", "mixed_bfloat16"
+    options = {"policies": policies, "metric": metric, "mode": "max"}
+    result = ComparisonResult(compare(**options, seeds=2))
+    assert [row["verdict"] for row in result.rows] == ["reference", "worse"]
+    assert "not finite with 2 of 2 seeds" in str(result)
 
 
 class Kept(kmp.MixPrecMonitor):

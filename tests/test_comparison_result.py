@@ -77,11 +77,28 @@ def test_the_text_is_a_table_of_one_screen(result):
     assert "Memory of mixed_bfloat16: weights 3.0 MiB." in text
 
 
-def test_long_names_give_way_to_numbers():
-    arms = [arm("float32", [0.9, 0.9]), arm("x" * 90, [0.9, 0.9])]
-    text = str(ComparisonResult(record(arms)))
-    assert max(map(len, text.splitlines()[:5])) <= 100
-    assert line(text, "xxx").endswith("  within tolerance")
+def test_a_long_name_is_whole_on_a_line_of_its_own():
+    names = ["float32", "x" * 90 + "y", "x" * 90 + "z"]
+    text = str(ComparisonResult(record(arm(n, [0.9, 0.9]) for n in names)))
+    table = text.split("\n\n")[1].splitlines()
+    assert max(map(len, table)) <= 100
+    assert table[2] == names[1]
+    assert table[3].endswith("  within tolerance")
+    assert table[4] == names[2]
+
+
+@pytest.mark.parametrize(("pairs", "told"), [(2, False), (5, False), (6, True)])
+def test_fewer_than_six_pairs_of_blocks_do_not_tell_which_is_faster(
+    pairs, told
+):
+    arms = [
+        arm(name, [0.9], steps=[seconds] * pairs)
+        for name, seconds in (("float32", 2.0), ("fast", 1.0), ("slow", 4.0))
+    ]
+    result = ComparisonResult(record(arms))
+    assert (result.best().policy == "fast") is told
+    assert ("Slower than float32: slow." in str(result)) is told
+    assert ("takes six pairs of timed blocks" in str(result)) is not told
 
 
 def test_the_best_is_the_fastest_within_tolerance(result):

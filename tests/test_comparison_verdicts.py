@@ -124,6 +124,17 @@ def test_a_tie_of_counted_metrics_is_as_sure_as_their_steps(samples, expected):
     assert verdict(same, same, metric_samples=samples)["verdict"] == expected
 
 
+def test_what_a_function_counts_is_as_sure_as_what_its_values_differ_by():
+    """Which of its samples are held back is not known."""
+    tied = verdict([0.5, 0.5], [0.5, 0.5], metric="mine:accuracy")
+    assert tied["verdict"] == "not told apart"
+    assert "in steps that are not known" in tied["why"]
+    near = verdict([0.5, 0.6], [0.5, 0.6], metric="mine:accuracy")
+    assert near["verdict"] == "not told apart"
+    # A step of 0.1 at most, as if rounded to it: 12.7 * 0.1 / sqrt(6 * 2).
+    assert near["difference"]["high"] == pytest.approx(0.367, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("reference", "other", "expected", "why"),
     [

@@ -1,9 +1,11 @@
 """`keras-mixprec compare`: the same training under several policies."""
 
 import argparse
+import errno
 import importlib
 import os
 import sys
+import traceback
 from typing import Any
 
 _EXAMPLE = """\
@@ -21,6 +23,8 @@ exit status:
   1  one is worse, or failed; of --check and --rerun: the verdicts are others
   2  the command was called in a wrong way
 """
+
+_OUTPUTS = "html", "png", "sign_off", "logdir"
 
 # Options that are passed on as they are, when they are given.
 _PASSED: dict[str, dict[str, Any]] = {
@@ -124,16 +128,58 @@ def _run(arguments):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if "backend" in arguments:
         os.environ["KERAS_BACKEND"] = arguments.backend
+    _check_alone(arguments)
     if arguments.check:
         return _check(arguments)
     # As for `python -m`, modules of the folder that it is called in.
     sys.path.insert(0, os.getcwd())
+    _check_outputs(arguments)
     if arguments.rerun:
         return _rerun(arguments)
     result = _compare(_asked(arguments), arguments.json)
     _show(result, arguments)
     bad = {row["verdict"] for row in result.rows}
     return 1 if bad & {"failed", "worse"} else 0
+
+
+def _check_alone(arguments):
+    """Raises where a sign-off has to say what the command line says too."""
+    signed = {"check": arguments.check, "rerun": arguments.rerun}
+    flags = [f"--{name}" for name, given in signed.items() if given]
+    if not flags:
+        return
+    plain = ["build", "data", "policies", "isolate"]
+    if arguments.check:
+        plain += ["rerun", "json", *_OUTPUTS]
+    others = [name for name in plain if getattr(arguments, name)]
+    others += [name for name in _PASSED if name in arguments]
+    if others:
+        raise ValueError(
+            f"{flags[0]} takes what is compared from the file alone: leave "
+            f"out {', '.join(name.replace('_', '-') for name in others)}"
+        )
+
+
+def _check_outputs(arguments):
+    """Raises before training for what could not be written after it."""
+    if arguments.png:
+        importlib.import_module("matplotlib")
+    for name in _OUTPUTS:
+        if path := getattr(arguments, name):
+            _check_writable(path, is_folder=name == "logdir")
+
+
+def _check_writable(path, is_folder):
+    from keras_mixprec._files import check_regular
+
+    path = os.path.abspath(path)
+    folder = path if is_folder else os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    if not is_folder:
+        check_regular(path)
+    there = path if os.path.exists(path) else folder
+    if not os.access(there, os.W_OK):
+        raise PermissionError(errno.EACCES, "It cannot be written", there)
 
 
 def _asked(arguments):
@@ -202,7 +248,15 @@ def _import(target):
     except Exception as error:  # Whatever is wrong in the caller's module.
         raise ValueError(
             f"cannot import {module}: {type(error).__name__}: {error}"
+            f"{_where(error)}"
         ) from error
+
+
+def _where(error):
+    """The line of the caller's that raised it, if Python's own did not."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    own = not os.path.exists(last.filename)  # importlib's are frozen.
+    return "" if own else f" ({last.filename}, line {last.lineno})"
 
 
 def _show(result, arguments):

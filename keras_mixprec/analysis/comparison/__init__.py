@@ -6,7 +6,8 @@ apart from what is concluded from it.
 
 Files, of what measures:
 
-- `run.py`: `compare_precisions`, its arguments, and whose turn it is.
+- `run.py`: `compare_precisions`, and whose turn it is.
+- `arguments.py`: what it accepts of steps, seeds, functions and metrics.
 - `arms.py`: what is compared: policies, plans, and what is set with them.
 - `sources.py`: what a caller names or hands over as functions and data.
 - `batches.py`: the batches that every policy is trained on.

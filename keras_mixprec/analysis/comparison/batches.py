@@ -35,6 +35,11 @@ class Batches:
         # Keras takes generators, and no other iterators.
         yield from self._batches
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether a batch is more than inputs."""
+        return len(self._batches[0]) > 1
+
     def fit_arguments(self, steps: int) -> dict[str, Any]:
         """Returns how to tell `fit` to train on `steps` of them an epoch.
 
@@ -98,6 +103,7 @@ def read_batches(
         arrays = tree.map_structure(_to_array, _tuple(data))
         batches = _sliced(name, arrays, batch_size)
     elif _iterable(data):
+        _check_no_arrays(name, data)
         batches = map(_batch, _items(data))
     else:
         raise TypeError(
@@ -113,6 +119,19 @@ def read_batches(
             f"Received: {name} of type {type(data).__name__} without any"
         )
     return Batches(found, arrays)
+
+
+def _check_no_arrays(name, data):
+    """Raises for a list of x and y, which otherwise were two batches."""
+    if not isinstance(data, list) or len(data) > 3:
+        return
+    shapes = [getattr(item, "shape", None) for item in data]
+    if all(shapes) and len({s[0] for s in shapes}) == 1 < len(set(shapes)):
+        raise TypeError(
+            f"`{name}` as arrays must be a tuple, `(x, y)`: the items of a "
+            f"list are batches. Received: {name}=list of arrays of shapes "
+            f"{', '.join(map(str, shapes))}"
+        )
 
 
 def _iterable(data):

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from keras_mixprec.analysis.comparison.record import Arm, Comparison
 from keras_mixprec.analysis.comparison.rows import (
+    counted,
     is_faster,
     is_slower,
     shown_bytes,
@@ -65,7 +66,7 @@ def _gain(record, row):
         parts.append(f"with {_memory(row)}")
     parts.append(
         f"and its {record['metric']} is within {shown_tolerance(record)} of "
-        f"{base}'s with {_seeds(row['seeds'])}: {row['why']}"
+        f"{base}'s with {counted(row['seeds'], 'seed')}: {row['why']}"
     )
     return ", ".join(parts) + "."
 
@@ -82,7 +83,7 @@ def _no_gain(record, rows):
     base = record["arms"][0]["name"]
     others = [_against(row, base) for row in rows[1:]]
     if not others:
-        return f"{base} was compared with nothing."
+        return f"{base} is the only policy."
     return (
         f"{base} stays: nothing else is both within "
         f"{shown_tolerance(record)} of its {record['metric']} and faster "
@@ -92,16 +93,13 @@ def _no_gain(record, rows):
 
 def _against(row, base):
     speed = f"{shown_speed(row)} times {base}'s speed"
+    if row["status"] != "done":
+        return f"{row['name']} failed"
     if row["verdict"] != WITHIN:
-        why = f": {row['why']}" if row["why"] else ""
-        return f"{row['name']} is {row['verdict']}{why}"
+        return f"{row['name']} is {row['verdict']}"
     if is_slower(row):
         return f"{row['name']} is slower, {speed}"
     return f"{row['name']} is not known to be faster, {speed}"
-
-
-def _seeds(count):
-    return f"{count} seed" + "s" * (count != 1)
 
 
 def _policy(arm: Arm):

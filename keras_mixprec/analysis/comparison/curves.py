@@ -1,9 +1,9 @@
 """The loss curves of a comparison, as page and picture draw them."""
 
 import math
-from statistics import fmean
 from typing import NamedTuple
 
+from keras_mixprec.analysis.comparison.intervals import mean
 from keras_mixprec.analysis.comparison.record import Comparison
 from keras_mixprec.reporting.report_page import COLOURS as PALETTE
 
@@ -40,7 +40,7 @@ def curves(record: Comparison) -> list[Curve]:
     for arm in record["arms"]:
         by_seed = [seed["losses"] for seed in arm["seeds"]]
         # One that stopped training early has fewer.
-        means = [fmean(at) for at in zip(*by_seed, strict=False)]
+        means = [mean(at) for at in zip(*by_seed, strict=False)]
         steps = [every * (block + 1) for block in range(len(means))]
         if means:
             found.append(Curve(arm["name"], steps, means))

@@ -71,10 +71,10 @@ def mean_interval(values: Sequence[float], least_spread: float) -> Interval:
             values that are counted in steps: few of them may all be equal by
             chance.
     """
-    n, mean = len(values), fmean(values)
-    spread = max(stdev(values), least_spread)
-    half = student_t(CONFIDENCE, n - 1) * spread / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, CONFIDENCE)
+    n, middle = len(values), fmean(values)
+    deviation = max(stdev(values), least_spread)
+    half = student_t(CONFIDENCE, n - 1) * deviation / math.sqrt(n)
+    return Interval(middle, middle - half, middle + half, CONFIDENCE)
 
 
 def seeds_needed(distance: float, spread: float) -> int | None:
@@ -101,6 +101,22 @@ def seeds_needed(distance: float, spread: float) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def mean(values: Sequence[float]) -> float:
+    """Returns the mean; NaN or infinite where one of the values is."""
+    # `fmean` raises where both infinities are in it.
+    return sum(values) / len(values)
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Returns the standard deviation.
+
+    `None` for one value, or where one is not finite.
+    """
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return None
+    return stdev(values)
 
 
 @functools.cache

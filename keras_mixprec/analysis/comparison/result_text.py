@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from keras_mixprec.analysis.comparison.best import reason
 from keras_mixprec.analysis.comparison.record import Comparison
 from keras_mixprec.analysis.comparison.rows import (
+    counted,
+    has_speed,
     is_slower,
     shown_bytes,
     shown_metric,
@@ -15,12 +17,12 @@ from keras_mixprec.analysis.comparison.rows import (
 
 _WIDTH = 100
 
-# What the table has no column for: key of a row, head, format.
+# What the table has no column for: key of a row, head, unit.
 _LISTED = (
-    ("samples_per_second", "Samples per second", "{:,.4g}"),
-    ("tokens_per_second", "Tokens per second", "{:,.4g}"),
-    ("compile_seconds", "Compiled, or first used, in", "{:.2g} s"),
-    ("energy_joules_per_sample", "Energy of a sample", "{:.3g} J"),
+    ("samples_per_second", "Samples per second", ""),
+    ("tokens_per_second", "Tokens per second", ""),
+    ("compile_seconds", "Compiled, or first used, in", " s"),
+    ("energy_joules_per_sample", "Energy of a sample", " J"),
 )
 
 MEASURED_BY = {
@@ -48,10 +50,13 @@ def title(record: Comparison) -> str:
     name = record["backend"]
     versions = record["versions"]
     backend = " ".join(filter(None, (name, versions.get(name))))
+    steps = counted(record["steps"], "step")
+    samples = counted(record["batch_size"], "sample")
     seeds = ", ".join(map(str, record["seeds"]))
+    which = "seeds" if len(record["seeds"]) > 1 else "seed"
     return (
-        f"{backend} on {record['device']}: {record['steps']} steps of "
-        f"{record['batch_size']} samples, seeds {seeds}"
+        f"{backend} on {record['device']}: {steps} of {samples}, "
+        f"{which} {seeds}"
     )
 
 
@@ -78,21 +83,26 @@ def cells(row: dict) -> list[str]:
 def remarks(record: Comparison, rows: list[dict]) -> Iterator[str]:
     """Yields what the table has no room for, a sentence or two each."""
     base = rows[0]["name"]
+    blocks = counted(_blocks(record), "timed block")
     yield (
-        f"Speed is {base}'s step time divided by each one's: median and "
-        f"interval ({_confidence(rows)}) of {_blocks(record)} timed blocks "
-        f"that took turns. {record['metric']} is the mean ± standard "
-        f"deviation over seeds; {shown_tolerance(record)} of {base}'s is "
-        "tolerated."
+        f"Speed is {base}'s step time divided by each one's, in each of "
+        f"{blocks} that took turns: median and interval ({_confidence(rows)}). "
+        f"{record['metric']} is the mean ± standard deviation over seeds; "
+        f"{shown_tolerance(record)} of {base}'s is tolerated."
     )
     slower = [row["name"] for row in rows if is_slower(row)]
     if slower:
         yield f"Slower than {base}: {', '.join(slower)}."
+    if any(row["speed"] and not has_speed(row) for row in rows[1:]):
+        yield (
+            "Which is faster takes six pairs of timed blocks to say: give more "
+            "`seeds`, or `steps` in more `blocks`."
+        )
     for row in rows:
         yield from _about(row)
-    for key, head, form in _LISTED:
+    for key, head, unit in _LISTED:
         known = [r for r in rows if r[key]]
-        parts = [f"{r['name']} {form.format(r[key])}" for r in known]
+        parts = [f"{r['name']} {_rounded(r[key])}{unit}" for r in known]
         if parts:
             yield f"{head}: {', '.join(parts)}."
     yield from _memory(record)
@@ -100,11 +110,12 @@ def remarks(record: Comparison, rows: list[dict]) -> Iterator[str]:
 
 def _about(row):
     if row["why"]:
-        yield f"{row['name']}: {row['verdict']}: {row['why']}."
+        yield f"{row['name']}: {row['verdict']}: {row['why'].rstrip('.')}."
     if row["skipped_steps"]:
+        steps = counted(row["skipped_steps"], "step")
         yield (
-            f"{row['name']}: {row['skipped_steps']:,} steps skipped, "
-            f"{row['seconds_lost']:.2g} s lost to them."
+            f"{row['name']}: {steps} skipped, {row['seconds_lost']:.2g} s lost "
+            "to them."
         )
     for note in row["notes"]:
         yield f"{row['name']}: {note.rstrip('.')}."
@@ -134,16 +145,22 @@ def _blocks(record):
 
 
 def _aligned(table):
-    """Lines of at most 100 columns: names give way."""
+    """Lines of at most 100 columns: a long name is on a line of its own."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rest = sum(widths[1:]) + 2 * len(widths[1:])
     widths[0] = min(widths[0], max(_WIDTH - rest, 12))
     for name, *middle, last in table:
         if len(name) > widths[0]:
-            name = name[: widths[0] - 1] + "~"
+            yield name
+            name = ""
         parts = [name.ljust(widths[0])]
         parts += map(str.rjust, middle, widths[1:-1])
         yield "  ".join([*parts, last]).rstrip()
+
+
+def _rounded(number):
+    """Three digits, and all before the point."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def _shown_seconds(seconds):

@@ -1,10 +1,11 @@
 """One row per arm: what text, page, picture, log and sign-off show."""
 
-from statistics import fmean, stdev
-
 from keras_mixprec.analysis.comparison.intervals import (
+    CONFIDENCE,
     Interval,
+    mean,
     median_interval,
+    spread,
 )
 from keras_mixprec.analysis.comparison.record import (
     Arm,
@@ -36,8 +37,8 @@ def _row(arm, record):
         "name": arm["name"],
         "status": arm["status"],
         **judge_metric(arm, record),
-        "metric": fmean(metrics) if metrics else None,
-        "metric_spread": stdev(metrics) if len(metrics) > 1 else None,
+        "metric": mean(metrics) if metrics else None,
+        "metric_spread": spread(metrics),
         "step_seconds": median_step(arm),
         "speed": _speed(arm, reference),
         "samples_per_second": throughput,
@@ -81,12 +82,20 @@ def _memory_ratio(arm, reference):
 
 def is_faster(row: dict) -> bool:
     """Whether a row's whole interval is above the reference's speed."""
-    return row["speed"] is not None and row["speed"]["low"] > 1
+    return has_speed(row) and row["speed"]["low"] > 1
 
 
 def is_slower(row: dict) -> bool:
     """Whether a row's whole interval is below the reference's speed."""
-    return row["speed"] is not None and row["speed"]["high"] < 1
+    return has_speed(row) and row["speed"]["high"] < 1
+
+
+def has_speed(row: dict) -> bool:
+    """Whether a row has pairs of blocks enough to say which is faster.
+
+    Which are six: the range of five holds the true median in 94% only.
+    """
+    return row["speed"] is not None and row["speed"]["confidence"] >= CONFIDENCE
 
 
 def shown_speed(row: dict) -> str:
@@ -107,7 +116,9 @@ def shown_bytes(count: int | None) -> str:
         return "-"
     if count >= 2**30:
         return f"{count / 2**30:.2f} GiB"
-    return f"{count / 2**20:.1f} MiB"
+    if count >= 2**20:
+        return f"{count / 2**20:.1f} MiB"
+    return f"{count / 2**10:.1f} KiB"
 
 
 def shown_metric(row: dict) -> str:
@@ -116,6 +127,11 @@ def shown_metric(row: dict) -> str:
         return "-"
     spread = row["metric_spread"]
     return f"{row['metric']:.4g}" + (f" ±{spread:.2g}" if spread else "")
+
+
+def counted(number: int, what: str) -> str:
+    """Returns a number of things, in the plural but for one."""
+    return f"{number:,} {what}" + "s" * (number != 1)
 
 
 def shown_tolerance(record: Comparison) -> str:

@@ -13,6 +13,12 @@ import numpy as np
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
+from keras_mixprec.analysis.comparison.arguments import (
+    check_function,
+    check_seeds,
+    check_steps,
+    higher_is_better,
+)
 from keras_mixprec.analysis.comparison.arms import parse_arms
 from keras_mixprec.analysis.comparison.peak import (
     ALONE,
@@ -23,7 +29,6 @@ from keras_mixprec.analysis.comparison.result import ComparisonResult
 from keras_mixprec.analysis.comparison.sources import (
     check_sendable,
     describe,
-    resolve,
 )
 from keras_mixprec.analysis.comparison.store import Store
 from keras_mixprec.analysis.comparison.training import Job
@@ -41,9 +46,6 @@ from keras_mixprec.devices.found import find_devices
 _LAST = "done", "failed"
 
 _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
-
-_HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
-_LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
 
 
 def compare_precisions(
@@ -78,6 +80,10 @@ def compare_precisions(
     All models of a seed are there at the same time, each with its own
     variables and its optimizer's; what they need beside these only one needs
     at a time, in one process. Random seeds are set.
+
+    A policy by name is Keras' own, on every layer. To compare what
+    `apply_policy` makes of a model, whose output stays in float32, give the
+    plan that it returns: `apply_policy(build(), "mixed_float16")`.
 
     Args:
         build: Function without arguments that returns a compiled model, or
@@ -118,7 +124,9 @@ def compare_precisions(
             and names of presets. Each policy that computes in float16 trains
             with each of them. Defaults to `None`: as `build` compiles it.
         isolate: Boolean. Whether each policy trains in a new process, which
-            imports `build` and `data`. Defaults to `False`.
+            imports `build` and `data`, and a script that this is called in:
+            call it below `if __name__ == "__main__":` there. Defaults to
+            `False`.
         resume: String or path-like, a JSON file: what is finished is kept
             there, and the same call continues from it. Defaults to `None`.
         verbose: `0` or `1`. Whether a progress bar counts the blocks.
@@ -130,7 +138,8 @@ def compare_precisions(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a value is not allowed, data have no batch, something
-            cannot be imported, or `resume` is of another comparison.
+            cannot be imported, `resume` is of another comparison, or all
+            policies fail alike, which is then the fault of none.
 
     Example:
     >>> def build():
@@ -145,7 +154,7 @@ def compare_precisions(
     ['done', 'done']
     """
     arms = parse_arms(policies, loss_scales)
-    steps = _check_steps(steps, blocks)
+    steps = check_steps(steps, blocks)
     batch_size = check_integer("batch_size", batch_size, low=1)
     if tokens_per_sample is not None:
         tokens_per_sample = check_integer(
@@ -153,12 +162,12 @@ def compare_precisions(
         )
     check_choice("isolate", isolate, (True, False))
     check_choice("verbose", verbose, (0, 1))
-    _check_function("build", build)
-    _check_function("callbacks", callbacks)
+    check_function("build", build)
+    check_function("callbacks", callbacks)
     facts = {
-        "seeds": _check_seeds(seeds),
+        "seeds": check_seeds(seeds),
         "metric": metric if isinstance(metric, str) else describe(metric),
-        "metric_higher_is_better": _higher_is_better(metric, mode),
+        "metric_higher_is_better": higher_is_better(metric, mode),
         "tolerance": check_number("tolerance", tolerance, low=0.0),
         "steps": steps,
         "blocks": blocks,
@@ -199,6 +208,7 @@ def compare_precisions(
         if not isolate and device_can_tell():
             _measure_memory(store, arms, start, job)
         _run(store, arms, start, verbose)
+        _check_any_done(store.record, both[0])
     return ComparisonResult(store.record)
 
 
@@ -283,6 +293,19 @@ def _take(store, name, answer, progress):
     return kind in _LAST
 
 
+def _check_any_done(record, batches):
+    """Raises the error that all policies have: it is the fault of none."""
+    errors = {arm["error"] for arm in record["arms"]}
+    if any(arm["seeds"] for arm in record["arms"]) or len(errors) > 1:
+        return
+    hint = (
+        ""
+        if batches.has_targets
+        else ". `data` has no targets: give `(x, y)`. Received: x alone"
+    )
+    raise ValueError(f"No policy could be trained. {errors.pop()}{hint}")
+
+
 class _Progress:
     """A progress bar that counts blocks, building being one."""
 
@@ -304,59 +327,6 @@ class _Progress:
     def end(self):
         if self._bar:
             self._bar.update(self._total, finalize=True)
-
-
-def _check_steps(steps, blocks):
-    steps = check_integer("steps", steps, low=1)
-    blocks = check_integer("blocks", blocks, low=2)
-    if steps % blocks:
-        near = max(round(steps / blocks), 1) * blocks
-        raise ValueError(
-            "`steps` must be a multiple of `blocks`, which are equally long: "
-            f"`steps={near}` is. Received: steps={steps}, blocks={blocks}"
-        )
-    return steps
-
-
-def _check_seeds(seeds):
-    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
-        found = [check_integer("seeds", seed) for seed in seeds]
-    else:
-        found = list(range(check_integer("seeds", seeds)))
-    if not found or len(set(found)) < len(found):
-        raise ValueError(
-            "`seeds` must be a positive integer, or a list of different "
-            f"ones. Received: seeds={seeds!r}"
-        )
-    return found
-
-
-def _check_function(name, value):
-    optional = value is None and name == "callbacks"
-    if not optional and not callable(resolve(name, value)):
-        raise TypeError(
-            f"`{name}` must be a function without arguments, or 'module:name' "
-            f"of one. Received: {name}={value!r} of type {type(value).__name__}"
-        )
-
-
-def _higher_is_better(metric, mode):
-    check_choice("mode", mode, ("auto", "min", "max"))
-    if not isinstance(metric, str) and not callable(metric):
-        raise TypeError(
-            "`metric` must be the name of a metric, or a function of the "
-            f"model. Received: metric={metric!r} of type "
-            f"{type(metric).__name__}"
-        )
-    if mode != "auto":
-        return mode == "max"
-    name = metric if isinstance(metric, str) else ""
-    if name.endswith(_HIGHER) or name.endswith(_LOWER):
-        return name.endswith(_HIGHER)
-    raise ValueError(
-        "Whether a higher metric is better does not follow from its name: "
-        f"pass `mode='min'` or `mode='max'`. Received: metric={metric!r}"
-    )
 
 
 def _found(batches, held_back, steps):

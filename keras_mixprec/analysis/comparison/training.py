@@ -129,13 +129,13 @@ def train(
     model, notes = _model(arm, seed, job)
     with tempfile.TemporaryDirectory() as folder:
         monitors = _monitors(arm.settings, folder)
-        own = job.callbacks() if job.callbacks else []
+        own = _callbacks(job.callbacks)
         timer = BlockTimer(turns, [*own, *monitors])
         history = model.fit(
             **batches.fit_arguments(job.steps // job.blocks),
             epochs=job.blocks,
             shuffle=False,
-            callbacks=[*own, *monitors, timer],
+            callbacks=[*own, *monitors, *_checks(model, job.metric), timer],
             verbose=0,
         ).history
     metric = _metric(model, job.metric, held_back)
@@ -225,18 +225,53 @@ def _monitors(settings, folder):
     return [made[name]() for name in settings if name in CALLBACKS]
 
 
-def _metric(model, metric, batches):
-    if callable(metric):
-        return float(metric(model))
-    found = model.evaluate(
-        iter(batches), steps=len(batches), verbose=0, return_dict=True
-    )
+def _callbacks(make):
+    if make is None:
+        return []
+    found = make()
+    if not isinstance(found, list | tuple):
+        raise TypeError(
+            "`callbacks` must return a list of callbacks. "
+            f"Received: {found!r} of type {type(found).__name__}"
+        )
+    return list(found)
+
+
+def _checks(model, metric):
+    """Callbacks that find a mistake before all of the training is done."""
+    as_usual = type(model).test_step is keras.Model.test_step
+    if callable(metric) or not as_usual or has_own_step(model):
+        return []
+
+    def check(epoch, logs):
+        _check_metric(metric, logs)
+
+    return [keras.callbacks.LambdaCallback(on_epoch_end=check)]
+
+
+def _check_metric(metric, found):
     if metric not in found:
         raise ValueError(
             "`metric` must be what `model.evaluate` returns, one of "
             f"{', '.join(map(repr, found))}, or a function of the model. "
             f"Received: metric={metric!r}"
         )
+
+
+def _metric(model, metric, batches):
+    if callable(metric):
+        found = metric(model)
+        try:
+            return float(found)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                "`metric` must return a number. "
+                f"Received: {found!r} of type {type(found).__name__}"
+            ) from error
+    found = model.evaluate(
+        iter(batches), steps=len(batches), verbose=0, return_dict=True
+    )
+    _check_metric(metric, found)
     return float(found[metric])
 
 

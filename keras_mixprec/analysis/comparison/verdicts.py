@@ -5,6 +5,7 @@ are paired: an arm and the reference start from the same weights and see the
 same batches, so that the differences by seed are what has a spread.
 """
 
+import itertools
 import math
 from statistics import fmean, stdev
 
@@ -95,8 +96,15 @@ def _tested(both, record):
         how_much = f"{record['metric']} {sign * worsening[0]:+.3g}"
         why = f"{how_much} with one seed, which has no spread"
         return _verdict(UNDECIDED, why, seeds=n)
+    grid = _grid(both, record)
+    if grid is None:
+        why = (
+            f"{record['metric']} is the same with all seeds though the losses "
+            "differ: it is counted, in steps that are not known"
+        )
+        return _verdict(UNDECIDED, why, seeds=n)
     # Of a difference of two numbers that are rounded to a grid.
-    least = _grid(both, record["metric_samples"]) / math.sqrt(6)
+    least = grid / math.sqrt(6)
     interval = mean_interval(worsening, least)
     difference = _signed(interval, sign)
     why = f"{record['metric']} {_how_much(difference)}"
@@ -116,15 +124,22 @@ def _signed(interval, sign):
     return Interval(sign * interval.estimate, low, high, interval.confidence)
 
 
-def _grid(both, samples):
+def _grid(both, record):
     """The step in which the metric is counted, 0 if it is not.
 
     An accuracy over `samples` is a multiple of one over that; beyond 100,000
-    steps float32 does not tell, nor does it matter.
+    steps float32 does not tell, nor does it matter. On what a function of the
+    caller counts is not known: its steps are at most the least that two of its
+    values differ by; `None` where no two differ.
     """
+    values = sorted(seed["metric"] for pair in both for seed in pair)
+    if ":" in record["metric"]:
+        gaps = (b - a for a, b in itertools.pairwise(values) if b > a)
+        return min(gaps, default=None)
+    samples = record["metric_samples"]
     if samples > 100_000:
         return 0.0
-    counts = [s["metric"] * samples for pair in both for s in pair]
+    counts = [value * samples for value in values]
     counted = all(abs(c - round(c)) < 0.02 for c in counts)
     return 1 / samples if counted else 0.0
 

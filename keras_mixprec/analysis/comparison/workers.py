@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -159,7 +160,9 @@ def _reporting(connection, arm, seed, job, read):
 
 
 def _sentence(error):
-    text = " ".join(str(error).split())
+    # Keras' messages have colours.
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    text = " ".join(text.split())
     text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
