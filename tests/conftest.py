@@ -31,6 +31,9 @@ if keras.backend.backend() != "torch":
         "test_types.py",
     ]
 
+# It is for machines with a GPU, for which TensorFlow is not among its backends.
+if keras.backend.backend() == "tensorflow":
+    collect_ignore_glob += ["test_gpu_benchmark.py"]
 
 _NUMBERS = itertools.count()
 

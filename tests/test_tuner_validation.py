@@ -14,6 +14,9 @@ from keras_mixprec.numerics.evaluation import HeldBack
 from keras_mixprec.policies import plan_file
 from keras_mixprec.tuning import validation
 
+# What takes seconds on torch takes half a minute elsewhere.
+slow = pytest.mark.slow if BACKEND != "torch" else lambda test: test
+
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 4)).astype("float32")
 Y = X[:, :1].copy()
@@ -260,6 +263,7 @@ def test_what_is_over_the_budget_waits(tmp_path, monkeypatch):
     assert callback.history[-1]["within"]
 
 
+@slow
 def test_it_goes_on_from_the_plan_of_a_run_that_was_killed(tmp_path):
     def kill(batch, logs):
         if done(first, "keep"):
