@@ -91,8 +91,9 @@ def test_a_step_takes_what_another_clock_says(tmp_path):
 def test_waiting_for_batches_is_time_in_input(tmp_path):
     pace = Pace()
     found = figures(tmp_path, batches(STEPS, PAUSE), pace)
-    # TensorFlow fetches while it trains, and waits for the rest.
-    least = 0.3 if BACKEND == "tensorflow" else 0.8 * PAUSE / pace.per_call()
+    # TensorFlow fetches while it trains, and waits for the rest; a busy machine
+    # lengthens the rest of some steps, which the share is a mean over.
+    least = 0.3 if BACKEND == "tensorflow" else 0.6 * PAUSE / pace.per_call()
     assert least < found["input_share"] <= 1
     assert is_near(found["step_time"], pace.per_call())
 
