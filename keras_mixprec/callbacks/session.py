@@ -291,7 +291,7 @@ class Session:
         # Not needed before a `fit` begins.
         from keras_mixprec.monitoring import precision_settings
 
-        precision_settings.log_begin(self.log, self.step)
+        precision_settings.log_begin(self.log, self.step, self.has_tuner)
         for event in self.settings.before_training:
             self.log.event(self.step, event)
         self.log_layers()

@@ -189,7 +189,8 @@ def summarize(session) -> TrainingSummary:
     # Not needed before a `fit` has ended.
     from keras_mixprec.reporting.performance import performance, sentence
 
-    speed = performance(session.state.performance.rows, rows)
+    measured = session.state.performance.rows
+    speed = performance(measured, rows, session.has_tuner)
     facts = Facts(
         events=session.log.story,
         layers=rows,

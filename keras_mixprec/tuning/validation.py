@@ -59,12 +59,13 @@ class Validation:
             step: Int.
 
         Raises:
+            ValueError: If the metric is not finite.
             Exception: Whatever the evaluation raises.
         """
         if self._evaluation is None or not self._settings.check_validate:
             return
         self._session.synchronized_model()
-        value = self._timed(self._evaluation.in_float32)
+        value = self._timed(self._evaluation.reference)
         event = {"kind": "validate", **self._numbers(value, None)}
         self._session.log.event(step, event)
 
