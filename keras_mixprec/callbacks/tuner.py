@@ -237,12 +237,15 @@ class PrecisionTuner(CopiedCallback):
             on_diagnosis=lambda *found: self._tuning.repair(*found),
             on_end=lambda: self._tuning.end(),
         )
-        use_bfloat16 = self.bfloat16
+        use_bfloat16, why_bfloat16 = self.bfloat16, "`bfloat16=True`"
         if use_bfloat16 == "auto":
-            use_bfloat16 = recommend_policy().policy == "mixed_bfloat16"
+            advised = recommend_policy()
+            use_bfloat16 = advised.policy == "mixed_bfloat16"
+            why_bfloat16 = advised.reason
         settings = TunerSettings(
             save_plan=self._save_plan,
             use_bfloat16=use_bfloat16,
+            why_bfloat16=why_bfloat16,
             dry_run=self.dry_run,
             promote_after=self.promote_after,
             cooldown=self.cooldown,

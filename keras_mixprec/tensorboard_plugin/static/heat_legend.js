@@ -52,7 +52,7 @@ export function createHeatLegend(parent, kindOf, formatOf) {
     others.hidden = kindOf() !== "headroom";
     others.replaceChildren(
       swatch("zero", "all zero"),
-      swatch("beyond", `beyond ${formatOf()}, computed in float32`),
+      swatch("beyond", `beyond ${formatOf()}, computed in a wider format`),
     );
     surface.redraw();
   }
