@@ -281,7 +281,7 @@ class Examiner:
             event["at_step"] = verdict.step
         self._log.event(step, event)
         if self._verbose:
-            print_message(f"\n{verdict}")
+            print_message(str(verdict))
 
 
 def _bits(model, batch):
