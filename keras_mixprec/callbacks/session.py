@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from keras_mixprec._console import in_progress_bar
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.callbacks.fit_state import FitState, Parts
 from keras_mixprec.callbacks.settings import Settings
@@ -152,33 +151,28 @@ class Session:
 
     def begin_epoch(self, callback, epoch: int):
         """Starts counting the batches of an epoch."""
-        in_progress_bar(False)
         if callback is self._members[0] and self._can_start():
             self._start()
             after_epoch(self.model)
-            self.state.count.begin_epoch()
+            self.state.begin_epoch()
             self.bad_data.begin_epoch(self.step, epoch)
 
     def begin_batch(self, callback, batch: int):
         """Reads the counters before this step, if it is time to."""
         if callback is not self._members[0]:
             return
-        in_progress_bar(batch > 0 and self._shows_bar())
         if not self._can_start():
             self._has_waited = True
             return
         self._start()
         keep_watching(self.model)
-        self.state.count.begin_batch(batch)
+        self.state.begin_batch(batch, self._params)
         self.state.performance.clock.stamp(self.step)
         if self.step >= self.state.idle_until:
             self._act()
         if self.parts.early_stop.failed:
             self.state.count.cancel_batch()
             self.raise_if_failed()
-
-    def _shows_bar(self):
-        return (self._params or {}).get("verbose") in (1, "auto")
 
     def _can_start(self):
         # In a loop written by hand its first batch may build the model; `fit`
@@ -261,12 +255,11 @@ class Session:
 
     def finish(self):
         """Reads the counters once more; `fit` has ended."""
-        in_progress_bar(False)
         if self._finished:
             return
         self._start()  # There may have been no epoch.
         self._finished = True
-        self.state.count.begin_epoch()
+        self.state.begin_epoch()
         after_epoch(self.model)
         self.synchronized_model()
         self._keep_if_failed()
