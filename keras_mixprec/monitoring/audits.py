@@ -286,7 +286,7 @@ class Examiner:
             event["at_step"] = verdict.step
         self._log.event(step, event)
         if self._verbose:
-            print_message(f"\n{verdict}")
+            print_message(str(verdict))
 
     def _with_start(self, verdict):
         """The verdict with the step since which its layer makes steps fail."""

@@ -50,7 +50,7 @@ class TunerHistory:
         self.history.append({"step": step, **event})
         self._session.log.event(step, event)
         if self._settings.verbose:
-            print_message(f"\nPrecisionTuner at step {step}: {message}.")
+            print_message(f"PrecisionTuner at step {step}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
         """Reports that layers compute in something else now, or would.

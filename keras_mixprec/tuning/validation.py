@@ -284,7 +284,7 @@ class Validation:
     def _announce(self, what):
         if self._settings.verbose and self._cost > _PATIENCE:
             about = f"about {self._cost:.0f} s an evaluation"
-            print_message(f"\nPrecisionTuner {what} ({about}) ...")
+            print_message(f"PrecisionTuner {what} ({about}) ...")
 
     def _say(self, trials, value):
         name = self._settings.held_back.name
