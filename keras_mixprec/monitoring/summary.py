@@ -19,8 +19,8 @@ from keras_mixprec.reporting.headline import headline
 _WIDTH = 100
 
 _NOT_COMPARED = (
-    "Not compared with float32: what is finite but wrong leaves no trace in a "
-    "log. keras_mixprec.diagnose(model, x, y) compares every layer on one "
+    "Not compared with float32: what is finite but wrong may leave no trace in "
+    "a log. keras_mixprec.diagnose(model, x, y) compares every layer on one "
     "batch, PrecisionTuner() does in training."
 )
 
@@ -39,8 +39,8 @@ class TrainingSummary(NamedTuple):
         unscaled_float16: String. That layers compute in float16 and nothing
             scales the loss, and what to do about it; empty if it is scaled.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
-            `"healthy"`, `"repaired"`, `"warning"` or `"failing"`. The report
-            and the tab say the same.
+            `"healthy"`, `"repaired"`, `"warning"`, `"failing"` or
+            `"not_measured"`. The report and the tab say the same.
         ranges: String. How often the ranges of layers were measured beside
             training, what that took, and why any were withheld.
         bad_data: String. How many batches had inputs that are not finite and
@@ -197,6 +197,7 @@ def summarize(session) -> TrainingSummary:
         skipped={name: o.skipped for name, o in optimizers.items()},
         in_a_row=max((o.in_a_row for o in optimizers.values()), default=0),
         measured="activation" in headroom,
+        examined=bool(session.examiner.schedule.errors),
     )
     return TrainingSummary(
         dtypes=dict(Counter(dtypes)),

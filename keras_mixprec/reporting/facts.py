@@ -23,6 +23,7 @@ STORY = frozenset(
         "stopped",
         "no_loss_scaling",
         "nonfinite_losses",
+        "zero_gradients",
         "sign_off",
     )
 )
@@ -96,6 +97,8 @@ class Facts(NamedTuple):
         in_a_row: Int. Steps skipped since the last one applied.
         measured: Boolean. Whether the range of any layer is known.
         fits: Int. How many calls of `fit` the log has. Defaults to `1`.
+        examined: Boolean. Whether any layer was compared with float32.
+            Defaults to `False`.
     """
 
     events: list
@@ -105,6 +108,10 @@ class Facts(NamedTuple):
     in_a_row: int
     measured: bool
     fits: int = 1
+    examined: bool = False
+
+
+_NONE: dict = {"metrics": []}
 
 
 def facts_of(overview: dict) -> Facts:
@@ -131,6 +138,9 @@ def facts_of(overview: dict) -> Facts:
             layer["least_headroom"] is not None for layer in overview["layers"]
         ),
         fits,
+        any(
+            m["kind"] == "error" for m in (overview["heat"] or _NONE)["metrics"]
+        ),
     )
 
 
@@ -206,6 +216,7 @@ _OF_VERDICT = {
 }
 _NEEDED = {
     "ranges_withheld": {"message"},
+    "zero_gradients": {"message"},
     "before_training": {"finding", "level", "message"},
     "sign_off": {"within", "message"},
     **dict.fromkeys(PRECISION_CHANGES, {"layers"}),

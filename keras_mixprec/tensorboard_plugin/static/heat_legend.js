@@ -49,10 +49,11 @@ export function createHeatLegend(parent, kindOf, formatOf) {
   parent.append(others);
 
   function redraw() {
-    others.hidden = kindOf() !== "headroom";
+    const kind = kindOf();
+    others.hidden = kind !== "headroom" && kind !== "share";
+    const beyond = swatch("beyond", `beyond ${formatOf()}, computed in float32`);
     others.replaceChildren(
-      swatch("zero", "all zero"),
-      swatch("beyond", `beyond ${formatOf()}, computed in float32`),
+      swatch("zero", "all zero"), ...(kind === "headroom" ? [beyond] : []),
     );
     surface.redraw();
   }
