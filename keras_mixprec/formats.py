@@ -34,6 +34,17 @@ class Format:
         return int(2 / self.epsilon)
 
 
+def format_bits(bits: float) -> str:
+    """Formats headroom, minus infinity where numbers are not finite.
+
+    Example:
+    >>> from keras_mixprec.formats import format_bits
+    >>> format_bits(5.96), format_bits(float("-inf"))
+    ('6.0 bits', 'not finite')
+    """
+    return "not finite" if bits == -math.inf else f"{bits:.1f} bits"
+
+
 def format_power(number: float) -> str:
     """Formats a number so that powers of two can be read at sight.
 

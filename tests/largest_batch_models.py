@@ -96,5 +96,9 @@ def broken():
     raise KeyError("what is wrong")
 
 
+def crashed():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def endless():
     time.sleep(60)

@@ -528,3 +528,28 @@ test("a figure is written by its unit", () => {
   assert.equal(format.formatAmount(0.996, "share"), "99\u202f%");
   assert.equal(format.formatAmount(1, "share"), "100\u202f%");
 });
+
+test("events of the tuner and the end of training are whole sentences", () => {
+  const start = { kind: "start", step: 65, message: "starts from plan.json" };
+  assert.equal(eventText.describeEvent(start), "The tuner starts from plan.json.");
+  assert.equal(eventText.eventLevel(start), "info");
+  const summary = "Mixed precision: a overflowed; 3 steps,\n    none skipped.\nLayers: 1.";
+  assert.equal(
+    eventText.describeEvent({ kind: "train_end", step: 3, summary }),
+    "Mixed precision: a overflowed; 3 steps, none skipped.",
+  );
+});
+
+test("the main finding is of the last fit, or of earlier ones what is repaired", () => {
+  const found = (layer) => ({
+    kind: "verdict", verdict: "forward_overflow", layer, step: 3, failing_since: 2, advice: "Do.",
+  });
+  const layers = [
+    { path: "a", repaired_verdicts: [] }, { path: "b", repaired_verdicts: ["forward_overflow"] },
+  ];
+  const fit = { kind: "train_begin", step: 9 };
+  assert.equal(eventText.mainFinding([found("a"), fit], layers), null);
+  assert.equal(eventText.mainFinding([found("b"), fit], layers).layer, "b");
+  assert.equal(eventText.mainFinding([fit, found("a")], layers).layer, "a");
+  assert.equal(eventText.describeEvent(found("a")), "a, failing since step 2: Do.");
+});

@@ -63,7 +63,8 @@ def test_a_loss_that_is_not_finite_is_no_search_for_the_scale(tmp_path):
 def test_a_repaired_run_names_cause_repair_and_cost(tmp_path):
     text, state = headline(tmp_path, chain(), [1.0] * 3 + [1000.0] * 9, tuner())
     assert text == (
-        "big overflowed at step 5, demoted to float32 with 1 more layer; "
+        "big overflowed (found at step 5, failing since step 4), demoted to "
+        "float32 with 1 more layer; "
         "2 steps skipped; 33% of FLOPs still in 16 bits."
     )
     assert state == "repaired"
@@ -80,7 +81,10 @@ def test_a_dry_run_says_what_would_be_done(tmp_path):
 
 def test_a_collapse_is_no_more_than_a_symptom(tmp_path):
     text, state = headline(tmp_path, chain(), [1000.0] * 40)
-    assert text.startswith("big overflowed at step 5, still in")
+    assert text.startswith(
+        "big overflowed (found at step 5, failing since step 1), still in"
+    )
+    assert "Step 5, failing since step 1: " in str(kmp.load_report(tmp_path))
     assert "all 40 steps skipped" in text
     assert state == "failing"
 
@@ -127,8 +131,26 @@ def test_the_last_of_several_fits_counts(tmp_path):
     fit(one_weight(jit=JIT), good(3), [watcher])
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["headline"]["state"] == "healthy"
-    assert run["headline"]["text"].startswith("Last of 2 fits: ")
-    assert "none skipped, no findings" in run["headline"]["text"]
+    assert run["headline"]["text"].startswith(
+        "Last of 2 fits, from step 4: 3 steps, none skipped, no findings; "
+    )
+
+
+def test_what_an_earlier_fit_has_repaired_is_reported(tmp_path):
+    model, repairs = chain(), tuner()
+    for _ in range(2):
+        watcher = monitor(tmp_path)
+        fit(model, [1000.0] * 9, [watcher, repairs])
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["headline"] == {
+        "text": "big overflowed at step 0, demoted to float32 with 1 more "
+        "layer; last of 2 fits, from step 10: 9 steps, none skipped; 33% of "
+        "FLOPs still in 16 bits.",
+        "state": "repaired",
+    }
+    assert str(watcher.summary).startswith(
+        "Mixed precision: Last of 2 fits, from step 10: 9 steps, none skipped"
+    )
 
 
 def test_a_run_that_is_killed_has_one(tmp_path):

@@ -3,6 +3,8 @@
 import functools
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -166,7 +168,7 @@ WRONG = {
     "`policy` must be the name": {"policy": 16},
     "`baseline` must be one of": {"baseline": "auto"},
     "`min_size` must be at least 1": {"min_size": 0},
-    "`max_size` must be at least 8": {"min_size": 8, "max_size": 7},
+    "`max_size` must be at least `min_size`": {"min_size": 8, "max_size": 7},
     "`step` must be an integer": {"step": 0.5},
     "`steps` must be at least 1": {"steps": 0},
     "`timeout` must be a finite number": {"timeout": -1},
@@ -193,12 +195,27 @@ def test_wrong_calls(message, tmp_path):
         (models.not_compiled, ValueError, "call `model.compile"),
         (models.broken, KeyError, "what is wrong"),
         (models.endless, TimeoutError, "takes longer than 1 seconds"),
+        # The script did start it below `if __name__ == "__main__":`.
+        (models.crashed, RuntimeError, r"was killed by SIGSEGV\."),
     ],
 )
 def test_what_is_no_lack_of_memory_is_raised(build, error, message):
     timeout = 1 if build is models.endless else 600
     with pytest.raises(error, match=message):
         find(build, timeout=timeout)
+
+
+@only_torch
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA")
+def test_a_limit_below_what_libraries_need_is_refused():
+    wrong = r"`memory_limit` is less than .* \(about (\d+) MiB\)\. Received: "
+    with pytest.raises(ValueError, match=wrong) as caught:
+        find(models.hungry, memory_limit=10_000_000)
+    needs = int(re.search(wrong, str(caught.value))[1]) * 2**20
+    # This one has imported the same, and more.
+    status = pathlib.Path("/proc/self/status").read_text()
+    own = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) * 1024
+    assert 2**27 < needs < own
 
 
 # Nothing of ours: what fits is what a script of a user's does.

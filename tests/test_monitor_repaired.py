@@ -27,6 +27,13 @@ def test_least_headroom_is_that_of_layers_in_16_bits(tmp_path):
     )
 
 
+def test_headroom_of_what_is_not_finite_is_none(tmp_path):
+    watcher = monitor(tmp_path, update_freq=1, probe_every=1)
+    fit(chain(), [1000.0] * 9, watcher)
+    assert watcher.summary.headroom["activation"] == ("big", -np.inf)
+    assert "the end: activations not finite (big)" in str(watcher.summary)
+
+
 def test_curves_are_of_layers_in_16_bits(tmp_path):
     watcher, run = repaired(tmp_path)
     at = max(layer["demoted_at"] or 0 for layer in run["layers"])

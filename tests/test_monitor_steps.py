@@ -216,9 +216,9 @@ def test_a_fit_is_a_boundary_of_its_own(tmp_path):
     begins = told(tmp_path, "train_begin")
     assert [(e["fit"], e["step"]) for e in begins] == [(1, 0), (2, 4)]
     assert overview(tmp_path)["last_step"] == 7
-    text = str(kmp.load_report(tmp_path))
+    text = str(kmp.load_report(tmp_path)).replace("\n    ", " ")
     assert "Steps: 7 in 2 calls of fit, 1 skipped" in text
-    assert "Last of 2 fits: 3 steps, none skipped" in text.replace("\n", " ")
+    assert "Last of 2 fits, from step 5: 3 steps, none skipped" in text
 
 
 def test_skips_of_another_folder_are_not_carried_on(tmp_path):

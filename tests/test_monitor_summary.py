@@ -50,6 +50,22 @@ def test_ten_optimizers_fit_a_screen():
         assert name in text
 
 
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({"a": 9, "b": 9, "c": 9, "d": 9}, "all 4 variables alike, 9x"),
+        (
+            {"a": 9, "b": 8, "c": 7, "d": 6, "e": 0},
+            "a 9x, b 8x, c 7x and 1 more",
+        ),
+        ({"a": 9, "b": 9}, "a 9x, b 9x"),
+    ],
+)
+def test_variables_that_fail_alike_are_no_lead(counts, text):
+    optimizer = OptimizerSummary(9, 9, 0, 8.0, 4.0, counts)
+    assert optimizer.remarks() == [f"  Most often non-finite: {text}"]
+
+
 def test_skipped_to_the_end_is_said(tmp_path):
     watcher = monitor(tmp_path)
     fit(one_weight(), [*good(2), BAD, BAD, BAD], [watcher])

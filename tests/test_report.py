@@ -51,7 +51,7 @@ def unpacked(page):
 def test_the_text_says_what_happened(report):
     failed, tuned = str(report).split("\n\n")
     assert failed.startswith(
-        "float16/mixprec: overflowing overflowed at step 5"
+        "float16/mixprec: overflowing overflowed (found at step 5, failing "
     )
     assert "Steps: 40, 40 skipped (100.00%)." in failed
     assert "Loss scale: 2**15 -> 2**-14" in failed

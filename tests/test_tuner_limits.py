@@ -116,3 +116,18 @@ TOGETHER = {
 def test_arguments_that_contradict_each_other_are_refused(received):
     with pytest.raises(ValueError, match=f"Received: {received}"):
         kmp.PrecisionTuner(**TOGETHER[received])
+
+
+def test_messages_have_lines_of_their_own_beside_the_bar(capsys):
+    x = np.ones((160, 1), "float32")
+    x[32:] = BIG
+    for verbose in 1, 0:
+        callback = kmp.PrecisionTuner()
+        options = {"batch_size": 4, "shuffle": False, "verbose": verbose}
+        chain().fit(x, 0 * x, callbacks=[callback], **options)
+        said = capsys.readouterr().out
+        (step,) = done(callback, "demote")
+        assert step > 0
+        lines = said.splitlines()
+        assert any(x.startswith("PrecisionTuner at step") for x in lines)
+        assert verbose or "" not in lines

@@ -217,6 +217,8 @@ def test_nothing_that_is_trained_is_changed(tmp_path):
         (lambda model: 1 / 0, ZeroDivisionError, "zero"),
         (lambda model: [0.1, 0.2], TypeError, r"return a number.*\[0.1, 0.2\]"),
         (lambda model: None, TypeError, "must return a number.*None"),
+        (lambda model: np.nan, ValueError, "In float32 the metric is not fin"),
+        (lambda model: -np.inf, ValueError, "In float32 .* validate is -inf"),
     ],
 )
 def test_a_mistake_in_the_function_ends_fit_at_once(validate, error, message):
@@ -229,6 +231,18 @@ def test_a_mistake_in_the_function_ends_fit_at_once(validate, error, message):
 def test_an_unknown_metric_is_named_at_once():
     with pytest.raises(ValueError, match="'val_loss', 'val_mae'.*'val_f1'"):
         fit(build(), tuner(monitor="f1", **DATA))
+
+
+def test_a_metric_is_refused_before_the_plan_is_reported(tmp_path, capsys):
+    path = write_demotions(tmp_path / "plan.json", "planted")
+    with pytest.raises(ValueError, match="`monitor` must be a metric"):
+        fit(build(), tuner(path, verbose=1, monitor="val_f1", **DATA))
+    assert "starts from" not in capsys.readouterr().out
+
+
+def test_a_metric_without_data_is_refused_offline():
+    with pytest.raises(ValueError, match="pass `validate_fn`. Received: mon"):
+        kmp.minimize_float32(build(), X, Y, monitor="val_mae")
 
 
 @pytest.mark.usefixtures("training_goes_on")
@@ -301,6 +315,8 @@ def test_a_damaged_sign_off_is_refused(tmp_path):
         ({"validate": iter([(X, Y)])}, ValueError, "read more than once"),
         ({"validate": (X, Y), "mode": "best"}, ValueError, "`mode` must be"),
         ({"validate": (X, Y), "monitor": 1}, TypeError, "`monitor` must be"),
+        ({"monitor": "val_mae"}, ValueError, "pass `validate`. Received: mon"),
+        ({"mode": "max"}, ValueError, "pass `validate`.*mode='max'"),
         ({"tolerance": -1}, ValueError, "`tolerance` must be"),
         ({"tolerance": "no"}, TypeError, "`tolerance` must be"),
     ],

@@ -59,7 +59,15 @@ def test_a_row_that_overflows_is_named(row):
     model, callback = fit(Loud(name="loud"), x)
     assert demoted(model) == {"loud": "float32", "head": "float32"}
     [change] = [e for e in callback.history if e["kind"] == "demote"]
-    assert f"rows=[{row}]" in str(change)
+    assert f"batch_rows=[{row}]" in str(change)
+
+
+def test_more_rows_than_are_named_are_counted():
+    x = X.copy()
+    x[300:320] = 300.0
+    _, callback = fit(Loud(name="loud"), x)
+    [change] = [e for e in callback.history if e["kind"] == "demote"]
+    assert "306, 307], batch_rows_in_all=20" in str(change)
 
 
 def test_a_sound_batch_is_examined_by_its_first_rows(monkeypatch):

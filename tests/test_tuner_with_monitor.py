@@ -6,6 +6,7 @@ import pytest
 from monitor_models import each_jit, monitor, told
 from tuner_models import CURE, chain, demoted, done, fit, tuner
 
+import keras_mixprec as kmp
 from keras_mixprec.diagnosis import examination as on_demand
 
 GOOD, BIG = 1.0, 1000.0
@@ -89,3 +90,15 @@ def test_after_a_fit_that_died_all_is_as_before(tmp_path):
         fit(model, [BIG] * 5, callback, watcher, killer)
     fit(model, [BIG] * 5, callback, watcher)
     assert demoted(model) == CURE
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_overhead_is_that_of_who_was_there(beside, tmp_path):
+    watcher = monitor(tmp_path)
+    fit(chain(), [GOOD] * 20, watcher, *[tuner()] * beside)
+    who = "; monitor and tuner " if beside else "; monitor "
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    said = f"{watcher.summary} {kmp.load_report(tmp_path)}"
+    titles = [f["title"] for f in run["performance"]["figures"]]
+    assert " ".join(said.split()).count(f"{who}0.") == 2
+    assert who.strip("; ") in titles

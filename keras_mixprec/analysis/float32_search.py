@@ -61,12 +61,7 @@ class Float32Search:
         ranked = rank(self._start.candidates, instabilities)
         self._ranked = [entry.path for entry in ranked]
         if self._evaluation:
-            self._reference = self._evaluation.in_float32()
-            if not math.isfinite(self._reference):
-                raise ValueError(
-                    "In float32 the metric is not finite, so precision is not "
-                    f"what is wrong. Received: {self._named(self._reference)}"
-                )
+            self._reference = self._evaluation.reference()
         self._file.check_reference(self._reference)
 
     def trials(self, verbose):

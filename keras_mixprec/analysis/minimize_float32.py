@@ -17,7 +17,7 @@ from keras_mixprec.analysis.ranking import starting_point
 from keras_mixprec.analysis.trials import TrialFile, identity_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
-from keras_mixprec.numerics.evaluation import Evaluation, HeldBack
+from keras_mixprec.numerics.evaluation import Evaluation, held_back
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import MODEL_PATH, check_model
@@ -66,9 +66,9 @@ def minimize_float32(
         y: Their targets. Defaults to `None`.
         sample_weight: Their weights. Defaults to `None`.
         policy: String. `"mixed_float16"` or `"mixed_bfloat16"`.
-        tolerance: Float. Share by which the loss may be off.
-        gradient_tolerance: Float. Share by which the gradient of any layer's
-            variables may be off.
+        tolerance: Float. Share of float32's loss by which the loss may be off.
+        gradient_tolerance: Float. Share of float32's by which the gradient of
+            any layer's variables may be off.
         rules: Iterable of `PrecisionRule`, with the meaning that it has for
             `apply_policy`. What they match follows them, needed or not; `[]`
             leaves everything to the search.
@@ -82,8 +82,8 @@ def minimize_float32(
             `EarlyStopping` names it. Defaults to `"val_loss"`.
         mode: String. `"min"`, `"max"` or `"auto"`, as for `PrecisionTuner`.
             Defaults to `"auto"`.
-        validation_tolerance: Float. How much worse than in float32 the metric
-            may be, in its own unit. Defaults to `0.002`.
+        validation_tolerance: Float, in the metric's own unit. How much worse
+            than in float32 it may be. Defaults to `0.002`.
         resume: String or path-like, a JSON file in which finished trials are
             kept. A search that was killed goes on from there, with the same
             result; tolerances may be others. Defaults to `None`.
@@ -99,6 +99,7 @@ def minimize_float32(
         TypeError: If an argument has the wrong type.
         ValueError: If the model is not compiled, the data do not fit it,
             float32 is not finite on them, or no set reaches the tolerance;
+            if `monitor` or `mode` is given without `validate_fn`;
             if `resume` is damaged or of another model or other data.
 
     Warns:
@@ -139,9 +140,8 @@ def minimize_float32(
     batch_size = check_integer("batch_size", batch_size, low=1)
     check_choice("verbose", verbose, (0, 1))
     evaluation = None
-    if validate_fn is not None:
-        held_back = HeldBack(validate_fn, monitor, mode, "validate_fn")
-        evaluation = Evaluation(model, held_back)
+    if validation := held_back(validate_fn, monitor, mode, "validate_fn"):
+        evaluation = Evaluation(model, validation)
     data = to_tensors((x, y, sample_weight))
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from keras_mixprec._console import in_progress_bar
 from keras_mixprec.backend import active
 from keras_mixprec.callbacks.settings import Settings
 from keras_mixprec.guards.train_function import StepCount
@@ -129,3 +130,19 @@ class FitState:
             CounterLog(session, counters),
             PerformanceLog(session, first_step),
         )
+
+    def begin_epoch(self) -> None:
+        """An epoch begins, or the last one has ended."""
+        in_progress_bar(False)
+        self.count.begin_epoch()
+
+    def begin_batch(self, batch: int, params: dict | None) -> None:
+        """A batch begins; after the first, Keras may show a progress bar.
+
+        Args:
+            batch: Int. As `fit` counts it.
+            params: Dict, the callback's; `None` in a loop written by hand.
+        """
+        verbose = (params or {}).get("verbose")
+        in_progress_bar(batch > 0 and verbose in (1, "auto"))
+        self.count.begin_batch(batch)

@@ -154,7 +154,7 @@ class Session:
         if callback is self._members[0] and self._can_start():
             self._start()
             after_epoch(self.model)
-            self.state.count.begin_epoch()
+            self.state.begin_epoch()
             self.bad_data.begin_epoch(self.step, epoch)
 
     def begin_batch(self, callback, batch: int):
@@ -166,7 +166,7 @@ class Session:
             return
         self._start()
         keep_watching(self.model)
-        self.state.count.begin_batch(batch)
+        self.state.begin_batch(batch, self._params)
         self.state.performance.clock.stamp(self.step)
         if self.step >= self.state.idle_until:
             self._act()
@@ -259,7 +259,7 @@ class Session:
             return
         self._start()  # There may have been no epoch.
         self._finished = True
-        self.state.count.begin_epoch()
+        self.state.begin_epoch()
         after_epoch(self.model)
         self.synchronized_model()
         self._keep_if_failed()
@@ -291,7 +291,7 @@ class Session:
         # Not needed before a `fit` begins.
         from keras_mixprec.monitoring import precision_settings
 
-        precision_settings.log_begin(self.log, self.step)
+        precision_settings.log_begin(self.log, self.step, self.has_tuner)
         for event in self.settings.before_training:
             self.log.event(self.step, event)
         self.log_layers()

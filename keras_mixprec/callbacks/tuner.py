@@ -15,7 +15,7 @@ from keras_mixprec.loss_scaling.ensure import (
 )
 from keras_mixprec.monitoring.failures import failure_event
 from keras_mixprec.monitoring.summary import summarize
-from keras_mixprec.numerics.evaluation import HeldBack
+from keras_mixprec.numerics.evaluation import held_back
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.layers import has_own_step
@@ -123,8 +123,8 @@ class PrecisionTuner(CopiedCallback):
             is. `"auto"` goes by what Keras knows of the metric; of any other,
             as of a function's, a difference to either side counts. Defaults to
             `"auto"`.
-        tolerance: Float. How much worse than in float32 the metric may be, in
-            its own unit: 0.002 of an accuracy is 0.2 percentage points.
+        tolerance: Float, in the metric's own unit: 0.002 of an accuracy is 0.2
+            percentage points. How much worse than in float32 it may be.
             Defaults to `0.002`.
 
     Attributes:
@@ -143,8 +143,10 @@ class PrecisionTuner(CopiedCallback):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a number is outside its range; when training starts, if
-            the plan is damaged or belongs to another model.
+        ValueError: If a number is outside its range, or `monitor` or `mode` is
+            given without `validate`; when training starts, if the plan is
+            damaged or belongs to another model, `monitor` is no metric of the
+            model, or the metric is not finite in float32.
         OSError: When training starts, if the plan cannot be written.
         FloatingPointError: In training, as `on_limit` says.
 
@@ -219,9 +221,7 @@ class PrecisionTuner(CopiedCallback):
             )
 
     def _held_back(self):
-        if self.validate is None:
-            return None
-        return HeldBack(self.validate, self.monitor, self.mode)
+        return held_back(self.validate, self.monitor, self.mode)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Starts from the plan, if there is one."""
@@ -237,12 +237,15 @@ class PrecisionTuner(CopiedCallback):
             on_diagnosis=lambda *found: self._tuning.repair(*found),
             on_end=lambda: self._tuning.end(),
         )
-        use_bfloat16 = self.bfloat16
+        use_bfloat16, why_bfloat16 = self.bfloat16, "`bfloat16=True`"
         if use_bfloat16 == "auto":
-            use_bfloat16 = recommend_policy().policy == "mixed_bfloat16"
+            advised = recommend_policy()
+            use_bfloat16 = advised.policy == "mixed_bfloat16"
+            why_bfloat16 = advised.reason
         settings = TunerSettings(
             save_plan=self._save_plan,
             use_bfloat16=use_bfloat16,
+            why_bfloat16=why_bfloat16,
             dry_run=self.dry_run,
             promote_after=self.promote_after,
             cooldown=self.cooldown,

@@ -142,7 +142,9 @@ def check_forward(
     numbers = _numbers(replay, error, low, exact)
     rows = _rows([to_array(x) for x in replay.inputs], low, exact)
     if rows:
-        numbers["rows"] = rows[:_ROWS_NAMED]
+        numbers["batch_rows"] = rows[:_ROWS_NAMED]
+        if len(rows) > _ROWS_NAMED:
+            numbers["batch_rows_in_all"] = len(rows)
     kind = kind_of_outputs(replay, low, exact, numbers)
     if kind == "underflow":
         numbers |= _vanishing_constant(call.layer)

@@ -153,7 +153,8 @@ def least_headroom(
 ) -> tuple[str, float] | None:
     """Returns the path and headroom of the layer that has least, or `None`.
 
-    Of layers in 16 bits, each in the format that it computes in.
+    Of layers in 16 bits, each in the format that it computes in; minus
+    infinity of the first whose numbers are not all finite.
 
     Args:
         readings: List of `LayerReading`.
@@ -161,16 +162,17 @@ def least_headroom(
         part: String, as in `LayerReading.parts`.
     """
     found = [
-        (r.parts[part].headroom_bits(get_format(dtype)), r.path)
+        (r.path, _bits_left(r.parts[part], get_format(dtype)))
         for r in readings
         if part in r.parts
-        and r.parts[part].largest
+        and (r.parts[part].largest or r.parts[part].nonfinite)
         and (dtype := _dtype(r.path, dtypes)) in SIXTEEN_BITS
     ]
-    if not found:
-        return None
-    bits, path = min(found)
-    return path, bits
+    return min(found, key=lambda pair: pair[1], default=None)
+
+
+def _bits_left(found, limits):
+    return -np.inf if found.nonfinite else found.headroom_bits(limits)
 
 
 def _dtype(path, dtypes):

@@ -24,6 +24,8 @@ class Verdict:
         step: Int. How many steps were taken when it was found, 0 before the
             first, so that a batch that was skipped has the number of its step,
             from 1; or `None`.
+        failing_since: Int. The first of the steps in a row that were skipped
+            until then, where these are several; or `None`.
         compiled: Boolean. Whether the step was compiled by XLA, which changes
             what overflows.
         numbers: Dict. The evidence.
@@ -42,6 +44,7 @@ class Verdict:
     compiled: bool = False
     numbers: dict = dataclasses.field(default_factory=dict)
     advice: str = ""
+    failing_since: int | None = None
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -60,6 +63,8 @@ class Verdict:
         where = f" in {self.layer!r}" if self.layer else ""
         direction = f", {self.direction}" if self.direction else ""
         step = f" at step {self.step}" if self.step is not None else ""
+        if self.failing_since is not None:
+            step += f", failing since step {self.failing_since}"
         numbers = ", ".join(
             f"{name}={_format(value)}" for name, value in self.numbers.items()
         )

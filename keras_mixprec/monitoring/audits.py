@@ -1,6 +1,7 @@
 """Diagnoses the next batch of `fit`, and reports verdicts."""
 
 import contextlib
+import dataclasses
 import time
 
 import numpy as np
@@ -20,6 +21,7 @@ from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.monitoring.overhead import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import ERRORS
+from keras_mixprec.verdict_kinds import KINDS
 
 # What a column of `AUDITED` is called after the direction.
 _ERROR = "_error_against_float32"
@@ -47,12 +49,14 @@ class Examiner:
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
         schedule: `AuditSchedule` of the model.
+        in_a_row: Int. Steps skipped since the last one applied, as last read.
     """
 
     def __init__(self, log, verbose, budget, zeros):
         self.verdicts = []
         self._works = []
         self.schedule = AuditSchedule()
+        self.in_a_row = 0
         self._log = log
         self._verbose = verbose
         self._budget = budget
@@ -320,6 +324,7 @@ class Examiner:
         if fault in self._reported:
             return
         self._reported.add(fault)
+        verdict = self._with_start(verdict)
         self.verdicts.append(verdict)
         self._found |= verdict.kind != "scale_collapsed"
         event = verdict.to_dict() | {"kind": "verdict", "verdict": verdict.kind}
@@ -327,7 +332,15 @@ class Examiner:
             event["at_step"] = verdict.step
         self._log.event(step, event)
         if self._verbose:
-            print_message(f"\n{verdict}")
+            print_message(str(verdict))
+
+    def _with_start(self, verdict):
+        """The verdict with the step since which its layer makes steps fail."""
+        harms = verdict.layer and KINDS[verdict.kind].level == "bad"
+        if not harms or not verdict.step or self.in_a_row < 2:
+            return verdict
+        since = max(verdict.step - self.in_a_row + 1, 1)
+        return dataclasses.replace(verdict, failing_since=since)
 
 
 def _bits(model, batch):

@@ -298,6 +298,7 @@ class CounterLog:
         self._unscaled.read(step, used, step > session.first_step)
         started = time.perf_counter()
         self._write(readings, counted)
+        session.examiner.in_a_row = self.state.in_a_row
         session.budget.add(READINGS, time.perf_counter() - started)
         session.bad_data.report(session)
 

@@ -80,7 +80,7 @@ class EarlyStop:
             return
         self._model.stop_training = True
         if self._settings.verbose:
-            print_message(f"\nMixPrecMonitor stops here: {reason}.")
+            print_message(f"MixPrecMonitor stops here: {reason}.")
 
     def fail(self, reason: str):
         """Lets `fit` end with an exception as soon as it can.

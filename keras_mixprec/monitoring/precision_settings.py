@@ -8,7 +8,7 @@ from keras_mixprec.policies.ignored_variables import ignored_variables
 _warned = set()
 
 
-def log_begin(log, step: int):
+def log_begin(log, step: int, tuner: bool):
     """Logs that a `fit` begins, and the settings in force in it.
 
     Each variable that is set to no effect is warned of once.
@@ -16,8 +16,9 @@ def log_begin(log, step: int):
     Args:
         log: The `RunLog`.
         step: Int.
+        tuner: Boolean. Whether a `PrecisionTuner` is part of it.
     """
-    event = {"kind": "train_begin", "fit": log.fits + 1}
+    event = {"kind": "train_begin", "fit": log.fits + 1, "tuner": tuner}
     event["matmul_precision"] = str(matmul_precision.in_force())
     if rewrite := graph_rewrite.in_force():
         event["graph_rewrite"] = rewrite.dtype

@@ -244,7 +244,7 @@ class Prober:
         self._log.event(step, event)
         if self._verbose:
             print_message(
-                f"\nThe activations of {path!r} have {bits:.1f} bits left "
+                f"The activations of {path!r} have {bits:.1f} bits left "
                 f"below the maximum of {self.limits.name} and grow: they "
                 f"overflow in about {left:.0f} steps."
             )

@@ -55,7 +55,7 @@ class _Shown:
 
     def say(self, message):
         self._said = True
-        print_message(f"\n{self._who}: {message}")
+        print_message(f"{self._who}: {message}")
 
     def tick(self):
         # A search that finds something takes more passes.

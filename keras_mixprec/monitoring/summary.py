@@ -8,6 +8,7 @@ from keras_mixprec.formats import (
     BATCHES,
     SIXTEEN_BITS,
     STEPS,
+    format_bits,
     format_kinds,
     format_power,
 )
@@ -34,13 +35,15 @@ class TrainingSummary(NamedTuple):
             scaling. Of several, the one that skipped most is remarked upon.
         headroom: Dict from `"activation"` and `"gradient"` to the path of the
             layer with the least headroom and that headroom in bits, as of the
-            last probed step; empty if none was probed.
+            last probed step, `-inf` if numbers are not finite there; empty if
+            none was probed.
         folder: String. Where the log is; empty if another worker has it.
         unscaled_float16: String. That layers compute in float16 and nothing
             scales the loss, and what to do about it; empty if it is scaled.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
             `"healthy"`, `"repaired"`, `"warning"`, `"failing"` or
-            `"not_measured"`. The report and the tab say the same.
+            `"not_measured"`. The report and the tab say the same, and what an
+            earlier `fit` into the same log has repaired.
         ranges: String. How often the ranges of layers were measured beside
             training, what that took, and why any were withheld.
         bad_data: String. How many batches had inputs that are not finite and
@@ -90,7 +93,7 @@ class TrainingSummary(NamedTuple):
         if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
             lines.append(f"Non-finite loss: {losses}.")
         least = ", ".join(
-            f"{part}s {bits:.1f} bits ({path})"
+            f"{part}s {format_bits(bits)} ({path})"
             for part, (path, bits) in self.headroom.items()
         )
         if least:
@@ -143,10 +146,9 @@ class OptimizerSummary(NamedTuple):
     def remarks(self) -> list:
         """Returns what else to print, the verdicts last."""
         lines = []
-        worst = Counter(self.overflow_counts).most_common(3)
-        if worst and worst[0][1]:
-            named = ", ".join(f"{path} {n}x" for path, n in worst if n)
-            lines.append(f"  Most often non-finite: {named}")
+        seen = {p: n for p, n in self.overflow_counts.items() if n}
+        if worst := _most_often(seen):
+            lines.append(f"  Most often non-finite: {worst}")
         if kinds := format_kinds(self.nonfinite_counts, STEPS):
             lines.append(f"  Non-finite gradients: {kinds}")
         if self.in_a_row:
@@ -157,6 +159,16 @@ class OptimizerSummary(NamedTuple):
                 "at the layers named above."
             )
         return lines
+
+
+def _most_often(counts, shown=3):
+    """The variables that overflowed most, which are a lead if they differ."""
+    if len(counts) > shown and len({*counts.values()}) == 1:
+        times = next(iter(counts.values()))
+        return f"all {len(counts)} variables alike, {times}x"
+    named = [f"{p} {n}x" for p, n in Counter(counts).most_common(shown)]
+    more = len(counts) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 def summarize(session) -> TrainingSummary:
@@ -189,7 +201,8 @@ def summarize(session) -> TrainingSummary:
     # Not needed before a `fit` has ended.
     from keras_mixprec.reporting.performance import performance, sentence
 
-    speed = performance(session.state.performance.rows, rows)
+    measured = session.state.performance.rows
+    speed = performance(measured, rows, session.has_tuner)
     facts = Facts(
         events=session.log.story,
         layers=rows,
@@ -197,6 +210,8 @@ def summarize(session) -> TrainingSummary:
         skipped={name: o.skipped for name, o in optimizers.items()},
         in_a_row=max((o.in_a_row for o in optimizers.values()), default=0),
         measured="activation" in headroom,
+        fits=session.log.fits + 1,
+        first=session.first_step + 1,
         examined=bool(session.examiner.schedule.errors),
     )
     return TrainingSummary(

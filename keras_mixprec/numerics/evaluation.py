@@ -182,6 +182,30 @@ def _shown(value):
     return f"{repr(value)[:100]} of type {type(value).__name__}"
 
 
+def held_back(
+    validate: Any, monitor: str, mode: str, argument: str = "validate"
+) -> HeldBack | None:
+    """Returns what decides by a metric, `None` if nothing is held back.
+
+    Args:
+        validate: As for `HeldBack`, or `None`.
+        monitor: As for `HeldBack`.
+        mode: As for `HeldBack`.
+        argument: As for `HeldBack`.
+
+    Raises:
+        ValueError: If a metric is chosen and there is nothing that has it.
+    """
+    if validate is not None:
+        return HeldBack(validate, monitor, mode, argument)
+    if (monitor, mode) != ("val_loss", "auto"):
+        raise ValueError(
+            f"`monitor` and `mode` need held-back data: pass `{argument}`. "
+            f"Received: monitor={monitor!r}, mode={mode!r}, {argument}=None"
+        )
+    return None
+
+
 class Evaluation:
     """Evaluates one model in several dtypes, with the weights that it has.
 
@@ -208,6 +232,20 @@ class Evaluation:
         """Returns the metric with all layers in float32."""
         with computing_in("float32", with_sublayers(self._model)):
             return self._measured(self._in_float32)
+
+    def reference(self) -> float:
+        """Returns the metric in float32, which others are compared with.
+
+        Raises:
+            ValueError: If it is not finite.
+        """
+        value = self.in_float32()
+        if not math.isfinite(value):
+            raise ValueError(
+                "In float32 the metric is not finite, so precision is not "
+                f"what is wrong. Received: {self.held_back.name} is {value:g}"
+            )
+        return value
 
     def with_policies(self, assignment: dict) -> float:
         """Returns the metric with some layers in other dtypes.

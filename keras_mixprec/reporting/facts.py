@@ -87,8 +87,9 @@ class Facts(NamedTuple):
     """What the sentence is made of.
 
     Attributes:
-        events: List of dicts, the events of the last `fit` by rising step.
-            Only those of a kind in `STORY` count.
+        events: List of dicts, the events of the last `fit` by rising step,
+            behind those of earlier ones that still hold. Only those of a kind
+            in `STORY` count.
         layers: List of dicts with `"path"`, `"compute_dtype"`,
             `"share_of_flops"` and `"parameters"`, as they are now.
         steps: Int. Steps of the last `fit`.
@@ -97,6 +98,8 @@ class Facts(NamedTuple):
         in_a_row: Int. Steps skipped since the last one applied.
         measured: Boolean. Whether the range of any layer is known.
         fits: Int. How many calls of `fit` the log has. Defaults to `1`.
+        first: Int. The first step of the last, as the log counts. Defaults to
+            `1`.
         examined: Boolean. Whether any layer was compared with float32.
             Defaults to `False`.
     """
@@ -108,6 +111,7 @@ class Facts(NamedTuple):
     in_a_row: int
     measured: bool
     fits: int = 1
+    first: int = 1
     examined: bool = False
 
 
@@ -129,7 +133,7 @@ def facts_of(overview: dict) -> Facts:
     }
     steps = overview["last_step"] - first
     return Facts(
-        events,
+        _still_true(before, overview["layers"]) + events,
         overview["layers"],
         steps,
         skipped,
@@ -138,6 +142,7 @@ def facts_of(overview: dict) -> Facts:
             layer["least_headroom"] is not None for layer in overview["layers"]
         ),
         fits,
+        first + 1,
         any(
             m["kind"] == "error" for m in (overview["heat"] or _NONE)["metrics"]
         ),
@@ -149,6 +154,20 @@ def _last_fit(events):
     starts = [i for i, e in enumerate(events) if e["kind"] == "train_begin"]
     start = starts[-1] if starts else 0
     return events[:start], events[start:]
+
+
+def _still_true(events, layers):
+    """What was found in earlier fits of layers that are repaired by now."""
+    now = {layer["path"]: layer["compute_dtype"] for layer in layers}
+    repaired = [
+        event
+        for event in events
+        if event["kind"] == "verdict"
+        and is_repaired(event["verdict"], now.get(event["layer"]))
+    ]
+    # Without a finding, nothing is said of what was done about it.
+    kinds = {*PRECISION_CHANGES} - {"undo"} if repaired else ()
+    return repaired + [event for event in events if event["kind"] in kinds]
 
 
 def _skipped_since(first, course):
@@ -195,6 +214,7 @@ _OURS = STORY | {
 }
 _OF_OURS = {
     "at_step": int,
+    "failing_since": int | None,
     "layers": dict,
     "reasons": dict,
     "numbers": dict,

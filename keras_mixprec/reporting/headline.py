@@ -54,7 +54,7 @@ def headline(facts: Facts) -> dict:
     clauses = [
         *story.cause(),
         *story.outcome(),
-        *_skips(facts, story.quiet, state != _UNKNOWN),
+        _last_of(facts) + _skips(facts, story.quiet, state != _UNKNOWN),
         *_share(facts.layers, story.demoted),
     ]
     if state == _UNKNOWN:
@@ -64,8 +64,7 @@ def headline(facts: Facts) -> dict:
     text = "; ".join(clauses)
     if not story.names_layer:
         text = text[:1].upper() + text[1:]
-    start = f"Last of {facts.fits} fits: " if facts.fits > 1 else ""
-    return {"text": f"{start}{text}.", "state": state}
+    return {"text": f"{text}.", "state": state}
 
 
 class _Story:
@@ -219,7 +218,7 @@ class _Story:
             return f"gradients vanished{at} at too low a loss scale{fate}"
         others = 0 if over else len(alike) - 1
         more = f" and {_counted(others, 'more layer')}" if others else ""
-        at = f", first{at}" if others else at
+        at = _found(first, "first " if others else "")
         names = _named(first) + more
         what = KINDS[kind].phrase
         if "overflows_in_steps" in first.get("numbers", {}):
@@ -250,18 +249,14 @@ def _skips(facts, quiet, known):
     taken = _counted(steps, "step")
     if not total:
         none = ", none skipped" if skipped and steps else ""
-        yield (
-            f"{taken}{none}, no findings"
-            if quiet and known
-            else f"{taken}{none}"
-        )
-    elif len(skipped) > 1:
-        yield ", ".join(
+        found = ", no findings" if quiet and known else ""
+        return f"{taken}{none}{found}"
+    if len(skipped) > 1:
+        return ", ".join(
             f"{_skipped(n, steps)} by {name}" for name, n in skipped.items()
         )
-    else:
-        searched = " while the loss scale was searched" if quiet else ""
-        yield f"{_skipped(total, steps)}{searched}"
+    searched = " while the loss scale was searched" if quiet else ""
+    return f"{_skipped(total, steps)}{searched}"
 
 
 def _skipped(count, steps):
@@ -308,6 +303,21 @@ def _named(verdict):
 def _at(event):
     step = event.get("at_step", event.get("step"))
     return "" if step is None else f" at step {step:,}"
+
+
+def _found(verdict, first):
+    """When, and since when steps have failed if that is before."""
+    at, since = _at(verdict), verdict.get("failing_since")
+    if since is None:
+        return f", {first.strip()}{at}" if first else at
+    return f" ({first}found{at}, failing since step {since:,})"
+
+
+def _last_of(facts):
+    """What steps are of, where the log has more than those."""
+    if facts.fits == 1:
+        return ""
+    return f"last of {facts.fits} fits, from step {facts.first:,}: "
 
 
 def _counted(number, noun):

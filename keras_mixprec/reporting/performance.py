@@ -45,12 +45,16 @@ def rates_of(row: Row) -> dict:
     return {n: None if math.isnan(v) else v for n, v in found.items()}
 
 
-def performance(rows: Sequence[Row], layers: list) -> dict | None:
+def performance(
+    rows: Sequence[Row], layers: list, tuner: bool = True
+) -> dict | None:
     """Returns how fast a run was, ready for JSON; `None` without rows.
 
     Args:
         rows: List of `Row`, of one `fit`.
         layers: List of dicts, the table of layers as it is now.
+        tuner: Boolean. Whether a tuner, or nobody knows that none, was beside
+            the monitor. Defaults to `True`.
 
     Returns:
         Dict with `"steps"`, the step of each row, and `"figures"`, a list of
@@ -70,10 +74,11 @@ def performance(rows: Sequence[Row], layers: list) -> dict | None:
     value["peak_memory"] = max(peaks, default=None)
     value["once_seconds"] = rows[-1].once_seconds
     value |= _of_layers(layers)
+    titles = {} if tuner else {"overhead_share": "monitor"}
     figures = [
         {
             "name": name,
-            "title": metric.title,
+            "title": titles.get(name, metric.title),
             "explanation": metric.explanation,
             "kind": metric.unit,
             "worst": metric.worst,
@@ -132,6 +137,7 @@ def sentence(found: dict) -> str:
 time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
     """
     value = {f["name"]: f["value"] for f in found["figures"]}
+    title = {f["name"]: f["title"] for f in found["figures"]}
     speed = f"{_time(value['step_time'])} a step"
     if value["step_time_p95"] is not None:
         speed += f" (95th percentile {_time(value['step_time_p95'])})"
@@ -142,7 +148,7 @@ time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
     parts = [speed]
     if value["peak_memory"] is not None:
         parts.append(f"peak memory {_bytes(value['peak_memory'])}")
-    overhead = f"monitor and tuner {value['overhead_share']:.1%}"
+    overhead = f"{title['overhead_share']} {value['overhead_share']:.1%}"
     parts.append(f"{overhead}, and {_time(value['once_seconds'])} once")
     return f"{'; '.join(parts)}."
 

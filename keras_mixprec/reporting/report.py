@@ -8,7 +8,13 @@ import textwrap
 from collections import Counter, defaultdict
 
 from keras_mixprec._files import write_bytes
-from keras_mixprec.formats import BATCHES, STEPS, format_kinds, format_power
+from keras_mixprec.formats import (
+    BATCHES,
+    STEPS,
+    format_bits,
+    format_kinds,
+    format_power,
+)
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.report_page import page
@@ -38,7 +44,7 @@ def text(overview: dict) -> str:
         *_before_training(overview["events"]),
         *_demoted(overview["layers"]),
         *_verdicts(overview["events"]),
-        *_headroom(overview["layers"]),
+        *_headroom(overview["layers"], overview["format"]["name"]),
         *filter(None, [overview["withheld"]]),
     ]
     return "\n".join(
@@ -143,34 +149,38 @@ def _verdicts(events):
     for event in verdicts[:_MOST_VERDICTS]:
         where = f" in {event['layer']}" if event["layer"] else ""
         way = f", {event['direction']}" if event["direction"] else ""
+        since = event.get("failing_since")
+        failing = "" if since is None else f", failing since step {since:,}"
         yield (
-            f"Step {event['step']:,}: {event['verdict']}{where}{way}. "
+            f"Step {event['step']:,}{failing}: {event['verdict']}{where}{way}. "
             f"{event['advice']}"
         )
     if (more := len(verdicts) - _MOST_VERDICTS) > 0:
         yield f"And {more} more verdicts."
 
 
-def _headroom(layers):
+def _headroom(layers, limit):
     # What a wider layer holds would be no matter for it.
     low = [x for x in layers if x["compute_dtype"] != "float32"]
     shown = [x for x in low if _is_range(x["least_headroom"])]
     shown.sort(key=lambda layer: layer["least_headroom"])
     if shown:
         yield "Least headroom of activations: " + ", ".join(
-            f"{x['path']} {_bits(x['least_headroom'])} at step "
-            f"{x['worst_step']:,}"
+            f"{x['path']} {_left(x, limit)} at step {x['worst_step']:,}"
             for x in shown[:_MOST_LAYERS]
         )
+
+
+def _left(layer, limit):
+    bits, dtype = layer["least_headroom"], layer["compute_dtype"]
+    if -math.inf < bits < 0 and dtype != limit:
+        return f"beyond {limit}, computed in {dtype},"
+    return format_bits(bits)
 
 
 def _is_range(bits):
     # Infinite if all numbers were zero.
     return bits is not None and bits < math.inf
-
-
-def _bits(bits):
-    return "not finite" if bits == -math.inf else f"{bits:.1f} bits"
 
 
 def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":

@@ -270,7 +270,7 @@ class RunData:
 
     def _performance(self, events, layers):
         """Of the last `fit`; `None` in an older log."""
-        begins = [e["step"] for e in events if e["kind"] == "train_begin"]
+        begins = [e for e in events if e["kind"] == "train_begin"]
         contents, known = self._source.contents, [*schema.PERFORMANCE_COLUMNS]
         rows = [
             Row(*row)
@@ -278,8 +278,10 @@ class RunData:
             if contents[tag]["columns"] == known
             for row in self._last(tag).tolist()
         ]
-        last = max(begins, default=0)
-        return performance([row for row in rows if row.step > last], layers)
+        last = max((e["step"] for e in begins), default=0)
+        rows = [row for row in rows if row.step > last]
+        tuner = begins[-1].get("tuner", True) if begins else True
+        return performance(rows, layers, tuner)
 
     def _tables(self, family):
         return [

@@ -90,12 +90,13 @@ class Tuning:
         self._validation.sign_off(self._session.step, not self._state.ended)
 
     def _begin(self, step):
+        # Refuses a mistake before anything else is reported.
+        self._validation.begin(step)
         self.records.begin(step)
         self._trigger.add(step, 0)
         self.repairs.restart_waiting(step)
         self._state.enter(Phase.WATCHING)
         self._state.next_reading = step + 1
-        self._validation.begin(step)
         examiner, model = self._session.examiner, self._session.model
         # Of a model that one worker does not know yet, nobody knows more.
         (new,) = any_worker(model, [examiner.schedule.is_new])

@@ -50,7 +50,7 @@ class TunerHistory:
         self.history.append({"step": step, **event})
         self._session.log.event(step, event)
         if self._settings.verbose:
-            print_message(f"\nPrecisionTuner at step {step}: {message}.")
+            print_message(f"PrecisionTuner at step {step}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
         """Reports that layers compute in something else now, or would.
@@ -66,11 +66,16 @@ class TunerHistory:
         after = sorted({policy for _, policy in changes.values()})
         would = "would change" if self._settings.dry_run else "changes"
         reasons = list(dict.fromkeys(d.kind for d in why.values()))
+        rung = ""
+        if kind == "demote" and "mixed_bfloat16" in after:
+            # The advice of a verdict is float32, which always repairs.
+            rung = f"; bfloat16 has the range: {self._settings.why_bfloat16}"
         self.report(
             kind,
             step,
             f"{would} {listed(changes)} to {' and '.join(after)}"
-            + (f" because of {', '.join(reasons)}" if reasons else ""),
+            + (f" because of {', '.join(reasons)}" if reasons else "")
+            + rung,
             layers={
                 path: {"before": before, "after": after}
                 for path, (before, after) in changes.items()

@@ -36,6 +36,7 @@ class NonfiniteStepCount:
         """Returns how many there were since the last call."""
         before = self._here
         self._here, in_a_row = self._session.nonfinite_steps()
+        self._session.examiner.in_a_row = in_a_row
         new, self._in_a_row = any_worker(
             self._session.model, [self._here - before, in_a_row]
         )

@@ -59,12 +59,13 @@ class Validation:
             step: Int.
 
         Raises:
+            ValueError: If the metric is not finite.
             Exception: Whatever the evaluation raises.
         """
         if self._evaluation is None or not self._settings.check_validate:
             return
         self._session.synchronized_model()
-        value = self._timed(self._evaluation.in_float32)
+        value = self._timed(self._evaluation.reference)
         event = {"kind": "validate", **self._numbers(value, None)}
         self._session.log.event(step, event)
 
@@ -283,7 +284,7 @@ class Validation:
     def _announce(self, what):
         if self._settings.verbose and self._cost > _PATIENCE:
             about = f"about {self._cost:.0f} s an evaluation"
-            print_message(f"\nPrecisionTuner {what} ({about}) ...")
+            print_message(f"PrecisionTuner {what} ({about}) ...")
 
     def _say(self, trials, value):
         name = self._settings.held_back.name

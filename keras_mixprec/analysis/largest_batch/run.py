@@ -101,7 +101,8 @@ def largest_batch(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If one has a wrong value, `build` or `data` cannot be
-            imported by another process, or `resume` is of another search.
+            imported by another process, `resume` is of another search, or
+            `memory_limit` is less than the libraries alone need.
         TimeoutError: If a trial takes too long.
         Exception: What a trial raises, if it is not that memory has run out.
 
@@ -113,7 +114,12 @@ def largest_batch(
     """
     _check_function("build", build)
     min_size = check_integer("min_size", min_size, low=1)
-    max_size = check_integer("max_size", max_size, low=min_size)
+    max_size = check_integer("max_size", max_size, low=1)
+    if max_size < min_size:
+        raise ValueError(
+            "`max_size` must be at least `min_size`. "
+            f"Received: min_size={min_size}, max_size={max_size}"
+        )
     if step is not None:
         step = check_integer("step", step, low=1)
     steps = check_integer("steps", steps, low=1)

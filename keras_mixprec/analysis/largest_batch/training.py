@@ -176,6 +176,14 @@ def _limited(job):
             )
         return {}
     limit = job.memory_limit
+    if limit is not None and limit < used["VmData"]:
+        # Linux takes nothing away from a process that has more, which would
+        # train in what its libraries have freed.
+        raise ValueError(
+            "`memory_limit` is less than a process needs with its libraries, "
+            f"before there is a model (about {used['VmData'] / 2**20:,.0f} "
+            f"MiB). Received: memory_limit={limit}"
+        )
     if limit is None and job.available is not None and not _in_force():
         limit = used["VmData"] + job.available
     if limit is not None:

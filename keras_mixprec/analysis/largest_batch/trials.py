@@ -42,8 +42,9 @@ class Trials:
         self._process: Any = None
         self._connection: Any = None
         self._output = ""
-        # Whether the system limits what a process has, as one that lives says.
-        self._limited = False
+        # Whether the system limits what a process has: asked for, or said by
+        # one that has trained.
+        self._limited = job.memory_limit is not None
 
     def run(self, size: int) -> dict:
         """Returns what `Trainer.run` does, or why memory has run out.
@@ -132,8 +133,13 @@ class Trials:
         kills = _KILLED_IF_LIMITED if self._limited else _KILLED
         if scarce or name in kills:
             return {"fits": False, "because": how}
-        if not printed:
+        # Of what a process runs before `serve`, it prints itself; it ends so if
+        # the script that it imports starts another one.
+        if status == 1 and not printed:
             how += " before it was asked; call it below `if __name__ == "
             how += "'__main__':`, since it imports the script once more"
         error = RuntimeError(f"With {size} samples {how}.")
-        return {"error": error, "traceback": f"It printed last:\n{printed}"}
+        last = (
+            f"It printed last:\n{printed}" if printed else "It printed nothing."
+        )
+        return {"error": error, "traceback": last}

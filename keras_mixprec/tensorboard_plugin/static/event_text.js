@@ -23,7 +23,7 @@ export function eventLevel(event) {
   if (event.dry_run) return "info";
   if (kind === "verdict") return verdictLevel(event);
   if (kind === "before_training") return event.level in LEVELS ? event.level : "info";
-  if (["demote", "start", "loss_scaling"].includes(kind)) return "demote";
+  if (kind === "demote") return "demote";
   if (["promote", "shrink", "undo"].includes(kind)) return "promote";
   if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
   if (WARNING_KINDS.includes(kind)) return "warning";
@@ -69,12 +69,16 @@ export function eventKey(event) {
 // What is repaired comes after all that is not.
 const AFTER_ALL = 1000;
 
-// The first cause that is still there, as in `reporting/headline.py`.
+// The first cause that is still there, as in `reporting/headline.py`: of the
+// last fit, or of earlier ones what is repaired by now.
 export function mainFinding(events, layers) {
   const rank = (event) => {
     return (event.rank ?? 0) + (isRepaired(event, layers) ? AFTER_ALL : 0);
   };
-  const verdicts = events.filter((event) => event.kind === "verdict");
+  const start = events.map((event) => event.kind).lastIndexOf("train_begin");
+  const verdicts = events.filter((event, index) => {
+    return event.kind === "verdict" && (index > start || isRepaired(event, layers));
+  });
   return verdicts.reduce((first, event) => {
     return first && rank(first) <= rank(event) ? first : event;
   }, null);
@@ -140,7 +144,9 @@ const SENTENCES = {
   },
   train_begin: (event) => `Call ${event.fit ?? ""} of fit starts.`,
   verdict(event) {
-    const at = event.layer ? `${event.layer}: ` : "";
+    const since = event.failing_since ?? null;
+    const failing = since === null ? "" : `, failing since step ${formatInteger(since)}`;
+    const at = event.layer ? `${event.layer}${failing}: ` : "";
     return at + (event.advice || words(event.verdict));
   },
   before_training(event) {
@@ -151,7 +157,7 @@ const SENTENCES = {
   shrink: (event) => changeSentence("Gave back", event),
   promote: (event) => changeSentence("Brought back", event),
   undo: (event) => event.message || changeSentence("Took back", event),
-  start: (event) => changeSentence("Started with", event),
+  start: (event) => `The tuner ${event.message ?? "starts from a plan"}.`,
   loss_scaling: (event) => changeSentence("Loss scaling:", event),
   raise_scale: (event) => `The tuner ${event.message ?? "raises the loss scale"}.`,
   give_up: (event) => event.message || "The tuner gave up.",
@@ -188,7 +194,10 @@ const SENTENCES = {
   } the loss.`,
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
-  train_end: (event) => String(event.summary ?? "Training ended.").split("\n")[0],
+  // Its first sentence, of which lines after the first are indented.
+  train_end: (event) => {
+    return String(event.summary ?? "Training ended.").replace(/\n {4}/g, " ").split("\n")[0];
+  },
   log_gap(event) {
     return `Nothing could be logged from step ${event.from_step} on ` +
       `(${event.reason}); ${plural(event.lost ?? 0, "record")} lost.`;

@@ -51,7 +51,8 @@ export function createHeatLegend(parent, kindOf, formatOf) {
   function redraw() {
     const kind = kindOf();
     others.hidden = kind !== "headroom" && kind !== "share";
-    const beyond = swatch("beyond", `beyond ${formatOf()}, computed in float32`);
+    const wider = `beyond ${formatOf()}, computed in a wider format`;
+    const beyond = swatch("beyond", wider);
     others.replaceChildren(
       swatch("zero", "all zero"), ...(kind === "headroom" ? [beyond] : []),
     );
