@@ -224,7 +224,7 @@ class RangeReader:
             f"those of activations and gradients {they_take} to measure, and "
             f"{max(self._left(), 0.0):.1f} s are left of "
             f"{self._share:.0%} of the first epoch, or {_SECONDS:g} s. "
-            f"`max_overhead={argument}` would about allow them.",
+            f"About `max_overhead={argument}` would allow them.",
         )
 
     def _give_up(self, step, error):
