@@ -110,6 +110,10 @@ test("all zero has a colour of its own, and so has what a wider dtype holds", ()
   assert.ok(!colors.includes(palette.valueColor("headroom", Infinity).join()));
   assert.ok(!colors.includes(palette.valueColor("headroom", -1, true).join()));
   assert.equal(metrics.valueInWords("headroom", Infinity), "all values are zero");
+  assert.equal(palette.alarmLevel("share", Infinity), "zero");
+  assert.equal(metrics.valueInWords("share", Infinity), "all values are zero");
+  const share = (value) => palette.valueColor("share", value).join();
+  assert.ok(![0, 0.5, 1].map(share).includes(share(Infinity)));
   assert.equal(
     metrics.valueInWords("headroom", -2.5, "float32", "float16"),
     "2.5 bits beyond float16, computed in float32",
@@ -295,7 +299,7 @@ test("events read as sentences, unknown kinds too", () => {
   const kinds = [
     "before_training", "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
-    "ranges_measured", "ranges_withheld", "graph_rewrite", "ignored_variable",
+    "ranges_measured", "ranges_withheld", "zero_gradients", "graph_rewrite", "ignored_variable",
     "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
     "undo", "loss_scale_kept", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
   ];
@@ -351,6 +355,17 @@ test("a repaired finding is green, and comes behind what is open", () => {
   assert.equal(finding([overflow("a")]).text, "✓ forward overflow, repaired");
   assert.equal(finding([overflow("a"), overflow("b")]).event.layer, "b");
   assert.equal(finding([overflow("a"), overflow("b")]).level, "bad");
+});
+
+test("a run that nothing was measured of is not green", () => {
+  const run = { last_step: 9, layers: [LAYER], skipped: 0, events: [] };
+  const finding = (more) => summary.keyFigures({ ...run, ...more }).at(-1);
+  const unknown = finding({ headline: { text: "", state: "not_measured" } });
+  assert.deepEqual([unknown.text, unknown.level], ["not measured", undefined]);
+  assert.equal(finding({ headline: { state: "healthy" } }).level, "fine");
+  const zero = { kind: "zero_gradients", step: 9, message: "a" };
+  assert.equal(finding({ events: [zero] }).level, "warning");
+  assert.equal(summary.STATES.not_measured.level, "unknown");
 });
 
 const BLOCK = [

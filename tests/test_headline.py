@@ -33,6 +33,16 @@ def test_a_healthy_run(tmp_path):
     assert state == "healthy"
 
 
+def test_nothing_is_called_healthy_that_was_not_measured(tmp_path):
+    text, state = headline(tmp_path, one_weight(jit=JIT), good(3))
+    assert text == (
+        "3 steps, none skipped; 100% of FLOPs in 16 bits; no range measured, "
+        "nothing compared with float32: keras_mixprec.diagnose(model, x, y) "
+        "does."
+    )
+    assert state == "not_measured"
+
+
 def test_a_search_for_the_scale_is_healthy(tmp_path):
     model = chain(jit=JIT, scale=2.0**17)
     text, state = headline(tmp_path, model, [1.0] * 12)
@@ -117,7 +127,8 @@ def test_no_loss_scaling_is_needed(policy, tmp_path):
 
 def test_the_last_of_several_fits_counts(tmp_path):
     fit(chain(), [1000.0] * 3, [monitor(tmp_path)])
-    fit(one_weight(jit=JIT), good(3), [monitor(tmp_path)])
+    watcher = monitor(tmp_path, probe_every=1)
+    fit(one_weight(jit=JIT), good(3), [watcher])
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["headline"]["state"] == "healthy"
     assert run["headline"]["text"].startswith(

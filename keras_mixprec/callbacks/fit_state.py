@@ -59,7 +59,7 @@ class Parts:
             settings,
             log,
             budget,
-            Examiner(log, verbose, budget),
+            Examiner(log, verbose, budget, prober.zeros),
             prober,
             RangeReader(model, log, settings, prober, budget),
             Recorder(settings.keep_failing_batches),

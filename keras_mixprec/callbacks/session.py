@@ -278,13 +278,13 @@ class Session:
         precision_settings.log_end(self.log, self.step)
         self.examiner.schedule.leave(self.model, self.step - self.first_step)
         self.parts.ranges.finish(self.model, self.step)
+        self.examiner.report_zeros(self.step)
 
     def _start(self):
         if self.started:
             return
         self.started = True
-        # In `fit` there is one; `train_on_batch` makes it too late.
-        self.model.make_train_function()
+        self.model.make_train_function()  # `train_on_batch` does it too late.
         self.state = FitState.begin(self)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model))
@@ -336,13 +336,12 @@ class Session:
                 self._on_diagnosis(*found, step)
 
     def _examine_at_the_end(self):
-        """Diagnoses the first batch if no next one came after skipped steps.
-
-        A tuner has diagnosed one by now.
-        """
+        """Diagnoses the first batch if no next one came after a reason to."""
         trouble = self.state.counter_log.state.trouble
         batch = self.parts.ranges.batch
-        may = trouble and batch is not None and not self.has_tuner
+        reason = trouble or self.examiner.wants_zeros
+        # A tuner has diagnosed one by now.
+        may = reason and batch is not None and not self.has_tuner
         if may and self.examiner.wants(trouble, self.has_tuner):
             self._examine(batch, self.step)
 

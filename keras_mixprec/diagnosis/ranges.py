@@ -18,6 +18,13 @@ _MEASURES = {
     "below": lambda s, limits: s.below(limits),
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
+_WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
+
+# So many readings in a row, over so many steps, make gradients of zero worth a
+# diagnosis. The first readings are those of steps 1, 2, 4, and so on: a gate
+# that starts at zero has moved before step 30.
+_ZERO_READINGS = 3
+_ZERO_STEPS = 30
 
 
 def metrics_table(
@@ -70,6 +77,46 @@ def in_16_bits(readings: Sequence[LayerReading], dtypes: dict) -> np.ndarray:
         [_dtype(r.path, dtypes) in (*SIXTEEN_BITS, None) for r in readings],
         bool,
     )
+
+
+class ZeroGradients:
+    """Layers in 16 bits all of whose weights' gradients stay exactly zero.
+
+    Whether they vanished or are zero in float32 as well is not known here.
+    """
+
+    def __init__(self):
+        self._steps = {}
+
+    def add(
+        self, step: int, paths: Sequence, table: np.ndarray, narrow: np.ndarray
+    ):
+        """Adds a reading.
+
+        Args:
+            step: Int. Rises from reading to reading.
+            paths: List of strings, one for each row.
+            table: Array, as `metrics_table` returns it.
+            narrow: Boolean array, which rows are about layers in 16 bits.
+        """
+        shares = np.where(narrow, table[:, _WEIGHT_GRADIENT_ZERO], 0.0)
+        for path, share in zip(paths, shares, strict=True):
+            if share == 1:
+                self._steps.setdefault(path, []).append(step)
+            elif share < 1:  # It is NaN where there are no weights.
+                self._steps.pop(path, None)
+
+    def lasting(self) -> dict[str, list]:
+        """Returns the steps of such readings of each layer, if they suffice.
+
+        Those in a row up to the last reading: at least 3, over 30 steps.
+        """
+        return {
+            path: steps
+            for path, steps in self._steps.items()
+            if len(steps) >= _ZERO_READINGS
+            and steps[-1] - steps[0] >= _ZERO_STEPS
+        }
 
 
 def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:

@@ -26,6 +26,9 @@ from keras_mixprec.verdict_kinds import KINDS
 # What a column of `AUDITED` is called after the direction.
 _ERROR = "_error_against_float32"
 
+# Layers with gradients of zero that a sentence names.
+_NAMED = 3
+
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
 
@@ -33,13 +36,15 @@ _FIRST_COST = 1.0
 class Examiner:
     """Diagnoses the next batch of a model when there is reason to.
 
-    There is reason if the optimizer has skipped several steps in a row, or
-    now and then to find what skips no step, as far as the budget allows.
+    There is reason if the optimizer has skipped several steps in a row, once if
+    gradients of layers stay exactly zero, or now and then to find what skips no
+    step, as far as the budget allows.
 
     Args:
         log: The `RunLog`.
         verbose: `0` or `1`. Whether to print what is found.
         budget: `OverheadBudget`.
+        zeros: `ZeroGradients` of the readings.
 
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
@@ -47,7 +52,7 @@ class Examiner:
         in_a_row: Int. Steps skipped since the last one applied, as last read.
     """
 
-    def __init__(self, log, verbose, budget):
+    def __init__(self, log, verbose, budget, zeros):
         self.verdicts = []
         self._works = []
         self.schedule = AuditSchedule()
@@ -55,7 +60,9 @@ class Examiner:
         self._log = log
         self._verbose = verbose
         self._budget = budget
-        self._last_errors = -1
+        self._zeros = zeros
+        self._examined_zeros = False
+        self._examined_at = self._last_errors = -1
         self._reported = set()
         self._collapse = None
         self._examined_trouble = self._found = False
@@ -99,7 +106,23 @@ class Examiner:
             # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
-        return not has_tuner and self.within_budget
+        if has_tuner:
+            return False
+        if self.wants_zeros:
+            # Nor here: a run that does not learn is lost. It is once in a run.
+            self._examined_zeros = True
+            return True
+        return self.within_budget
+
+    @property
+    def wants_zeros(self) -> bool:
+        """Whether gradients of zero are reason for a diagnosis.
+
+        One since they are zero compares them with float32: that suffices.
+        """
+        begun = [steps[0] for steps in self._zeros.lasting().values()]
+        new = any(step > self._examined_at for step in begun)
+        return new and not self._examined_zeros
 
     @contextlib.contextmanager
     def diagnosing(self, step: int, is_overhead: bool):
@@ -146,6 +169,7 @@ class Examiner:
             if finding.verdict.kind != "scale_search":  # That is normal.
                 self._report(finding.verdict, step)
         self.log_errors(found.errors, step)
+        self._examined_at = step
         return found, batch
 
     def arm_first_scale(self, model, reader, step: int):
@@ -234,6 +258,28 @@ class Examiner:
         """Reports a collapse that no diagnosis has found the cause of."""
         if self._collapse and not self._found:
             self._report(self._collapse, step)
+
+    def report_zeros(self, step: int):
+        """Reports gradients of zero that no diagnosis has compared.
+
+        Args:
+            step: Int.
+        """
+        found = self._zeros.lasting()
+        if not found or self._examined_at >= 0:
+            return
+        readings = max(map(len, found.values()))
+        names = ", ".join([*found][:_NAMED])
+        more = len(found) - _NAMED
+        message = (
+            f"weight gradients of {names}"
+            f"{f' and {more} more' if more > 0 else ''} all zero in the last "
+            f"{readings} readings, from step "
+            f"{min(steps[0] for steps in found.values()):,} on, not compared "
+            "with float32"
+        )
+        event = {"kind": "zero_gradients", "paths": [*found]}
+        self._log.event(step, event | {"message": message})
 
     def give_up(self, step: int, reason):
         """Reports that diagnoses fail; training continues.

@@ -49,6 +49,7 @@ class Prober:
         last_step: Int. How many steps were taken when something was measured
             last, -1 before.
         dtypes: Dict from layer path to the dtype that it computes in now.
+        zeros: `ZeroGradients` of what was measured.
     """
 
     def __init__(self, log, every, max_overhead, verbose, budget):
@@ -56,6 +57,7 @@ class Prober:
         self.limits = None
         self.last_step = -1
         self.dtypes = {}
+        self.zeros = ranges.ZeroGradients()
         self._unwritten = []
         self._last_histograms = -1
         self._log = log
@@ -221,6 +223,7 @@ class Prober:
         paths = [reading.path for reading in readings]
         self._log.heat(step, table, paths, PROBED)
         narrow = ranges.in_16_bits(readings, self.dtypes)
+        self.zeros.add(step, paths, table, narrow)
         curves = ranges.curves(table, narrow)
         self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
         for path, row, is_narrow in zip(paths, table, narrow, strict=True):

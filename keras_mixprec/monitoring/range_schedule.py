@@ -217,13 +217,14 @@ class RangeReader:
 
     def _too_expensive(self, step, they_take, seconds):
         needed = (seconds + self._costs.spent) / self._elapsed()
+        needed *= 1.2  # It is an estimate, on a machine that may be busy.
         argument = "1" if needed >= 1 else f"{needed + 0.005:.2f}"
         self._withhold(
             step,
             f"those of activations and gradients {they_take} to measure, and "
             f"{max(self._left(), 0.0):.1f} s are left of "
             f"{self._share:.0%} of the first epoch, or {_SECONDS:g} s. "
-            f"`max_overhead={argument}` allows them.",
+            f"About `max_overhead={argument}` would allow them.",
         )
 
     def _give_up(self, step, error):

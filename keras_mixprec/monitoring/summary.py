@@ -20,8 +20,8 @@ from keras_mixprec.reporting.headline import headline
 _WIDTH = 100
 
 _NOT_COMPARED = (
-    "Not compared with float32: what is finite but wrong leaves no trace in a "
-    "log. keras_mixprec.diagnose(model, x, y) compares every layer on one "
+    "Not compared with float32: what is finite but wrong may leave no trace in "
+    "a log. keras_mixprec.diagnose(model, x, y) compares every layer on one "
     "batch, PrecisionTuner() does in training."
 )
 
@@ -41,9 +41,9 @@ class TrainingSummary(NamedTuple):
         unscaled_float16: String. That layers compute in float16 and nothing
             scales the loss, and what to do about it; empty if it is scaled.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
-            `"healthy"`, `"repaired"`, `"warning"` or `"failing"`. The report
-            and the tab say the same, and what an earlier `fit` into the same
-            log has repaired.
+            `"healthy"`, `"repaired"`, `"warning"`, `"failing"` or
+            `"not_measured"`. The report and the tab say the same, and what an
+            earlier `fit` into the same log has repaired.
         ranges: String. How often the ranges of layers were measured beside
             training, what that took, and why any were withheld.
         bad_data: String. How many batches had inputs that are not finite and
@@ -212,6 +212,7 @@ def summarize(session) -> TrainingSummary:
         measured="activation" in headroom,
         fits=session.log.fits + 1,
         first=session.first_step + 1,
+        examined=bool(session.examiner.schedule.errors),
     )
     return TrainingSummary(
         dtypes=dict(Counter(dtypes)),

@@ -23,6 +23,7 @@ STORY = frozenset(
         "stopped",
         "no_loss_scaling",
         "nonfinite_losses",
+        "zero_gradients",
         "sign_off",
     )
 )
@@ -99,6 +100,8 @@ class Facts(NamedTuple):
         fits: Int. How many calls of `fit` the log has. Defaults to `1`.
         first: Int. The first step of the last, as the log counts. Defaults to
             `1`.
+        examined: Boolean. Whether any layer was compared with float32.
+            Defaults to `False`.
     """
 
     events: list
@@ -109,6 +112,10 @@ class Facts(NamedTuple):
     measured: bool
     fits: int = 1
     first: int = 1
+    examined: bool = False
+
+
+_NONE: dict = {"metrics": []}
 
 
 def facts_of(overview: dict) -> Facts:
@@ -136,6 +143,9 @@ def facts_of(overview: dict) -> Facts:
         ),
         fits,
         first + 1,
+        any(
+            m["kind"] == "error" for m in (overview["heat"] or _NONE)["metrics"]
+        ),
     )
 
 
@@ -226,6 +236,7 @@ _OF_VERDICT = {
 }
 _NEEDED = {
     "ranges_withheld": {"message"},
+    "zero_gradients": {"message"},
     "before_training": {"finding", "level", "message"},
     "sign_off": {"within", "message"},
     **dict.fromkeys(PRECISION_CHANGES, {"layers"}),

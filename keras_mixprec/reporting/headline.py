@@ -16,6 +16,13 @@ from keras_mixprec.verdict_kinds import KINDS
 # Skipped in a row, this many are no scale search any more.
 _STUCK = 5
 
+# The state of a run of which nothing but skipped steps is known.
+_UNKNOWN = "not_measured"
+_NOT_KNOWN = (
+    "no range measured, nothing compared with float32: "
+    "keras_mixprec.diagnose(model, x, y) does"
+)
+
 # An older log does not have what it is that scales no loss.
 _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
@@ -31,29 +38,33 @@ def headline(facts: Facts) -> dict:
 
     Returns:
         Dict with `"text"`, one sentence, and `"state"`: `"healthy"`,
-        `"repaired"`, `"warning"` (there is something to do) or `"failing"`
-        (training does not get on).
+        `"repaired"`, `"warning"` (there is something to do), `"failing"`
+        (training does not get on) or `"not_measured"` (nothing is known to be
+        wrong, but no range was measured and nothing compared with float32).
 
     Example:
     >>> from keras_mixprec.reporting.facts import Facts
     >>> from keras_mixprec.reporting.headline import headline
     >>> layer = {"path": "a", "compute_dtype": "float16"}
-    >>> headline(Facts([], [layer], 9, {"": 0}, 0, True))["text"]
+    >>> headline(Facts([], [layer], 9, {"": 0}, 0, measured=True))["text"]
     '9 steps, none skipped, no findings; 100% of FLOPs in 16 bits.'
     """
     story = _Story(facts)
+    state = story.state()
     clauses = [
         *story.cause(),
         *story.outcome(),
-        _last_of(facts) + _skips(facts, story.quiet),
+        _last_of(facts) + _skips(facts, story.quiet, state != _UNKNOWN),
         *_share(facts.layers, story.demoted),
     ]
-    if story.quiet and not facts.measured and _is_low(facts.layers):
+    if state == _UNKNOWN:
+        clauses.append(_NOT_KNOWN)
+    elif story.quiet and not facts.measured and _is_low(facts.layers):
         clauses.append("no range measured")
     text = "; ".join(clauses)
     if not story.names_layer:
         text = text[:1].upper() + text[1:]
-    return {"text": f"{text}.", "state": story.state()}
+    return {"text": f"{text}.", "state": state}
 
 
 class _Story:
@@ -119,6 +130,8 @@ class _Story:
             yield f"the last {facts.in_a_row} steps were all skipped"
         elif self._is_collapsed():
             yield "loss scale at its floor"
+        if "zero_gradients" in self._kinds:
+            yield self._last["zero_gradients"]["message"]
         if "undo" in self._kinds:
             undone = _at(self._last["undo"])
             yield f"a demotion made training diverge, undone{undone}"
@@ -131,7 +144,7 @@ class _Story:
             yield self._last["sign_off"]["message"]
 
     def state(self):
-        """Healthy, repaired, warning or failing."""
+        """Healthy, repaired, warning, failing or not known."""
         dead = "weights_lost" in self._verdicts or self._has_diverged()
         if dead or "stopped" in self._kinds:
             return "failing"
@@ -139,7 +152,7 @@ class _Story:
         stuck = self._is_stuck() or "give_up" in self._kinds
         if self._is_collapsed() or is_open and stuck:
             return "failing"
-        if "undo" in self._kinds:
+        if {"undo", "zero_gradients"} & self._kinds:
             return "warning"
         unexplained = self._nonfinite_losses and not self._causes
         if is_open or self._is_stuck() or unexplained:
@@ -147,7 +160,12 @@ class _Story:
         signed = self._last.get("sign_off", {"within": True})
         if "no_loss_scaling" in self._kinds or not signed["within"]:
             return "warning"
-        return "healthy" if self.quiet else "repaired"
+        if not self.quiet:
+            return "repaired"
+        known = self._facts.measured or self._facts.examined
+        return (
+            _UNKNOWN if _is_low(self._facts.layers) and not known else "healthy"
+        )
 
     def _is_stuck(self):
         return self._facts.in_a_row >= _STUCK
@@ -225,13 +243,14 @@ class _Story:
         return f", still in {now}" if now else ""
 
 
-def _skips(facts, quiet):
+def _skips(facts, quiet, known):
     steps, skipped = facts.steps, facts.skipped
     total = max(skipped.values(), default=0)
     taken = _counted(steps, "step")
     if not total:
         none = ", none skipped" if skipped and steps else ""
-        return f"{taken}{none}, no findings" if quiet else f"{taken}{none}"
+        found = ", no findings" if quiet and known else ""
+        return f"{taken}{none}{found}"
     if len(skipped) > 1:
         return ", ".join(
             f"{_skipped(n, steps)} by {name}" for name, n in skipped.items()

@@ -192,12 +192,18 @@ class Table:
         Returns:
             Array `[steps, layers]`, NaN where nothing was measured. The
             headroom of a tensor with an infinity or a NaN is minus infinity:
-            its finite elements alone would look sound.
+            its finite elements alone would look sound. For the same reason
+            the shares that vanish and that lose digits, which leave zeros
+            out, are infinite where all elements are zero.
         """
         own = self._values(metric)
         count = metric.removesuffix("headroom_bits") + "nonfinite"
         if metric.endswith("headroom_bits") and count in self.metrics:
             own = np.where(self._values(count) > 0, -np.inf, own)
+        part, _, quantity = metric.rpartition("_")
+        zero = f"{part}_zero"
+        if quantity in ("below", "subnormal") and zero in self.metrics:
+            own = np.where(self._values(zero) == 1, np.inf, own)
         places = {name: place for place, name in enumerate(layers)}
         result = np.full((len(own), len(layers)), np.nan, "float32")
         result[:, [places[name] for name in self.layers]] = own

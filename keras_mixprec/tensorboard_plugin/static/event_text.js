@@ -15,7 +15,7 @@ const PRECISION_KINDS = [
 
 const WARNING_KINDS = [
   "trend", "probe_failed", "ranges_withheld", "loss_scale_not_known", "log_gap",
-  "plan_not_written",
+  "plan_not_written", "zero_gradients",
 ];
 
 export function eventLevel(event) {
@@ -176,6 +176,7 @@ const SENTENCES = {
     return `Ranges of all layers measured at ${steps} beside training, in ` +
       `${formatNumber(event.seconds)} s.`;
   },
+  zero_gradients: (event) => `Reading of ranges: ${event.message}.`,
   ranges_withheld: (event) => event.message ?? "",
   graph_rewrite: (event) => `Graph rewrite: ${event.message}.`,
   ignored_variable: (event) => event.message ?? "",

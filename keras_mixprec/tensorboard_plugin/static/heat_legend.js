@@ -49,10 +49,12 @@ export function createHeatLegend(parent, kindOf, formatOf) {
   parent.append(others);
 
   function redraw() {
-    others.hidden = kindOf() !== "headroom";
+    const kind = kindOf();
+    others.hidden = kind !== "headroom" && kind !== "share";
+    const wider = `beyond ${formatOf()}, computed in a wider format`;
+    const beyond = swatch("beyond", wider);
     others.replaceChildren(
-      swatch("zero", "all zero"),
-      swatch("beyond", `beyond ${formatOf()}, computed in a wider format`),
+      swatch("zero", "all zero"), ...(kind === "headroom" ? [beyond] : []),
     );
     surface.redraw();
   }

@@ -44,13 +44,14 @@ export function createHistogram(store) {
 
   function current() {
     const { runData, histogram, step, part } = store.state;
-    const taken = histogramAt(histogram, step);
+    const name = histogramLayer(store.state);
+    const taken = name === null ? null : histogramAt(histogram, step);
     if (!taken || !runData?.format) return null;
     if (!taken.bars.length && !taken.nonfinite) return null;
     const shift = part === "gradient" ? scaleBefore(runData.scale[0], taken.step) : null;
     const bars = unscaled(taken.bars, shift ?? 0);
     const paths = new Map(runData.layers.map((layer) => [layer.path, layer]));
-    const layer = paths.get(pathOfCall(histogramLayer(store.state), paths));
+    const layer = paths.get(pathOfCall(name, paths));
     return {
       ...taken, bars, shift, format: runData.format, part,
       wider: widerAt(layer, taken.step, runData.format.name),
@@ -241,7 +242,7 @@ export function createHistogram(store) {
   }
 
   function offerOthers(names, name) {
-    const { runData, layer } = store.state;
+    const { runData, layer, part } = store.state;
     const { withheld, layers = [] } = runData ?? {};
     const row = layers.find((one) => one.path === layer);
     const text = name ? "No histogram of this part was taken." :
@@ -249,12 +250,14 @@ export function createHistogram(store) {
       names.length ? "No histogram was kept for this layer. Kept for:" :
         "This run keeps no histograms of this part.";
     const labels = shortNames(names, 36);
+    const zero = part === "gradient" && row && names.length && !name ?
+      " Gradients that are all zero have none." : "";
     const choices = name ? [] : names.slice(0, 12).map((other) => element("button", {
       type: "button", class: "quiet", title: other,
       onclick: () => chooseLayer(store, other),
     }, labels.get(other)));
     const why = withheld && !names.length ? element("p", {}, withheld) : null;
-    nothing.replaceChildren(element("p", {}, text), ...[why].filter(Boolean), ...choices);
+    nothing.replaceChildren(element("p", {}, text + zero), ...[why].filter(Boolean), ...choices);
   }
 
   function zoneInWords(exponent) {

@@ -23,7 +23,7 @@ function headroomInWords(value, wider, formatName) {
 export const WORDS = {
   headroom: headroomInWords,
   count: (value) => (value > 0 ? `${formatInteger(value)} not finite` : "all finite"),
-  share: (value) => `${formatShare(value)} of elements`,
+  share: (value) => value === Infinity ? "all values are zero" : `${formatShare(value)} of elements`,
   error: (value) => `relative error ${formatNumber(value)}`,
 };
 

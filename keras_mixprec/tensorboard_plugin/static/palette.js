@@ -36,6 +36,8 @@ function headroomLevel(value, wider) {
 export function alarmLevel(kind, value, wider = false) {
   if (Number.isNaN(value)) return "none";
   if (kind === "headroom") return headroomLevel(value, wider);
+  // What is all zero has lost all that a share of the rest counts.
+  if (kind === "share" && value === Infinity) return "zero";
   if (kind === "count") return value > 0 ? "bad" : "quiet";
   if (kind === "error") {
     if (value >= 1) return "bad";

@@ -64,8 +64,15 @@ function matmulPrecision({ matmul_precision: text }) {
 
 function findingState(run) {
   const event = mainFinding(run.events, run.layers);
-  if (!event) return { text: "✓ none", level: "fine", event };
+  if (!event) return stateWithoutFinding(run);
   return { ...describeVerdict(event, run.layers), event };
+}
+
+function stateWithoutFinding({ events, headline }) {
+  const zero = events.find((event) => event.kind === "zero_gradients");
+  if (zero) return { text: "◆ gradients all zero", level: "warning", event: zero };
+  if (headline?.state === "not_measured") return { text: "not measured" };
+  return { text: "✓ none", level: "fine" };
 }
 
 export function describeVerdict(event, layers) {
@@ -80,6 +87,7 @@ export const STATES = {
   healthy: { glyph: "✓", word: "Healthy", level: "fine" },
   repaired: { glyph: "✓", word: "Repaired", level: "fine" },
   warning: { glyph: "◆", word: "Warning", level: "warning" },
+  not_measured: { glyph: "○", word: "Not measured", level: "unknown" },
   failing: { glyph: "▲", word: "Failing", level: "bad" },
 };
 
