@@ -35,6 +35,8 @@ def outputs(tmp_path_factory):
     folder = {"metadata": {"path": tmp_path_factory.mktemp("notebook")}}
     own = os.path.dirname(sys.executable)
     with pytest.MonkeyPatch.context() as patch:
+        # Where TensorBoards register: the only one there is the notebook's.
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("registered")))
         # `%tensorboard` runs the `tensorboard` of the path.
         patch.setenv("PATH", own, prepend=os.pathsep)
         NotebookClient(notebook, timeout=300, resources=folder).execute()

@@ -384,7 +384,7 @@ def test_all_zero_has_a_colour_of_its_own_with_a_legend(page, url):
     ]
     assert set(sky) == {2}
     assert "all zero" in page.texts(".heat-legend li")
-    assert "beyond float16, computed in float32" in page.texts(
+    assert "beyond float16, computed in a wider format" in page.texts(
         ".heat-legend li"
     )
     page.hover(HEAT, LABELS + 100, 2 * 12 + 6)
