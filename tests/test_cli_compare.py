@@ -169,7 +169,7 @@ WRONG = {
         "`metric` must be what `model.evaluate` returns, one of 'loss'",
     ),
     "a folder": ((*GIVEN, "--sign-off", "."), "Not a regular file"),
-    "beneath a file": ((*GIVEN, "--png", "other.json/a.png"), "other.json"),
+    "beneath a file": ((*GIVEN, "--html", "other.json/a.html"), "other.json"),
     "a file": ((*GIVEN, "--logdir", "other.json"), "File exists"),
     "a line": (("dividing_here:build", GIVEN[1]), "dividing_here.py, line 2"),
 }
