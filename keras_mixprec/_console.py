@@ -1,9 +1,13 @@
-"""Printing where Keras prints its own messages."""
+"""Printing where Keras prints its own messages, and texts that fit there."""
 
+import re
 import sys
 
 import keras
 from absl import logging
+
+# What colours a terminal; TensorFlow and Keras put it into their errors.
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
 
 
 class _Line:
@@ -42,3 +46,25 @@ def print_message(message: str):
         encoding = sys.stdout.encoding or "utf-8"
         known = message.encode(encoding, errors="ignore")
         print(known.decode(encoding), flush=True)
+
+
+def without_colours(text: str) -> str:
+    """Returns a text as a file or a table shows it.
+
+    Args:
+        text: String.
+    """
+    return _ANSI.sub("", text)
+
+
+def one_line(reason: BaseException | str, longest: int = 200) -> str:
+    """Returns a reason without line breaks and colours, cut to fit a line.
+
+    Args:
+        reason: Exception or string.
+        longest: Int. How many characters it may have. Defaults to `200`.
+    """
+    text = " ".join(without_colours(str(reason)).split())
+    if isinstance(reason, BaseException):
+        text = f"{type(reason).__name__}: {text}".removesuffix(": ")
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

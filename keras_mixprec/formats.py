@@ -34,6 +34,28 @@ class Format:
         return int(2 / self.epsilon)
 
 
+def format_count(number: int, noun: str) -> str:
+    """Formats a number of things, in the plural but for one.
+
+    Example:
+    >>> from keras_mixprec.formats import format_count
+    >>> format_count(1, "step"), format_count(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_digits(number: float) -> str:
+    """Formats a number with three digits, and all before the point.
+
+    Example:
+    >>> from keras_mixprec.formats import format_digits
+    >>> format_digits(0.05391), format_digits(999.7), format_digits(13900)
+    ('0.0539', '1000', '13,900')
+    """
+    return f"{number:,.0f}" if number >= 1000 else f"{float(f'{number:.3g}'):g}"
+
+
 def format_bits(bits: float) -> str:
     """Formats headroom, minus infinity where numbers are not finite.
 

@@ -1,19 +1,15 @@
 """What is said of a part of monitoring that fails and is disabled."""
 
 import logging
-import re
 import traceback
 import warnings
 
 from keras_mixprec._checks import raise_if_strict
+from keras_mixprec._console import one_line, without_colours
 from keras_mixprec.numerics.dry_step import NotBuiltError
 
-# Characters of a warning's reason, and of the details in the log.
-_SHORT, _LONG = 200, 8000
-
-# What colours a terminal; TensorFlow and Keras put it into their errors.
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
-
+# Characters of the details in the log.
+_LONG = 8000
 
 # Silent unless somebody asks for it: the warning is one line.
 _LOGGER = logging.getLogger("keras_mixprec")
@@ -56,22 +52,10 @@ def failure_event(kind: str, reason, **fields) -> dict:
     details = str(reason)
     if isinstance(reason, BaseException):
         details = "".join(traceback.format_exception(reason))
-    details = _ANSI.sub("", details)[-_LONG:]
+    details = without_colours(details)[-_LONG:]
     return {
         "kind": kind,
         **fields,
         "reason": one_line(reason),
         "details": details,
     }
-
-
-def one_line(reason) -> str:
-    """Returns a reason without line breaks and colours, cut to fit a line.
-
-    Args:
-        reason: Exception or string.
-    """
-    text = " ".join(_ANSI.sub("", str(reason)).split())
-    if isinstance(reason, BaseException):
-        text = f"{type(reason).__name__}: {text}".removesuffix(": ")
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."

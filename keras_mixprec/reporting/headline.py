@@ -5,7 +5,7 @@ the log, all of them here, so that they say the same.
 """
 
 from keras_mixprec.flop_shares import share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS, format_power
+from keras_mixprec.formats import SIXTEEN_BITS, format_count, format_power
 from keras_mixprec.reporting.facts import (
     STORY,
     Facts,
@@ -217,7 +217,7 @@ class _Story:
             fate = f", raised to {format_power(now)}" if over else ""
             return f"gradients vanished{at} at too low a loss scale{fate}"
         others = 0 if over else len(alike) - 1
-        more = f" and {_counted(others, 'more layer')}" if others else ""
+        more = f" and {format_count(others, 'more layer')}" if others else ""
         at = _found(first, "first " if others else "")
         names = _named(first) + more
         what = KINDS[kind].phrase
@@ -233,7 +233,9 @@ class _Story:
                 back = self._is_returned(layer)
                 return f", {'returned to' if back else 'now in'} {now}"
             others = len(self.demoted) - 1
-            beside = f" with {_counted(others, 'more layer')}" if others else ""
+            beside = (
+                f" with {format_count(others, 'more layer')}" if others else ""
+            )
             return f", demoted to {self.demoted[layer]}{beside}"
         for event in self._changes:
             if event.get("dry_run") and layer in event["layers"]:
@@ -246,7 +248,7 @@ class _Story:
 def _skips(facts, quiet, known):
     steps, skipped = facts.steps, facts.skipped
     total = max(skipped.values(), default=0)
-    taken = _counted(steps, "step")
+    taken = format_count(steps, "step")
     if not total:
         none = ", none skipped" if skipped and steps else ""
         found = ", no findings" if quiet and known else ""
@@ -261,8 +263,8 @@ def _skips(facts, quiet, known):
 
 def _skipped(count, steps):
     if count >= steps > 0:
-        return f"all {_counted(steps, 'step')} skipped"
-    return f"{_counted(count, 'step') if count else 'none'} skipped"
+        return f"all {format_count(steps, 'step')} skipped"
+    return f"{format_count(count, 'step') if count else 'none'} skipped"
 
 
 def _share(layers, demoted):
@@ -318,10 +320,6 @@ def _last_of(facts):
     if facts.fits == 1:
         return ""
     return f"last of {facts.fits} fits, from step {facts.first:,}: "
-
-
-def _counted(number, noun):
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _is_cause(kind):

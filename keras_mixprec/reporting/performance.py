@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from keras_mixprec.flop_shares import knows_flops, parameters, share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.formats import SIXTEEN_BITS, format_digits
 from keras_mixprec.metrics import PERFORMANCE
 
 
@@ -142,7 +142,7 @@ time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
     if value["step_time_p95"] is not None:
         speed += f" (95th percentile {_time(value['step_time_p95'])})"
     if value["samples_per_second"] is not None:
-        speed += f", {_rounded(value['samples_per_second'])} samples/s"
+        speed += f", {format_digits(value['samples_per_second'])} samples/s"
     if value["input_share"] is not None:
         speed += f", {value['input_share']:.0%} of the time in input"
     parts = [speed]
@@ -155,18 +155,13 @@ time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
 
 def _time(seconds):
     if seconds >= 1:
-        return f"{_rounded(seconds)} s"
+        return f"{format_digits(seconds)} s"
     if seconds >= 1e-3:
-        return f"{_rounded(seconds * 1e3)} ms"
-    return f"{_rounded(seconds * 1e6)} µs"
+        return f"{format_digits(seconds * 1e3)} ms"
+    return f"{format_digits(seconds * 1e6)} µs"
 
 
 def _bytes(count):
     exponent = min(int(math.log10(max(count, 1)) / 3), 4)
     unit = ("B", "kB", "MB", "GB", "TB")[exponent]
-    return f"{_rounded(count / 1000**exponent)} {unit}"
-
-
-def _rounded(number):
-    """Three digits, and all before the point."""
-    return f"{number:,.0f}" if number >= 1000 else f"{float(f'{number:.3g}'):g}"
+    return f"{format_digits(count / 1000**exponent)} {unit}"

@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 from keras_mixprec.analysis.comparison.record import Arm, Comparison
 from keras_mixprec.analysis.comparison.rows import (
-    counted,
     is_faster,
     is_slower,
     shown_bytes,
@@ -12,6 +11,7 @@ from keras_mixprec.analysis.comparison.rows import (
     shown_tolerance,
 )
 from keras_mixprec.analysis.comparison.verdicts import WITHIN
+from keras_mixprec.formats import format_count
 
 
 class Best(NamedTuple):
@@ -66,7 +66,7 @@ def _gain(record, row):
         parts.append(f"with {_memory(row)}")
     parts.append(
         f"and its {record['metric']} is within {shown_tolerance(record)} of "
-        f"{base}'s with {counted(row['seeds'], 'seed')}: {row['why']}"
+        f"{base}'s with {format_count(row['seeds'], 'seed')}: {row['why']}"
     )
     return ", ".join(parts) + "."
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from keras_mixprec.analysis.comparison.best import reason
 from keras_mixprec.analysis.comparison.record import Comparison
 from keras_mixprec.analysis.comparison.rows import (
-    counted,
     has_speed,
     is_slower,
     shown_bytes,
@@ -14,6 +13,7 @@ from keras_mixprec.analysis.comparison.rows import (
     shown_speed,
     shown_tolerance,
 )
+from keras_mixprec.formats import format_count, format_digits
 
 _WIDTH = 100
 
@@ -50,8 +50,8 @@ def title(record: Comparison) -> str:
     name = record["backend"]
     versions = record["versions"]
     backend = " ".join(filter(None, (name, versions.get(name))))
-    steps = counted(record["steps"], "step")
-    samples = counted(record["batch_size"], "sample")
+    steps = format_count(record["steps"], "step")
+    samples = format_count(record["batch_size"], "sample")
     seeds = ", ".join(map(str, record["seeds"]))
     which = "seeds" if len(record["seeds"]) > 1 else "seed"
     return (
@@ -83,7 +83,7 @@ def cells(row: dict) -> list[str]:
 def remarks(record: Comparison, rows: list[dict]) -> Iterator[str]:
     """Yields what the table has no room for, a sentence or two each."""
     base = rows[0]["name"]
-    blocks = counted(_blocks(record), "timed block")
+    blocks = format_count(_blocks(record), "timed block")
     yield (
         f"Speed is {base}'s step time divided by each one's, in each of "
         f"{blocks} that took turns: median and interval ({_confidence(rows)}). "
@@ -102,7 +102,7 @@ def remarks(record: Comparison, rows: list[dict]) -> Iterator[str]:
         yield from _about(row)
     for key, head, unit in _LISTED:
         known = [r for r in rows if r[key]]
-        parts = [f"{r['name']} {_rounded(r[key])}{unit}" for r in known]
+        parts = [f"{r['name']} {format_digits(r[key])}{unit}" for r in known]
         if parts:
             yield f"{head}: {', '.join(parts)}."
     yield from _memory(record)
@@ -112,7 +112,7 @@ def _about(row):
     if row["why"]:
         yield f"{row['name']}: {row['verdict']}: {row['why'].rstrip('.')}."
     if row["skipped_steps"]:
-        steps = counted(row["skipped_steps"], "step")
+        steps = format_count(row["skipped_steps"], "step")
         yield (
             f"{row['name']}: {steps} skipped, {row['seconds_lost']:.2g} s lost "
             "to them."
@@ -156,11 +156,6 @@ def _aligned(table):
         parts = [name.ljust(widths[0])]
         parts += map(str.rjust, middle, widths[1:-1])
         yield "  ".join([*parts, last]).rstrip()
-
-
-def _rounded(number):
-    """Three digits, and all before the point."""
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def _shown_seconds(seconds):

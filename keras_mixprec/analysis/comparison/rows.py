@@ -129,11 +129,6 @@ def shown_metric(row: dict) -> str:
     return f"{row['metric']:.4g}" + (f" ±{spread:.2g}" if spread else "")
 
 
-def counted(number: int, what: str) -> str:
-    """Returns a number of things, in the plural but for one."""
-    return f"{number:,} {what}" + "s" * (number != 1)
-
-
 def shown_tolerance(record: Comparison) -> str:
     """Returns the tolerance in percent."""
     return f"{100 * record['tolerance']:g}%"

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import keras
 
+from keras_mixprec._console import one_line
 from keras_mixprec.analysis.comparison.arms import ArmRequest
 from keras_mixprec.analysis.comparison.batches import Batches, read_batches
 from keras_mixprec.analysis.comparison.sources import resolve
@@ -152,19 +152,11 @@ def _reporting(connection, arm, seed, job, read):
     except StoppedError:
         found = None
     except BaseException as error:
-        found = _sentence(error)
+        found = one_line(error, _LONGEST)
     # Nobody may be there any more.
     with connection, contextlib.suppress(OSError):
         if found is not None:
             turns.end("failed" if isinstance(found, str) else "done", found)
-
-
-def _sentence(error):
-    # Keras' messages have colours.
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    text = " ".join(text.split())
-    text = f"{type(error).__name__}: {text}".removesuffix(": ")
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _resolved(job):
