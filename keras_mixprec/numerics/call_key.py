@@ -16,7 +16,6 @@ from keras_mixprec.keras_internals import (
     training_in_force,
 )
 
-_OF_KERAS = "keras.src."
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -52,14 +51,14 @@ def _follows_from_config(layer):
     kind = type(layer)
     functions = filter(inspect.isfunction, vars(layer).values())
     return (
-        kind.__module__.startswith(_OF_KERAS)
+        kind.__module__.startswith("keras.")
         and kind is not keras.layers.Lambda
         and kind.compute_mask is keras.layers.Layer.compute_mask
         and len(flat_layers(layer)) == 1
         and layer.activity_regularizer is None
         # A state of random numbers is none of the variables that are inputs.
         and all("float" in v.dtype for v in layer.variables)
-        and all(f.__module__.startswith(_OF_KERAS) for f in functions)
+        and all(f.__module__.startswith("keras.") for f in functions)
     )
 
 
