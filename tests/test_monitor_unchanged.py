@@ -254,7 +254,10 @@ def test_a_tuned_run_is_the_same(sequence, name, tmp_path):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA of TensorFlow")
-@pytest.mark.parametrize("sequence", [new_loss, new_clipnorm])
+@pytest.mark.parametrize(
+    "sequence",
+    [pytest.param(new_loss, marks=pytest.mark.slow), new_clipnorm],
+)
 def test_a_run_that_xla_compiles_is_the_same(sequence, tmp_path):
     watched = outcome(
         sequence, keras.Sequential, lambda: WATCHING["both"](tmp_path), True
