@@ -9,11 +9,14 @@ import keras
 from keras_mixprec.devices.memory import bytes_of, weights_bytes
 from keras_mixprec.formats import get_format
 from keras_mixprec.inference.activations import largest_activations
+from keras_mixprec.inference.calibration import to_tensors
 from keras_mixprec.inference.drift import Drift
 from keras_mixprec.inference.float32_outputs import with_float32_outputs
 from keras_mixprec.inference.latency import latency
+from keras_mixprec.inference.loading import loadable
 from keras_mixprec.inference.rebuild import Rebuilder
 from keras_mixprec.inference.report import ConversionReport
+from keras_mixprec.inference.runnable import runnable
 from keras_mixprec.inference.storage import Assignment
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.layers import walk
@@ -71,7 +74,9 @@ class Conversion:
         Raises:
             ValueError: If the tolerance is not kept.
         """
-        model = self._source.build(assignment.policies)
+        x = to_tensors(self._batches[0])
+        assignment = runnable(self.reference, self.entries, assignment, x)
+        model, assignment, notes = loadable(self._source, assignment, x)
         plan = _plan_of(model, assignment)
         layers = [self._row(entry, plan) for entry in walk(model)]
         if self._keep_io:
@@ -86,7 +91,7 @@ class Conversion:
             size={"before": self._bytes, "after": weights_bytes(model)},
             latency=latency(self.reference, model, self._batches[0]),
             metric=self._measured(model),
-            notes=[],
+            notes=notes,
         )
         return model, report
 
