@@ -13,6 +13,11 @@ _EPSILON = (
     "where 0 / 0 makes weights NaN: set it to 1e-4 or keep variables in "
     "float32."
 )
+_BETA = (
+    " The optimizer's `{name}` of {value:g} is 1 in the variables' dtype, "
+    "where no weight moves or all become NaN: set it to 0.99 or keep "
+    "variables in float32."
+)
 
 # Where the evidence says more than the kind does.
 _CASES = {
@@ -63,8 +68,9 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         return bad_data_advice("x")
     text = KINDS[kind].advice.format(layer=layer, **numbers)
     for name, value in numbers.items():
-        if name.startswith("epsilon"):
-            text += _EPSILON.format(name=name, value=value)
+        if name.startswith(("epsilon", "beta")):
+            sentence = _BETA if name.startswith("beta") else _EPSILON
+            text += sentence.format(name=name, value=value)
     return text
 
 
