@@ -82,6 +82,7 @@ PRIVATE = {
     },
     "keras.src.models.Functional": {
         "_inputs_struct": "the inputs as they were given, not as a list",
+        "_outputs_struct": "the outputs likewise",
     },
     "keras.Model": {
         "_compile_config": "`model.save` stores the optimizer that it holds",
@@ -230,6 +231,11 @@ def functional_of(layer) -> Functional | None:
 def inputs_of(functional: Functional):
     """Returns the structure of the inputs of a functional model."""
     return functional._inputs_struct
+
+
+def outputs_of(functional: Functional):
+    """Returns the structure of the outputs of a functional model."""
+    return functional._outputs_struct
 
 
 def only_runs_graph(layer) -> bool:

@@ -63,6 +63,7 @@ MAY_IMPORT = {
         "reporting",
     }
     | MEASURING,
+    "inference": WATCHING - {"guards"},
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,
     "tuning": WATCHING | {"monitoring"},

@@ -1,0 +1,124 @@
+"""Which dtype each layer stores its weights in, and computes in."""
+
+from collections.abc import Iterable, Mapping
+
+import keras
+
+from keras_mixprec.keras_internals import Functional
+from keras_mixprec.policies.default_rules import DEFAULT_RULES
+from keras_mixprec.policies.layers import LayerEntry
+from keras_mixprec.policies.names import is_16_bit, is_fixed
+from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.rules import (
+    OUTPUT,
+    Matcher,
+    PrecisionRule,
+    PrecisionRules,
+)
+
+# A variance below 6e-8 is 0 in float16, and one above 65504 infinite.
+_KEPT_STATISTICS = (
+    keras.layers.BatchNormalization,
+    keras.layers.SpectralNormalization,
+)
+_STATISTICS_REASON = "moving statistics stay in float32, it computes in 16 bits"
+
+
+class Assignment:
+    """The policy that each layer of a converted model is to follow.
+
+    Attributes:
+        policies: Dict of layer path to policy name; the model's own as well.
+        reasons: Dict of layer path to string, where there is one.
+    """
+
+    def __init__(self):
+        self.policies: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+
+    def set(self, path: str, policy: str, reason: str = "") -> None:
+        """Gives a layer a policy, and why."""
+        self.policies[path] = policy
+        self.reasons.pop(path, None)
+        if reason:
+            self.reasons[path] = reason
+
+    def widened(self, reasons: Mapping[str, str]) -> "Assignment":
+        """Returns another one, with layers in float32.
+
+        Args:
+            reasons: Dict from the paths of these layers to the reason.
+        """
+        other = Assignment()
+        other.policies = self.policies | dict.fromkeys(reasons, "float32")
+        other.reasons = self.reasons | dict(reasons)
+        return other
+
+    def in_16_bits(self) -> list[str]:
+        """Returns the paths of the layers that compute in 16 bits."""
+        return [p for p, policy in self.policies.items() if is_16_bit(policy)]
+
+
+def by_rules(
+    model: keras.Model,
+    entries: list[LayerEntry],
+    dtype: str,
+    rules: Iterable[PrecisionRule] | None,
+) -> Assignment:
+    """Returns 16 bits for all layers but those that a rule keeps wide.
+
+    Args:
+        model: The reference of a `Rebuilder`.
+        entries: Its entries.
+        dtype: String, `"float16"` or `"bfloat16"`.
+        rules: Iterable of `PrecisionRule`. `None` takes the default ones but
+            for that of the outputs, which are cast.
+    """
+    if rules is None:
+        rules = [rule for rule in DEFAULT_RULES if rule.match != OUTPUT]
+    else:
+        rules = PrecisionRules(rules)
+        rules.warn_unmatched(model)
+    matcher = Matcher(rules, model)
+    found = Assignment()
+    for entry in filter(_follows, entries):
+        rule = matcher.first(entry)
+        policy, reason = (rule.policy, rule.reason) if rule else (dtype, "")
+        found.set(entry.path, *_stored(entry.layer, policy, reason))
+    return found
+
+
+def by_plan(
+    entries: list[LayerEntry],
+    origins: dict[str, LayerEntry],
+    plan: PrecisionPlan,
+) -> Assignment:
+    """Returns what a plan says, its 16-bit layers with weights of 16 bits.
+
+    Args:
+        entries: Those of a `Rebuilder`.
+        origins: Dict from their paths to the entries that the plan is of.
+        plan: A `PrecisionPlan` that fits the model.
+    """
+    found = Assignment()
+    for entry in filter(_follows, entries):
+        decided = plan.decide(origins[entry.path])
+        found.set(entry.path, *_stored(entry.layer, *decided))
+    return found
+
+
+def _follows(entry):
+    """Whether a policy changes what a layer does."""
+    # A graph computes nothing itself, and no config has its policy.
+    graphs = (Functional, keras.Sequential)
+    return type(entry.layer) not in graphs and not is_fixed(entry.layer)
+
+
+def _stored(layer, policy, reason):
+    """The policy that stores weights in what it computes in, but statistics."""
+    if not is_16_bit(policy):
+        return policy, reason
+    dtype = policy.removeprefix("mixed_")
+    if isinstance(layer, _KEPT_STATISTICS):
+        return f"mixed_{dtype}", reason or _STATISTICS_REASON
+    return dtype, reason

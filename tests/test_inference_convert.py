@@ -1,0 +1,174 @@
+"""A trained model in 16 bits for inference: what is stored, and how far off."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mixprec as kmp
+
+RANDOM = np.random.default_rng(0)
+
+
+@keras.saving.register_keras_serializable("test_inference_convert")
+class Block(layers.Layer):
+    """Makes its sublayers itself, one of them late, without a dtype."""
+
+    def __init__(self, units=8, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.early = layers.Dense(units)
+
+    def build(self, shape):
+        self.late = layers.Dense(self.units)
+        self.early.build(shape)
+        self.late.build(shape)
+
+    def call(self, x):
+        return self.early(x) + self.late(x)
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+class Subclassed(keras.Model):
+    """Takes no arguments, so that Keras cannot load it from a file."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = layers.Dense(8, activation="relu")
+        self.head = layers.Dense(3)
+
+    def call(self, x):
+        return self.head(self.inside(x))
+
+
+def mixed_graph():
+    """Attention, a shared layer, a nested model, statistics, a wrapper."""
+    inputs = keras.Input((6, 8))
+    shared = layers.Dense(8, name="shared")
+    x = layers.MultiHeadAttention(2, 4)(inputs, inputs)
+    inner = keras.Sequential([keras.Input((6, 8)), shared], name="inner")
+    x = layers.BatchNormalization()(inner(shared(x)))
+    x = Block()(layers.TimeDistributed(layers.Dense(8))(x))
+    x = layers.GRU(8)(x)
+    return keras.Model(inputs, layers.Dense(3, activation="softmax")(x))
+
+
+def state_of(model):
+    policies = [layer.dtype_policy.name for layer in model._flatten_layers()]
+    return model.get_weights(), policies, model.predict_function
+
+
+def assert_same(before, after):
+    assert before[1:] == after[1:]
+    for a, b in zip(before[0], after[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+X = RANDOM.normal(size=(20, 6, 8)).astype("float32")
+
+
+def converted(model=None, policy="float16", x=X, **kwargs):
+    return kmp.convert_for_inference(
+        model or mixed_graph(), policy, calibration=x, **kwargs
+    )
+
+
+def test_every_weight_but_statistics_has_16_bits():
+    model, report = converted()
+    wide = {v.path for v in model.weights if v.dtype != "float16"}
+    assert {path.split("/")[0] for path in wide} == {"batch_normalization"}
+    assert report.plan["block/dense_1"] == "float16"
+    assert report.plan["gru/gru_cell"] == "float16"
+    assert 0.49 < report.size["after"] / report.size["before"] < 0.56
+
+
+def test_outputs_are_nearly_those_in_float32_and_of_its_dtype():
+    model = mixed_graph()
+    small, report = converted(model)
+    exact, low = model.predict(X, verbose=0), small.predict(X, verbose=0)
+    assert low.dtype == "float32"
+    np.testing.assert_allclose(low, exact, atol=2e-3)
+    largest = np.abs(exact - low).max()
+    assert report.drift[0]["largest"] == pytest.approx(largest, rel=0.1)
+    assert report.drift[0]["top1_agreement"] == 1.0
+
+
+def test_the_model_is_only_read():
+    model = mixed_graph()
+    model.compile("adam", "mse")
+    model.predict(X, verbose=0)
+    before, random = state_of(model), np.random.get_state()[1].tolist()
+    converted(model)
+    assert_same(before, state_of(model))
+    assert np.random.get_state()[1].tolist() == random
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_layers_are_shared_as_in_a_file():
+    inputs = keras.Input((4,))
+    shared = layers.Dense(4, name="shared")
+    model = keras.Model(inputs, shared(shared(inputs)))
+    small, report = converted(model, x=X[:, 0, :4])
+    assert len(small.weights) == 2
+    assert report.size["after"] * 2 == report.size["before"]
+
+
+def test_subclassed_model_without_a_config_of_its_own():
+    model = Subclassed()
+    exact = model.predict(X[:, 0], verbose=0)
+    small, report = converted(model, x=X[:, 0])
+    assert {v.dtype for v in small.weights} == {"float16"}
+    assert dict(report.plan) == {"dense": "float16", "dense_1": "float16"}
+    np.testing.assert_allclose(small.predict(X[:, 0]), exact, atol=5e-3)
+
+
+def test_a_plan_from_training_is_followed():
+    model = mixed_graph()
+    plan = kmp.apply_policy(mixed_graph(), "mixed_bfloat16", rules=[])
+    policies = {**plan, "shared": "float32", "block/dense": "float32"}
+    small, report = converted(model, kmp.PrecisionPlan(policies))
+    assert report.plan["shared"] == "float32"
+    assert report.plan["block/dense"] == "float32"
+    assert report.plan["block/dense_1"] == "bfloat16"
+    assert report.plan["batch_normalization"] == "mixed_bfloat16"
+    assert small.get_layer("shared").kernel.dtype == "float32"
+    # What a nested model shares, Keras makes two of.
+    assert report.plan["inner/shared"] == "float32"
+
+
+def test_sequential_keeps_indices_of_an_embedding():
+    stack = [layers.Embedding(5000, 4), layers.Flatten(), layers.Dense(2)]
+    model = keras.Sequential(stack)
+    x = np.arange(4000, 4060).reshape(20, 3)
+    exact = model.predict(x, verbose=0)
+    small, report = converted(model, x=x)
+    np.testing.assert_allclose(small.predict(x), exact, atol=1e-4)
+    assert report.size["after"] * 2 == report.size["before"]
+
+
+def test_outputs_may_stay_in_16_bits():
+    small, report = converted(keep_io=None)
+    assert small.predict(X, verbose=0).dtype == "float16"
+    assert report.drift[0]["relative"] < 0.01
+
+
+def test_ranges_are_those_of_the_calibration_data():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="d")])
+    model.set_weights([np.full((4, 2), 2.0**9), np.zeros(2)])
+    x = np.ones((3, 4), "float32")
+    _, report = converted(model, x=x)
+    (row,) = report.layers
+    assert row["largest"] == 2.0**11
+    assert row["headroom_bits"] == pytest.approx(np.log2(65504 / 2**11))
+
+
+def test_a_metric_is_measured_in_both():
+    def mean(model):
+        return model.predict(X, verbose=0).mean()
+
+    _, report = converted(metric=mean)
+    assert report.metric["name"] == "mean"
+    assert report.metric["before"] == pytest.approx(1 / 3, abs=1e-3)
+    assert report.metric["after"] == pytest.approx(1 / 3, abs=1e-3)
