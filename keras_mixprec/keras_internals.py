@@ -16,6 +16,7 @@ import keras
 from keras.src.backend import (
     # The dtype that variables are read in; within `None` as they are stored.
     AutocastScope,
+    compute_output_spec,  # Calls a model on shapes alone, which builds it.
     # The masks that tensors carry from layer to layer.
     get_keras_mask,
     set_keras_mask,
@@ -262,10 +263,11 @@ def set_saved_optimizer(model: keras.Model, optimizer):
     model._compile_config.config["optimizer"] = optimizer
 
 
-def all_jax_state(model: keras.Model) -> tuple:
-    """Returns the state that `train_step` of a model takes on JAX."""
+def all_jax_state(model: keras.Model, training: bool = True) -> tuple:
+    """Returns the state that `train_step`, or `predict_step`, takes on JAX."""
     kinds = ("trainable", "non_trainable", "optimizer", "metrics")
-    return model._get_jax_state(**{f"{k}_variables": True for k in kinds})
+    taken = kinds if training else kinds[:2]
+    return model._get_jax_state(**{f"{k}_variables": True for k in taken})
 
 
 def jax_state(model: keras.Model) -> tuple[dict | None, bool]:

@@ -73,7 +73,7 @@ _TABLE = (
     Kind(
         "forward_overflow",
         f"{TO_FLOAT32}, or clamp or scale down before the sum, square or "
-        "product that overflows; a smaller loss scale cannot help.",
+        "product that overflows.",
         phrase="overflowed",
         repaired_by=_MORE_RANGE,
     ),

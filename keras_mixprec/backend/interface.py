@@ -229,6 +229,12 @@ class Replay(Protocol):
         Returns its logs.
         """
 
+    def predict_step(self, model, data):
+        """Runs `model.predict_step` on a batch, operation by operation.
+
+        Returns the outputs. Within a `keras.StatelessScope`.
+        """
+
     def loses_assignment(self, variable):
         """Whether what is assigned to it now is lost in `fit`."""
 

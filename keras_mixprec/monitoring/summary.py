@@ -47,7 +47,7 @@ class TrainingSummary(NamedTuple):
         ranges: String. How often the ranges of layers were measured beside
             training, what that took, and why any were withheld.
         bad_data: String. How many batches had inputs that are not finite and
-            which was the first, `""` if none had.
+            which they are, `""` if none had.
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
             of batches with such a loss; each replica counts its own part of a
             batch. `None` where that is not counted: in models without 16-bit

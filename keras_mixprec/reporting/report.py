@@ -80,8 +80,9 @@ def _messages(events):
     last = {event["kind"]: event.get("message") for event in events}
     if rewrite := last.get("graph_rewrite"):
         yield f"Graph rewrite: {rewrite}."
-    if ignored := last.get("ignored_variable"):
-        yield str(ignored)
+    for kind in ("ignored_variable", "bad_batches"):
+        if message := last.get(kind):
+            yield str(message)
 
 
 def _scale(course):
