@@ -73,7 +73,11 @@ def assert_same(before, after):
 X = RANDOM.normal(size=(20, 6, 8)).astype("float32")
 
 
-def converted(model=None, policy="float16", x=X, **kwargs):
+# On JAX no CPU has attention in float16.
+LOW = "bfloat16" if keras.backend.backend() == "jax" else "float16"
+
+
+def converted(model=None, policy=LOW, x=X, **kwargs):
     return kmp.convert_for_inference(
         model or mixed_graph(), policy, calibration=x, **kwargs
     )
@@ -81,10 +85,10 @@ def converted(model=None, policy="float16", x=X, **kwargs):
 
 def test_every_weight_but_statistics_has_16_bits():
     model, report = converted()
-    wide = {v.path for v in model.weights if v.dtype != "float16"}
+    wide = {v.path for v in model.weights if v.dtype != LOW}
     assert {path.split("/")[0] for path in wide} == {"batch_normalization"}
-    assert report.plan["block/dense_1"] == "float16"
-    assert report.plan["gru/gru_cell"] == "float16"
+    assert report.plan["block/dense_1"] == LOW
+    assert report.plan["gru/gru_cell"] == LOW
     assert 0.49 < report.size["after"] / report.size["before"] < 0.56
 
 
@@ -93,7 +97,7 @@ def test_outputs_are_nearly_those_in_float32_and_of_its_dtype():
     small, report = converted(model)
     exact, low = model.predict(X, verbose=0), small.predict(X, verbose=0)
     assert low.dtype == "float32"
-    np.testing.assert_allclose(low, exact, atol=2e-3)
+    np.testing.assert_allclose(low, exact, atol=2e-2)
     largest = np.abs(exact - low).max()
     assert report.drift[0]["largest"] == pytest.approx(largest, rel=0.1)
     assert report.drift[0]["top1_agreement"] == 1.0
@@ -123,9 +127,9 @@ def test_subclassed_model_without_a_config_of_its_own():
     model = Subclassed()
     exact = model.predict(X[:, 0], verbose=0)
     small, report = converted(model, x=X[:, 0])
-    assert {v.dtype for v in small.weights} == {"float16"}
-    assert dict(report.plan) == {"dense": "float16", "dense_1": "float16"}
-    np.testing.assert_allclose(small.predict(X[:, 0]), exact, atol=5e-3)
+    assert {v.dtype for v in small.weights} == {LOW}
+    assert dict(report.plan) == {"dense": LOW, "dense_1": LOW}
+    np.testing.assert_allclose(small.predict(X[:, 0]), exact, atol=3e-2)
 
 
 def test_a_plan_from_training_is_followed():
@@ -147,14 +151,14 @@ def test_sequential_keeps_indices_of_an_embedding():
     x = np.arange(4000, 4060).reshape(20, 3)
     exact = model.predict(x, verbose=0)
     small, report = converted(model, x=x)
-    np.testing.assert_allclose(small.predict(x), exact, atol=1e-4)
+    np.testing.assert_allclose(small.predict(x), exact, atol=1e-3)
     assert report.size["after"] * 2 == report.size["before"]
 
 
 def test_outputs_may_stay_in_16_bits():
     small, report = converted(keep_io=None)
-    assert small.predict(X, verbose=0).dtype == "float16"
-    assert report.drift[0]["relative"] < 0.01
+    assert small.predict(X, verbose=0).dtype == LOW
+    assert report.drift[0]["relative"] < 0.02
 
 
 def test_ranges_are_those_of_the_calibration_data():
@@ -203,7 +207,7 @@ def test_a_file_gives_the_same_outputs_without_this_package(tmp_path):
         model = keras.saving.load_model({str(tmp_path / "small.keras")!r})
         y = model.predict(data["x"], verbose=0)
         np.testing.assert_array_equal(y, data["y"])
-        assert {{v.dtype for v in model.weights}} == {{"float16"}}
+        assert {{v.dtype for v in model.weights}} == {{{LOW!r}}}
     """)
     assert report.notes == []
 
@@ -214,7 +218,7 @@ def test_what_encloses_a_wide_part_is_wide_so_that_a_file_keeps_it():
     _, report = converted(model, rules=[rule])
     assert report.plan["multi_head_attention"] == "float32"
     assert report.plan["multi_head_attention/key"] == "float32"
-    assert report.plan["gru"] == "float16"
+    assert report.plan["gru"] == LOW
 
 
 def test_what_a_file_does_not_keep_is_said():
@@ -223,4 +227,29 @@ def test_what_a_file_does_not_keep_is_said():
     _, report = converted(model, x=X[:, 0])
     assert "cannot be loaded" in report.notes[0]
     _, report = converted()
-    assert "set_dtype_policy('float16')" in report.notes[0]
+    assert f"set_dtype_policy({LOW!r})" in report.notes[0]
+
+
+def test_what_cannot_be_compiled_is_wide():
+    inputs = keras.Input((6, 8))
+    x = layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    model = keras.Model(inputs, layers.Dense(3)(x))
+    small, report = converted(model, "float16")
+    wide = keras.backend.backend() == "jax"
+    assert (report.plan["attention"] == "float32") == wide
+    assert small.predict(X, verbose=0).shape == (20, 6, 3)
+
+
+def test_tolerance_that_cannot_be_kept_names_the_layer_and_changes_nothing():
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, name="a"), layers.Dense(4)]
+    )
+    model.get_layer("a").kernel.assign(np.full((4, 4), 2e4))
+    before = state_of(model)
+    with pytest.raises(ValueError, match="'a'.* reach 8e"):
+        converted(
+            model,
+            kmp.PrecisionPlan({"a": "mixed_float16", "dense": "float32"}),
+            x=X[:, 0, :4] * 0 + 1,
+        )
+    assert_same(before, state_of(model))

@@ -9,6 +9,7 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec._console import one_line
+from keras_mixprec.backend import active
 from keras_mixprec.devices.memory import bytes_of, weights_bytes
 from keras_mixprec.formats import get_format
 from keras_mixprec.inference.activations import largest_activations
@@ -20,7 +21,7 @@ from keras_mixprec.inference.least_exact import least_exact
 from keras_mixprec.inference.loading import loadable
 from keras_mixprec.inference.rebuild import Rebuilder
 from keras_mixprec.inference.report import ConversionReport
-from keras_mixprec.inference.runnable import runnable
+from keras_mixprec.inference.runnable import compilable, runnable
 from keras_mixprec.inference.storage import by_plan, by_rules
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.layers import walk
@@ -111,8 +112,15 @@ class Conversion:
 
     def _converted(self, policy, assignment):
         x = to_tensors(self._batches[0])
-        assignment = runnable(self.reference, self.entries, assignment, x)
-        model, assignment, notes = loadable(self._source, assignment, x)
+        reference = (self.reference, self.entries)
+        assignment = runnable(*reference, assignment, x)
+        while True:
+            model, assignment, notes = loadable(self._source, assignment, x)
+            try:
+                model.predict_on_batch(self._batches[0])
+                break
+            except active.replay().REFUSALS as error:
+                assignment = compilable(*reference, assignment, x, error)
         plan = _plan_of(model, assignment)
         layers = [self._row(entry, plan) for entry in walk(model)]
         if self._keep_io:
