@@ -1,5 +1,9 @@
 """A trained model in 16 bits for inference: what is stored, and how far off."""
 
+import subprocess
+import sys
+import textwrap
+
 import keras
 import numpy as np
 import pytest
@@ -131,7 +135,6 @@ def test_a_plan_from_training_is_followed():
     small, report = converted(model, kmp.PrecisionPlan(policies))
     assert report.plan["shared"] == "float32"
     assert report.plan["block/dense"] == "float32"
-    assert report.plan["block/dense_1"] == "bfloat16"
     assert report.plan["batch_normalization"] == "mixed_bfloat16"
     assert small.get_layer("shared").kernel.dtype == "float32"
     # What a nested model shares, Keras makes two of.
@@ -172,3 +175,52 @@ def test_a_metric_is_measured_in_both():
     assert report.metric["name"] == "mean"
     assert report.metric["before"] == pytest.approx(1 / 3, abs=1e-3)
     assert report.metric["after"] == pytest.approx(1 / 3, abs=1e-3)
+
+
+def in_fresh_process(script):
+    """Runs a script in which this package cannot be imported."""
+    first = "import sys; sys.modules['keras_mixprec'] = None\n"
+    result = subprocess.run(
+        [sys.executable, "-c", first + textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_a_file_gives_the_same_outputs_without_this_package(tmp_path):
+    inputs = keras.Input((6, 8))
+    x = layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    x = layers.Bidirectional(layers.LSTM(8))(layers.LayerNormalization()(x))
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax")(x))
+    small, report = converted(model)
+    small.save(tmp_path / "small.keras")
+    np.savez(tmp_path / "data.npz", x=X, y=small.predict(X, verbose=0))
+    in_fresh_process(f"""
+        import keras, numpy as np
+        data = np.load({str(tmp_path / "data.npz")!r})
+        model = keras.saving.load_model({str(tmp_path / "small.keras")!r})
+        y = model.predict(data["x"], verbose=0)
+        np.testing.assert_array_equal(y, data["y"])
+        assert {{v.dtype for v in model.weights}} == {{"float16"}}
+    """)
+    assert report.notes == []
+
+
+def test_what_encloses_a_wide_part_is_wide_so_that_a_file_keeps_it():
+    model = mixed_graph()
+    rule = kmp.PrecisionRule("multi_head_attention/query")
+    _, report = converted(model, rules=[rule])
+    assert report.plan["multi_head_attention"] == "float32"
+    assert report.plan["multi_head_attention/key"] == "float32"
+    assert report.plan["gru"] == "float16"
+
+
+def test_what_a_file_does_not_keep_is_said():
+    model = Subclassed()
+    model(X[:, 0])
+    _, report = converted(model, x=X[:, 0])
+    assert "cannot be loaded" in report.notes[0]
+    _, report = converted()
+    assert "set_dtype_policy('float16')" in report.notes[0]

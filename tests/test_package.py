@@ -69,7 +69,14 @@ MAY_IMPORT = {
     "tuning": WATCHING | {"monitoring"},
     "callbacks": WATCHING | {"monitoring", "tuning"},
     "tensorboard_plugin": {"reporting"},
-    "cli": {"analysis", "callbacks", "loss_scaling", "policies", "reporting"},
+    "cli": {
+        "analysis",
+        "callbacks",
+        "inference",
+        "loss_scaling",
+        "policies",
+        "reporting",
+    },
     "__main__": {"cli"},
 }
 HELPERS = {

@@ -7,6 +7,7 @@ import keras
 from keras import ops, tree
 
 from keras_mixprec.backend import active
+from keras_mixprec.inference.calibration import to_tensors
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.layer_hooks import CallHook
 from keras_mixprec.policies.layers import LayerEntry
@@ -41,12 +42,8 @@ def largest_activations(
         for batch in batches:
             # One hook a batch counts the calls of one batch.
             with CallHook(entries, measure).hooked():
-                model(tree.map_structure(_tensor, batch), training=False)
+                model(to_tensors(batch), training=False)
     return found
-
-
-def _tensor(array):
-    return array if array.dtype.kind in "OUS" else ops.convert_to_tensor(array)
 
 
 def _largest(tensor):

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
+from keras import ops, tree
 
 
 def calibration_batches(x: Any, batch_size: int) -> list[Any]:
@@ -35,6 +35,16 @@ def calibration_batches(x: Any, batch_size: int) -> list[Any]:
     return batches
 
 
+def to_tensors(batch: Any) -> Any:
+    """Returns a batch as a model is called on it; text stays what it is."""
+
+    def tensor(array):
+        is_text = array.dtype.kind in "OUS"
+        return array if is_text else ops.convert_to_tensor(array)
+
+    return tree.map_structure(tensor, batch)
+
+
 def _is_iterable_of_batches(x):
     plain = isinstance(x, list | tuple | dict | str | bytes)
     array = hasattr(x, "shape")
@@ -62,8 +72,8 @@ def _sliced(x, size) -> Iterator[Any]:
 
 def _to_array(leaf):
     array = np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
-    if keras.ops.is_tensor(leaf):
-        array = keras.ops.convert_to_numpy(leaf)
+    if ops.is_tensor(leaf):
+        array = ops.convert_to_numpy(leaf)
     if not isinstance(array, np.ndarray) or not array.ndim:
         raise TypeError(
             "`calibration` must be inputs as `model.predict` takes them: an "

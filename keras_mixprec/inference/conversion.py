@@ -1,24 +1,32 @@
 """One conversion: rebuilt, compared with float32, and reported."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import numpy as np
+from keras import tree
 
+from keras_mixprec._console import one_line
 from keras_mixprec.devices.memory import bytes_of, weights_bytes
 from keras_mixprec.formats import get_format
 from keras_mixprec.inference.activations import largest_activations
+from keras_mixprec.inference.calibration import to_tensors
 from keras_mixprec.inference.drift import Drift
 from keras_mixprec.inference.float32_outputs import with_float32_outputs
 from keras_mixprec.inference.latency import latency
+from keras_mixprec.inference.least_exact import least_exact
+from keras_mixprec.inference.loading import loadable
 from keras_mixprec.inference.rebuild import Rebuilder
 from keras_mixprec.inference.report import ConversionReport
-from keras_mixprec.inference.storage import Assignment
+from keras_mixprec.inference.runnable import runnable
+from keras_mixprec.inference.storage import by_plan, by_rules
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.rules import PrecisionRule
 
 
 class Conversion:
@@ -34,7 +42,6 @@ class Conversion:
     Attributes:
         reference: The model in float32.
         entries: List of its `LayerEntry`s, itself the last.
-        origins: Dict from their paths to the `LayerEntry`s of the model.
     """
 
     def __init__(
@@ -48,35 +55,71 @@ class Conversion:
         self._source = Rebuilder(model, batches[0])
         self.reference = self._source.reference
         self.entries = self._source.entries
-        self.origins = self._source.origins
         self._bytes = weights_bytes(model)
         self._batches = batches
         self._tolerance = tolerance
         self._keep_io = keep_io
         self._metric = metric
-        self._exact = [self.reference.predict_on_batch(x) for x in batches]
+        self._exact = self._predicted_exactly()
         self._largest = largest_activations(
             self.reference, self.entries, batches
         )
 
-    def convert(
-        self, policy: str, assignment: Assignment
+    def _predicted_exactly(self):
+        try:
+            exact = [self.reference.predict_on_batch(x) for x in self._batches]
+        except Exception as error:  # Of the user's code, of any kind.
+            raise ValueError(
+                "`calibration` does not fit the model, which cannot be called "
+                f"on it. Received: {one_line(error, 400)}"
+            ) from error
+        if not all(not np.isnan(a).any() for a in _floats(exact)):
+            raise ValueError(
+                "In float32 the outputs are not finite on `calibration`, so "
+                "precision is not what is wrong."
+            )
+        return exact
+
+    def in_format(
+        self, dtype: str, rules: Iterable[PrecisionRule] | None
     ) -> tuple[keras.Model, ConversionReport]:
-        """Returns the model in these dtypes, and the report.
+        """Returns the model in a format, with the fewest layers wide.
 
         Args:
-            policy: String, what the report calls it.
-            assignment: `Assignment`.
+            dtype: String, `"float16"` or `"bfloat16"`.
+            rules: As for `by_rules`.
 
         Raises:
             ValueError: If the tolerance is not kept.
         """
-        model = self._source.build(assignment.policies)
+        assignment = by_rules(self.reference, self.entries, dtype, rules)
+        return self._converted(dtype, assignment)
+
+    def by_plan(
+        self, plan: PrecisionPlan
+    ) -> tuple[keras.Model, ConversionReport]:
+        """Returns the model in the dtypes of a plan.
+
+        Args:
+            plan: A `PrecisionPlan` that fits the model.
+
+        Raises:
+            ValueError: If the tolerance is not kept.
+        """
+        assignment = by_plan(self.entries, self._source.origins, plan)
+        return self._converted("plan", assignment)
+
+    def _converted(self, policy, assignment):
+        x = to_tensors(self._batches[0])
+        assignment = runnable(self.reference, self.entries, assignment, x)
+        model, assignment, notes = loadable(self._source, assignment, x)
         plan = _plan_of(model, assignment)
         layers = [self._row(entry, plan) for entry in walk(model)]
         if self._keep_io:
             model = with_float32_outputs(model)
         drift = self._drift(model)
+        if not drift.relative <= self._tolerance:
+            raise ValueError(self._refusal(policy, assignment, drift, x))
         report = ConversionReport(
             policy=policy,
             plan=plan,
@@ -86,7 +129,7 @@ class Conversion:
             size={"before": self._bytes, "after": weights_bytes(model)},
             latency=latency(self.reference, model, self._batches[0]),
             metric=self._measured(model),
-            notes=[],
+            notes=notes,
         )
         return model, report
 
@@ -95,6 +138,29 @@ class Conversion:
         for x, exact in zip(self._batches, self._exact, strict=True):
             found.add(exact, model.predict_on_batch(x))
         return found
+
+    def _refusal(self, policy, assignment, drift, x):
+        path, error = least_exact(self.reference, self.entries, assignment, x)
+        worst = ""
+        if path:
+            off = (
+                "its outputs are not finite"
+                if error == math.inf
+                else f"it is off by {error:.2g} of its own outputs"
+            )
+            largest = self._largest.get(path)
+            reach = f", which reach {largest:.3g} in float32" if largest else ""
+            worst = f" The layer {path!r} is the worst: {off}{reach}."
+        far = (
+            "are not finite"
+            if drift.relative == math.inf
+            else f"are off by {drift.relative:.3g} of their norm"
+        )
+        return (
+            f"Converted to {policy} the outputs {far}, and "
+            f"tolerance={self._tolerance:g} is allowed.{worst} A plan or a "
+            "rule can keep layers in float32."
+        )
 
     def _measured(self, model):
         if self._metric is None:
@@ -118,6 +184,10 @@ class Conversion:
             "headroom_bits": _headroom(layer, largest),
             "reason": plan.reasons.get(entry.path, ""),
         }
+
+
+def _floats(outputs):
+    return [a for a in tree.flatten(outputs) if "float" in str(a.dtype)]
 
 
 def _headroom(layer, largest):

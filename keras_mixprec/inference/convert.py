@@ -11,10 +11,10 @@ import numpy as np
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.inference.automatic import automatic
 from keras_mixprec.inference.calibration import calibration_batches
 from keras_mixprec.inference.conversion import Conversion
 from keras_mixprec.inference.report import ConversionReport
-from keras_mixprec.inference.storage import by_plan, by_rules
 from keras_mixprec.policies.layers import check_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
@@ -22,7 +22,7 @@ from keras_mixprec.policies.rules import PrecisionRule
 
 def convert_for_inference(
     model: keras.Model,
-    policy: str | PrecisionPlan,
+    policy: str | PrecisionPlan = "auto",
     *,
     calibration: Any,
     tolerance: float = 0.05,
@@ -40,9 +40,11 @@ def convert_for_inference(
 
     Args:
         model: A built `keras.Model` that its config rebuilds, compiled or not.
-        policy: `"float16"` or `"bfloat16"`, or a `PrecisionPlan`, such as
-            `PrecisionTuner` or `minimize_float32` found: what it has in
-            float32 stays so, and its mixed policies become 16-bit weights.
+        policy: `"float16"` or `"bfloat16"`; `"auto"`, that of the two which is
+            faster here, or else the one that leaves less; or a `PrecisionPlan`,
+            such as `PrecisionTuner` or `minimize_float32` found: what it has
+            in float32 stays so, and its mixed policies become 16-bit weights.
+            Defaults to `"auto"`.
         calibration: Inputs like those to come, as `model.predict` takes them:
             an array, a list or dict of arrays, or an iterable of batches, all
             of which are read. The more extreme they are, the better.
@@ -91,12 +93,10 @@ def convert_for_inference(
             model, batches, tolerance, keep_io == "float32", metric
         )
         if isinstance(policy, PrecisionPlan):
-            assignment = by_plan(conversion.entries, conversion.origins, policy)
-            return conversion.convert("plan", assignment)
-        assignment = by_rules(
-            conversion.reference, conversion.entries, policy, rules
-        )
-        return conversion.convert(policy, assignment)
+            return conversion.by_plan(policy)
+        if policy == "auto":
+            return automatic(conversion, rules)
+        return conversion.in_format(policy, rules)
 
 
 def _check_model(model):
@@ -118,10 +118,11 @@ def _check_policy(policy, rules):
         return
     if not isinstance(policy, str):
         raise TypeError(
-            "`policy` must be 'float16', 'bfloat16' or a `PrecisionPlan`. "
-            f"Received: policy={policy!r} of type {type(policy).__name__}"
+            "`policy` must be 'auto', 'float16', 'bfloat16' or a "
+            f"`PrecisionPlan`. Received: policy={policy!r} of type "
+            f"{type(policy).__name__}"
         )
-    check_choice("policy", policy, SIXTEEN_BITS)
+    check_choice("policy", policy, ("auto", *SIXTEEN_BITS))
 
 
 def _check_metric(metric):

@@ -100,9 +100,29 @@ class Rebuilder:
         Args:
             model: What `build` returned.
             policy: Policy name, the global policy when the file is loaded.
+
+        Raises:
+            ValueError: If Keras cannot load it.
         """
-        with _global_policy(policy):
-            return self._revived(_config_of(model))
+        config = _config_of(model)
+        try:
+            with _global_policy(policy):
+                return _deserialized(config, self._model)
+        except Exception as error:  # Of the user's code, of any kind.
+            raise ValueError(one_line(error)) from error
+
+    def pairs_of(self, model: keras.Model, other: keras.Model) -> list[tuple]:
+        """Returns path, layer and layer of each place in two models.
+
+        Args:
+            model: What `build` returned.
+            other: What `reloaded` returned.
+        """
+        paths = {
+            id(entry.layer): entry.path for entry in walk_with_model(model)
+        }
+        places = zip(every_place(model), every_place(other), strict=True)
+        return [(paths[id(own)], own, new) for own, new in places]
 
     def _made(self, visit):
         with _global_policy("float32"), _on_creation(visit):
@@ -122,7 +142,7 @@ class Rebuilder:
 
     def _revived(self, config):
         try:
-            model = _deserialized(config, self._model)
+            model = self._deserialized_somehow(config)
             if not model.built:
                 model(self._x, training=False)
         except Exception as error:  # Of the user's code, of any kind.
@@ -134,6 +154,18 @@ class Rebuilder:
                 f"own. Received: {one_line(error, 400)}"
             ) from error
         return model
+
+    def _deserialized_somehow(self, config):
+        try:
+            return _deserialized(config, self._model)
+        except TypeError:
+            if functional_of(self._model) is not None:
+                raise
+            # Keras' own `get_config` gives `trainable` and `dtype` as well,
+            # which the `__init__` of most models does not take.
+            taken = inspect.signature(type(self._model).__init__).parameters
+            own = {k: v for k, v in config["config"].items() if k in taken}
+            return type(self._model)(**own)
 
 
 def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
@@ -191,20 +223,11 @@ def _deserialized(config, model):
         for layer in flat_layers(model)
         if not hasattr(keras.layers, type(layer).__name__)
     }
-    try:
-        return keras.saving.deserialize_keras_object(
-            copy.deepcopy(config),  # Keras takes it apart.
-            custom_objects=known,
-            safe_mode=False,
-        )
-    except TypeError:
-        if functional_of(model) is not None:
-            raise
-        # Keras' own `get_config` gives `trainable` and `dtype` as well, which
-        # the `__init__` of most models does not take.
-        taken = inspect.signature(type(model).__init__).parameters
-        own = {k: v for k, v in config["config"].items() if k in taken}
-        return type(model)(**own)
+    return keras.saving.deserialize_keras_object(
+        copy.deepcopy(config),  # Keras takes it apart.
+        custom_objects=known,
+        safe_mode=False,
+    )
 
 
 def _another_model(model, own, new):

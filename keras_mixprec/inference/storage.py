@@ -1,12 +1,13 @@
 """Which dtype each layer stores its weights in, and computes in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import keras
 
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import Functional
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
-from keras_mixprec.policies.layers import LayerEntry
+from keras_mixprec.policies.layers import MODEL_PATH, LayerEntry
 from keras_mixprec.policies.names import is_16_bit, is_fixed
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import (
@@ -43,20 +44,48 @@ class Assignment:
         if reason:
             self.reasons[path] = reason
 
-    def widened(self, reasons: Mapping[str, str]) -> "Assignment":
-        """Returns another one, with layers in float32.
-
-        Args:
-            reasons: Dict from the paths of these layers to the reason.
-        """
+    def widened(self, path: str, reason: str) -> "Assignment":
+        """Returns another one, with a layer and all inside it in float32."""
         other = Assignment()
-        other.policies = self.policies | dict.fromkeys(reasons, "float32")
-        other.reasons = self.reasons | dict(reasons)
+        for own, policy in self.policies.items():
+            if own == path or own.startswith(f"{path}/") or path == MODEL_PATH:
+                other.set(own, "float32", reason if own == path else "")
+            else:
+                other.set(own, policy, self.reasons.get(own, ""))
         return other
 
-    def in_16_bits(self) -> list[str]:
-        """Returns the paths of the layers that compute in 16 bits."""
-        return [p for p, policy in self.policies.items() if is_16_bit(policy)]
+    def replaced(self, path: str, policy: str) -> "Assignment":
+        """Returns another one, with a layer of another policy."""
+        other = Assignment()
+        other.policies = self.policies | {path: policy}
+        other.reasons = dict(self.reasons)
+        return other
+
+    def dtypes(self) -> list[str]:
+        """Returns the 16-bit dtypes in it."""
+        found = [p.removeprefix("mixed_") for p in self.policies.values()]
+        return [d for d in dict.fromkeys(found) if d in SIXTEEN_BITS]
+
+    def is_narrow(self, path: str) -> bool:
+        """Whether a layer, or one inside it, computes in 16 bits."""
+        return self.widened(path, "").policies != self.policies
+
+    def computing(self, entries: list[LayerEntry]) -> dict[str, list]:
+        """Returns what to compute in whatever the weights are stored in.
+
+        Args:
+            entries: The `LayerEntry`s of a model.
+
+        Returns:
+            Dict of policy name to list of layers, for `temporary_policies`.
+        """
+        found: dict[str, list] = {}
+        for entry in entries:
+            policy = self.policies.get(entry.path, "float32")
+            # Of a layer with float32 weights "float16" casts none.
+            policy = f"mixed_{policy}" if policy in SIXTEEN_BITS else policy
+            found.setdefault(policy, []).append(entry.layer)
+        return found
 
 
 def by_rules(
@@ -81,7 +110,7 @@ def by_rules(
         rules.warn_unmatched(model)
     matcher = Matcher(rules, model)
     found = Assignment()
-    for entry in filter(_follows, entries):
+    for entry in _settable(entries):
         rule = matcher.first(entry)
         policy, reason = (rule.policy, rule.reason) if rule else (dtype, "")
         found.set(entry.path, *_stored(entry.layer, policy, reason))
@@ -101,17 +130,21 @@ def by_plan(
         plan: A `PrecisionPlan` that fits the model.
     """
     found = Assignment()
-    for entry in filter(_follows, entries):
+    for entry in _settable(entries):
         decided = plan.decide(origins[entry.path])
         found.set(entry.path, *_stored(entry.layer, *decided))
     return found
 
 
-def _follows(entry):
-    """Whether a policy changes what a layer does."""
+def has_policy(layer: keras.layers.Layer) -> bool:
+    """Whether a policy of 16 bits or not changes what a layer does."""
     # A graph computes nothing itself, and no config has its policy.
     graphs = (Functional, keras.Sequential)
-    return type(entry.layer) not in graphs and not is_fixed(entry.layer)
+    return type(layer) not in graphs and not is_fixed(layer)
+
+
+def _settable(entries):
+    return [entry for entry in entries if has_policy(entry.layer)]
 
 
 def _stored(layer, policy, reason):
