@@ -112,6 +112,13 @@ def test_a_tie_is_no_fault(layer):
     assert found(layer(name="tie")) == []
 
 
+@pytest.mark.parametrize(("layer", "seed"), [(BestOfTwo, 11), (InOrder, 4)])
+def test_two_scores_that_round_to_the_same_number(layer, seed, monkeypatch):
+    # Half an ulp of the weights tells them apart in one of 12 roundings.
+    monkeypatch.setitem(globals(), "RANDOM", np.random.default_rng(seed))
+    assert found(layer(name="tie")) == []
+
+
 def test_a_mean_of_zero_is_no_fault():
     normalized = layers.LayerNormalization(name="wide", center=False)
     assert found(normalized, ZeroMean(name="mean")) == []

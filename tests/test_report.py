@@ -16,7 +16,7 @@ import zlib
 import ml_dtypes
 import numpy as np
 import pytest
-from plugin_runs import train, train_both, train_growing
+from plugin_runs import train, train_both, train_growing, write_long
 from reporting_readers import read_tag
 
 import keras_mixprec as kmp
@@ -295,6 +295,17 @@ def test_the_picture_names_axes_and_dtypes(tmp_path):
     assert colours[0, -1, :3] == pytest.approx(level("beyond"))
     assert level("bad").tolist() in colours[0, :, :3].tolist()
     assert level("bad").tolist() not in colours[:, -1, :3].tolist()
+
+
+def test_the_picture_has_blocks_of_skips_and_a_line_for_a_fit(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_long(tmp_path)
+    report = kmp.load_report(tmp_path)
+    upper = report_picture.draw(report._runs, report.to_dict()).axes[0]
+    drawn = {tuple(line.get_xdata()): line for line in upper.lines}
+    assert drawn[100, 900].get_linewidth() == 6
+    assert drawn[500, 500].get_linestyle() == ":"
+    assert [text.get_text() for text in upper.texts] == ["700 skipped"]
 
 
 def test_no_label_of_a_constant_scale_is_there_twice(tmp_path):
