@@ -5,6 +5,7 @@ import math
 import time
 
 from keras_mixprec.backend import active
+from keras_mixprec.formats import format_count
 from keras_mixprec.monitoring.failures import warn_disabled
 from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
@@ -14,6 +15,9 @@ from keras_mixprec.numerics.range_reading import read_ranges, read_weights
 # many seconds. It happens once, so that it is no part of the overhead.
 _SHARE = 0.05
 _SECONDS = 2.0
+
+# What the sentence on what was withheld begins with.
+_RANGES = "Ranges of layers "
 
 # The attribute of a model that holds its `_Costs`, over several `fit`s.
 _COSTS_ATTRIBUTE = "_keras_mixprec_range_costs"
@@ -163,14 +167,16 @@ class RangeReader:
 
     def __str__(self):
         """What was measured at what cost, and what was not."""
-        lines = []
-        if self._steps:
-            times = f"{len(self._steps)} time{'s' * (len(self._steps) > 1)}"
-            lines.append(
-                f"Ranges of all layers measured {times} beside training, in "
-                f"{self._seconds:.1f} s."
-            )
-        return " ".join([*lines, self.withheld]).strip()
+        if not self._steps:
+            return self.withheld
+        measured = (
+            f"Ranges of all layers measured "
+            f"{format_count(len(self._steps), 'time')} beside training, in "
+            f"{self._seconds:.1f} s"
+        )
+        if not self.withheld:
+            return f"{measured}."
+        return f"{measured}, and {self.withheld.removeprefix(_RANGES)}"
 
     def _hold(self, batch):
         self.batch = batch
@@ -242,8 +248,9 @@ class RangeReader:
         self._withhold(
             step,
             f"those of activations and gradients {they_take} to measure, and "
-            f"{max(self._left(), 0.0):.1f} s are left of "
-            f"{self._share:.0%} of the first epoch, or {_SECONDS:g} s. "
+            f"{max(self._left(), 0.0):.1f} s are left of what all of them may "
+            f"take: {self._share:.0%} of the first epoch, but at least "
+            f"{_SECONDS:g} s. "
             f"About `max_overhead={argument}` would allow them.",
         )
 
@@ -255,7 +262,7 @@ class RangeReader:
     def _withhold(self, step, reason):
         if self.withheld:
             return
-        self.withheld = f"Ranges of layers withheld at step {step}: {reason}"
+        self.withheld = f"{_RANGES}withheld at step {step}: {reason}"
         event = {"kind": "ranges_withheld", "message": self.withheld}
         self._log.event(step, event)
 
