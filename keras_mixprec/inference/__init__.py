@@ -14,6 +14,7 @@ Files:
 - `storage.py`: which dtype each layer stores its weights in and computes in.
 - `runnable.py`: layers whose code raises in the dtypes that were planned.
 - `loading.py`: what a `.keras` file of the result gives back.
+- `exports.py`: what each format of `model.export` keeps.
 - `float32_outputs.py`: outputs in float32 of a model that ends in 16 bits.
 - `calibration.py`: the inputs that a conversion is checked on.
 - `activations.py`: the range of what layers take and return.
