@@ -63,6 +63,8 @@ MAY_IMPORT = {
         "reporting",
     }
     | MEASURING,
+    "inference": {"diagnosis", "loss_scaling", "numerics", "policies"}
+    | MEASURING,
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,
     "tuning": WATCHING | {"monitoring"},
