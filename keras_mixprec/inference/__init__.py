@@ -9,6 +9,7 @@ Files:
 - `convert.py`: `convert_for_inference`, what a caller gives and gets.
 - `conversion.py`: one conversion: rebuilt, compared, reported.
 - `automatic.py`: `"auto"`, the format that suits the model and the device.
+- `wide_layers.py`: the smallest set of layers that stays in float32.
 - `least_exact.py`: which layer of a converted model rounds the most.
 - `rebuild.py`: the same model again, from its config, in other dtypes.
 - `storage.py`: which dtype each layer stores its weights in and computes in.
