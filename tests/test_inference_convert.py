@@ -53,7 +53,7 @@ def mixed_graph():
     shared = layers.Dense(8, name="shared")
     x = layers.MultiHeadAttention(2, 4)(inputs, inputs)
     inner = keras.Sequential([keras.Input((6, 8)), shared], name="inner")
-    x = layers.BatchNormalization()(inner(shared(x)))
+    x = layers.BatchNormalization(name="statistics")(inner(shared(x)))
     x = Block()(layers.TimeDistributed(layers.Dense(8))(x))
     x = layers.GRU(8)(x)
     return keras.Model(inputs, layers.Dense(3, activation="softmax")(x))
@@ -86,7 +86,7 @@ def converted(model=None, policy=LOW, x=X, **kwargs):
 def test_every_weight_but_statistics_has_16_bits():
     model, report = converted()
     wide = {v.path for v in model.weights if v.dtype != LOW}
-    assert {path.split("/")[0] for path in wide} == {"batch_normalization"}
+    assert {path.split("/")[0] for path in wide} == {"statistics"}
     assert report.plan["block/dense_1"] == LOW
     assert report.plan["gru/gru_cell"] == LOW
     assert 0.49 < report.size["after"] / report.size["before"] < 0.56
@@ -139,7 +139,7 @@ def test_a_plan_from_training_is_followed():
     small, report = converted(model, kmp.PrecisionPlan(policies))
     assert report.plan["shared"] == "float32"
     assert report.plan["block/dense"] == "float32"
-    assert report.plan["batch_normalization"] == "mixed_bfloat16"
+    assert report.plan["statistics"] == "mixed_bfloat16"
     assert small.get_layer("shared").kernel.dtype == "float32"
     # What a nested model shares, Keras makes two of.
     assert report.plan["inner/shared"] == "float32"

@@ -31,7 +31,7 @@ Files:
 - `whole_step.py`: whether a whole step is as good as in float32.
 - `smallest_set.py`: the smallest set of layers that a step is right with.
 - `needed.py`: which of the demotions a run is wrong without.
-- `weights.py`: weights that are not finite.
+- `weights.py`: weights that are not finite, or are not in their cast.
 - `state_check.py`: moving averages that 16-bit rounding stops.
 - `step_errors.py`: steps that raise in 16 bits and run in float32.
 - `scales.py`: the loss scales that a layer's gradients fit into.

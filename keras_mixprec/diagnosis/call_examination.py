@@ -14,7 +14,7 @@ from keras_mixprec.diagnosis.call_search import CallSearch
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.diagnosis.weights import lost_weights
+from keras_mixprec.diagnosis.weights import lost_weights, weight_overflows
 from keras_mixprec.numerics.forward_pass import Prediction
 from keras_mixprec.numerics.interruption import interruption
 from keras_mixprec.numerics.random_numbers import same_draws
@@ -48,24 +48,26 @@ class _Verdicts:
         lost = lost_weights(self._model)
         if lost:
             return [self._verdict("weights_lost", lost)]
+        weights = weight_overflows(self._model)
         prediction = Prediction(self._model, self._x)
         exact = prediction.exact()
         # Infinities may stand for what is masked.
         if any(np.isnan(output).any() for output in exact.outputs):
             rows = nonfinite_rows(x=self._x)
             if rows:
-                return [self._verdict("bad_data", rows)]
-        found = self._search(prediction, exact)
+                bad = self._verdict("bad_data", rows)
+                return [bad, *self._blamed(weights)]
+        found = self._blamed(self._search(prediction, exact, weights))
         return found + self._fails_in_float32(exact)
 
-    def _search(self, prediction, exact):
+    def _search(self, prediction, exact, known):
         if not low_layers(self._model):
             return []
         compiled = self._common["compiled"]
 
         def run():
             search = CallSearch(prediction, exact, compiled)
-            search.run()
+            search.run(known)
             return search
 
         def stop():
@@ -74,6 +76,9 @@ class _Verdicts:
         search, raising = without_what_raises(
             run, self._model, stop, exact.calls, compiled
         )
+        return [*raising, *search.culprits]
+
+    def _blamed(self, culprits):
         return [
             Verdict(
                 c.kind,
@@ -83,7 +88,7 @@ class _Verdicts:
                 advice=advice_in_call(c),
                 **self._common,
             )
-            for found in [*raising, *search.culprits]
+            for found in culprits
             for c in found.by_layer(self._model)
         ]
 

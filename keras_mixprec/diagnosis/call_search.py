@@ -32,8 +32,14 @@ class CallSearch(RunSearch):
         super().__init__(prediction.model, None, exact, compiled)
         self._prediction = prediction
 
-    def run(self):
-        """Finds the culprits."""
+    def run(self, known: list[Culprit]):
+        """Finds the culprits.
+
+        Args:
+            known: List of `Culprit`, those that are known before.
+        """
+        for culprit in known:
+            self._demote_what_runs(culprit, self._exact)
         step = self._end_to_end(self._forward())
         if not math.isfinite(self._error(step)):
             self._jointly(step)
@@ -168,8 +174,11 @@ class _NeededInCall(Needed):
         )
 
     def _may_go(self, culprit):
-        # What may be a mask is one if the outputs are right without.
-        return culprit.path in self._infinite or super()._may_go(culprit)
+        if culprit.path in self._infinite:  # By masks, if outputs are right.
+            return True
+        imprecise = ("precision_loss", "underflow", "weight_underflow")
+        bad = culprit.numbers.get("nonfinite_outputs")
+        return culprit.kind in imprecise and not bad
 
 
 def _jittered(prediction):

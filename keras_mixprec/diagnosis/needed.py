@@ -82,7 +82,8 @@ class Needed:
         bad = numbers.get("nonfinite_outputs")
         bad = bad or numbers.get("nonfinite_gradients")
         state = any(own_non_trainable(layer) for layer in culprit.layers)
-        imprecise = culprit.kind in ("precision_loss", "underflow")
+        kinds = "precision_loss", "underflow", "weight_underflow"
+        imprecise = culprit.kind in kinds
         return imprecise and not bad and not state
 
     def _without_needless(self, culprit, rest, repaired):

@@ -9,11 +9,13 @@ Files:
 - `convert.py`: `convert_for_inference`, what a caller gives and gets.
 - `conversion.py`: one conversion: rebuilt, compared, reported.
 - `automatic.py`: `"auto"`, the format that suits the model and the device.
+- `wide_layers.py`: the smallest set of layers that stays in float32.
 - `least_exact.py`: which layer of a converted model rounds the most.
 - `rebuild.py`: the same model again, from its config, in other dtypes.
 - `storage.py`: which dtype each layer stores its weights in and computes in.
 - `runnable.py`: layers whose code raises in the dtypes that were planned.
 - `loading.py`: what a `.keras` file of the result gives back.
+- `exports.py`: what each format of `model.export` keeps.
 - `float32_outputs.py`: outputs in float32 of a model that ends in 16 bits.
 - `calibration.py`: the inputs that a conversion is checked on.
 - `activations.py`: the range of what layers take and return.

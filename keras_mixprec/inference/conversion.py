@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -22,12 +22,23 @@ from keras_mixprec.inference.loading import loadable
 from keras_mixprec.inference.rebuild import Rebuilder
 from keras_mixprec.inference.report import ConversionReport
 from keras_mixprec.inference.runnable import compilable, runnable
-from keras_mixprec.inference.storage import by_plan, by_rules
+from keras_mixprec.inference.storage import Assignment, by_plan, by_rules
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
+
+
+class _Built(NamedTuple):
+    """A converted model, what it follows, and how far off it is."""
+
+    model: keras.Model
+    assignment: Assignment
+    notes: list[str]
+    plan: PrecisionPlan
+    layers: list[dict]
+    drift: Drift
 
 
 class Conversion:
@@ -94,7 +105,8 @@ class Conversion:
             ValueError: If the tolerance is not kept.
         """
         assignment = by_rules(self.reference, self.entries, dtype, rules)
-        return self._converted(dtype, assignment)
+        built = self._built(assignment)
+        return self._reported(dtype, built)
 
     def by_plan(
         self, plan: PrecisionPlan
@@ -108,47 +120,51 @@ class Conversion:
             ValueError: If the tolerance is not kept.
         """
         assignment = by_plan(self.entries, self._source.origins, plan)
-        return self._converted("plan", assignment)
+        return self._reported("plan", self._built(assignment))
 
-    def _converted(self, policy, assignment):
+    def _built(self, assignment):
         x = to_tensors(self._batches[0])
         reference = (self.reference, self.entries)
         assignment = runnable(*reference, assignment, x)
         while True:
             model, assignment, notes = loadable(self._source, assignment, x)
+            plan = _plan_of(model, assignment)
+            layers = [self._row(entry, plan) for entry in walk(model)]
+            if self._keep_io:
+                model = with_float32_outputs(model)
             try:
-                model.predict_on_batch(self._batches[0])
-                break
+                drift = self._drift(model, self._batches, self._exact)
+                return _Built(model, assignment, notes, plan, layers, drift)
             except active.replay().REFUSALS as error:
                 assignment = compilable(*reference, assignment, x, error)
-        plan = _plan_of(model, assignment)
-        layers = [self._row(entry, plan) for entry in walk(model)]
-        if self._keep_io:
-            model = with_float32_outputs(model)
-        drift = self._drift(model)
-        if not drift.relative <= self._tolerance:
-            raise ValueError(self._refusal(policy, assignment, drift, x))
-        report = ConversionReport(
+
+    def _reported(self, policy, built):
+        if not built.drift.relative <= self._tolerance:
+            raise ValueError(self._refusal(policy, built))
+        model = built.model
+        return model, ConversionReport(
             policy=policy,
-            plan=plan,
-            layers=layers,
-            drift=drift.to_list(),
+            plan=built.plan,
+            layers=built.layers,
+            drift=built.drift.to_list(),
             tolerance=self._tolerance,
             size={"before": self._bytes, "after": weights_bytes(model)},
             latency=latency(self.reference, model, self._batches[0]),
             metric=self._measured(model),
-            notes=notes,
+            notes=built.notes,
         )
-        return model, report
 
-    def _drift(self, model):
+    def _drift(self, model, batches, outputs):
         found = Drift(getattr(self.reference, "output_names", None) or [])
-        for x, exact in zip(self._batches, self._exact, strict=True):
+        for x, exact in zip(batches, outputs, strict=True):
             found.add(exact, model.predict_on_batch(x))
         return found
 
-    def _refusal(self, policy, assignment, drift, x):
-        path, error = least_exact(self.reference, self.entries, assignment, x)
+    def _refusal(self, policy, built):
+        drift, x = built.drift, to_tensors(self._batches[0])
+        path, error = least_exact(
+            self.reference, self.entries, built.assignment, x
+        )
         worst = ""
         if path:
             off = (

@@ -15,6 +15,7 @@ from keras_mixprec.inference.rebuild import Rebuilder
 from keras_mixprec.inference.storage import Assignment, has_policy
 from keras_mixprec.policies.names import is_16_bit, policy_name
 
+_INSIDE = "a .keras file has one dtype for it and the layer that it is part of"
 _BY_ITSELF = (
     "stays in float32 with what it is made of: a .keras file has one dtype for "
     "it, and a part of it needs float32"
@@ -73,8 +74,9 @@ def _adapted(assignment, others):
     for path, theirs in others.items():
         ours = assignment.policies.get(path, "float32")
         if not is_16_bit(theirs):
-            continue
-        if is_16_bit(ours):  # Stored in what it computes in.
+            if assignment.is_inside_float32(path):
+                assignment = assignment.replaced(path, theirs, _INSIDE)
+        elif is_16_bit(ours):  # Stored in what it computes in.
             assignment = assignment.replaced(path, theirs)
         elif holder := path.rpartition("/")[0]:
             assignment = assignment.widened(holder, _BY_ITSELF)

@@ -6,6 +6,7 @@ from typing import Any
 
 from keras_mixprec._files import write_bytes
 from keras_mixprec.inference import report_text
+from keras_mixprec.inference.exports import kept_by_exports
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.text_formats import to_json
 
@@ -67,11 +68,16 @@ class ConversionReport:
             row["path"] for row in self.layers if row["policy"] == "float32"
         ]
 
+    @property
+    def exports(self) -> dict[str, str]:
+        """Dict from the formats of `model.export` to what each one keeps."""
+        return kept_by_exports(self.plan)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as a dict; the plan as one of path to policy."""
         fields = dataclasses.fields(self)
         content = {field.name: getattr(self, field.name) for field in fields}
-        return content | {"plan": dict(self.plan)}
+        return content | {"plan": dict(self.plan), "exports": self.exports}
 
     def to_json(self) -> str:
         """Returns `to_dict()` as JSON, inf and NaN as strings."""

@@ -10,6 +10,7 @@ from keras_mixprec.formats import (
     format_count,
     format_digits,
 )
+from keras_mixprec.inference.exports import KEPT
 
 _WIDTH = 100
 
@@ -76,6 +77,12 @@ def sentences(report) -> Iterator[str]:
             "converted."
         )
     yield from report.notes
+    if report.exports:
+        kept = [n for n, text in report.exports.items() if text == KEPT]
+        yield (
+            f"`model.export` keeps this as {' and '.join(kept)}; of the other "
+            "formats see `exports` of the report."
+        )
 
 
 def _size(size):

@@ -54,11 +54,13 @@ class Assignment:
                 other.set(own, policy, self.reasons.get(own, ""))
         return other
 
-    def replaced(self, path: str, policy: str) -> "Assignment":
+    def replaced(
+        self, path: str, policy: str, reason: str = ""
+    ) -> "Assignment":
         """Returns another one, with a layer of another policy."""
         other = Assignment()
-        other.policies = self.policies | {path: policy}
-        other.reasons = dict(self.reasons)
+        other.policies, other.reasons = dict(self.policies), dict(self.reasons)
+        other.set(path, policy, reason)
         return other
 
     def dtypes(self) -> list[str]:
@@ -69,6 +71,12 @@ class Assignment:
     def is_narrow(self, path: str) -> bool:
         """Whether a layer, or one inside it, computes in 16 bits."""
         return self.widened(path, "").policies != self.policies
+
+    def is_inside_float32(self, path: str) -> bool:
+        """Whether a layer that this one is part of is in float32."""
+        parts = path.split("/")
+        holders = ["/".join(parts[:n]) for n in range(1, len(parts))]
+        return any(self.policies.get(p) == "float32" for p in holders)
 
     def computing(self, entries: list[LayerEntry]) -> dict[str, list]:
         """Returns what to compute in whatever the weights are stored in.
