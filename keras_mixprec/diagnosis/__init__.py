@@ -27,6 +27,7 @@ Files:
 - `whole_step.py`: whether a whole step is as good as in float32.
 - `smallest_set.py`: the smallest set of layers that a step is right with.
 - `state_check.py`: moving averages that 16-bit rounding stops.
+- `rescaling.py`: whether a layer may stay in float16 on rescaled inputs.
 - `step_errors.py`: steps that raise in 16 bits and run in float32.
 - `scales.py`: the loss scales that a layer's gradients fit into.
 - `compare.py`: how far a 16-bit result is from float32's, and whether that
