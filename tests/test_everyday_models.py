@@ -33,6 +33,31 @@ def test_a_weight_regularizer_leaves_the_diagnosis_as_it_is(regularizer, jit):
     ]
 
 
+class Norm(layers.Layer):
+    def call(self, x):
+        squares = keras.ops.sum(x * x, axis=-1, keepdims=True)
+        return x / keras.ops.sqrt(squares + 1e-3)
+
+
+@each_jit
+def test_the_tuner_repairs_beside_a_weight_regularizer(jit):
+    keras.config.set_dtype_policy("mixed_float16")
+    dense = layers.Dense(4, kernel_regularizer="l2", name="dense")
+    head = layers.Dense(1, name="head", dtype="float32", bias_regularizer="l1")
+    model = keras.Sequential(
+        [keras.Input((4,)), dense, Norm(name="norm"), head]
+    )
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
+    tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
+    history = model.fit(
+        1e3 * X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[tuner]
+    ).history
+    demoted = {p for p, q in tuner.plan.items() if q == "float32"}
+    assert demoted == {"norm", "head"}
+    assert [change["step"] for change in tuner.history] == [0]
+    assert np.isfinite(history["loss"]).all()
+
+
 def test_a_dry_step_has_the_gradient_of_the_regularizer():
     from keras_mixprec.numerics.dry_step import exact_step
 

@@ -12,8 +12,9 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
 from keras_mixprec.policies import matmul_precision
-from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
 
 # What the Custom Scalars tab draws together; tags as regular expressions.
@@ -77,7 +78,8 @@ class LayerLog:
             step: Int. The number of the next batch.
 
         Returns:
-            Dict from paths to compute dtypes, `None` if nothing has changed.
+            Dict from paths to the dtypes of outputs, `None` if nothing has
+            changed.
         """
         plan = PrecisionPlan.from_model(self._model)
         if plan == self._plan:
@@ -87,7 +89,12 @@ class LayerLog:
         if step != self._last_step:
             self._plan, self._last_step = plan, step
             self._log.layers(step, table)
-        return {row["path"]: row["compute_dtype"] for row in table}
+        return {e.path: _output_dtype(e.layer) for e in walk(self._model)}
+
+
+def _output_dtype(layer):
+    own = rescaling_of(layer)
+    return layer.compute_dtype if own is None else own.output_dtype
 
 
 _KINDS = (

@@ -15,6 +15,7 @@ from keras_mixprec.formats import (
     format_kinds,
     format_power,
 )
+from keras_mixprec.reporting.facts import dtype_now
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.report_page import page
@@ -130,7 +131,7 @@ def _demoted(layers):
     for layer in layers:
         if layer["demoted_at"] is not None:
             yield (
-                f"Now in {layer['compute_dtype']}, since step "
+                f"Now in {dtype_now(layer)}, since step "
                 f"{layer['demoted_at']:,}: {layer['path']}{_because(layer)}."
             )
 
