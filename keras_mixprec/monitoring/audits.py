@@ -187,7 +187,7 @@ class Examiner:
         loss, started = np.nan, time.perf_counter()
         with self._errors_reported(step):
             if batch is not None:
-                from keras_mixprec.diagnosis.end_to_end import loss_in_float32
+                from keras_mixprec.diagnosis.batch import loss_in_float32
 
                 loss = loss_in_float32(model, batch)
         self._budget.add(DIAGNOSES, time.perf_counter() - started, is_overhead)
