@@ -159,6 +159,7 @@ class Needed:
         self._data = data
         self._scale = scale
         self._loss = exact.loss
+        self._noise: dict = {}
         # A gradient that moves nothing is no reason.
         self._gradients = {
             id(v): to_array(exact.gradients[id(v)])
@@ -182,7 +183,7 @@ class Needed:
         repaired = self._errors(_layers_of(culprits))
         if repaired is None or not repaired.finite:
             return culprits
-        self._leave_out_unresolved()
+        self._find_unresolved()
         kept = list(culprits)
         for culprit in reversed(culprits):
             position = kept.index(culprit)
@@ -206,19 +207,17 @@ class Needed:
                 layers = fewer
         return layers
 
-    def _leave_out_unresolved(self):
-        """Forgets what is another in float32 if the weights are rounded."""
+    def _find_unresolved(self):
+        """Notes what is another in float32 if the weights are rounded."""
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
                 other = exact_step(self._model, self._data, records=False)
-            if self._loss_error(other) > thresholds.LOSS_ERROR:
-                self._loss = None
-            self._gradients = {
-                key: exact
-                for key, exact in self._gradients.items()
-                if _gradient_error(other, key, exact)
-                <= thresholds.RESOLVED_GRADIENT
-            }
+            errors = self._errors_of(other)
+            limits = {key: thresholds.RESOLVED_GRADIENT for key in errors}
+            limits["loss"] = thresholds.LOSS_ERROR
+            for key, error in errors.items():
+                if error > max(limits[key], self._noise.get(key, 0.0)):
+                    self._noise[key] = error
 
     def _as_right(self, demoted, repaired, path=None):
         errors = self._errors(demoted, path)
@@ -238,15 +237,23 @@ class Needed:
         own = [c for c in step.calls if c.path == path]
         if any(nonfinite(map(to_array, c.float_outputs)) for c in own):
             return None
-        gradients = {
+        errors = {
+            key: self._resolved(key, error)
+            for key, error in self._errors_of(step).items()
+        }
+        return _Errors(errors.pop("loss"), errors)
+
+    def _errors_of(self, step):
+        errors = {
             key: _gradient_error(step, key, exact)
             for key, exact in self._gradients.items()
         }
-        return _Errors(self._loss_error(step), gradients)
+        return errors | {"loss": loss_error(step.loss, self._loss)}
 
-    def _loss_error(self, step):
-        unresolved = self._loss is None and math.isfinite(step.loss)
-        return 0.0 if unresolved else loss_error(step.loss, self._loss or 0.0)
+    def _resolved(self, key, error):
+        """An error, 0 where rounded weights alone do not do much less."""
+        limit = thresholds.BEYOND_NOISE * self._noise.get(key, 0.0)
+        return 0.0 if error <= limit and math.isfinite(error) else error
 
 
 class _Errors(NamedTuple):
