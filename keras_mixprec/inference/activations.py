@@ -33,7 +33,9 @@ def largest_activations(
 
     def measure(run, layer, path, index, args, kwargs):
         outputs = run(*args, **kwargs)
-        for tensor in tree.flatten((args, outputs)):
+        # What a layer does not cast does not count.
+        seen = (args, outputs) if layer.autocast else outputs
+        for tensor in tree.flatten(seen):
             if is_float(tensor) and active.replay().is_concrete(tensor):
                 found[path] = max(found.get(path, 0.0), _largest(tensor))
         return outputs

@@ -23,11 +23,21 @@ from keras_mixprec.inference.rebuild import Rebuilder
 from keras_mixprec.inference.report import ConversionReport
 from keras_mixprec.inference.runnable import compilable, runnable
 from keras_mixprec.inference.storage import Assignment, by_plan, by_rules
+from keras_mixprec.inference.wide_layers import smallest_wide_set
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
+from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
+
+# Of those whose outputs are off too far, how many decide which layers are wide:
+# each costs as many runs as there are layers.
+_MOST_BATCHES = 4
+
+# Share of the tolerance that the search may use: it runs operation by
+# operation, and what is compiled as a whole rounds elsewhere.
+_MARGIN = 0.8
 
 
 class _Built(NamedTuple):
@@ -106,6 +116,11 @@ class Conversion:
         """
         assignment = by_rules(self.reference, self.entries, dtype, rules)
         built = self._built(assignment)
+        if built.drift.relative > self._tolerance:
+            repaired = self._built(self._with_fewest_wide(built))
+            # With all in float32 it is, but that is no conversion.
+            kept = repaired.drift.relative <= self._tolerance
+            built = repaired if kept and repaired.assignment.dtypes() else built
         return self._reported(dtype, built)
 
     def by_plan(
@@ -137,6 +152,24 @@ class Conversion:
                 return _Built(model, assignment, notes, plan, layers, drift)
             except active.replay().REFUSALS as error:
                 assignment = compilable(*reference, assignment, x, error)
+
+    def _with_fewest_wide(self, built):
+        """The assignment, with the fewest layers more that need float32."""
+        off = [
+            (x, exact)
+            for x, exact in zip(self._batches, self._exact, strict=True)
+            if self._drift(built.model, [x], [exact]).relative > self._tolerance
+        ]
+        assignment = built.assignment
+        with temporary_policies(assignment.computing(self.entries)):
+            found = smallest_wide_set(
+                self.reference,
+                [x for x, _ in off[:_MOST_BATCHES]],
+                tolerance=_MARGIN * self._tolerance,
+            )
+        for path, verdict in found.verdicts.items():
+            assignment = assignment.replaced(path, "float32", verdict.finding)
+        return assignment
 
     def _reported(self, policy, built):
         if not built.drift.relative <= self._tolerance:
