@@ -47,6 +47,32 @@ def relative_error(
     return off / size
 
 
+def output_error(
+    low: Sequence[np.ndarray], exact: Sequence[np.ndarray]
+) -> float:
+    """Returns how far the output of a model is off that is the farthest.
+
+    One that stands for minus infinity may be that in 16 bits, as in scores
+    of what is masked.
+
+    Args:
+        low: Arrays, what 16 bits gave.
+        exact: Arrays, what float32 gave.
+
+    Returns:
+        Float >= 0, as `relative_error`. Outputs whose shapes are others, as of
+        boxes that are chosen, count only if they are not finite.
+    """
+    if [a.shape for a in low] != [a.shape for a in exact]:
+        return math.inf if nonfinite(low) and not nonfinite(exact) else 0.0
+
+    def error(narrow, wide):
+        mask = np.isneginf(narrow) & (wide <= thresholds.MINUS_INFINITY)
+        return relative_error([np.where(mask, wide, narrow)], [wide])
+
+    return max(map(error, low, exact), default=0.0)
+
+
 def repeats(again: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> bool:
     """Whether a computation in 16 bits came out the same twice.
 

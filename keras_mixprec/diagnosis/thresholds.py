@@ -48,6 +48,10 @@ FEWEST_DRAWS, MOST_DRAWS = 8, 64
 # a wrong loss is searched: each costs a forward pass.
 LOSS_CANDIDATES = 12
 
+# Numbers up to this one stand for minus infinity, such as the -1e9 in scores of
+# what is masked. Activations that overflow float16 are mostly below 1e6.
+MINUS_INFINITY = -1e8
+
 # The share that is left of an error without the layer that it comes from.
 # Demoting any one of many layers that round alike leaves more.
 ONE_CAUSE = 0.25
