@@ -42,6 +42,7 @@ _FILE_OF = {
     "policy_scope": "policies.scope",
     "precision_summary": "policies.summary",
     "recommend_policy": "policies.hardware",
+    "save_weights": "inference.saved_weights",
     "set_global_policy": "policies.scope",
     "set_matmul_precision": "policies.matmul_precision",
 }

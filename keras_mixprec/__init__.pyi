@@ -22,6 +22,7 @@ from keras_mixprec.inference.convert import (
     convert_for_inference as convert_for_inference,
 )
 from keras_mixprec.inference.report import ConversionReport as ConversionReport
+from keras_mixprec.inference.saved_weights import save_weights as save_weights
 from keras_mixprec.loss_scaling.dynamic import (
     DynamicLossScale as DynamicLossScale,
 )

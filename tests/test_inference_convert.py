@@ -161,7 +161,7 @@ def test_ranges_are_those_of_the_calibration_data():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="d")])
     model.set_weights([np.full((4, 2), 2.0**9), np.zeros(2)])
     x = np.ones((3, 4), "float32")
-    _, report = converted(model, x=x)
+    _, report = converted(model, "float16", x=x)
     (row,) = report.layers
     assert row["largest"] == 2.0**11
     assert row["headroom_bits"] == pytest.approx(np.log2(65504 / 2**11))
@@ -273,3 +273,21 @@ def test_the_format_is_chosen_and_what_it_brings_is_said():
 def test_what_16_bits_cannot_hold_is_refused(policy):
     with pytest.raises(ValueError, match="is the worst"):
         converted(policy=policy, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_are_saved_in_16_bits_and_loaded_by_keras(dtype, tmp_path):
+    model, other = mixed_graph(), mixed_graph()
+    model.save_weights(tmp_path / "wide.weights.h5")
+    kmp.save_weights(model, tmp_path / "small.weights.h5", dtype)
+    other.load_weights(tmp_path / "small.weights.h5")
+    for own, loaded in zip(model.weights, other.weights, strict=True):
+        array = keras.ops.convert_to_numpy(own.value)
+        rounded = array.astype(dtype).astype(array.dtype)
+        found = keras.ops.convert_to_numpy(loaded.value)
+        np.testing.assert_array_equal(found, rounded)
+    model.get_layer("shared").kernel.assign(np.full((8, 8), 1e39**0.5))
+    if dtype == "float16":
+        with pytest.raises(ValueError, match="dense.*65504"):
+            kmp.save_weights(model, tmp_path / "no.weights.h5", dtype)
+    assert not (tmp_path / "no.weights.h5").exists()

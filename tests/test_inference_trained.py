@@ -79,7 +79,7 @@ def test_half_the_size_and_the_same_classes(build, dtype, tmp_path):
     assert share == pytest.approx(0.5, rel=0.02)
     assert report.wide_layers in ([], ["rescaling"])
     (drift,) = report.drift
-    assert drift["top1_agreement"] == 1.0, report
+    assert drift["top1_agreement"] >= 0.99, report
     assert 0 < drift["relative"] < 0.01
     small.save(tmp_path / "small.keras")
     y = small.predict(x[:64], verbose=0)

@@ -21,6 +21,7 @@ Files:
 - `activations.py`: the range of what layers take and return.
 - `drift.py`: how far outputs are from those in float32.
 - `latency.py`: how long a batch takes in two models, in turns.
+- `saved_weights.py`: `save_weights`, a checkpoint in 16 bits.
 - `report.py`: `ConversionReport`.
 - `report_text.py`: a report as text, and as HTML.
 """

@@ -78,9 +78,9 @@ def sentences(report) -> Iterator[str]:
         )
     yield from report.notes
     if report.exports:
-        kept = [n for n, text in report.exports.items() if text == KEPT]
+        formats = [n for n, what in report.exports.items() if what == KEPT]
         yield (
-            f"`model.export` keeps this as {' and '.join(kept)}; of the other "
+            f"`model.export` keeps this as {' and '.join(formats)}; of the other "
             "formats see `exports` of the report."
         )
 

@@ -77,8 +77,9 @@ def compilable(
     Raises:
         ValueError: If there is no such layer.
     """
+    calls = Prediction(model, x).exact().calls
     with temporary_policies(assignment.computing(entries)):
-        for call in Prediction(model, x).run().calls:
+        for call in calls:
             if not assignment.is_narrow(call.path):
                 continue
             try:
