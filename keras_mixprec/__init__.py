@@ -12,6 +12,7 @@ from keras_mixprec._version import __version__
 
 _FILE_OF = {
     "ComparisonResult": "analysis.comparison.result",
+    "ConversionReport": "inference.report",
     "DEFAULT_RULES": "policies.default_rules",
     "DynamicLossScale": "loss_scaling.dynamic",
     "FixedLossScale": "loss_scaling.rules",
@@ -27,6 +28,7 @@ _FILE_OF = {
     "Verdict": "diagnosis.verdict",
     "apply_policy": "policies.apply",
     "compare_precisions": "analysis.comparison.run",
+    "convert_for_inference": "inference.convert",
     "diagnose": "diagnosis.examination",
     "doctor": "analysis.doctor.run",
     "ensure_loss_scaling": "loss_scaling.ensure",

@@ -18,6 +18,10 @@ from keras_mixprec.callbacks.monitor import MixPrecMonitor as MixPrecMonitor
 from keras_mixprec.callbacks.tuner import PrecisionTuner as PrecisionTuner
 from keras_mixprec.diagnosis.examination import diagnose as diagnose
 from keras_mixprec.diagnosis.verdict import Verdict as Verdict
+from keras_mixprec.inference.convert import (
+    convert_for_inference as convert_for_inference,
+)
+from keras_mixprec.inference.report import ConversionReport as ConversionReport
 from keras_mixprec.loss_scaling.dynamic import (
     DynamicLossScale as DynamicLossScale,
 )

@@ -65,6 +65,21 @@ _TABLE = (
         explains=True,
     ),
     Kind(
+        "weight_overflow",
+        f"{TO_FLOAT32}, or bfloat16, or scale the weight down: float16 ends at "
+        "65504, and the cast makes what is beyond infinite.",
+        phrase="has weights beyond float16",
+        repaired_by=_MORE_RANGE,
+    ),
+    Kind(
+        "weight_underflow",
+        f"{TO_FLOAT32}, or bfloat16, or scale the weight up: float16 makes 0 "
+        "of what is below 3e-8.",
+        level="warning",
+        phrase="has weights that float16 makes 0",
+        repaired_by=_MORE_RANGE,
+    ),
+    Kind(
         "cast_overflow",
         f"{TO_FLOAT32}, or scale its input down to below 65504.",
         phrase="received an input beyond float16",
@@ -73,7 +88,7 @@ _TABLE = (
     Kind(
         "forward_overflow",
         f"{TO_FLOAT32}, or clamp or scale down before the sum, square or "
-        "product that overflows; a smaller loss scale cannot help.",
+        "product that overflows.",
         phrase="overflowed",
         repaired_by=_MORE_RANGE,
     ),

@@ -397,6 +397,16 @@ def adam_in_mixed_float16():
     return compiled(mlp(8), keras.optimizers.Adam(epsilon=1e-8))
 
 
+@finds("beta_of_the_optimizer")
+def adam_in_pure_bfloat16():
+    return compiled(pure("bfloat16"), keras.optimizers.Adam())
+
+
+@passes("beta_of_the_optimizer")
+def adam_with_a_beta_of_two_digits():
+    return compiled(pure("bfloat16"), keras.optimizers.Adam(beta_2=0.99))
+
+
 @finds("no_loss_scaling")
 def plain_adam():
     return compiled(mlp(8), "adam")

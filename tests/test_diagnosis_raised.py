@@ -104,6 +104,7 @@ def test_a_mix_of_dtypes_in_a_layer_is_named_with_what_mends_it(jit):
     model = compiled(inputs, head()(layers.Dense(4)(turned)), jit)
     set_policy(model)
     (verdict,) = kmp.diagnose(model, X, LABELS)
+    assert found([verdict]) == found(kmp.diagnose(model, X))
     assert found([verdict]) == [("turn", "unsupported")]
     assert verdict.numbers["code"].startswith("return x @ ops.eye(4")
     assert "PrecisionRule('turn')" in verdict.advice

@@ -8,9 +8,8 @@ from keras import layers, ops
 from zoo import CASES
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.ranking import rank
 from keras_mixprec.diagnosis.end_to_end import EndToEnd
-from keras_mixprec.diagnosis.smallest_set import smallest_set
+from keras_mixprec.diagnosis.smallest_set import rank, smallest_set
 from keras_mixprec.policies.layers import walk
 
 # Of constants that do not fit float16, as models are built and trained.

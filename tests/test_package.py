@@ -63,12 +63,20 @@ MAY_IMPORT = {
         "reporting",
     }
     | MEASURING,
+    "inference": WATCHING - {"guards"},
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,
     "tuning": WATCHING | {"monitoring"},
     "callbacks": WATCHING | {"monitoring", "tuning"},
     "tensorboard_plugin": {"reporting"},
-    "cli": {"analysis", "callbacks", "loss_scaling", "policies", "reporting"},
+    "cli": {
+        "analysis",
+        "callbacks",
+        "inference",
+        "loss_scaling",
+        "policies",
+        "reporting",
+    },
     "__main__": {"cli"},
 }
 HELPERS = {

@@ -7,7 +7,7 @@ Files:
 - `float32_search.py`: the search for it.
 - `trials.py`: its trials, which a file keeps for when it is killed.
 - `trade_off.py`: their share of the FLOPs in 16 bits against their error.
-- `ranking.py`: which layers the search for it tries first.
+- `ranking.py`: where the search for it starts, and how unstable layers are.
 - `doctor/`: what the machine can do in 16 bits.
 - `lint/`: what of a model 16 bits will break or not speed up.
 - `comparison/`: policies side by side, and which is worth it.

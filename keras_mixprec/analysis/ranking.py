@@ -1,4 +1,4 @@
-"""Which layers the search for the smallest set tries first."""
+"""Where the search for the smallest set starts from."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,6 @@ from keras_mixprec.diagnosis.smallest_set import instability
 from keras_mixprec.keras_internals import only_runs_graph
 from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
-from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.rules import Matcher
 
@@ -92,25 +91,3 @@ def add_instabilities(found: dict, exact: DryStep, paths: set, scale: float):
         if call.path in paths:
             before = found.get(call.path, 0.0)
             found[call.path] = max(before, instability(call, scale))
-
-
-def rank(entries: list[LayerEntry], instabilities: dict) -> list[LayerEntry]:
-    """Returns the entries, the one first that float32 is best spent on.
-
-    That is the most unstable; then what lies in the most unstable
-    composite; then, below the thresholds of the diagnosis, the cheapest.
-
-    Args:
-        entries: List of `LayerEntry`.
-        instabilities: Dict of path to instability.
-    """
-
-    def key(entry):
-        # Below the threshold errors are just roundings, no ground to choose.
-        own, *outer = (
-            max(instabilities.get(holder.path, 0.0), 1.0)
-            for holder in entry.lineage()
-        )
-        return -own, -max(outer, default=1.0), multiply_adds(entry) or 0
-
-    return sorted(entries, key=key)

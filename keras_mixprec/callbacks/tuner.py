@@ -50,9 +50,11 @@ class PrecisionTuner(CopiedCallback):
     alone is put back (not where several workers train together).
 
     If the largest weight grows a hundredfold within 500 steps of a demotion,
-    what that let through made training diverge: it is undone, and weights,
-    optimizer state and loss scale are those of before (not where several
-    workers train together).
+    or the float32 loss of one batch (beyond a hundred times that before
+    training as well), what the demotion let through made training diverge: it
+    is undone, and weights, optimizer state and loss scale are those of before
+    (not where several workers train together). The loss is compared after
+    `cooldown` steps, and later as far as `max_overhead` allows.
 
     When all is quiet for `cooldown` steps, what turns out not to be needed
     is returned to 16 bits, and after `promote_after` steps every demoted

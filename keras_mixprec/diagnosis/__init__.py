@@ -1,6 +1,7 @@
 """Which layer is numerically unstable, why, and what to do.
 
-An examination takes one batch. Are the data finite, is float32 finite, has
+An examination takes one batch, and a train step or, without a loss, what
+`predict` does with it. Are the data finite, is float32 finite, has
 training diverged? If it is precision: each layer is run again on the inputs
 that it saw, in its dtype and in float32, forward and backward; what is wrong is
 demoted and the step is run again, until loss and gradients are as in float32.
@@ -14,8 +15,11 @@ Files:
 - `examination.py`: `diagnose`, and the examination that every diagnosis runs:
   bad data, lost weights, an optimizer's fault, or a search.
 - `in_training.py`: the same in `fit`: divergence and predicted overflows too.
-- `layer_search.py`: the search, layer by layer; `search_state.py`: its state.
-- `loss_search.py`: the layers that make a whole step's forward pass wrong.
+- `call_examination.py`: the same of what `predict` does, without a loss.
+- `run_search.py`: the search in a run of the model, layer by layer, then of the
+  result; `search_state.py`: its state.
+- `layer_search.py`, `loss_search.py`: the search in a train step: gradients and
+  the loss. `call_search.py`: in `predict`, its outputs.
 - `loss_fault.py`: what is not finite behind a layer that repairs it.
 - `magnified.py`: rounding errors that a later layer magnifies.
 - `fault_kind.py`: overflow, underflow or loss of precision, of a layer whose
@@ -26,6 +30,8 @@ Files:
   faults of the loss itself.
 - `whole_step.py`: whether a whole step is as good as in float32.
 - `smallest_set.py`: the smallest set of layers that a step is right with.
+- `needed.py`: which of the demotions a run is wrong without.
+- `weights.py`: weights that are not finite, or are not in their cast.
 - `state_check.py`: moving averages that 16-bit rounding stops.
 - `rescaling.py`: whether a layer may stay in float16 on rescaled inputs.
 - `step_errors.py`: steps that raise in 16 bits and run in float32.

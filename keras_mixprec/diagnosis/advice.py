@@ -13,11 +13,26 @@ _EPSILON = (
     "where 0 / 0 makes weights NaN: set it to 1e-4 or keep variables in "
     "float32."
 )
+_BETA = (
+    " The optimizer's `{name}` of {value:g} is 1 in the variables' dtype, "
+    "where no weight moves or all become NaN: set it to 0.99 or keep "
+    "variables in float32."
+)
+
+# Where nothing is trained, and float32 gives NaN.
+FLOAT32_FAILS_TOO = (
+    "float32 gives NaN on this batch as well, so it is no matter of precision: "
+    "look at the inputs, the weights and the masks."
+)
 
 # Where the evidence says more than the kind does.
 _CASES = {
+    "in_training": KINDS["forward_overflow"].advice.rstrip(".")
+    + "; a smaller loss scale cannot help.",
     "follows": f"{TO_FLOAT32}: what is computed from its output, in the loss "
     "or elsewhere after the layer, does not bear 16 bits.",
+    "follows_in_call": f"{TO_FLOAT32}: what is computed from its output, after "
+    "the layer, does not bear 16 bits.",
     "own_backward": f"{TO_FLOAT32}: its backward pass overflows on gradients "
     "that fit, as a division by small numbers does; a smaller loss scale may "
     "not help.",
@@ -29,6 +44,9 @@ _CASES = {
     "outside": "It is in the code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`): cast what it computes with by "
     "keras.ops.cast(x, 'float32').",
+    "outside_in_call": "It is in the code outside of layers (the model's "
+    "`call` or `predict_step`, or what calls the model): cast what it computes "
+    "with by keras.ops.cast(x, 'float32').",
     "between": "It is in {call}, after layer {layer!r}: cast what it computes "
     "with by keras.ops.cast(x, 'float32'), or let the layer compute in "
     "float32: PrecisionRule({layer!r}).",
@@ -61,10 +79,14 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     """
     if kind == "bad_data":
         return bad_data_advice("x")
-    text = KINDS[kind].advice.format(layer=layer, **numbers)
+    text = _CASES["in_training"]
+    if kind != "forward_overflow":
+        text = KINDS[kind].advice
+    text = text.format(layer=layer, **numbers)
     for name, value in numbers.items():
-        if name.startswith("epsilon"):
-            text += _EPSILON.format(name=name, value=value)
+        if name.startswith(("epsilon", "beta")):
+            sentence = _BETA if name.startswith("beta") else _EPSILON
+            text += sentence.format(name=name, value=value)
     return text
 
 
@@ -77,14 +99,32 @@ def advice_for(culprit, scale, own_step: bool = False) -> str:
         own_step: Boolean. Whether the user has written the `train_step`.
             Defaults to `False`.
     """
-    case = _case(culprit, scale)
+    case = _case(culprit) or _training_case(culprit, scale)
     if case == "unscaled" and own_step:
         case = "unscaled_step"
-    text = _CASES[case] if case else KINDS[culprit.kind].advice
     window = {"scaling": scaling_call()}
     if "lowest_bits" in culprit.numbers:
         window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
         window["highest"] = math.floor(culprit.numbers["highest_bits"])
+    return _sentence(culprit, case, **window)
+
+
+def advice_in_call(culprit) -> str:
+    """Returns one sentence on a layer at fault where nothing is trained.
+
+    Args:
+        culprit: `Culprit`.
+    """
+    case = _case(culprit)
+    if case == "outside":
+        case = "outside_in_call"
+    elif "output_error" in culprit.numbers:
+        case = "follows_in_call"
+    return _sentence(culprit, case)
+
+
+def _sentence(culprit, case, **window):
+    text = _CASES[case] if case else KINDS[culprit.kind].advice
     model = culprit.numbers.get("in_call_of", MODEL_PATH)
     whose = "the model's own `call`", f"the own `call` of {model!r}"
     call = whose[model != MODEL_PATH]
@@ -93,7 +133,7 @@ def advice_for(culprit, scale, own_step: bool = False) -> str:
     )
 
 
-def _case(culprit, scale):
+def _case(culprit):
     numbers = culprit.numbers
     if "in_call_of" in numbers:
         return "between"
@@ -105,8 +145,13 @@ def _case(culprit, scale):
     known = culprit.kind in ("cast_overflow", "precision_loss")
     if "loss" in numbers and not known:
         return "follows"
-    if "constant" in numbers:
-        return "epsilon"
+    return "epsilon" if "constant" in numbers else None
+
+
+def _training_case(culprit, scale):
+    numbers = culprit.numbers
+    if culprit.kind == "forward_overflow":
+        return "in_training"
     if culprit.direction != "backward":
         return None
     if "lowest_bits" in numbers:

@@ -4,6 +4,7 @@ import math
 import warnings
 
 import keras
+import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.backend import active
@@ -11,9 +12,16 @@ from keras_mixprec.backend.common import variable_scope
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.end_to_end import Reference
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.keras_internals import build_symbolically, flat_layers
+from keras_mixprec.keras_internals import (
+    build_symbolically,
+    compiled_loss,
+    compute_output_spec,
+    flat_layers,
+)
+from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import NotBuiltError, single_step
 from keras_mixprec.numerics.layer_hooks import in_float32
+from keras_mixprec.policies.layers import has_own_step
 
 
 def build_for(model, data: tuple):
@@ -28,13 +36,73 @@ def build_for(model, data: tuple):
     """
     with variable_scope(model):
         if not _needs_no_call(model):
-            _build_by_call(model, data)
+            _build_by_call(model, lambda: build_symbolically(model, data))
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
 
 
-def _build_by_call(model, data):
+def trains_without_targets(model: keras.Model, x) -> bool:
+    """Whether `fit(x)`, without `y`, would train a model.
+
+    A model whose loss is its own, in `train_step`, `compute_loss` or by
+    `add_loss`, as that of an autoencoder, may need no targets: whether it takes
+    a step without them shows.
+
+    Args:
+        model: A `keras.Model`.
+        x: One batch of inputs, as tensors.
+    """
+    if not getattr(model, "compiled", False):
+        return False
+    if _needs_no_call(model):
+        return True
+    own_loss = type(model).compute_loss is not keras.Model.compute_loss
+    own = has_own_step(model) or own_loss
+    if compiled_loss(model) is not None and not own:
+        return False
+    batch = keras.utils.pack_x_y_sample_weight(x)
+    try:
+        build_for(model, (x, None, None))
+        with active.processes().single_process(model), in_float32(model):
+            step = single_step(model, batch, 1.0)
+    except Exception:  # Its code does what it likes with a missing `y`.
+        return False
+    # JAX takes a step without any loss.
+    return any(to_array(gradient).any() for gradient in step.gradients.values())
+
+
+def build_for_predict(model, x):
+    """Builds what the first batch of `predict` would build.
+
+    Args:
+        model: A `keras.Model`, compiled or not.
+        x: One batch of inputs, as tensors.
+
+    Raises:
+        NotBuiltError: If it cannot be built by calling it.
+    """
+    if not all(part.built for part in flat_layers(model)):
+        with variable_scope(model):
+            _build_by_call(model, lambda: _called_symbolically(model, x))
+
+
+def _called_symbolically(model, x):
+    """Builds as `build_symbolically` does, without a loss or metrics."""
+
+    def spec(leaf):
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        return keras.KerasTensor(leaf.shape, dtype)
+
+    try:
+        compute_output_spec(model, tree.map_structure(spec, x))
+    except ValueError:
+        raise  # Of wrong inputs, and says so.
+    except Exception as error:
+        raise RuntimeError(str(error)) from error
+
+
+def _build_by_call(model, build):
     unbuilt = [part for part in flat_layers(model) if not part.built]
     # Keras would take a model that it cannot call for built.
     if type(model).call is keras.Model.call:
@@ -43,13 +111,13 @@ def _build_by_call(model, data):
         with warnings.catch_warnings():
             # The paragraphs are about what is raised below.
             warnings.filterwarnings("ignore", _PARAGRAPHS, UserWarning)
-            build_symbolically(model, data)
+            build()
     except RuntimeError as error:
         if not unbuilt:
             # Only its loss and metrics; why it raises in 16 bits is asked
             # later.
             with in_float32(model):
-                build_symbolically(model, data)
+                build()
             return
         for part in unbuilt:
             part.built = bool(part.weights)
@@ -119,6 +187,25 @@ def to_tensors(data: tuple) -> tuple:
             f"Received: {sizes}"
         )
     return tuple(tensors)
+
+
+def nonfinite_rows(**parts) -> dict:
+    """Returns which rows of a batch hold what is not finite.
+
+    Args:
+        **parts: Structures of tensors, by name.
+
+    Returns:
+        `{"rows_of_x": [3, 5]}`, the first eight of each part that has any.
+    """
+    found = {}
+    for name, part in parts.items():
+        for tensor in filter(is_float, tree.flatten(part)):
+            bad = ~np.isfinite(to_array(tensor))
+            rows = bad.reshape(len(bad), -1).any(axis=1)
+            if rows.any():
+                found[f"rows_of_{name}"] = np.flatnonzero(rows)[:8].tolist()
+    return found
 
 
 def _to_tensor(leaf):

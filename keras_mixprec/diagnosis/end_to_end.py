@@ -22,6 +22,7 @@ from keras_mixprec.numerics.dry_step import (
     compiled_loss,
     dry_step,
     exact_step,
+    single_step,
 )
 from keras_mixprec.numerics.layer_hooks import (
     in_float32,
@@ -71,6 +72,17 @@ class LossCheck:
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
                 yield loss_error(self._low(demoted), self._exact())
+
+
+def loss_in_float32(model: keras.Model, data) -> float:
+    """Returns the loss of a step, in the way that costs least for once.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+    """
+    with in_float32(model):
+        return single_step(model, data, 1.0).loss
 
 
 def right_in_xla(model, data) -> bool:

@@ -4,27 +4,31 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras import tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice, advice_for
-from keras_mixprec.diagnosis.batch import build_for, to_tensors
-from keras_mixprec.diagnosis.compare import effective_update, nonfinite
+from keras_mixprec.diagnosis.batch import (
+    build_for,
+    nonfinite_rows,
+    to_tensors,
+    trains_without_targets,
+)
+from keras_mixprec.diagnosis.call_examination import examine_prediction
+from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.end_to_end import is_finite
 from keras_mixprec.diagnosis.headroom import headroom
 from keras_mixprec.diagnosis.layer_search import Search
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.step_errors import why_it_raises
+from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.diagnosis.weights import lost_weights
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import updated_variables
-from keras_mixprec.loss_scaling.wrapper import vanishing_epsilons
-from keras_mixprec.numerics.arrays import is_float, to_array
-from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.numerics.layer_hooks import computing_in
+from keras_mixprec.loss_scaling.wrapper import lost_constants
+from keras_mixprec.numerics.dry_step import exact_step, interrupted
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import check_model, has_own_step
 
@@ -39,6 +43,12 @@ def diagnose(
 ) -> list[Verdict]:
     """Says what is wrong with the precision of a model on one batch.
 
+    Of training, if `model.fit(x, y)` could take a step on the batch: of a
+    compiled model, with `y`, or with a loss that needs none, such as that of an
+    autoencoder with a `train_step` of its own or `add_loss`. Else of
+    `model.predict(x)`, forward only; for a model that is not compiled, too. Of
+    `predict` of any model: `diagnose_call(model, model.predict, x)`.
+
     The model's own `train_step` runs with its optimizers held, once in float32
     and once as it is, while every layer is recorded. Layers whose results or
     gradients are off by more than a rounding run once more in float32 on the
@@ -47,10 +57,12 @@ def diagnose(
     repaired result back are found too. What is wrong in the step as a whole
     then, its loss, a gradient or a variable that a layer writes itself, is
     sought until a layer is found, or the code outside of layers: the layer
-    `"<model>"`. Nothing is changed in the model.
+    `"<model>"`. Of `predict` it is the same with `predict_step`, without
+    gradients: what is compared as a whole are its outputs. Nothing is changed
+    in the model.
 
     Args:
-        model: A compiled `keras.Model`.
+        model: A `keras.Model`; with `y`, a compiled one.
         x: One batch of inputs, as for `model.train_on_batch`. 32 to 64
             samples are enough unless the fault is in the data.
         y: Its targets. Defaults to `None`.
@@ -63,8 +75,9 @@ def diagnose(
 
     Raises:
         TypeError: If `model` is not a model.
-        ValueError: If it is not compiled, or is not built and cannot be built
-            by calling it, or the data are no batch for it.
+        ValueError: If it is not compiled although there are targets or
+            weights, or is not built and cannot be built by calling it, or the
+            data are no batch for it.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -77,12 +90,18 @@ def diagnose(
     underflow norm forward
     """
     check_model(model)
-    if not getattr(model, "compiled", False):
+    given = y is not None or sample_weight is not None
+    if given and not getattr(model, "compiled", False):
         raise ValueError(
-            "`model` must be compiled, since its loss is part of what is "
-            "diagnosed: call `model.compile(...)` first. "
+            "`model` must be compiled if there are targets, since its loss is "
+            "part of what is diagnosed then: call `model.compile(...)` first, "
+            "or `diagnose(model, x)` for what `model.predict(x)` does. "
             f"Received: model={model.name!r}"
         )
+    if not given:
+        x = to_tensors((x, None, None))[0]
+        if not trains_without_targets(model, x):
+            return examine_prediction(model, x, step)
     examination = examine(model, x, y, sample_weight, step=step)
     return [finding.verdict for finding in examination.findings]
 
@@ -216,47 +235,30 @@ class _Verdicts:
 
     def _search(self, exact, bits, effective):
         """Returns the search, and the culprits without which it runs."""
-        compiled, raising = self._common["compiled"], []
-        while True:
-            layers = [layer for culprit in raising for layer in culprit.layers]
-            with computing_in("float32", layers):
-                search = Search(self._model, self._batch, exact, compiled)
-                try:
-                    search.run(bits, effective)
-                    return search, raising
-                except active.replay().REFUSALS:
-                    culprit = why_it_raises(
-                        self._model, self._batch, exact, compiled
-                    )
-                    if culprit is None:
-                        raise
-            raising.append(culprit)
+        compiled = self._common["compiled"]
+
+        def run():
+            search = Search(self._model, self._batch, exact, compiled)
+            search.run(bits, effective)
+            return search
+
+        def stop():
+            return interrupted(self._model, self._batch)
+
+        return without_what_raises(
+            run, self._model, stop, exact.calls, compiled
+        )
 
     def _lost_weights(self):
-        lost = [
-            v.path
-            for v in self._model.weights
-            if "float" in v.dtype and nonfinite([to_array(v.value)])
-        ]
-        if not lost:
+        numbers = lost_weights(self._model)
+        if not numbers:
             return None
-        numbers = {"variables": len(lost), "first": lost[0]}
-        numbers |= self._vanishing_epsilons()
+        numbers |= self._lost_constants()
         return self._verdict("weights_lost", numbers=numbers)
 
     def _not_precision(self):
-        numbers = {}
-        for name, part in zip(
-            ("x", "y", "sample_weight"), self._data, strict=True
-        ):
-            for tensor in tree.flatten(part):
-                if is_float(tensor):
-                    bad = ~np.isfinite(to_array(tensor))
-                    rows = bad.reshape(len(bad), -1).any(axis=1)
-                    if rows.any():
-                        numbers[f"rows_of_{name}"] = np.flatnonzero(rows)[
-                            :8
-                        ].tolist()
+        x, y, sample_weight = self._data
+        numbers = nonfinite_rows(x=x, y=y, sample_weight=sample_weight)
         return self._verdict(
             "bad_data" if numbers else "divergence", numbers=numbers
         )
@@ -301,17 +303,17 @@ class _Verdicts:
             "first": narrow[0].path,
             "dtype": narrow[0].layer.variable_dtype,
         }
-        numbers |= self._vanishing_epsilons()
+        numbers |= self._lost_constants()
         return [self._verdict("policy", None, "update", numbers)]
 
-    def _vanishing_epsilons(self):
-        """The epsilons of the optimizers that are 0 in some variable."""
+    def _lost_constants(self):
+        """The constants of the optimizers that some variable's dtype lacks."""
         model, found = self._model, {}
         for optimizer in optimizers_of(model).values():
             # One that is not built is for all of them.
             variables = updated_variables(optimizer)
             variables = variables if optimizer.built else model.variables
-            found |= vanishing_epsilons(optimizer, variables)
+            found |= lost_constants(optimizer, variables)
         return found
 
     def _verdict(

@@ -1,6 +1,7 @@
 """Which kind of fault it is where a layer's outputs or gradients are wrong.
 
-Of the four kinds that a layer can have, an overflow is a number beyond the
+Weights that its dtype does not hold are a kind of their own. Of the other four
+that a layer can have, an overflow is a number beyond the
 format's maximum, an underflow one that becomes 0, and a loss of precision
 neither. What is not finite in 16 bits although everything inside of the layer
 would fit starts from a zero, as in `1 / x` or `log(x)`. Where that
@@ -12,6 +13,7 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import rounded_integers
 from keras_mixprec.diagnosis.scales import ScaleWindow
+from keras_mixprec.diagnosis.weights import weight_fault
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_replay import LayerReplay
@@ -38,6 +40,8 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
     if rounded := rounded_integers(inputs, dtype):
         numbers |= rounded
         return "precision_loss"
+    if spoilt := weight_fault(replay, exact, numbers):
+        return spoilt
     if nonfinite(low) and replay.starts_from_zero():
         return "underflow"
     numbers["largest_inside_in_float32"] = replay.largest_intermediate()

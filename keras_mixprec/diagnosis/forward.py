@@ -158,7 +158,7 @@ def _resolved(replay, low, exact, error):
         return error
     others = (
         replay.forward("float32", jitter=seed)
-        for seed in range(thresholds.TIE_JITTERS)
+        for seed in range(thresholds.MOST_TIE_JITTERS)
     )
     return resolved_error(low, exact, others, thresholds.FORWARD_ERROR)
 
@@ -212,11 +212,10 @@ def range_fault(
         reference: `LayerCall`, the same one in float32; `None` if it is not
             known.
     """
+    kind = range_kind(replay, reference)
+    if kind != "underflow":
+        return kind, "forward"
     limit = get_format("float16").maximum
-    if is_cast_before(replay.call, reference):
-        return "cast_overflow", "forward"
-    if replay.largest_intermediate() > limit:
-        return "forward_overflow", "forward"
     # A gradient that is part of the loss, such as a penalty on its norm: what
     # a cotangent of one becomes in this layer, as near to the maximum as a
     # scale window ends.
@@ -224,7 +223,20 @@ def range_fault(
     gradient = largest(replay.gradients(ones, "float32"))
     if gradient * 2**thresholds.BITS_ABOVE > limit:
         return "backward_overflow", "backward"
-    return "underflow", "forward"
+    return kind, "forward"
+
+
+def range_kind(replay: LayerReplay, reference: LayerCall | None = None) -> str:
+    """Kind of what makes a result infinite but no output of a layer.
+
+    Args:
+        replay: As for `range_fault`.
+        reference: As for `range_fault`.
+    """
+    if is_cast_before(replay.call, reference):
+        return "cast_overflow"
+    large = replay.largest_intermediate() > get_format("float16").maximum
+    return "forward_overflow" if large else "underflow"
 
 
 def is_cast_before(call: LayerCall, reference: LayerCall | None) -> bool:

@@ -4,8 +4,6 @@ The search demotes what it finds and runs again, so that it finds the layers
 that would cast a repaired result straight back as well.
 """
 
-import math
-
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import (
@@ -16,20 +14,17 @@ from keras_mixprec.diagnosis.backward import (
     output_gradients_overflow,
     own_gradients,
 )
-from keras_mixprec.diagnosis.forward import check_forward, without_needless
 from keras_mixprec.diagnosis.loss_search import LossSearch
+from keras_mixprec.diagnosis.needed import NeededInStep
 from keras_mixprec.diagnosis.scales import (
     best_scale_bits,
     lost,
     scale_in_use,
     scale_window,
 )
-from keras_mixprec.diagnosis.search_state import enclosing_path
-from keras_mixprec.diagnosis.smallest_set import Needed
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
 from keras_mixprec.numerics.calls import tick
-from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.summary import costs
 
 
@@ -61,60 +56,12 @@ class Search(LossSearch):
             step = None
         self._whole_step(step, adapts=scale_bits is None)
 
-    # Forward.
-
-    def _forward(self):
-        step = self._dry_step(self._demoted)
-        while culprit := self._first_culprit(step):
-            step = self._demote_what_runs(culprit, step)
-        return step
-
-    def _first_culprit(self, step):
-        # Where no weight comes before, whether the loss depends on an
-        # infinity is known only by the loss.
-        tries = [False] if math.isfinite(step.loss) else [False, True]
-        for masks_matter in tries:
-            for call in self._low(step):
-                with self._as_demoted():
-                    error, culprit = check_forward(
-                        call,
-                        self._exact_calls.get(call.name),
-                        self._compiled,
-                        masks_matter,
-                    )
-                tick()
-                self._note(call, "forward", error)
-                if culprit is not None:
-                    return culprit
-        return None
-
-    def _demote_what_runs(self, culprit, step):
-        """Demotes a culprit, with what is around it if it has to be.
-
-        TensorFlow refuses to add the float32 that it returns then to the
-        float16 of the layer that it is inside of.
-        """
-        calls = {call.path: call for call in step.calls}
-        path = culprit.path
-        while True:
-            self._demote(culprit)
-            try:
-                return self._dry_step(self._demoted)
-            except active.replay().REFUSALS:
-                path = enclosing_path(path)
-                if path not in calls:
-                    raise
-            self.culprits.pop()
-            del self._demoted[-len(culprit.layers) :]
-            replay = LayerReplay(calls[path], self._compiled)
-            with self._as_demoted():
-                layers = without_needless(replay, replay.forward("float32"))
-            culprit = culprit._replace(layers=layers)
-
     def _keep_what_is_needed(self, effective):
         """Drops what the real step, with its own cotangents, does not need."""
         scale = 2.0**self.scale_bits
-        needed = Needed(self._model, self._data, self._exact, scale, effective)
+        needed = NeededInStep(
+            self._model, self._data, self._exact, scale, effective
+        )
         self.culprits = needed.among(self.culprits)
         self._demoted = [x for c in self.culprits for x in c.layers]
 

@@ -36,6 +36,8 @@ class SearchState:
         self._demoted = []
         self._scale = 1.0
         self._own_errors = None
+        # Paths of culprits that are so if their infinities are no masks.
+        self._infinite = set()
         self.culprits = []
         self.windows = {}
         self.scale_bits: float | None = None

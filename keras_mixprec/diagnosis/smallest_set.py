@@ -1,24 +1,15 @@
 """The smallest set of layers that a step is right with."""
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-import keras
-import numpy as np
-
-from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.culprit import Culprit
-from keras_mixprec.diagnosis.end_to_end import loss_error
-from keras_mixprec.keras_internals import own_non_trainable
-from keras_mixprec.numerics.arrays import jittered, to_array
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
-from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
-from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
+from keras_mixprec.policies.layers import LayerEntry
+from keras_mixprec.policies.multiply_adds import multiply_adds
 
 
 def smallest_set(
@@ -100,6 +91,28 @@ def _relatives(paths):
     ]
 
 
+def rank(entries: list[LayerEntry], instabilities: dict) -> list[LayerEntry]:
+    """Returns the entries, the one first that float32 is best spent on.
+
+    That is the most unstable; then what lies in the most unstable
+    composite; then, below the thresholds of the diagnosis, the cheapest.
+
+    Args:
+        entries: List of `LayerEntry`.
+        instabilities: Dict of path to instability.
+    """
+
+    def key(entry):
+        # Below the threshold errors are just roundings, no ground to choose.
+        own, *outer = (
+            max(instabilities.get(holder.path, 0.0), 1.0)
+            for holder in entry.lineage()
+        )
+        return -own, -max(outer, default=1.0), multiply_adds(entry) or 0
+
+    return sorted(entries, key=key)
+
+
 def instability(call: LayerCall, scale: float) -> float:
     """Returns a layer's error as a multiple of the threshold for it.
 
@@ -131,170 +144,3 @@ def _cotangents(call, scale):
         to_array(output) * 0.0 if found is None else to_array(found) * scale
         for output, found in pairs
     ]
-
-
-class Needed:
-    """Asks the whole step whether a demotion makes a difference.
-
-    In it every layer is given the cotangents that really arrive in 16 bits.
-
-    Args:
-        model: A built and compiled `keras.Model`.
-        data: The batch, as `train_step` takes it.
-        exact: `DryStep` of the model in float32, at loss scale 1.
-        scale: Float. The loss scale.
-        effective: Function from a variable and its gradient to whether the
-            optimizer would move the variable by it.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        data,
-        exact: DryStep,
-        scale: float,
-        effective: Callable,
-    ):
-        self._model = model
-        self._data = data
-        self._scale = scale
-        self._loss = exact.loss
-        # A gradient that moves nothing is no reason.
-        self._gradients = {
-            id(v): to_array(exact.gradients[id(v)])
-            for v in model.trainable_variables
-            if id(v) in exact.gradients
-            and effective(v, to_array(exact.gradients[id(v)]))
-        }
-
-    def among(self, culprits: list[Culprit]) -> list[Culprit]:
-        """Returns the culprits that the step is wrong without.
-
-        Each with those of its layers that it takes. An output that is not
-        finite stays one: a loss that ignores it in this batch may meet it in
-        the next.
-
-        Args:
-            culprits: List of `Culprit`.
-        """
-        if not any(_shows_in_step(c) or len(c.layers) > 1 for c in culprits):
-            return culprits
-        repaired = self._errors(_layers_of(culprits))
-        if repaired is None or not repaired.finite:
-            return culprits
-        self._leave_out_unresolved()
-        kept = list(culprits)
-        for culprit in reversed(culprits):
-            position = kept.index(culprit)
-            others = kept[:position] + kept[position + 1 :]
-            rest = _layers_of(others)
-            if _shows_in_step(culprit) and self._as_right(rest, repaired):
-                kept = others
-                continue
-            layers = self._without_needless(culprit, rest, repaired)
-            kept[position] = culprit._replace(layers=layers)
-        return kept
-
-    def _without_needless(self, culprit, rest, repaired):
-        layers = culprit.layers
-        for sublayer in layers[1:]:
-            inside = {id(layer) for layer in with_sublayers(sublayer)}
-            fewer = [layer for layer in layers if id(layer) not in inside]
-            if len(fewer) < len(layers) and self._as_right(
-                [*rest, *fewer], repaired, culprit.path
-            ):
-                layers = fewer
-        return layers
-
-    def _leave_out_unresolved(self):
-        """Forgets what is another in float32 if the weights are rounded."""
-        for seed in range(thresholds.LOSS_JITTERS):
-            with jittered(self._model, seed):
-                other = exact_step(self._model, self._data, records=False)
-            if self._loss_error(other) > thresholds.LOSS_ERROR:
-                self._loss = None
-            self._gradients = {
-                key: exact
-                for key, exact in self._gradients.items()
-                if _gradient_error(other, key, exact)
-                <= thresholds.RESOLVED_GRADIENT
-            }
-
-    def _as_right(self, demoted, repaired, path=None):
-        errors = self._errors(demoted, path)
-        return errors is not None and errors.as_right_as(repaired)
-
-    def _errors(self, demoted, path=None):
-        """How far the step is off, `None` if it does not run.
-
-        `None` as well if the layer of the path returns non-finite numbers.
-        """
-        try:
-            with computing_in("float32", demoted):
-                step = dry_step(self._model, self._data, self._scale)
-        # TensorFlow and torch refuse to mix some dtypes within a layer.
-        except active.replay().REFUSALS:
-            return None
-        own = [c for c in step.calls if c.path == path]
-        if any(nonfinite(map(to_array, c.float_outputs)) for c in own):
-            return None
-        gradients = {
-            key: _gradient_error(step, key, exact)
-            for key, exact in self._gradients.items()
-        }
-        return _Errors(self._loss_error(step), gradients)
-
-    def _loss_error(self, step):
-        unresolved = self._loss is None and math.isfinite(step.loss)
-        return 0.0 if unresolved else loss_error(step.loss, self._loss or 0.0)
-
-
-class _Errors(NamedTuple):
-    """Shares by which the loss and each gradient are off."""
-
-    loss: float
-    gradients: dict
-
-    @property
-    def finite(self):
-        return all(map(math.isfinite, [self.loss, *self.gradients.values()]))
-
-    def as_right_as(self, other):
-        """Whether nothing is off by more than it may be, or was anyhow."""
-        before = other.gradients
-        return self.loss <= max(
-            thresholds.LOSS_ERROR, thresholds.AS_RIGHT * other.loss
-        ) and all(
-            error
-            <= max(
-                thresholds.RESOLVED_GRADIENT, thresholds.AS_RIGHT * before[key]
-            )
-            for key, error in self.gradients.items()
-        )
-
-
-def _gradient_error(step, key, exact):
-    if key not in step.gradients:
-        return math.inf
-    low = to_array(step.gradients[key]) / np.float32(step.scale)
-    return math.inf if nonfinite([low]) else relative_error([low], [exact])
-
-
-def _layers_of(culprits):
-    return [layer for culprit in culprits for layer in culprit.layers]
-
-
-def _shows_in_step(culprit):
-    """Whether the step would be wrong for it, as far as it matters.
-
-    Not what is not finite with the cotangents of float32: with those of this
-    batch that arrive in 16 bits it may just fit. Nor what is lost on the way
-    to a loss that is still large.
-    """
-    numbers = culprit.numbers
-    if "lost_share" in numbers:
-        return False
-    bad = numbers.get("nonfinite_outputs") or numbers.get("nonfinite_gradients")
-    state = any(own_non_trainable(layer) for layer in culprit.layers)
-    imprecise = culprit.kind in ("precision_loss", "underflow")
-    return imprecise and not bad and not state

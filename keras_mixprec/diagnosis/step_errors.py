@@ -8,11 +8,14 @@ import linecache
 import os
 import pathlib
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 
 import keras_mixprec
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.diagnosis.culprit import (
     Culprit,
@@ -22,7 +25,7 @@ from keras_mixprec.diagnosis.culprit import (
 from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.dry_step import DryStep, Interrupted, interrupted
+from keras_mixprec.numerics.interruption import Interrupted
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
@@ -60,25 +63,56 @@ _LETTERS = 160
 _LAST = 4
 
 
-def why_it_raises(
-    model, data, exact: DryStep, compiled: bool
-) -> Culprit | None:
-    """Returns a layer without which the step gets further.
+def without_what_raises(
+    search: Callable,
+    model: keras.Model,
+    interrupt: Callable,
+    calls: list,
+    compiled: bool,
+) -> tuple[Any, list[Culprit]]:
+    """Returns what a search finds, and the culprits without which it runs.
 
     Args:
-        model: A built and compiled `keras.Model`.
-        data: The batch, as `train_step` takes it.
-        exact: `DryStep` of the whole model in float32.
-        compiled: Boolean. Whether XLA compiles the model's step.
+        search: Function without arguments, which raises if a run does.
+        model: As for `why_it_raises`.
+        interrupt: As for `why_it_raises`.
+        calls: As for `why_it_raises`.
+        compiled: As for `why_it_raises`.
+    """
+    raising: list[Culprit] = []
+    while True:
+        layers = [layer for culprit in raising for layer in culprit.layers]
+        with computing_in("float32", layers):
+            try:
+                return search(), raising
+            except active.replay().REFUSALS:
+                culprit = why_it_raises(model, interrupt, calls, compiled)
+                if culprit is None:
+                    raise
+        raising.append(culprit)
+
+
+def why_it_raises(
+    model: keras.Model, interrupt: Callable, calls: list, compiled: bool
+) -> Culprit | None:
+    """Returns a layer without which a run of a model gets further.
+
+    Args:
+        model: A built `keras.Model`.
+        interrupt: Function without arguments that runs it, and returns what
+            `interruption` does.
+        calls: List of the `LayerCall`s of the run in float32.
+        compiled: Boolean. Whether XLA compiles the run.
 
     Returns:
-        A `Culprit`, `None` if the step does not raise or no layer is found.
+        A `Culprit`, `None` if the run does not raise or no layer is found.
     """
-    stop = interrupted(model, data)
+    stop = interrupt()
     if stop is None:
         return None
-    known = {call.name: call for call in exact.calls}
-    return _wrong_before(stop, known, compiled) or _mended(model, data, stop)
+    known = {call.name: call for call in calls}
+    culprit = _wrong_before(stop, known, compiled)
+    return culprit or _mended(model, interrupt, stop)
 
 
 def _wrong_before(stop, known, compiled):
@@ -98,13 +132,13 @@ def _is_finite(call):
     return all(np.isfinite(to_array(x)).all() for x in outputs)
 
 
-def _mended(model, data, stop):
+def _mended(model, interrupt, stop):
     """The layer in which it raises, or that feeds the code that does."""
     for path, call in _suspects(model, stop):
         layer = model if call is None else call.layer
         for layers in _choices(layer):
             with computing_in("float32", layers):
-                after = interrupted(model, data)
+                after = interrupt()
             if after is None or after.progress() > stop.progress():
                 return Culprit(path, layers, *_fault(stop, call))
     return None

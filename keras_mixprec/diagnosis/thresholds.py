@@ -31,6 +31,13 @@ LOSS_JITTERS = 3
 # kink) falls on its other side in half of the cases, in one of 256 never.
 TIE_JITTERS = 8
 
+# One of two scores that 16 bits round to the same number does so in one of 12,
+# since the roundings of its weights add up to less: where nearly all that is
+# left of the error is in a quarter of the numbers, more are tried, of which it
+# escapes in one of 200.
+MOST_TIE_JITTERS = 64
+ERROR_OF_TIES = 0.99
+
 # How many numbers, and in how many draws, a layer that draws random ones by
 # itself returns before it is compared: one that is 0 once in 2,048 (float16)
 # is among 8,192 in all but 2% of the cases.
@@ -40,6 +47,10 @@ FEWEST_DRAWS, MOST_DRAWS = 8, 64
 # Among how many layers, the least exact first, a blameless-looking culprit of
 # a wrong loss is searched: each costs a forward pass.
 LOSS_CANDIDATES = 12
+
+# Numbers up to this one stand for minus infinity, such as the -1e9 in scores of
+# what is masked. Activations that overflow float16 are mostly below 1e6.
+MINUS_INFINITY = -1e8
 
 # The share that is left of an error without the layer that it comes from.
 # Demoting any one of many layers that round alike leaves more.

@@ -12,7 +12,8 @@ class Verdict:
     Attributes:
         kind: String. `"forward_overflow"`, `"backward_overflow"`,
             `"underflow"`, `"precision_loss"` (finite but wrong),
-            `"cast_overflow"` (the input does not fit), `"unsupported"` (the
+            `"cast_overflow"` (the input does not fit), `"weight_overflow"` and
+            `"weight_underflow"` (a weight does not), `"unsupported"` (the
             backend refuses it in 16 bits, such as a mix of dtypes, so that
             the step raises), or where no layer is to
             blame `"bad_data"`, `"divergence"` (float32 fails too),

@@ -195,9 +195,8 @@ def _watch(model):
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
     for name, optimizer in found.items():
         # Which variables others are for only the model's `train_step` knows.
-        weights = model.trainable_variables if name == "optimizer" else []
-        if weights and not optimizer.built:
-            optimizer.build(weights)
+        if name == "optimizer" and not optimizer.built and _knows_all(model):
+            optimizer.build(model.trainable_variables)
         found[name] = adopt(optimizer)
         if found[name] is not optimizer:
             for other in (n for n, o in every.items() if o is optimizer):
@@ -209,6 +208,12 @@ def _watch(model):
     if list(found) == ["optimizer"]:
         return {"": model.optimizer}
     return found
+
+
+def _knows_all(model):
+    """Whether all trainable variables are there, if it has any."""
+    layers = (entry.layer for entry in walk_with_model(model))
+    return model.trainable_variables or all(layer.built for layer in layers)
 
 
 def _guard(model):

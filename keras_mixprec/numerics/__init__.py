@@ -22,6 +22,8 @@ Files:
 - `range_reading.py`: the ranges of every layer on one batch, without a step.
 - `dry_step.py`: runs `train_step` and updates nothing; records calls and
   gradients.
+- `forward_pass.py`: the same of what `predict` does.
+- `interruption.py`: what stops a step that raises.
 - `calls.py`: records what each layer is given and returns in a step.
 - `layer_hooks.py`: hooks on layer calls, and layers in another dtype for a
   while.

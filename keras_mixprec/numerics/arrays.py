@@ -68,14 +68,15 @@ def jittered(model, seed: int):
         seed: Int. Which of the many ways.
     """
     random = np.random.default_rng(seed)
-    dtypes = {
-        id(variable): layer.compute_dtype
+    owned = [
+        (variable, layer.compute_dtype)
         for layer in flat_layers(model)
         for variable in own_trainable(layer)
-    }
-    with restoring(model.trainable_variables):
-        for variable in model.trainable_variables:
-            dtype = dtypes.get(id(variable))
+        if "float" in variable.dtype
+    ]
+    weights, dtypes = zip(*owned, strict=True) if owned else ((), ())
+    with restoring(weights):
+        for variable, dtype in zip(weights, dtypes, strict=True):
             set_value(variable, off_by_half_ulp(variable.value, dtype, random))
         yield
 

@@ -59,7 +59,9 @@ class LayerCall:
         run: Function of `args` and `kwargs` that makes the call again.
         args, kwargs: As the layer was given them, before it casts them.
         outputs: What it returned.
-        losses: List of the losses that it added, and what is inside it.
+        losses: List of the losses that it added, and what is inside it; empty
+            where the step has no use for them.
+        collects_losses: Boolean. Whether it has.
         loss_cotangents: List, their gradients of the scaled loss, or `None`.
         cotangents: List, for each tensor in `outputs` the gradient of the
             scaled loss, or `None` where none came by.
@@ -82,6 +84,7 @@ class LayerCall:
         self.kwargs: Any = None
         self.outputs: Any = None
         self.losses, self.loss_cotangents = [], []
+        self.collects_losses = False
         self.cotangents, self.input_cotangents = [], []
         self.training = None
         self.seeds, self.draws = [], []
@@ -219,6 +222,7 @@ class CallRecorder:
         call.seeds = [(v, v.value) for v in states]
         drawn = len(Draws.so_far())
         call.training = training_in_force()
+        call.collects_losses = collects_losses()
         (args, kwargs), (call.args, call.kwargs) = self._observe(
             (args, kwargs), call.input_cotangents
         )
@@ -318,6 +322,12 @@ def added_losses() -> list:
     """Returns what layers have added to the losses of the step until now."""
     scope = get_stateless_scope()
     return [] if scope is None else list(scope.losses)
+
+
+def collects_losses() -> bool:
+    """Whether what layers add to the losses is part of the step."""
+    scope = get_stateless_scope()
+    return scope is not None and scope.collect_losses
 
 
 def with_mask(tensor, like):

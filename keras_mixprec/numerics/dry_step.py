@@ -12,13 +12,8 @@ from keras_mixprec.backend.common import all_variables, optimizers_of
 from keras_mixprec.keras_internals import stored_value, updated_variables
 from keras_mixprec.numerics.arrays import restoring, to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
-from keras_mixprec.numerics.layer_hooks import in_float32
-from keras_mixprec.numerics.random_numbers import (
-    DROPOUT,
-    Draws,
-    known_draws,
-    same_draws,
-)
+from keras_mixprec.numerics.interruption import Interrupted, interruption
+from keras_mixprec.numerics.random_numbers import Draws, exact_run
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 
@@ -108,25 +103,6 @@ def _known(values, tensors):
     return {key: value for key, value in found.items() if value is not None}
 
 
-class Interrupted(NamedTuple):
-    """A step that raises.
-
-    Attributes:
-        error: The exception.
-        calls: List of `LayerCall`, those that returned before.
-        open: List of `LayerCall`, those that did not, outermost first; empty
-            if the step raises outside of all layers.
-    """
-
-    error: Exception
-    calls: list[LayerCall]
-    open: list[LayerCall]
-
-    def progress(self) -> tuple[int, int]:
-        """How far the step got, forward and backward."""
-        return len(self.calls), sum(call.received for call in self.calls)
-
-
 def interrupted(model: keras.Model, data) -> Interrupted | None:
     """Runs the step at loss scale 1; returns what stops it, if anything does.
 
@@ -134,17 +110,8 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
         model: As for `dry_step`.
         data: As for `dry_step`.
     """
-    recorder = CallRecorder(walk_with_model(model))
-    concrete = active.replay().is_concrete
-    try:
-        with restored(model), recorder.recording():
-            run_held(model, data, lambda _: 1.0)
-    except active.replay().REFUSALS as error:
-        recorder.put_values(
-            {id(x): x if concrete(x) else None for x in recorder.tensors()}
-        )
-        return Interrupted(error, recorder.calls, recorder.interrupted)
-    return None
+    with restored(model):
+        return interruption(model, lambda: run_held(model, data, lambda _: 1.0))
 
 
 def compiled_loss(model: keras.Model, data) -> float:
@@ -312,21 +279,13 @@ def _total(losses):
 def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
     """Runs the step in float32 throughout, at loss scale 1.
 
-    With the random numbers of the model as it is. If it draws any that are not
-    known yet, a step of it in its own dtypes shows them.
+    With the random numbers of the model as it is.
     """
-
-    def run():
-        with in_float32(model):
-            return dry_step(model, data, 1.0, records=records)
-
-    with same_draws():
-        exact = run()
-        if known_draws() or all(d.name == DROPOUT for d in exact.draws):
-            return exact
-        as_it_is = dry_step(model, data, 1.0, records=False)
-        known_draws().extend(as_it_is.draws)
-        return run()
+    return exact_run(
+        model,
+        lambda records: dry_step(model, data, 1.0, records=records),
+        records=records,
+    )
 
 
 def held(optimizer, scale, losses, gradients):

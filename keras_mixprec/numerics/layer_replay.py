@@ -299,7 +299,8 @@ class LayerReplay:
         mapping = [*zip(self._weights, primals[count:], strict=True)]
         with (
             keras.StatelessScope(
-                state_mapping=[*mapping, *self._seeds], collect_losses=True
+                state_mapping=[*mapping, *self._seeds],
+                collect_losses=call.collects_losses,
             ) as scope,
             called_with(call.training),
         ):

@@ -8,7 +8,8 @@ draws it in, and widened for the reference.
 
 import contextlib
 import contextvars
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from keras_mixprec._patched import patched
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
+from keras_mixprec.numerics.layer_hooks import in_float32
 
 # What it drops is the same whatever it is given.
 DROPOUT = "dropout"
@@ -142,6 +144,28 @@ def known_draws() -> list:
     """Returns the list of `Draw` of the model as it is, empty if not known."""
     known = _SAME.get()
     return [] if known is None else known
+
+
+def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
+    """Returns what a run gives in float32 throughout.
+
+    With the random numbers of the model as it is. If it draws any that are not
+    known yet, a run of it in its own dtypes shows them.
+
+    Args:
+        model: The `keras.Model`.
+        run: Function of whether to record the calls of layers, that returns
+            something with the random numbers it has drawn as `draws`.
+        records: Boolean.
+    """
+    with same_draws():
+        with in_float32(model):
+            exact = run(records)
+        if known_draws() or all(d.name == DROPOUT for d in exact.draws):
+            return exact
+        known_draws().extend(run(False).draws)
+        with in_float32(model):
+            return run(records)
 
 
 def draws_narrow_uniform(draws) -> bool:

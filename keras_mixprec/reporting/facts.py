@@ -23,6 +23,7 @@ STORY = frozenset(
         "stopped",
         "no_loss_scaling",
         "nonfinite_losses",
+        "bad_batches",
         "zero_gradients",
         "sign_off",
     )
@@ -244,6 +245,7 @@ _OF_OURS = {
     "variables": list,
     "kinds": dict,
     "loss": list,
+    "count": int,
     "counts": dict,
     "within": bool,
     "optimizer": str,
@@ -256,6 +258,7 @@ _OF_VERDICT = {
 }
 _NEEDED = {
     "ranges_withheld": {"message"},
+    "bad_batches": {"count", "message"},
     "zero_gradients": {"message"},
     "before_training": {"finding", "level", "message"},
     "sign_off": {"within", "message"},

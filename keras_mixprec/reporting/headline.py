@@ -207,7 +207,9 @@ class _Story:
     def _describe(self, first, alike):
         kind, at, over = first["verdict"], _at(first), self._is_over(first)
         if kind == "bad_data":
-            return f"bad data{at}{_rows(first)}"
+            count = self._last.get("bad_batches", {"count": 1})["count"]
+            several = f" in {count:,} batches, first" if count > 1 else ""
+            return f"bad data{several}{at}{_rows(first)}"
         if kind == "divergence":
             diverged = self._has_diverged()
             what = "training diverged" if diverged else "the loss is not finite"

@@ -69,7 +69,7 @@ def _dtypes(layers):
 
 
 def _matmul_precision(text):
-    return [f"Matmul precision: {text}."] if text else []
+    return [f"Matmul precision of float32: {text}."] if text else []
 
 
 def _performance(found):
@@ -81,8 +81,9 @@ def _messages(events):
     last = {event["kind"]: event.get("message") for event in events}
     if rewrite := last.get("graph_rewrite"):
         yield f"Graph rewrite: {rewrite}."
-    if ignored := last.get("ignored_variable"):
-        yield str(ignored)
+    for kind in ("ignored_variable", "bad_batches"):
+        if message := last.get(kind):
+            yield str(message)
 
 
 def _scale(course):
@@ -211,7 +212,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     mixprec: 1 step, none skipped, no findings; no layer in 16 bits.
     Steps: 1, none skipped.
     Layers: 1 in float32.
-    Matmul precision: float32, ...
+    Matmul precision of float32: float32, ...
     Loss scale: 2**15.
     No verdicts.
     """

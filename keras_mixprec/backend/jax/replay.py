@@ -160,6 +160,10 @@ def train_step(model, data):
     return logs
 
 
+def predict_step(model, data):
+    return model.predict_step(all_jax_state(model, training=False), data)[0]
+
+
 def loses_assignment(variable):
     return False
 

@@ -151,6 +151,10 @@ def train_step(model, data):
     return model.train_step(data)
 
 
+def predict_step(model, data):
+    return model.predict_step(data)
+
+
 def loses_assignment(variable):
     return False
 

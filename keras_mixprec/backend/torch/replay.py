@@ -101,6 +101,12 @@ def train_step(model, data):
         _set_gradients(values, before)
 
 
+def predict_step(model, data):
+    with evaluating(model), torch.no_grad():
+        model.eval()
+        return model.predict_step(data)
+
+
 def loses_assignment(variable):
     # Keras 3.15 writes to the value that the variable has in a layer: to a
     # copy, where the layer casts it to float16.

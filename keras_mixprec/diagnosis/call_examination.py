@@ -1,0 +1,104 @@
+"""The examination of what `predict` does: no loss, no gradients."""
+
+import keras
+import numpy as np
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.advice import (
+    FLOAT32_FAILS_TOO,
+    advice,
+    advice_in_call,
+)
+from keras_mixprec.diagnosis.batch import build_for_predict, nonfinite_rows
+from keras_mixprec.diagnosis.call_search import CallSearch
+from keras_mixprec.diagnosis.culprit import low_layers
+from keras_mixprec.diagnosis.step_errors import without_what_raises
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.diagnosis.weights import lost_weights, weight_overflows
+from keras_mixprec.numerics.forward_pass import Prediction
+from keras_mixprec.numerics.interruption import interruption
+from keras_mixprec.numerics.random_numbers import same_draws
+
+
+def examine_prediction(
+    model: keras.Model, x, step: int | None = None
+) -> list[Verdict]:
+    """Diagnoses what `predict` does with one batch.
+
+    Args:
+        model: A `keras.Model`, compiled or not.
+        x: One batch of inputs, as tensors.
+        step: As for `diagnose`.
+    """
+    # Constants that overflow float16 are what is looked for.
+    with np.errstate(all="ignore"):
+        build_for_predict(model, x)
+        with active.processes().single_process(model), same_draws():
+            return _Verdicts(model, x, step).find()
+
+
+class _Verdicts:
+    def __init__(self, model, x, step):
+        self._model = model
+        self._x = x
+        compiled = bool(model.jit_compile) and not model.run_eagerly
+        self._common = {"compiled": compiled, "step": step}
+
+    def find(self):
+        lost = lost_weights(self._model)
+        if lost:
+            return [self._verdict("weights_lost", lost)]
+        weights = weight_overflows(self._model)
+        prediction = Prediction(self._model, self._x)
+        exact = prediction.exact()
+        # Infinities may stand for what is masked.
+        if any(np.isnan(output).any() for output in exact.outputs):
+            rows = nonfinite_rows(x=self._x)
+            if rows:
+                bad = self._verdict("bad_data", rows)
+                return [bad, *self._blamed(weights)]
+        found = self._blamed(self._search(prediction, exact, weights))
+        return found + self._fails_in_float32(exact)
+
+    def _search(self, prediction, exact, known):
+        if not low_layers(self._model):
+            return []
+        compiled = self._common["compiled"]
+
+        def run():
+            search = CallSearch(prediction, exact, compiled)
+            search.run(known)
+            return search
+
+        def stop():
+            return interruption(self._model, prediction.tensors)
+
+        search, raising = without_what_raises(
+            run, self._model, stop, exact.calls, compiled
+        )
+        return [*raising, *search.culprits]
+
+    def _blamed(self, culprits):
+        return [
+            Verdict(
+                c.kind,
+                c.path,
+                c.direction,
+                numbers=c.numbers,
+                advice=advice_in_call(c),
+                **self._common,
+            )
+            for found in culprits
+            for c in found.by_layer(self._model)
+        ]
+
+    def _fails_in_float32(self, exact):
+        count = sum(int(np.isnan(output).sum()) for output in exact.outputs)
+        if not count:
+            return []
+        numbers = {"nan_in_float32": count}
+        return [self._verdict("divergence", numbers, FLOAT32_FAILS_TOO)]
+
+    def _verdict(self, kind, numbers, sentence=None):
+        sentence = sentence or advice(kind, **numbers)
+        return Verdict(kind, numbers=numbers, advice=sentence, **self._common)

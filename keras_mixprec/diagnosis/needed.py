@@ -1,0 +1,200 @@
+"""Which demotions the result of a whole run is wrong without."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import nonfinite, relative_error
+from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.end_to_end import loss_error
+from keras_mixprec.keras_internals import own_non_trainable
+from keras_mixprec.numerics.arrays import jittered, to_array
+from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
+from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+
+
+class Needed:
+    """Asks the whole run whether a demotion makes a difference.
+
+    What a run is, subclasses say: `_run` runs it, `_off` is how far each part
+    of its result is off.
+    """
+
+    def _run(self) -> Any:
+        """Returns the run as the layers compute now, with its `calls`."""
+        raise NotImplementedError
+
+    def _off(self, run) -> dict:
+        """Returns the share by which each part of the result is off."""
+        raise NotImplementedError
+
+    def _limit(self, part) -> float:
+        """Returns the share by which a part may be off."""
+        raise NotImplementedError
+
+    def _leave_out_unresolved(self):
+        """Forgets what is another in float32 if the weights are rounded."""
+        raise NotImplementedError
+
+    def among(self, culprits: list[Culprit]) -> list[Culprit]:
+        """Returns the culprits that the result is wrong without.
+
+        Each with those of its layers that it takes. An output that is not
+        finite stays one: a result that ignores it in this batch may meet it in
+        the next.
+
+        Args:
+            culprits: List of `Culprit`.
+        """
+        if not any(self._may_go(c) or len(c.layers) > 1 for c in culprits):
+            return culprits
+        repaired = self._errors(_layers_of(culprits))
+        if repaired is None or not all(map(math.isfinite, repaired.values())):
+            return culprits
+        self._leave_out_unresolved()
+        kept = list(culprits)
+        for culprit in reversed(culprits):
+            position = kept.index(culprit)
+            others = kept[:position] + kept[position + 1 :]
+            rest = _layers_of(others)
+            if self._may_go(culprit) and self._as_right(rest, repaired):
+                kept = others
+                continue
+            layers = self._without_needless(culprit, rest, repaired)
+            kept[position] = culprit._replace(layers=layers)
+        return kept
+
+    def _may_go(self, culprit):
+        """Whether the result would be wrong for it, as far as it matters.
+
+        Not what is not finite with the cotangents of float32: with those of
+        this batch that arrive in 16 bits it may just fit. Nor what is lost on
+        the way to a loss that is still large.
+        """
+        numbers = culprit.numbers
+        if "lost_share" in numbers:
+            return False
+        bad = numbers.get("nonfinite_outputs")
+        bad = bad or numbers.get("nonfinite_gradients")
+        state = any(own_non_trainable(layer) for layer in culprit.layers)
+        kinds = "precision_loss", "underflow", "weight_underflow"
+        imprecise = culprit.kind in kinds
+        return imprecise and not bad and not state
+
+    def _without_needless(self, culprit, rest, repaired):
+        layers = culprit.layers
+        for sublayer in layers[1:]:
+            inside = {id(layer) for layer in with_sublayers(sublayer)}
+            fewer = [layer for layer in layers if id(layer) not in inside]
+            if len(fewer) < len(layers) and self._as_right(
+                [*rest, *fewer], repaired, culprit.path
+            ):
+                layers = fewer
+        return layers
+
+    def _as_right(self, demoted, repaired, path=None):
+        """Whether nothing is off by more than it may be, or was anyhow."""
+        errors = self._errors(demoted, path)
+        return errors is not None and all(
+            error
+            <= max(self._limit(part), thresholds.AS_RIGHT * repaired[part])
+            for part, error in errors.items()
+        )
+
+    def _errors(self, demoted, path=None):
+        """How far each part of the result is off, `None` if it does not run.
+
+        `None` as well if the layer of the path returns non-finite numbers.
+        """
+        try:
+            with computing_in("float32", demoted):
+                run = self._run()
+        # TensorFlow and torch refuse to mix some dtypes within a layer.
+        except active.replay().REFUSALS:
+            return None
+        own = [c for c in run.calls if c.path == path]
+        if any(nonfinite(map(to_array, c.float_outputs)) for c in own):
+            return None
+        return self._off(run)
+
+
+class NeededInStep(Needed):
+    """In a train step, its loss and the gradients of its variables.
+
+    In it every layer is given the cotangents that really arrive in 16 bits.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        exact: `DryStep` of the model in float32, at loss scale 1.
+        scale: Float. The loss scale.
+        effective: Function from a variable and its gradient to whether the
+            optimizer would move the variable by it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        data,
+        exact: DryStep,
+        scale: float,
+        effective: Callable,
+    ):
+        self._model = model
+        self._data = data
+        self._scale = scale
+        self._loss: float | None = exact.loss
+        # A gradient that moves nothing is no reason.
+        self._gradients = {
+            id(v): to_array(exact.gradients[id(v)])
+            for v in model.trainable_variables
+            if id(v) in exact.gradients
+            and effective(v, to_array(exact.gradients[id(v)]))
+        }
+
+    def _run(self):
+        return dry_step(self._model, self._data, self._scale)
+
+    def _limit(self, part):
+        own = part == "loss"
+        return thresholds.LOSS_ERROR if own else thresholds.RESOLVED_GRADIENT
+
+    def _off(self, run):
+        gradients = {
+            key: _gradient_error(run, key, exact)
+            for key, exact in self._gradients.items()
+        }
+        return {"loss": self._loss_error(run)} | gradients
+
+    def _leave_out_unresolved(self):
+        for seed in range(thresholds.LOSS_JITTERS):
+            with jittered(self._model, seed):
+                other = exact_step(self._model, self._data, records=False)
+            if self._loss_error(other) > thresholds.LOSS_ERROR:
+                self._loss = None
+            self._gradients = {
+                key: exact
+                for key, exact in self._gradients.items()
+                if _gradient_error(other, key, exact)
+                <= thresholds.RESOLVED_GRADIENT
+            }
+
+    def _loss_error(self, step):
+        unresolved = self._loss is None and math.isfinite(step.loss)
+        return 0.0 if unresolved else loss_error(step.loss, self._loss or 0.0)
+
+
+def _gradient_error(step, key, exact):
+    if key not in step.gradients:
+        return math.inf
+    low = to_array(step.gradients[key]) / np.float32(step.scale)
+    return math.inf if nonfinite([low]) else relative_error([low], [exact])
+
+
+def _layers_of(culprits):
+    return [layer for culprit in culprits for layer in culprit.layers]

@@ -1,0 +1,191 @@
+"""Finding the layers that make a run wrong: a train step's loss, or outputs.
+
+Layer by layer first, each on what it was given; then those that the result of
+the whole run is right without.
+"""
+
+import math
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.compare import relative_error
+from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.forward import (
+    check_forward,
+    is_cast_before,
+    low_outputs,
+    without_needless,
+)
+from keras_mixprec.diagnosis.search_state import SearchState, enclosing_path
+from keras_mixprec.numerics.calls import tick
+from keras_mixprec.numerics.layer_hooks import with_sublayers
+from keras_mixprec.numerics.layer_replay import LayerReplay
+
+
+class RunSearch(SearchState):
+    """The search in one run of a model, again and again with demoted layers.
+
+    What a run is, subclasses say: `_dry_step` runs it, `_error` is how far its
+    result is from float32's.
+    """
+
+    def _error(self, step) -> float:
+        """The share by which the result is off; infinite if it is no number."""
+        raise NotImplementedError
+
+    def _wrong(self, demoted) -> bool:
+        """Whether it is wrong however the weights are rounded."""
+        raise NotImplementedError
+
+    def _right(self, demoted) -> bool:
+        """Whether it is right however the weights are rounded."""
+        raise NotImplementedError
+
+    def _is_finite(self, step) -> bool:
+        """Whether all that is computed with the result is finite."""
+        raise NotImplementedError
+
+    def _is_cause(self, step, repaired) -> bool:
+        """Whether a run with one layer more in float32 says it is to blame."""
+        raise NotImplementedError
+
+    def _right_in_xla(self) -> bool:
+        """Whether only the single operations of a dry step are wrong."""
+        raise NotImplementedError
+
+    def _masks_may_matter(self, step) -> bool:
+        """Whether an infinity may have spoilt the result."""
+        raise NotImplementedError
+
+    def _fault_behind(self, call, layers) -> tuple[str, str]:
+        """Kind and direction of what is not finite without the layers."""
+        raise NotImplementedError
+
+    def _numbers_of(self, step) -> dict:
+        """The evidence of a wrong result."""
+        raise NotImplementedError
+
+    # Layer by layer.
+
+    def _forward(self):
+        step = self._dry_step(self._demoted)
+        while culprit := self._first_culprit(step):
+            step = self._demote_what_runs(culprit, step)
+        return step
+
+    def _first_culprit(self, step):
+        # Where no weight comes before, whether the result depends on an
+        # infinity is known only by the result.
+        tries = [False, True] if self._masks_may_matter(step) else [False]
+        for masks_matter in tries:
+            for call in self._low(step):
+                with self._as_demoted():
+                    error, culprit = check_forward(
+                        call,
+                        self._exact_calls.get(call.name),
+                        self._compiled,
+                        masks_matter,
+                    )
+                tick()
+                self._note(call, "forward", error)
+                if culprit is not None:
+                    if masks_matter:
+                        self._infinite.add(culprit.path)
+                    return culprit
+        return None
+
+    def _demote_what_runs(self, culprit, step):
+        """Demotes a culprit, with what is around it if it has to be.
+
+        TensorFlow refuses to add the float32 that it returns then to the
+        float16 of the layer that it is inside of.
+        """
+        calls = {call.path: call for call in step.calls}
+        path = culprit.path
+        while True:
+            self._demote(culprit)
+            try:
+                return self._dry_step(self._demoted)
+            except active.replay().REFUSALS:
+                path = enclosing_path(path)
+                if path not in calls:
+                    raise
+            self.culprits.pop()
+            del self._demoted[-len(culprit.layers) :]
+            replay = LayerReplay(calls[path], self._compiled)
+            with self._as_demoted():
+                layers = without_needless(replay, replay.forward("float32"))
+            culprit = culprit._replace(layers=layers)
+
+    # The run as a whole.
+
+    def _end_to_end(self, step):
+        """Demotes the layers that a wrong result is right without."""
+        demoted, known = list(self._demoted), len(self.culprits)
+        off = self._error(step) > thresholds.LOSS_ERROR
+        if not off or self._is_chance(step) or not self._wrong(demoted):
+            return step
+        if self._right_in_xla():
+            return step
+        repaired = self._greedily(step)
+        if len(self.culprits) == known or self._right(self._demoted):
+            return repaired
+        # They only drew another result.
+        del self.culprits[known:]
+        self._demoted = demoted
+        return step
+
+    def _greedily(self, step):
+        while self._error(step) > thresholds.LOSS_ERROR:
+            best, best_step = None, step
+            for call, layers, trial in self._trials(step):
+                if self._error(trial) < self._error(best_step):
+                    best, best_step = (call, layers), trial
+            if best is None or not self._is_cause(step, best_step):
+                break
+            call, layers = best
+            fault = ("precision_loss", "forward")
+            if not math.isfinite(self._error(step)):
+                with self._as_demoted():
+                    fault = self._fault_behind(call, layers)
+            numbers = self._numbers_of(step)
+            self._demote(Culprit(call.path, layers, *fault, numbers))
+            step = best_step
+        return step
+
+    def _is_chance(self, step):
+        """Whether float32 may only have drawn other random numbers.
+
+        Of generators that are not Keras', JAX' draw others in each dtype.
+        """
+        return self._is_finite(step) and any(
+            LayerReplay(c).draws_by_itself() for c in self._low(self._exact)
+        )
+
+    def _trials(self, step):
+        """Yields each candidate, its layers, and the step without them."""
+        for call in self._candidates(step):
+            layers = with_sublayers(call.layer)
+            try:
+                trial = self._dry_step([*self._demoted, *layers])
+            # It may not run in float32 without what is around it.
+            except active.replay().REFUSALS:
+                continue
+            yield call, layers, trial
+
+    def _candidates(self, step):
+        ranks, calls = {}, {}
+        for call in self._low(step):
+            if call.layer is self._model:
+                continue  # With all inside it, which is no candidate.
+            replay = LayerReplay(call, self._compiled)
+            with self._as_demoted():
+                low = low_outputs(replay, self._compiled)
+                error = relative_error(low, replay.forward("float32"))
+            if is_cast_before(call, self._exact_calls.get(call.name)):
+                error = math.inf
+            rank = (bool(call.losses), error)
+            if (error or call.losses) and rank > ranks.get(call.path, ()):
+                ranks[call.path], calls[call.path] = rank, call
+        ranked = sorted(ranks, key=ranks.get, reverse=True)
+        return [calls[path] for path in ranked[: thresholds.LOSS_CANDIDATES]]

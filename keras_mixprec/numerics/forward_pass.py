@@ -1,0 +1,101 @@
+"""Runs a model forward, as `predict` does, and records the calls of layers."""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import tree
+
+from keras_mixprec.backend import active
+from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.calls import CallRecorder, LayerCall
+from keras_mixprec.numerics.layer_hooks import in_float32
+from keras_mixprec.numerics.random_numbers import Draws, exact_run
+from keras_mixprec.policies.layers import walk_with_model
+
+
+class ForwardPass(NamedTuple):
+    """What a model returned, and its layers on the way.
+
+    Attributes:
+        outputs: List of the float outputs as float32 arrays, flattened.
+        calls: List of `LayerCall`, innermost first, in the order they ended.
+        draws: List of `Draw`, the random numbers in the order drawn.
+    """
+
+    outputs: list[np.ndarray]
+    calls: list[LayerCall]
+    draws: list = []
+
+
+class Prediction:
+    """What `predict` does with one batch, again and again.
+
+    Nothing is changed in the model: what its layers write is dropped.
+
+    Args:
+        model: A built `keras.Model`, compiled or not.
+        x: One batch of inputs, as tensors.
+
+    Attributes:
+        model: As given.
+    """
+
+    def __init__(self, model: keras.Model, x):
+        self.model = model
+        self._batch = keras.utils.pack_x_y_sample_weight(x)
+
+    def run(self, *, records: bool = True) -> ForwardPass:
+        """Runs the model's `predict_step`, as the layers compute now.
+
+        Args:
+            records: Boolean. Whether to record the calls, which hold all
+                activations. Defaults to `True`.
+        """
+        recorder = CallRecorder(walk_with_model(self.model) if records else [])
+        drawing = Draws()
+        outputs: list = []
+
+        def run(batch):
+            with recorder.recording():
+                outputs[:] = _predicted(self.model, batch, drawing)
+            return [*outputs, *recorder.tensors()]
+
+        found = active.replay().run_once(self.model, run, self._batch)
+        tensors = [*outputs, *recorder.tensors()]
+        recorder.put_values(dict(zip(map(id, tensors), found, strict=True)))
+        arrays = [to_array(value) for value in found[: len(outputs)]]
+        return ForwardPass(arrays, recorder.calls, drawing.made)
+
+    def exact(self, *, records: bool = True) -> ForwardPass:
+        """Runs it in float32 throughout, with the random numbers it draws.
+
+        Args:
+            records: As for `run`.
+        """
+        return exact_run(
+            self.model,
+            lambda records: self.run(records=records),
+            records=records,
+        )
+
+    def tensors(self, _=None) -> list:
+        """Returns the float outputs, computed operation by operation."""
+        return _predicted(self.model, self._batch, Draws())
+
+    def compiled(self) -> ForwardPass:
+        """Runs it as XLA computes it as a whole, without a record of calls."""
+        found = active.replay().compiled(self.tensors)([])
+        return ForwardPass([to_array(value) for value in found], [])
+
+    def compiled_exact(self) -> ForwardPass:
+        """The same in float32."""
+        with in_float32(self.model):
+            return self.compiled()
+
+
+def _predicted(model, batch, drawing):
+    """The float tensors that `predict_step` returns."""
+    with drawing.active(), keras.StatelessScope():
+        outputs = active.replay().predict_step(model, batch)
+    return [x for x in tree.flatten(outputs) if is_float(x)]
