@@ -11,6 +11,8 @@ Files:
 - `automatic.py`: `"auto"`, the format that suits the model and the device.
 - `wide_layers.py`: the smallest set of layers that stays in float32.
 - `least_exact.py`: which layer of a converted model rounds the most.
+- `rescale_weights.py`: powers of two moved from one layer's weights into the
+  next one's, so that activations fit 16 bits.
 - `rebuild.py`: the same model again, from its config, in other dtypes.
 - `storage.py`: which dtype each layer stores its weights in and computes in.
 - `runnable.py`: layers whose code raises in the dtypes that were planned.

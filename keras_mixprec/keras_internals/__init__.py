@@ -13,6 +13,7 @@ import types
 import weakref
 
 import keras
+from keras.src import ops as layer_ops  # What Keras' layers call.
 from keras.src.backend import (
     # The dtype that variables are read in; within `None` as they are stored.
     AutocastScope,

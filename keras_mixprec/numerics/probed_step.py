@@ -1,7 +1,6 @@
 """The train step with a measurement of every tensor in it."""
 
 import contextlib
-import functools
 import operator
 import threading
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
+from keras_mixprec.numerics.attention_logits import AttentionLogits
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import Collector, Update
 from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
@@ -29,7 +29,8 @@ class LayerReading(NamedTuple):
             `k` others in the same step.
         parts: Dict from `"activation"` (outputs), `"gradient"` (of the scaled
             loss, at the outputs), `"weight_gradient"` (as the optimizer is
-            given it) or `"weight"` (after the step) to its `Statistics`.
+            given it), `"weight"` (after the step) or `"attention_logits"` to
+            its `Statistics`.
         lost_updates: Float. Share of the weights with a gradient that the
             step left as they were, or `None` if it was not to change them: a
             skipped step, one that only accumulates gradients, a learning rate
@@ -119,9 +120,7 @@ class Probe:
             collector = Collector(
                 self.limits, self._outlet, args, self.failures
             )
-            hook = CallHook(
-                self._entries, functools.partial(self._on_call, collector)
-            )
+            hook = self._hook(collector)
             self._running.collector = collector
             try:
                 with hook.hooked():
@@ -136,6 +135,20 @@ class Probe:
             for optimizer in optimizers_of(self._model).values():
                 stack.enter_context(self._watched(optimizer))
             yield
+
+    def _hook(self, collector):
+        def put(name, position, tensor):
+            collector.put((name, "attention_logits", position), tensor)
+
+        logits = AttentionLogits(self._entries, put)
+
+        def on_call(run, layer, path, index, args, kwargs):
+            logits.of_softmax(layer, hook.enclosing, args, kwargs)
+            arguments = run, layer, path, index, args, kwargs
+            return self._on_call(collector, *arguments)
+
+        hook = CallHook(self._entries, on_call, logits.of_function)
+        return hook
 
     def _on_call(self, collector, run, layer, path, index, args, kwargs):
         names = names_of_output(self._paths, layer, index)

@@ -12,6 +12,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
+from keras_mixprec.numerics.attention_logits import AttentionLogits
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
@@ -91,7 +92,7 @@ class _Taken:
         scale_of = {
             id(o): scale for o, scale in zip(optimizers, scales, strict=True)
         }
-        with CallHook(self._entries, self._on_call).hooked():
+        with self._hook().hooked():
             _, gradients, scaled, _ = run_held(
                 self._model, data, lambda optimizer: scale_of[id(optimizer)]
             )
@@ -132,6 +133,19 @@ class _Taken:
             for path, own in parts.items()
         ]
         return Ranges(readings, self._limits, failures)
+
+    def _hook(self):
+        def put(name, position, tensor):
+            self._take([name], "attention_logits", position, tensor)
+
+        logits = AttentionLogits(self._entries, put)
+
+        def on_call(run, layer, path, index, args, kwargs):
+            logits.of_softmax(layer, hook.enclosing, args, kwargs)
+            return self._on_call(run, layer, path, index, args, kwargs)
+
+        hook = CallHook(self._entries, on_call, logits.of_function)
+        return hook
 
     def _on_call(self, run, layer, path, index, args, kwargs):
         names = names_of_output(self._paths, layer, index)
