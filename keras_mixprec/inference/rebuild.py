@@ -264,12 +264,13 @@ def _on_creation(visit):
     # Some classes call it twice; kept, so that no id is used again.
     seen: dict = {}
 
+    # `Operation.__new__` looks for an argument of the name `self`.
     @functools.wraps(original)
-    def init(layer, *args, **kwargs):
-        original(layer, *args, **kwargs)
-        if threading.get_ident() == thread and id(layer) not in seen:
-            seen[id(layer)] = layer
-            visit(layer)
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if threading.get_ident() == thread and id(self) not in seen:
+            seen[id(self)] = self
+            visit(self)
 
     with patched(cls, {"__init__": init}):
         yield
