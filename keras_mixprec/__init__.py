@@ -23,6 +23,7 @@ _FILE_OF = {
     "PrecisionRules": "policies.rules",
     "PrecisionTuner": "callbacks.tuner",
     "Recommendation": "policies.hardware",
+    "RescaledPolicy": "policies.rescaled",
     "ScheduledLossScale": "loss_scaling.rules",
     "Verdict": "diagnosis.verdict",
     "apply_policy": "policies.apply",
@@ -61,7 +62,8 @@ def __dir__():
     return sorted(__all__)
 
 
-# A model's file names our optimizer, and Keras knows what is registered: so
-# where Keras is there already, at no further cost.
+# A model's file names our optimizer and policy, and Keras knows what is
+# registered: so where Keras is there already, at no further cost.
 if hasattr(sys.modules.get("keras"), "saving"):
     importlib.import_module(f"{__name__}.loss_scaling.optimizer")
+    importlib.import_module(f"{__name__}.policies.rescaled")

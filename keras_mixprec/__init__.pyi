@@ -54,6 +54,7 @@ from keras_mixprec.policies.matmul_precision import (
     set_matmul_precision as set_matmul_precision,
 )
 from keras_mixprec.policies.plan import PrecisionPlan as PrecisionPlan
+from keras_mixprec.policies.rescaled import RescaledPolicy as RescaledPolicy
 from keras_mixprec.policies.rules import (
     PrecisionRule as PrecisionRule,
 )

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from monitor_models import each_jit
+from monitor_models import JITS, each_jit, fit, good, monitor
 
 import keras_mixprec as kmp
 
@@ -134,3 +134,19 @@ def test_a_diagnosis_leaves_the_input_of_a_sequential_as_it_was():
     kmp.diagnose(model, X, Y)
     assert (model.inputs[0].dtype, model.input_dtype) == before
     assert before == ("float16", "float16")
+
+
+# Keras wraps no optimizer then, the tuner does as training begins.
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable")
+def test_a_frozen_model(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.trainable = False
+    model.compile(
+        "sgd", "mse", auto_scale_loss=False, jit_compile=next(iter(JITS))
+    )
+    before = model.get_weights()
+    callbacks = [monitor(tmp_path), kmp.PrecisionTuner(verbose=0)]
+    history = fit(model, good(4), callbacks, epochs=2)
+    assert np.isfinite(history["loss"]).all()
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])

@@ -112,6 +112,7 @@ SAMPLES = {
     "PrecisionRules": lambda: keras_mixprec.PrecisionRules(
         [keras_mixprec.PrecisionRule("*/head")]
     ),
+    "RescaledPolicy": lambda: keras_mixprec.RescaledPolicy(-6, 6, True),
     "ScheduledLossScale": lambda: keras_mixprec.ScheduledLossScale(
         {0: 1024.0, 9: 2.0}
     ),

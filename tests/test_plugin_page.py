@@ -608,7 +608,7 @@ def test_the_histogram_shows_the_other_part(page, url):
     assert "fits loss scales" not in page.text("#histogram .words")
     page.click("[data-part=gradient]")
     words = page.text("#histogram .words")
-    assert "in use: 2¹⁵" in words
+    assert "in use: 2¹⁵ (outlined with it, grey without)" in words
     assert "▲" not in words  # No step was skipped: that scale fits.
     assert page.colours(HISTOGRAM)["009e73"] > 100  # The scales that fit.
 

@@ -16,6 +16,7 @@ import zlib
 import ml_dtypes
 import numpy as np
 import pytest
+from missing_programs import skip_without
 from plugin_runs import train, train_both, train_growing, write_long
 from reporting_readers import read_tag
 
@@ -260,7 +261,7 @@ HEADROOMS = [np.nan, -np.inf, -4, 0, 0.5, 1.99, 2, 5, 11.3, 24, 30, np.inf]
 
 def test_the_picture_has_the_colours_of_the_page():
     if not shutil.which("node"):
-        pytest.skip("no node")
+        skip_without("node", "apt-get install nodejs")
     found = np.array([HEADROOMS, HEADROOMS], "float64")
     wider = np.array([[False], [True]]) & np.ones(found.shape, bool)
     script = (

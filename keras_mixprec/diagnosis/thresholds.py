@@ -61,6 +61,11 @@ ONE_CAUSE = 0.25
 # since activations are rounded as well as weights, and at every layer.
 RESOLVED_GRADIENT = 0.1
 
+# How many times as far as by rounded weights a loss or gradient that these
+# alone put off has to be off to count. A router in bfloat16 is by 1.5 times
+# and trains; distances that cancel by 70 times, and train no more.
+BEYOND_NOISE = 8.0
+
 # A loss or gradient that is off by more than a tenth both with a demotion and
 # without it is no reason for it, unless by half as much again without.
 AS_RIGHT = 1.5

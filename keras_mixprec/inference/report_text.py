@@ -80,8 +80,8 @@ def sentences(report) -> Iterator[str]:
     if report.exports:
         formats = [n for n, what in report.exports.items() if what == KEPT]
         yield (
-            f"`model.export` keeps this as {' and '.join(formats)}; of the other "
-            "formats see `exports` of the report."
+            f"`model.export` keeps this as {' and '.join(formats)}; of the "
+            "other formats see `exports` of the report."
         )
 
 

@@ -92,7 +92,7 @@ class Probe:
             for (_, path, part, _), _ in emitted
         ]
         found = {}
-        measured = Statistics.from_rows(rows, groups)
+        measured = Statistics.from_rows(rows, self.limits, groups)
         for (path, part), of_part in zip(places, measured, strict=True):
             found.setdefault(path, {})[part] = of_part
         return [_reading(path, parts) for path, parts in found.items()]
@@ -116,7 +116,9 @@ class Probe:
 
         # Replicas run it in threads of their own, and take turns.
         def train_step(*args):
-            collector = Collector(self._outlet, args, self.failures)
+            collector = Collector(
+                self.limits, self._outlet, args, self.failures
+            )
             hook = CallHook(
                 self._entries, functools.partial(self._on_call, collector)
             )
@@ -199,10 +201,9 @@ class _WatchedStep(NamedTuple):
 
 
 def _reading(path, parts):
-    lost = moving = 0
-    if "lost_updates" in parts:
-        lost, moving = parts.pop("lost_updates").counts[:2]
-    return LayerReading(path, parts, float(lost / moving) if moving else None)
+    updates = parts.pop("updates", None)
+    lost = float(updates.zero) if updates and updates.size else None
+    return LayerReading(path, parts, lost)
 
 
 def limits_of(entries) -> Format:

@@ -19,8 +19,7 @@ from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
 from keras_mixprec.numerics.probed_step import LayerReading, limits_of
 from keras_mixprec.numerics.statistics import (
     Statistics,
-    measure,
-    pack,
+    measure_exponents,
     statistics_of,
 )
 from keras_mixprec.policies.layers import walk
@@ -79,6 +78,7 @@ class _Taken:
         self._deadline = deadline
         self._entries = walk(model)
         self._paths = {id(e.layer): e.path for e in self._entries}
+        self._limits = limits_of(self._entries)
         self._found = {}
         # A copy of all activations in the memory of the host takes longer
         # than a few fused reductions on the device; on a CPU the latter do.
@@ -131,7 +131,7 @@ class _Taken:
             )
             for path, own in parts.items()
         ]
-        return Ranges(readings, limits_of(self._entries), failures)
+        return Ranges(readings, self._limits, failures)
 
     def _on_call(self, run, layer, path, index, args, kwargs):
         names = names_of_output(self._paths, layer, index)
@@ -164,14 +164,14 @@ class _Taken:
     def _measured(self, tensor):
         if self._on_host:
             return tensor
-        return pack([measure(ops.reshape(tensor, (1, -1)))])
+        return measure_exponents(ops.reshape(tensor, (1, -1)))
 
     def _read(self, tensor):
         self._check_time()
         array = np.asarray(ops.convert_to_numpy(tensor))
         if self._on_host:
             return statistics_of(array)
-        return Statistics.from_rows(array)[0]
+        return Statistics.from_rows(array, self._limits)[0]
 
     def _variables(self):
         for entry in self._entries:

@@ -3,12 +3,9 @@
 from collections import deque
 from functools import partial
 
-import keras
-
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
-from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import BY_HAND, TunerHistory
@@ -239,8 +236,8 @@ class Tuning:
         self._hurry(step)
         if self._state.ended or self._cooling(step):
             return None
-        again = partial(self._examine, batch, step)
-        proposal = propose(examination, again, self._settings.use_bfloat16)
+        model, rungs = self._session.model, self._settings.rungs
+        proposal = propose(examination, model, batch, step, rungs)
         if proposal:
             self._evidence.append(batch)
         collapsed = self._session.counters.collapsed()
@@ -296,10 +293,6 @@ class Tuning:
             self._session.examiner.schedule.all_repaired = not dry
             now = bits if dry else counters.scale_bits()
             self.records.scale(step, before, now)
-
-    def _examine(self, batch, step):
-        parts = keras.utils.unpack_x_y_sample_weight(batch)
-        return examine(self._session.model, *parts, step=step)
 
     def _nothing_to_demote(self, agreed, step):
         if agreed.collapsed and not agreed.explained:
