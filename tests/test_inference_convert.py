@@ -31,6 +31,14 @@ class Block(layers.Layer):
         return {**super().get_config(), "units": self.units}
 
 
+class OwnNorm(layers.Layer):
+    """Has no `__init__`, as most small layers, and is not registered."""
+
+    def call(self, x):
+        squares = keras.ops.sum(x * x, axis=-1, keepdims=True)
+        return x / keras.ops.sqrt(squares + 1e-6)
+
+
 class Subclassed(keras.Model):
     """Takes no arguments, so that Keras cannot load it from a file."""
 
@@ -258,6 +266,16 @@ def test_the_fewest_layers_stay_in_float32():
     assert np.isfinite(small.predict(x, verbose=0)).all()
     small, report = converted(overflowing(), "bfloat16", x=x)
     assert report.wide_layers == []
+
+
+def test_a_layer_without_init_is_rebuilt_and_kept_wide():
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(2)(OwnNorm(name="norm")(inputs))
+    small, report = converted(
+        keras.Model(inputs, outputs), "float16", x=X[:, 0, :4] * 500
+    )
+    assert report.wide_layers == ["norm"]
+    assert type(small.get_layer("norm")) is OwnNorm
 
 
 def test_the_format_is_chosen_and_what_it_brings_is_said():

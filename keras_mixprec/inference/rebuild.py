@@ -264,7 +264,6 @@ def _on_creation(visit):
     # Some classes call it twice; kept, so that no id is used again.
     seen: dict = {}
 
-    # `Operation.__new__` looks for an argument of the name `self`.
     @functools.wraps(original)
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
@@ -272,5 +271,8 @@ def _on_creation(visit):
             seen[id(self)] = self
             visit(self)
 
+    # `Operation.__new__` reads the arguments in two ways; one does not see
+    # what a function wraps.
+    init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     with patched(cls, {"__init__": init}):
         yield

@@ -13,7 +13,6 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
-from keras_mixprec.numerics.attention_logits import AttentionLogits
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import Collector, Update
 from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
@@ -137,6 +136,9 @@ class Probe:
             yield
 
     def _hook(self, collector):
+        # Not needed before a step is measured.
+        from keras_mixprec.numerics.attention_logits import AttentionLogits
+
         def put(name, position, tensor):
             collector.put((name, "attention_logits", position), tensor)
 

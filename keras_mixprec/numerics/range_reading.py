@@ -12,7 +12,6 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
-from keras_mixprec.numerics.attention_logits import AttentionLogits
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
@@ -135,6 +134,9 @@ class _Taken:
         return Ranges(readings, self._limits, failures)
 
     def _hook(self):
+        # Not needed before a step is measured.
+        from keras_mixprec.numerics.attention_logits import AttentionLogits
+
         def put(name, position, tensor):
             self._take([name], "attention_logits", position, tensor)
 
