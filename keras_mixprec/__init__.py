@@ -27,6 +27,7 @@ _FILE_OF = {
     "apply_policy": "policies.apply",
     "compare_precisions": "analysis.comparison.run",
     "diagnose": "diagnosis.examination",
+    "diagnose_call": "inference.diagnose_call",
     "doctor": "analysis.doctor.run",
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",

@@ -18,6 +18,9 @@ from keras_mixprec.callbacks.monitor import MixPrecMonitor as MixPrecMonitor
 from keras_mixprec.callbacks.tuner import PrecisionTuner as PrecisionTuner
 from keras_mixprec.diagnosis.examination import diagnose as diagnose
 from keras_mixprec.diagnosis.verdict import Verdict as Verdict
+from keras_mixprec.inference.diagnose_call import (
+    diagnose_call as diagnose_call,
+)
 from keras_mixprec.loss_scaling.dynamic import (
     DynamicLossScale as DynamicLossScale,
 )

@@ -2,5 +2,7 @@
 
 Files:
 
+- `diagnose_call.py`: `diagnose_call`, the diagnosis of a function that calls a
+  model.
 - `wide_layers.py`: the smallest set of layers that stays in float32.
 """
