@@ -30,6 +30,7 @@ _FILE_OF = {
     "compare_precisions": "analysis.comparison.run",
     "convert_for_inference": "inference.convert",
     "diagnose": "diagnosis.examination",
+    "diagnose_call": "inference.diagnose_call",
     "doctor": "analysis.doctor.run",
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",

@@ -21,6 +21,9 @@ from keras_mixprec.diagnosis.verdict import Verdict as Verdict
 from keras_mixprec.inference.convert import (
     convert_for_inference as convert_for_inference,
 )
+from keras_mixprec.inference.diagnose_call import (
+    diagnose_call as diagnose_call,
+)
 from keras_mixprec.inference.report import ConversionReport as ConversionReport
 from keras_mixprec.inference.saved_weights import save_weights as save_weights
 from keras_mixprec.loss_scaling.dynamic import (

@@ -242,6 +242,12 @@ class Replay(Protocol):
         Returns the outputs. Within a `keras.StatelessScope`.
         """
 
+    def step_by_step(self) -> AbstractContextManager:
+        """Context in which nothing is compiled, and loops run in Python.
+
+        Functions that are compiled already run as they are written.
+        """
+
     def loses_assignment(self, variable):
         """Whether what is assigned to it now is lost in `fit`."""
 

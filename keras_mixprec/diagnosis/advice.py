@@ -47,9 +47,9 @@ _CASES = {
     "outside_in_call": "It is in the code outside of layers (the model's "
     "`call` or `predict_step`, or what calls the model): cast what it computes "
     "with by keras.ops.cast(x, 'float32').",
-    "between": "It is in {call}, after layer {layer!r}: cast what it computes "
-    "with by keras.ops.cast(x, 'float32'), or let the layer compute in "
-    "float32: PrecisionRule({layer!r}).",
+    "between": "It is in {own_call}, after layer {layer!r}: cast what it "
+    "computes with by keras.ops.cast(x, 'float32'), or let the layer compute "
+    "in float32: PrecisionRule({layer!r}).",
     "epsilon": f"{TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
     "vanishes": f"{TO_FLOAT32}: its gradients vanish at a loss scale that the "
@@ -127,9 +127,11 @@ def _sentence(culprit, case, **window):
     text = _CASES[case] if case else KINDS[culprit.kind].advice
     model = culprit.numbers.get("in_call_of", MODEL_PATH)
     whose = "the model's own `call`", f"the own `call` of {model!r}"
-    call = whose[model != MODEL_PATH]
     return text.format(
-        layer=culprit.path, call=call, **culprit.numbers, **window
+        layer=culprit.path,
+        own_call=whose[model != MODEL_PATH],
+        **culprit.numbers,
+        **window,
     )
 
 

@@ -18,6 +18,7 @@ from keras_mixprec.diagnosis.weights import lost_weights, weight_overflows
 from keras_mixprec.numerics.forward_pass import Prediction
 from keras_mixprec.numerics.interruption import interruption
 from keras_mixprec.numerics.random_numbers import same_draws
+from keras_mixprec.numerics.recorded_calls import RecordedCalls
 
 
 def examine_prediction(
@@ -30,48 +31,79 @@ def examine_prediction(
         x: One batch of inputs, as tensors.
         step: As for `diagnose`.
     """
+    compiled = is_compiled(model)
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for_predict(model, x)
-        with active.processes().single_process(model), same_draws():
-            return _Verdicts(model, x, step).find()
+        prediction = Prediction(model, x)
+        return examine_calls(prediction, CallSearch, {"x": x}, compiled, step)
+
+
+def is_compiled(model: keras.Model) -> bool:
+    """Returns whether XLA compiles what a model's own methods run.
+
+    Args:
+        model: A `keras.Model`, compiled or not.
+    """
+    return bool(model.jit_compile) and not model.run_eagerly
+
+
+def examine_calls(
+    prediction: Prediction | RecordedCalls,
+    search: type[CallSearch],
+    given: dict,
+    compiled: bool,
+    step: int | None = None,
+) -> list[Verdict]:
+    """Diagnoses calls of a built model.
+
+    Args:
+        prediction: `Prediction` or `RecordedCalls`.
+        search: The class of the search in it.
+        given: Dict from names to the structures that it was given.
+        compiled: Boolean. Whether XLA compiles the calls.
+        step: As for `diagnose`.
+    """
+    common = {"compiled": compiled, "step": step}
+    with active.processes().single_process(prediction.model), same_draws():
+        return _Verdicts(prediction, search, given, common).find()
 
 
 class _Verdicts:
-    def __init__(self, model, x, step):
-        self._model = model
-        self._x = x
-        compiled = bool(model.jit_compile) and not model.run_eagerly
-        self._common = {"compiled": compiled, "step": step}
+    def __init__(self, prediction, search, given, common):
+        self._prediction = prediction
+        self._model = prediction.model
+        self._search_class = search
+        self._given = given
+        self._common = common
 
     def find(self):
         lost = lost_weights(self._model)
         if lost:
             return [self._verdict("weights_lost", lost)]
         weights = weight_overflows(self._model)
-        prediction = Prediction(self._model, self._x)
-        exact = prediction.exact()
+        exact = self._prediction.exact()
         # Infinities may stand for what is masked.
         if any(np.isnan(output).any() for output in exact.outputs):
-            rows = nonfinite_rows(x=self._x)
+            rows = nonfinite_rows(**self._given)
             if rows:
                 bad = self._verdict("bad_data", rows)
                 return [bad, *self._blamed(weights)]
-        found = self._blamed(self._search(prediction, exact, weights))
+        found = self._blamed(self._search(exact, weights))
         return found + self._fails_in_float32(exact)
 
-    def _search(self, prediction, exact, known):
+    def _search(self, exact, known):
         if not low_layers(self._model):
             return []
         compiled = self._common["compiled"]
 
         def run():
-            search = CallSearch(prediction, exact, compiled)
+            search = self._search_class(self._prediction, exact, compiled)
             search.run(known)
             return search
 
         def stop():
-            return interruption(self._model, prediction.tensors)
+            return interruption(self._model, self._prediction.tensors)
 
         search, raising = without_what_raises(
             run, self._model, stop, exact.calls, compiled

@@ -2,15 +2,16 @@
 
 import math
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import output_error
+from keras_mixprec.diagnosis.compare import pass_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.forward import check_forward, range_kind
 from keras_mixprec.diagnosis.needed import Needed
 from keras_mixprec.diagnosis.run_search import RunSearch
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.numerics.arrays import jittered
-from keras_mixprec.numerics.layer_hooks import computing_in
+from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.layer_replay import (
     LayerReplay,
     cause_of_nonfinite,
@@ -51,7 +52,7 @@ class CallSearch(RunSearch):
             return self._prediction.run()
 
     def _error(self, step):
-        return output_error(step.outputs, self._exact.outputs)
+        return pass_error(step, self._exact)
 
     def _wrong(self, demoted):
         return all(
@@ -71,7 +72,7 @@ class CallSearch(RunSearch):
             with computing_in("float32", demoted):
                 low = self._prediction.run(records=False)
             resolved = self._error(exact) <= thresholds.LOSS_ERROR
-            yield output_error(low.outputs, exact.outputs), resolved
+            yield pass_error(low, exact), resolved
 
     def _is_finite(self, step):
         return math.isfinite(self._error(step))
@@ -82,8 +83,7 @@ class CallSearch(RunSearch):
         with self._as_demoted():
             low = self._prediction.compiled()
         exact = self._prediction.compiled_exact()
-        error = output_error(low.outputs, exact.outputs)
-        return error <= thresholds.LOSS_ERROR
+        return pass_error(low, exact) <= thresholds.LOSS_ERROR
 
     def _masks_may_matter(self, step):
         return self._error(step) > thresholds.LOSS_ERROR
@@ -136,14 +136,44 @@ class CallSearch(RunSearch):
     def _one_of(self, call, step):
         with self._as_demoted():
             _, culprit = check_forward(call, None, self._compiled, True)
-            if culprit is not None:
-                return culprit._replace(layers=[call.layer])
-            fault = self._fault_behind(call, [call.layer])
-        numbers = self._numbers_of(step)
-        return Culprit(call.path, [call.layer], *fault, numbers)
+            if culprit is None:
+                fault = self._fault_behind(call, [call.layer])
+                numbers = self._numbers_of(step)
+                culprit = Culprit(call.path, [], *fault, numbers)
+        return self._located(culprit._replace(layers=[call.layer]), call)
 
     def _runs_finite(self, demoted):
         return self._runs(demoted) and self._is_finite(self._dry_step(demoted))
+
+
+class LoopSearch(CallSearch):
+    """The search in a function that calls a model, such as a loop.
+
+    Args:
+        prediction: `RecordedCalls`.
+        exact: As for `CallSearch`.
+        compiled: As for `CallSearch`.
+    """
+
+    def _located(self, culprit, call):
+        numbers = {"call": call.index + 1} | culprit.numbers
+        return culprit._replace(numbers=numbers)
+
+    def _demote_what_runs(self, culprit, step):
+        try:
+            return super()._demote_what_runs(culprit, step)
+        # Caches of another dtype, say: the search ends with this one.
+        except active.replay().REFUSALS:
+            self._demoted = with_sublayers(self._model)
+            return self._dry_step(self._demoted)
+
+    def _right_in_xla(self):
+        # It may be; a loop is not compiled for that.
+        step = self._dry_step(self._demoted)
+        return self._compiled and self._is_finite(step)
+
+    def _fault(self, layers):
+        return None  # Python that reads numbers cannot be traced on JAX.
 
 
 class _NeededInCall(Needed):
@@ -159,7 +189,7 @@ class _NeededInCall(Needed):
         return self._prediction.run()
 
     def _off(self, run):
-        return {"outputs": output_error(run.outputs, self._exact.outputs)}
+        return {"outputs": pass_error(run, self._exact)}
 
     def _limit(self, part):
         return thresholds.LOSS_ERROR

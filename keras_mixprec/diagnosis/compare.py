@@ -12,6 +12,7 @@ from keras_mixprec.numerics.arrays import (
     to_array,
 )
 from keras_mixprec.numerics.calls import LayerCall
+from keras_mixprec.numerics.forward_pass import ForwardPass
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
 # Between these a sum of squares loses nothing that counts in float32.
@@ -71,6 +72,27 @@ def output_error(
         return relative_error([np.where(mask, wide, narrow)], [wide])
 
     return max(map(error, low, exact), default=0.0)
+
+
+def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
+    """Returns how far the output is off that is the farthest.
+
+    Once other tokens have been chosen, only what is not finite counts.
+
+    Args:
+        low: `ForwardPass` in 16 bits.
+        exact: `ForwardPass` in float32.
+    """
+    pairs = [*zip(low.histories, exact.histories, strict=False)]
+    same = [a == b for a, b in pairs]
+    count = same.index(False) if False in same else len(low.outputs)
+    later = [
+        [np.isnan(a).any() or np.isposinf(a).any() for a in run.outputs[count:]]
+        for run in (low, exact)
+    ]
+    if any(later[0]) and not any(later[1]):
+        return math.inf
+    return output_error(low.outputs[:count], exact.outputs[:count])
 
 
 def repeats(again: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> bool:

@@ -65,6 +65,10 @@ class RunSearch(SearchState):
         """The evidence of a wrong result."""
         raise NotImplementedError
 
+    def _located(self, culprit, call):
+        """The culprit with which call of the layer it is, if that counts."""
+        return culprit
+
     # Layer by layer.
 
     def _forward(self):
@@ -91,7 +95,7 @@ class RunSearch(SearchState):
                 if culprit is not None:
                     if masks_matter:
                         self._infinite.add(culprit.path)
-                    return culprit
+                    return self._located(culprit, call)
         return None
 
     def _demote_what_runs(self, culprit, step):
@@ -149,7 +153,8 @@ class RunSearch(SearchState):
                 with self._as_demoted():
                     fault = self._fault_behind(call, layers)
             numbers = self._numbers_of(step)
-            self._demote(Culprit(call.path, layers, *fault, numbers))
+            culprit = Culprit(call.path, layers, *fault, numbers)
+            self._demote(self._located(culprit, call))
             step = best_step
         return step
 

@@ -23,6 +23,9 @@ from keras.src.backend import (
     set_keras_mask,
 )
 
+# What `keras.ops` calls, as `map` and `scan`.
+from keras.src.backend import core as backend_core
+
 # Every layer draws through this module of the backend, so that replacing its
 # functions reaches all of them; `keras.random` is a front of it.
 from keras.src.backend import random as backend_random

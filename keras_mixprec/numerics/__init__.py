@@ -23,6 +23,8 @@ Files:
 - `dry_step.py`: runs `train_step` and updates nothing; records calls and
   gradients.
 - `forward_pass.py`: the same of what `predict` does.
+- `recorded_calls.py`: the same of any function that calls the model.
+- `python_loops.py`: loops of `keras.ops` that run in Python meanwhile.
 - `interruption.py`: what stops a step that raises.
 - `calls.py`: records what each layer is given and returns in a step.
 - `layer_hooks.py`: hooks on layer calls, and layers in another dtype for a

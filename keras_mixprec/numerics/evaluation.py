@@ -264,18 +264,23 @@ class Evaluation:
     def _measured(self, functions):
         with (
             np.errstate(all="ignore"),
-            _leaving_no_trace(self._model),
+            leaving_no_trace(self._model),
             _compiled_apart(self._model, functions),
         ):
             return self.held_back.measure(self._model)
 
 
 @contextlib.contextmanager
-def _leaving_no_trace(model):
-    """Context after which all that an evaluation changes is as before."""
+def leaving_no_trace(model: keras.Model):
+    """Context after which all that an evaluation changes is as before.
+
+    Args:
+        model: A `keras.Model`, compiled or not.
+    """
     variables = [*model.non_trainable_variables, *model.metrics_variables]
-    if global_seed_generator() is not None:
-        variables.append(global_seed_generator().state)
+    seeds = global_seed_generator()
+    if seeds is not None:
+        variables.append(seeds.state)
     variables = list({id(v): v for v in variables}.values())
     # Data may be drawn, or shuffled, by these.
     python, numpy = random.getstate(), np.random.get_state()

@@ -21,11 +21,14 @@ class ForwardPass(NamedTuple):
         outputs: List of the float outputs as float32 arrays, flattened.
         calls: List of `LayerCall`, innermost first, in the order they ended.
         draws: List of `Draw`, the random numbers in the order drawn.
+        histories: List of strings, for each output what integers went in
+            before; empty where that is the same in each run.
     """
 
     outputs: list[np.ndarray]
     calls: list[LayerCall]
     draws: list = []
+    histories: list = []
 
 
 class Prediction:

@@ -4,6 +4,7 @@ See `interface.py`.
 """
 
 import contextlib
+import warnings
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -153,6 +154,19 @@ def train_step(model, data):
 
 def predict_step(model, data):
     return model.predict_step(data)
+
+
+@contextlib.contextmanager
+def step_by_step():
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        with warnings.catch_warnings():
+            # That those of a dataset do not.
+            warnings.filterwarnings("ignore", "Even though the", UserWarning)
+            yield
+    finally:
+        tf.config.run_functions_eagerly(before)
 
 
 def loses_assignment(variable):

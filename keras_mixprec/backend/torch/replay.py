@@ -107,6 +107,12 @@ def predict_step(model, data):
         return model.predict_step(data)
 
 
+def step_by_step():
+    if hasattr(torch.compiler, "set_stance"):  # From 2.6 on.
+        return torch.compiler.set_stance("force_eager")
+    return contextlib.nullcontext()
+
+
 def loses_assignment(variable):
     # Keras 3.15 writes to the value that the variable has in a layer: to a
     # copy, where the layer casts it to float16.

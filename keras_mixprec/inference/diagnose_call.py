@@ -1,0 +1,101 @@
+"""`diagnose_call`: the diagnosis of any function that calls a model."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from keras_mixprec.diagnosis.call_examination import examine_calls, is_compiled
+from keras_mixprec.diagnosis.call_search import LoopSearch
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.keras_internals import flat_layers
+from keras_mixprec.numerics.recorded_calls import RecordedCalls
+from keras_mixprec.policies.layers import check_model
+
+
+def diagnose_call(
+    model: keras.Model, fn: Callable, *args: Any, **kwargs: Any
+) -> list[Verdict]:
+    """Says what is wrong with the precision of a function that calls a model.
+
+    Of a loop that generates tokens, a sampler, `model.predict` or a KerasHub
+    task's `generate`. All calls of layers are recorded, and those whose results
+    are off by more than a rounding run once more in float32 on the very inputs
+    they saw. `numbers["call"]` of a verdict says which call of the layer was
+    the first to fail: 3 for the third step of a decoding loop that calls it
+    once in a step. Layers that are found are demoted for the rest of the
+    search. The function runs several times, operation by operation: what it
+    compiles itself, and the body of `keras.ops.while_loop`, `scan`, `map`,
+    `vectorized_map` and the like as well. Weights, random state and compiled
+    functions are as before afterwards.
+
+    Args:
+        model: A `keras.Model`, compiled or not.
+        fn: Function that calls the model, or layers of it. It has to do the
+            same each time that it is called.
+        *args: What it is called with.
+        **kwargs: The same by name.
+
+    Returns:
+        List of `Verdict`, as of `diagnose`, all of kinds of the forward pass;
+        empty if all is well. Of a function that is no method of the model,
+        layers are judged operation by operation, as if XLA did not compile
+        them.
+
+    Raises:
+        TypeError: If `model` is not a model or `fn` not a function.
+        ValueError: If `fn` calls no layer of the model, or is given an
+            iterator, which can be read only once.
+
+    Example:
+    >>> class Grow(keras.layers.Layer):
+    ...     def call(self, x):
+    ...         return 100.0 * x
+    >>> model = keras.Sequential([keras.Input((1,)), Grow(name="grow")])
+    >>> plan = apply_policy(model, "mixed_float16", rules=[])
+    >>> def loop(x, steps):
+    ...     for _ in range(steps):
+    ...         x = model(x)
+    ...     return x
+    >>> for v in diagnose_call(model, loop, np.ones((1, 1)), steps=4):
+    ...     print(v.kind, v.layer, v.numbers["call"])
+    forward_overflow grow 3
+    """
+    check_model(model)
+    _check_function(fn, args, kwargs)
+    calls = RecordedCalls(model, fn, args, kwargs)
+    # Constants that overflow float16 are what is looked for.
+    with np.errstate(all="ignore"):
+        if not all(layer.built for layer in flat_layers(model)):
+            calls.tensors()  # Which builds what it calls.
+        own = getattr(fn, "__self__", None) is model
+        compiled = own and is_compiled(model)
+        given = {"args": _tensors(args), "kwargs": _tensors(kwargs)}
+        return examine_calls(calls, LoopSearch, given, compiled)
+
+
+def _check_function(fn, args, kwargs):
+    if not callable(fn) or isinstance(fn, type):
+        raise TypeError(
+            "`fn` must be a function that calls the model, such as "
+            f"`model.generate`. Received: fn={fn!r} of type {type(fn).__name__}"
+        )
+    for leaf in tree.flatten((args, kwargs)):
+        if isinstance(leaf, Iterator):
+            raise ValueError(
+                "`fn` is called several times, and an iterator can be read "
+                f"only once: give a list or a dataset. Received: {leaf!r}"
+            )
+
+
+def _tensors(structure):
+    """The float arrays of a structure, whose rows may be bad."""
+    leaves = tree.flatten(structure)
+    arrays = [x for x in leaves if ops.is_tensor(x) or _is_array(x)]
+    return [ops.convert_to_tensor(x) for x in arrays if len(x.shape)]
+
+
+def _is_array(leaf):
+    return isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f"
