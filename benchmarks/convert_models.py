@@ -55,10 +55,15 @@ def main():
 
 def convert(name, dtype):
     """Converts one model, and returns the cells of its row."""
-    from benchmarks.sweep_models import batches, build
+    from benchmarks.sweep_models import BACKBONES, batches, build
     from keras_mixprec import convert_for_inference
 
-    model = build(name)
+    if name in BACKBONES:  # As KerasHub saves it.
+        import keras_hub
+
+        model = getattr(keras_hub.models, name)(**BACKBONES[name])
+    else:
+        model = build(name)
     x, _ = batches(name, model, _BATCH)
     start = time.perf_counter()
     try:
