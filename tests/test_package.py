@@ -21,7 +21,7 @@ PROTOCOLS = [
     interface.Batches,
     device_interface.Devices,
     device_interface.Memory,
-    interface.Precision,
+    device_interface.Precision,
     interface.Probe,
     interface.Processes,
     interface.Replay,

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 import keras
 
 if TYPE_CHECKING:
-    from keras_mixprec.backend.device_interface import Device, Devices, Memory
+    from keras_mixprec.backend.device_interface import (
+        Device,
+        Devices,
+        Memory,
+        Precision,
+    )
     from keras_mixprec.backend.interface import (
         Batches,
-        Precision,
         Probe,
         Processes,
         Replay,

@@ -1,5 +1,6 @@
 """What a backend must define of its devices, as `interface.py` has the rest."""
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 
@@ -59,3 +60,32 @@ class Memory(Protocol):
 
     def is_exhausted(self, error) -> bool:
         """Whether an error of the backend says that memory has run out."""
+
+
+class Precision(Protocol):
+    """What float32 matrix products and convolutions are computed in.
+
+    By the names of `policies/matmul_precision.py`; `kind` is what
+    `Devices.query` returns.
+    """
+
+    def put(self, name, kind):
+        """Sets it, until it is set to something else."""
+
+    def scope(self, name, kind) -> AbstractContextManager:
+        """Context in which it is set; what was set before is afterwards."""
+
+    def local_scope(self, name) -> AbstractContextManager:
+        """As `scope`, for what is traced and computed within alone.
+
+        `"float32"` or `"tf32"`. Cheap: models compiled before stay as they are.
+        """
+
+    def read(self, kind) -> tuple[str, str]:
+        """Returns what products, and convolutions, were set to.
+
+        `"default"` if that is left to the backend.
+        """
+
+    def names_of_cpu(self) -> tuple[str, ...]:
+        """Returns what this CPU has beside float32."""
