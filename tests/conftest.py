@@ -26,6 +26,7 @@ if keras.backend.backend() != "torch":
         "test_comparison_result.py",
         "test_comparison_verdicts.py",
         "test_gpu_benchmark_processes.py",
+        "test_inference_wrong_calls.py",
         "test_plugin_*.py",
         "test_report.py",
         "test_types.py",
