@@ -8,7 +8,7 @@ reason. Layers are those that have a path, rows those that the last probe
 measured.
 
     python -m benchmarks.model_sweep
-    python -m benchmarks.model_sweep --backend torch --only NASNetMobile
+    python -m benchmarks.model_sweep --setup tensorflow-xla --only NASNetMobile
     python -m benchmarks.model_sweep --all
 """
 
@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 
-from benchmarks.timing import in_subprocess, markdown
+from benchmarks.timing import SETUPS, in_subprocess, markdown
 
 _BATCH, _STEPS = 4, 3
 _HEADER = [
@@ -36,24 +36,22 @@ _HEADER = [
 def main():
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    backends = ("tensorflow", "jax", "torch")
-    parser.add_argument("--backend", choices=backends, default="torch")
+    parser.add_argument("--setup", choices=SETUPS, default="torch")
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument(
         "--all", action="store_true", help="the larger applications too"
     )
     arguments = parser.parse_args()
-    names = arguments.only or in_subprocess(
-        arguments.backend, _names, arguments.all
-    )
+    backend, jit_compile = SETUPS[arguments.setup]
+    names = arguments.only or in_subprocess(backend, _names, arguments.all)
     rows = []
     for name in names:
-        rows.append([name, *_row(arguments.backend, name)])
+        rows.append([name, *_row(backend, name, jit_compile)])
         print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     print(markdown(_HEADER, rows))
 
 
-def examine(name):
+def examine(name, jit_compile):
     """Trains and diagnoses one model, and returns the cells of its row."""
     import keras
 
@@ -67,7 +65,7 @@ def examine(name):
     model.compile(
         keras_mixprec.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=keras.backend.backend() == "jax",
+        jit_compile=jit_compile,
     )
     x, y = batches(name, model, _BATCH * _STEPS)
     with (
@@ -100,10 +98,10 @@ def examine(name):
     ]
 
 
-def _row(backend, name):
+def _row(backend, name, jit_compile):
     # In a process of its own, which gives its memory back, however it ends.
     try:
-        return in_subprocess(backend, examine, name)
+        return in_subprocess(backend, examine, name, jit_compile)
     except Exception as error:
         traceback.print_exception(error)
         lines = f"{type(error).__name__}: {error}".split()

@@ -10,6 +10,9 @@ set known to do. In a control nothing may be demoted.
     python -m benchmarks.repair
     python -m benchmarks.repair --setups torch --cases t5_ffn big_sum
 
+`--rungs rescale bfloat16 float32` are those of the tuner; without it they are
+the tuner's default.
+
 With `--hub` the models are transformers of KerasHub with a planted overflow,
 which takes `pip install keras-hub`. Their FLOPs are not known, since they are
 built for any length: there the shares compared are those of the parameters.
@@ -48,6 +51,7 @@ def main():
     parser = argument_parser(__doc__)
     parser.add_argument("--cases", nargs="+", default=[])
     parser.add_argument("--hub", action="store_true", help="KerasHub's models")
+    parser.add_argument("--rungs", nargs="+", help="of the tuner")
     arguments = parser.parse_args()
     totals = []
     for setup in arguments.setups:
@@ -59,6 +63,7 @@ def main():
             jit_compile,
             arguments.cases,
             arguments.hub,
+            arguments.rungs,
         )
         table = [result.cells for result in rows]
         print(f"\n### {setup}\n\n{markdown(HEADER, table)}", flush=True)
@@ -68,22 +73,18 @@ def main():
     print("\n" + markdown(header, totals))
 
 
-def repair_all(setup, jit_compile, names, hub=False):
+def repair_all(setup, jit_compile, names, hub=False, rungs=None):
     """Returns what became of every case."""
     if hub:
         from benchmarks.hub_cases import cases
     else:
         from zoo import cases
 
-    rows = []
+    rows, measure = [], "parameters" if hub else "flops"
     for case in cases(names):
         if case.incurable:
             continue  # By no dtype: its optimizer or its data are at fault.
-        rows.append(
-            repair_one(
-                case, setup, jit_compile, "parameters" if hub else "flops"
-            )
-        )
+        rows.append(repair_one(case, setup, jit_compile, measure, rungs))
         print(*rows[-1].cells, sep="  ", file=sys.stderr, flush=True)
     return rows
 
@@ -108,7 +109,7 @@ class Repaired(NamedTuple):
     share: float
 
 
-def repair_one(case, setup, jit_compile, measure="flops"):
+def repair_one(case, setup, jit_compile, measure="flops", rungs=None):
     """Trains a case in float32, in mixed_float16, and with the tuner."""
     import keras_mixprec as kmp
     from keras_mixprec.policies.summary import shares_in_16_bits
@@ -117,7 +118,8 @@ def repair_one(case, setup, jit_compile, measure="flops"):
     exact = [_float32(case, jit_compile, first)]
     low = case.fit(case.model("mixed_float16", jit_compile))
     model = case.model("mixed_float16", jit_compile)
-    tuner = kmp.PrecisionTuner(verbose=0)
+    given = {"rungs": rungs} if rungs else {}
+    tuner = kmp.PrecisionTuner(verbose=0, **given)
     with tempfile.TemporaryDirectory() as folder:
         # Behind the tuner, so that it logs each step that is skipped.
         monitor = kmp.MixPrecMonitor(folder, probe_every=0, verbose=0)

@@ -12,6 +12,7 @@ from keras_mixprec._version import __version__
 
 _FILE_OF = {
     "ComparisonResult": "analysis.comparison.result",
+    "ConversionReport": "inference.report",
     "DEFAULT_RULES": "policies.default_rules",
     "DynamicLossScale": "loss_scaling.dynamic",
     "FixedLossScale": "loss_scaling.rules",
@@ -22,10 +23,12 @@ _FILE_OF = {
     "PrecisionRules": "policies.rules",
     "PrecisionTuner": "callbacks.tuner",
     "Recommendation": "policies.hardware",
+    "RescaledPolicy": "policies.rescaled",
     "ScheduledLossScale": "loss_scaling.rules",
     "Verdict": "diagnosis.verdict",
     "apply_policy": "policies.apply",
     "compare_precisions": "analysis.comparison.run",
+    "convert_for_inference": "inference.convert",
     "diagnose": "diagnosis.examination",
     "diagnose_call": "inference.diagnose_call",
     "doctor": "analysis.doctor.run",
@@ -40,6 +43,7 @@ _FILE_OF = {
     "policy_scope": "policies.scope",
     "precision_summary": "policies.summary",
     "recommend_policy": "policies.hardware",
+    "save_weights": "inference.saved_weights",
     "set_global_policy": "policies.scope",
     "set_matmul_precision": "policies.matmul_precision",
 }
@@ -59,7 +63,8 @@ def __dir__():
     return sorted(__all__)
 
 
-# A model's file names our optimizer, and Keras knows what is registered: so
-# where Keras is there already, at no further cost.
+# A model's file names our optimizer and policy, and Keras knows what is
+# registered: so where Keras is there already, at no further cost.
 if hasattr(sys.modules.get("keras"), "saving"):
     importlib.import_module(f"{__name__}.loss_scaling.optimizer")
+    importlib.import_module(f"{__name__}.policies.rescaled")

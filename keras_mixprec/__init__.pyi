@@ -18,9 +18,14 @@ from keras_mixprec.callbacks.monitor import MixPrecMonitor as MixPrecMonitor
 from keras_mixprec.callbacks.tuner import PrecisionTuner as PrecisionTuner
 from keras_mixprec.diagnosis.examination import diagnose as diagnose
 from keras_mixprec.diagnosis.verdict import Verdict as Verdict
+from keras_mixprec.inference.convert import (
+    convert_for_inference as convert_for_inference,
+)
 from keras_mixprec.inference.diagnose_call import (
     diagnose_call as diagnose_call,
 )
+from keras_mixprec.inference.report import ConversionReport as ConversionReport
+from keras_mixprec.inference.saved_weights import save_weights as save_weights
 from keras_mixprec.loss_scaling.dynamic import (
     DynamicLossScale as DynamicLossScale,
 )
@@ -52,6 +57,7 @@ from keras_mixprec.policies.matmul_precision import (
     set_matmul_precision as set_matmul_precision,
 )
 from keras_mixprec.policies.plan import PrecisionPlan as PrecisionPlan
+from keras_mixprec.policies.rescaled import RescaledPolicy as RescaledPolicy
 from keras_mixprec.policies.rules import (
     PrecisionRule as PrecisionRule,
 )

@@ -14,9 +14,9 @@ class Metric:
     Attributes:
         name: String.
         unit: String. `"headroom"` (powers of two up to the format's maximum),
-            `"count"`, `"share"` (of elements) or `"error"` (relative). The page
-            has a scale of colours for each. Of a run also `"seconds"`,
-            `"rate"` (a second) and `"bytes"`.
+            `"count"`, `"share"` (of elements), `"error"` (relative) or
+            `"magnitude"` (of a number). The page has a scale of colours for
+            each. Of a run also `"seconds"`, `"rate"` (a second) and `"bytes"`.
         group: String. Which part of a layer it is about, as the page names it.
         title: String. Its name on the page.
         explanation: String. One sentence.
@@ -107,6 +107,13 @@ _PROBED = (
         "Weights",
         "Weights: lost updates",
         "Share of weights whose update is too small to change them.",
+    ),
+    Metric(
+        "attention_logits_largest",
+        "magnitude",
+        "Attention",
+        "Attention: largest logit",
+        "Largest magnitude of what the softmax of an attention layer is given.",
     ),
 )
 

@@ -327,6 +327,33 @@ def logits_in_float16():
     return mlp(16, 8)
 
 
+class Subclassed(keras.Model):
+    """Which of its layers makes its output only its operations tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = layers.Dense(8, name="head")
+        self.body = layers.Dense(16, name="body")
+
+    def call(self, x):
+        return self.head(self.body(x))
+
+
+@finds("output_in_16_bits", "head", "low")
+def logits_of_a_subclassed_model():
+    model = Subclassed()
+    model(np.zeros((1, 4)))
+    return float16(model)
+
+
+@passes("output_in_16_bits")
+def subclassed_model_with_its_head_in_float32():
+    model = Subclassed()
+    model(np.zeros((1, 4)))
+    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("head")])
+    return model
+
+
 @passes("output_in_16_bits")
 def output_by_the_default_rules():
     model = mlp(16, 8)
@@ -395,6 +422,16 @@ def adam_in_pure_float16():
 @passes("epsilon_of_the_optimizer")
 def adam_in_mixed_float16():
     return compiled(mlp(8), keras.optimizers.Adam(epsilon=1e-8))
+
+
+@finds("beta_of_the_optimizer")
+def adam_in_pure_bfloat16():
+    return compiled(pure("bfloat16"), keras.optimizers.Adam())
+
+
+@passes("beta_of_the_optimizer")
+def adam_with_a_beta_of_two_digits():
+    return compiled(pure("bfloat16"), keras.optimizers.Adam(beta_2=0.99))
 
 
 @finds("no_loss_scaling")

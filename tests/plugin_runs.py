@@ -5,6 +5,7 @@ import numpy as np
 from keras import layers
 
 import keras_mixprec as kmp
+from keras_mixprec.reporting.run_log import RunLog
 
 
 class Overflowing(layers.Layer):
@@ -83,3 +84,14 @@ def train_both(log_dir):
     """A run that fails and one that the tuner repairs, side by side."""
     train(log_dir / "float16")
     return train(log_dir / "tuned", kmp.PrecisionTuner(verbose=0))
+
+
+def write_long(log_dir):
+    """The log of 1,000 steps in two fits, 700 of which are no single events."""
+    with RunLog(log_dir) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        for step, fit in (0, 1), (500, 2):
+            log.event(step, {"kind": "train_begin", "fit": fit})
+        block = {"first_step": 100, "last_step": 900, "count": 700}
+        log.event(900, {"kind": "skipped_steps_not_kept"} | block)
+        log.event(1000, {"kind": "train_end", "summary": "Done."})

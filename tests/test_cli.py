@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
 
 import keras_mixprec
 from keras_mixprec.cli import main
 from keras_mixprec.cli.demo import run_demo
-from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.report import load_report
 
 BACKEND = keras.backend.backend()
 RESULT = re.compile(r"^(\w+) +([\d.]+)% +(\d+) +[\d.]+ s$", re.MULTILINE)
@@ -56,7 +57,19 @@ def test_demo_trains_logs_and_compares(tmp_path):
     assert f"on {BACKEND}" in done.stdout
     assert "steps skipped" in done.stdout
     assert done.stdout.endswith("tensorboard --logdir logs\n")
-    assert event_file_paths(str(tmp_path / "logs" / "mixprec"))
+    (run_shown,) = load_report(tmp_path / "logs").to_dict().values()
+    heat = {m["name"]: m for m in run_shown["heat"]["metrics"]}
+    for part in "activation", "gradient", "weight":
+        shown = heat[f"{part}_headroom_bits"]
+        assert shown["steps"][0] == 1
+        assert shown["steps"][-1] == 90
+        of = {x["path"] for x in run_shown["layers"] if x["parameters"]}
+        ends = [
+            [bits[0], bits[-1]]
+            for path, bits in shown["values"].items()
+            if part != "weight" or path in of
+        ]
+        assert not np.isnan(ends).any()
 
 
 @pytest.mark.parametrize(

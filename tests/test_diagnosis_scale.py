@@ -1,5 +1,8 @@
 """Loss scales that are too low, and epsilons that are too small."""
 
+import contextlib
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -78,10 +81,10 @@ def test_a_scale_that_its_rule_holds_down_is_said_to_be():
     assert all("`max_scale`" in v.advice for v in verdicts)
 
 
-def narrow(wrap=lambda inner: inner):
+def narrow(wrap=lambda inner: inner, optimizer="Adam", epsilon=1e-8):
     keras.config.set_dtype_policy("float16")
     model = keras.Sequential([keras.Input((32,)), layers.Dense(4)])
-    inner = keras.optimizers.Adam(1e-3, epsilon=1e-8)
+    inner = getattr(keras.optimizers, optimizer)(1e-3, epsilon=epsilon)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(wrap(inner), loss, jit_compile=False)
     return model
@@ -97,15 +100,83 @@ def test_an_epsilon_that_is_0_in_the_variables_is_refused():
         kmp.ensure_loss_scaling(narrow())
 
 
-def test_weights_lost_by_an_epsilon_are_said_to_be():
-    model = narrow()
+@pytest.mark.parametrize(
+    ("optimizer", "epsilon"),
+    [("Adam", 1e-8), ("RMSprop", 1e-8), ("Adamax", 1e-7)],
+)
+def test_weights_lost_by_an_epsilon_are_said_to_be(optimizer, epsilon):
+    model = narrow(optimizer=optimizer, epsilon=epsilon)
     (verdict,) = kmp.diagnose(model, X[:32], Y[:32])
     assert verdict.kind == "policy"
-    assert verdict.numbers["epsilon"] == 1e-8
+    assert verdict.numbers["epsilon"] == epsilon
     model.fit(0 * X[:32], Y[:32], verbose=0)
     (verdict,) = kmp.diagnose(model, X[:32], Y[:32])
     assert verdict.kind == "weights_lost"
-    assert "`epsilon` of 1e-08 is 0" in verdict.advice
+    assert f"`epsilon` of {epsilon:g} is 0" in verdict.advice
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "epsilon"),
+    [
+        ("Adam", 1e-7),
+        ("AdamW", 1e-8),
+        ("RMSprop", 1e-8),
+        ("Adagrad", 1e-8),
+        ("Adadelta", 1e-8),
+        ("Adamax", 1e-7),
+        ("Lamb", 1e-8),
+    ],
+)
+def test_an_epsilon_is_refused_where_it_makes_weights_nan(name, epsilon, dtype):
+    make = getattr(keras.optimizers, name)
+    given = {"epsilon": epsilon}
+    if name in ("Adam", "AdamW", "Lamb"):
+        given["beta_2"] = 0.99
+    weight = step_of(make(**given), dtype, 0.0)
+    lost = bool(np.isnan(weight).any())
+    assert lost == (dtype == "float16" and name not in ("Adam", "Adagrad"))
+    wrapped = kmp.LossScaleOptimizer(make(**given))
+    refused = pytest.raises(ValueError, match="underflows to 0 in float16")
+    with refused if lost else contextlib.nullcontext():
+        wrapped.build([keras.Variable(np.ones(2), dtype=dtype)])
+
+
+def step_of(optimizer, dtype, gradient):
+    """Returns two weights of 1 after a step."""
+    weight = keras.Variable(np.ones(2), dtype=dtype)
+    optimizer.build([weight])
+    optimizer.apply([gradient * ops.ones(2, dtype)], [weight])
+    return ops.convert_to_numpy(ops.cast(weight.value, "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "Lamb", "Lion"])
+def test_a_beta_that_rounds_to_1_is_refused(name, dtype):
+    # bfloat16 has nothing between 0.996 and 1.
+    given = {} if name == "Lion" else {"epsilon": 1e-4}
+    make = functools.partial(getattr(keras.optimizers, name), 0.1, **given)
+    weight = step_of(make(beta_2=0.999), dtype, 1.0)
+    works = bool((weight < 1).all())
+    assert works == (dtype == "float16" or name in ("Adamax", "Lion"))
+    wrapped = kmp.LossScaleOptimizer(make(beta_2=0.999))
+    refused = pytest.raises(ValueError, match="`beta_2` of .* rounds to 1")
+    with contextlib.nullcontext() if works else refused:
+        wrapped.build([keras.Variable(np.ones(2), dtype=dtype)])
+
+
+def test_adam_that_moves_no_weight_is_named():
+    keras.config.set_dtype_policy("bfloat16")
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(4)])
+    model.compile("adam", "mse", jit_compile=False)
+    before = [np.array(w, "float32") for w in model.get_weights()]
+    model.fit(X[:32], np.ones((32, 4)), verbose=0)
+    np.testing.assert_array_equal(
+        np.array(model.get_weights()[0], "float32"), before[0]
+    )
+    (verdict,) = kmp.diagnose(model, X[:32], np.ones((32, 4)))
+    assert (verdict.kind, verdict.numbers["beta_2"]) == ("policy", 0.999)
+    assert "`beta_2` of 0.999 is 1" in verdict.advice
 
 
 class Root(layers.Layer):

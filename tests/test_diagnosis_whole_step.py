@@ -12,9 +12,17 @@ X = RANDOM.normal(size=(32, 8)).astype("float32")
 Y = RANDOM.integers(0, 3, 32)
 
 
-def found(model, x=X, y=Y, loss=None, wide=("head",), **optimizing):
+def found(
+    model,
+    x=X,
+    y=Y,
+    loss=None,
+    wide=("head",),
+    policy="mixed_float16",
+    **optimizing,
+):
     rules = [kmp.PrecisionRule(name) for name in wide]
-    kmp.apply_policy(model, "mixed_float16", rules=rules)
+    kmp.apply_policy(model, policy, rules=rules)
     loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = kmp.LossScaleOptimizer("adam", **optimizing)
     model.compile(optimizer, loss, jit_compile=False)
@@ -91,6 +99,30 @@ def test_the_gradients_of_an_added_loss(layer):
     assert (path, direction) == ("adds", "backward")
 
 
+def spread(x):
+    apart = ops.expand_dims(x, 0) - ops.expand_dims(x, 1)
+    distance = ops.sqrt(ops.sum(apart * apart, -1) + 1e-12)
+    return -0.01 * ops.cast(ops.mean(distance), "float32")
+
+
+def activities(penalty):
+    dense = layers.Dense(8, name="dense", activity_regularizer=penalty)
+    return found(model_of(dense), 4 * X)
+
+
+def test_the_gradients_of_an_activity_regularizer():
+    # Which its layer adds as a loss, here a finite one.
+    [(path, _, direction)] = activities(spread)
+    assert (path, direction) == ("dense", "backward")
+
+
+def test_a_sound_activity_regularizer():
+    # TensorFlow does not add the float16 that Keras' own returns.
+    refused = keras.backend.backend() == "tensorflow"
+    expected = [("dense", "unsupported", None)] if refused else []
+    assert activities("l2") == expected
+
+
 class Penalized(layers.Layer):
     def call(self, x):
         self.add_loss(0.01 * ops.cast(ops.mean(ops.square(x)), "float32"))
@@ -154,6 +186,15 @@ def test_a_moving_average_that_stands_still(momentum):
     assert not np.any(model.get_layer("average").mean.numpy())
 
 
+@pytest.mark.parametrize("momentum", [0.5, 0.99])
+def test_a_moving_average_that_stands_still_in_bfloat16(momentum):
+    # 0.99 is 0.98828 there: it resolves a seventh below the mean.
+    model = model_of(layers.Dense(8), Average(momentum, name="average"))
+    stands = [("average", "precision_loss", "update")]
+    named = found(model, X + 2, policy="mixed_bfloat16")
+    assert named == (stands if momentum == 0.99 else [])
+
+
 class Counter(layers.Layer):
     def __init__(self, autocast=False, **kwargs):
         super().__init__(**kwargs)
@@ -169,13 +210,21 @@ class Counter(layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("rows", [1000.0, 2048.0])
-def test_a_counter_that_stands_still(rows):
-    # float16 counts to 2048.
+@pytest.mark.parametrize(
+    ("policy", "rows", "stands"),
+    [
+        ("mixed_float16", 1000.0, False),
+        ("mixed_float16", 2048.0, True),
+        ("mixed_bfloat16", 100.0, False),
+        ("mixed_bfloat16", 256.0, True),
+    ],
+)
+def test_a_counter_that_stands_still(policy, rows, stands):
+    # float16 counts to 2048, bfloat16 to 256.
     model = model_of(layers.Dense(8), Counter(name="counter"))
     model.get_layer("counter").rows.assign(rows)
-    stands = [("counter", "precision_loss", "update")]
-    assert found(model) == (stands if rows == 2048 else [])
+    named = [("counter", "precision_loss", "update")]
+    assert found(model, policy=policy) == (named if stands else [])
 
 
 def test_what_torch_does_not_assign_is_found():
@@ -189,9 +238,10 @@ def test_what_torch_does_not_assign_is_found():
     )
 
 
-def test_a_moving_average_in_float32_is_sound():
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_a_moving_average_in_float32_is_sound(policy):
     model = model_of(layers.Dense(8), layers.BatchNormalization())
-    assert found(model, X + 2) == []
+    assert found(model, X + 2, policy=policy) == []
 
 
 @pytest.mark.skipif(

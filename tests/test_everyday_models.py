@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from monitor_models import each_jit
+from monitor_models import JITS, each_jit, fit, good, monitor
 
 import keras_mixprec as kmp
 
@@ -31,6 +31,31 @@ def test_a_weight_regularizer_leaves_the_diagnosis_as_it_is(regularizer, jit):
     assert found(kmp.diagnose(model, 1e3 * X, Y)) == [
         ("norm", "forward_overflow")
     ]
+
+
+class Norm(layers.Layer):
+    def call(self, x):
+        squares = keras.ops.sum(x * x, axis=-1, keepdims=True)
+        return x / keras.ops.sqrt(squares + 1e-3)
+
+
+@each_jit
+def test_the_tuner_repairs_beside_a_weight_regularizer(jit):
+    keras.config.set_dtype_policy("mixed_float16")
+    dense = layers.Dense(4, kernel_regularizer="l2", name="dense")
+    head = layers.Dense(1, name="head", dtype="float32", bias_regularizer="l1")
+    model = keras.Sequential(
+        [keras.Input((4,)), dense, Norm(name="norm"), head]
+    )
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
+    tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
+    history = model.fit(
+        1e3 * X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[tuner]
+    ).history
+    demoted = {p for p, q in tuner.plan.items() if q == "float32"}
+    assert demoted == {"norm", "head"}
+    assert [change["step"] for change in tuner.history] == [0]
+    assert np.isfinite(history["loss"]).all()
 
 
 def test_a_dry_step_has_the_gradient_of_the_regularizer():
@@ -109,3 +134,19 @@ def test_a_diagnosis_leaves_the_input_of_a_sequential_as_it_was():
     kmp.diagnose(model, X, Y)
     assert (model.inputs[0].dtype, model.input_dtype) == before
     assert before == ("float16", "float16")
+
+
+# Keras wraps no optimizer then, the tuner does as training begins.
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable")
+def test_a_frozen_model(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.trainable = False
+    model.compile(
+        "sgd", "mse", auto_scale_loss=False, jit_compile=next(iter(JITS))
+    )
+    before = model.get_weights()
+    callbacks = [monitor(tmp_path), kmp.PrecisionTuner(verbose=0)]
+    history = fit(model, good(4), callbacks, epochs=2)
+    assert np.isfinite(history["loss"]).all()
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])

@@ -14,14 +14,16 @@ import pytest
 import keras_mixprec
 from keras_mixprec import keras_internals
 from keras_mixprec._console import print_message
+from keras_mixprec.keras_internals import reasons
 from keras_mixprec.numerics import random_numbers
 
 ROOT = pathlib.Path(keras_mixprec.__file__).parent
-PLACE = ROOT / "keras_internals.py"
-OTHERS = sorted(set(ROOT.rglob("*.py")) - {PLACE})
+FOLDER = ROOT / "keras_internals"
+PLACE = FOLDER / "__init__.py"
+OTHERS = sorted(set(ROOT.rglob("*.py")) - set(FOLDER.iterdir()))
 PRIVATE = {
-    **keras_internals.PRIVATE,
-    "keras.Model in fit on jax": keras_internals.IN_FIT,
+    **reasons.PRIVATE,
+    "keras.Model in fit on jax": reasons.IN_FIT,
 }
 NAMES = {name for names in PRIVATE.values() for name in names}
 IMPORTS = [
@@ -124,7 +126,7 @@ def missing(table, known):
 
 @pytest.mark.parametrize("table", ["PRIVATE", "INHERITED"])
 def test_keras_has_each_private_attribute(table):
-    gone = missing(getattr(keras_internals, table), objects())
+    gone = missing(getattr(reasons, table), objects())
     assert not gone, "\n".join(gone)
 
 
@@ -171,7 +173,7 @@ def test_members_that_are_inherited_from_an_optimizer_are_listed():
         and getattr(node.value, "id", "") == "self"
         and node.attr.startswith("_")
     }
-    listed = set(keras_internals.INHERITED["keras.optimizers.Optimizer"])
+    listed = set(reasons.INHERITED["keras.optimizers.Optimizer"])
     assert named & inherited == listed
 
 

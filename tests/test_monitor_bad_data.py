@@ -71,8 +71,25 @@ def test_batches_of_a_stream_are_named(tmp_path):
     skipped = told(tmp_path, "skipped_step")
     assert [event["bad_input"] for event in skipped] == [{"x": 2}] * 2
     said = " ".join(str(watcher.summary).split())
-    assert "Bad data: 2 batches with inputs that are not finite" in said
-    assert "at step 4 (epoch 0, batch 3, both from 0)." in said
+    assert "Bad data: inputs not finite in 2 batches" in said
+    assert "at step 4: epoch 0 batches 3, 7 (counted from 0)." in said
+
+
+def test_all_batches_are_named(tmp_path):
+    bad = {1, 3, 4, 5, *range(7, 80, 2)}
+    x, y = data(*bad, rows=80)
+    arguments = {"batch_size": 1, "shuffle": False, "steps_per_epoch": 20}
+    _, watcher = run(tmp_path, x, y, tuner(), **arguments | {"epochs": 4})
+    named = "epoch 0 batches 1, 3-5, 7, 9, 11, 13, 15, 17 and 31 more"
+    (verdict,) = watcher.verdicts
+    assert verdict.numbers["batches"] == named
+    assert f"in {len(bad)} batches, the" in " ".join(
+        str(watcher.summary).split()
+    )
+    (event,) = told(tmp_path, "bad_batches")
+    assert event["count"] == len(bad)
+    assert event["message"] in " ".join(str(watcher.report).split())
+    assert named in watcher.summary.bad_data == event["message"]
 
 
 def test_later_epochs_are_counted(tmp_path):

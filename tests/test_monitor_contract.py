@@ -6,6 +6,7 @@ import os
 import pickle
 
 import keras
+import numpy as np
 import pytest
 from monitor_models import (
     BACKEND,
@@ -19,6 +20,7 @@ from monitor_models import (
 
 import keras_mixprec as kmp
 
+JIT = BACKEND == "jax"
 CALLBACKS = [
     kind
     for kind in (getattr(kmp, name) for name in kmp.__all__)
@@ -141,3 +143,24 @@ def test_steps_by_hand(kind, wrap):
     assert model.train_on_batch(*arrays([1 / 8])) == 1 / 64
     model.reset_metrics()
     assert model.test_on_batch(*arrays([1 / 8])) == 1 / 64
+
+
+def classifier(X, y):  # noqa: N803
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=JIT)
+    return model
+
+
+def test_scikit_learn(kind):
+    model_selection = pytest.importorskip("sklearn.model_selection")
+    arguments = {"callbacks": [kind()], "verbose": 0}
+    model = keras.wrappers.SKLearnClassifier(classifier, fit_kwargs=arguments)
+    x, y = np.linspace(-1, 1, 16)[:, None], np.arange(16) % 2
+    # A clone loses `fit_kwargs`.
+    scores = model_selection.cross_val_score(
+        model, x, y, cv=2, params=arguments, error_score="raise"
+    )
+    assert len(scores) == 2
+    again = copy.deepcopy(model.fit(x, y)).fit(x, y)
+    assert again.predict(x).shape == y.shape

@@ -51,7 +51,8 @@ def test_the_log_says_what_float32_products_are_computed_in(tmp_path):
     report = kmp.load_report(tmp_path)
     (run,) = report.to_dict().values()
     assert run["matmul_precision"] == begin["matmul_precision"]
-    assert f"Matmul precision: {run['matmul_precision']}" in str(report)
+    said = f"Matmul precision of float32: {run['matmul_precision']}"
+    assert said in str(report)
 
 
 def test_tags(run):

@@ -125,6 +125,17 @@ def test_histograms_are_written_at_the_end_of_an_epoch(tmp_path):
     assert all(b[:, 2].sum() <= 64 for b in bins.values())
 
 
+def test_histograms_are_not_counted_in_probed_steps(tmp_path):
+    run(model_with(layers.Dense(8, name="first")), tmp_path, 5, probe_every=1)
+    bins = read_tag(
+        str(tmp_path / "mixprec"), "mixprec/activation_exponent/first"
+    )
+    # Of 100 steps, nearly all of them probed: after the first, after epochs
+    # that end with twice as many steps as before, and after the last.
+    assert len(heat(tmp_path)) > 80
+    assert set(bins) - {2, 4} == {1, 20, 40, 80, 100}
+
+
 def test_the_summary_says_where_headroom_is_least(tmp_path):
     big, small = layers.Rescaling(2.0**8, name="big"), layers.Rescaling(2.0**-8)
     model = model_with(big, small)
@@ -240,10 +251,10 @@ def test_training_goes_on_where_no_step_can_be_probed(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("training_goes_on")
 def test_a_layer_that_cannot_be_measured_is_named_once(tmp_path, monkeypatch):
-    def picky(tensor):
+    def picky(tensor, limits):
         if tensor.shape[-1] == 5:
             raise TypeError("no fives")
-        return original(tensor)
+        return original(tensor, limits)
 
     original = collector_module.measure
     monkeypatch.setattr(collector_module, "measure", picky)

@@ -1,5 +1,7 @@
 """Every layer's ranges, from a run's first steps and its last, at defaults."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from keras_mixprec.reporting.run_data import RunData
 
 JIT = next(iter(JITS))
 RANDOM = np.random.default_rng(0)
+# Before the fixture below changes it.
+SECONDS = range_reader._SECONDS
 LAYERS = ["first", "middle", "head"]
 
 
@@ -113,6 +117,44 @@ def test_135_steps_have_ranges_in_between_and_histograms(jit, tmp_path):
             drawn = run.histogram(name, part)["steps"]
             assert drawn[0] == 1
             assert drawn[-1] == 135
+
+
+class Clock(keras.callbacks.Callback):
+    """Steps of `step` seconds, readings of 0.3 s: by the defaults, no clock."""
+
+    def __init__(self, step, patch):
+        super().__init__()
+        self.step, self.now, read = step, 0.0, range_reader.read_ranges
+        times = types.SimpleNamespace(perf_counter=lambda: self.now)
+        patch.setattr(range_reader, "time", times)
+        patch.setattr(range_reader, "_SECONDS", SECONDS)
+        patch.setattr(range_reader.RangeReader, "_expected", lambda _: 0.3)
+
+        def reading(*arguments):
+            self.now += 0.3
+            return read(*arguments)
+
+        patch.setattr(range_reader, "read_ranges", reading)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.now += self.step
+
+
+# 5% of a first epoch of 6.4 s are less than 2 s, some of which is kept back.
+# 5% of one of 128 s are 6.4 s.
+@pytest.mark.parametrize(
+    ("step", "read_at"),
+    [(0.1, [1, 2, 4, 128]), (2.0, [1, 2, 4, 32, 64, 128])],
+)
+def test_readings_take_2_s_or_5_percent(step, read_at, tmp_path, monkeypatch):
+    clock = Clock(step, monkeypatch)
+    arguments = {"batch_size": 2, "epochs": 2, "callbacks": [clock]}
+    watched(sequential(), tmp_path, *data(128), **arguments)
+    (measured,) = told(tmp_path, "ranges_measured")
+    assert measured["steps"] == read_at
+    assert measured["seconds"] == pytest.approx(0.3 * len(read_at))
+    (withheld,) = told(tmp_path, "ranges_withheld")
+    assert "of the 1.1 s left most are kept" in withheld["message"]
 
 
 def test_activations_and_gradients_are_those_of_numpy(tmp_path):

@@ -51,14 +51,16 @@ def test_a_search_for_a_small_scale_is_no_collapse(tmp_path):
     assert "scale_collapsed" not in [v.kind for v in watcher.verdicts]
 
 
-def test_a_tuner_gives_up_under_keras_own_rule(monkeypatch):
+# Keras' own, and two of the five presets that have no floor.
+@pytest.mark.parametrize("name", [None, "torch", "mxnet"])
+def test_a_tuner_gives_up_without_a_floor(name, monkeypatch):
     monkeypatch.setattr(
         "keras_mixprec.diagnosis.in_training.examine",
         lambda *args, **options: Examination([]),
     )
     callback = tuner(on_limit="raise")
     with pytest.raises(FloatingPointError, match="no layer is to blame"):
-        fit(chain(wrap=following(None)), [1000.0] * 400, [callback])
+        fit(chain(wrap=following(name)), [1000.0] * 400, [callback])
     assert callback.history[-1]["kind"] == "give_up"
 
 
@@ -67,6 +69,17 @@ def test_a_tuner_gives_up_under_keras_own_rule(monkeypatch):
 @pytest.mark.parametrize("start", [2.0**15, 1.0])
 def test_it_stops_whatever_the_scale(wrap, jit, start, tmp_path):
     model = one_weight(lambda inner: wrap(inner, initial_scale=start), jit)
+    watcher = monitor(tmp_path, update_freq=1, stop_after=3)
+    fit(model, [*good(2), *[BAD] * 30], [watcher])
+    assert watcher.summary.optimizers[""].steps < 10
+    (event,) = told(tmp_path, "stopped")
+    assert event["reason"] == "3 steps in a row were skipped"
+
+
+@pytest.mark.parametrize("name", ["torch", "keras", "apex", "paddle", "mxnet"])
+def test_it_stops_under_a_rule_without_a_floor(name, tmp_path):
+    assert kmp.DynamicLossScale.preset(name).min_scale is None
+    model = one_weight(following(name), JIT)
     watcher = monitor(tmp_path, update_freq=1, stop_after=3)
     fit(model, [*good(2), *[BAD] * 30], [watcher])
     assert watcher.summary.optimizers[""].steps < 10

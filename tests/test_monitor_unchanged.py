@@ -26,8 +26,8 @@ WATCHING = {
 class Run:
     """A model, and all that its fits have reported."""
 
-    def __init__(self, watching, kind=keras.Sequential):
-        self.watching = watching
+    def __init__(self, watching, kind=keras.Sequential, jit=BACKEND == "jax"):
+        self.watching, self.jit = watching, jit
         self.reported = []
         keras.utils.set_random_seed(5)
         keras.config.set_dtype_policy("mixed_float16")
@@ -41,8 +41,8 @@ class Run:
         )
 
     def compile(self, optimizer="sgd", loss="mse", **arguments):
-        """Op by op on TensorFlow, which is exact."""
-        arguments = {"jit_compile": BACKEND == "jax"} | arguments
+        """Op by op on TensorFlow, which is exact, unless asked for XLA."""
+        arguments = {"jit_compile": self.jit} | arguments
         self.model.compile(optimizer, loss, **arguments)
 
     def fit(self, y=Y, callbacks=(), watched=True, **arguments):
@@ -200,16 +200,16 @@ SEQUENCES = [
 ]
 
 
-def assert_same(values, expected):
+def assert_same(values, expected, jit=BACKEND == "jax"):
     for value, other in zip(values, expected, strict=True):
-        if BACKEND == "jax":  # XLA may fuse sums differently.
+        if jit:  # XLA may fuse sums differently.
             np.testing.assert_allclose(value, other, rtol=2e-6, atol=1e-7)
         else:
             np.testing.assert_array_equal(value, other)
 
 
-def outcome(sequence, kind, watching):
-    run = Run(watching, kind)
+def outcome(sequence, kind, watching, *jit):
+    run = Run(watching, kind, *jit)
     run.compile()
     run.fit()
     sequence(run)
@@ -217,8 +217,8 @@ def outcome(sequence, kind, watching):
 
 
 @functools.cache
-def unwatched(sequence, kind=keras.Sequential):
-    return outcome(sequence, kind, list)
+def unwatched(sequence, kind=keras.Sequential, *jit):
+    return outcome(sequence, kind, list, *jit)
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES)
@@ -233,13 +233,36 @@ def test_a_monitored_run_is_the_same(sequence, tmp_path):
     "name", [pytest.param("tuner", marks=pytest.mark.slow), "both"]
 )
 @pytest.mark.parametrize(
-    "sequence", [new_loss, freeze_and_thaw, other_callbacks, fits_without]
+    "sequence",
+    [
+        new_loss,
+        new_metrics,
+        new_optimizer,
+        new_clipnorm,
+        freeze_and_thaw,
+        run_eagerly,
+        pytest.param(steps_per_execution, marks=not_torch),
+        other_callbacks,
+        fits_without,
+    ],
 )
 def test_a_tuned_run_is_the_same(sequence, name, tmp_path):
     watched = outcome(
         sequence, keras.Sequential, lambda: WATCHING[name](tmp_path)
     )
     assert_same(watched, unwatched(sequence))
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA of TensorFlow")
+@pytest.mark.parametrize(
+    "sequence",
+    [pytest.param(new_loss, marks=pytest.mark.slow), new_clipnorm],
+)
+def test_a_run_that_xla_compiles_is_the_same(sequence, tmp_path):
+    watched = outcome(
+        sequence, keras.Sequential, lambda: WATCHING["both"](tmp_path), True
+    )
+    assert_same(watched, unwatched(sequence, keras.Sequential, True), jit=True)
 
 
 class OwnStep(keras.Sequential):

@@ -67,6 +67,33 @@ def test_the_compiled_loss_is_that_of_the_step():
         random.shuffle(x)
 
 
+def test_the_cotangents_of_a_16_bit_step_are_those_that_arrive():
+    keras.config.set_dtype_policy("mixed_float16")
+    third = keras.layers.Rescaling(1 / 3, name="third")
+    model = keras.Sequential(
+        [
+            keras.Input((1,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+            third,
+            keras.layers.Activation("linear", dtype="float32"),
+        ]
+    )
+    model.compile("sgd", loss="mse", jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    x = np.arange(1, 5, dtype="float32")[:, None]
+    data = ops.convert_to_tensor(x), ops.convert_to_tensor(0 * x)
+    step = dry_step(model, data, 2.0**8)
+    first, *_ = step.calls
+    narrow = np.float16
+    predicted = (x.astype(narrow) * narrow(1 / 3)).astype("float32")
+    arrives = (2.0**8 * 2 * predicted / 4).astype(narrow) * narrow(1 / 3)
+    (cotangent,) = first.cotangents
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(ops.cast(cotangent, "float32")),
+        arrives.astype("float32"),
+    )
+
+
 def test_a_layer_is_given_the_cotangents_of_the_exact_step():
     keras.utils.set_random_seed(0)
     dense = [keras.layers.Dense(8, "tanh", name=name) for name in "abc"]

@@ -13,6 +13,7 @@ from monitor_models import BACKEND, JITS, each_jit, not_torch, one_weight
 from optimizer_models import numbers, only_jax, only_tensorflow
 
 import keras_mixprec as kmp
+from keras_mixprec.formats import get_format
 from keras_mixprec.numerics import collector as collector_module
 from keras_mixprec.numerics.probed_step import Probe
 
@@ -176,6 +177,26 @@ def test_what_the_dtype_cannot_hold_is_not_finite(jit):
     assert squares.largest == 0.0
 
 
+@each_jit
+def test_small_numbers_are_counted_and_exponents_are_not(jit):
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Rescaling(2.0**-15), layers.Dense(2)]
+    )
+    row = [0.0, 1.0, 4.0, 2.0**-9, 2.0**-12, 3.0]
+    model = compiled(model, jit)
+    found = probed(model, np.tile(np.float32(row), (48, 1))).readings()
+    small = found["rescaling"].parts["activation"]
+    scaled = np.float16(row) * np.float16(2.0**-15)
+    limits = np.finfo("float16")
+    subnormal = (scaled > 0) & (scaled < limits.smallest_normal)
+    assert small.zero == np.mean(scaled == 0)
+    assert small.subnormal(get_format("float16")) == np.mean(subnormal)
+    gradients = found["dense"].parts["weight_gradient"]
+    # Those of a column of zeros, and of what is 0 in float16.
+    assert gradients.zero * gradients.size == 2 * 2
+    assert not len(small.bins())
+
+
 @not_torch
 @each_jit
 def test_several_steps_in_one_call(jit):
@@ -297,10 +318,10 @@ def test_bfloat16_is_its_own_measure():
 
 @pytest.mark.usefixtures("training_goes_on")
 def test_a_layer_that_cannot_be_measured_is_named(monkeypatch):
-    def picky(tensor):
+    def picky(tensor, limits):
         if tensor.shape[-1] == 3:
             raise TypeError("no threes")
-        return original(tensor)
+        return original(tensor, limits)
 
     original = collector_module.measure
     monkeypatch.setattr(collector_module, "measure", picky)

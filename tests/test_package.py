@@ -63,14 +63,20 @@ MAY_IMPORT = {
         "reporting",
     }
     | MEASURING,
-    "inference": {"diagnosis", "loss_scaling", "numerics", "policies"}
-    | MEASURING,
+    "inference": WATCHING - {"guards"},
     "guards": {"loss_scaling", "policies"} | MEASURING,
     "monitoring": WATCHING,
     "tuning": WATCHING | {"monitoring"},
     "callbacks": WATCHING | {"monitoring", "tuning"},
     "tensorboard_plugin": {"reporting"},
-    "cli": {"analysis", "callbacks", "loss_scaling", "policies", "reporting"},
+    "cli": {
+        "analysis",
+        "callbacks",
+        "inference",
+        "loss_scaling",
+        "policies",
+        "reporting",
+    },
     "__main__": {"cli"},
 }
 HELPERS = {
@@ -106,6 +112,7 @@ SAMPLES = {
     "PrecisionRules": lambda: keras_mixprec.PrecisionRules(
         [keras_mixprec.PrecisionRule("*/head")]
     ),
+    "RescaledPolicy": lambda: keras_mixprec.RescaledPolicy(-6, 6, True),
     "ScheduledLossScale": lambda: keras_mixprec.ScheduledLossScale(
         {0: 1024.0, 9: 2.0}
     ),

@@ -40,6 +40,8 @@ def given_by_keras(name):
     for part in name.split(".")[1:]:
         owner = getattr(owner, part)
     for base in owner.__mro__[:-1]:
+        if base.__module__ == "collections.abc":
+            continue  # Which has no attributes, and its source elsewhere.
         source = inspect.getsource(base)
         yield from re.findall(r"self\.(\w+)(?:: \w+)? = ", source)
 

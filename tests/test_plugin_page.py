@@ -23,7 +23,7 @@ from plugin_page import (
     VERMILLION,
     Page,
 )
-from plugin_runs import train, train_growing
+from plugin_runs import train, train_growing, write_long
 from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
 
@@ -38,6 +38,7 @@ RARE, WIDE = "rare/mixprec", "wide/mixprec"
 TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
 SECOND_HEAT = "#heatmap .heat-scroll:nth-of-type(2) canvas"
+SKIPPED, AXIS = "5c6675", "98a1ae"  # As `style.css` has them.
 ROW, LABELS = 20, 208  # Pixels of the heatmap, if there are few layers.
 MANY = [f"block_{n}/dense" for n in range(100)]
 DEEP = [
@@ -94,6 +95,7 @@ def logs(trained, tmp_path_factory):
     write(log_dir / "rare", MANY, steps=1000, every=1000)
     write(log_dir / "wide", MANY[:60])
     write(log_dir / "deep", DEEP)
+    write_long(log_dir / "long")
     write(log_dir / HOSTILE, [HOSTILE, f"</script>{HOSTILE}"])
     with pytest.MonkeyPatch.context() as patch:
         newer = schema.SCHEMA_VERSION + 1
@@ -105,7 +107,7 @@ def logs(trained, tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(logs):
     with tensorboard(str(logs)) as url:
-        assert poll(lambda: len(ask(url, "runs") or ()) >= 8)
+        assert poll(lambda: len(ask(url, "runs") or ()) >= 9)
         # It may still be reading the last one.
         assert poll(lambda: len(events(url, RARE)) == 1000)
         yield url
@@ -115,7 +117,7 @@ def url(logs):
 def slow_url(logs):
     flags = ("--load_fast=false", "--path_prefix=/deep/down")
     with tensorboard(str(logs), *flags) as url:
-        assert poll(lambda: len(ask(url, "runs") or ()) >= 8)
+        assert poll(lambda: len(ask(url, "runs") or ()) >= 9)
         yield url
 
 
@@ -456,6 +458,22 @@ def test_axes_are_named(page, url):
     assert "bits left" in page.written(".heat-legend canvas")
 
 
+def test_skips_that_are_not_listed_are_a_block_and_a_fit_is_a_line(page, url):
+    page.open(url, run="long/mixprec")
+    assert {"700", "fit 2"} <= page.written(TIMELINE)
+    right = page.one(TIMELINE).size["width"] - 14
+    # The axis has a margin of half a step and 0.4%.
+    start, middle, end = np.interp([100, 500, 900], [-4.5, 1004.5], [66, right])
+    rows = page.pixels(TIMELINE)
+    # All of it, above its number.
+    block = rows[148][SKIPPED]
+    assert abs(block["first"] - start) < 2
+    assert abs(block["last"] - end) < 2
+    assert block["count"] == block["last"] - block["first"] + 1
+    dots = [r[AXIS]["last"] for r in rows[20:130] if AXIS in r]
+    assert sum(abs(x - middle) <= 1 for x in dots) > 20
+
+
 def test_scales_are_written_in_one_way(page, url):
     page.open(url, run=FAILED)
     for row in VERDICT, "#events li[data-kind=train_end]":
@@ -590,7 +608,7 @@ def test_the_histogram_shows_the_other_part(page, url):
     assert "fits loss scales" not in page.text("#histogram .words")
     page.click("[data-part=gradient]")
     words = page.text("#histogram .words")
-    assert "in use: 2¹⁵" in words
+    assert "in use: 2¹⁵ (outlined with it, grey without)" in words
     assert "▲" not in words  # No step was skipped: that scale fits.
     assert page.colours(HISTOGRAM)["009e73"] > 100  # The scales that fit.
 
@@ -621,8 +639,9 @@ def test_layers_can_be_filtered(page, url):
         page.type("#layer-filter", Keys.BACKSPACE * 20 + text)
         assert page.layers() == ["overflowing", "logits"]
     assert not page.shown("#layers .nothing")
-    page.type("#layer-filter", Keys.BACKSPACE * 20 + "fp16")
-    assert len(page.layers()) == 13
+    for text in "float16", "fp16", "half":
+        page.type("#layer-filter", Keys.BACKSPACE * 20 + text)
+        assert len(page.layers()) == 13
 
 
 COLUMNS = {

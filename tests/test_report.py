@@ -16,7 +16,8 @@ import zlib
 import ml_dtypes
 import numpy as np
 import pytest
-from plugin_runs import train, train_both, train_growing
+from missing_programs import skip_without
+from plugin_runs import train, train_both, train_growing, write_long
 from reporting_readers import read_tag
 
 import keras_mixprec as kmp
@@ -260,7 +261,7 @@ HEADROOMS = [np.nan, -np.inf, -4, 0, 0.5, 1.99, 2, 5, 11.3, 24, 30, np.inf]
 
 def test_the_picture_has_the_colours_of_the_page():
     if not shutil.which("node"):
-        pytest.skip("no node")
+        skip_without("node", "apt-get install nodejs")
     found = np.array([HEADROOMS, HEADROOMS], "float64")
     wider = np.array([[False], [True]]) & np.ones(found.shape, bool)
     script = (
@@ -295,6 +296,17 @@ def test_the_picture_names_axes_and_dtypes(tmp_path):
     assert colours[0, -1, :3] == pytest.approx(level("beyond"))
     assert level("bad").tolist() in colours[0, :, :3].tolist()
     assert level("bad").tolist() not in colours[:, -1, :3].tolist()
+
+
+def test_the_picture_has_blocks_of_skips_and_a_line_for_a_fit(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_long(tmp_path)
+    report = kmp.load_report(tmp_path)
+    upper = report_picture.draw(report._runs, report.to_dict()).axes[0]
+    drawn = {tuple(line.get_xdata()): line for line in upper.lines}
+    assert drawn[100, 900].get_linewidth() == 6
+    assert drawn[500, 500].get_linestyle() == ":"
+    assert [text.get_text() for text in upper.texts] == ["700 skipped"]
 
 
 def test_no_label_of_a_constant_scale_is_there_twice(tmp_path):

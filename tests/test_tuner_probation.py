@@ -20,12 +20,21 @@ class Squares(keras.layers.Layer):
         return keras.ops.square(x)
 
 
-def regression(rate):
+def bounded(weights):
+    """A constraint that no weight gets past."""
+    return keras.ops.clip(weights, -50.0, 50.0)
+
+
+def regression(rate, **of_weights):
     """Its update on an outlier is 1e11 times as large as on other batches."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential(
-        [keras.Input((1,)), Squares(name="squares"), keras.layers.Dense(1)]
+        [
+            keras.Input((1,)),
+            Squares(name="squares"),
+            keras.layers.Dense(1, **of_weights),
+        ]
     )
     model.compile(
         kmp.LossScaleOptimizer(keras.optimizers.SGD(rate)),
@@ -58,9 +67,31 @@ def test_a_demotion_that_makes_training_diverge_is_undone(
         assert said["state"] == "warning"
 
 
-def test_a_demotion_that_training_bears_stays():
-    model, callback = regression(0.0), tuner()
+def test_a_demotion_that_makes_the_loss_alone_diverge_is_undone():
+    model = regression(0.1, use_bias=False, kernel_constraint=bounded)
+    callback = tuner()
     fit(model, VALUES, callback)
+    assert len(done(callback, "undo")) == 1
+    (undone,) = [e for e in callback.history if e["kind"] == "undo"]
+    assert "with it the float32 loss of one batch grew" in undone["message"]
+    assert demoted(model) == {}
+    assert np.abs(model.get_weights()[0]).max() < 2
+
+
+@pytest.mark.parametrize(
+    ("rate", "values"),
+    [
+        (0.0, VALUES),
+        # The loss of each batch is another one, a million times as large.
+        (1e-14, [0.5, OUTLIER, 0.001, 30.0] * 30),
+        # It was not a number before.
+        (1e-14, [OUTLIER] * 60),
+    ],
+    ids=["still", "noisy", "nan"],
+)
+def test_a_demotion_that_training_bears_stays(rate, values):
+    model, callback = regression(rate), tuner()
+    fit(model, values, callback)
     assert done(callback, "demote")
     assert not done(callback, "undo")
     assert "squares" in demoted(model)

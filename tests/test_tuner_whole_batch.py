@@ -38,8 +38,9 @@ def fit(layer, x):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(kmp.LossScaleOptimizer("sgd"), loss, jit_compile=False)
     callback = tuner()
+    y = np.resize(Y, len(x))
     model.fit(
-        x, Y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[callback]
+        x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[callback]
     )
     return model, callback
 
@@ -50,6 +51,15 @@ def test_a_sum_over_all_rows():
     model, _ = fit(OverBatch(name="over"), x)
     assert demoted(model) == {"over": "float32", "head": "float32"}
     assert model.optimizer.skipped_steps == 0
+
+
+def test_a_later_audit_compares_the_whole_batch_as_well():
+    # The second is before step 16. Nothing is NaN: x / infinity is 0.
+    x = np.tile(np.sign(X), (18, 1))
+    x[16 * ROWS :] *= 500.0**0.5
+    model, callback = fit(OverBatch(name="over"), x)
+    assert demoted(model) == {"over": "float32", "head": "float32"}
+    assert [change["step"] for change in callback.history] == [16]
 
 
 @pytest.mark.parametrize("row", [300, 511])

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-# Bins by a float32's exponent and the first bit of its mantissa, the shift of
-# its bits that leads there, and the bits of infinity.
-BINS, SHIFT, INFINITY = 512, 22, 0xFF << 23
+# Exponents of a float32, the shift of its bits that leads to them, that of 1,
+# and the bits of infinity.
+EXPONENTS, SHIFT, BIAS, INFINITY = 256, 23, 127, 0xFF << 23
 
 
 class Step(Protocol):
@@ -138,12 +138,19 @@ class Probe(Protocol):
 
     Outlet: Callable[[], Outlet]
 
-    def measure(self, tensors):
-        """Returns what `numerics.statistics.measure` returns.
+    def measure(self, tensors, floors):
+        """Returns the largest magnitudes, means and counts of `(k, n)`.
 
-        Of what a 16-bit dtype can hold: XLA may keep more digits and a wider
-        range than that where it fuses operations.
+        A float32 tensor `(k, 5 + len(floors))`: the largest finite magnitude,
+        the root mean square with zeros for what is not finite, the number of
+        NaNs, of all elements, of those whose float32 exponent is at least each
+        of `floors`, and of infinities and NaNs. Of what a 16-bit dtype can
+        hold: XLA may keep more digits and a wider range than that where it
+        fuses operations.
         """
+
+    def exponents(self, tensors):
+        """Returns int `(k, 256)`, how many elements have each exponent."""
 
     def traced_once(self, function):
         """Returns a function of tensors, traced once for each shape.

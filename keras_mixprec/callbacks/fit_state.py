@@ -10,13 +10,12 @@ from keras_mixprec.callbacks.settings import Settings
 from keras_mixprec.guards.train_function import StepCount
 from keras_mixprec.monitoring.attach import LayerLog
 from keras_mixprec.monitoring.audits import Examiner
-from keras_mixprec.monitoring.counter_log import ROWS_BY_VARIABLE, CounterLog
+from keras_mixprec.monitoring.counter_log import CounterLog
 from keras_mixprec.monitoring.counters import Counters, EarlyStop
 from keras_mixprec.monitoring.failing_batches import Recorder
 from keras_mixprec.monitoring.overhead import OverheadBudget
 from keras_mixprec.monitoring.probe_schedule import Prober
 from keras_mixprec.monitoring.range_schedule import RangeReader
-from keras_mixprec.reporting.layer_tables import Thinning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,6 @@ class FitState:
             must do at one step, infinite for never.
         idle_until: Int. The step before which nothing is to be done.
         layers: `LayerLog`.
-        by_epoch: `Thinning` of what is logged once an epoch.
         counters: `Counters` of the model.
         counter_log: `CounterLog` of them.
         performance: `PerformanceLog`.
@@ -92,7 +90,6 @@ class FitState:
     next_agreement: float
     idle_until: int
     layers: LayerLog
-    by_epoch: Thinning
     counters: Counters
     counter_log: CounterLog
     performance: Any
@@ -125,7 +122,6 @@ class FitState:
             next_agreement,
             first_step,
             LayerLog(model, log),
-            Thinning(ROWS_BY_VARIABLE),
             counters,
             CounterLog(session, counters),
             PerformanceLog(session, first_step),

@@ -39,6 +39,7 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec/gradient_subnormal` | largest share in one layer | P, R |
     | `mixprec/weight_gradient_below` | same, below all of float16 | P, R |
     | `mixprec/lost_updates` | same, of weights that a step left alone | P |
+    | `mixprec/attention_logits_largest` | largest of any layer | P, R |
     | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P, R |
     | `mixprec/performance/<name>` | step time, samples a second ... | U |
     | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |

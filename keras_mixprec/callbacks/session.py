@@ -238,12 +238,10 @@ class Session:
         self.state.performance.clock.end_epoch(bool(steps))
         self.state.count.end_epoch(steps, attempted)
         self.prober.collect(self.step)
-        self.parts.ranges.end_epoch()
+        self.parts.ranges.end_epoch(self.step)
         if self.budget.left(READINGS) > 0:
             self._read_counters()
         started = time.perf_counter()
-        if self.budget.left(READINGS) > 0 and self.state.by_epoch.due():
-            self.prober.write_histograms(self.step)
         self.log_layers()
         self.budget.add(READINGS, time.perf_counter() - started)
         self.state.idle_until = self.step

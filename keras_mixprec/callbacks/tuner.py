@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
@@ -23,7 +24,7 @@ from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
 from keras_mixprec.tuning.plan_store import PlanOnDisk
-from keras_mixprec.tuning.proposal import check_alike
+from keras_mixprec.tuning.proposal import RUNGS, check_alike
 from keras_mixprec.tuning.state import TunerSettings
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
@@ -49,9 +50,11 @@ class PrecisionTuner(CopiedCallback):
     alone is put back (not where several workers train together).
 
     If the largest weight grows a hundredfold within 500 steps of a demotion,
-    what that let through made training diverge: it is undone, and weights,
-    optimizer state and loss scale are those of before (not where several
-    workers train together).
+    or the float32 loss of one batch (beyond a hundred times that before
+    training as well), what the demotion let through made training diverge: it
+    is undone, and weights, optimizer state and loss scale are those of before
+    (not where several workers train together). The loss is compared after
+    `cooldown` steps, and later as far as `max_overhead` allows.
 
     When all is quiet for `cooldown` steps, what turns out not to be needed
     is returned to 16 bits, and after `promote_after` steps every demoted
@@ -126,6 +129,11 @@ class PrecisionTuner(CopiedCallback):
         tolerance: Float, in the metric's own unit: 0.002 of an accuracy is 0.2
             percentage points. How much worse than in float32 it may be.
             Defaults to `0.002`.
+        rungs: Sequence of strings, what is tried for a layer whose fault is one
+            of range, in this order: `"rescale"` keeps it in float16 where it
+            computes the same on inputs times a power of two (see
+            `RescaledPolicy`), `"bfloat16"` is left out where `bfloat16` says
+            so, `"float32"` is the last. Defaults to `("bfloat16", "float32")`.
 
     Attributes:
         plan: The `PrecisionPlan` that the model follows, with the verdict for
@@ -180,6 +188,7 @@ class PrecisionTuner(CopiedCallback):
         monitor: str = "val_loss",
         mode: str = "auto",
         tolerance: float = 0.002,
+        rungs: Sequence[str] = ("bfloat16", "float32"),
     ):
         super().__init__()
         self._disk: Any = None if plan is None else PlanOnDisk(plan)
@@ -197,6 +206,7 @@ class PrecisionTuner(CopiedCallback):
         self.validate = validate
         self.monitor, self.mode = monitor, mode
         self.tolerance = check_number("tolerance", tolerance, low=0.0)
+        self.rungs = _check_rungs(rungs)
         self._held_back()
         self._has_validated = False
         self._check_together()
@@ -223,6 +233,9 @@ class PrecisionTuner(CopiedCallback):
     def _held_back(self):
         return held_back(self.validate, self.monitor, self.mode)
 
+    def _rungs_here(self, use_bfloat16):
+        return tuple(r for r in self.rungs if use_bfloat16 or r != "bfloat16")
+
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Starts from the plan, if there is one."""
         model = self.model
@@ -244,7 +257,7 @@ class PrecisionTuner(CopiedCallback):
             why_bfloat16 = advised.reason
         settings = TunerSettings(
             save_plan=self._save_plan,
-            use_bfloat16=use_bfloat16,
+            rungs=self._rungs_here(use_bfloat16),
             why_bfloat16=why_bfloat16,
             dry_run=self.dry_run,
             promote_after=self.promote_after,
@@ -333,6 +346,21 @@ class PrecisionTuner(CopiedCallback):
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def _check_rungs(rungs):
+    if isinstance(rungs, str) or not isinstance(rungs, Sequence):
+        raise TypeError(
+            f"`rungs` must be a sequence of strings. Received: rungs={rungs!r} "
+            f"of type {type(rungs).__name__}"
+        )
+    some = tuple(rung for rung in RUNGS if rung in rungs)
+    if tuple(rungs) != some or "float32" not in some:
+        raise ValueError(
+            f"`rungs` must be some of {RUNGS} in this order, of which "
+            f"'float32' always repairs a layer. Received: rungs={rungs!r}"
+        )
+    return some
 
 
 def _can_be_scaled(model):

@@ -5,7 +5,7 @@ import os
 import sys
 
 from keras_mixprec._version import __version__
-from keras_mixprec.cli import compare, doctor, lint
+from keras_mixprec.cli import compare, convert, doctor, lint
 
 # Modules that a command needs beyond the core, and what to install for them.
 _PACKAGES = {
@@ -136,6 +136,7 @@ def _parser():
     report.set_defaults(run=_report)
     lint.add_command(commands)
     compare.add_command(commands)
+    convert.add_command(commands)
     return parser
 
 

@@ -1,12 +1,13 @@
 """`keras-mixprec compare`: the same training under several policies."""
 
 import argparse
-import errno
 import importlib
 import os
 import sys
 import traceback
 from typing import Any
+
+from keras_mixprec.cli import files
 
 _EXAMPLE = """\
 example:
@@ -166,20 +167,7 @@ def _check_outputs(arguments):
         importlib.import_module("matplotlib")
     for name in _OUTPUTS:
         if path := getattr(arguments, name):
-            _check_writable(path, is_folder=name == "logdir")
-
-
-def _check_writable(path, is_folder):
-    from keras_mixprec._files import check_regular
-
-    path = os.path.abspath(path)
-    folder = path if is_folder else os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    if not is_folder:
-        check_regular(path)
-    there = path if os.path.exists(path) else folder
-    if not os.access(there, os.W_OK):
-        raise PermissionError(errno.EACCES, "It cannot be written", there)
+            files.check_writable(path, is_folder=name == "logdir")
 
 
 def _asked(arguments):

@@ -73,7 +73,9 @@ def run_demo(
         "high on purpose: steps whose gradients overflow are skipped and "
         "halve it until they fit. That is normal."
     )
-    monitor = MixPrecMonitor(log_dir, update_freq=1)
+    # The first reading of ranges compiles on JAX, which takes 35% of the first
+    # step: by default that is withheld in a run of seconds on a slow machine.
+    monitor = MixPrecMonitor(log_dir, update_freq=1, max_overhead=0.4)
     optimizer = LossScaleOptimizer(keras.optimizers.Adam(), SCALE_SEARCH)
     runs = {
         "mixed_float16": _train(

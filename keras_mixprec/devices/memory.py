@@ -67,7 +67,7 @@ def peak_bytes() -> tuple[int | None, str]:
 
 def weights_bytes(model: keras.Model) -> int:
     """Returns the bytes of all weights and other state of a model's layers."""
-    return _bytes_of(model.variables)
+    return bytes_of(model.variables)
 
 
 def slots_bytes(model: keras.Model) -> int:
@@ -76,7 +76,7 @@ def slots_bytes(model: keras.Model) -> int:
     Those that exist: an optimizer makes them in the first step.
     """
     optimizers = optimizers_of(model).values()
-    return _bytes_of(v for o in optimizers for v in o.variables)
+    return bytes_of(v for o in optimizers for v in o.variables)
 
 
 def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
@@ -149,7 +149,8 @@ def _peak_of_process():
     return peak
 
 
-def _bytes_of(variables: Iterable[keras.Variable]) -> int:
+def bytes_of(variables: Iterable[keras.Variable]) -> int:
+    """Returns the bytes of variables, each counted once."""
     # Keras compares variables by value, so that no set holds them.
     found = {id(v): v for v in variables}.values()
     return sum(int(np.prod(v.shape)) * _size(v) for v in found)

@@ -13,6 +13,11 @@ _EPSILON = (
     "where 0 / 0 makes weights NaN: set it to 1e-4 or keep variables in "
     "float32."
 )
+_BETA = (
+    " The optimizer's `{name}` of {value:g} is 1 in the variables' dtype, "
+    "where no weight moves or all become NaN: set it to 0.99 or keep "
+    "variables in float32."
+)
 
 # Where nothing is trained, and float32 gives NaN.
 FLOAT32_FAILS_TOO = (
@@ -79,8 +84,9 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         text = KINDS[kind].advice
     text = text.format(layer=layer, **numbers)
     for name, value in numbers.items():
-        if name.startswith("epsilon"):
-            text += _EPSILON.format(name=name, value=value)
+        if name.startswith(("epsilon", "beta")):
+            sentence = _BETA if name.startswith("beta") else _EPSILON
+            text += sentence.format(name=name, value=value)
     return text
 
 

@@ -26,7 +26,7 @@ from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
-_JITTERS = range(thresholds.TIE_JITTERS)
+_JITTERS = range(thresholds.MOST_TIE_JITTERS)
 
 
 def own_gradients(call: LayerCall, exact: DryStep, effective) -> list:

@@ -180,27 +180,22 @@ class _NeededInCall(Needed):
     """In a call, all that it returns."""
 
     def __init__(self, prediction, exact, infinite):
+        super().__init__()
         self._prediction = prediction
         self._exact = exact
         self._infinite = infinite
-        self._resolved = True
 
     def _run(self):
         return self._prediction.run()
 
     def _off(self, run):
-        error = pass_error(run, self._exact)
-        unresolved = not self._resolved and math.isfinite(error)
-        return {"outputs": 0.0 if unresolved else error}
+        return {"outputs": pass_error(run, self._exact)}
 
     def _limit(self, part):
         return thresholds.LOSS_ERROR
 
-    def _leave_out_unresolved(self):
-        self._resolved = all(
-            pass_error(other, self._exact) <= thresholds.LOSS_ERROR
-            for other in _jittered(self._prediction)
-        )
+    def _rounded(self):
+        return _jittered(self._prediction)
 
     def _may_go(self, culprit):
         if culprit.path in self._infinite:  # By masks, if outputs are right.

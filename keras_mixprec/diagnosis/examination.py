@@ -27,7 +27,7 @@ from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.diagnosis.weights import lost_weights
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import updated_variables
-from keras_mixprec.loss_scaling.wrapper import vanishing_epsilons
+from keras_mixprec.loss_scaling.wrapper import lost_constants
 from keras_mixprec.numerics.dry_step import exact_step, interrupted
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import check_model, has_own_step
@@ -253,7 +253,7 @@ class _Verdicts:
         numbers = lost_weights(self._model)
         if not numbers:
             return None
-        numbers |= self._vanishing_epsilons()
+        numbers |= self._lost_constants()
         return self._verdict("weights_lost", numbers=numbers)
 
     def _not_precision(self):
@@ -303,17 +303,17 @@ class _Verdicts:
             "first": narrow[0].path,
             "dtype": narrow[0].layer.variable_dtype,
         }
-        numbers |= self._vanishing_epsilons()
+        numbers |= self._lost_constants()
         return [self._verdict("policy", None, "update", numbers)]
 
-    def _vanishing_epsilons(self):
-        """The epsilons of the optimizers that are 0 in some variable."""
+    def _lost_constants(self):
+        """The constants of the optimizers that some variable's dtype lacks."""
         model, found = self._model, {}
         for optimizer in optimizers_of(model).values():
             # One that is not built is for all of them.
             variables = updated_variables(optimizer)
             variables = variables if optimizer.built else model.variables
-            found |= vanishing_epsilons(optimizer, variables)
+            found |= lost_constants(optimizer, variables)
         return found
 
     def _verdict(

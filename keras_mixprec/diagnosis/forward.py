@@ -158,7 +158,7 @@ def _resolved(replay, low, exact, error):
         return error
     others = (
         replay.forward("float32", jitter=seed)
-        for seed in range(thresholds.TIE_JITTERS)
+        for seed in range(thresholds.MOST_TIE_JITTERS)
     )
     return resolved_error(low, exact, others, thresholds.FORWARD_ERROR)
 

@@ -6,12 +6,14 @@ from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_replay import LayerReplay
+from keras_mixprec.policies.rescaled import rescaling_of
 
 
 def headroom(calls) -> dict:
     """Returns how far a layer's numbers are from overflowing, in bits.
 
-    What it is given counts as what it returns, unless it is not cast.
+    What it is given counts as what it returns, unless it is not cast; of a
+    rescaled layer both count as it computes on them.
 
     Args:
         calls: List of `LayerCall` of a step in float32, of layers that compute
@@ -22,12 +24,19 @@ def headroom(calls) -> dict:
     """
     found = {}
     for call in calls:
-        tensors = [*call.float_outputs]
-        if call.layer.autocast:
-            tensors += LayerReplay(call).inputs
-        size = largest([*map(to_array, tensors)])
+        size = _largest(call)
         if size:
             limits = get_format(call.layer.compute_dtype)
             bits = math.log2(limits.maximum) - math.log2(size)
             found[call.path] = min(bits, found.get(call.path, bits))
     return found
+
+
+def _largest(call):
+    own = rescaling_of(call.layer)
+    inputs = LayerReplay(call).inputs if call.layer.autocast else []
+    sizes = [largest([*map(to_array, x)]) for x in (inputs, call.float_outputs)]
+    if own is not None:
+        sizes[0] *= 2.0**own.input_bits
+        sizes[1] *= 2.0**-own.output_bits if own.wide_outputs else 1.0
+    return max(sizes)

@@ -1,7 +1,7 @@
 """Which demotions the result of a whole run is wrong without."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -25,6 +25,9 @@ class Needed:
     of its result is off.
     """
 
+    def __init__(self):
+        self._noise: dict = {}
+
     def _run(self) -> Any:
         """Returns the run as the layers compute now, with its `calls`."""
         raise NotImplementedError
@@ -37,8 +40,8 @@ class Needed:
         """Returns the share by which a part may be off."""
         raise NotImplementedError
 
-    def _leave_out_unresolved(self):
-        """Forgets what is another in float32 if the weights are rounded."""
+    def _rounded(self) -> Iterator:
+        """Yields runs in float32 with weights off by half an ulp."""
         raise NotImplementedError
 
     def among(self, culprits: list[Culprit]) -> list[Culprit]:
@@ -56,7 +59,7 @@ class Needed:
         repaired = self._errors(_layers_of(culprits))
         if repaired is None or not all(map(math.isfinite, repaired.values())):
             return culprits
-        self._leave_out_unresolved()
+        self._find_unresolved()
         kept = list(culprits)
         for culprit in reversed(culprits):
             position = kept.index(culprit)
@@ -97,6 +100,18 @@ class Needed:
                 layers = fewer
         return layers
 
+    def _find_unresolved(self):
+        """Notes what is another in float32 if the weights are rounded."""
+        for other in self._rounded():
+            for part, error in self._off(other).items():
+                if error > max(self._limit(part), self._noise.get(part, 0.0)):
+                    self._noise[part] = error
+
+    def _resolved(self, part, error):
+        """An error, 0 where rounded weights alone do not do much less."""
+        limit = thresholds.BEYOND_NOISE * self._noise.get(part, 0.0)
+        return 0.0 if error <= limit and math.isfinite(error) else error
+
     def _as_right(self, demoted, repaired, path=None):
         """Whether nothing is off by more than it may be, or was anyhow."""
         errors = self._errors(demoted, path)
@@ -120,7 +135,10 @@ class Needed:
         own = [c for c in run.calls if c.path == path]
         if any(nonfinite(map(to_array, c.float_outputs)) for c in own):
             return None
-        return self._off(run)
+        return {
+            part: self._resolved(part, error)
+            for part, error in self._off(run).items()
+        }
 
 
 class NeededInStep(Needed):
@@ -145,10 +163,11 @@ class NeededInStep(Needed):
         scale: float,
         effective: Callable,
     ):
+        super().__init__()
         self._model = model
         self._data = data
         self._scale = scale
-        self._loss: float | None = exact.loss
+        self._loss = exact.loss
         # A gradient that moves nothing is no reason.
         self._gradients = {
             id(v): to_array(exact.gradients[id(v)])
@@ -169,24 +188,12 @@ class NeededInStep(Needed):
             key: _gradient_error(run, key, exact)
             for key, exact in self._gradients.items()
         }
-        return {"loss": self._loss_error(run)} | gradients
+        return {"loss": loss_error(run.loss, self._loss)} | gradients
 
-    def _leave_out_unresolved(self):
+    def _rounded(self):
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
-                other = exact_step(self._model, self._data, records=False)
-            if self._loss_error(other) > thresholds.LOSS_ERROR:
-                self._loss = None
-            self._gradients = {
-                key: exact
-                for key, exact in self._gradients.items()
-                if _gradient_error(other, key, exact)
-                <= thresholds.RESOLVED_GRADIENT
-            }
-
-    def _loss_error(self, step):
-        unresolved = self._loss is None and math.isfinite(step.loss)
-        return 0.0 if unresolved else loss_error(step.loss, self._loss or 0.0)
+                yield exact_step(self._model, self._data, records=False)
 
 
 def _gradient_error(step, key, exact):

@@ -16,6 +16,7 @@ _MEASURES = {
     "zero": lambda s, limits: s.zero,
     "subnormal": lambda s, limits: s.subnormal(limits),
     "below": lambda s, limits: s.below(limits),
+    "largest": lambda s, limits: np.where(s.nonfinite, np.inf, s.largest),
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
 _WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
@@ -39,12 +40,12 @@ def metrics_table(
     Returns:
         Float32 array `(len(readings), len(PROBED))`: headroom in bits,
         non-finite elements as a count, shares of elements that are zero,
-        subnormal and below all numbers of the format; NaN where nothing was
-        measured.
+        subnormal and below all numbers of the format, the largest magnitude;
+        NaN where nothing was measured.
     """
     lost = [reading.lost_updates for reading in readings]
     columns = {"lost_updates": np.array(lost, "float32")}
-    for part in (*_PARTS, "weight"):
+    for part in (*_PARTS, "weight", "attention_logits"):
         columns |= _columns(readings, part, limits)
     table = np.stack([columns[name] for name in PROBED], axis=1)
     return table.astype("float32")
@@ -128,12 +129,13 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
 
     Returns:
         Dict with the smallest headroom, the largest share of subnormal
-        gradients and of lost updates, and how many layers had non-finite
-        numbers; without what was measured of no layer.
+        gradients and of lost updates, the largest logit, and how many layers
+        had non-finite numbers; without what was measured of no layer.
     """
     column = dict(zip(PROBED, table.T, strict=True))
     own = {name: column[name][narrow] for name in PROBED}
-    own["lost_updates"] = column["lost_updates"]
+    for name in ("lost_updates", "attention_logits_largest"):
+        own[name] = column[name]  # In whatever dtype.
     worst = {
         "activation_headroom_bits": _finite_min,
         "gradient_headroom_bits": _finite_min,
@@ -141,6 +143,7 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
         "gradient_subnormal": _finite_max,
         "weight_gradient_below": _finite_max,
         "lost_updates": _finite_max,
+        "attention_logits_largest": _finite_max,
     }
     found = {name: pick(own[name]) for name, pick in worst.items()}
     found = {name: value for name, value in found.items() if value is not None}

@@ -31,6 +31,13 @@ LOSS_JITTERS = 3
 # kink) falls on its other side in half of the cases, in one of 256 never.
 TIE_JITTERS = 8
 
+# One of two scores that 16 bits round to the same number does so in one of 12,
+# since the roundings of its weights add up to less: where nearly all that is
+# left of the error is in a quarter of the numbers, more are tried, of which it
+# escapes in one of 200.
+MOST_TIE_JITTERS = 64
+ERROR_OF_TIES = 0.99
+
 # How many numbers, and in how many draws, a layer that draws random ones by
 # itself returns before it is compared: one that is 0 once in 2,048 (float16)
 # is among 8,192 in all but 2% of the cases.
@@ -53,6 +60,11 @@ ONE_CAUSE = 0.25
 # this share in float32, or no precision resolves it: a third of BACKWARD_ERROR,
 # since activations are rounded as well as weights, and at every layer.
 RESOLVED_GRADIENT = 0.1
+
+# How many times as far as by rounded weights a loss or gradient that these
+# alone put off has to be off to count. A router in bfloat16 is by 1.5 times
+# and trains; distances that cancel by 70 times, and train no more.
+BEYOND_NOISE = 8.0
 
 # A loss or gradient that is off by more than a tenth both with a demotion and
 # without it is no reason for it, unless by half as much again without.

@@ -9,7 +9,7 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.wrapper import check_epsilons
+from keras_mixprec.loss_scaling.wrapper import check_constants
 
 
 @keras.saving.register_keras_serializable("keras_mixprec")
@@ -111,7 +111,7 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
         )
     if not lacks_loss_scaling(model):
         return optimizer
-    check_epsilons(optimizer, model.trainable_variables)
+    check_constants(optimizer, model.trainable_variables)
     # What `model.save` stores: a file that Keras reads without this package.
     wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
     set_saved_optimizer(model, wrapper)

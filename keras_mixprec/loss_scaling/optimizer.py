@@ -25,7 +25,7 @@ from keras_mixprec.loss_scaling.step_report import ReportsSteps
 from keras_mixprec.loss_scaling.wrapper import (
     DelegatesToInner,
     build_inner,
-    check_epsilons,
+    check_constants,
     check_inner,
     check_window,
     resolve_rule,
@@ -138,7 +138,8 @@ class LossScaleOptimizer(
 
         Raises:
             ValueError: If an epsilon of the inner optimizer is 0 in the dtype
-                of a variable, which would make weights NaN.
+                of a variable, or `beta_2` is 1, which would make weights NaN
+                or move none.
         """
         if self.built:
             return
@@ -172,7 +173,7 @@ class LossScaleOptimizer(
                 self.load_own_variables(self._unread_state)
 
     def _check_update(self, variables):
-        check_epsilons(self.inner_optimizer, variables)
+        check_constants(self.inner_optimizer, variables)
 
     def _add_state(self, name, shape, dtype, value=0):
         return self.add_variable(

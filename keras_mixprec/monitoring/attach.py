@@ -12,8 +12,9 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
 from keras_mixprec.policies import matmul_precision
-from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
 
 # What the Custom Scalars tab draws together; tags as regular expressions.
@@ -77,7 +78,8 @@ class LayerLog:
             step: Int. The number of the next batch.
 
         Returns:
-            Dict from paths to compute dtypes, `None` if nothing has changed.
+            Dict from paths to the dtypes of outputs, `None` if nothing has
+            changed.
         """
         plan = PrecisionPlan.from_model(self._model)
         if plan == self._plan:
@@ -87,7 +89,12 @@ class LayerLog:
         if step != self._last_step:
             self._plan, self._last_step = plan, step
             self._log.layers(step, table)
-        return {row["path"]: row["compute_dtype"] for row in table}
+        return {e.path: _output_dtype(e.layer) for e in walk(self._model)}
+
+
+def _output_dtype(layer):
+    own = rescaling_of(layer)
+    return layer.compute_dtype if own is None else own.output_dtype
 
 
 _KINDS = (
@@ -188,9 +195,8 @@ def _watch(model):
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
     for name, optimizer in found.items():
         # Which variables others are for only the model's `train_step` knows.
-        weights = model.trainable_variables if name == "optimizer" else []
-        if weights and not optimizer.built:
-            optimizer.build(weights)
+        if name == "optimizer" and not optimizer.built and _knows_all(model):
+            optimizer.build(model.trainable_variables)
         found[name] = adopt(optimizer)
         if found[name] is not optimizer:
             for other in (n for n, o in every.items() if o is optimizer):
@@ -202,6 +208,12 @@ def _watch(model):
     if list(found) == ["optimizer"]:
         return {"": model.optimizer}
     return found
+
+
+def _knows_all(model):
+    """Whether all trainable variables are there, if it has any."""
+    layers = (entry.layer for entry in walk_with_model(model))
+    return model.trainable_variables or all(layer.built for layer in layers)
 
 
 def _guard(model):

@@ -172,6 +172,27 @@ class Examiner:
         self._examined_at = step
         return found, batch
 
+    def exact_loss(
+        self, model, batch, step: int, is_overhead: bool = False
+    ) -> float:
+        """Returns the loss of a batch in float32, NaN if there is none.
+
+        Args:
+            model: As for `examine`.
+            batch: As for `examine`, or `None`.
+            step: Int.
+            is_overhead: Boolean. Whether it counts as overhead. Defaults to
+                `False`, as a part of a repair.
+        """
+        loss, started = np.nan, time.perf_counter()
+        with self._errors_reported(step):
+            if batch is not None:
+                from keras_mixprec.diagnosis.batch import loss_in_float32
+
+                loss = loss_in_float32(model, batch)
+        self._budget.add(DIAGNOSES, time.perf_counter() - started, is_overhead)
+        return loss
+
     def arm_first_scale(self, model, reader, step: int):
         """Sets the loss scale to what the next batch's gradients need.
 

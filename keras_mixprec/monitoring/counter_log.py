@@ -319,7 +319,8 @@ class CounterLog:
         if self.state.collapsed:
             self._session.examiner.report_rest(self.step)
         self._skips.report_rest(self.step)
-        for event in self._counters.nonfinite_events():
+        events = self._counters.nonfinite_events()
+        for event in events + self._session.bad_data.events():
             self._log.event(self.step, event)
 
     def _write(self, readings, counted):

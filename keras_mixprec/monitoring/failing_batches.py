@@ -1,11 +1,14 @@
 """Keeping the batches of skipped steps, and reporting which had bad data."""
 
+import itertools
+
 import keras
 import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.diagnosis.advice import bad_data_advice
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.formats import BATCHES
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.current_step import PARTS
@@ -78,7 +81,7 @@ def _array(variable):
     return ops.convert_to_numpy(variable.value)
 
 
-# Samples that a verdict lists, batches that are kept.
+# Samples, and stretches of batches, that a text lists; batches that are kept.
 _LISTED = 8
 _KEPT = 1000
 
@@ -89,7 +92,8 @@ class BadData:
     """Collects the batches of skipped steps whose inputs were not finite.
 
     Attributes:
-        count: Int. How many there were.
+        count: Int. How many there were, those apart that the optimizer no
+            longer remembers in full.
         batches: List of dicts with `"epoch"` and `"batch"`, both counted from
             0 as callbacks are given them, `"step"`, the first of which is 1,
             and `"rows"`, the first bad row of each part of the batch, from 0;
@@ -103,6 +107,7 @@ class BadData:
         self.batches = []
         self.keeps_scale = False
         self._epochs = [(0, 0)]
+        self._all_known = True
 
     def begin_epoch(self, step: int, epoch: int):
         """An epoch begins, after this step.
@@ -126,7 +131,10 @@ class BadData:
         Returns:
             The readings, with the loss scales that were put back.
         """
-        fallen = [name for name, found in readings.items() if self._add(found)]
+        self._add(readings.values())
+        if not self.keeps_scale:
+            return readings
+        fallen = [name for name, found in readings.items() if _fell(found)]
         if fallen:
             session.synchronized_model()
         readers = session.counters.used()
@@ -140,28 +148,44 @@ class BadData:
         return readings
 
     def report(self, session):
-        """Reports bad data, the first time.
+        """Reports bad data, the first time; the verdict has all batches.
 
         Args:
             session: The `Session`.
         """
-        if self.batches and not session.examiner.has_reported("bad_data"):
-            verdict = self._verdict(session.model)
-            session.examiner.report(verdict, session.step)
+        examiner = session.examiner
+        if self.batches and not examiner.has_reported("bad_data"):
+            examiner.report(self._verdict(session.model), session.step)
+        for verdict in examiner.verdicts if self.batches else ():
+            if verdict.kind == "bad_data":
+                places = format_places(self.batches, self.count)
+                verdict.numbers["batches"] = places
 
-    def _add(self, reading):
-        """Takes note of a reading; whether bad data alone lowered a scale."""
-        bad = [skipped for skipped in reading.new_steps if skipped.inputs]
+    def events(self) -> list:
+        """Returns what there is to log at the end: which batches they were."""
+        if not self.count:
+            return []
+        event = {"kind": "bad_batches", "count": self.count}
+        return [event | {"message": str(self)}]
+
+    def _add(self, readings):
+        """Takes note of readings of all optimizers, at one step."""
+        self._all_known &= not any(reading.others for reading in readings)
+        # A batch may be bad for several optimizers.
+        bad = {
+            skipped.step: skipped
+            for reading in readings
+            for skipped in reading.new_steps
+            if skipped.inputs
+        }
         self.count += len(bad)
-        room = _KEPT - len(self.batches)
-        self.batches += map(self._locate, bad[: max(room, 0)])
-        alone = len(bad) == len(reading.new_steps) and not reading.others
-        fell = reading.loss_scale < reading.points[0].scale
-        return bool(bad) and self.keeps_scale and alone and fell
+        room = max(_KEPT - len(self.batches), 0)
+        self.batches += [self._locate(bad[step]) for step in sorted(bad)[:room]]
 
     def _verdict(self, model):
         first = self.batches[0]
         numbers = {name: first[name] for name in ("epoch", "batch")}
+        numbers["batches"] = format_places(self.batches, self.count)
         samples = bad_samples(model)
         for part, indices in samples.items():
             numbers[f"samples_of_{part}"] = indices[:_LISTED].tolist()
@@ -179,12 +203,12 @@ class BadData:
     def __str__(self):
         if not self.count:
             return ""
-        first = self.batches[0]
-        more = f"{self.count} batches" if self.count > 1 else "1 batch"
+        least = "" if self._all_known else "at least "
         return (
-            f"Bad data: {more} with inputs that are not finite, the first at "
-            f"step {first['step']} (epoch {first['epoch']}, batch "
-            f"{first['batch']}, both from 0)."
+            f"Bad data: inputs not finite in {least}{self.count:,} "
+            f"{BATCHES[self.count > 1]}, the first at step "
+            f"{self.batches[0]['step']:,}: "
+            f"{format_places(self.batches, self.count)} (counted from 0)."
         )
 
     def _locate(self, skipped):
@@ -192,6 +216,43 @@ class BadData:
         start, epoch = max(e for e in self._epochs if e[0] < step)
         place = {"epoch": epoch, "batch": step - 1 - start, "step": step}
         return place | {"rows": skipped.inputs}
+
+
+def _fell(reading):
+    """Whether bad data alone lowered a scale."""
+    bad = [skipped for skipped in reading.new_steps if skipped.inputs]
+    alone = len(bad) == len(reading.new_steps) and not reading.others
+    return bool(bad) and alone and reading.loss_scale < reading.points[0].scale
+
+
+def format_places(batches: list, count: int) -> str:
+    """Formats which batches of which epochs, consecutive ones as a stretch.
+
+    Args:
+        batches: List of dicts, as `BadData.batches`.
+        count: Int. How many there are, those that are not in the list as well.
+
+    Example:
+    >>> from keras_mixprec.monitoring.failing_batches import format_places
+    >>> at = [{"epoch": 1, "batch": batch} for batch in (3, 17, 20, 21, 22)]
+    >>> format_places(at, 17)
+    'epoch 1 batches 3, 17, 20-22 and 12 more'
+    """
+    stretches = []
+    for place in batches:
+        epoch, batch = place["epoch"], place["batch"]
+        if stretches and stretches[-1][::2] == [epoch, batch - 1]:
+            stretches[-1][2] = batch
+        else:
+            stretches.append([epoch, batch, batch])
+    listed = []
+    for epoch, own in itertools.groupby(stretches[:_LISTED], lambda s: s[0]):
+        spans = [(first, last) for _, first, last in own]
+        count -= sum(last - first + 1 for first, last in spans)
+        several = len(spans) > 1 or spans[0][0] < spans[0][1]
+        names = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in spans)
+        listed.append(f"epoch {epoch} {BATCHES[several]} {names}")
+    return "; ".join(listed) + (f" and {count:,} more" if count else "")
 
 
 def bad_samples(model) -> dict:

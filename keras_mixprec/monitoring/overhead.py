@@ -25,7 +25,8 @@ class OverheadBudget:
     and up to eight that are brought forward (`_AUDITS_AT_ANY_COST` and
     `_HURRIES` of `audit_schedule.py`), the first diagnosis after trouble
     (`audits.Examiner.wants`), and with a tuner the first false alarms
-    (`trigger._FALSE_ALARMS`) and validation (`tuning/validation.py`).
+    (`trigger._FALSE_ALARMS`), the loss of one batch before a demotion and after
+    it (`tuning/promotion.py`), and validation (`tuning/validation.py`).
 
     Args:
         max_overhead: Float. Share of the time of `fit`, from the second call

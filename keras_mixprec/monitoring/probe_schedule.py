@@ -58,8 +58,6 @@ class Prober:
         self.last_step = -1
         self.dtypes = {}
         self.zeros = ranges.ZeroGradients()
-        self._unwritten = []
-        self._last_histograms = -1
         self._log = log
         self._every = every
         self._max_overhead = max_overhead
@@ -172,24 +170,22 @@ class Prober:
             step: Int. How many steps were taken before.
         """
         readings, self.limits, failures = ranges
-        self._unwritten = readings
         if any("activation" in reading.parts for reading in readings):
             self.readings = readings
         if readings:
             self.last_step = step
             self._write(readings, step)
+            self.write_histograms(readings, step)
         self._warn_of(failures, step)
 
-    def write_histograms(self, step: int):
-        """Writes the exponents of what was measured last, once.
+    def write_histograms(self, readings: list, step: int):
+        """Writes the exponents, which no light reading has.
 
-        The end of the last epoch is that of training, at the same step.
+        Args:
+            readings: List of `LayerReading`.
+            step: Int. How many steps were taken before.
         """
-        if step == self._last_histograms:
-            return
-        if self._unwritten:
-            self._last_histograms = step
-        for reading in self._unwritten:
+        for reading in readings:
             for part, family in EXPONENTS.items():
                 bins = (
                     reading.parts[part].bins() if part in reading.parts else ()
@@ -197,7 +193,6 @@ class Prober:
                 if len(bins):
                     tag = f"{family}/{reading.path}"
                     self._log.histogram(step, tag, bins)
-        self._unwritten = []
 
     def least_headroom(self) -> dict:
         """Returns `(path, bits)` of the last probe, by part of a layer.

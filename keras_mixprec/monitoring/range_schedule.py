@@ -5,6 +5,7 @@ import math
 import time
 
 from keras_mixprec.backend import active
+from keras_mixprec.formats import format_count
 from keras_mixprec.monitoring.failures import warn_disabled
 from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.range_reading import read_ranges, read_weights
@@ -14,6 +15,9 @@ from keras_mixprec.numerics.range_reading import read_ranges, read_weights
 # many seconds. It happens once, so that it is no part of the overhead.
 _SHARE = 0.05
 _SECONDS = 2.0
+
+# What the sentence on what was withheld begins with.
+_RANGES = "Ranges of layers "
 
 # The attribute of a model that holds its `_Costs`, over several `fit`s.
 _COSTS_ATTRIBUTE = "_keras_mixprec_range_costs"
@@ -39,7 +43,10 @@ class RangeReader:
 
     After the first step, after the last, and in between whenever twice as many
     steps were taken and no step was probed, so that a run that dies leaves
-    ranges that are not old.
+    ranges that are not old. Probed steps count no exponents: histograms are
+    measured beside them, after the first epoch until which twice as many steps
+    were taken. So a run of any length has those of its first steps and its
+    last, and as many between as there are doublings.
 
     Args:
         model: The `keras.Model`.
@@ -66,6 +73,7 @@ class RangeReader:
         self._started = time.perf_counter()
         self._first_call = self._first_epoch = None
         self._first_step = self._next = 0
+        self._lacks_histograms = False
         self._seconds = 0.0
         self._steps = []
         self.batch = None
@@ -104,24 +112,35 @@ class RangeReader:
         first = self._first_call is None
         if first:
             self._first_call = time.perf_counter() - self._started
-        # Probes of steps make up for it.
-        elif self._prober.last_step - self._first_step > steps // 2:
+        # Probes of steps make up for it, but for histograms.
+        probed = self._prober.last_step - self._first_step > steps // 2
+        if probed and not self._lacks_histograms:
             return
+        self._lacks_histograms = False
         # Some is kept for the last, which may take longer than this one.
         left, expected = self._left(), self._expected()
         if first or left >= 4 * expected:
-            self._read(model(), step)
-        else:
+            self._read(model(), step, probed)
+        elif not probed:
             self._withhold(
                 step,
                 f"they take about {expected:.1f} s to measure, and of the "
                 f"{max(left, 0.0):.1f} s left most are kept for the last step.",
             )
 
-    def end_epoch(self):
-        """The first epoch is over."""
+    def end_epoch(self, step: int):
+        """An epoch is over: histograms may be due before the next step.
+
+        Args:
+            step: Int. How many steps were taken.
+        """
         if self._first_epoch is None:
             self._first_epoch = self._elapsed()
+        if self._steps:
+            last, now = (s - self._first_step for s in (self._steps[-1], step))
+            self._lacks_histograms = now >= 2 * last
+        if self._lacks_histograms:
+            self._next = step
 
     def finish(self, model, step: int):
         """Measures once more if steps were taken since, and says what it took.
@@ -132,13 +151,15 @@ class RangeReader:
         """
         if self._off:
             return
-        self.end_epoch()
+        self.end_epoch(step)
         if self._first_call is None:
             self._first_call = self._first_epoch
         if step == self._first_step:
             self._withhold(step, "no step was taken.")
         elif self._prober.last_step < step:
             self._read(model, step)
+        elif self._steps and self._left() >= self._expected():
+            self._read(model, step, probed=True)
         self._costs.epochs += self._first_epoch
         if self._steps:
             event = {"steps": self._steps, "seconds": round(self._seconds, 3)}
@@ -146,14 +167,16 @@ class RangeReader:
 
     def __str__(self):
         """What was measured at what cost, and what was not."""
-        lines = []
-        if self._steps:
-            times = f"{len(self._steps)} time{'s' * (len(self._steps) > 1)}"
-            lines.append(
-                f"Ranges of all layers measured {times} beside training, in "
-                f"{self._seconds:.1f} s."
-            )
-        return " ".join([*lines, self.withheld]).strip()
+        if not self._steps:
+            return self.withheld
+        measured = (
+            f"Ranges of all layers measured "
+            f"{format_count(len(self._steps), 'time')} beside training, in "
+            f"{self._seconds:.1f} s"
+        )
+        if not self.withheld:
+            return f"{measured}."
+        return f"{measured}, and {self.withheld.removeprefix(_RANGES)}"
 
     def _hold(self, batch):
         self.batch = batch
@@ -175,14 +198,17 @@ class RangeReader:
             return self._costs.last
         return active.replay().FIRST_RUN * self._first_call
 
-    def _read(self, model, step):
+    def _read(self, model, step, probed=False):
+        """Writes ranges and histograms, where steps are probed these only."""
         if not self._log.writes:  # Another worker does.
             return
         started = time.perf_counter()
         ranges = self._ranges(model, step)
         try:
-            self._prober.write(ranges or read_weights(model), step)
-            self._prober.write_histograms(step)
+            if not probed:
+                self._prober.write(ranges or read_weights(model), step)
+            elif ranges:
+                self._prober.write_histograms(ranges.readings, step)
         except Exception as error:
             self._give_up(step, error)
         seconds = time.perf_counter() - started
@@ -222,8 +248,9 @@ class RangeReader:
         self._withhold(
             step,
             f"those of activations and gradients {they_take} to measure, and "
-            f"{max(self._left(), 0.0):.1f} s are left of "
-            f"{self._share:.0%} of the first epoch, or {_SECONDS:g} s. "
+            f"{max(self._left(), 0.0):.1f} s are left of what all of them may "
+            f"take: {self._share:.0%} of the first epoch, but at least "
+            f"{_SECONDS:g} s. "
             f"About `max_overhead={argument}` would allow them.",
         )
 
@@ -235,7 +262,7 @@ class RangeReader:
     def _withhold(self, step, reason):
         if self.withheld:
             return
-        self.withheld = f"Ranges of layers withheld at step {step}: {reason}"
+        self.withheld = f"{_RANGES}withheld at step {step}: {reason}"
         event = {"kind": "ranges_withheld", "message": self.withheld}
         self._log.event(step, event)
 

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from keras_mixprec.formats import (
@@ -47,7 +48,7 @@ class TrainingSummary(NamedTuple):
         ranges: String. How often the ranges of layers were measured beside
             training, what that took, and why any were withheld.
         bad_data: String. How many batches had inputs that are not finite and
-            which was the first, `""` if none had.
+            which they are, `""` if none had.
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
             of batches with such a loss; each replica counts its own part of a
             batch. `None` where that is not counted: in models without 16-bit
@@ -89,7 +90,7 @@ class TrainingSummary(NamedTuple):
             lines.append(f"{label}: {optimizer}")
         if self.optimizers:
             worst = max(self.optimizers.values(), key=lambda o: o.skipped)
-            lines += worst.remarks()
+            lines += worst.remarks(self.nonfinite_losses)
         if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
             lines.append(f"Non-finite loss: {losses}.")
         least = ", ".join(
@@ -143,8 +144,12 @@ class OptimizerSummary(NamedTuple):
             f"({round(share, 1):g}%)."
         )
 
-    def remarks(self) -> list:
-        """Returns what else to print, the verdicts last."""
+    def remarks(self, losses: Mapping | None = None) -> list:
+        """Returns what else to print, the verdicts last.
+
+        Args:
+            losses: `TrainingSummary.nonfinite_losses`. Defaults to `None`.
+        """
         lines = []
         seen = {p: n for p, n in self.overflow_counts.items() if n}
         if worst := _most_often(seen):
@@ -154,11 +159,19 @@ class OptimizerSummary(NamedTuple):
         if self.in_a_row:
             lines.append(
                 f"  The last {self.in_a_row} steps were all skipped: the "
-                "weights have stood still since. If the loss itself is not "
-                "finite, a smaller scale cannot help; look at the data and "
-                "at the layers named above."
+                f"weights have stood still since. {_of_losses(losses)}"
+                "Look at the data and at the layers named above."
             )
         return lines
+
+
+def _of_losses(counts):
+    """What a smaller scale can do, a sentence; nothing if losses are finite."""
+    cannot = "not finite, a smaller scale cannot help. "
+    if counts is None:
+        return f"If the loss itself is {cannot}"
+    lost = "The loss itself was "
+    return f"{lost}{cannot}" if any(counts.values()) else ""
 
 
 def _most_often(counts, shown=3):

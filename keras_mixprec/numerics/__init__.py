@@ -17,6 +17,7 @@ Files:
 
 - `statistics.py`: the range of tensors, from one pass over each.
 - `collector.py`: gathers the statistics of a whole step in few operations.
+- `attention_logits.py`: what the softmax inside of attention layers is given.
 - `probed_step.py`: the train step with a measurement of every tensor in it.
 - `range_reading.py`: the ranges of every layer on one batch, without a step.
 - `dry_step.py`: runs `train_step` and updates nothing; records calls and

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import math
 
 import keras
@@ -9,8 +10,9 @@ from keras import ops
 
 from keras_mixprec._checks import raise_if_strict
 from keras_mixprec.backend import active
+from keras_mixprec.formats import Format
 from keras_mixprec.keras_internals import learning_rate_object, micro_batches
-from keras_mixprec.numerics.statistics import WIDTH, measure, pack
+from keras_mixprec.numerics.statistics import COLUMNS, measure
 
 # Tensors up to this many elements are stacked by shape, so that hundreds cost
 # what a handful does. Above 2**16 the copy costs more than it saves, and so
@@ -28,22 +30,24 @@ class Collector:
     """Measures the tensors of one step, which may be traced.
 
     Args:
+        limits: `Format` that small numbers are counted by.
         outlet: The `Outlet` of the backend, through which the numbers leave.
         arguments: Tuple. What the train step was called with.
         failures: Dict that gets the reason why a tensor could not be measured,
             by the path in its key.
     """
 
-    def __init__(self, outlet, arguments, failures):
+    def __init__(self, limits: Format, outlet, arguments, failures):
         self._outlet = outlet
         self._failures = failures
         self._backend = active.probe()
         self._trace = self._backend.own_trace(arguments)
-        self._measure = self._backend.traced_once(measure)
+        self._measure = self._backend.traced_once(
+            functools.partial(measure, limits=limits)
+        )
         self._order = {}
         self._waiting = {}
-        self._measured = {}
-        self._counted = {}
+        self._rows = {}
 
     def put(self, key, tensor):
         """Measures one tensor, now or at the end of the step.
@@ -67,23 +71,29 @@ class Collector:
         for key in keys:
             self._number(key)
         with self._noting_failures(keys), self._backend.without_gradient():
-            found = self._measure(stack)
-            if self._backend.belongs(found[0], self._trace):
-                self._measured[keys] = found
+            rows = self._measure(stack)
+            if self._backend.belongs(rows, self._trace):
+                self._rows[keys] = rows
             else:
-                self._outlet.put(self._number(keys[0]), pack([found])[0])
+                self._outlet.put(self._number(keys[0]), rows[0])
 
-    def put_counts(self, keys, counts):
-        """Keeps what has been counted already, in the place of exponents.
+    def put_updates(self, keys, moved, moving):
+        """Keeps how many weights an update moved, of those that it was to.
+
+        Which are the sizes and the elements that are not zero of a reading.
 
         Args:
             keys: Tuple of keys.
-            counts: Float32 tensor `(len(keys), n)`.
+            moved: Float32 tensor, a number for each key.
+            moving: Float32 tensor, as `moved`.
         """
         for key in keys:
             self._number(key)
-        missing = WIDTH - 3 - counts.shape[1]
-        self._counted[keys] = ops.pad(counts, ((0, 0), (3, missing)))
+        zeros = ops.zeros_like(moved)
+        columns = {"size": moving, "nonzero": moved}
+        self._rows[keys] = ops.stack(
+            [columns.get(name, zeros) for name in COLUMNS], axis=1
+        )
 
     def carry(self, result):
         """Measures what is left.
@@ -94,13 +104,10 @@ class Collector:
         waiting, self._waiting = self._waiting, {}
         for keys, stack in self._stacks(waiting):
             self.put_stack(keys, stack)
-        keys = [*self._measured, *self._counted]
-        rows = [pack(list(self._measured.values()))] if self._measured else []
-        rows += self._counted.values()
         return self._outlet.carry(
             result,
-            tuple(self._number(key) for group in keys for key in group),
-            ops.concatenate(rows) if rows else None,
+            tuple(self._number(key) for group in self._rows for key in group),
+            ops.concatenate([*self._rows.values()]) if self._rows else None,
         )
 
     def _stacks(self, waiting):
@@ -110,10 +117,11 @@ class Collector:
             if None not in tuple(tensor.shape):
                 known[key] = tensor
             else:
-                dtype = str(tensor.dtype)
-                part = dtype, numbers[dtype] // _LARGEST_RAGGED
+                size = _size(tensor, _USUAL_BATCH)
+                alike = str(tensor.dtype), size
+                part = *alike, numbers[alike] // _LARGEST_RAGGED
                 unknown.setdefault(part, {})[key] = tensor
-                numbers[dtype] += _size(tensor, _USUAL_BATCH)
+                numbers[alike] += size
         for group in group_by_shape(list(known.values())):
             keys = tuple(list(known)[index] for index in group)
             yield keys, join([known[key] for key in keys])
@@ -215,14 +223,10 @@ class Update:
             self._collector.put_stack(keys, after)
             if moving is not None:
                 moving = ops.logical_and(moving, updated)
-                lost = ops.logical_and(moving, ops.equal(before, after))
-                counts = [
-                    ops.cast(ops.sum(ops.cast(x, "int32"), 1), "float32")
-                    for x in (lost, moving)
-                ]
-                self._collector.put_counts(
-                    self._keys(variables, "lost_updates"),
-                    ops.stack(counts, axis=1),
+                moved = ops.logical_and(moving, ops.not_equal(before, after))
+                self._collector.put_updates(
+                    self._keys(variables, "updates"),
+                    *map(_count, (moved, moving)),
                 )
 
     def _has_updated(self):
@@ -243,6 +247,10 @@ class Update:
     def _keys(self, variables, part):
         owners = map(self._owner_of, variables)
         return tuple((path, part, position) for path, position in owners)
+
+
+def _count(flags):
+    return ops.cast(ops.sum(ops.cast(flags, "int32"), 1), "float32")
 
 
 def _groups(pairs):

@@ -1,13 +1,16 @@
 """Hooks on layer calls, and layers in another dtype for a while."""
 
 import contextlib
+import functools
+import inspect
 import threading
 
 import keras
 
-from keras_mixprec._patched import patched
+from keras_mixprec._patched import Replacements, patched
 from keras_mixprec.keras_internals import (
     flat_layers,
+    layer_ops,
     only_runs_graph,
     policy_object,
     set_input_dtype,
@@ -37,19 +40,26 @@ class CallHook:
         on_call: Function `(run, layer, path, index, args, kwargs)` that
             returns the call's outputs; `run(*args, **kwargs)` makes the call,
             and `index` says how often the layer was called before.
+        on_function: Function `(function, layer, name, arguments)` that is
+            called before one of `FUNCTIONS` is, with its name, the innermost
+            layer that is called, the name of that call, and a dict of what the
+            function is given by name. Defaults to `None`.
     """
 
     _patching = threading.Lock()
     _patched = 0
     _original = None
+    _functions = Replacements()
     _active = {}
 
-    def __init__(self, entries, on_call):
+    def __init__(self, entries, on_call, on_function=None):
         self._paths = {id(e.layer): e.path for e in entries}
         self._direct = [e.layer for e in entries if _is_called_directly(e)]
         self._on_call = on_call
+        self._on_function = on_function
         self._counts = {}
         self._open = []
+        self._names = []
 
     @contextlib.contextmanager
     def hooked(self):
@@ -90,6 +100,7 @@ class CallHook:
         index = self._counts.get(path, 0)
         self._counts[path] = index + 1
         self._open.append(layer)
+        self._names.append(call_name(path, index))
 
         def run(*args, **kwargs):
             return original(layer, *args, **kwargs)
@@ -98,6 +109,17 @@ class CallHook:
             return self._on_call(run, layer, path, index, args, kwargs)
         finally:
             self._open.pop()
+            self._names.pop()
+
+    @property
+    def enclosing(self) -> str | None:
+        """The name of the call that the innermost one is inside of."""
+        return self._names[-2] if len(self._names) > 1 else None
+
+    def _called(self, function, arguments):
+        if self._on_function is not None and self._open:
+            call = self._open[-1], self._names[-1]
+            self._on_function(function.__name__, *call, arguments)
 
 
 def _is_called_directly(entry):
@@ -150,6 +172,7 @@ def _patch():
         if not CallHook._patched:
             CallHook._original = cls.__call__
             cls.__call__ = _dispatch
+            CallHook._functions.put()
         CallHook._patched += 1
     try:
         yield
@@ -158,6 +181,7 @@ def _patch():
             CallHook._patched -= 1
             if not CallHook._patched:
                 cls.__call__ = CallHook._original
+                CallHook._functions.restore()
 
 
 def _dispatch(layer, *args, **kwargs):
@@ -166,6 +190,36 @@ def _dispatch(layer, *args, **kwargs):
     if hook is None:
         return original(layer, *args, **kwargs)
     return hook._call(original, layer, args, kwargs)
+
+
+# What attention layers call, and may not return.
+FUNCTIONS = ("dot_product_attention", "softmax")
+
+
+def _watched(function):
+    """A function that shows the hook what it is given."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def watched(*args, **kwargs):
+        hook = CallHook._active.get(threading.get_ident())
+        if hook is not None:
+            given = signature.bind(*args, **kwargs)
+            hook._called(function, given.arguments)
+        return function(*args, **kwargs)
+
+    return watched
+
+
+def _watch_functions():
+    # Keras' own layers call the first, KerasHub's and the user's the others.
+    for module in (layer_ops, keras.ops, keras.ops.nn):
+        for name in FUNCTIONS:
+            function = _watched(getattr(module, name))
+            CallHook._functions.add(module, name, function)
+
+
+_watch_functions()
 
 
 @contextlib.contextmanager

@@ -204,7 +204,7 @@ class LayerReplay:
         return self._arrays(self._run, policy, layers, jitter)
 
     def gradients(
-        self, cotangents, policy=None, jitter=None
+        self, cotangents, policy=None, jitter=None, layers=None
     ) -> list[np.ndarray]:
         """Returns the gradients at inputs and weights, as float32 arrays.
 
@@ -212,8 +212,9 @@ class LayerReplay:
             cotangents: List of arrays, one per float output and added loss.
             policy: String, as for `forward`.
             jitter: Int, as for `forward`.
+            layers: List, as for `forward`.
         """
-        return self._arrays(self._pullback(cotangents), policy, jitter=jitter)
+        return self._arrays(self._pullback(cotangents), policy, layers, jitter)
 
     def largest_intermediate(self) -> float:
         """Returns the largest magnitude that float32 meets inside."""

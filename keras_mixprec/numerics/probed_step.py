@@ -1,7 +1,6 @@
 """The train step with a measurement of every tensor in it."""
 
 import contextlib
-import functools
 import operator
 import threading
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
+from keras_mixprec.numerics.attention_logits import AttentionLogits
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import Collector, Update
 from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
@@ -29,7 +29,8 @@ class LayerReading(NamedTuple):
             `k` others in the same step.
         parts: Dict from `"activation"` (outputs), `"gradient"` (of the scaled
             loss, at the outputs), `"weight_gradient"` (as the optimizer is
-            given it) or `"weight"` (after the step) to its `Statistics`.
+            given it), `"weight"` (after the step) or `"attention_logits"` to
+            its `Statistics`.
         lost_updates: Float. Share of the weights with a gradient that the
             step left as they were, or `None` if it was not to change them: a
             skipped step, one that only accumulates gradients, a learning rate
@@ -92,7 +93,7 @@ class Probe:
             for (_, path, part, _), _ in emitted
         ]
         found = {}
-        measured = Statistics.from_rows(rows, groups)
+        measured = Statistics.from_rows(rows, self.limits, groups)
         for (path, part), of_part in zip(places, measured, strict=True):
             found.setdefault(path, {})[part] = of_part
         return [_reading(path, parts) for path, parts in found.items()]
@@ -116,10 +117,10 @@ class Probe:
 
         # Replicas run it in threads of their own, and take turns.
         def train_step(*args):
-            collector = Collector(self._outlet, args, self.failures)
-            hook = CallHook(
-                self._entries, functools.partial(self._on_call, collector)
+            collector = Collector(
+                self.limits, self._outlet, args, self.failures
             )
+            hook = self._hook(collector)
             self._running.collector = collector
             try:
                 with hook.hooked():
@@ -134,6 +135,20 @@ class Probe:
             for optimizer in optimizers_of(self._model).values():
                 stack.enter_context(self._watched(optimizer))
             yield
+
+    def _hook(self, collector):
+        def put(name, position, tensor):
+            collector.put((name, "attention_logits", position), tensor)
+
+        logits = AttentionLogits(self._entries, put)
+
+        def on_call(run, layer, path, index, args, kwargs):
+            logits.of_softmax(layer, hook.enclosing, args, kwargs)
+            arguments = run, layer, path, index, args, kwargs
+            return self._on_call(collector, *arguments)
+
+        hook = CallHook(self._entries, on_call, logits.of_function)
+        return hook
 
     def _on_call(self, collector, run, layer, path, index, args, kwargs):
         names = names_of_output(self._paths, layer, index)
@@ -199,10 +214,9 @@ class _WatchedStep(NamedTuple):
 
 
 def _reading(path, parts):
-    lost = moving = 0
-    if "lost_updates" in parts:
-        lost, moving = parts.pop("lost_updates").counts[:2]
-    return LayerReading(path, parts, float(lost / moving) if moving else None)
+    updates = parts.pop("updates", None)
+    lost = float(updates.zero) if updates and updates.size else None
+    return LayerReading(path, parts, lost)
 
 
 def limits_of(entries) -> Format:

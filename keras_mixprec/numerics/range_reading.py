@@ -12,6 +12,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
+from keras_mixprec.numerics.attention_logits import AttentionLogits
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
@@ -19,8 +20,7 @@ from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
 from keras_mixprec.numerics.probed_step import LayerReading, limits_of
 from keras_mixprec.numerics.statistics import (
     Statistics,
-    measure,
-    pack,
+    measure_exponents,
     statistics_of,
 )
 from keras_mixprec.policies.layers import walk
@@ -79,6 +79,7 @@ class _Taken:
         self._deadline = deadline
         self._entries = walk(model)
         self._paths = {id(e.layer): e.path for e in self._entries}
+        self._limits = limits_of(self._entries)
         self._found = {}
         # A copy of all activations in the memory of the host takes longer
         # than a few fused reductions on the device; on a CPU the latter do.
@@ -91,7 +92,7 @@ class _Taken:
         scale_of = {
             id(o): scale for o, scale in zip(optimizers, scales, strict=True)
         }
-        with CallHook(self._entries, self._on_call).hooked():
+        with self._hook().hooked():
             _, gradients, scaled, _ = run_held(
                 self._model, data, lambda optimizer: scale_of[id(optimizer)]
             )
@@ -131,7 +132,20 @@ class _Taken:
             )
             for path, own in parts.items()
         ]
-        return Ranges(readings, limits_of(self._entries), failures)
+        return Ranges(readings, self._limits, failures)
+
+    def _hook(self):
+        def put(name, position, tensor):
+            self._take([name], "attention_logits", position, tensor)
+
+        logits = AttentionLogits(self._entries, put)
+
+        def on_call(run, layer, path, index, args, kwargs):
+            logits.of_softmax(layer, hook.enclosing, args, kwargs)
+            return self._on_call(run, layer, path, index, args, kwargs)
+
+        hook = CallHook(self._entries, on_call, logits.of_function)
+        return hook
 
     def _on_call(self, run, layer, path, index, args, kwargs):
         names = names_of_output(self._paths, layer, index)
@@ -164,14 +178,14 @@ class _Taken:
     def _measured(self, tensor):
         if self._on_host:
             return tensor
-        return pack([measure(ops.reshape(tensor, (1, -1)))])
+        return measure_exponents(ops.reshape(tensor, (1, -1)))
 
     def _read(self, tensor):
         self._check_time()
         array = np.asarray(ops.convert_to_numpy(tensor))
         if self._on_host:
             return statistics_of(array)
-        return Statistics.from_rows(array)[0]
+        return Statistics.from_rows(array, self._limits)[0]
 
     def _variables(self):
         for entry in self._entries:

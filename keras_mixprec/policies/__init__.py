@@ -26,6 +26,8 @@ Files:
 - `graph.py`: a layer's place in its model's graph.
 - `casts.py`: layers whose casts fail, or cost more than 16 bits save.
 - `names.py`: names of dtype policies: which exist, which one a layer follows.
+- `rescaled.py`: `RescaledPolicy`, a layer in 16 bits on inputs times a power
+  of two.
 - `summary.py`: `precision_summary`, the table of layers and dtypes.
 - `multiply_adds.py`: estimates of a layer's FLOPs, for the shares of them.
 - `hardware.py`: `recommend_policy`: capabilities in, recommendation out.

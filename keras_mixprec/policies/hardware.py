@@ -15,7 +15,7 @@ _CANDIDATES = ("bfloat16", "float16")
 
 # From here on a format is called faster than float32: below it the gain may be
 # noise, and is not worth the digits.
-_FASTER = 1.1
+FASTER = 1.1
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def slow_because(policy: str, capabilities: dict) -> str:
     if support.matrix or (support.status == "unknown" and not is_cpu):
         return ""
     if (speed := _speed(capabilities, format)) is not None:
-        return "" if speed >= _FASTER else _measured_text(capabilities, format)
+        return "" if speed >= FASTER else _measured_text(capabilities, format)
     if is_cpu:
         native = support.status == "native"
         return "" if native else "on a CPU it is usually no faster than float32"
@@ -147,7 +147,7 @@ def _judge(capabilities):
             return f"mixed_{format}", _has(capabilities, support[format])
     for format in right:
         speed = _speed(capabilities, format)
-        if support[format].status != "emulated" and (speed or 0) >= _FASTER:
+        if support[format].status != "emulated" and (speed or 0) >= FASTER:
             return f"mixed_{format}", _measured_text(capabilities, format)
     if len(right) < len(_CANDIDATES):
         found = " and ".join(wrong)

@@ -54,6 +54,19 @@ def walk(model) -> list[LayerEntry]:
     return entries
 
 
+def every_place(layer, around: tuple = ()) -> Iterator:
+    """Yields a layer and everything inside it, once for each place it has.
+
+    In an order that depends on the code alone, also if Keras makes two layers
+    of one that is shared by a model and one nested in it, as it does when it
+    loads these.
+    """
+    yield layer
+    for child in _children(layer):
+        if not any(child is holder for holder in around):
+            yield from every_place(child, (*around, layer))
+
+
 def walk_with_model(model) -> list[LayerEntry]:
     """Returns the layers of a model, and itself as the last.
 
@@ -92,14 +105,7 @@ def keras_path(entry: LayerEntry) -> str:
 
 
 def _collect(holder, parent, seen, entries):
-    children = [
-        layer
-        for layer in sublayers(holder)
-        if id(layer) not in seen
-        and not isinstance(layer, keras.layers.InputLayer)
-    ]
-    # A layer that is tracked twice by one parent is listed twice.
-    children = list({id(layer): layer for layer in children}.values())
+    children = [x for x in _children(holder) if id(x) not in seen]
     prefix = f"{parent.path}/" if parent else ""
     for layer, name in zip(children, stable_names(children), strict=True):
         # It may have been reached through an earlier sibling by now.
@@ -109,6 +115,13 @@ def _collect(holder, parent, seen, entries):
         entry = LayerEntry(prefix + name, layer, parent)
         entries.append(entry)
         _collect(layer, entry, seen, entries)
+
+
+def _children(holder):
+    # A layer that is tracked twice by one parent is listed twice.
+    found = {id(layer): layer for layer in sublayers(holder)}.values()
+    inputs = keras.layers.InputLayer
+    return [layer for layer in found if not isinstance(layer, inputs)]
 
 
 def stable_names(layers) -> list[str]:

@@ -8,6 +8,11 @@ from keras_mixprec.keras_internals import (
     set_input_dtype,
     set_policy_object,
 )
+from keras_mixprec.policies.rescaled import (
+    RescaledPolicy,
+    own_policy,
+    rescaling_of,
+)
 
 # 16-bit policies with 32-bit variables, and the plain dtypes.
 POLICY_NAMES = (
@@ -53,14 +58,21 @@ def check_policy(name, policy) -> str:
     return policy
 
 
+def can_be_set(policy: str) -> bool:
+    """Whether `set_policy` knows a policy by this name."""
+    known = policy in POLICY_NAMES
+    return known or RescaledPolicy.from_name(policy) is not None
+
+
 def policy_name(layer) -> str:
     """Returns the name of the policy that a layer follows.
 
     A `DTypePolicyMap` calls itself `map_...` for every layer, so the name is
-    made from the dtypes unless the layer is quantized.
+    made from the dtypes unless the layer is quantized or rescaled.
     """
-    policy = _own_policy(layer)
-    if policy.quantization_mode is not None:
+    policy = own_policy(layer)
+    quantized = policy.quantization_mode is not None
+    if quantized or isinstance(policy, RescaledPolicy):
         return policy.name
     compute, variable = policy.compute_dtype, policy.variable_dtype
     if compute == variable:
@@ -68,6 +80,12 @@ def policy_name(layer) -> str:
     if variable == "float32" and compute in _WITH_FLOAT32_VARIABLES:
         return _WITH_FLOAT32_VARIABLES[compute]
     return policy.name
+
+
+def source_name(layer) -> str:
+    """Returns the name of the policy that a layer follows, not rescaled."""
+    rescaled = rescaling_of(layer)
+    return policy_name(layer) if rescaled is None else rescaled.source_name
 
 
 def is_fixed(layer) -> bool:
@@ -106,7 +124,10 @@ def set_policy(layer, policy: str):
     Keras shares one object among layers and rewrites it when a map is saved;
     its setter writes into the map that other layers share.
     """
-    set_policy_object(layer, keras.DTypePolicy(policy))
+    own = RescaledPolicy.from_name(policy)
+    if own is None:
+        own = keras.DTypePolicy(policy)
+    set_policy_object(layer, own)
     if not is_16_bit(layer.compute_dtype):
         for entrance in narrow_inputs(layer):
             set_input_dtype(entrance, layer.compute_dtype)
@@ -130,10 +151,3 @@ def narrow_inputs(layer) -> list:
         if isinstance(origin, keras.layers.InputLayer)
         and is_16_bit(origin.dtype)
     ]
-
-
-def _own_policy(layer):
-    policy = layer.dtype_policy
-    if not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
-        return policy
-    return policy[layer.path] if layer.path else policy.default_policy

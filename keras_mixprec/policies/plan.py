@@ -17,7 +17,7 @@ from keras_mixprec.policies.layers import (
     may_grow,
     walk,
 )
-from keras_mixprec.policies.names import POLICY_NAMES, policy_name
+from keras_mixprec.policies.names import can_be_set, policy_name
 from keras_mixprec.policies.set_policies import set_policies
 
 
@@ -86,7 +86,7 @@ def problems(plan, model) -> list[str]:
         f"policy {plan[path]!r} of {path!r} cannot be set: the layer follows "
         f"{policy_name(entry.layer)!r}; quantize it first"
         for path, entry in entries.items()
-        if plan.get(path, "float32") not in POLICY_NAMES
+        if not can_be_set(plan.get(path, "float32"))
         and plan[path] != policy_name(entry.layer)
     ]
     return unknown + missing + unsettable
@@ -136,6 +136,8 @@ def _check_known(path, policy):
             f"The policy of {path!r} must be a string. "
             f"Received: {policy!r} of type {type(policy).__name__}"
         )
+    if can_be_set(policy):
+        return
     try:
         keras.dtype_policies.get(policy)
     except (TypeError, ValueError) as error:

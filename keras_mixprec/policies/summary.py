@@ -21,6 +21,7 @@ from keras_mixprec.policies.matmul_precision import in_force
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.rescaled import rescaling_of
 
 _COLUMNS = ("path", "class", "compute", "variable", "params", "FLOPs", "notes")
 # Together 100 columns, with two spaces between.
@@ -36,7 +37,7 @@ class PrecisionSummary:
 
     def __init__(self, rows: list[dict], matmul_precision: str):
         self._rows = rows
-        self._last = f"Matmul precision: {matmul_precision}."
+        self._last = f"Matmul precision of float32: {matmul_precision}."
 
     def to_list(self) -> list[dict]:
         """Returns one dict per layer.
@@ -44,7 +45,8 @@ class PrecisionSummary:
         Keys: `path`; `class`; `compute_dtype`; `variable_dtype`, what the
         layer's variables really have; `parameters`, its own without its
         sublayers', `None` if unbuilt; `share_of_flops`, of the model's
-        multiply-adds between 0 and 1, `None` if unknown; `notes`.
+        multiply-adds between 0 and 1, `None` if unknown; `rescaled`, whether
+        it follows a `RescaledPolicy`; `notes`.
         """
         return [dict(row) for row in self._rows]
 
@@ -147,6 +149,7 @@ def _row(entry, variables, done, total, plan):
         "variable_dtype": ", ".join(dtypes) or layer.variable_dtype,
         "parameters": parameters if layer.built else None,
         "share_of_flops": done / total if done is not None and total else None,
+        "rescaled": rescaling_of(layer) is not None,
         "notes": "; ".join(_notes(entry, plan)),
     }
 
@@ -155,7 +158,7 @@ def _notes(entry, plan):
     layer = entry.layer
     if not layer.built:
         yield "not built"
-    if is_fixed(layer):
+    if is_fixed(layer) or rescaling_of(layer) is not None:
         yield f"follows {policy_name(layer)}"
     if not layer.autocast:
         yield "autocast=False: takes its input as it comes"

@@ -23,6 +23,7 @@ STORY = frozenset(
         "stopped",
         "no_loss_scaling",
         "nonfinite_losses",
+        "bad_batches",
         "zero_gradients",
         "sign_off",
     )
@@ -33,16 +34,36 @@ STORY = frozenset(
 WIDE = ("float32", "float64")
 
 
-def is_repaired(kind: str, compute_dtype: str | None) -> bool:
+# What a layer computes in that is in float16 on inputs times a power of two.
+_RESCALED = "rescaled float16"
+
+
+def dtype_of(policy: str) -> str:
+    """Returns what a policy computes in, as `dtype_now` has it."""
+    if policy.startswith("rescaled("):
+        return _RESCALED
+    return policy.removeprefix("mixed_")
+
+
+def dtype_now(layer: Mapping) -> str:
+    """Returns what a layer computes in.
+
+    Args:
+        layer: Dict, as a log has it.
+    """
+    return _RESCALED if layer.get("rescaled") else layer["compute_dtype"]
+
+
+def is_repaired(kind: str, dtype: str | None) -> bool:
     """Whether a layer computes by now in what such a finding asks for.
 
     Args:
         kind: String. The kind of a verdict.
-        compute_dtype: String, or `None` if not known.
+        dtype: String, as `dtype_now` returns it, or `None` if not known.
     """
     repairs = KINDS[kind].repaired_by if kind in KINDS else ()
-    fits = "mixed_bfloat16" in repairs and compute_dtype == "bfloat16"
-    return bool(repairs) and (fits or compute_dtype in WIDE)
+    fits = "mixed_bfloat16" in repairs and dtype in ("bfloat16", _RESCALED)
+    return bool(repairs) and (fits or dtype in WIDE)
 
 
 def about(event: Mapping) -> dict:
@@ -158,7 +179,7 @@ def _last_fit(events):
 
 def _still_true(events, layers):
     """What was found in earlier fits of layers that are repaired by now."""
-    now = {layer["path"]: layer["compute_dtype"] for layer in layers}
+    now = {layer["path"]: dtype_now(layer) for layer in layers}
     repaired = [
         event
         for event in events
@@ -224,6 +245,7 @@ _OF_OURS = {
     "variables": list,
     "kinds": dict,
     "loss": list,
+    "count": int,
     "counts": dict,
     "within": bool,
     "optimizer": str,
@@ -236,6 +258,7 @@ _OF_VERDICT = {
 }
 _NEEDED = {
     "ranges_withheld": {"message"},
+    "bad_batches": {"count", "message"},
     "zero_gradients": {"message"},
     "before_training": {"finding", "level", "message"},
     "sign_off": {"within", "message"},

@@ -9,6 +9,8 @@ from keras_mixprec.formats import SIXTEEN_BITS, format_count, format_power
 from keras_mixprec.reporting.facts import (
     STORY,
     Facts,
+    dtype_now,
+    dtype_of,
     is_repaired,
 )
 from keras_mixprec.verdict_kinds import KINDS
@@ -75,7 +77,7 @@ class _Story:
         events = [e for e in facts.events if e["kind"] in STORY]
         self._kinds = {event["kind"] for event in events}
         self._last = {event["kind"]: event for event in events}
-        self._now = {x["path"]: x["compute_dtype"] for x in facts.layers}
+        self._now = {x["path"]: dtype_now(x) for x in facts.layers}
         verdicts = [e for e in events if e["kind"] == "verdict"]
         self._verdicts = {e["verdict"]: e for e in verdicts[::-1]}
         self._nonfinite_losses = sum(
@@ -85,11 +87,11 @@ class _Story:
         )
         self._changes = [e for e in events if "layers" in e]
         self.demoted = {
-            path: change["after"].removeprefix("mixed_")
+            path: dtype_of(change["after"])
             for event in self._changes
             if event["kind"] == "demote" and not event.get("dry_run")
             for path, change in event["layers"].items()
-            if change["after"].removeprefix("mixed_") == self._now.get(path)
+            if dtype_of(change["after"]) == self._now.get(path)
         }
         causes = [v for v in verdicts if _is_cause(v["verdict"])]
         causes.sort(
@@ -205,7 +207,9 @@ class _Story:
     def _describe(self, first, alike):
         kind, at, over = first["verdict"], _at(first), self._is_over(first)
         if kind == "bad_data":
-            return f"bad data{at}{_rows(first)}"
+            count = self._last.get("bad_batches", {"count": 1})["count"]
+            several = f" in {count:,} batches, first" if count > 1 else ""
+            return f"bad data{several}{at}{_rows(first)}"
         if kind == "divergence":
             diverged = self._has_diverged()
             what = "training diverged" if diverged else "the loss is not finite"
@@ -239,7 +243,7 @@ class _Story:
             return f", demoted to {self.demoted[layer]}{beside}"
         for event in self._changes:
             if event.get("dry_run") and layer in event["layers"]:
-                after = event["layers"][layer]["after"].removeprefix("mixed_")
+                after = dtype_of(event["layers"][layer]["after"])
                 return f", would be demoted to {after} (dry run)"
         now = self._now.get(layer)
         return f", still in {now}" if now else ""

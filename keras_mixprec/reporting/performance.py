@@ -134,7 +134,8 @@ def sentence(found: dict) -> str:
     >>> row = Row(50, 50, 0.1, 0.01, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
     >>> sentence(performance([row], []))
     '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s, 10% of the \
-time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
+time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s \
+for what is done once.'
     """
     value = {f["name"]: f["value"] for f in found["figures"]}
     title = {f["name"]: f["title"] for f in found["figures"]}
@@ -149,7 +150,8 @@ time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s once.'
     if value["peak_memory"] is not None:
         parts.append(f"peak memory {_bytes(value['peak_memory'])}")
     overhead = f"{title['overhead_share']} {value['overhead_share']:.1%}"
-    parts.append(f"{overhead}, and {_time(value['once_seconds'])} once")
+    once = f"{_time(value['once_seconds'])} for what is done once"
+    parts.append(f"{overhead}, and {once}")
     return f"{'; '.join(parts)}."
 
 

@@ -15,6 +15,7 @@ from keras_mixprec.formats import (
     format_kinds,
     format_power,
 )
+from keras_mixprec.reporting.facts import dtype_now
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.report_page import page
@@ -68,7 +69,7 @@ def _dtypes(layers):
 
 
 def _matmul_precision(text):
-    return [f"Matmul precision: {text}."] if text else []
+    return [f"Matmul precision of float32: {text}."] if text else []
 
 
 def _performance(found):
@@ -80,8 +81,9 @@ def _messages(events):
     last = {event["kind"]: event.get("message") for event in events}
     if rewrite := last.get("graph_rewrite"):
         yield f"Graph rewrite: {rewrite}."
-    if ignored := last.get("ignored_variable"):
-        yield str(ignored)
+    for kind in ("ignored_variable", "bad_batches"):
+        if message := last.get(kind):
+            yield str(message)
 
 
 def _scale(course):
@@ -129,7 +131,7 @@ def _demoted(layers):
     for layer in layers:
         if layer["demoted_at"] is not None:
             yield (
-                f"Now in {layer['compute_dtype']}, since step "
+                f"Now in {dtype_now(layer)}, since step "
                 f"{layer['demoted_at']:,}: {layer['path']}{_because(layer)}."
             )
 
@@ -210,7 +212,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     mixprec: 1 step, none skipped, no findings; no layer in 16 bits.
     Steps: 1, none skipped.
     Layers: 1 in float32.
-    Matmul precision: float32, ...
+    Matmul precision of float32: float32, ...
     Loss scale: 2**15.
     No verdicts.
     """

@@ -7,6 +7,8 @@ import numpy as np
 
 from keras_mixprec.reporting.facts import (
     WIDE,
+    dtype_now,
+    dtype_of,
     is_layer,
     is_repaired,
     severity_of,
@@ -101,7 +103,8 @@ def add_repairs(layers: list, limit: str):
     """
     for layer in layers:
         dtype, kinds = layer["compute_dtype"], layer["verdicts"]
-        repaired = [kind for kind in kinds if is_repaired(kind, dtype)]
+        now = dtype_now(layer)
+        repaired = [kind for kind in kinds if is_repaired(kind, now)]
         low = layer["least_headroom"]
         # Not what overflows even there.
         exceeds = dtype in WIDE and low is not None and -math.inf < low <= 0
@@ -113,10 +116,11 @@ def add_repairs(layers: list, limit: str):
 
 
 def _add_change(layer, event, path, change):
-    dtype = change["after"].removeprefix("mixed_")
-    layer["dtypes"] = _merged([*layer["dtypes"], [event["step"], dtype]])
+    dtype = dtype_of(change["after"])
+    known = [event["step"], dtype.rpartition(" ")[2]]
+    layer["dtypes"] = _merged([*layer["dtypes"], known])
     # Not if it is undone, or was in an earlier run.
-    demoted = dtype == layer["compute_dtype"] and event["kind"] == "demote"
+    demoted = dtype == dtype_now(layer) and event["kind"] == "demote"
     layer["demoted_at"] = event["step"] if demoted else None
     reason = event.get("reasons", {}).get(path)
     layer["demoted_because"] = reason if demoted else None

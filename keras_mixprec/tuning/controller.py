@@ -3,12 +3,9 @@
 from collections import deque
 from functools import partial
 
-import keras
-
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
-from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.history import BY_HAND, TunerHistory
@@ -53,6 +50,7 @@ class Tuning:
         session.bad_data.keeps_scale = keeps_scale
         self._trigger = Trigger()
         self._evidence = deque(maxlen=_EVIDENCE)
+        self._sample = None
         self._held = BatchCapture()
         self._bad = NonfiniteStepCount(session)
         self._state = TuningState()
@@ -208,6 +206,8 @@ class Tuning:
                 seen first whether there is more in it than in its first rows.
         """
         self._state.triggered = triggered
+        if self._sample is None or not triggered:
+            self._sample = batch
         who = "PrecisionTuner" * self._settings.verbose
         model, rows, own = self._session.model, None, None
         if not triggered:
@@ -236,8 +236,8 @@ class Tuning:
         self._hurry(step)
         if self._state.ended or self._cooling(step):
             return None
-        again = partial(self._examine, batch, step)
-        proposal = propose(examination, again, self._settings.use_bfloat16)
+        model, rungs = self._session.model, self._settings.rungs
+        proposal = propose(examination, model, batch, step, rungs)
         if proposal:
             self._evidence.append(batch)
         collapsed = self._session.counters.collapsed()
@@ -294,10 +294,6 @@ class Tuning:
             now = bits if dry else counters.scale_bits()
             self.records.scale(step, before, now)
 
-    def _examine(self, batch, step):
-        parts = keras.utils.unpack_x_y_sample_weight(batch)
-        return examine(self._session.model, *parts, step=step)
-
     def _nothing_to_demote(self, agreed, step):
         if agreed.collapsed and not agreed.explained:
             self._give_up(
@@ -308,8 +304,8 @@ class Tuning:
             self._trigger.false_alarm()
 
     def _demote(self, step, wanted):
-        changes = self.repairs.demote(wanted)
         self._put_on_probation(step, wanted)
+        changes = self.repairs.demote(wanted)
         self._session.examiner.schedule.all_repaired = True
         self._changed(step)
         self.records.change("demote", step, changes, wanted)
@@ -342,21 +338,16 @@ class Tuning:
         if self._several_workers:
             return
         if self._state.probation is None:
-            bits = self._session.counters.scale_bits()
-            gap = self._settings.cooldown
-            # Its variables are those of the last step, or a step is under way
-            # that `synchronized_model` would take for the one before.
-            model = self._session.model
-            self._state.probation = Probation(model, step, gap, bits)
+            gap, session = self._settings.cooldown, self._session
+            self._state.probation = Probation(session, step, gap, self._sample)
         self._state.probation.paths |= set(paths)
 
     def _undo_if_diverged(self, step):
-        """Undoes a demotion after which weights grow beyond measure."""
+        """Undoes a demotion after which weights or the loss grow too far."""
         probation = self._state.probation
         if probation is None or not probation.due(step):
             return
-        growth = probation.growth(self._session.synchronized_model())
-        if growth.diverged:
+        if growth := probation.divergence(step):
             self._undo(probation, growth, step)
         elif probation.over():
             self._state.probation = None

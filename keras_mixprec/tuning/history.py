@@ -111,7 +111,7 @@ class TunerHistory:
         Args:
             step: As for `report`.
             changes: As for `change`.
-            growth: `WeightGrowth` of the weights.
+            growth: `Growth` of what has diverged.
             since: Int. The step whose weights and optimizer state are there
                 again.
         """
@@ -119,7 +119,7 @@ class TunerHistory:
             "undo",
             step,
             f"undoes the demotion of {listed(changes)}: with it the "
-            f"largest weight grew from {growth.before:.3g} to "
+            f"{growth.what} grew from {growth.before:.3g} to "
             f"{growth.now:.3g}. Weights and optimizer state are those of step "
             f"{since} again. Look for outliers in the data, or clip gradients",
             layers={

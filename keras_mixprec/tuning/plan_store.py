@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from keras_mixprec.policies import plan_file
-from keras_mixprec.policies.names import POLICY_NAMES
+from keras_mixprec.policies.names import can_be_set
 from keras_mixprec.policies.plan import PrecisionPlan
 
 # A layer is tried again after twice as long each time: no run lasts for more.
@@ -57,7 +57,8 @@ def _is_demotion(value):
         isinstance(value, dict)
         and value.keys() == {*_TEXTS, "step"}
         and all(isinstance(value[name], str) for name in _TEXTS)
-        and {value["before"], value["policy"]} <= set(POLICY_NAMES)
+        and can_be_set(value["before"])
+        and can_be_set(value["policy"])
         and _is_integer(value["step"])
     )
 

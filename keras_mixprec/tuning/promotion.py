@@ -1,5 +1,6 @@
 """Whether a demotion helps training, and which layers may return to 16 bits."""
 
+import math
 from typing import NamedTuple
 
 import keras
@@ -14,53 +15,68 @@ from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.casts import isolated_layers
 
-# Weights are compared when the cooldown is over, and then after twice as many
-# steps as the time before, up to so many steps after a demotion.
+# Weights and loss are compared when the cooldown is over, and then after twice
+# as many steps as the time before, up to so many steps after a demotion.
 _STEPS = 500
 
 
-class WeightGrowth(NamedTuple):
-    """How far weights have grown since a demotion.
+class Growth(NamedTuple):
+    """How far something has grown since a demotion.
 
     Attributes:
-        before: Float. The largest magnitude then.
-        now: Float. The largest magnitude now, infinite if any is not finite.
+        what: String. `"largest weight"` or `"float32 loss of one batch"`.
+        before: Float. What it was then.
+        now: Float. What it is now, infinite if any weight is not finite.
+        least: Float. What it may be a multiple of at least.
     """
 
+    what: str
     before: float
     now: float
+    least: float
 
     @property
     def diverged(self) -> bool:
         """Whether no training needs as much in so few steps."""
-        # Weights that start from zeros are larger after a step.
-        return self.now > thresholds.DIVERGED * max(self.before, 1.0)
+        if not math.isfinite(self.before):
+            return False
+        limit = thresholds.DIVERGED * max(abs(self.before), self.least)
+        return not self.now <= limit
 
 
 class Probation:
     """Compares a model with what it was when layers were demoted.
 
     An outlier that overflows float16 is skipped with its step; in float32 its
-    gradient is finite and may throw the weights anywhere.
+    gradient is finite and may throw the weights anywhere, and where these are
+    bounded the loss.
 
     Args:
-        model: The `keras.Model`, with variables that are synchronized.
+        session: The `Session`, before the layers are demoted.
         step: Int. The step of the demotion.
         gap: Int. Steps until weights are compared first.
-        scale_bits: Float. The loss scale in use, as a power of two.
+        batch: As `train_step` takes it, of which the loss is compared; `None`
+            if there is none. Better no outlier.
 
     Attributes:
         step: Int. As given.
-        scale_bits: Float. As given.
+        scale_bits: Float. The loss scale in use, as a power of two.
         paths: Set of the paths of the layers that were demoted since.
     """
 
-    def __init__(self, model, step: int, gap: int, scale_bits: float):
+    def __init__(self, session, step: int, gap: int, batch):
+        # Its variables are those of the last step, or a step is under way that
+        # `synchronized_model` would take for the one before.
+        model = session.model
         self.step = step
-        self.scale_bits = scale_bits
+        self.scale_bits = session.counters.scale_bits()
         self.paths = set()
+        self._session = session
         self._gap = max(gap, 1)
-        self._before = _largest_weight(model)
+        self._comparisons = 0
+        self._batch = batch
+        self._weight = _largest_weight(model)
+        self._loss = session.examiner.exact_loss(model, batch, step)
         self._state = [(v, np.array(v)) for v in _trained(model)]
 
     def due(self, step: int) -> bool:
@@ -71,14 +87,35 @@ class Probation:
         """Whether what comes now has another cause."""
         return self._gap > _STEPS
 
-    def growth(self, model) -> WeightGrowth:
-        """Compares the weights; the next time is twice as far away.
+    def divergence(self, step: int) -> Growth | None:
+        """Compares weights and loss; the next time is twice as far away.
 
         Args:
-            model: The `keras.Model`, with variables that are synchronized.
+            step: Int.
+
+        Returns:
+            The `Growth` that no training needs, `None` if there is none.
         """
         self._gap *= 2
-        return WeightGrowth(self._before, _largest_weight(model))
+        self._comparisons += 1
+        model = self._session.synchronized_model()
+        # Weights that start from zeros are larger after a step.
+        weight, now = self._weight, _largest_weight(model)
+        grown = Growth("largest weight", weight, now, 1.0)
+        return grown if grown.diverged else self._loss_divergence(model, step)
+
+    def _loss_divergence(self, model, step):
+        examiner, later = self._session.examiner, self._comparisons > 1
+        within_budget = examiner.within_budget or not later
+        if not (within_budget and math.isfinite(self._loss)):
+            return None
+        now = examiner.exact_loss(model, self._batch, step, is_overhead=later)
+        # What is nearly 0 of one batch may be a thousandfold after the next
+        # step, though not of what it was before any training.
+        start = examiner.schedule.start
+        least = abs(start.loss) if start else 0.0
+        grown = Growth("float32 loss of one batch", self._loss, now, least)
+        return grown if grown.diverged else None
 
     def restore(self):
         """Gives weights and optimizer state the values of the demotion."""

@@ -1,21 +1,29 @@
 """Which layers to demote to which dtype, and how workers agree on it."""
 
 import zlib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import keras
 import numpy as np
 
 from keras_mixprec.backend.common import agreed
-from keras_mixprec.diagnosis.examination import Examination
+from keras_mixprec.diagnosis.examination import Examination, examine
+from keras_mixprec.diagnosis.rescaling import Rescalings
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.policies.names import policy_name, source_name
+from keras_mixprec.policies.rescaled import RescaledPolicy
 from keras_mixprec.verdict_kinds import KINDS
 
-# How often bfloat16 is tried: what it does not repair goes to float32, and what
-# that uncovers once more.
+# How often a rung is tried: what it does not repair goes to the next one, and
+# what that uncovers once more.
 _ROUNDS = 3
+
+# What repairs a layer, from the narrowest; the last always does.
+RUNGS = ("rescale", "bfloat16", "float32")
 
 
 class Proposal(dict):
@@ -31,44 +39,82 @@ class Proposal(dict):
 
 def propose(
     examination: Examination,
-    examine_again: Callable[[], Examination],
-    use_bfloat16: bool,
+    model: keras.Model,
+    batch,
+    step: int,
+    rungs: Sequence[str],
 ) -> Proposal:
     """Returns the least that repairs the faults of one batch.
 
-    Faults of range take the bfloat16 rung if there is one, those of precision
+    Faults of range take the first rung that repairs them, those of precision
     float32 only. What was found was found with culprits in float32, so that
-    is a repair; bfloat16 is tried out.
+    is a repair; other rungs are tried out.
 
     Args:
         examination: `Examination` of the model as it is.
-        examine_again: Function that returns that of the model as it is then.
-        use_bfloat16: Boolean. Whether the device computes in it.
+        model: The `keras.Model`.
+        batch: What was examined, as `train_step` takes it.
+        step: Int.
+        rungs: Some of `RUNGS`, in their order, `"float32"` among them.
     """
-    proposal = Proposal()
-    _add(proposal, examination, use_bfloat16)
-    for _ in range(_ROUNDS if use_bfloat16 else 0):
+    proposal, ladder = Proposal(), _Ladder(rungs, Rescalings(model, batch))
+    ladder.add(proposal, examination)
+    parts = keras.utils.unpack_x_y_sample_weight(batch)
+    for _ in range(_ROUNDS * (len(rungs) - 1)):
         assignment = proposal.assignment()
-        if "mixed_bfloat16" not in assignment:
+        if assignment.keys() <= {"float32"}:
             break
         with temporary_policies(assignment):
-            left = examine_again()
+            left = examine(model, *parts, step=step)
         if not any(finding.layers for finding in left.findings):
             return proposal
-        _add(proposal, left, use_bfloat16)
+        ladder.add(proposal, left)
     else:
         return _in_float32(proposal)
     return proposal
 
 
-def _add(proposal, examination, use_bfloat16):
-    for finding in examination.findings:
-        for layer in finding.layers:
-            tried = id(layer) in proposal
-            repairs = KINDS[finding.verdict.kind].repaired_by
-            wider = use_bfloat16 and "mixed_bfloat16" in repairs
-            policy = "mixed_bfloat16" if wider and not tried else "float32"
-            proposal[id(layer)] = layer, policy, finding.verdict
+class _Ladder:
+    """What is tried for a layer, one rung after the other."""
+
+    def __init__(self, rungs, rescalings):
+        self._rungs = rungs
+        self._rescalings = rescalings
+        self._tried = defaultdict(set)
+
+    def add(self, proposal, examination):
+        """Adds the next rung of every layer that is found at fault."""
+        for finding in examination.findings:
+            layers = finding.layers
+            bits = examination.scale_bits
+            rescaled = self._rescaled(finding, bits) if layers else None
+            if rescaled is not None:
+                layers = layers[:1]
+            for layer in layers:
+                policy = rescaled or self._wider(layer, finding)
+                proposal[id(layer)] = layer, policy, finding.verdict
+
+    def _rescaled(self, finding, scale_bits):
+        if self._is_tried(finding.layers[0], "rescale"):
+            return None
+        policy = self._rescalings.policy_for(finding, scale_bits)
+        return None if policy == policy_name(finding.layers[0]) else policy
+
+    def _wider(self, layer, finding):
+        repairs = KINDS[finding.verdict.kind].repaired_by
+        if "mixed_bfloat16" in repairs and not self._is_tried(
+            layer, "bfloat16"
+        ):
+            return "mixed_bfloat16"
+        return "float32"
+
+    def _is_tried(self, layer, rung):
+        """Whether there is no such rung, or it was tried before this."""
+        tried = self._tried[id(layer)]
+        if rung not in self._rungs or rung in tried:
+            return True
+        tried.add(rung)
+        return False
 
 
 def _in_float32(proposal):
@@ -81,8 +127,10 @@ def _in_float32(proposal):
 # A number for each, the same on all workers.
 _KINDS = [*KINDS]
 
-# From the narrowest: where workers differ, the widest is what all need.
-_RUNGS = (None, "mixed_bfloat16", "float32")
+# From the narrowest, between which rescaled ones are: where workers differ, the
+# widest is what all need.
+_BFLOAT16, _FLOAT32 = 2**14, 2**14 + 1
+
 
 # Whose log has the numbers.
 _ELSEWHERE = {"found_by": "another worker"}
@@ -146,7 +194,8 @@ class WorkerProposal(NamedTuple):
                 rung, kind = divmod(int(code), len(_KINDS))
                 own = self.proposal.get(id(entry.layer))
                 verdict = own[2] if own else _found_elsewhere(kind, entry, step)
-                proposal[id(entry.layer)] = entry.layer, _RUNGS[rung], verdict
+                policy = _policy_of(rung, entry.layer)
+                proposal[id(entry.layer)] = entry.layer, policy, verdict
         return WorkerProposal(
             proposal,
             bool(explained),
@@ -159,7 +208,19 @@ class WorkerProposal(NamedTuple):
         if id(layer) not in self.proposal:
             return 0
         _, policy, verdict = self.proposal[id(layer)]
-        return _RUNGS.index(policy) * len(_KINDS) + _KINDS.index(verdict.kind)
+        return _rung_of(policy) * len(_KINDS) + _KINDS.index(verdict.kind)
+
+
+def _rung_of(policy):
+    """A number for each policy, which float32 holds with that of a kind."""
+    known = {"mixed_bfloat16": _BFLOAT16, "float32": _FLOAT32}
+    return known.get(policy) or 1 + RescaledPolicy.from_name(policy).number
+
+
+def _policy_of(rung, layer):
+    known = {_BFLOAT16: "mixed_bfloat16", _FLOAT32: "float32"}
+    rescaled = RescaledPolicy.from_number
+    return known.get(rung) or rescaled(rung - 1, source_name(layer)).name
 
 
 def check_alike(model, start):

@@ -14,14 +14,14 @@ class TunerSettings:
 
     Attributes:
         save_plan: Function of the `Repairs`, called after each change.
-        use_bfloat16: Boolean. Whether bfloat16 is tried before float32.
+        rungs: Tuple. What is tried for a layer, as for `propose`.
         why_bfloat16: String. Why it is, half a sentence.
         held_back: `HeldBack`, or `None`.
         check_validate: Boolean. Whether it was never evaluated.
     """
 
     save_plan: Callable
-    use_bfloat16: bool
+    rungs: tuple
     why_bfloat16: str
     dry_run: bool
     promote_after: int

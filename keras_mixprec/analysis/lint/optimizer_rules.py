@@ -13,7 +13,7 @@ from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
 )
-from keras_mixprec.loss_scaling.wrapper import vanishing_epsilons
+from keras_mixprec.loss_scaling.wrapper import lost_constants
 from keras_mixprec.policies.layers import has_own_step
 
 _Scaling = keras.optimizers.LossScaleOptimizer
@@ -43,9 +43,8 @@ def variables_in_16_bits(view):
 @rule("high")
 def epsilon_of_the_optimizer(view):
     """An epsilon that is 0 in the dtype of a variable divides 0 by 0."""
-    for optimizer in _optimizers(view):
-        variables = view.model.trainable_variables
-        for name, value in vanishing_epsilons(optimizer, variables).items():
+    for optimizer, name, value in _lost_constants(view):
+        if name.startswith("epsilon"):
             yield Finding(
                 "high",
                 None,
@@ -55,6 +54,29 @@ def epsilon_of_the_optimizer(view):
                 "which keeps variables in float32.",
                 numbers={name: value},
             )
+
+
+@rule("high")
+def beta_of_the_optimizer(view):
+    """A beta_2 that is 1 in the dtype of a variable stops its updates."""
+    for optimizer, name, value in _lost_constants(view):
+        if name == "beta_2":
+            yield Finding(
+                "high",
+                None,
+                f"beta_2={value:g} of {_name(optimizer)} is 1 in 16-bit "
+                "variables: no weight moves, or all become NaN.",
+                "Set beta_2=0.99, or build the model under a mixed policy, "
+                "which keeps variables in float32.",
+                numbers={name: value},
+            )
+
+
+def _lost_constants(view):
+    variables = view.model.trainable_variables
+    for optimizer in _optimizers(view):
+        for name, value in lost_constants(optimizer, variables).items():
+            yield optimizer, name, value
 
 
 @rule("high")

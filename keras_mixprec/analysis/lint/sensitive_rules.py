@@ -10,6 +10,7 @@ from keras_mixprec.analysis.lint.rule import rule, to_float32
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import compiled_loss, own_trainable
 from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.tracing import path_of
 from keras_mixprec.policies.default_rules import (
     DEFAULT_RULES,
     has_activity_regularizer,
@@ -49,8 +50,9 @@ def sensitive_layer(view):
 @rule("medium")
 def output_in_16_bits(view):
     """Probabilities below 6e-8 vanish in float16, logits lose digits."""
+    outputs = view.output_layers or _computes_last(view)
     for entry in view.low:
-        if id(entry.layer) not in view.output_layers:
+        if id(entry.layer) not in outputs:
             continue
         dtype = entry.layer.compute_dtype
         activation = getattr(entry.layer, "activation", None)
@@ -69,6 +71,13 @@ def output_in_16_bits(view):
             "Let it compute in float32.",
             to_float32(entry.path, f"makes the model's {what}"),
         )
+
+
+def _computes_last(view):
+    """The layer that does, by its id: a subclassed model has no graph."""
+    layers = {entry.path: id(entry.layer) for entry in view.entries[:-1]}
+    paths = map(path_of, reversed(view.flow.trace.operations))
+    return [layers[path] for path in paths if path in layers][:1]
 
 
 @rule("high")

@@ -11,43 +11,45 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from keras_mixprec.backend.interface import BINS, INFINITY, SHIFT
+from keras_mixprec.backend import fused_ranges
+from keras_mixprec.backend.interface import EXPONENTS, SHIFT
 from keras_mixprec.keras_internals import holding
 
 # Bits of exponent and mantissa.
 _BITS = {jnp.dtype("float16"): (5, 10), jnp.dtype("bfloat16"): (8, 7)}
 
 
-def measure(tensors):
-    if tensors.dtype in _BITS:
-        tensors = jax.lax.reduce_precision(tensors, *_BITS[tensors.dtype])
-    magnitudes = jnp.abs(tensors.astype("float32"))
-    bits = _bits(magnitudes)
-    finite = jnp.where(bits < INFINITY, magnitudes, 0.0)
-    largest = jnp.max(finite, axis=1, initial=0.0)
-    return largest, _rms(finite, largest), _bincounts(bits >> SHIFT)
+def measure(tensors, floors):
+    return fused_ranges.measure(_rounded(tensors), floors, _bits, _reduce)
+
+
+def _rounded(tensors):
+    if tensors.dtype not in _BITS:
+        return tensors
+    return jax.lax.reduce_precision(tensors, *_BITS[tensors.dtype])
 
 
 def _bits(tensor):
     return jax.lax.bitcast_convert_type(tensor, jnp.int32)
 
 
-def _rms(tensor, largest):
-    # Squares of float32 numbers overflow and underflow, and most runs have no
-    # float64. A power of two near the inverse of the largest, which is what
-    # the difference of two exponents is the exponent of.
-    exponent = (254 << 23) - (_bits(largest) & INFINITY)
-    exponent = jnp.clip(exponent, (127 - 80) << 23, (127 + 80) << 23)
-    factor = jax.lax.bitcast_convert_type(exponent, jnp.float32)
-    squares = jnp.square(tensor * factor[:, None])
-    return jnp.sqrt(jnp.mean(squares, axis=1)) / factor
+def _reduce(tensors):
+    zeros = [np.zeros((), tensor.dtype) for tensor in tensors]
+    return jax.lax.reduce(tensors, zeros, _together, (1,))
 
 
-def _bincounts(values):
-    values = values + jnp.arange(len(values))[:, None] * BINS
-    counts = jnp.zeros(len(values) * BINS, "int32")
+def _together(these, those):
+    largest, *sums = zip(these, those, strict=True)
+    return jnp.maximum(*largest), *(a + b for a, b in sums)
+
+
+def exponents(tensors):
+    magnitudes = jnp.abs(_rounded(tensors).astype("float32"))
+    values = _bits(magnitudes) >> SHIFT
+    values = values + jnp.arange(len(values))[:, None] * EXPONENTS
+    counts = jnp.zeros(len(values) * EXPONENTS, "int32")
     counts = counts.at[values.reshape(-1)].add(1, mode="promise_in_bounds")
-    return counts.reshape((-1, BINS))
+    return counts.reshape((-1, EXPONENTS))
 
 
 def traced_once(function):

@@ -15,7 +15,7 @@ const PRECISION_KINDS = [
 
 const WARNING_KINDS = [
   "trend", "probe_failed", "ranges_withheld", "loss_scale_not_known", "log_gap",
-  "plan_not_written", "zero_gradients",
+  "plan_not_written", "zero_gradients", "bad_batches",
 ];
 
 export function eventLevel(event) {
@@ -178,6 +178,7 @@ const SENTENCES = {
   },
   zero_gradients: (event) => `Reading of ranges: ${event.message}.`,
   ranges_withheld: (event) => event.message ?? "",
+  bad_batches: (event) => event.message ?? "",
   graph_rewrite: (event) => `Graph rewrite: ${event.message}.`,
   ignored_variable: (event) => event.message ?? "",
   trend(event) {

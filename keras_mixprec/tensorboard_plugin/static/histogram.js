@@ -194,7 +194,8 @@ export function createHistogram(store) {
     const { bars, format, shift, range, wider } = shown;
     const computed = wider ? `, computed in ${wider}` : "";
     if (range) {
-      const use = shift === null ? "" : `; in use: ${formatPower(shift)}`;
+      const use = shift === null ? "" :
+        `; in use: ${formatPower(shift)} (outlined with it, grey without)`;
       const { lowest, highest } = range;
       const off = highest < lowest ||
         (shift !== null && (shift > highest || shift < lowest));

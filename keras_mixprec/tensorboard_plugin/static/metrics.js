@@ -25,6 +25,7 @@ export const WORDS = {
   count: (value) => (value > 0 ? `${formatInteger(value)} not finite` : "all finite"),
   share: (value) => value === Infinity ? "all values are zero" : `${formatShare(value)} of elements`,
   error: (value) => `relative error ${formatNumber(value)}`,
+  magnitude: (value) => value === Infinity ? "not finite" : `at most ${formatNumber(value)}`,
 };
 
 // `wider`: the dtype of more range than the format's that it was computed in.

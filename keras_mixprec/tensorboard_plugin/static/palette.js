@@ -24,6 +24,7 @@ export function cssColor(rgb, alpha = 1) {
 const HEADROOM = COLORS.headroom;
 const SHARE_FLOOR = -5;
 const ERROR_FLOOR = -4;
+const MAGNITUDE_TOP = 5;
 
 // `wider`: whether it was computed in a dtype of more range than the format's.
 function headroomLevel(value, wider) {
@@ -43,6 +44,7 @@ export function alarmLevel(kind, value, wider = false) {
     if (value >= 1) return "bad";
     return value >= 0.1 ? "warning" : "quiet";
   }
+  if (kind === "magnitude") return value === Infinity ? "bad" : "quiet";
   return "quiet";
 }
 
@@ -62,6 +64,9 @@ export function valueColor(kind, value, wider = false) {
   if (kind === "error") {
     const position = (Math.log10(value) - ERROR_FLOOR) / (-1 - ERROR_FLOOR);
     return rampColor(position * HEADROOM.ramp);
+  }
+  if (kind === "magnitude") {
+    return rampColor((Math.log10(value) / MAGNITUDE_TOP) * HEADROOM.ramp);
   }
   return COLORS.quiet;
 }
@@ -83,5 +88,10 @@ export const LEGENDS = {
     unit: "relative error",
     stops: [1e-4, 1e-3, 1e-2, 1e-1, 1, 10],
     labels: ["≤ 0.01 %", "0.1 %", "1 %", "10 %", "100 %", "beyond"],
+  },
+  magnitude: {
+    unit: "largest",
+    stops: [1, 10, 100, 1e3, 1e4, 1e5],
+    labels: ["≤ 1", "10", "100", "1,000", "10,000", "100,000"],
   },
 };

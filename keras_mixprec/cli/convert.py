@@ -1,0 +1,104 @@
+"""`keras-mixprec convert`: a saved model in 16 bits for inference."""
+
+import argparse
+import os
+
+from keras_mixprec.cli import files
+
+_EXAMPLE = """\
+example:
+  keras-mixprec convert model.keras --to float16 --calibration x.npz \\
+    --out small.keras --report report.html
+
+exit status: 0 if the model was converted, 2 of a wrong call, such as a file
+that is no model, and if the tolerance cannot be kept.
+"""
+
+
+def add_command(commands) -> None:
+    """Adds the command to the parser's.
+
+    Args:
+        commands: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = commands.add_parser(
+        "convert",
+        help="convert a saved model to 16 bits for inference",
+        description="Writes a model with weights of 16 bits, half the size, "
+        "with outputs that were compared with float32's.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="a .keras file")
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="FORMAT",
+        help="float16, bfloat16, auto, or the file of a plan (.json)",
+    )
+    parser.add_argument(
+        "--calibration",
+        required=True,
+        metavar="FILE",
+        help="an .npz file with the array x, or with each input by its name; "
+        "or an .npy file with x",
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", help="the .keras file to write"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="share of their norm that outputs may be off (default: 0.05)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=argparse.SUPPRESS,
+        help="samples per batch (default: 32)",
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", help="also write the report, as HTML"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    files.add_loading(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments):
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "backend" in arguments:
+        os.environ["KERAS_BACKEND"] = arguments.backend
+    _check_outputs(arguments)
+    # Keras chooses its backend when it is imported.
+    from keras_mixprec.inference.convert import convert_for_inference
+
+    policy = _policy(arguments.to)
+    x, _ = files.data(arguments.calibration)
+    model = files.model(arguments.model, arguments.modules)
+    names = "tolerance", "batch_size"
+    given = {n: getattr(arguments, n) for n in names if n in arguments}
+    small, report = convert_for_inference(model, policy, calibration=x, **given)
+    small.save(arguments.out)
+    if arguments.report:
+        report.save_html(arguments.report)
+    print(report.to_json() if arguments.json else report)
+    return 0
+
+
+def _check_outputs(arguments):
+    if not arguments.out.endswith(".keras"):
+        raise ValueError(f"--out must end in .keras, not {arguments.out!r}")
+    for path in filter(None, (arguments.out, arguments.report)):
+        files.check_writable(path)
+    if os.path.realpath(arguments.out) == os.path.realpath(arguments.model):
+        raise ValueError("--out must be another file than the model")
+
+
+def _policy(text):
+    if not text.endswith(".json"):
+        return text
+    from keras_mixprec.policies.plan import PrecisionPlan
+
+    return PrecisionPlan.load(text)

@@ -1,0 +1,301 @@
+"""Whether a layer may stay in float16 on rescaled inputs, and by how much.
+
+A fault of range is one of exponents, and of a layer that is positively
+homogeneous, `f(2**-k * x) == 2**(-k * d) * f(x)`, a power of two takes it away:
+that is exact, see `RescaledPolicy`. Nothing is known of a layer by its class.
+That it is homogeneous, and of which degree `d`, is measured in float32 with
+weights other than its own, since a bias that is zero at first is trained, and
+on inputs about 1, since a softmax of large logits only looks like it; which
+`k` its numbers need is measured in float16, forward and backward, against what
+float32 gives.
+"""
+
+import contextlib
+import math
+from collections import defaultdict
+
+import keras
+import numpy as np
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.batch import to_tensors
+from keras_mixprec.diagnosis.compare import (
+    largest,
+    nonfinite,
+    relative_error,
+    resolved_error,
+)
+from keras_mixprec.formats import get_format
+from keras_mixprec.keras_internals import (
+    own_non_trainable,
+    own_trainable,
+    set_value,
+    sublayers,
+)
+from keras_mixprec.numerics.arrays import restoring, to_array
+from keras_mixprec.numerics.dry_step import exact_step
+from keras_mixprec.numerics.layer_hooks import in_float32
+from keras_mixprec.numerics.layer_replay import LayerReplay
+from keras_mixprec.numerics.random_numbers import same_draws
+from keras_mixprec.policies.names import source_name
+from keras_mixprec.policies.rescaled import MOST_BITS, RescaledPolicy
+from keras_mixprec.verdict_kinds import KINDS
+
+# By how many powers of two the inputs are multiplied to see the degree.
+_PROBED_BITS = -4
+
+# Powers of two that are tried; a square moves by four from one to the next.
+_LADDER = range(-14, 15, 2)
+
+# Half a float16 ulp, as a share of the largest number of a result: what keeps a
+# layer from its degree, such as an epsilon, may not show in what float16 holds.
+_UNSEEN = 2.0**-11
+
+# What the best error of all powers of two may be exceeded by, and below which
+# none is better than another: a chain of float16 roundings.
+_NEARLY_BEST, _ROUNDINGS = 2.0, 2.0**-8
+
+
+class Rescalings:
+    """Finds policies that rescale layers at fault in one batch.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        batch: As `train_step` takes it.
+    """
+
+    def __init__(self, model: keras.Model, batch):
+        self._model = model
+        parts = to_tensors(keras.utils.unpack_x_y_sample_weight(batch))
+        self._batch = keras.utils.pack_x_y_sample_weight(*parts)
+        self._calls = None
+
+    def policy_for(self, finding, scale_bits: float | None) -> str | None:
+        """Returns a policy with which the layer of a finding is right.
+
+        Args:
+            finding: `Finding`.
+            scale_bits: Float. The loss scale as a power of two, `None` if
+                there is none.
+        """
+        verdict = finding.verdict
+        of_range = "mixed_bfloat16" in KINDS[verdict.kind].repaired_by
+        if not of_range or verdict.direction != "forward":
+            return None
+        with (
+            np.errstate(all="ignore"),
+            active.processes().single_process(self._model),
+            same_draws(),
+        ):
+            calls = self._recorded()[id(finding.layers[0])]
+            return _policy_of(calls, scale_bits or 0.0)
+
+    def _recorded(self):
+        if self._calls is None:
+            self._calls = defaultdict(list)
+            for call in exact_step(self._model, self._batch).calls:
+                self._calls[id(call.layer)].append(call)
+        return self._calls
+
+
+def _policy_of(calls, scale_bits):
+    if not calls or any(map(_is_bound, calls)):
+        return None
+    found = [_Rescaling(call, scale_bits) for call in calls]
+    degrees = {rescaling.degree() for rescaling in found}
+    if len(degrees) > 1 or None in degrees:
+        return None
+    (degree,) = degrees
+    for bits in _in_order([one.feasible(degree) for one in found]):
+        policy = _policy(calls[0].layer, bits, degree, found)
+        if all(one.is_right(policy) for one in found):
+            return policy.name
+    return None
+
+
+def _is_bound(call):
+    """Whether more depends on a layer's inputs than its outputs.
+
+    Or what it is given comes from layers inside of it, which follow policies of
+    their own.
+    """
+    layer = call.layer
+    return bool(
+        sublayers(layer)
+        or layer.compute_dtype != "float16"
+        or not layer.autocast
+        or call.losses
+        or any("float" in v.dtype for v in own_non_trainable(layer))
+        or nonfinite([to_array(x) for x in LayerReplay(call).inputs])
+    )
+
+
+def _in_order(feasible):
+    """The powers of two that suit all calls, the one to be preferred first.
+
+    Not that which just suits this batch, but the next one.
+    """
+    common = sorted(set.intersection(*feasible), key=abs)
+    down = [bits for bits in common if bits <= 0]
+    up = [bits for bits in common if bits > 0]
+    best = max(down, up, key=len)
+    return best[1:2] + best[:1] + best[2:]
+
+
+def _policy(layer, bits, degree, found):
+    wide = not bits or any(one.is_large for one in found)
+    return RescaledPolicy(bits, -degree * bits, wide, source_name(layer))
+
+
+class _Rescaling:
+    """One call of a layer, rescaled.
+
+    Args:
+        call: `LayerCall` of a step in float32, at loss scale 1.
+        scale_bits: Float. The loss scale in use, as a power of two.
+
+    Attributes:
+        is_large: Boolean. Whether its outputs do not fit its dtype, or the
+            next batch's may not.
+    """
+
+    def __init__(self, call, scale_bits):
+        self._layer = call.layer
+        self._replay = LayerReplay(call)
+        self._exact = self._replay.forward("float32")
+        self._cotangents = [
+            np.zeros(o.shape) if c is None else to_array(c) * 2.0**scale_bits
+            for o, c in zip(
+                call.float_outputs, call.float_cotangents, strict=True
+            )
+        ]
+        limit = get_format("float16").maximum
+        self._limit = limit * 2.0**-thresholds.BITS_ABOVE
+        self.is_large = largest(self._exact) > self._limit
+
+    def degree(self) -> int | None:
+        """Returns the degree of homogeneity, `None` if there is none."""
+        size = largest([to_array(x) for x in self._replay.inputs]) or 1.0
+        first = int(
+            np.clip(-np.log2(size), -MOST_BITS - _PROBED_BITS, MOST_BITS)
+        )
+        with _other_weights(self._layer, largest(self._exact)):
+            exact, scaled = (
+                self._in_float32(RescaledPolicy(bits, 0, False, "float32"))
+                for bits in (first, first + _PROBED_BITS)
+            )
+        degrees = {
+            round(_bits(a, b) / _PROBED_BITS)
+            for a, b in zip(scaled, exact, strict=True)
+            if largest([b])
+        }
+        if len(degrees) != 1:
+            return None
+        (degree,) = degrees
+        factor = 2.0 ** (-degree * _PROBED_BITS)
+        return degree if _agree([a * factor for a in scaled], exact) else None
+
+    def feasible(self, degree: int) -> set:
+        """Returns the powers of two on which it is right in float16."""
+        errors = {}
+        for bits in _LADDER:
+            if bits and abs(degree * bits) <= MOST_BITS:
+                errors[bits] = self._error(bits, degree)
+        errors[0] = math.inf
+        if self._replay.largest_intermediate() <= self._limit:
+            errors[0] = self._error(0, degree)
+        limit = max(_NEARLY_BEST * min(errors.values()), _ROUNDINGS)
+        limit = min(limit, thresholds.FORWARD_ERROR)
+        found = {bits for bits, error in errors.items() if error <= limit}
+        # Where it is right as it is, what comes after it needs its range.
+        return {0} if 0 in found else found
+
+    def _error(self, bits, degree):
+        policy = RescaledPolicy(bits, -degree * bits, True)
+        return relative_error(self._forward(policy), self._exact)
+
+    def is_right(self, policy: RescaledPolicy) -> bool:
+        """Whether results and gradients are those of float32."""
+        own = policy.get_config()
+        wide = RescaledPolicy(**own | {"source_name": "float32"})
+        with _other_weights(self._layer, largest(self._exact)):
+            homogeneous = _agree(
+                self._in_float32(wide), self._replay.forward("float32")
+            )
+        if not homogeneous:
+            return False
+        return _is_within(
+            thresholds.FORWARD_ERROR,
+            self._forward(policy),
+            self._exact,
+            lambda jitter: self._replay.forward("float32", jitter=jitter),
+        ) and self._gradients_are_right(policy)
+
+    def _gradients_are_right(self, policy):
+        def gradients(*arguments, **keywords):
+            return self._replay.gradients(
+                self._cotangents, *arguments, **keywords
+            )
+
+        return _is_within(
+            thresholds.BACKWARD_ERROR,
+            gradients(policy.name, layers=[self._layer]),
+            gradients("float32"),
+            lambda jitter: gradients("float32", jitter=jitter),
+        )
+
+    def _forward(self, policy):
+        return self._replay.forward(policy.name, [self._layer])
+
+    def _in_float32(self, policy):
+        with in_float32(self._layer):
+            return self._forward(policy)
+
+
+def _is_within(tolerance, low, exact, jittered):
+    """Whether results are those of float32, but for what it does not resolve.
+
+    Args:
+        tolerance: Float.
+        low: List of arrays, in float16.
+        exact: List of arrays, in float32.
+        jittered: Function of a seed that returns `exact` of inputs and weights
+            that are off by half an ulp.
+    """
+    error = relative_error(low, exact)
+    if tolerance < error < math.inf:
+        others = map(jittered, range(thresholds.TIE_JITTERS))
+        error = resolved_error(low, exact, others, tolerance)
+    return error <= tolerance
+
+
+def _bits(array, other):
+    """How many powers of two an array is larger than another."""
+    sizes = [np.linalg.norm(a.astype("float64")) for a in (array, other)]
+    return math.log2(max(sizes[0], 1e-300) / sizes[1])
+
+
+def _agree(results, exact):
+    return all(
+        np.abs(a - b).max(initial=0.0) <= _UNSEEN * largest([b])
+        for a, b in zip(results, exact, strict=True)
+    )
+
+
+@contextlib.contextmanager
+def _other_weights(layer, size):
+    """Context in which a layer's weights are others, none of them zero.
+
+    Those that are all zeros, as a bias is before training, get numbers like
+    what the layer returns.
+    """
+    random, variables = np.random.default_rng(0), own_trainable(layer)
+    with restoring(variables):
+        for variable in variables:
+            value = to_array(variable.value)
+            noise = random.normal(size=value.shape) / 4
+            value = value + noise * (largest([value]) or size)
+            value = keras.ops.convert_to_tensor(value, variable.dtype)
+            set_value(variable, value)
+        yield

@@ -1,0 +1,87 @@
+"""The inputs that a conversion is checked on, batch by batch."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+
+def calibration_batches(x: Any, batch_size: int) -> list[Any]:
+    """Returns a list of batches of inputs.
+
+    Args:
+        x: As `model.predict` takes it: an array, a list or dict of arrays, or
+            an iterable of batches, of which the inputs are taken.
+        batch_size: Int. Samples per batch of arrays.
+
+    Raises:
+        TypeError: If it is none of these.
+        ValueError: If there is no sample in it, or arrays do not go together.
+    """
+    if _is_iterable_of_batches(x):
+        batches = [
+            keras.utils.unpack_x_y_sample_weight(b)[0] for b in _items(x)
+        ]
+        batches = [tree.map_structure(_to_array, batch) for batch in batches]
+    else:
+        batches = list(_sliced(tree.map_structure(_to_array, x), batch_size))
+    if not batches:
+        raise ValueError(
+            "`calibration` must have at least one sample. "
+            f"Received: {_shown(x)}"
+        )
+    return batches
+
+
+def to_tensors(batch: Any) -> Any:
+    """Returns a batch as a model is called on it; text stays what it is."""
+
+    def tensor(array):
+        is_text = array.dtype.kind in "OUS"
+        return array if is_text else ops.convert_to_tensor(array)
+
+    return tree.map_structure(tensor, batch)
+
+
+def _is_iterable_of_batches(x):
+    plain = isinstance(x, list | tuple | dict | str | bytes)
+    array = hasattr(x, "shape")
+    dataset = isinstance(x, Iterable | keras.utils.PyDataset)
+    return dataset and not plain and not array
+
+
+def _items(x):
+    if isinstance(x, keras.utils.PyDataset):
+        return (x[index] for index in range(x.num_batches))
+    return iter(x)
+
+
+def _sliced(x, size) -> Iterator[Any]:
+    counts = {len(leaf) for leaf in tree.flatten(x)}
+    if len(counts) != 1:
+        raise ValueError(
+            "The arrays of `calibration` must have the same number of samples. "
+            f"Received: {sorted(counts)} samples"
+        )
+    for first in range(0, counts.pop(), size):
+        part = slice(first, first + size)
+        yield tree.map_structure(lambda leaf, part=part: leaf[part], x)
+
+
+def _to_array(leaf):
+    array = np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+    if ops.is_tensor(leaf):
+        array = ops.convert_to_numpy(leaf)
+    if not isinstance(array, np.ndarray) or not array.ndim:
+        raise TypeError(
+            "`calibration` must be inputs as `model.predict` takes them: an "
+            "array, a list or dict of arrays, or an iterable of batches. "
+            f"Received: {_shown(leaf)}"
+        )
+    return array
+
+
+def _shown(value):
+    return f"calibration={str(value)[:80]} of type {type(value).__name__}"

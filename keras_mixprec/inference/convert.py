@@ -1,0 +1,147 @@
+"""`convert_for_inference`: a model in 16 bits, and how far off it is."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mixprec._checks import check_choice, check_integer, check_number
+from keras_mixprec.backend import active
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.inference.automatic import automatic
+from keras_mixprec.inference.calibration import calibration_batches
+from keras_mixprec.inference.conversion import Conversion
+from keras_mixprec.inference.report import ConversionReport
+from keras_mixprec.policies.layers import check_model
+from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.rules import PrecisionRule
+
+
+def convert_for_inference(
+    model: keras.Model,
+    policy: str | PrecisionPlan = "auto",
+    *,
+    calibration: Any,
+    tolerance: float = 0.05,
+    keep_io: str | None = "float32",
+    metric: Callable[[keras.Model], float] | None = None,
+    rules: Iterable[PrecisionRule] | None = None,
+    batch_size: int = 32,
+) -> tuple[keras.Model, ConversionReport]:
+    """Returns a new model for inference in 16 bits, and what that changes.
+
+    Its weights are stored in 16 bits, half the size, and its layers compute in
+    them, but for the layers that have to stay in float32. The outputs are
+    compared with float32's on the calibration data. The given model is only
+    read.
+
+    Args:
+        model: A built `keras.Model` that its config rebuilds, compiled or not.
+        policy: `"float16"` or `"bfloat16"`; `"auto"`, that of the two which is
+            faster here, or else the one that leaves less; or a `PrecisionPlan`,
+            such as `PrecisionTuner` or `minimize_float32` found: what it has
+            in float32 stays so, and its mixed policies become 16-bit weights.
+            Defaults to `"auto"`.
+        calibration: Inputs like those to come, as `model.predict` takes them:
+            an array, a list or dict of arrays, or an iterable of batches, all
+            of which are read. The more extreme they are, the better.
+        tolerance: Float. How far an output may be from float32's: the norm of
+            the difference as a share of the norm. Defaults to `0.05`.
+        keep_io: `"float32"`, inputs and outputs are float32 as before, or
+            `None`, outputs have the dtype of the layers that make them.
+            Defaults to `"float32"`.
+        metric: Function of a model that returns a number, computed for the
+            report in float32 and converted. The models are not compiled.
+            Defaults to `None`.
+        rules: Iterable of `PrecisionRule`: layers that stay wide in any case.
+            Defaults to `DEFAULT_RULES` but for the outputs. Not allowed with a
+            plan.
+        batch_size: Int. Samples per batch of arrays. Defaults to `32`.
+
+    Returns:
+        Pair of the new model, not compiled, and a `ConversionReport`.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument has a wrong value, the model cannot be
+            rebuilt from its config, or the tolerance cannot be kept.
+
+    Example:
+    >>> model = keras.Sequential(
+    ...     [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+    >>> small, report = convert_for_inference(
+    ...     model, "float16", calibration=np.ones((8, 4)))
+    >>> small.layers[0].dtype, report.wide_layers
+    ('float16', [])
+    >>> small.predict(np.ones((1, 4)), verbose=0).dtype
+    dtype('float32')
+    """
+    _check_model(model)
+    _check_policy(policy, rules)
+    tolerance = check_number("tolerance", tolerance, low=0.0)
+    check_choice("keep_io", keep_io, ("float32", None))
+    _check_metric(metric)
+    batch_size = check_integer("batch_size", batch_size, low=1)
+    batches = calibration_batches(calibration, batch_size)
+    if isinstance(policy, PrecisionPlan):
+        policy.validate(model)
+    with _same_random_numbers(), np.errstate(all="ignore"):
+        conversion = Conversion(
+            model, batches, tolerance, keep_io == "float32", metric
+        )
+        if isinstance(policy, PrecisionPlan):
+            return conversion.by_plan(policy)
+        if policy == "auto":
+            return automatic(conversion, rules)
+        return conversion.in_format(policy, rules)
+
+
+def _check_model(model):
+    check_model(model)
+    if not model.built:
+        raise ValueError(
+            "`model` must be built, since it has no weights otherwise: call it "
+            f"on a batch first. Received: model={model.name!r}"
+        )
+
+
+def _check_policy(policy, rules):
+    if isinstance(policy, PrecisionPlan):
+        if rules is not None:
+            raise ValueError(
+                "A plan is followed exactly as it is; leave out `rules`. "
+                f"Received: rules={rules!r}"
+            )
+        return
+    if not isinstance(policy, str):
+        raise TypeError(
+            "`policy` must be 'auto', 'float16', 'bfloat16' or a "
+            f"`PrecisionPlan`. Received: policy={policy!r} of type "
+            f"{type(policy).__name__}"
+        )
+    check_choice("policy", policy, ("auto", *SIXTEEN_BITS))
+
+
+def _check_metric(metric):
+    if metric is not None and not callable(metric):
+        raise TypeError(
+            "`metric` must be a function of a model that returns a number. "
+            f"Received: metric={metric!r} of type {type(metric).__name__}"
+        )
+
+
+@contextlib.contextmanager
+def _same_random_numbers():
+    """Whoever draws afterwards draws what they would have drawn."""
+    before = random.getstate(), np.random.get_state()
+    runtime = active.runtime()
+    of_backend = runtime.random_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        runtime.set_random_state(of_backend)

@@ -1,0 +1,52 @@
+"""How long a batch takes in two models, in turns."""
+
+import statistics
+import time
+from typing import Any
+
+import keras
+
+# A median of fewer says little; more than these no user waits for.
+_FEWEST, _MOST = 3, 40
+_SECONDS = 1.5
+
+
+def latency(
+    reference: keras.Model, converted: keras.Model, x: Any
+) -> dict[str, Any]:
+    """Times `predict_on_batch` of two models, one after the other in turns.
+
+    Args:
+        reference: The model in float32.
+        converted: The other one.
+        x: One batch of inputs.
+
+    Returns:
+        Dict: `before` and `after`, medians in seconds; `speedup`, the median of
+        the ratios of pairs; `pairs`, how many there were.
+    """
+    models = [reference, converted]
+    for model in models:  # Compiled, and allocated.
+        _seconds(model, x)
+    pairs: list[tuple] = []
+    end = time.perf_counter() + _SECONDS
+    while len(pairs) < _FEWEST or (
+        len(pairs) < _MOST and time.perf_counter() < end
+    ):
+        # Which is first takes turns as well.
+        order = models[:: -1 if len(pairs) % 2 else 1]
+        taken = {id(model): _seconds(model, x) for model in order}
+        pairs.append((taken[id(reference)], taken[id(converted)]))
+    before, after = zip(*pairs, strict=True)
+    return {
+        "before": statistics.median(before),
+        "after": statistics.median(after),
+        "speedup": statistics.median(a / b for a, b in pairs),
+        "pairs": len(pairs),
+    }
+
+
+def _seconds(model, x):
+    start = time.perf_counter()
+    model.predict_on_batch(x)
+    return time.perf_counter() - start

@@ -1,0 +1,275 @@
+"""The same model again, from its config, in other dtypes."""
+
+import contextlib
+import copy
+import functools
+import inspect
+import itertools
+import tempfile
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_mixprec._console import one_line
+from keras_mixprec._patched import patched
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.keras_internals import (
+    flat_layers,
+    functional_of,
+    set_policy_object,
+)
+from keras_mixprec.policies.layers import every_place, walk_with_model
+from keras_mixprec.policies.names import is_fixed
+
+# What cannot be computed in 16 bits on every backend (a QR decomposition), and
+# need not: the weights are copied.
+_ORTHOGONAL = ("Orthogonal", "OrthogonalInitializer")
+_ZEROS = {
+    "module": "keras.initializers",
+    "class_name": "Zeros",
+    "config": {},
+    "registered_name": None,
+}
+
+
+class Rebuilder:
+    """Rebuilds a model, with its weights, in dtypes of one's choice.
+
+    Layers get their policies when they are made, before they have variables,
+    by the order in which the model's code makes them: so do those that a layer
+    makes itself, which no config speaks of.
+
+    Args:
+        model: A built `keras.Model`. It is only read.
+        x: One batch of inputs, on which a model that its config does not build
+            is called.
+
+    Attributes:
+        reference: The model in float32, with its weights.
+        entries: List of `LayerEntry`s of the reference, itself the last.
+        origins: Dict from their paths to the `LayerEntry`s of the model.
+
+    Raises:
+        ValueError: If the model cannot be rebuilt from its config.
+    """
+
+    def __init__(self, model: keras.Model, x: Any):
+        self._model = model
+        self._x = x
+        self._config = _config_of(model)
+        made: list[keras.layers.Layer] = []
+
+        def widen(layer):
+            made.append(layer)
+            _set(layer, "float32")
+
+        self.reference = self._made(widen)
+        self.entries = walk_with_model(self.reference)
+        paths = {id(entry.layer): entry.path for entry in self.entries}
+        self._order = [paths.get(id(layer), "") for layer in made]
+        own = {id(e.layer): e for e in walk_with_model(model)}
+        # The last pair of a layer that has become two is as good as the first.
+        self.origins = {
+            paths[id(new)]: own[id(old)]
+            for old, new in self._pairs(self.reference)
+        }
+
+    def build(self, policies: dict[str, str]) -> keras.Model:
+        """Returns a new model with the weights of the model.
+
+        Args:
+            policies: Dict of layer path to policy name. What it leaves out is
+                in float32.
+
+        Raises:
+            ValueError: If the config gives another model than before.
+        """
+        order = iter(self._order)
+
+        def set_planned(layer):
+            _set(layer, policies.get(next(order, ""), "float32"))
+
+        return self._made(set_planned)
+
+    def reloaded(self, model: keras.Model, policy: str) -> keras.Model:
+        """Returns the model that a file of a model gives, but for weights.
+
+        Args:
+            model: What `build` returned.
+            policy: Policy name, the global policy when the file is loaded.
+
+        Raises:
+            ValueError: If Keras cannot load it.
+        """
+        config = _config_of(model)
+        try:
+            with _global_policy(policy):
+                return _deserialized(config, self._model)
+        except Exception as error:  # Of the user's code, of any kind.
+            raise ValueError(one_line(error)) from error
+
+    def pairs_of(self, model: keras.Model, other: keras.Model) -> list[tuple]:
+        """Returns path, layer and layer of each place in two models.
+
+        Args:
+            model: What `build` returned.
+            other: What `reloaded` returned.
+        """
+        paths = {
+            id(entry.layer): entry.path for entry in walk_with_model(model)
+        }
+        places = zip(every_place(model), every_place(other), strict=True)
+        return [(paths[id(own)], own, new) for own, new in places]
+
+    def _made(self, visit):
+        with _global_policy("float32"), _on_creation(visit):
+            model = self._revived(self._config)
+        for own, new in self._pairs(model):
+            copy_state(own, new)
+        return model
+
+    def _pairs(self, model):
+        """The layers of the model, each with the one that stands for it."""
+        places = every_place(self._model), every_place(model)
+        pairs = list(itertools.zip_longest(*places))
+        for own, new in pairs:
+            if type(own) is not type(new):
+                raise ValueError(_another_model(self._model, own, new))
+        return pairs
+
+    def _revived(self, config):
+        try:
+            model = self._deserialized_somehow(config)
+            if not model.built:
+                model(self._x, training=False)
+        except Exception as error:  # Of the user's code, of any kind.
+            raise ValueError(
+                f"The model {self._model.name!r} cannot be rebuilt from its "
+                "config, which converting and loading it take: see that "
+                "`get_config` returns what `from_config` needs, and that "
+                "`keras.saving.custom_object_scope` knows functions of your "
+                f"own. Received: {one_line(error, 400)}"
+            ) from error
+        return model
+
+    def _deserialized_somehow(self, config):
+        try:
+            return _deserialized(config, self._model)
+        except TypeError:
+            if functional_of(self._model) is not None:
+                raise
+            # Keras' own `get_config` gives `trainable` and `dtype` as well,
+            # which the `__init__` of most models does not take.
+            taken = inspect.signature(type(self._model).__init__).parameters
+            own = {k: v for k, v in config["config"].items() if k in taken}
+            return type(self._model)(**own)
+
+
+def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
+    """Copies what a layer would save: variables, and files of its own.
+
+    Args:
+        source: A layer; those inside of it are left out.
+        target: One of the same class.
+    """
+    store: dict[str, Any] = {}
+    source.save_own_variables(store)
+    # A copy: on JAX `fit` gives away the memory of variables.
+    store = {k: np.array(ops.convert_to_numpy(v)) for k, v in store.items()}
+    if store:
+        target.load_own_variables(store)
+    if hasattr(source, "save_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            source.save_assets(folder)
+            target.load_assets(folder)
+
+
+def _config_of(model):
+    """What a file of the model says of it, but for training."""
+    try:
+        config = keras.saving.serialize_keras_object(model)
+    except Exception as error:  # Of the user's code, of any kind.
+        raise ValueError(
+            f"The model {model.name!r} has no config, which converting and "
+            "saving it take: give its class `get_config` and `from_config`. "
+            f"Received: {one_line(error, 400)}"
+        ) from error
+    config.pop("compile_config", None)
+    return _fit_for_16_bits(config)
+
+
+def _fit_for_16_bits(config):
+    if isinstance(config, list | tuple):
+        return type(config)(map(_fit_for_16_bits, config))
+    if not isinstance(config, dict):
+        return config
+    if config.get("class_name") in _ORTHOGONAL:
+        return _ZEROS
+    config = {key: _fit_for_16_bits(value) for key, value in config.items()}
+    # It would cast inputs before any layer, of whatever dtype, has seen them.
+    if config.get("class_name") == "InputLayer":
+        settings = config["config"]
+        if settings.get("dtype") in SIXTEEN_BITS:
+            settings["dtype"] = "float32"
+    return config
+
+
+def _deserialized(config, model):
+    known = {
+        keras.saving.get_registered_name(type(layer)): type(layer)
+        for layer in flat_layers(model)
+        if not hasattr(keras.layers, type(layer).__name__)
+    }
+    return keras.saving.deserialize_keras_object(
+        copy.deepcopy(config),  # Keras takes it apart.
+        custom_objects=known,
+        safe_mode=False,
+    )
+
+
+def _another_model(model, own, new):
+    names = [x.name if x is not None else "no layer" for x in (own, new)]
+    return (
+        f"The config of model {model.name!r} rebuilds another model than it "
+        f"is, with {names[1]!r} in the place of {names[0]!r}: layers that were "
+        "added, replaced or built otherwise than by its code are not in its "
+        "config."
+    )
+
+
+def _set(layer, policy):
+    if not is_fixed(layer):
+        set_policy_object(layer, keras.DTypePolicy(policy))
+
+
+@contextlib.contextmanager
+def _global_policy(policy):
+    """What layers follow that are made without a dtype."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+@contextlib.contextmanager
+def _on_creation(visit):
+    """Calls a function with each layer that this thread makes."""
+    cls = keras.layers.Layer
+    original, thread = cls.__init__, threading.get_ident()
+    # Some classes call it twice; kept, so that no id is used again.
+    seen: dict = {}
+
+    @functools.wraps(original)
+    def init(layer, *args, **kwargs):
+        original(layer, *args, **kwargs)
+        if threading.get_ident() == thread and id(layer) not in seen:
+            seen[id(layer)] = layer
+            visit(layer)
+
+    with patched(cls, {"__init__": init}):
+        yield

@@ -1,0 +1,178 @@
+"""A conversion as text of a screen, and as HTML."""
+
+import html
+import math
+import textwrap
+from collections.abc import Iterator
+
+from keras_mixprec.formats import (
+    format_bits,
+    format_count,
+    format_digits,
+)
+from keras_mixprec.inference.exports import KEPT
+
+_WIDTH = 100
+
+# Layers that a screen has room for, those with the least headroom first.
+_SHOWN = 20
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Conversion for inference</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto;
+  max-width: 72em; padding: 0 1em; color-scheme: light dark; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
+td, th {{ padding: .25em .75em; text-align: left; white-space: nowrap;
+  border-bottom: 1px solid #8884; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+_HEADS = ("layer", "policy", "weights", "largest", "headroom", "reason")
+
+
+def text(report) -> str:
+    """Returns it.
+
+    Args:
+        report: A `ConversionReport`.
+    """
+    rows = sorted(report.layers, key=_urgency)
+    table = [_HEADS, *map(_cells, rows[:_SHOWN])]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(map(str.ljust, line, widths)).rstrip()[:_WIDTH]
+        for line in table
+    ]
+    if len(rows) > _SHOWN:
+        lines.append(f"... and {len(rows) - _SHOWN} more")
+    return "\n".join([*map(_fill, sentences(report)), "", *lines])
+
+
+def sentences(report) -> Iterator[str]:
+    """Yields what happened, and what it brings and costs.
+
+    Args:
+        report: A `ConversionReport`.
+    """
+    wide = report.wide_layers
+    kept = f"{len(wide)} of {format_count(len(report.layers), 'layer')}"
+    yield f"Converted to {report.policy}: {kept} compute in float32."
+    yield _size(report.size)
+    yield _latency(report.latency)
+    yield from (_drift(row, report.tolerance) for row in report.drift)
+    if report.metric:
+        before, after = report.metric["before"], report.metric["after"]
+        yield (
+            f"{report.metric['name']}: {before:.6g} in float32, {after:.6g} "
+            "converted."
+        )
+    yield from report.notes
+    if report.exports:
+        formats = [n for n, what in report.exports.items() if what == KEPT]
+        yield (
+            f"`model.export` keeps this as {' and '.join(formats)}; of the other "
+            "formats see `exports` of the report."
+        )
+
+
+def _size(size):
+    before, after = size["before"], size["after"]
+    share = after / before if before else 1.0
+    return (
+        f"Weights: {_bytes(before)} before, {_bytes(after)} now ({share:.1%})."
+    )
+
+
+def _bytes(count):
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.2f} {name}"
+    return f"{count} bytes"
+
+
+def _latency(latency):
+    before, after = latency["before"] * 1e3, latency["after"] * 1e3
+    pairs = format_count(latency["pairs"], "pair")
+    return (
+        f"A batch takes {format_digits(before)} ms in float32, "
+        f"{format_digits(after)} ms converted: {latency['speedup']:.2f} times "
+        f"as fast (median of {pairs})."
+    )
+
+
+def _drift(row, tolerance):
+    if row["nonfinite"]:
+        numbers = format_count(row["nonfinite"], "number")
+        return f"Drift of {row['output']}: {numbers} not finite."
+    line = (
+        f"Drift of {row['output']}: {row['relative']:.2g} of float32's norm "
+        f"({tolerance:g} is tolerated), at most {row['largest']:.2g} and "
+        f"{row['mean']:.2g} in the mean, of numbers up to "
+        f"{format_digits(row['scale'])}"
+    )
+    if row["top1_agreement"] is not None:
+        line += f"; the same class first in {row['top1_agreement']:.2%}"
+    return f"{line}."
+
+
+def _urgency(row):
+    bits = row["headroom_bits"]
+    return row["policy"] != "float32", math.inf if bits is None else bits
+
+
+def _cells(row):
+    largest, bits = row["largest"], row["headroom_bits"]
+    return (
+        row["path"],
+        row["policy"],
+        _bytes(row["bytes"]),
+        "-" if largest is None else f"{largest:.3g}",
+        "-" if bits is None else format_bits(bits),
+        row["reason"],
+    )
+
+
+def fragment(report) -> str:
+    """Returns what a notebook shows.
+
+    Args:
+        report: A `ConversionReport`.
+    """
+    said = "".join(f"<li>{html.escape(s)}</li>" for s in sentences(report))
+    head = "".join(f"<th>{name}</th>" for name in _HEADS)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row))
+        + "</tr>"
+        for row in report.layers
+    )
+    return f"<div><ul>{said}</ul><table><tr>{head}</tr>{body}</table></div>"
+
+
+def page(report) -> str:
+    """Returns a page of its own.
+
+    Args:
+        report: A `ConversionReport`.
+    """
+    return _PAGE.format(body=fragment(report))
+
+
+def _fill(line):
+    return textwrap.fill(
+        line,
+        _WIDTH,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,292 @@
+"""A layer that computes on its inputs times a power of two.
+
+A float16 layer whose numbers are too large or too small inside, but not what
+is left of its digits, computes the same on inputs that are `2**-k` times as
+large, if its result is then `2**(-k * d)` times as large: `d` is 0 of a
+normalization, 1 of a product or a sum, 2 of a sum of squares. Its outputs times
+`2**(k * d)` are those of before.
+
+That is exact: a product with a power of two changes the exponent of a floating-
+point number and none of its digits, unless the result is beyond the format or
+below its smallest normal number. The same is true of the gradients, which are
+multiplied by the same powers on their way back. `diagnosis/rescaling.py` finds
+`k` and `d` and checks both claims for a layer.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import ml_dtypes
+from keras import ops, tree
+
+from keras_mixprec._checks import check_choice, check_integer
+from keras_mixprec.keras_internals import (
+    AutocastScope,
+    get_keras_mask,
+    set_keras_mask,
+)
+
+# Twice as many as float16 has above and below one; a product with more of them
+# is in two steps.
+MOST_BITS = 30
+
+_NAME = re.compile(r"rescaled\((-?\d+),(-?\d+)(,float32)?\)_from_(\w+)")
+
+
+@keras.saving.register_keras_serializable("keras_mixprec")
+class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
+    """Lets a layer compute on its inputs times a power of two.
+
+    The layer's floating-point inputs, and its own variable `bias` if it has
+    one, are multiplied by `2**input_bits` before they are cast to the compute
+    dtype, its outputs by `2**output_bits`. A layer `f` returns the same as
+    before, but for what no longer overflows or underflows, if
+    `f(2**-k * x) == 2**(-k * d) * f(x)` and `output_bits` is
+    `-d * input_bits`: powers of two are exact in floating point, forward and
+    backward. `PrecisionTuner(rungs=("rescale", "bfloat16", "float32"))` finds
+    these numbers and checks that they hold.
+
+    It is saved with the layer in a `.keras` file, which `import keras_mixprec`
+    lets Keras load; for that it is a map, if one with a single policy, since of
+    any other policy Keras keeps no more than the name. It is for layers without
+    others inside.
+
+    Args:
+        input_bits: Int from -30 to 30, the power of two for the inputs.
+        output_bits: Int from -30 to 30, the power of two for the outputs.
+            Defaults to `0`.
+        wide_outputs: Boolean. Whether outputs are float32, for such as do not
+            fit the compute dtype. Defaults to `False`.
+        source_name: String. The policy that the layer follows otherwise.
+            Defaults to `"mixed_float16"`.
+
+    Raises:
+        TypeError: If a number is no integer.
+        ValueError: If a number is out of range, or `source_name` is no policy.
+
+    Example:
+    >>> policy = RescaledPolicy(-9)
+    >>> policy.name, policy.compute_dtype
+    ('rescaled(-9,0)_from_mixed_float16', 'float16')
+    >>> norm = keras.layers.UnitNormalization(dtype=RescaledPolicy(12))
+    >>> unit = norm(np.full((1, 4), 1e-5, "float32"))
+    >>> [float(x) for x in keras.ops.cast(unit[0], "float32")]
+    [0.5, 0.5, 0.5, 0.5]
+    """
+
+    def __init__(
+        self,
+        input_bits: int,
+        output_bits: int = 0,
+        wide_outputs: bool = False,
+        source_name: str = "mixed_float16",
+    ):
+        super().__init__(source_name)
+        limits = {"low": -MOST_BITS, "high": MOST_BITS}
+        self.input_bits = check_integer("input_bits", input_bits, **limits)
+        self.output_bits = check_integer("output_bits", output_bits, **limits)
+        self.wide_outputs = check_choice(
+            "wide_outputs", wide_outputs, (True, False)
+        )
+        self.source_name = source_name
+        _install()
+
+    @classmethod
+    def from_config(
+        cls, config: dict, custom_objects: dict | None = None
+    ) -> "RescaledPolicy":
+        """Returns the policy that `get_config` describes."""
+        return cls(**config)
+
+    @classmethod
+    def from_name(cls, name: str) -> "RescaledPolicy | None":
+        """Returns the policy of a name, `None` if it is none of these.
+
+        Args:
+            name: String, as `name` has it.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        bits = int(match[1]), int(match[2])
+        try:
+            return cls(*bits, bool(match[3]), match[4])
+        except ValueError:
+            return None
+
+    @classmethod
+    def from_number(cls, number: int, source_name: str) -> "RescaledPolicy":
+        """Returns the policy that `number` returned that for.
+
+        Args:
+            number: Int.
+            source_name: String. As for the class.
+        """
+        rest, wide = divmod(number, 2)
+        rest, output_bits = divmod(rest, 2 * MOST_BITS + 1)
+        size, negative = divmod(rest, 2)
+        bits = -size if negative else size, output_bits - MOST_BITS
+        return cls(*bits, bool(wide), source_name)
+
+    @property
+    def number(self) -> int:
+        """An int that workers can compare: the larger, the further moved."""
+        number = 2 * abs(self.input_bits) + (self.input_bits < 0)
+        number = number * (2 * MOST_BITS + 1) + self.output_bits + MOST_BITS
+        return 2 * number + self.wide_outputs
+
+    @property
+    def name(self) -> str:
+        """What a plan calls it."""
+        wide = ",float32" if self.wide_outputs else ""
+        bits = f"{self.input_bits},{self.output_bits}{wide}"
+        return f"rescaled({bits})_from_{self.source_name}"
+
+    @property
+    def output_dtype(self) -> str:
+        """The dtype of what a layer returns."""
+        return "float32" if self.wide_outputs else self.compute_dtype
+
+    def convert_input(self, x: Any, autocast: bool, dtype: str) -> Any:
+        """Leaves tensors as they are: they are cast when they are scaled."""
+        autocast = autocast and isinstance(x, keras.KerasTensor)
+        return super().convert_input(x, autocast, dtype)
+
+    def run(
+        self,
+        layer: keras.layers.Layer,
+        call: Callable,
+        args: tuple,
+        kwargs: dict,
+    ) -> Any:
+        """Returns what a layer's call returns.
+
+        Args:
+            layer: The `keras.layers.Layer` that follows this policy.
+            call: Function of the layer, `*args` and `**kwargs`.
+            args: Tuple, as the layer was given it.
+            kwargs: Dict, as the layer was given it.
+        """
+        dtype = self.compute_dtype if layer.autocast else None
+        args, kwargs = _times(self.input_bits, dtype, (args, kwargs))
+        with _ScaledBiases(layer, self.input_bits):
+            outputs = call(layer, *args, **kwargs)
+        dtype = "float32" if self.wide_outputs else None
+        return _times(self.output_bits, dtype, outputs)
+
+    def get_config(self) -> dict:
+        """Returns the arguments."""
+        return {
+            "input_bits": self.input_bits,
+            "output_bits": self.output_bits,
+            "wide_outputs": self.wide_outputs,
+            "source_name": self.source_name,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.name == self.name
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __repr__(self):
+        return f'<{type(self).__name__} "{self.name}">'
+
+    def __reduce__(self):
+        return type(self), tuple(self.get_config().values())
+
+
+def own_policy(layer) -> keras.DTypePolicy:
+    """Returns the policy that a layer itself follows.
+
+    Args:
+        layer: A `keras.layers.Layer`, which may share a `DTypePolicyMap` with
+            others.
+    """
+    policy = layer.dtype_policy
+    if not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+        return policy
+    if isinstance(policy, RescaledPolicy) and layer.path not in policy:
+        return policy
+    return policy[layer.path] if layer.path else policy.default_policy
+
+
+def rescaling_of(layer) -> RescaledPolicy | None:
+    """Returns the policy of a layer that follows a rescaled one."""
+    policy = own_policy(layer)
+    return policy if isinstance(policy, RescaledPolicy) else None
+
+
+def _times(bits, dtype, structure):
+    """Float tensors of a structure times a power of two, cast after that."""
+    # Each is a number of float16, and nothing overflows on the way that does
+    # not at its end.
+    halves = [b for b in (bits // 2, bits - bits // 2) if b]
+
+    def scaled(tensor):
+        if not ops.is_tensor(tensor) or "float" not in str(tensor.dtype):
+            return tensor
+        mask = get_keras_mask(tensor)
+        own = keras.backend.standardize_dtype(tensor.dtype)
+        target = dtype or own
+        tensor = ops.cast(tensor, max(target, own, key=_width))
+        for half in halves:
+            tensor = tensor * 2.0**half
+        tensor = ops.cast(tensor, target)
+        if mask is not None:
+            set_keras_mask(tensor, mask)
+        return tensor
+
+    return tree.map_structure(scaled, structure)
+
+
+def _width(dtype):
+    return ml_dtypes.finfo(dtype).bits
+
+
+class _ScaledBiases(AutocastScope):
+    """Context in which the biases of a layer are read times a power of two."""
+
+    def __init__(self, layer, bits):
+        super().__init__(layer.compute_dtype)
+        self._factor = 2.0**bits
+        with AutocastScope(None):
+            self._biases = [
+                v.value for v in layer.variables if v.name == "bias"
+            ]
+
+    def maybe_cast(self, value):
+        if any(value is bias for bias in self._biases):
+            value = value * self._factor
+        return super().maybe_cast(value)
+
+
+def _install():
+    """Lets every layer ask for its policy when it is called.
+
+    Once, when the first rescaled policy is made: without one no layer is
+    called in any other way than Keras calls it. Of a policy, Keras itself asks
+    only for casts, and not where a layer is given one tensor of its dtype.
+    """
+    original = keras.Operation.__call__
+    if hasattr(original, "_keras_mixprec_rescales"):
+        return
+
+    @functools.wraps(original)
+    def call(operation, *args, **kwargs):
+        is_layer = isinstance(operation, keras.layers.Layer)
+        policy = rescaling_of(operation) if is_layer else None
+        if policy is None or _is_symbolic((args, kwargs)):
+            return original(operation, *args, **kwargs)
+        return policy.run(operation, original, args, kwargs)
+
+    call._keras_mixprec_rescales = True
+    keras.Operation.__call__ = call
+
+
+def _is_symbolic(structure):
+    leaves = tree.flatten(structure)
+    return any(isinstance(leaf, keras.KerasTensor) for leaf in leaves)

@@ -1,0 +1,82 @@
+"""Powers of two in weights: the same in float32, and right in float16."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from zoo import cases
+
+import keras_mixprec as kmp
+from keras_mixprec.inference.rescale_weights import rescale_weights
+
+BIG = keras.initializers.RandomNormal(stddev=200.0, seed=1)
+
+
+def values(model, x):
+    with np.errstate(over="ignore"):
+        found = keras.ops.convert_to_numpy(model(x, training=False))
+    return found.astype("float32")
+
+
+def convolutions():
+    inputs = keras.Input((8, 8, 3))
+    x = layers.Conv2D(4, 3, activation="relu", kernel_initializer=BIG)(inputs)
+    x = layers.Conv2D(4, 3, kernel_initializer=BIG)(layers.MaxPooling2D()(x))
+    # As training would leave it.
+    variance = keras.initializers.Constant(1e12)
+    x = layers.BatchNormalization(moving_variance_initializer=variance)(x)
+    x = layers.ReLU()(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(2, dtype="float32")(x))
+
+
+def t5():
+    (case,) = cases(["t5_ffn"])
+    return case.model("float32", None)
+
+
+IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")
+TOKENS = np.arange(24).reshape(2, 12) % 20
+MODELS = {"convolutions": (convolutions, IMAGES), "t5": (t5, TOKENS)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_the_same_and_fits_float16(name, tmp_path):
+    build, x = MODELS[name]
+    model = build()
+    known = values(model, x)
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    assert not np.allclose(values(model, x), known, rtol=0.1)
+    kmp.apply_policy(model, "float32")
+    moved = rescale_weights(model, x)
+    assert moved
+    assert all(bits > 0 for bits in moved.values())
+    np.testing.assert_array_equal(values(model, x), known)
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    close = np.abs(values(model, x) - known).max() / np.abs(known).max()
+    assert close < 0.02
+    # Keras' own layers, which load without this package.
+    assert "keras_mixprec" not in json.dumps(model.get_config())
+    assert rescale_weights(model, x) == {}
+
+
+def test_what_is_not_homogeneous_is_left_as_it_is():
+    inputs = keras.Input((4,))
+    x = layers.Dense(4, "gelu", kernel_initializer=BIG)(inputs)
+    x = layers.Dense(4, kernel_initializer=BIG)(x)
+    model = keras.Model(inputs, layers.Dense(1)(layers.Activation("tanh")(x)))
+    before = model.get_weights()
+    x = 400 * np.ones((2, 4), "float32")
+    assert rescale_weights(model, x) == {}
+    for own, known in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(own, known)
+
+
+def test_a_subclassed_model_is_refused():
+    class Own(keras.Model):
+        pass
+
+    with pytest.raises(TypeError, match="must be functional.*type Own"):
+        rescale_weights(Own(), np.ones((1, 1)))
