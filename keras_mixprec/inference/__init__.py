@@ -6,11 +6,11 @@ is only read.
 
 Files:
 
+- `diagnose_call.py`: `diagnose_call`, the diagnosis of a function that calls a
+  model.
 - `convert.py`: `convert_for_inference`, what a caller gives and gets.
 - `conversion.py`: one conversion: rebuilt, compared, reported.
 - `automatic.py`: `"auto"`, the format that suits the model and the device.
-- `diagnose_call.py`: `diagnose_call`, the diagnosis of a function that calls a
-  model.
 - `wide_layers.py`: the smallest set of layers that stays in float32.
 - `least_exact.py`: which layer of a converted model rounds the most.
 - `rescale_weights.py`: powers of two moved from one layer's weights into the
