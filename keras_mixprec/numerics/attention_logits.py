@@ -13,6 +13,7 @@ import keras
 from keras import ops
 
 from keras_mixprec.backend import active
+from keras_mixprec.numerics.layer_hooks import CallHook
 
 # What is as small as this, or smaller, is a mask that was added: -1e4, -1e9 and
 # half of the lowest number of a format are in use.
@@ -23,6 +24,24 @@ _MOST = 2**24
 
 # What a dimension counts as that is known only when the step runs.
 _USUAL_BATCH = 64
+
+
+def logits_hook(entries, on_call, put) -> CallHook:
+    """Returns a hook on layer calls that takes the logits as well.
+
+    Args:
+        entries: As for `CallHook`.
+        on_call: As for `CallHook`.
+        put: As for `AttentionLogits`.
+    """
+    logits = AttentionLogits(entries, put)
+
+    def seen(run, layer, path, index, args, kwargs):
+        logits.of_softmax(layer, hook.enclosing, args, kwargs)
+        return on_call(run, layer, path, index, args, kwargs)
+
+    hook = CallHook(entries, seen, logits.of_function)
+    return hook
 
 
 class AttentionLogits:

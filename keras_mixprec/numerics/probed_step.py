@@ -1,6 +1,7 @@
 """The train step with a measurement of every tensor in it."""
 
 import contextlib
+import functools
 import operator
 import threading
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import Collector, Update
-from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
+from keras_mixprec.numerics.layer_hooks import names_of_output
 from keras_mixprec.numerics.statistics import Statistics
 from keras_mixprec.policies.layers import walk
 
@@ -136,21 +137,14 @@ class Probe:
             yield
 
     def _hook(self, collector):
-        # Not needed before a step is measured.
-        from keras_mixprec.numerics.attention_logits import AttentionLogits
+        # Not before the first probe: importing the monitor shall be quick.
+        from keras_mixprec.numerics.attention_logits import logits_hook
 
         def put(name, position, tensor):
             collector.put((name, "attention_logits", position), tensor)
 
-        logits = AttentionLogits(self._entries, put)
-
-        def on_call(run, layer, path, index, args, kwargs):
-            logits.of_softmax(layer, hook.enclosing, args, kwargs)
-            arguments = run, layer, path, index, args, kwargs
-            return self._on_call(collector, *arguments)
-
-        hook = CallHook(self._entries, on_call, logits.of_function)
-        return hook
+        on_call = functools.partial(self._on_call, collector)
+        return logits_hook(self._entries, on_call, put)
 
     def _on_call(self, collector, run, layer, path, index, args, kwargs):
         names = names_of_output(self._paths, layer, index)

@@ -15,7 +15,7 @@ from keras_mixprec.keras_internals import own_trainable, updated_variables
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
-from keras_mixprec.numerics.layer_hooks import CallHook, names_of_output
+from keras_mixprec.numerics.layer_hooks import names_of_output
 from keras_mixprec.numerics.probed_step import LayerReading, limits_of
 from keras_mixprec.numerics.statistics import (
     Statistics,
@@ -134,20 +134,13 @@ class _Taken:
         return Ranges(readings, self._limits, failures)
 
     def _hook(self):
-        # Not needed before a step is measured.
-        from keras_mixprec.numerics.attention_logits import AttentionLogits
+        # As of a probed step.
+        from keras_mixprec.numerics.attention_logits import logits_hook
 
         def put(name, position, tensor):
             self._take([name], "attention_logits", position, tensor)
 
-        logits = AttentionLogits(self._entries, put)
-
-        def on_call(run, layer, path, index, args, kwargs):
-            logits.of_softmax(layer, hook.enclosing, args, kwargs)
-            return self._on_call(run, layer, path, index, args, kwargs)
-
-        hook = CallHook(self._entries, on_call, logits.of_function)
-        return hook
+        return logits_hook(self._entries, self._on_call, put)
 
     def _on_call(self, run, layer, path, index, args, kwargs):
         names = names_of_output(self._paths, layer, index)
