@@ -59,13 +59,16 @@ def test_demo_trains_logs_and_compares(tmp_path):
     assert done.stdout.endswith("tensorboard --logdir logs\n")
     (run_shown,) = load_report(tmp_path / "logs").to_dict().values()
     heat = {m["name"]: m for m in run_shown["heat"]["metrics"]}
+    # On a busy machine the last reading may be given up, and it is said.
+    said = " ".join(done.stdout.split())
+    withheld = "those of activations and gradients take" in said
     for part in "activation", "gradient", "weight":
         shown = heat[f"{part}_headroom_bits"]
         assert shown["steps"][0] == 1
         assert shown["steps"][-1] == 90
         of = {x["path"] for x in run_shown["layers"] if x["parameters"]}
         ends = [
-            [bits[0], bits[-1]]
+            bits[:1] if withheld else [bits[0], bits[-1]]
             for path, bits in shown["values"].items()
             if part != "weight" or path in of
         ]
