@@ -20,7 +20,7 @@ _BITS = {jnp.dtype("float16"): (5, 10), jnp.dtype("bfloat16"): (8, 7)}
 
 
 def measure(tensors, floors):
-    return fused_ranges.measure(_rounded(tensors), floors, _bits, _reduce)
+    return fused_ranges.measure(_rounded(tensors), floors, _bitcast, _reduce)
 
 
 def _rounded(tensors):
@@ -29,8 +29,8 @@ def _rounded(tensors):
     return jax.lax.reduce_precision(tensors, *_BITS[tensors.dtype])
 
 
-def _bits(tensor):
-    return jax.lax.bitcast_convert_type(tensor, jnp.int32)
+def _bitcast(tensor, dtype):
+    return jax.lax.bitcast_convert_type(tensor, jnp.dtype(dtype))
 
 
 def _reduce(tensors):
@@ -40,12 +40,13 @@ def _reduce(tensors):
 
 def _together(these, those):
     largest, *sums = zip(these, those, strict=True)
-    return jnp.maximum(*largest), *(a + b for a, b in sums)
+    # Which of `jax.numpy` are functions of their own, not merged into the loop.
+    return jax.lax.max(*largest), *(jax.lax.add(a, b) for a, b in sums)
 
 
 def exponents(tensors):
     magnitudes = jnp.abs(_rounded(tensors).astype("float32"))
-    values = _bits(magnitudes) >> SHIFT
+    values = _bitcast(magnitudes, "int32") >> SHIFT
     values = values + jnp.arange(len(values))[:, None] * EXPONENTS
     counts = jnp.zeros(len(values) * EXPONENTS, "int32")
     counts = counts.at[values.reshape(-1)].add(1, mode="promise_in_bounds")

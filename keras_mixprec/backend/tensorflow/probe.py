@@ -18,7 +18,9 @@ _BITS = {tf.float16: (5, 10), tf.bfloat16: (8, 7)}
 
 def measure(tensors, floors):
     if under_xla():
-        return fused_ranges.measure(_rounded(tensors), floors, _bits, _reduce)
+        return fused_ranges.measure(
+            _rounded(tensors), floors, tf.bitcast, _reduce
+        )
     tensors, sizes = _padded(tensors)
     magnitudes = tf.abs(tf.cast(tensors, tf.float32))
     largest = _maximum(magnitudes)
@@ -84,10 +86,6 @@ def _rounded(tensors):
     )
 
 
-def _bits(tensor):
-    return tf.bitcast(tensor, tf.int32)
-
-
 def _reduce(tensors):
     scalars = [tf.TensorSpec([], tensor.dtype) for tensor in tensors]
     together = tf.function(_together, autograph=False)
@@ -109,7 +107,7 @@ def exponents(tensors):
     count = tensors.shape[0]
     if under_xla():
         tensors = _rounded(tensors)
-    values = _bits(tf.abs(tf.cast(tensors, tf.float32)))
+    values = tf.bitcast(tf.abs(tf.cast(tensors, tf.float32)), tf.int32)
     values = tf.bitwise.right_shift(values, SHIFT)
     values = tf.reshape(values + tf.range(count)[:, None] * EXPONENTS, [-1])
     if under_xla():  # Which has no `Bincount`, two to three times as fast.
