@@ -36,9 +36,9 @@ class ConversionReport:
             first, `None` where outputs do not look like scores of classes.
         tolerance: Float. The largest relative drift that was accepted.
         size: Dict, `before` and `after`: bytes of all weights.
-        latency: Dict, `before` and `after`: median seconds of a batch in
-            float32 and converted; `speedup`, the median ratio of pairs that
-            ran one after the other, and `pairs`, how many.
+        latency: Dict, `before` and `after`: seconds of a batch in float32 and
+            converted, and `speedup`, their ratio: of pairs that ran one after
+            the other the one with the median ratio; `pairs`, how many.
         metric: Dict, `name`, `before` in float32 and `after`; `None` without.
         notes: List of strings: what else a caller should know, such as what a
             `.keras` file cannot keep.
