@@ -109,8 +109,12 @@ class Needed:
 
     def _resolved(self, part, error):
         """An error, 0 where rounded weights alone do not do much less."""
-        limit = thresholds.BEYOND_NOISE * self._noise.get(part, 0.0)
-        return 0.0 if error <= limit and math.isfinite(error) else error
+        noise = self._noise.get(part, 0.0)
+        counts = (
+            noise < thresholds.ALL_NOISE
+            and error > thresholds.BEYOND_NOISE * noise
+        )
+        return error if counts or not math.isfinite(error) else 0.0
 
     def _as_right(self, demoted, repaired, path=None):
         """Whether nothing is off by more than it may be, or was anyhow."""

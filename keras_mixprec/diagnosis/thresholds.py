@@ -63,8 +63,10 @@ RESOLVED_GRADIENT = 0.1
 
 # How many times as far as by rounded weights a loss or gradient that these
 # alone put off has to be off to count. A router in bfloat16 is by 1.5 times
-# and trains; distances that cancel by 70 times, and train no more.
+# and trains; distances that cancel by 70 times, and train no more. What they
+# change by as much as it is, such as a mean that is 0, is nothing but rounding.
 BEYOND_NOISE = 8.0
+ALL_NOISE = 1.0
 
 # A loss or gradient that is off by more than a tenth both with a demotion and
 # without it is no reason for it, unless by half as much again without.
