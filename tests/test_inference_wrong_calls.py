@@ -55,6 +55,7 @@ WRONG = [
     ({"policy": PLAN, "rules": []}, ValueError, "rules"),
     ({"rules": ["dense"]}, TypeError, "PrecisionRule"),
     ({"tolerance": -1}, ValueError, "tolerance=-1"),
+    ({"tolerance": 0}, ValueError, "tolerance=0"),
     ({"tolerance": "5%"}, TypeError, "tolerance='5%'"),
     ({"tolerance": float("nan")}, ValueError, "tolerance=nan"),
     ({"keep_io": "float16"}, ValueError, "keep_io='float16'"),

@@ -51,8 +51,8 @@ def convert_for_inference(
         tolerance: Float. How far an output may be from float32's: the norm of
             the difference as a share of the norm. Defaults to `0.05`.
         keep_io: `"float32"`, inputs and outputs are float32 as before, or
-            `None`, outputs have the dtype of the layers that make them.
-            Defaults to `"float32"`.
+            `None`, outputs have the dtype of the layers that make them, as
+            those of subclassed models have anyhow. Defaults to `"float32"`.
         metric: Function of a model that returns a number, computed for the
             report in float32 and converted. The models are not compiled.
             Defaults to `None`.
@@ -81,7 +81,9 @@ def convert_for_inference(
     """
     _check_model(model)
     _check_policy(policy, rules)
-    tolerance = check_number("tolerance", tolerance, low=0.0)
+    tolerance = check_number(
+        "tolerance", tolerance, low=1e-12, why="of 0, nothing has 16 bits"
+    )
     check_choice("keep_io", keep_io, ("float32", None))
     _check_metric(metric)
     batch_size = check_integer("batch_size", batch_size, low=1)

@@ -102,7 +102,7 @@ class StreamingNorm(layers.Layer):
 @case(
     data=vectors(),
     culprits=frozenset({"streaming"}),
-    kind="forward_overflow",
+    kind="weight_overflow",
     direction="forward",
     decoy="h1",
 )
