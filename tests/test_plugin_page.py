@@ -68,6 +68,10 @@ def write(log_dir, layers, steps=2, every=1):
         )
         for step in range(2):
             log.heat(step, heat, layers, metrics)
+        # A third of the second one's numbers is between 2**17 and 2**18.
+        bins = np.array([[3.0, 4.0, 2.0], [17.0, 18.0, 1.0]])
+        for path in layers[1:2]:
+            log.histogram(1, f"{schema.EXPONENTS['activation']}/{path}", bins)
         for step in range(0, steps * every, every):
             skip = {"kind": "skipped_step", "at_step": step, "scale": 1.0}
             log.event(step, skip | {"variables": [layers[0]]})
@@ -405,6 +409,7 @@ def test_a_repaired_layer_is_grey_where_it_computed_in_float32(page, url, told):
     assert abs(grey["first"] - border) < step
     assert grey["last"] > LABELS + width - step  # To the end.
     assert page.texts("#layers .headroom")[0] == "beyond float16"
+    page.open(url, run=WIDE, layer=MANY[1])
     assert "beyond float16, computed in float32" in page.text(
         "#histogram .words"
     )
