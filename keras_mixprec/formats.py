@@ -1,13 +1,17 @@
-"""Number formats: their largest, smallest and non-finite numbers."""
+"""Number formats, and numbers and sentences as reports show them."""
 
 import dataclasses
 import functools
 import math
+import textwrap
 from collections.abc import Iterable, Mapping
 
 import ml_dtypes
 
 SIXTEEN_BITS = ("float16", "bfloat16")
+
+# Of a report on a screen, in letters.
+SCREEN_WIDTH = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,3 +131,18 @@ def format_kinds(counts: Mapping, units: tuple) -> str:
     ]
     first = [f"{kind} in {n:,} {units[n > 1]}" for kind, n in seen[:1]]
     return ", ".join(first + [f"{kind} in {n:,}" for kind, n in seen[1:]])
+
+
+def fill_screen(sentence: str) -> str:
+    """Breaks a sentence into lines of a screen, between words.
+
+    Args:
+        sentence: String. Lines after the first are indented by four.
+    """
+    return textwrap.fill(
+        sentence,
+        SCREEN_WIDTH,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

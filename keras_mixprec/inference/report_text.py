@@ -2,17 +2,16 @@
 
 import html
 import math
-import textwrap
 from collections.abc import Iterator
 
 from keras_mixprec.formats import (
+    SCREEN_WIDTH,
+    fill_screen,
     format_bits,
     format_count,
     format_digits,
 )
 from keras_mixprec.inference.exports import KEPT
-
-_WIDTH = 100
 
 # Layers that a screen has room for, those with the least headroom first.
 _SHOWN = 20
@@ -50,12 +49,12 @@ def text(report) -> str:
     table = [_HEADS, *map(_cells, rows[:_SHOWN])]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
-        "  ".join(map(str.ljust, line, widths)).rstrip()[:_WIDTH]
+        "  ".join(map(str.ljust, line, widths)).rstrip()[:SCREEN_WIDTH]
         for line in table
     ]
     if len(rows) > _SHOWN:
         lines.append(f"... and {len(rows) - _SHOWN} more")
-    return "\n".join([*map(_fill, sentences(report)), "", *lines])
+    return "\n".join([*map(fill_screen, sentences(report)), "", *lines])
 
 
 def sentences(report) -> Iterator[str]:
@@ -166,13 +165,3 @@ def page(report) -> str:
         report: A `ConversionReport`.
     """
     return _PAGE.format(body=fragment(report))
-
-
-def _fill(line):
-    return textwrap.fill(
-        line,
-        _WIDTH,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -1,6 +1,5 @@
 """A comparison as text: a table of one screen, and what follows from it."""
 
-import textwrap
 from collections.abc import Iterator
 
 from keras_mixprec.analysis.comparison.best import reason
@@ -13,9 +12,12 @@ from keras_mixprec.analysis.comparison.rows import (
     shown_speed,
     shown_tolerance,
 )
-from keras_mixprec.formats import format_count, format_digits
-
-_WIDTH = 100
+from keras_mixprec.formats import (
+    SCREEN_WIDTH,
+    fill_screen,
+    format_count,
+    format_digits,
+)
 
 # What the table has no column for: key of a row, head, unit.
 _LISTED = (
@@ -40,9 +42,9 @@ def text(record: Comparison, rows: list[dict]) -> str:
         rows: What `rows.rows` made of it.
     """
     table = [heads(record), *map(cells, rows)]
-    lines = [_fill(title(record)), "", *_aligned(table), ""]
-    lines += map(_fill, remarks(record, rows))
-    return "\n".join([*lines, _fill(f"Best: {reason(record, rows)}")])
+    lines = [fill_screen(title(record)), "", *_aligned(table), ""]
+    lines += map(fill_screen, remarks(record, rows))
+    return "\n".join([*lines, fill_screen(f"Best: {reason(record, rows)}")])
 
 
 def title(record: Comparison) -> str:
@@ -148,7 +150,7 @@ def _aligned(table):
     """Lines of at most 100 columns: a long name is on a line of its own."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rest = sum(widths[1:]) + 2 * len(widths[1:])
-    widths[0] = min(widths[0], max(_WIDTH - rest, 12))
+    widths[0] = min(widths[0], max(SCREEN_WIDTH - rest, 12))
     for name, *middle, last in table:
         if len(name) > widths[0]:
             yield name
@@ -160,13 +162,3 @@ def _aligned(table):
 
 def _shown_seconds(seconds):
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _fill(line):
-    return textwrap.fill(
-        line,
-        _WIDTH,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

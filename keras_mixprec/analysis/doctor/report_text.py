@@ -1,9 +1,9 @@
 """The text of a report: one screen."""
 
-import textwrap
 from collections import Counter
 
-_WIDTH = 100
+from keras_mixprec.formats import fill_screen
+
 _MARKS = {"error": "ERROR", "warning": "warning"}
 _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 _SPEEDS = ("tf32", "bfloat16", "float16")
@@ -151,10 +151,4 @@ def _auto(found):
 
 
 def _line(head, about):
-    return textwrap.fill(
-        f"{head}: {about}",
-        _WIDTH,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return fill_screen(f"{head}: {about}")
