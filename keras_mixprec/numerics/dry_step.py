@@ -1,6 +1,7 @@
 """Runs `train_step` and updates nothing; records calls and gradients."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -281,11 +282,8 @@ def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
 
     With the random numbers of the model as it is.
     """
-    return exact_run(
-        model,
-        lambda records: dry_step(model, data, 1.0, records=records),
-        records=records,
-    )
+    run = functools.partial(dry_step, model, data, 1.0)
+    return exact_run(model, run, records=records)
 
 
 def held(optimizer, scale, losses, gradients):

@@ -76,11 +76,7 @@ class Prediction:
         Args:
             records: As for `run`.
         """
-        return exact_run(
-            self.model,
-            lambda records: self.run(records=records),
-            records=records,
-        )
+        return exact_run(self.model, self.run, records=records)
 
     def tensors(self, _=None) -> list:
         """Returns the float outputs, computed operation by operation."""

@@ -154,18 +154,18 @@ def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
 
     Args:
         model: The `keras.Model`.
-        run: Function of whether to record the calls of layers, that returns
-            something with the random numbers it has drawn as `draws`.
+        run: Function of `records`, whether to record the calls of layers, that
+            returns something with the random numbers it has drawn as `draws`.
         records: Boolean.
     """
     with same_draws():
         with in_float32(model):
-            exact = run(records)
+            exact = run(records=records)
         if known_draws() or all(d.name == DROPOUT for d in exact.draws):
             return exact
-        known_draws().extend(run(False).draws)
+        known_draws().extend(run(records=False).draws)
         with in_float32(model):
-            return run(records)
+            return run(records=records)
 
 
 def draws_narrow_uniform(draws) -> bool:

@@ -85,11 +85,7 @@ class RecordedCalls:
         Args:
             records: As for `run`.
         """
-        return exact_run(
-            self.model,
-            lambda records: self.run(records=records),
-            records=records,
-        )
+        return exact_run(self.model, self.run, records=records)
 
     def tensors(self, _=None):
         """Calls it, for what it raises."""
