@@ -18,7 +18,7 @@ Files:
 - `rebuild.py`: the same model again, from its config, in other dtypes.
 - `storage.py`: which dtype each layer stores its weights in and computes in.
 - `runnable.py`: layers whose code raises in the dtypes that were planned.
-- `loading.py`: what a `.keras` file of the result gives back.
+- `loading.py`: what a `.keras` file of the result loads as.
 - `exports.py`: what each format of `model.export` keeps.
 - `float32_outputs.py`: outputs in float32 of a model that ends in 16 bits.
 - `calibration.py`: the inputs that a conversion is checked on.

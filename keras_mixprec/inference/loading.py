@@ -1,4 +1,4 @@
-"""What a `.keras` file of a converted model gives back, without this package.
+"""What a `.keras` file of a converted model loads as, without this package.
 
 Keras' files have the policies of the layers that a config names. Those of
 layers that another one makes itself follow what its code gives them: its own
@@ -25,7 +25,7 @@ _BY_ITSELF = (
 def loadable(
     source: Rebuilder, assignment: Assignment, x: Any
 ) -> tuple[keras.Model, Assignment, list[str]]:
-    """Builds a model that a file gives back as it is, as far as that goes.
+    """Builds a model that loads from a file as it is, as far as that goes.
 
     Args:
         source: `Rebuilder`.
