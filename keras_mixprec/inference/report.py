@@ -1,10 +1,9 @@
 """`ConversionReport`: what a conversion keeps, saves and costs."""
 
 import dataclasses
-import os
 from typing import Any
 
-from keras_mixprec._files import write_bytes
+from keras_mixprec._html import HtmlReport
 from keras_mixprec.inference import report_text
 from keras_mixprec.inference.exports import kept_by_exports
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -12,7 +11,7 @@ from keras_mixprec.reporting.text_formats import to_json
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ConversionReport:
+class ConversionReport(HtmlReport):
     """What `convert_for_inference` did, and how far the result is from float32.
 
     `str()` gives text of a screen, a notebook shows tables.
@@ -86,18 +85,6 @@ class ConversionReport:
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""
         return report_text.page(self)
-
-    def save_html(self, path: str | os.PathLike) -> None:
-        """Writes the page that `to_html` returns.
-
-        Args:
-            path: String or path-like. The file, replaced if it is there; its
-                folder is made if it is missing.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
-        write_bytes(path, self.to_html().encode())
 
     def __str__(self):
         return report_text.text(self)
