@@ -106,7 +106,9 @@ function keepFresh(store, loader, host) {
   let waited = 0;
   setInterval(() => {
     waited += POLL_EMPTY;
-    if (document.hidden || (store.state.runs?.length && waited < POLL)) return;
+    // TensorBoard says when it has read more; a server of ours is asked.
+    const early = host && store.state.runs?.length && waited < POLL;
+    if (document.hidden || early) return;
     waited = 0;
     loader.refresh();
   }, POLL_EMPTY);
