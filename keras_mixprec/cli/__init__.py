@@ -1,4 +1,10 @@
-"""The command line, `keras-mixprec`."""
+"""The command line, `keras-mixprec`.
+
+Files, one a command that is more than a call:
+
+- `demo.py`, `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `serve.py`.
+- `files.py`: models, functions and arrays that a command is given.
+"""
 
 import argparse
 import os
