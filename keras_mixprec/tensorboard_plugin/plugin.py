@@ -7,6 +7,7 @@ from werkzeug import wrappers
 
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
+from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.schema import PLUGIN_NAME
 from keras_mixprec.reporting.text_formats import parse_json, to_json
 from keras_mixprec.tensorboard_plugin.provider_source import (
@@ -28,6 +29,7 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
     | `data/run?run=` | all of a run but its measurements by step |
     | `data/heat?run=&metric=&columns=` | one metric of all layers by step |
     | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
+    | `data/ranges?run=` | the range of each layer over the run |
 
     Args:
         context: TensorBoard's `TBContext`.
@@ -64,6 +66,7 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
             "/data/run": self._answer(self._run),
             "/data/heat": self._answer(self._heat),
             "/data/histogram": self._answer(self._histogram),
+            "/data/ranges": self._answer(self._ranges),
         }
 
     def _static(self, request):
@@ -112,6 +115,10 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
     def _histogram(self, request):
         layer, part = _argument(request, "layer"), _argument(request, "part")
         found = _found(self._data(request).histogram, layer, part)
+        return http_util.Respond(request, to_json(found), "application/json")
+
+    def _ranges(self, request):
+        found = run_ranges(self._data(request), MAX_COLUMNS)
         return http_util.Respond(request, to_json(found), "application/json")
 
     def _data(self, request):
