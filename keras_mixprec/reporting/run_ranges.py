@@ -9,7 +9,9 @@ import math
 
 import numpy as np
 
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.metrics import AUDITED
+from keras_mixprec.reporting.facts import is_repaired
 from keras_mixprec.reporting.format_limits import (
     CHOICES,
     format_limits,
@@ -17,6 +19,7 @@ from keras_mixprec.reporting.format_limits import (
 )
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import EXPONENTS
+from keras_mixprec.verdict_kinds import KINDS
 
 PARTS = ("activation", "gradient", "weight")
 
@@ -41,10 +44,11 @@ def run_ranges(data, columns: int) -> dict:
         `"layers"`: by path a dict of the parts that were measured, each with
         `"first"`, `"last"` and `"worst"`, and `"nonfinite"`: the step at which
         it was the first layer whose activations were not finite, and the dtype
-        it computed in then; and `"error"`, the largest against float32. A
-        range is a dict of `"largest"`, the logarithm of the largest magnitude,
-        and `"low"`, the exponent that the smallest magnitude has that counts,
-        each with its step. Gradients are without the loss scale.
+        it computed in then; `"refused"`, by format the kinds of verdict on it
+        that the format does not repair; and `"error"`, the largest against
+        float32. A range is a dict of `"largest"`, the logarithm of the largest
+        magnitude, and `"low"`, the exponent of the smallest magnitude that
+        counts, each with its step. Gradients are without the loss scale.
     """
     layers = data.layers()
     paths = {layer["path"] for layer in layers}
@@ -73,6 +77,8 @@ def run_ranges(data, columns: int) -> dict:
     }
     for path, first in _first_nonfinite(data, layers, columns).items():
         ranges.setdefault(path, {})["nonfinite"] = first
+    for path, kinds in _refused(data.events()).items():
+        ranges.setdefault(path, {})["refused"] = kinds
     for path, error in _errors(data, paths, columns).items():
         ranges.setdefault(path, {})["error"] = error
     return {
@@ -206,6 +212,21 @@ def _dtype_at(layer, step):
     # A change made after a step is of the steps behind it.
     before = [dtype for since, dtype in layer["dtypes"] if since < step]
     return before[-1] if before else layer["dtypes"][0][1]
+
+
+def _refused(events):
+    """By path and format in 16 bits, the verdicts that ask for another one."""
+    found: dict = {}
+    for event in events:
+        kind = KINDS.get(event.get("verdict"))
+        if event["kind"] == "verdict" and kind and kind.repaired_by:
+            own = found.setdefault(event.get("layer"), {})
+            for dtype in SIXTEEN_BITS:
+                kinds = own.setdefault(dtype, [])
+                new = kind.name not in kinds
+                if new and not is_repaired(kind.name, dtype):
+                    kinds.append(kind.name)
+    return found
 
 
 def _errors(data, paths, columns):

@@ -14,6 +14,7 @@ import { createPerformance } from "./performance.js";
 import { createStore } from "./store.js";
 import { createTimeline } from "./timeline.js";
 import { watchTheme } from "./theme.js";
+import { createWhatIf } from "./what_if_card.js";
 
 const POLL_EMPTY = 5000;
 const POLL = 30000;
@@ -24,6 +25,7 @@ const INITIAL = {
   zoom: null, fit: false, filter: "", onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
+  ranges: null, compareRanges: null, wantsRanges: false,
   missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };
@@ -126,7 +128,7 @@ export async function render() {
   const empty = createEmpty(offline);
   const main = element("main", { hidden: true },
     createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
-    createLayers(store), createEvents(store));
+    createLayers(store), createEvents(store), createWhatIf(store));
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";
   document.body.append(header, selection, empty, main);

@@ -40,7 +40,7 @@ export function histogramLayer(state) {
 }
 
 export function wantedPaths(state) {
-  const { runs, run, compare, metric, part, runData, compareData } = state;
+  const { runs, run, compare, metric, part, runData, compareData, wantsRanges } = state;
   const heatPath = (name, data) => {
     if (!name || data?.run !== name || !metricOf(data, metric)) return null;
     return dataUrl("heat", { run: name, metric });
@@ -48,12 +48,18 @@ export function wantedPaths(state) {
   const runPath = (name) => {
     return isReadable(runs, name) ? dataUrl("run", { run: name }) : null;
   };
+  // Reading them takes long where there are many layers: when they are to be seen.
+  const rangesPath = (name) => {
+    return wantsRanges && isReadable(runs, name) ? dataUrl("ranges", { run: name }) : null;
+  };
   const layer = runData?.run === run ? histogramLayer(state) : null;
   return {
     runData: runPath(run),
     compareData: runPath(compare),
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
+    ranges: rangesPath(run),
+    compareRanges: rangesPath(compare),
     histogram: layer && run ? dataUrl("histogram", { run, layer, part }) : null,
   };
 }
