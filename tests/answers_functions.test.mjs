@@ -72,3 +72,59 @@ test("the loss scale suits the layers with the most FLOPs", () => {
   assert.equal(whatIf.bestScale(layers, [-14, 126]), 12);
   assert.equal(whatIf.bestScale([], [-14, 126]), 15);
 });
+
+const course = await load("course");
+const bars = await load("dtype_bars");
+const difference = await load("difference");
+
+test("the course of a layer holds its largest, median and smallest numbers", () => {
+  const heat = {
+    layers: ["a", "b"], from: [0, 5], until: [4, 9], values: [1, 2, 10, -Infinity],
+  };
+  const histogram = { steps: [3], exponents: [[-4, -3, 1, 128]], counts: [[1, 4, 3, 9]] };
+  assert.deepEqual(course.courseOf(heat, histogram, "b", 16), {
+    largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]],
+  });
+  assert.deepEqual(course.courseOf(null, null, "b", 16), {
+    largest: [], median: [], smallest: [],
+  });
+});
+
+test("of several forecasts of a layer the last counts", () => {
+  const events = [
+    { kind: "trend", layer: "a", step: 10, headroom_bits: 3, overflows_in_steps: 50 },
+    { kind: "verdict", layer: "a", step: 20, numbers: { headroom_bits: 2, overflows_in_steps: 9 } },
+    { kind: "verdict", layer: "b", step: 20, numbers: {} },
+  ];
+  assert.deepEqual(course.forecastsOf(events), [{ layer: "a", step: 20, bits: 2, until: 29 }]);
+});
+
+test("a bar for each dtype that a layer ever had, with the reason", () => {
+  const layers = [
+    { path: "a", dtypes: [[0, "float16"], [7, "float32"]] }, { path: "b", dtypes: [[0, "float16"]] },
+  ];
+  const because = { kind: "demote", step: 7, layers: { a: {} }, reasons: { a: "overflow" } };
+  const would = { ...because, dry_run: true, layers: { b: {} } };
+  assert.deepEqual(bars.dtypeBars(layers, [because, would], 20), [{
+    path: "a", bars: [
+      { from: 0, until: 7, dtype: "float16", reason: null },
+      { from: 7, until: 20, dtype: "float32", reason: "overflow" },
+    ],
+  }]);
+});
+
+test("runs differ most where their errors, dtypes and headroom do", () => {
+  const of = (path, dtype, headroom) => {
+    return { path, compute_dtype: dtype, least_headroom: headroom, verdicts: [], severity: null };
+  };
+  const run = { layers: [of("a", "float16", 3), of("b", "float16", 9), of("c", "float16", 1)] };
+  const other = { layers: [of("a", "float16", 5), of("b", "float32", 9), of("d", "float16", 1)] };
+  const errors = [0.25, 4].map((error) => ({ layers: { a: { error } } }));
+  const by = (column) => difference.differencesOf(run, other, ...errors, column);
+  const sizes = (column) => Object.fromEntries(by(column).map(({ path, size }) => [path, size]));
+  assert.deepEqual(sizes("headroom"), { a: 2, b: 0, c: 0, d: 0 });
+  assert.equal(sizes("error").a, 4);  // log2(4 / 0.25)
+  assert.equal(sizes("dtype").b, 13);  // 24 digits and 11.
+  assert.equal(by("all")[0].path, "a");
+  assert.deepEqual(by("all").filter(({ differs }) => !differs), []);
+});

@@ -14,12 +14,14 @@ from missing_programs import browser_or_skip, skip_without
 from plugin_page import Page
 from plugin_runs import train, train_growing
 from reporting_readers import get, poll, tensorboard
+from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
 from keras_mixprec.reporting import run_ranges
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.format_limits import CHOICES, format_limits
 from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_log import RunLog
 
 FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
 REPAIRED = "repaired/mixprec"
@@ -203,7 +205,8 @@ def test_a_plan_from_ranges_is_one_that_models_follow(page, url, tmp_path):
     train(tmp_path / "again", policy=plan, epochs=1)
     wide = [p for p, policy in plan.items() if policy == "float32"]
     assert kind == "data:application/json"
-    assert "overflowing" in wide and len(wide) < 4
+    assert "overflowing" in wide
+    assert len(wide) < 4
     assert "found forward overflow" in plan.reasons["overflowing"]
     again = data_of(tmp_path / "again", "mixprec").overview()
     assert again["skipped"] == 0
@@ -221,7 +224,7 @@ def test_blocks_and_moments_are_chosen_with_the_keyboard(page, url):
 
 
 def test_without_ranges_it_says_what_measures_them(page, tmp_path):
-    with kmp.reporting.run_log.RunLog(tmp_path / "bare") as log:
+    with RunLog(tmp_path / "bare") as log:
         log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
         log.event(0, {"kind": "train_begin"})
     with tensorboard(str(tmp_path)) as url:
@@ -229,3 +232,106 @@ def test_without_ranges_it_says_what_measures_them(page, tmp_path):
         page.open(url, run="bare/mixprec")
         page.one("#what-if")
         page.until(lambda: "probe_every" in page.text("#what-if .nothing"))
+
+
+# The range of a layer by step.
+
+
+def write_forecast(log_dir):
+    """A log of a layer whose headroom falls by 2 bits in 10 steps."""
+    metrics = {"activation_headroom_bits": "min"}
+    forecast = {"layer": "grows", "headroom_bits": 4, "overflows_in_steps": 20}
+    with RunLog(log_dir) as log:
+        table = {"class": "Dense", "parameters": 1, "share_of_flops": 1.0}
+        names = "grows", "rests"
+        rows = [{"path": p, "compute_dtype": "float16"} | table for p in names]
+        log.layers(0, rows)
+        for step in range(0, 41, 10):
+            heat = np.array([[12 - step / 5], [9.0]])
+            log.heat(step, heat, [*names], metrics)
+        log.event(40, {"kind": "trend"} | forecast)
+
+
+def test_a_forecast_is_drawn_up_to_the_maximum(page, tmp_path):
+    write_forecast(tmp_path / "own")
+    with tensorboard(str(tmp_path)) as url:
+        assert poll(lambda: ask(url, "runs"))
+        page.open(url, run="own/mixprec")
+        page.click("#course .chip")
+        words = page.text("#course .hint")
+        assert "4 bits left" in words
+        assert "expected at step 60" in words
+        assert {"step 60", "float16: maximum"} <= page.written("#course canvas")
+        page.click("#course details summary")
+        rows = [r.split() for r in page.values("#course tr", "innerText")]
+        assert ["60", "(expected)", "2^16", "–", "–"] in rows
+        # 4 bits below 65504.
+        assert ["40", "2^12", "–", "–"] in rows
+        page.focus("#course canvas")
+        page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+        assert "step 10" in page.chosen()[0]
+        page.click("#layers tr[data-layer=rests]")
+        assert "expected" not in page.text("#course .hint")
+
+
+def test_the_range_by_step_is_that_of_the_histograms(page, url, logs):
+    page.open(url, run=TUNED, layer="in_0", part="gradient")
+    page.click("#course details summary")
+    found = data_of(logs, TUNED).histogram("in_0", "gradient")
+    cells = page.texts("#course tbody td")
+    (at,) = [n for n in range(0, len(cells), 4) if cells[n] == "20"]
+    place = found["steps"].index(20)
+    counts = np.cumsum(found["counts"][place])
+    median = np.searchsorted(counts, counts[-1] / 2)
+    exponents = found["exponents"][place]
+    assert cells[at + 2] == f"2^{exponents[median]}"
+    assert cells[at + 3] == f"2^{exponents[0]}"
+
+
+# The tuner's history.
+
+
+def test_the_history_of_dtypes_has_a_bar_for_each(page, url, logs):
+    page.open(url, run=REPAIRED)
+    (square,) = [
+        x
+        for x in data_of(logs, REPAIRED).overview()["layers"]
+        if x["path"] == "square"
+    ]
+    step = square["demoted_at"]
+    names = page.values("#dtypes button.dtype-bar", "title")
+    assert [n for n in names if n.startswith("square: float16, steps 0 to")]
+    assert square["demoted_because"] in next(n for n in names if "float32" in n)
+    page.focus("#dtypes button.dtype-bar.float32")
+    page.press(Keys.ENTER)
+    assert page.chosen() == (f"Selected: square · step {step}", "square")
+    page.click("#dtypes details summary")
+    assert "float32" in page.texts("#dtypes tbody td")
+
+
+def test_without_changes_it_says_what_makes_them(page, url):
+    page.open(url, run=FAILED)
+    assert "callbacks=[monitor, PrecisionTuner()]" in page.text("#dtypes")
+    assert not page.all("#dtypes button.dtype-bar")
+
+
+# Two runs.
+
+
+def test_two_runs_layer_by_layer(page, url, logs):
+    page.open(url, run=TUNED)
+    assert "second run" in page.text("#difference .nothing")
+    page.open(url, run=TUNED, compare=FAILED)
+    page.one("#difference")
+    page.until(lambda: page.all("#difference tr[data-layer] td:nth-child(5)"))
+    page.pick("#difference-by", "dtype")
+    first = page.values("#difference tr[data-layer]", "dataset.layer")[0]
+    assert first == "overflowing"
+    cells = page.texts("#difference tr[data-layer=overflowing] td")
+    assert cells[0] == "float32 | float16"
+    page.until(
+        lambda: "∞" in page.text("#difference tr[data-layer=overflowing]")
+    )
+    page.focus("#difference tr[data-layer=overflowing] button")
+    page.press(Keys.ENTER)
+    assert page.chosen()[1] == "overflowing"

@@ -2,6 +2,9 @@ import { NOTHING_CHOSEN } from "./actions.js";
 import { isInline } from "./api.js";
 import { drawSoon } from "./canvas.js";
 import { element } from "./dom.js";
+import { createCourse } from "./course_card.js";
+import { createDifference } from "./difference_card.js";
+import { createDtypes } from "./dtype_card.js";
 import { createEvents } from "./events.js";
 import { connectHost } from "./guest.js";
 import { createEmpty, createHeader, createSelection } from "./header.js";
@@ -25,7 +28,7 @@ const INITIAL = {
   zoom: null, fit: false, filter: "", onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
-  ranges: null, compareRanges: null, wantsRanges: false,
+  partHeat: null, ranges: null, compareRanges: null, wantsRanges: false,
   missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };
@@ -128,7 +131,8 @@ export async function render() {
   const empty = createEmpty(offline);
   const main = element("main", { hidden: true },
     createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
-    createLayers(store), createEvents(store), createWhatIf(store));
+    createLayers(store), createEvents(store), createCourse(store),
+    createDtypes(store), createWhatIf(store), createDifference(store));
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";
   document.body.append(header, selection, empty, main);

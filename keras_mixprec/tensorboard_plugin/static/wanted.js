@@ -39,6 +39,12 @@ export function histogramLayer(state) {
     listed[0] ?? null;
 }
 
+// The headroom of a part, unless the heatmap shows it already.
+function partMetric({ runData, part, metric }) {
+  const name = `${part}_headroom_bits`;
+  return name !== metric && metricOf(runData, name) ? name : null;
+}
+
 export function wantedPaths(state) {
   const { runs, run, compare, metric, part, runData, compareData, wantsRanges } = state;
   const heatPath = (name, data) => {
@@ -58,6 +64,8 @@ export function wantedPaths(state) {
     compareData: runPath(compare),
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
+    partHeat: run && runData?.run === run && partMetric(state) ?
+      dataUrl("heat", { run, metric: partMetric(state) }) : null,
     ranges: rangesPath(run),
     compareRanges: rangesPath(compare),
     histogram: layer && run ? dataUrl("histogram", { run, layer, part }) : null,
