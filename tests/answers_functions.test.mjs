@@ -128,3 +128,37 @@ test("runs differ most where their errors, dtypes and headroom do", () => {
   assert.equal(by("all")[0].path, "a");
   assert.deepEqual(by("all").filter(({ differs }) => !differs), []);
 });
+
+const map = await load("model_map");
+
+test("blocks are folded, and edges between them kept", () => {
+  const layers = [
+    { path: "in", fed_by: [] }, { path: "block", fed_by: ["in"] },
+    { path: "block/a", fed_by: [] }, { path: "block/a/deep", fed_by: [] },
+    { path: "block/b", fed_by: ["block/a"] }, { path: "out", fed_by: ["block", "in"] },
+  ];
+  const folded = map.foldedGraph(layers, new Set());
+  assert.deepEqual(folded.nodes.map(({ path, depth }) => [path, depth]),
+    [["in", 0], ["block", 1], ["out", 2]]);
+  assert.deepEqual(folded.nodes[1].inside, ["block", "block/a", "block/a/deep", "block/b"]);
+  assert.deepEqual(folded.edges.map(({ from, to }) => [from, to]),
+    [["in", "block"], ["block", "out"], ["in", "out"]]);
+  const open = map.foldedGraph(layers, new Set(["block"]));
+  assert.deepEqual(open.nodes.map(({ path }) => path), ["in", "block", "block/a", "block/b", "out"]);
+  assert.ok(open.edges.some(({ from, to, nested }) => from === "block" && to === "block/a" && nested));
+  assert.equal(open.nestedOnly, false);
+});
+
+test("without a graph there is the nesting", () => {
+  const { edges, nestedOnly } = map.foldedGraph([{ path: "a" }, { path: "a/b" }], new Set(["a"]));
+  assert.deepEqual([edges, nestedOnly], [[{ from: "a", to: "a/b", nested: true }], true]);
+});
+
+test("the worst of all calls of a layer counts", () => {
+  const heat = {
+    layers: ["a", "a#1", "b"], from: [0, 1], pool: "min", values: [3, NaN, 2, 5, NaN, NaN],
+  };
+  const found = map.worstByLayer(heat, new Set(["a", "b"]), (call) => call.split("#")[0]);
+  assert.equal(found.get("a"), 2);
+  assert.ok(Number.isNaN(found.get("b")));
+});

@@ -76,6 +76,7 @@ MAY_IMPORT = {
         "loss_scaling",
         "policies",
         "reporting",
+        "tensorboard_plugin",
     },
     "__main__": {"cli"},
 }

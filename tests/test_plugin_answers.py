@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from missing_programs import browser_or_skip, skip_without
 from plugin_page import Page
-from plugin_runs import train, train_growing
+from plugin_runs import tiny_transformer, train, train_growing
 from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
 
@@ -335,3 +335,55 @@ def test_two_runs_layer_by_layer(page, url, logs):
     page.focus("#difference tr[data-layer=overflowing] button")
     page.press(Keys.ENTER)
     assert page.chosen()[1] == "overflowing"
+
+
+# The map of the model.
+
+
+def test_the_log_has_the_graph_of_a_model(logs):
+    layers = data_of(logs, TUNED).overview()["layers"]
+    fed_by = {layer["path"]: layer["fed_by"] for layer in layers}
+    assert fed_by["embed"] == []
+    assert fed_by["overflowing"] == ["in_1"]
+    assert sorted(fed_by["add_2"]) == ["add_1", "out_2"]
+    model = tiny_transformer()
+    links = sum(len(node.input_tensors) for x in model.layers
+                for node in x._inbound_nodes)  # fmt: skip
+    # All but the one from the input.
+    assert sum(map(len, fed_by.values())) == links - 1
+
+
+def test_a_layer_is_picked_from_the_map(page, url):
+    page.open(url, run=TUNED)
+    assert len(page.all("#map button.node")) == 15
+    assert len(page.all("#map svg path")) == 17
+    page.focus("#map button.node")
+    page.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
+    assert page.chosen() == ("Selected: in_0", "in_0")
+    current = "#map button.node[aria-current=true]"
+    assert page.values(current, "dataset.layer") == ["in_0"]
+    page.click("#map details summary")
+    rows = [row.split("\t") for row in page.values("#map tr", "innerText")]
+    (row,) = [row for row in rows if row[0] == "add_1"]
+    assert sorted(row[1].split(", ")) == ["add", "out_1"]
+
+
+def test_blocks_of_the_map_are_unfolded(page, tmp_path):
+    table = {"class": "Dense", "parameters": 1, "share_of_flops": 0.0}
+    paths = ["block", "block/inner", "head"]
+    with RunLog(tmp_path / "own") as log:
+        rows = [{"path": p, "compute_dtype": "float16"} | table for p in paths]
+        log.layers(0, rows)
+        bits = np.array([[9.0], [-1.0], [5.0]])
+        metric = {"activation_headroom_bits": "min"}
+        log.heat(0, bits, paths, metric)
+    with tensorboard(str(tmp_path)) as url:
+        assert poll(lambda: ask(url, "runs"))
+        page.open(url, run="own/mixprec")
+        page.click("#map button.quiet")
+        names = page.values("#map button.node", "ariaLabel")
+        assert len(names) == 2
+        assert "overflow: 1 bits too large; 2 layers, folded" in names[0]
+        assert "has no graph" in page.text("#map .hint")
+        page.click("#map button.node")
+        assert len(page.all("#map button.node")) == 3

@@ -420,3 +420,11 @@ def test_a_torn_log_counts_up_to_there(tmp_path):
     os.truncate(path, path.stat().st_size // 2)
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert 0 < run["last_step"] < 20
+
+
+def test_a_report_outlives_its_log(logs, tmp_path):
+    folder = shutil.copytree(logs, tmp_path / "own")
+    report, other = kmp.load_report(folder), kmp.load_report(folder)
+    shutil.rmtree(folder)
+    np.testing.assert_equal(report.to_dict(), kmp.load_report(logs).to_dict())
+    assert unpacked(other.to_html())

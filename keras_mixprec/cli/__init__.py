@@ -1,11 +1,17 @@
-"""The command line, `keras-mixprec`."""
+"""The command line, `keras-mixprec`.
+
+Files, one a command that is more than a call:
+
+- `demo.py`, `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `serve.py`.
+- `files.py`: models, functions and arrays that a command is given.
+"""
 
 import argparse
 import os
 import sys
 
 from keras_mixprec._version import __version__
-from keras_mixprec.cli import compare, convert, doctor, lint
+from keras_mixprec.cli import compare, convert, doctor, lint, serve
 
 # Modules that a command needs beyond the core, and what to install for them.
 _PACKAGES = {
@@ -134,6 +140,7 @@ def _parser():
         "--png", help="also write a picture to this file (needs matplotlib)"
     )
     report.set_defaults(run=_report)
+    serve.add_command(commands)
     lint.add_command(commands)
     compare.add_command(commands)
     convert.add_command(commands)

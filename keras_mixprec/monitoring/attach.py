@@ -12,10 +12,12 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
 from keras_mixprec.policies import matmul_precision
+from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
+from keras_mixprec.reporting.schema import FED_BY
 
 # What the Custom Scalars tab draws together; tags as regular expressions.
 CHARTS = {
@@ -84,12 +86,26 @@ class LayerLog:
         plan = PrecisionPlan.from_model(self._model)
         if plan == self._plan:
             return None
-        table = precision_summary(self._model).to_list()
+        table = _with_feeders(precision_summary(self._model), self._model)
         # With what has changed since the last step none was taken.
         if step != self._last_step:
             self._plan, self._last_step = plan, step
             self._log.layers(step, table)
         return {e.path: _output_dtype(e.layer) for e in walk(self._model)}
+
+
+def _with_feeders(summary, model):
+    """Rows of layers with the paths of those that feed each, in a graph."""
+    paths = {id(entry.layer): entry.path for entry in walk(model)}
+    feeders: dict = {path: [] for path in paths.values()}
+    around = neighbours(model)
+    for layer, (before, _) in around.items():
+        if layer in paths:
+            known = [paths[id(b)] for b in before if id(b) in paths]
+            feeders[paths[layer]] = list(dict.fromkeys(known))
+    if not around:
+        return summary.to_list()
+    return [row | {FED_BY: feeders[row["path"]]} for row in summary.to_list()]
 
 
 def _output_dtype(layer):

@@ -19,7 +19,8 @@ Files that write:
 
 Files that read:
 
-- `file_source.py`: a log as its files hold it.
+- `source.py`: where a log comes from; `file_source.py`: as its files hold it.
+- `sized_cache.py`: what was read, kept within a number of bytes.
 - `run_data.py`, `run_layers.py`: what a log says of a run and of its layers, as
   the page asks for it.
 - `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and those

@@ -9,6 +9,7 @@ TensorBoard's `RecordWriter` and its reader do the same over the slow checksum
 (see `crc32c`); a log of 150 MB would take its reader 20 s to walk through.
 """
 
+import errno
 import os
 import re
 import socket
@@ -110,14 +111,25 @@ def frame(data: bytes) -> bytes:
 def read_records(path) -> Iterator[bytes]:
     """Yields what each whole record of a file holds.
 
+    Args:
+        path: String or path-like. The file.
+    """
+    return (data for _, _, data in read_places(path))
+
+
+def read_places(path, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
+    """Yields where each whole record begins and ends, and what it holds.
+
     A record cut short, as a killed writer may leave one, or damaged ends the
     file: nobody knows where the next one begins.
 
     Args:
         path: String or path-like. The file.
+        start: Int. Where to begin: 0, or where a record ends.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
+        file.seek(start)
         while len(header := file.read(_HEADER_SIZE)) == _HEADER_SIZE:
             (length,) = _LENGTH.unpack_from(header)
             # Asked before reading: a damaged length may be any number.
@@ -126,7 +138,24 @@ def read_records(path) -> Iterator[bytes]:
             data = file.read(length)
             if header + data + file.read(_CHECKSUM.size) != frame(data):
                 return
-            yield data
+            yield start, (start := file.tell()), data
+
+
+def read_record(file, place: int) -> bytes:
+    """Returns what a record holds that was read before, unchecked.
+
+    Args:
+        file: The open file.
+        place: Int. Where the record begins.
+
+    Raises:
+        OSError: If the file is shorter by now.
+    """
+    file.seek(place)
+    header = file.read(_HEADER_SIZE)
+    if len(header) < _HEADER_SIZE:
+        raise OSError(errno.ENODATA, "It was cut", file.name)
+    return file.read(*_LENGTH.unpack_from(header))
 
 
 class EventFile:

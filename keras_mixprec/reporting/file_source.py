@@ -1,54 +1,112 @@
 """A run's log as its files hold it."""
 
 import os
+from collections.abc import Iterator
 
 from tensorboard.util import tensor_util
 
-from keras_mixprec.reporting.event_file import event_file_paths, read_records
-from keras_mixprec.reporting.run_data import Point
+from keras_mixprec.reporting.event_file import (
+    event_file_paths,
+    read_places,
+    read_record,
+)
 from keras_mixprec.reporting.schema import (
     HISTOGRAM_PLUGIN_NAME,
     PLUGIN_NAME,
     is_run_folder,
 )
+from keras_mixprec.reporting.sized_cache import SizedCache
+from keras_mixprec.reporting.source import Point, points_size
 from keras_mixprec.reporting.summaries import parse_event
 from keras_mixprec.reporting.text_formats import parse_json
 
+# Bytes of values to keep, of all runs together.
+_KEPT = 1 << 27
+
+
+def read_values() -> SizedCache:
+    """Returns a cache for `FileSource`, which several may share."""
+    return SizedCache(_KEPT, points_size)
+
 
 class FileSource:
-    """Reads a run's log from its files; see `run_data.Source`.
+    """Reads a run's log from its files; see `Source`.
 
-    A file that is cut short or damaged counts up to there.
+    Keeps where in the files each value is, and reads those that are asked for:
+    a log may be larger than the memory. A file that is cut short or damaged
+    counts up to there.
 
     Args:
         folder: String. The run's folder, with event files.
+        cache: What `read_values` returned. Defaults to one of its own.
     """
 
-    def __init__(self, folder: str):
-        self.contents = {}
-        self.histograms = []
-        self.written = 0.0
-        self._values = {}
-        self._points = {}
-        self._plugins = {}
-        for path in event_file_paths(folder):
-            for event in _events(path):
-                self.written = max(self.written, event.wall_time)
-                for value in event.summary.value:
-                    self._add(event.step, value)
+    def __init__(self, folder: str, cache: SizedCache | None = None):
+        self._folder = folder
+        self._cache = read_values() if cache is None else cache
+        self._forget()
+        self.refresh()
+
+    @property
+    def version(self) -> tuple:
+        """As in `Source`: how far each file was read."""
+        return tuple(self._ends.items())
+
+    def refresh(self) -> None:
+        """Reads on, what was written since the last time.
+
+        Raises:
+            OSError: If the folder was removed.
+        """
+        paths = event_file_paths(self._folder)
+        sizes = {path: os.path.getsize(path) for path in paths}
+        # Removed, or written again under its name.
+        if any(sizes.get(path, 0) < end for path, end in self._ends.items()):
+            self._forget()
+        for path, size in sizes.items():
+            if size > self._ends.get(path, 0):
+                self._read_on(path)
         self.histograms.sort()
 
     def read(self, tag: str) -> list[Point]:
-        """Returns the values of a tag by rising step."""
-        # A page asks for each metric of the same tables.
-        if tag not in self._points:
-            self._points[tag] = [
-                Point(step, tensor_util.make_ndarray(tensor))
-                for step, tensor in self._values[tag]
-            ]
-        return self._points[tag]
+        """Returns the values of a tag by rising step.
 
-    def _add(self, step, value):
+        Raises:
+            OSError: If the files were removed meanwhile.
+        """
+        # A page asks for each metric of the same tables.
+        places = self._places[tag]
+        key = self._folder, tag
+        version = places[0], len(places)
+        return self._cache.get(key, version, lambda: self._read(tag, places))
+
+    def load(self) -> None:
+        """Reads all there is, and does without the files from then on."""
+        self._cache = SizedCache(1 << 62, points_size)
+        for tag in self._places:
+            self.read(tag)
+
+    def _forget(self):
+        self.contents = {}
+        self.histograms = []
+        self.written = 0.0
+        self._places = {}
+        self._plugins = {}
+        self._ends = {}
+
+    def _read_on(self, path):
+        start = self._ends.get(path, 0)
+        for place, end, record in read_places(path, start):
+            try:
+                event = parse_event(record)
+            except ValueError:
+                return
+            self._ends[path] = end
+            self.written = max(self.written, event.wall_time)
+            for value in event.summary.value:
+                self._add((path, place), value)
+
+    def _add(self, place, value):
         tag = value.tag
         if tag not in self._plugins:
             described = value.metadata.plugin_data
@@ -58,7 +116,17 @@ class FileSource:
             elif described.plugin_name == HISTOGRAM_PLUGIN_NAME:
                 self.histograms.append(tag)
         if self._plugins[tag] in (PLUGIN_NAME, HISTOGRAM_PLUGIN_NAME):
-            self._values.setdefault(tag, []).append((step, value.tensor))
+            self._places.setdefault(tag, []).append(place)
+
+    def _read(self, tag, places):
+        points = []
+        for event in _events(places):
+            points += [
+                Point(event.step, tensor_util.make_ndarray(value.tensor))
+                for value in event.summary.value
+                if value.tag == tag
+            ]
+        return points
 
 
 def find_runs(log_dir: str) -> dict[str, str]:
@@ -77,8 +145,16 @@ def find_runs(log_dir: str) -> dict[str, str]:
     return dict(sorted(runs.items()))
 
 
-def _events(path):
+def _events(places) -> Iterator:
+    """The events at these places, each file opened once."""
+    path, file = None, None
     try:
-        yield from map(parse_event, read_records(path))
-    except ValueError:
-        return
+        for other, place in places:
+            if other != path:
+                if file:
+                    file.close()
+                path, file = other, open(other, "rb")  # noqa: SIM115
+            yield parse_event(read_record(file, place))
+    finally:
+        if file:
+            file.close()

@@ -223,7 +223,8 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
             "There is no log of `MixPrecMonitor` in that folder. "
             f"Received: log_dir={os.fspath(log_dir)!r}"
         )
-    runs = [RunData(name, FileSource(path)) for name, path in found.items()]
+    sources = {name: FileSource(path) for name, path in found.items()}
+    runs = [RunData(name, source) for name, source in sources.items()]
     for run in runs:
         if run.newer_schema:
             raise ValueError(
@@ -231,6 +232,9 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
                 "update it. "
                 f"Received: log_dir={os.fspath(log_dir)!r}"
             )
+    # The log may be removed before the report is written.
+    for source in sources.values():
+        source.load()
     return MixPrecReport(runs)
 
 

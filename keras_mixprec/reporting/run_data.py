@@ -1,7 +1,7 @@
 """What a log says of a run, in the forms in which the page asks for it.
 
-Where the log comes from, a `source` knows: from files, or from a running
-TensorBoard. Of the log this file knows no more than its schema.
+Where the log comes from, a `Source` knows. Of the log this file knows no more
+than its schema.
 """
 
 import itertools
@@ -9,7 +9,7 @@ import json
 import math
 import struct
 from collections import Counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -35,6 +35,7 @@ from keras_mixprec.reporting.run_layers import (
     add_repairs,
     read_layers,
 )
+from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
 
 # The page shows fewer than this at once, and a picture element that wide
@@ -45,18 +46,6 @@ MAX_COLUMNS = 2000
 _CONTENT = {schema.PERFORMANCE: {"schema", "columns"}} | dict.fromkeys(
     (schema.HEAT, schema.ERRORS), {"schema", "layers", "metrics"}
 )
-
-
-class Point(NamedTuple):
-    """A value of a tag.
-
-    Attributes:
-        step: Int.
-        array: NumPy array, of bytes objects for strings.
-    """
-
-    step: int
-    array: np.ndarray
 
 
 class Grid(NamedTuple):
@@ -75,24 +64,6 @@ class Grid(NamedTuple):
     last: np.ndarray
     worst: np.ndarray
     pool: str
-
-
-class Source(Protocol):
-    """Where a run's log comes from.
-
-    Attributes:
-        contents: Dict from each tag of ours to what its first value says of
-            it: a dict with `"schema"`.
-        histograms: List of the tags of histograms.
-        written: Float. Time of the last value, in seconds since 1970.
-    """
-
-    contents: dict
-    histograms: list
-    written: float
-
-    def read(self, tag: str) -> list[Point]:
-        """Returns the values of a tag by rising step."""
 
 
 class RunData:

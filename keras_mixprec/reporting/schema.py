@@ -26,6 +26,10 @@ NONFINITE_GRADIENTS_TAG = "mixprec/nonfinite_gradients"
 COUNTERS = (SKIPPED_TAG, NONFINITE_LOSSES_TAG, NONFINITE_GRADIENTS_TAG)
 
 LAYERS_TAG = "mixprec/layers"
+# In a row of the table of layers: the paths of the layers that feed it. Logs of
+# subclassed models, and those written before, have none.
+FED_BY = "fed_by"
+
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
 
 # What a run is called while another one writes to the folder of that name.

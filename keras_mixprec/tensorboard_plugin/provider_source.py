@@ -1,12 +1,13 @@
 """A run's log as a running TensorBoard serves it."""
 
-import threading
-from collections import OrderedDict
+from collections.abc import Hashable
 
 from tensorboard.data import provider
 
-from keras_mixprec.reporting.run_data import Point
+from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.schema import HISTOGRAM_PLUGIN_NAME, PLUGIN_NAME
+from keras_mixprec.reporting.sized_cache import SizedCache
+from keras_mixprec.reporting.source import Point, points_size
 from keras_mixprec.reporting.text_formats import parse_json
 
 # The provider samples what it returns down to this. What the server keeps is
@@ -14,57 +15,59 @@ from keras_mixprec.reporting.text_formats import parse_json
 _ALL = 1 << 30
 
 
-class ReadTags:
-    """Keeps what was read, while no more has been written to it.
+# Bytes of values to keep, of all runs together.
+_KEPT = 1 << 28
+
+
+def read_tags() -> SizedCache:
+    """Returns a cache for the sources of all runs."""
+    return SizedCache(_KEPT, points_size)
+
+
+class ProviderRuns:
+    """The runs of TensorBoard's data provider; see `endpoints.Runs`.
 
     Args:
-        size: Int. Bytes to keep, those asked for last. Defaults to 256 MiB.
+        data_provider: TensorBoard's `DataProvider`.
+        request: Dict with `ctx` and `experiment_id`, of the one who asks.
+        cache: What `read_tags` returned.
     """
 
-    def __init__(self, size: int = 1 << 28):
-        self._size = size
-        self._held = 0
-        self._tags = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(self, data_provider, request: dict, cache: SizedCache):
+        self._provider = data_provider
+        self._request = request
+        self._cache = cache
 
-    def get(self, key, version, read) -> list[Point]:
-        """Returns the points of a tag.
+    def listed(self) -> list[dict]:
+        """Returns each run by name."""
+        found = self._provider.list_tensors(
+            **self._request, plugin_name=PLUGIN_NAME
+        )
+        return [
+            {
+                "run": run,
+                "newer_schema": _is_newer(tags.values()),
+                "written": last_written(tags.values()),
+            }
+            for run, tags in sorted(found.items())
+        ]
 
-        Args:
-            key: Which tag of which run.
-            version: Changes when the tag does.
-            read: Function that reads them.
-        """
-        with self._lock:
-            known = self._tags.get(key)
-            if known and known[0] == version:
-                self._tags.move_to_end(key)
-                return known[1]
-        points = read()
-        with self._lock:
-            self._forget(key)
-            self._tags[key] = version, points
-            self._held += _bytes(points)
-            while self._held > self._size and len(self._tags) > 1:
-                self._forget(next(iter(self._tags)))
-        return points
-
-    def _forget(self, key):
-        _, points = self._tags.pop(key, (None, []))
-        self._held -= _bytes(points)
+    def source(self, run: str) -> "ProviderSource":
+        """Returns the log of a run, an empty one if there is no such run."""
+        return ProviderSource(self._provider, self._request, run, self._cache)
 
 
 class ProviderSource:
-    """Reads a run from TensorBoard's data provider; see `run_data.Source`.
+    """Reads a run from TensorBoard's data provider; see `Source`.
 
     Args:
         data_provider: TensorBoard's `DataProvider`.
         request: Dict with `ctx` and `experiment_id`, of the one who asks.
         run: String. The run's name.
-        cache: `ReadTags`.
+        cache: What `read_tags` returned.
     """
 
-    def __init__(self, data_provider, request: dict, run: str, cache: ReadTags):
+    def __init__(self, data_provider, request: dict, run: str, cache):
         self._provider = data_provider
         self._request = request
         self._run = run
@@ -76,6 +79,12 @@ class ProviderSource:
         }
         self.written = last_written(own.values())
         self.histograms = sorted(self._list(HISTOGRAM_PLUGIN_NAME))
+
+    @property
+    def version(self) -> Hashable:
+        """As in `Source`."""
+        experiment = self._request["experiment_id"]
+        return experiment, self._run, tuple(self._plugins.items())
 
     def read(self, tag: str) -> list[Point]:
         """Returns the values of a tag by rising step."""
@@ -111,10 +120,6 @@ def last_written(series) -> float:
     return max((tag.max_wall_time for tag in series), default=0.0)
 
 
-def _bytes(points):
-    return sum(_size(point.array) for point in points)
-
-
-def _size(array):
-    strings = sum(map(len, array.flat)) if array.dtype == object else 0
-    return array.nbytes + strings
+def _is_newer(tags):
+    contents = (parse_json(tag.plugin_content, dict) for tag in tags)
+    return RunData.is_newer(contents)

@@ -149,7 +149,7 @@ export function createCourse(store) {
       context.textAlign = end[0] > width / 2 ? "right" : "left";
       context.fillStyle = themeColor("--ink");
       const aside = end[0] > width / 2 ? -6 : 6;
-      context.fillText(`step ${formatInteger(forecast.until)}`, end[0] + aside, bottom - 8);
+      context.fillText(`step ${formatInteger(forecast.until)}`, end[0] + aside, end[1] + 14);
     }
     const { step } = store.state;
     if (step !== null) {

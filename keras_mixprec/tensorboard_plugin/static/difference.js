@@ -32,7 +32,7 @@ export const DIFFERENCES = [
     id: "headroom", label: "Least headroom", of: (layer) => numberOr(layer?.least_headroom),
   },
   {
-    id: "verdicts", label: "Verdicts", of: (layer) => layer?.verdicts ?? [],
+    id: "verdicts", label: "Verdicts", of: (layer) => layer?.verdicts ?? null,
     apart: (one, other) => apart(one?.severity ?? 0, other?.severity ?? 0) ||
       Number(String(one?.verdicts ?? "") !== String(other?.verdicts ?? "")),
   },

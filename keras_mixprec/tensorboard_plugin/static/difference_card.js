@@ -12,7 +12,7 @@ const SHOW = {
   dtype: (value) => value ?? "–",
   headroom: (value) => (value === null ? "–" : value === -Infinity ? "not finite" :
     value === Infinity ? "all zero" : `${formatNumber(Number(value.toFixed(1)))} bits`),
-  verdicts: (value) => value.map(words).join(", ") || "none",
+  verdicts: (value) => (value ? value.map(words).join(", ") || "none" : "–"),
   error: (value) => (value === null ? "–" : formatNumber(value)),
   flops: (value) => (value === null ? "–" : formatShare(value)),
 };

@@ -14,6 +14,7 @@ import { createLayers } from "./layers.js";
 import { hostLink, readHash, readHostHash, readLink, writeHash } from "./link.js";
 import { createLoader } from "./loader.js";
 import { createPerformance } from "./performance.js";
+import { createMap } from "./map_card.js";
 import { createStore } from "./store.js";
 import { createTimeline } from "./timeline.js";
 import { watchTheme } from "./theme.js";
@@ -111,7 +112,9 @@ function keepFresh(store, loader, host) {
   let waited = 0;
   setInterval(() => {
     waited += POLL_EMPTY;
-    if (document.hidden || (store.state.runs?.length && waited < POLL)) return;
+    // TensorBoard says when it has read more; a server of ours is asked.
+    const early = host && store.state.runs?.length && waited < POLL;
+    if (document.hidden || early) return;
     waited = 0;
     loader.refresh();
   }, POLL_EMPTY);
@@ -131,7 +134,7 @@ export async function render() {
   const empty = createEmpty(offline);
   const main = element("main", { hidden: true },
     createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
-    createLayers(store), createEvents(store), createCourse(store),
+    createLayers(store), createEvents(store), createMap(store), createCourse(store),
     createDtypes(store), createWhatIf(store), createDifference(store));
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";
