@@ -4,7 +4,7 @@ import { card, element, walkRows } from "./dom.js";
 import { plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { valueInWords } from "./metrics.js";
-import { foldedGraph, worseOf, worstByLayer } from "./model_map.js";
+import { blocksOf, foldedGraph, worseOf, worstByLayer } from "./model_map.js";
 import { shortNames } from "./names.js";
 import { alarmLevel, cssColor, valueColor } from "./palette.js";
 import { everWider } from "./precision.js";
@@ -33,11 +33,6 @@ export function createMap(store) {
   let known = null;
   let worst = new Map();
   walkRows(canvas, "button.node");
-
-  const blocksOf = (layers) => {
-    const folders = layers.map(({ path }) => path);
-    return new Set(folders.filter((path) => folders.some((one) => one.startsWith(`${path}/`))));
-  };
 
   function unfold(all) {
     const { layers } = store.state.runData;

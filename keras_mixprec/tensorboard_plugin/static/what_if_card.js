@@ -84,12 +84,17 @@ export function createWhatIf(store) {
   near.observe(root);
 
   function offer() {
-    const { runData, layer } = store.state;
-    const layers = runData?.layers ?? [];
-    const known = new Set(layers.map(({ path }) => path));
-    const chosen = layer === null ? which.value : pathOfCall(layer, known);
-    const options = layersAndBlocks(layers);
-    fillSelect(which, options, options.some(([value]) => value === chosen) ? chosen : ALL);
+    const options = layersAndBlocks(store.state.runData?.layers ?? []);
+    const before = which.value;
+    fillSelect(which, options, options.some(([value]) => value === before) ? before : ALL);
+    follow();
+  }
+
+  function follow() {
+    const { layer } = store.state;
+    const known = new Set([...which.options].map(({ value }) => value));
+    const path = layer === null ? null : pathOfCall(layer, known);
+    if (known.has(path)) which.value = path;
     fill();
   }
 
@@ -175,7 +180,8 @@ export function createWhatIf(store) {
       encodeURIComponent(JSON.stringify(planFile(layers, found), null, 2))}`;
   }
 
-  store.on(["runData", "layer"], offer);
+  store.on(["runData"], offer);
+  store.on(["layer"], follow);
   store.on(["ranges"], fill);
   return root;
 }
