@@ -231,7 +231,7 @@ def test_without_ranges_it_says_what_measures_them(page, tmp_path):
         poll(lambda: ask(url, "runs"))
         page.open(url, run="bare/mixprec")
         page.one("#what-if")
-        page.until(lambda: "probe_every" in page.text("#what-if .nothing"))
+        page.until(lambda: "probe_every" in page.text("#what-if .absent"))
 
 
 # The range of a layer by step.
@@ -320,7 +320,7 @@ def test_without_changes_it_says_what_makes_them(page, url):
 
 def test_two_runs_layer_by_layer(page, url, logs):
     page.open(url, run=TUNED)
-    assert "second run" in page.text("#difference .nothing")
+    assert "second run" in page.text("#difference .absent")
     page.open(url, run=TUNED, compare=FAILED)
     page.one("#difference")
     page.until(lambda: page.all("#difference tr[data-layer] td:nth-child(5)"))

@@ -10,13 +10,14 @@ import { alarmLevel, cssColor, valueColor } from "./palette.js";
 import { everWider } from "./precision.js";
 import { metricOf } from "./wanted.js";
 
-const NODE = { width: 190, height: 26, right: 24, below: 16, margin: 10 };
+const NODE = { width: 300, height: 26, right: 24, below: 16, margin: 10 };
 // More than these are folded at first, and more than those are not drawn at all.
 const OPEN_AT_MOST = 60;
 const DRAWN_AT_MOST = 400;
 const SVG = "http://www.w3.org/2000/svg";
 const NESTED = "The log has no graph of this model: a subclassed one has none, nor have " +
   "logs of older versions. Dashed lines lead from a layer to those that it holds.";
+const NO_LAYERS = "This log has no table of layers: MixPrecMonitor writes it when training begins.";
 const MARKS = { bad: "▲ ", warning: "◆ " };
 
 export function createMap(store) {
@@ -58,7 +59,7 @@ export function createMap(store) {
     const drawn = graph.nodes.slice(0, DRAWN_AT_MOST);
     fold.hidden = !blocksOf(layers).size;
     fold.textContent = open.size ? "Fold blocks" : "Unfold blocks";
-    caption.textContent = [
+    caption.textContent = !layers.length ? NO_LAYERS : [
       shown ? `Colour: ${shown.title}, the worst of the run.` :
         "Without colours: MixPrecMonitor measured nothing of the layers (`probe_every`).",
       graph.nestedOnly ? NESTED : "",
@@ -66,7 +67,8 @@ export function createMap(store) {
         plural(graph.nodes.length, "layer")}.` : "",
     ].filter(Boolean).join(" ");
     drawNodes(drawn, graph.edges, shown);
-    table.fill(() => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
+    scroller.hidden = !layers.length;
+    table.fill(!layers.length ? null : () => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
       const before = graph.edges.filter(({ to }) => to === node.path).map(({ from }) => from);
       return [node.path, before.join(", ") || "–", wordsOf(node, shown)];
     })]);
@@ -157,7 +159,8 @@ export function createMap(store) {
         }
         chooseLayer(store, path);
       },
-    }, element("i", {}), sign + label + more);
+    }, element("i", {}), sign + label + more,
+    element("em", {}, shown ? wordsOf(node, shown) : ""));
     button.querySelector("i").style.background = color ? cssColor(color) : "transparent";
     const { x, y } = placeOf(node);
     button.style.left = `${x}px`;

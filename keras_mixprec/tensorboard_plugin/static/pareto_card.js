@@ -16,7 +16,7 @@ const errorInWords = (error) => (Number.isNaN(error) ? "not evaluated" :
 
 export function createPareto(store) {
   const caption = element("p", { class: "hint" });
-  const nothing = element("p", { class: "nothing" }, NO_SEARCH);
+  const nothing = element("p", { class: "absent" }, NO_SEARCH);
   const box = element("div", { class: "canvas-box" });
   const surface = createSurface(box, { role: "img" }, draw);
   const table = dataTable("Trials");

@@ -72,7 +72,7 @@ export function createWhatIf(store) {
   const scroller = element("div", { class: "table-scroll short" }, table);
   const download = element("a", { class: "button", download: "plan.json" }, "Download plan.json");
   const plan = element("p", {});
-  const nothing = element("p", { class: "nothing", hidden: true });
+  const nothing = element("p", { class: "absent", hidden: true });
   const body = element("div", {}, answer, scroller,
     element("h3", {}, "Smallest safe plan from these ranges"), plan, download,
     element("p", { class: "hint" }, CANNOT));
@@ -102,7 +102,7 @@ export function createWhatIf(store) {
     const { runData, ranges } = store.state;
     const ready = ranges && runData && ranges.run === runData.run;
     const measured = ready && Object.keys(ranges.layers).length > 0;
-    body.hidden = !measured;
+    body.hidden = which.hidden = type.hidden = when.hidden = !measured;
     nothing.hidden = Boolean(measured);
     nothing.textContent = !ready ? "Reading the ranges of all layers …" :
       [NO_RANGES, runData.withheld].filter(Boolean).join(" ");
