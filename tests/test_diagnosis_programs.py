@@ -121,3 +121,14 @@ def test_equal_blocks_of_a_step_are_compiled_once():
 
     # In the middle of a model all are alike.
     assert 0 < pieces(3) == pieces(6) < 40
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="an option of its XLA")
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
+    from keras_mixprec.backend.jax import pieces
+
+    known = pieces._known_options()
+    assert known == pieces._UNOPTIMIZED
+    monkeypatch.setitem(pieces._UNOPTIMIZED, "xla_gone", True)
+    pieces._known_options.cache_clear()
+    assert pieces._known_options() == known
