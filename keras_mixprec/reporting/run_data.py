@@ -97,7 +97,8 @@ class RunData:
 
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
-        heat, events = self._tables(schema.HEAT), self.events()
+        heat, every = self._tables(schema.HEAT), self.events()
+        searches, events = _searches_apart(every)
         scale = self.scale()
         layers = self.layers()
         add_events(layers, events)
@@ -123,6 +124,7 @@ class RunData:
             "format": format_limits(measured_against(layers)),
             "formats": limits_in_use(layers),
             "withheld": _withheld(events),
+            "trade_off": searches[-1] if searches else None,
             "histograms": {
                 part: self.histogram_rows(part) for part in schema.EXPONENTS
             },
@@ -295,6 +297,13 @@ class RunData:
         steps += [course["steps"][-1] for course in scale if course["steps"]]
         steps += [t.steps[-1].item() for t in tables if len(t.steps)]
         return max(steps, default=0)
+
+
+def _searches_apart(events):
+    """The searches for float32 layers, and all other events."""
+    kind = schema.TRADE_OFF_EVENT
+    found = [event for event in events if event["kind"] == kind]
+    return found, [event for event in events if event["kind"] != kind]
 
 
 def _paths(layers):

@@ -50,6 +50,9 @@ _RENAMED = {
     "work": "share_of_flops",
 }
 
+# The trials of a search for the layers that need float32.
+TRADE_OFF_EVENT = "trade_off"
+
 # Kinds of events that change what layers compute in.
 PRECISION_CHANGES = ("demote", "shrink", "promote", "undo")
 
