@@ -120,8 +120,7 @@ class RunData:
             "formats": _formats(layers),
             "withheld": _withheld(events),
             "histograms": {
-                part: self._histograms_of(family)
-                for part, family in schema.EXPONENTS.items()
+                part: self._histograms_of(part) for part in schema.EXPONENTS
             },
         }
         return overview | {"headline": headline(facts_of(overview))}
@@ -200,10 +199,11 @@ class RunData:
         Raises:
             KeyError: If there is no such histogram.
         """
-        tag = f"{schema.EXPONENTS[part]}/{layer}"
-        if tag not in self._source.histograms:
-            raise KeyError(tag)
-        points = self._source.read(tag)
+        if layer not in self._histograms_of(part):
+            raise KeyError(f"{part} of {layer}")
+        tags = schema.histogram_tags(part, layer)
+        known = [tag for tag in tags if tag in self._source.histograms]
+        points = [point for tag in known for point in self._source.read(tag)]
         bins = [np.asarray(p.array, "int64").reshape(-1, 3) for p in points]
         return {
             "steps": [point.step for point in points],
@@ -276,13 +276,12 @@ class RunData:
         points = self._source.read(tag)
         return points[-1].array if points else []
 
-    def _histograms_of(self, family):
-        start = f"{family}/"
-        return [
-            tag.removeprefix(start)
-            for tag in self._source.histograms
-            if tag.startswith(start)
-        ]
+    def _histograms_of(self, part):
+        if part not in schema.EXPONENTS:
+            raise KeyError(part)
+        tags = self._source.histograms
+        layers = (schema.layer_of_histogram(part, tag) for tag in tags)
+        return sorted({layer for layer in layers if layer is not None})
 
     def _last_step(self, events, scale, tables):
         steps = [event["step"] for event in events]
