@@ -18,25 +18,45 @@ from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
-from keras_mixprec.reporting.schema import FED_BY
+from keras_mixprec.reporting.schema import FED_BY, RANGES, SPEED
 
 # What the Custom Scalars tab draws together; tags as regular expressions.
 CHARTS = {
     "Mixed precision": {
         "loss scale (log2)": [r"mixprec/log2_loss_scale.*"],
         "skipped steps": [r"mixprec/skipped_steps.*"],
-        "least headroom (bits)": [r"mixprec/\w+_headroom_bits"],
+        "least headroom (bits)": [rf"{RANGES}/\w+_headroom_bits"],
         "shares lost in 16 bits": [
-            r"mixprec/gradient_subnormal",
-            r"mixprec/weight_gradient_below",
-            r"mixprec/lost_updates",
+            rf"{RANGES}/gradient_subnormal",
+            rf"{RANGES}/weight_gradient_below",
+            rf"{RANGES}/lost_updates",
         ],
-        "layers with infinities or NaNs": [r"mixprec/nonfinite_layers"],
-        "step time (s)": [r"mixprec/performance/step_time.*"],
-        "samples a second": [r"mixprec/performance/samples_per_second"],
-        "shares of the time": [r"mixprec/performance/(input|overhead)_share"],
+        "layers with infinities or NaNs": [rf"{RANGES}/nonfinite_layers"],
+        "step time (s)": [rf"{SPEED}/step_time.*"],
+        "samples a second": [rf"{SPEED}/samples_per_second"],
+        "shares of the time": [rf"{SPEED}/(input|overhead)_share"],
         "gradient norm": [r"mixprec/gradient_norm(/\w+)?$"],
     }
+}
+
+# What distinguishes runs in the HParams tab, and what its table has of each:
+# without a list it takes every curve for a metric.
+SETTINGS = {
+    "policy": str,
+    "optimizer": str,
+    "loss_scale": str,
+    "first_loss_scale": float,
+    "matmul_precision": str,
+}
+METRICS = {
+    "mixprec/loss_scale": "loss scale",
+    "mixprec/skipped_steps": "skipped steps",
+    f"{RANGES}/activation_headroom_bits": "headroom of activations (bits)",
+    f"{RANGES}/gradient_headroom_bits": "headroom of gradients (bits)",
+    f"{RANGES}/lost_updates": "lost updates",
+    f"{SPEED}/step_time_median": "step time (s)",
+    f"{SPEED}/samples_per_second": "samples a second",
+    f"{SPEED}/peak_memory": "peak memory (bytes)",
 }
 
 
@@ -45,6 +65,9 @@ def settings_of(model: keras.Model) -> dict:
 
     Args:
         model: A built and compiled `keras.Model`.
+
+    Returns:
+        Dict from some of the names in `SETTINGS` to values.
     """
     policies = Counter(PrecisionPlan.from_model(model).values())
     optimizer = model.optimizer

@@ -205,10 +205,11 @@ class RunData:
         Raises:
             KeyError: If there is no such histogram.
         """
-        tag = f"{schema.EXPONENTS[part]}/{layer}"
-        if tag not in self._source.histograms:
-            raise KeyError(tag)
-        points = self._source.read(tag)
+        if layer not in self.histogram_rows(part):
+            raise KeyError(f"{part} of {layer}")
+        tags = schema.histogram_tags(part, layer)
+        known = [tag for tag in tags if tag in self._source.histograms]
+        points = [point for tag in known for point in self._source.read(tag)]
         bins = [np.asarray(p.array, "int64").reshape(-1, 3) for p in points]
         return {
             "steps": [point.step for point in points],
@@ -285,12 +286,11 @@ class RunData:
 
     def histogram_rows(self, part: str) -> list[str]:
         """Returns the layers' calls that there are histograms of a part of."""
-        start = f"{schema.EXPONENTS[part]}/"
-        return [
-            tag.removeprefix(start)
-            for tag in self._source.histograms
-            if tag.startswith(start)
-        ]
+        if part not in schema.EXPONENTS:
+            raise KeyError(part)
+        tags = self._source.histograms
+        layers = (schema.layer_of_histogram(part, tag) for tag in tags)
+        return sorted({layer for layer in layers if layer is not None})
 
     def _last_step(self, events, scale, tables):
         steps = [event["step"] for event in events]
