@@ -13,6 +13,7 @@ from keras_mixprec.diagnosis.examination import Examination, examine
 from keras_mixprec.diagnosis.rescaling import Rescalings
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.layer_hooks import temporary_policies
+from keras_mixprec.policies.graph import output_layers
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.names import policy_name, source_name
 from keras_mixprec.policies.rescaled import RescaledPolicy
@@ -47,8 +48,9 @@ def propose(
     """Returns the least that repairs the faults of one batch.
 
     Faults of range take the first rung that repairs them, those of precision
-    float32 only. What was found was found with culprits in float32, so that
-    is a repair; other rungs are tried out.
+    float32 only. So do layers that make outputs, which bfloat16 rounds by up to
+    1/16 near 20: no loss falls below that. What was found was found with
+    culprits in float32, so that is a repair; other rungs are tried out.
 
     Args:
         examination: `Examination` of the model as it is.
@@ -57,7 +59,8 @@ def propose(
         step: Int.
         rungs: Some of `RUNGS`, in their order, `"float32"` among them.
     """
-    proposal, ladder = Proposal(), _Ladder(rungs, Rescalings(model, batch))
+    rescalings, outputs = Rescalings(model, batch), output_layers(model)
+    proposal, ladder = Proposal(), _Ladder(rungs, rescalings, outputs)
     ladder.add(proposal, examination)
     parts = keras.utils.unpack_x_y_sample_weight(batch)
     for _ in range(_ROUNDS * (len(rungs) - 1)):
@@ -77,9 +80,10 @@ def propose(
 class _Ladder:
     """What is tried for a layer, one rung after the other."""
 
-    def __init__(self, rungs, rescalings):
+    def __init__(self, rungs, rescalings, outputs):
         self._rungs = rungs
         self._rescalings = rescalings
+        self._outputs = outputs
         self._tried = defaultdict(set)
 
     def add(self, proposal, examination):
@@ -101,6 +105,8 @@ class _Ladder:
         return None if policy == policy_name(finding.layers[0]) else policy
 
     def _wider(self, layer, finding):
+        if id(layer) in self._outputs:
+            return "float32"
         repairs = KINDS[finding.verdict.kind].repaired_by
         if "mixed_bfloat16" in repairs and not self._is_tried(
             layer, "bfloat16"
