@@ -71,12 +71,18 @@ def convert(name, dtype):
     except ValueError as error:
         return ["-", "-", f"refused: {str(error)[:200]}", "-", "-", "-"]
     wide = report.wide_layers
-    reasons = collections.Counter(report.plan.reasons.get(p) for p in wide)
+    reasons = collections.Counter(
+        # A finding names its layer: what it is, is before that.
+        (report.plan.reasons.get(p) or "")
+        .partition(" in '")[0]
+        .partition(":")[0]
+        for p in wide
+    )
     (reason, _), *_ = reasons.most_common(1) or [("", 0)]
     return [
         str(len(report.layers)),
         str(len(wide)),
-        (reason or "").partition(":")[0],
+        reason,
         f"{max(row['relative'] for row in report.drift):.1e}",
         f"{report.size['after'] / report.size['before']:.1%}",
         f"{time.perf_counter() - start:.0f}",

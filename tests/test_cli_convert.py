@@ -63,8 +63,10 @@ def _asked(model="model.keras", to="bfloat16", x="x.npz", out="out.keras"):
 
 @pytest.mark.parametrize("to", ["bfloat16", "plan.json"])
 def test_a_model_is_converted(to, convert, folder):
-    status, out, _ = convert(*_asked(to=to), "--report", "pages/report.html")
+    status, out, said = convert(*_asked(to=to), "--report", "pages/report.html")
     assert status == 0
+    steps = ["Loading model.keras", f"Converting to {to}", "Written: out.keras"]
+    assert all(step in said for step in [*steps, "Written: pages/report.html"])
     small = keras.saving.load_model(folder / "out.keras")
     assert small.layers[0].kernel.dtype == "bfloat16"
     head = "float32" if to == "plan.json" else "bfloat16"
@@ -76,6 +78,13 @@ def test_a_model_is_converted(to, convert, folder):
 def test_json_is_the_report(convert):
     _, out, _ = convert(*_asked(), "--json")
     assert json.loads(out)["plan"]["head"] == "bfloat16"
+
+
+def test_arguments_are_checked_before_anything_is_loaded(convert):
+    status, _, error = convert(*_asked("none.keras", to="float8"))
+    assert status == 2
+    assert "--to" in error
+    assert "Loading" not in error
 
 
 @pytest.mark.parametrize(

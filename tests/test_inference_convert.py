@@ -175,6 +175,24 @@ def test_ranges_are_those_of_the_calibration_data():
     assert row["headroom_bits"] == pytest.approx(np.log2(65504 / 2**11))
 
 
+def test_cells_of_recurrent_layers_have_a_range_and_seeds_no_bytes():
+    inputs = keras.Input((6, 8))
+    x = layers.Dropout(0.5)(layers.LSTM(8, dropout=0.5)(inputs))
+    _, report = converted(keras.Model(inputs, layers.Dense(3)(x)))
+    found = {row["path"]: row for row in report.layers}
+    assert found["lstm/lstm_cell"]["largest"] > 0.1
+    assert found["dropout"]["bytes"] == 0
+    assert report.size["after"] * 2 == report.size["before"]
+
+
+def test_reasons_are_whole_in_the_text():
+    reason = "one of them, " + "and more " * 20
+    rules = [kmp.PrecisionRule("shared", reason=reason.strip())]
+    _, report = converted(rules=rules)
+    said = " ".join(str(report).split())
+    assert f"shared: {reason.strip()}" in said
+
+
 def test_a_metric_is_measured_in_both():
     def mean(model):
         return model.predict(X, verbose=0).mean()

@@ -43,11 +43,37 @@ def dense():
     )
 
 
+SCALE = 2.0
+
+
+def with_lambda():
+    inputs = keras.Input((4,))
+    x = keras.layers.Lambda(lambda x: SCALE * x, name="twice")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(2, name="last")(x))
+
+
+def summed(scale=1e3):
+    """A sum in the graph is too large for the layers before and behind it."""
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4, "linear", name="dense")(inputs)
+    x = keras.ops.sum(keras.ops.square(scale * x), -1, keepdims=True)
+    model = keras.Model(inputs, keras.layers.Dense(2, name="last")(x))
+    model.get_layer("dense").kernel.assign(np.eye(4))
+    return model
+
+
 WRONG = [
     ({"model": "model.keras"}, TypeError, "`model` must be"),
     ({"model": unbuilt}, ValueError, "must be built"),
     ({"model": configless}, ValueError, "get_config"),
     ({"model": infinite}, ValueError, "In float32"),
+    ({"model": with_lambda}, ValueError, "Lambda.*'twice'.*'SCALE'"),
+    (
+        {"model": summed, "rules": []},
+        ValueError,
+        "operation 'square.*reach 1e.06",
+    ),
+    ({"model": summed}, ValueError, "'last' .*no plan or rule helps"),
     ({"policy": "mixed_float16"}, ValueError, "'mixed_float16'"),
     ({"policy": "float8"}, ValueError, "'float8'"),
     ({"policy": 16}, TypeError, "policy=16"),
@@ -66,6 +92,7 @@ WRONG = [
     ({"calibration": X[:0]}, ValueError, "at least one sample"),
     ({"calibration": np.ones((6, 5))}, ValueError, "does not fit"),
     ({"calibration": [X, X[:3]]}, ValueError, "same number of samples"),
+    ({"calibration": [X, X]}, ValueError, "1 array, .*list of 2 arrays"),
     ({"calibration": iter([])}, ValueError, "at least one sample"),
 ]
 

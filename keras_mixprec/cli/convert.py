@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import sys
 
 from keras_mixprec.cli import files
+from keras_mixprec.formats import SIXTEEN_BITS
 
 _EXAMPLE = """\
 example:
@@ -70,13 +72,17 @@ def _run(arguments):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if "backend" in arguments:
         os.environ["KERAS_BACKEND"] = arguments.backend
+    _check_format(arguments.to)
     _check_outputs(arguments)
+    _say("Loading Keras")
     # Keras chooses its backend when it is imported.
     from keras_mixprec.inference.convert import convert_for_inference
 
     policy = _policy(arguments.to)
     x, _ = files.data(arguments.calibration)
+    _say(f"Loading {arguments.model}")
     model = files.model(arguments.model, arguments.modules)
+    _say(f"Converting to {arguments.to}, and comparing with float32")
     names = "tolerance", "batch_size"
     given = {n: getattr(arguments, n) for n in names if n in arguments}
     small, report = convert_for_inference(model, policy, calibration=x, **given)
@@ -84,7 +90,26 @@ def _run(arguments):
     if arguments.report:
         report.save_html(arguments.report)
     print(report.to_json() if arguments.json else report)
+    for path in filter(None, (arguments.out, arguments.report)):
+        _say(f"Written: {path}")
     return 0
+
+
+def _say(message):
+    """On stderr, so that what is printed as JSON stays that."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def _check_format(text):
+    formats = ("auto", *SIXTEEN_BITS)
+    if not text.endswith(".json"):
+        if text not in formats:
+            raise ValueError(
+                f"--to must be one of {', '.join(formats)}, or the file of a "
+                f"plan (.json), not {text!r}"
+            )
+    elif not os.path.isfile(text):
+        raise ValueError(f"there is no file {text}")
 
 
 def _check_outputs(arguments):

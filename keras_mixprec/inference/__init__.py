@@ -18,6 +18,8 @@ Files:
 - `clamp_outputs.py`: outputs clamped to a format's maximum, where it does not
   matter.
 - `variants.py`: the model with these two changes.
+- `refusal.py`: why a conversion is refused.
+- `lambdas.py`: `Lambda` layers that cannot be rebuilt.
 - `rebuild.py`: the same model again, from its config, in other dtypes.
 - `storage.py`: which dtype each layer stores its weights in and computes in.
 - `runnable.py`: layers whose code raises in the dtypes that were planned.

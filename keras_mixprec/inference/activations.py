@@ -9,7 +9,7 @@ from keras import ops, tree
 from keras_mixprec.backend import active
 from keras_mixprec.inference.calibration import to_tensors
 from keras_mixprec.numerics.arrays import is_float
-from keras_mixprec.numerics.layer_hooks import CallHook
+from keras_mixprec.numerics.layer_hooks import WHOLE, CallHook
 from keras_mixprec.policies.layers import LayerEntry
 from keras_mixprec.policies.matmul_precision import computed_in
 
@@ -25,9 +25,9 @@ def largest_activations(
         batches: List of batches of inputs.
 
     Returns:
-        Dict of layer path to float, infinite where a number is not finite. A
-        layer that was not called, or takes and returns no such numbers, is
-        not in it.
+        Dict of layer path to float, infinite where a number is not finite; of
+        the cell of a recurrent layer what that takes and returns. A layer that
+        was not called, or takes and returns no such numbers, is not in it.
     """
     found: dict[str, float] = {}
 
@@ -45,6 +45,11 @@ def largest_activations(
             # One hook a batch counts the calls of one batch.
             with CallHook(entries, measure).hooked():
                 model(to_tensors(batch), training=False)
+    # What is inside of it is not called by itself, but in a compiled loop.
+    for entry in entries:
+        for above in entry.lineage():
+            if isinstance(above.layer, WHOLE) and above.path in found:
+                found.setdefault(entry.path, found[above.path])
     return found
 
 

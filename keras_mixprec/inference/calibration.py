@@ -7,6 +7,9 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from keras_mixprec.formats import format_count
+from keras_mixprec.keras_internals import functional_of
+
 
 def calibration_batches(x: Any, batch_size: int) -> list[Any]:
     """Returns a list of batches of inputs.
@@ -33,6 +36,35 @@ def calibration_batches(x: Any, batch_size: int) -> list[Any]:
             f"Received: {_shown(x)}"
         )
     return batches
+
+
+def check_count(batches: list[Any], model: keras.Model) -> None:
+    """Raises if a list of arrays has more or fewer than a model has inputs.
+
+    Keras takes the first ones, and says nothing.
+
+    Args:
+        batches: What `calibration_batches` returned.
+        model: A `keras.Model`.
+
+    Raises:
+        ValueError: If it has.
+    """
+    functional = functional_of(model)
+    if functional is None:
+        return
+    expected = len(functional.inputs)
+    for batch in batches:
+        if (
+            isinstance(batch, list | tuple)
+            and len(tree.flatten(batch)) != expected
+        ):
+            raise ValueError(
+                f"`calibration` must have {format_count(expected, 'array')}, "
+                "one for each input of the model. "
+                f"Received: a {type(batch).__name__} of "
+                f"{format_count(len(tree.flatten(batch)), 'array')}"
+            )
 
 
 def to_tensors(batch: Any) -> Any:

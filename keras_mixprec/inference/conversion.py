@@ -15,9 +15,10 @@ from keras_mixprec.formats import get_format
 from keras_mixprec.inference.calibration import to_tensors
 from keras_mixprec.inference.drift import Drift
 from keras_mixprec.inference.float32_outputs import with_float32_outputs
+from keras_mixprec.inference.lambdas import lambda_at_fault
 from keras_mixprec.inference.latency import latency
-from keras_mixprec.inference.least_exact import least_exact
 from keras_mixprec.inference.loading import loadable
+from keras_mixprec.inference.refusal import ALL_WIDE, KEEP_WIDE, refusal
 from keras_mixprec.inference.report import ConversionReport
 from keras_mixprec.inference.runnable import compilable, runnable
 from keras_mixprec.inference.storage import Assignment, by_plan, by_rules
@@ -92,9 +93,12 @@ class Conversion:
         try:
             exact = [self.reference.predict_on_batch(x) for x in self._batches]
         except Exception as error:  # Of the user's code, of any kind.
-            raise ValueError(
+            said = lambda_at_fault(self.reference, error) or (
                 "`calibration` does not fit the model, which cannot be called "
-                f"on it. Received: {one_line(error, 400)}"
+                "on it."
+            )
+            raise ValueError(
+                f"{said} Received: {one_line(error, 400)}"
             ) from error
         if not all(not np.isnan(a).any() for a in _floats(exact)):
             raise ValueError(
@@ -116,10 +120,9 @@ class Conversion:
             ValueError: If the tolerance is not kept.
         """
         first = self._by_rules(self._as_it_is, dtype, rules)
-        kept = first.drift.relative <= self._tolerance
-        return self._reported(
-            dtype, first if kept else self._repaired(first, dtype, rules)
-        )
+        if first.drift.relative <= self._tolerance:
+            return self._reported(dtype, first)
+        return self._reported(dtype, *self._repaired(first, dtype, rules))
 
     def _by_rules(self, variant, dtype, rules):
         return self._built(
@@ -130,25 +133,24 @@ class Conversion:
     def _repaired(self, first, dtype, rules):
         """With numbers that fit, or else with the fewest layers in float32.
 
-        What it was given, if even that does not keep the tolerance.
+        What it was given, if even that does not keep the tolerance; and what
+        to advise then.
         """
         tried = [first]
         for variant in variants(self._as_it_is.source, self._batches, dtype):
             built = self._by_rules(variant, dtype, rules)
             if built.drift.relative <= self._tolerance:
-                return built
+                return built, ""
             tried.append(built)
         widened = [
             self._built(one.variant, self._with_fewest_wide(one))
             for one in tried
         ]
         # With all in float32 it is kept, but that is no conversion.
-        kept = [
-            one
-            for one in widened
-            if one.drift.relative <= self._tolerance and one.assignment.dtypes()
-        ]
-        return min(kept, key=lambda one: len(one.wide), default=first)
+        kept = [x for x in widened if x.drift.relative <= self._tolerance]
+        parts = [one for one in kept if one.assignment.dtypes()]
+        built = min(parts, key=lambda one: len(one.wide), default=first)
+        return built, ALL_WIDE if kept else KEEP_WIDE
 
     def by_plan(
         self, plan: PrecisionPlan
@@ -201,9 +203,14 @@ class Conversion:
             assignment = assignment.replaced(path, "float32", verdict.finding)
         return assignment
 
-    def _reported(self, policy, built):
+    def _reported(self, policy, built, advice=KEEP_WIDE):
         if not built.drift.relative <= self._tolerance:
-            raise ValueError(self._refusal(policy, built))
+            own = built.variant, built.assignment, self._batches
+            raise ValueError(
+                refusal(
+                    policy, built.drift.relative, self._tolerance, *own, advice
+                )
+            )
         model = built.model
         largest = built.variant.largest(self._batches)
         return model, ConversionReport(
@@ -223,33 +230,6 @@ class Conversion:
         for x, exact in zip(batches, outputs, strict=True):
             found.add(exact, model.predict_on_batch(x))
         return found
-
-    def _refusal(self, policy, built):
-        drift, x = built.drift, to_tensors(self._batches[0])
-        own = built.variant
-        path, error = least_exact(
-            own.reference, own.entries, built.assignment, x
-        )
-        worst = ""
-        if path:
-            off = (
-                "its outputs are not finite"
-                if error == math.inf
-                else f"it is off by {error:.2g} of its own outputs"
-            )
-            largest = own.largest(self._batches).get(path)
-            reach = f", which reach {largest:.3g} in float32" if largest else ""
-            worst = f" The layer {path!r} is the worst: {off}{reach}."
-        far = (
-            "are not finite"
-            if drift.relative == math.inf
-            else f"are off by {drift.relative:.3g} of their norm"
-        )
-        return (
-            f"Converted to {policy} the outputs {far}, and "
-            f"tolerance={self._tolerance:g} is allowed.{worst} A plan or a "
-            "rule can keep layers in float32."
-        )
 
     def _measured(self, model):
         if self._metric is None:

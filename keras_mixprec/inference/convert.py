@@ -12,7 +12,7 @@ from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.inference.automatic import automatic
-from keras_mixprec.inference.calibration import calibration_batches
+from keras_mixprec.inference.calibration import calibration_batches, check_count
 from keras_mixprec.inference.conversion import Conversion
 from keras_mixprec.inference.report import ConversionReport
 from keras_mixprec.policies.layers import check_model
@@ -88,6 +88,7 @@ def convert_for_inference(
     _check_metric(metric)
     batch_size = check_integer("batch_size", batch_size, low=1)
     batches = calibration_batches(calibration, batch_size)
+    check_count(batches, model)
     if isinstance(policy, PrecisionPlan):
         policy.validate(model)
     with _same_random_numbers(), np.errstate(all="ignore"):

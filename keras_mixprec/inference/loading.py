@@ -102,14 +102,14 @@ def _note(others):
     narrow = [path for path, policy in others.items() if is_16_bit(policy)]
     shown = ", ".join((narrow or [*others])[:3])
     count = format_count(len(narrow or others), "layer")
-    if narrow:
-        return (
-            f"A .keras file of it computes {count} in 16 bits that need "
-            f"float32 ({shown}): save its weights, with `save_weights`, or "
-            "export it."
-        )
+    what = (
+        f"computes {count} in 16 bits that need float32 ({shown})"
+        if narrow
+        else f"gives {count} back in float32 ({shown})"
+    )
     return (
-        f"A .keras file of it gives {count} back in float32 ({shown}): they "
-        "are made without a dtype by the code that they are part of. Give them "
-        "`dtype=self.dtype_policy` there."
+        f"A .keras file of it {what}, which other code makes without a dtype. "
+        "Save the plan as well, `report.plan.save('plan.json')`, and set it "
+        "behind `keras.saving.load_model`: `keras_mixprec.apply_policy(model, "
+        "keras_mixprec.PrecisionPlan.load('plan.json'))` computes the same."
     )

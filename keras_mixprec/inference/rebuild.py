@@ -16,6 +16,7 @@ from keras import ops
 from keras_mixprec._console import one_line
 from keras_mixprec._patched import patched
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.inference.lambdas import lambda_at_fault
 from keras_mixprec.keras_internals import (
     flat_layers,
     functional_of,
@@ -146,12 +147,15 @@ class Rebuilder:
             if not model.built:
                 model(self._x, training=False)
         except Exception as error:  # Of the user's code, of any kind.
+            advice = lambda_at_fault(self._model, error) or (
+                "See that `get_config` returns what `from_config` needs, and "
+                "that `keras.saving.custom_object_scope` knows functions of "
+                "your own."
+            )
             raise ValueError(
                 f"The model {self._model.name!r} cannot be rebuilt from its "
-                "config, which converting and loading it take: see that "
-                "`get_config` returns what `from_config` needs, and that "
-                "`keras.saving.custom_object_scope` knows functions of your "
-                f"own. Received: {one_line(error, 400)}"
+                f"config, which converting and loading it take. {advice} "
+                f"Received: {one_line(error, 400)}"
             ) from error
         return model
 

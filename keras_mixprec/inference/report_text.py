@@ -18,6 +18,9 @@ from keras_mixprec.inference.exports import KEPT
 # Layers that a screen has room for, those with the least headroom first.
 _SHOWN = 20
 
+# Layers that are named with a reason that they have in common.
+_NAMED = 4
+
 _HEADS = ("layer", "policy", "weights", "largest", "headroom", "reason")
 
 
@@ -28,7 +31,8 @@ def text(report) -> str:
         report: A `ConversionReport`.
     """
     rows = sorted(report.layers, key=_urgency)
-    table = [_HEADS, *map(_cells, rows[:_SHOWN])]
+    # The reasons, which may be long, are below.
+    table = [_HEADS[:-1], *(_cells(row)[:-1] for row in rows[:_SHOWN])]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
         "  ".join(map(str.ljust, line, widths)).rstrip()[:SCREEN_WIDTH]
@@ -36,7 +40,21 @@ def text(report) -> str:
     ]
     if len(rows) > _SHOWN:
         lines.append(f"... and {len(rows) - _SHOWN} more")
+    reasons = [fill_screen(line) for line in _reasons(rows)]
+    lines += ["", *reasons] if reasons else []
     return "\n".join([*map(fill_screen, sentences(report)), "", *lines])
+
+
+def _reasons(rows):
+    """Each reason once, with the layers that have it."""
+    paths: dict[str, list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            paths.setdefault(row["reason"], []).append(row["path"])
+    for reason, found in paths.items():
+        more = len(found) - _NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        yield f"{', '.join(found[:_NAMED])}{rest}: {reason}"
 
 
 def sentences(report) -> Iterator[str]:

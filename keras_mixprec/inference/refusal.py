@@ -1,0 +1,117 @@
+"""Why a conversion is refused: what is off, by how much, and what helps."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mixprec.inference.calibration import to_tensors
+from keras_mixprec.inference.least_exact import least_exact
+from keras_mixprec.inference.rescale_weights import values_of
+from keras_mixprec.inference.storage import Assignment
+from keras_mixprec.inference.variants import Variant
+from keras_mixprec.keras_internals import functional_of, inbound_nodes
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.layer_hooks import temporary_policies
+
+KEEP_WIDE = "A plan or a rule can keep layers in float32."
+ALL_WIDE = (
+    "Only with all of it in float32 the tolerance is kept: no plan or rule "
+    "helps. Allow more with `tolerance`, or take the other format of 16 bits."
+)
+
+
+def refusal(
+    policy: str,
+    drift: float,
+    tolerance: float,
+    variant: Variant,
+    assignment: Assignment,
+    batches: list[Any],
+    advice: str,
+) -> str:
+    """Returns the message of the error.
+
+    Args:
+        policy: String. What was asked for.
+        drift: Float. How far the outputs are off.
+        tolerance: Float. How far they may be.
+        variant: The `Variant` that was converted.
+        assignment: `Assignment`, the dtypes that it has.
+        batches: List of batches of inputs.
+        advice: String, `KEEP_WIDE` or `ALL_WIDE`.
+    """
+    far = (
+        "are not finite"
+        if drift == math.inf
+        else f"are off by {drift:.3g} of their norm"
+    )
+    worst = _operation(variant, assignment, batches[0]) or _layer(
+        variant, assignment, batches
+    )
+    return (
+        f"Converted to {policy} the outputs {far}, and tolerance={tolerance:g} "
+        f"is allowed. {worst}{advice}"
+    )
+
+
+def _layer(variant, assignment, batches):
+    x = to_tensors(batches[0])
+    path, error = least_exact(variant.reference, variant.entries, assignment, x)
+    if not path:
+        return ""
+    off = (
+        "its outputs are not finite"
+        if error == math.inf
+        else f"it is off by {error:.2g} of its own outputs"
+    )
+    largest = variant.largest(batches).get(path)
+    reach = f", which reach {largest:.3g} in float32" if largest else ""
+    return f"The layer {path!r} is the worst: {off}{reach}. "
+
+
+def _operation(variant, assignment, x):
+    """On the first operation that overflows, if it is no layer of a graph."""
+    functional = functional_of(variant.reference)
+    if functional is None:
+        return ""
+    nodes = [
+        (operation, node)
+        for operation in functional.operations
+        for node in inbound_nodes(operation)
+        if node.input_tensors
+    ]
+    known = {id(t): t for _, n in nodes for t in _floats(n.output_tensors)}
+    tensors = list(known.values())
+    with temporary_policies(assignment.computing(variant.entries)):
+        model = keras.Model(functional.inputs, tensors)
+        low = [to_array(v) for v in model(to_tensors(x), training=False)]
+    exact = values_of(functional, tensors, x)
+    lost = {
+        key: float(np.abs(wide).max(initial=0.0))
+        for key, narrow, wide in zip(known, low, exact, strict=True)
+        if not np.isfinite(narrow).all() and np.isfinite(wide).all()
+    }
+    first = next(
+        (
+            (operation, lost[id(tensor)])
+            for operation, node in nodes
+            for tensor in node.output_tensors
+            if id(tensor) in lost
+        ),
+        None,
+    )
+    if first is None or isinstance(first[0], keras.layers.Layer):
+        return ""
+    operation, largest = first
+    return (
+        f"The operation {operation.name!r} of the graph, which is no layer, is "
+        "the first to return numbers that are not finite, of which those in "
+        f"float32 reach {largest:.3g}. It computes in float32 behind a "
+        "layer in float32, such as `keras.layers.Identity(dtype='float32')`. "
+    )
+
+
+def _floats(tensors):
+    return [tensor for tensor in tensors if "float" in tensor.dtype]
