@@ -17,6 +17,7 @@ import numpy as np
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.facts import about, facts_of, is_event
+from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
     limits_in_use,
@@ -35,6 +36,7 @@ from keras_mixprec.reporting.run_layers import (
     add_repairs,
     read_layers,
 )
+from keras_mixprec.reporting.run_summary import shares_in_16_bits
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
 
@@ -101,6 +103,9 @@ class RunData:
         searches, events = _searches_apart(every)
         scale = self.scale()
         layers = self.layers()
+        # Before events: a change at the first step hides what was before it.
+        shares = shares_in_16_bits(layers)
+        add_fixes(events, layers)
         add_events(layers, events)
         add_headroom(layers, heat)
         add_repairs(layers, measured_against(layers))
@@ -111,6 +116,7 @@ class RunData:
             "last_step": self._last_step(events, scale, tables),
             "skipped": _batches_skipped(events, scale),
             "layers": layers,
+            "share_of_flops": shares,
             "matmul_precision": _matmul_precision(events),
             "performance": self._performance(events, layers),
             "scale": scale,
@@ -205,10 +211,11 @@ class RunData:
         Raises:
             KeyError: If there is no such histogram.
         """
-        tag = f"{schema.EXPONENTS[part]}/{layer}"
-        if tag not in self._source.histograms:
-            raise KeyError(tag)
-        points = self._source.read(tag)
+        if layer not in self.histogram_rows(part):
+            raise KeyError(f"{part} of {layer}")
+        tags = schema.histogram_tags(part, layer)
+        known = [tag for tag in tags if tag in self._source.histograms]
+        points = [point for tag in known for point in self._source.read(tag)]
         bins = [np.asarray(p.array, "int64").reshape(-1, 3) for p in points]
         return {
             "steps": [point.step for point in points],
@@ -285,12 +292,11 @@ class RunData:
 
     def histogram_rows(self, part: str) -> list[str]:
         """Returns the layers' calls that there are histograms of a part of."""
-        start = f"{schema.EXPONENTS[part]}/"
-        return [
-            tag.removeprefix(start)
-            for tag in self._source.histograms
-            if tag.startswith(start)
-        ]
+        if part not in schema.EXPONENTS:
+            raise KeyError(part)
+        tags = self._source.histograms
+        layers = (schema.layer_of_histogram(part, tag) for tag in tags)
+        return sorted({layer for layer in layers if layer is not None})
 
     def _last_step(self, events, scale, tables):
         steps = [event["step"] for event in events]
