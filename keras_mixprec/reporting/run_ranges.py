@@ -5,6 +5,7 @@ smallest that counts from the histograms of exponents.
 """
 
 import bisect
+import itertools
 import math
 
 import numpy as np
@@ -197,14 +198,20 @@ def _first_nonfinite(data, layers, columns):
         return {}
     known = {layer["path"]: layer for layer in layers}
     paths = [layer_of(row, known) for row in grid.layers]
-    found = {}
+    # "a/b/c" is in "a" and in "a/b".
+    holders = {
+        path: [*itertools.accumulate(path.split("/")[:-1], "{}/{}".format)]
+        for path in paths
+    }
+    found: dict = {}
     for column, step in enumerate(np.asarray(grid.last).tolist()):
         (rows,) = np.nonzero(grid.worst[:, column] > 0)
         bad = [paths[row] for row in rows]
-        inner = [p for p in bad if not any(q.startswith(f"{p}/") for q in bad)]
-        if inner and inner[0] in known and inner[0] not in found:
-            dtype = _dtype_at(known[inner[0]], step)
-            found[inner[0]] = {"step": step, "dtype": dtype}
+        around = {holder for path in bad for holder in holders[path]}
+        first = next((path for path in bad if path not in around), None)
+        if first in known and first not in found:
+            dtype = _dtype_at(known[first], step)
+            found[first] = {"step": step, "dtype": dtype}
     return found
 
 

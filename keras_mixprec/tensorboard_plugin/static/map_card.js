@@ -4,7 +4,7 @@ import { card, element, walkRows } from "./dom.js";
 import { plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { valueInWords } from "./metrics.js";
-import { blocksOf, foldedGraph, worseOf, worstByLayer } from "./model_map.js";
+import { holdersIn, foldedGraph, worseOf, worstByLayer } from "./model_map.js";
 import { shortNames } from "./names.js";
 import { alarmLevel, cssColor, valueColor } from "./palette.js";
 import { everWider } from "./precision.js";
@@ -37,7 +37,7 @@ export function createMap(store) {
 
   function unfold(all) {
     const { layers } = store.state.runData;
-    open = all ? blocksOf(layers) : new Set();
+    open = all ? holdersIn(layers) : new Set();
     fill();
   }
   fold.addEventListener("click", () => unfold(!open.size));
@@ -49,7 +49,7 @@ export function createMap(store) {
     const names = layers.map(({ path }) => path).join("\n");
     if (names !== known) {
       known = names;
-      open = layers.length <= OPEN_AT_MOST ? blocksOf(layers) : new Set();
+      open = layers.length <= OPEN_AT_MOST ? holdersIn(layers) : new Set();
     }
     const paths = new Set(layers.map(({ path }) => path));
     const shown = metricOf(runData, metric);
@@ -57,7 +57,7 @@ export function createMap(store) {
     worst = fits ? worstByLayer(heat, paths, pathOfCall) : new Map();
     const graph = foldedGraph(layers, open);
     const drawn = graph.nodes.slice(0, DRAWN_AT_MOST);
-    fold.hidden = !blocksOf(layers).size;
+    fold.hidden = !holdersIn(layers).size;
     fold.textContent = open.size ? "Fold blocks" : "Unfold blocks";
     caption.textContent = !layers.length ? NO_LAYERS : [
       shown ? `Colour: ${shown.title}, the worst of the run.` :

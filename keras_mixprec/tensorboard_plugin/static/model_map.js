@@ -13,7 +13,7 @@ function holderOf(path, paths) {
  * @param {any[]} layers The table of layers.
  * @returns {Set<string>}
  */
-export function blocksOf(layers) {
+export function holdersIn(layers) {
   const paths = new Set(layers.map(({ path }) => path));
   const holders = [...paths].map((path) => holderOf(path, paths));
   return new Set(holders.filter((path) => path !== null));
