@@ -1,4 +1,12 @@
-"""The command line, `keras-mixprec`."""
+"""The command line, `keras-mixprec`, with `report`, which is printed here.
+
+Files:
+
+- `compare.py`, `convert.py`, `doctor.py`, `lint.py`, `serve.py`: the commands
+  of these names.
+- `demo.py`: what `demo` runs.
+- `files.py`: files that commands read, and that they are to write.
+"""
 
 import argparse
 import os
