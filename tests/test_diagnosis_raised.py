@@ -146,6 +146,47 @@ def test_a_mix_of_dtypes_outside_of_layers_is_named_and_repaired(jit):
     assert tuner.plan["hidden"] == "mixed_float16"
 
 
+class Latent(layers.Layer):
+    """Draws, and adds a loss in its own dtype, as a guide's VAE does."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed_generator = keras.random.SeedGenerator(0)
+
+    def call(self, x):
+        self.add_loss(0.5 * ops.mean(ops.square(x)))
+        noise = keras.random.normal(
+            ops.shape(x), dtype=x.dtype, seed=self.seed_generator
+        )
+        return x + noise
+
+
+class Vae(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.encoder = layers.Dense(8, activation="relu", name="encoder")
+        self.latent = Latent(name="latent")
+        self.decoder = layers.Dense(4, activation="sigmoid", name="decoder")
+
+    def call(self, x):
+        return self.decoder(self.latent(self.encoder(x)))
+
+
+# Keras' trainer adds up losses of two dtypes, which TensorFlow alone refuses.
+@each_jit
+def test_a_loss_that_a_layer_adds_in_16_bits_is_repaired(jit):
+    refused = keras.backend.backend() == "tensorflow"
+    model = Vae()
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
+    tuner = kmp.PrecisionTuner(verbose=0)
+    history = model.fit(X, X, epochs=2, verbose=0, callbacks=[tuner]).history
+    demoted = {p for p, policy in tuner.plan.items() if policy == "float32"}
+    assert demoted == ({"latent"} if refused else set())
+    assert np.isfinite(history["loss"]).all()
+    assert not kmp.diagnose(model, X, X)
+
+
 class FirstOutputLoss(OwnLoss):
     def compute_loss(self, x, y, y_pred, sample_weight, **kwargs):
         return super().compute_loss(x, y, y_pred[0], sample_weight)

@@ -89,6 +89,7 @@ def objects():
     epochs = importlib.import_module("keras.src.trainers.epoch_iterator")
     return {
         "keras.Layer": dense,
+        "keras.DTypePolicy": keras.DTypePolicy("float32"),
         "keras.layers.InputLayer": model.layers[0],
         "keras.KerasTensor": inputs,
         "tensor of keras.activations.softmax on tensorflow": (

@@ -84,6 +84,7 @@ MAY_IMPORT = {
 HELPERS = {
     "_checks",
     "_files",
+    "_html",
     "_patched",
     "_version",
     "flop_shares",

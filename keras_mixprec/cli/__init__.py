@@ -1,11 +1,9 @@
-"""The command line, `keras-mixprec`, with `report`, which is printed here.
+"""The command line, `keras-mixprec`.
 
-Files:
+Files, one a command that is more than a call:
 
-- `compare.py`, `convert.py`, `doctor.py`, `lint.py`, `serve.py`: the commands
-  of these names.
-- `demo.py`: what `demo` runs.
-- `files.py`: files that commands read, and that they are to write.
+- `demo.py`, `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `serve.py`.
+- `files.py`: models, functions and arrays that a command is given.
 """
 
 import argparse

@@ -1,10 +1,9 @@
 """`ConversionReport`: what a conversion keeps, saves and costs."""
 
 import dataclasses
-import os
 from typing import Any
 
-from keras_mixprec._files import write_bytes
+from keras_mixprec._html import HtmlReport
 from keras_mixprec.inference import report_text
 from keras_mixprec.inference.exports import kept_by_exports
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -12,7 +11,7 @@ from keras_mixprec.reporting.text_formats import to_json
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ConversionReport:
+class ConversionReport(HtmlReport):
     """What `convert_for_inference` did, and how far the result is from float32.
 
     `str()` gives text of a screen, a notebook shows tables.
@@ -26,7 +25,10 @@ class ConversionReport:
             magnitude in its inputs and outputs in float32 on the calibration
             data, `headroom_bits`, by how many powers of two that could grow
             before it overflows the layer's compute dtype (the last two `None`
-            where it has no floating-point numbers), and `reason`.
+            where it has no floating-point numbers), `rescaled_bits`, the power
+            of two by which its outputs are smaller than before, `clamped`,
+            whether its outputs are clamped to the format's maximum, and
+            `reason`.
         drift: List of dicts, one for each floating-point output: `output`,
             `relative`, the norm of the difference from float32 as a share of
             the output's norm, `largest` and `mean` of the absolute difference,
@@ -86,18 +88,6 @@ class ConversionReport:
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""
         return report_text.page(self)
-
-    def save_html(self, path: str | os.PathLike) -> None:
-        """Writes the page that `to_html` returns.
-
-        Args:
-            path: String or path-like. The file, replaced if it is there; its
-                folder is made if it is missing.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
-        write_bytes(path, self.to_html().encode())
 
     def __str__(self):
         return report_text.text(self)

@@ -4,6 +4,8 @@ import html
 import math
 from collections.abc import Iterator
 
+from keras_mixprec import _html
+from keras_mixprec._html import table
 from keras_mixprec.formats import (
     SCREEN_WIDTH,
     fill_screen,
@@ -15,26 +17,6 @@ from keras_mixprec.inference.exports import KEPT
 
 # Layers that a screen has room for, those with the least headroom first.
 _SHOWN = 20
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Conversion for inference</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto;
-  max-width: 72em; padding: 0 1em; color-scheme: light dark; }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
-td, th {{ padding: .25em .75em; text-align: left; white-space: nowrap;
-  border-bottom: 1px solid #8884; }}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
 
 _HEADS = ("layer", "policy", "weights", "largest", "headroom", "reason")
 
@@ -148,14 +130,8 @@ def fragment(report) -> str:
         report: A `ConversionReport`.
     """
     said = "".join(f"<li>{html.escape(s)}</li>" for s in sentences(report))
-    head = "".join(f"<th>{name}</th>" for name in _HEADS)
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row))
-        + "</tr>"
-        for row in report.layers
-    )
-    return f"<div><ul>{said}</ul><table><tr>{head}</tr>{body}</table></div>"
+    rows = table(_HEADS, map(_cells, report.layers))
+    return f"<div><ul>{said}</ul>{rows}</div>"
 
 
 def page(report) -> str:
@@ -164,4 +140,4 @@ def page(report) -> str:
     Args:
         report: A `ConversionReport`.
     """
-    return _PAGE.format(body=fragment(report))
+    return _html.page("Conversion for inference", fragment(report))

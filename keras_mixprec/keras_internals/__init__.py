@@ -100,6 +100,16 @@ def set_policy_object(layer, policy: keras.DTypePolicy):
     layer._dtype_policy = policy
 
 
+def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
+    """Returns the policy, of a layer whose variables have another dtype.
+
+    Which the layer casts in its call then, as it does under a mixed policy.
+    It is saved as the policy that it was.
+    """
+    policy._variable_dtype = dtype
+    return policy
+
+
 def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
     """Lets an input of a model hand on what it is given in another dtype."""
     entrance._dtype = dtype
@@ -254,6 +264,25 @@ def holding(variables, values):
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable._value = value
+
+
+@contextlib.contextmanager
+def widened(variables):
+    """Context in which variables are float32 ones of the same values.
+
+    Their gradients are float32 as well. What is written to them is dropped.
+    """
+    before = [(v, v._value, v._dtype) for v in variables]
+    for v in variables:
+        wide = keras.ops.cast(v._value, "float32")
+        # A variable of Keras knows what this backend keeps its value in.
+        own = keras.Variable(wide, dtype="float32", trainable=v.trainable)
+        v._value, v._dtype = own._value, own._dtype
+    try:
+        yield
+    finally:
+        for v, value, dtype in before:
+            v._value, v._dtype = value, dtype
 
 
 def metric_variables(metric: keras.metrics.Metric) -> list:

@@ -12,6 +12,9 @@ PRIVATE = {
         "_seed_generators": "the random state of a layer, which it only saves",
         "_trainable_variables": "without those of the layers inside",
     },
+    "keras.DTypePolicy": {
+        "_variable_dtype": "no policy is float32 with 16-bit variables",
+    },
     "keras.layers.InputLayer": {
         "_dtype": "what a `Sequential` casts its input to, without a setter",
     },
@@ -40,6 +43,7 @@ PRIVATE = {
         "_jax_state_synced": "whether variables hold what `fit` has reached",
     },
     "keras.Variable": {
+        "_dtype": "a float32 reference holds float32 values, `dtype` is fixed",
         "_maybe_autocast": "`value` is this, of what is stored",
         "_value": "`assign` copies, and `value` casts",
     },

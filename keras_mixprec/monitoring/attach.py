@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import math
+import weakref
 from collections import Counter
 
 import keras
@@ -12,11 +13,12 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
 from keras_mixprec.policies import matmul_precision
+from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
-from keras_mixprec.reporting.schema import RANGES, SPEED
+from keras_mixprec.reporting.schema import FED_BY, RANGES, SPEED
 
 # What the Custom Scalars tab draws together; tags as regular expressions.
 CHARTS = {
@@ -108,12 +110,26 @@ class LayerLog:
         plan = PrecisionPlan.from_model(self._model)
         if plan == self._plan:
             return None
-        table = precision_summary(self._model).to_list()
+        table = _with_feeders(precision_summary(self._model), self._model)
         # With what has changed since the last step none was taken.
         if step != self._last_step:
             self._plan, self._last_step = plan, step
             self._log.layers(step, table)
         return {e.path: _output_dtype(e.layer) for e in walk(self._model)}
+
+
+def _with_feeders(summary, model):
+    """Rows of layers with the paths of those that feed each, in a graph."""
+    paths = {id(entry.layer): entry.path for entry in walk(model)}
+    feeders: dict = {path: [] for path in paths.values()}
+    around = neighbours(model)
+    for layer, (before, _) in around.items():
+        if layer in paths:
+            known = [paths[id(b)] for b in before if id(b) in paths]
+            feeders[paths[layer]] = list(dict.fromkeys(known))
+    if not around:
+        return summary.to_list()
+    return [row | {FED_BY: feeders[row["path"]]} for row in summary.to_list()]
 
 
 def _output_dtype(layer):
@@ -128,7 +144,7 @@ _KINDS = (
 )
 
 
-def forget_nan_as_best(model):
+def forget_nan_as_best(callbacks):
     """Lets callbacks that took NaN for the best value take the next one.
 
     Keras compares with NaN, which nothing is better than, for ever: training
@@ -136,18 +152,28 @@ def forget_nan_as_best(model):
     in which every step was skipped. Values of the validation are left alone.
 
     Args:
-        model: The `keras.Model` that the callbacks belong to.
+        callbacks: Those of the model, as `comparing_callbacks` finds them.
     """
-    # Callbacks do not know each other. It takes 50 ms among a million objects,
-    # after epochs without a finite loss only.
-    for callback in gc.get_objects():
-        if (
-            issubclass(type(callback), _KINDS)
-            and callback_model(callback) is model
-            and not callback.monitor.startswith("val_")
-            and _is_nan(callback.best)
-        ):
+    for callback in callbacks:
+        validates = callback.monitor.startswith("val_")
+        if not validates and _is_nan(callback.best):
             callback.best = None
+
+
+def comparing_callbacks(model) -> weakref.WeakSet:
+    """Returns the callbacks of a model that remember a best value.
+
+    Args:
+        model: The `keras.Model` that they belong to.
+    """
+    # Callbacks do not know each other. It takes 200 ms among four million
+    # objects: once in a `fit`, if an epoch has no finite loss.
+    return weakref.WeakSet(
+        callback
+        for callback in gc.get_objects()
+        if issubclass(type(callback), _KINDS)
+        and callback_model(callback) is model
+    )
 
 
 def _is_nan(value):
@@ -189,7 +215,9 @@ def after_epoch(model):
     guard = vars(model).get(_GUARD_ATTRIBUTE)
     if guard and guard.epoch_was_skipped:
         guard.epoch_was_skipped = False
-        forget_nan_as_best(model)
+        if guard.comparing is None:
+            guard.comparing = comparing_callbacks(model)
+        forget_nan_as_best(guard.comparing)
 
 
 def stop_watching(model):
@@ -245,6 +273,7 @@ def _guard(model):
     if not guard.fits:
         guard = MetricGuard(model, guard.nonfinite_losses)
         vars(model)[_GUARD_ATTRIBUTE] = guard
+    guard.comparing = None
     guard.start()
 
 

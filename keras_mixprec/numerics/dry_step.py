@@ -47,7 +47,13 @@ class DryStep(NamedTuple):
 
 
 def dry_step(
-    model: keras.Model, data, scale: float, known=(), *, records=True
+    model: keras.Model,
+    data,
+    scale: float,
+    known=(),
+    *,
+    records=True,
+    drawing: Draws | None = None,
 ) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
 
@@ -62,6 +68,8 @@ def dry_step(
             may contain gradients, gets those that are. Defaults to none.
         records: Boolean. Whether to record the calls, which hold all
             activations. Defaults to `True`.
+        drawing: `Draws`, which keeps a record of the random numbers. Defaults
+            to `None`, a new one.
     """
     if has_own_step(model):
         known = ()
@@ -69,7 +77,7 @@ def dry_step(
     recorder = CallRecorder(entries, known, scale)
     taken: Any = None
     tensors: Any = None
-    drawing = Draws()
+    drawing = drawing or Draws()
 
     def run(data):
         nonlocal taken, tensors

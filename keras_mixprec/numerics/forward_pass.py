@@ -48,15 +48,19 @@ class Prediction:
         self.model = model
         self._batch = keras.utils.pack_x_y_sample_weight(x)
 
-    def run(self, *, records: bool = True) -> ForwardPass:
+    def run(
+        self, *, records: bool = True, drawing: Draws | None = None
+    ) -> ForwardPass:
         """Runs the model's `predict_step`, as the layers compute now.
 
         Args:
             records: Boolean. Whether to record the calls, which hold all
                 activations. Defaults to `True`.
+            drawing: `Draws`, which keeps a record of the random numbers.
+                Defaults to `None`, a new one.
         """
         recorder = CallRecorder(walk_with_model(self.model) if records else [])
-        drawing = Draws()
+        drawing = drawing or Draws()
         outputs: list = []
 
         def run(batch):

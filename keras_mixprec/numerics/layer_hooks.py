@@ -8,6 +8,7 @@ import threading
 import keras
 
 from keras_mixprec._patched import Replacements, patched
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import (
     flat_layers,
     layer_ops,
@@ -15,6 +16,7 @@ from keras_mixprec.keras_internals import (
     policy_object,
     set_input_dtype,
     set_policy_object,
+    widened,
 )
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.policies.matmul_precision import computed_in
@@ -247,10 +249,12 @@ def computing_in(policy: str, layers):
 def in_float32(layer):
     """Makes a layer or a model its float32 reference within the context.
 
-    With everything inside it. Products have all 24 bits, though TF32 with 11,
-    as many as float16, is the default of some backends.
+    With everything inside it, variables as well, whose gradients would be of
+    16 bits. Products have all 24 bits, though TF32 with 11, as many as float16,
+    is the default of some backends.
     """
     with (
+        widened([v for v in layer.variables if v.dtype in SIXTEEN_BITS]),
         computing_in("float32", with_sublayers(layer)),
         computed_in("float32"),
     ):

@@ -16,6 +16,7 @@ import numpy as np
 from keras import ops, tree
 
 from keras_mixprec._patched import patched
+from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
@@ -154,8 +155,9 @@ def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
 
     Args:
         model: The `keras.Model`.
-        run: Function of `records`, whether to record the calls of layers, that
-            returns something with the random numbers it has drawn as `draws`.
+        run: Function of `records`, whether to record the calls of layers, and
+            `drawing`, the `Draws` that it draws with, that returns something
+            with the random numbers it has drawn as `draws`.
         records: Boolean.
     """
     with same_draws():
@@ -163,7 +165,12 @@ def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
             exact = run(records=records)
         if known_draws() or all(d.name == DROPOUT for d in exact.draws):
             return exact
-        known_draws().extend(run(records=False).draws)
+        drawing = Draws()
+        # A model that does not run in its own dtypes is diagnosed as well. It
+        # is known how it draws as far as it gets: mostly to the loss.
+        with contextlib.suppress(*active.replay().REFUSALS):
+            run(records=False, drawing=drawing)
+        known_draws().extend(drawing.made)
         with in_float32(model):
             return run(records=records)
 

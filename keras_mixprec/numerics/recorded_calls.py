@@ -49,14 +49,18 @@ class RecordedCalls:
         self._function = function
         self._given = args, kwargs
 
-    def run(self, *, records: bool = True) -> ForwardPass:
+    def run(
+        self, *, records: bool = True, drawing: Draws | None = None
+    ) -> ForwardPass:
         """Calls the function, with layers that compute as they do now.
 
         Args:
             records: Boolean. Whether to keep the calls. Defaults to `True`.
+            drawing: `Draws`, which keeps a record of the random numbers.
+                Defaults to `None`, a new one.
         """
         recorder = _Chain(walk_with_model(self.model))
-        drawing = Draws()
+        drawing = drawing or Draws()
         with self._as_before(), recorder.recording(), drawing.active():
             result = self._called()
         if not recorder.calls:

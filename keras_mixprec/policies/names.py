@@ -2,11 +2,13 @@
 
 import keras
 
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import (
     inbound_nodes,
     producer,
     set_input_dtype,
     set_policy_object,
+    storing,
 )
 from keras_mixprec.policies.rescaled import (
     RescaledPolicy,
@@ -127,6 +129,9 @@ def set_policy(layer, policy: str):
     own = RescaledPolicy.from_name(policy)
     if own is None:
         own = keras.DTypePolicy(policy)
+    stored = {v.dtype for v in layer.weights} & {*SIXTEEN_BITS}
+    if stored and not is_16_bit(own.variable_dtype):
+        own = storing(own, min(stored))
     set_policy_object(layer, own)
     if not is_16_bit(layer.compute_dtype):
         for entrance in narrow_inputs(layer):

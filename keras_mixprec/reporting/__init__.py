@@ -23,6 +23,8 @@ Files that read:
 - `sized_cache.py`: what was read, kept within a number of bytes.
 - `run_data.py`, `run_layers.py`: what a log says of a run and of its layers, as
   the page asks for it.
+- `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and
+  those of formats.
 - `facts.py`, `headline.py`: the run in one sentence: the cause, what was done
   about it, what it cost.
 - `performance.py`: how fast a run was, from the rows that were logged of it.

@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter, defaultdict
 
 from keras_mixprec._files import write_bytes
+from keras_mixprec._html import HtmlReport
 from keras_mixprec.formats import (
     BATCHES,
     STEPS,
@@ -237,7 +238,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     return MixPrecReport(runs)
 
 
-class MixPrecReport:
+class MixPrecReport(HtmlReport):
     """What was logged of one run, or of several side by side.
 
     `str()` gives text of a screen for each run, a notebook shows the page of
@@ -271,18 +272,6 @@ class MixPrecReport:
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""
         return page(self._runs, self._overviews)
-
-    def save_html(self, path: str | os.PathLike) -> None:
-        """Writes the page that `to_html` returns.
-
-        Args:
-            path: String or path-like. The file, replaced if it is there; its
-                folder is made if it is missing.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
-        write_bytes(path, self.to_html().encode())
 
     def to_png(self) -> bytes:
         """Returns a picture of the loss scale and of each layer's headroom.

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
+from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.text_formats import to_json
 
@@ -93,12 +94,13 @@ def _answers(runs, overviews):
             for run in runs
         ]
     }
+    low, high = _COLUMNS
     for run in runs:
         overview = overviews[run.name]
         answers[_url("run", run=run.name)] = overview
+        answers[_url("ranges", run=run.name)] = run_ranges(run, high)
         heat = overview["heat"] or {"metrics": [], "layers": []}
         cells = len(heat["layers"]) * len(heat["metrics"]) * len(runs)
-        low, high = _COLUMNS
         columns = min(max(_MOST_CELLS // max(cells, 1), low), high)
         for metric in heat["metrics"]:
             url = _url("heat", run=run.name, metric=metric["name"])

@@ -14,10 +14,14 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from keras_mixprec.formats import get_format
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.facts import about, facts_of, is_event
+from keras_mixprec.reporting.format_limits import (
+    format_limits,
+    limits_in_use,
+    measured_against,
+)
 from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.layer_tables import (
     Table,
@@ -93,12 +97,13 @@ class RunData:
 
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
-        heat, events = self._tables(schema.HEAT), self.events()
-        scale = self._scale()
-        layers = self._layers()
+        heat, every = self._tables(schema.HEAT), self.events()
+        searches, events = _searches_apart(every)
+        scale = self.scale()
+        layers = self.layers()
         add_events(layers, events)
         add_headroom(layers, heat)
-        add_repairs(layers, _measured_against(layers))
+        add_repairs(layers, measured_against(layers))
         tables = heat + self._tables(schema.ERRORS)
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         overview = {
@@ -116,11 +121,12 @@ class RunData:
             }
             if tables
             else None,
-            "format": _limits(_measured_against(layers)),
-            "formats": _formats(layers),
+            "format": format_limits(measured_against(layers)),
+            "formats": limits_in_use(layers),
             "withheld": _withheld(events),
+            "trade_off": searches[-1] if searches else None,
             "histograms": {
-                part: self._histograms_of(part) for part in schema.EXPONENTS
+                part: self.histogram_rows(part) for part in schema.EXPONENTS
             },
         }
         return overview | {"headline": headline(facts_of(overview))}
@@ -166,7 +172,7 @@ class RunData:
         tables = [t for t in self._tables(family) if metric in t.metrics]
         if not tables:
             raise KeyError(metric)
-        layers = rows_in_order(tables, _paths(self._layers()))
+        layers = rows_in_order(tables, _paths(self.layers()))
         pool = tables[-1].metrics[metric]
         steps = np.concatenate([table.steps for table in tables])
         rows = np.concatenate([t.column(metric, layers) for t in tables])
@@ -199,7 +205,7 @@ class RunData:
         Raises:
             KeyError: If there is no such histogram.
         """
-        if layer not in self._histograms_of(part):
+        if layer not in self.histogram_rows(part):
             raise KeyError(f"{part} of {layer}")
         tags = schema.histogram_tags(part, layer)
         known = [tag for tag in tags if tag in self._source.histograms]
@@ -211,7 +217,8 @@ class RunData:
             "counts": [b[:, 2].tolist() for b in bins],
         }
 
-    def _layers(self):
+    def layers(self) -> list[dict]:
+        """Returns the table of layers as it was last; see `read_layers`."""
         points = (
             self._source.read(schema.LAYERS_TAG)
             if schema.LAYERS_TAG in self._source.contents
@@ -219,7 +226,8 @@ class RunData:
         )
         return read_layers(points)
 
-    def _scale(self):
+    def scale(self) -> list[dict]:
+        """Returns the loss scale of each optimizer by step."""
         rows = {}
         for tag, content in self._source.contents.items():
             if (content.get("columns") or [None])[1:2] == ["scale"]:
@@ -276,7 +284,8 @@ class RunData:
         points = self._source.read(tag)
         return points[-1].array if points else []
 
-    def _histograms_of(self, part):
+    def histogram_rows(self, part: str) -> list[str]:
+        """Returns the layers' calls that there are histograms of a part of."""
         if part not in schema.EXPONENTS:
             raise KeyError(part)
         tags = self._source.histograms
@@ -290,32 +299,15 @@ class RunData:
         return max(steps, default=0)
 
 
+def _searches_apart(events):
+    """The searches for float32 layers, and all other events."""
+    kind = schema.TRADE_OFF_EVENT
+    found = [event for event in events if event["kind"] == kind]
+    return found, [event for event in events if event["kind"] != kind]
+
+
 def _paths(layers):
     return [layer["path"] for layer in layers]
-
-
-def _measured_against(layers):
-    """The dtype that headroom refers to."""
-    dtypes = {layer["compute_dtype"] for layer in layers}
-    only_wide = "bfloat16" in dtypes and "float16" not in dtypes
-    return "bfloat16" if only_wide else "float16"
-
-
-def _formats(layers):
-    """The limits of the formats that layers compute in, by dtype."""
-    dtypes = sorted({str(layer["compute_dtype"]) for layer in layers})
-    known = [dtype for dtype in dtypes if "float" in dtype]
-    return {dtype: _limits(dtype) for dtype in known}
-
-
-def _limits(dtype):
-    limits = get_format(dtype)
-    return {
-        "name": limits.name,
-        "maximum_exponent": math.frexp(limits.maximum)[1],
-        "normal_exponent": int(math.log2(limits.smallest_normal)),
-        "subnormal_exponent": int(math.log2(limits.smallest_subnormal)),
-    }
 
 
 def _matmul_precision(events):

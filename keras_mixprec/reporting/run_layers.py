@@ -15,6 +15,7 @@ from keras_mixprec.reporting.facts import (
 )
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import (
+    FED_BY,
     PRECISION_CHANGES,
     with_current_names,
 )
@@ -36,13 +37,22 @@ def read_layers(points: list) -> list[dict]:
     history, table = {}, []
     for point in points:
         rows = filter(is_layer, parse_json(point.array.item(), list))
-        table = list(map(with_current_names, rows))
+        table = [_with_feeders(with_current_names(row)) for row in rows]
         for layer in table:
             dtypes = history.setdefault(layer["path"], [])
             dtype = layer["compute_dtype"]
             if not dtypes or dtypes[-1][1] != dtype:
                 dtypes.append([point.step, dtype])
     return [layer | {"dtypes": history[layer["path"]]} for layer in table]
+
+
+def _with_feeders(layer):
+    """A row with its feeders, if all of those are names of layers."""
+    feeders = layer.pop(FED_BY, None)
+    named = isinstance(feeders, list) and all(
+        isinstance(path, str) for path in feeders
+    )
+    return layer | ({FED_BY: feeders} if named else {})
 
 
 def add_events(layers: list, events: list):

@@ -26,6 +26,10 @@ NONFINITE_GRADIENTS_TAG = "mixprec/nonfinite_gradients"
 COUNTERS = (SKIPPED_TAG, NONFINITE_LOSSES_TAG, NONFINITE_GRADIENTS_TAG)
 
 LAYERS_TAG = "mixprec/layers"
+# In a row of the table of layers: the paths of the layers that feed it. Logs of
+# subclassed models, and those written before, have none.
+FED_BY = "fed_by"
+
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
 
 # What a run is called while another one writes to the folder of that name.
@@ -45,6 +49,9 @@ _RENAMED = {
     "twin_backward_error": "backward_error_against_float32",
     "work": "share_of_flops",
 }
+
+# The trials of a search for the layers that need float32.
+TRADE_OFF_EVENT = "trade_off"
 
 # Kinds of events that change what layers compute in.
 PRECISION_CHANGES = ("demote", "shrink", "promote", "undo")

@@ -66,7 +66,8 @@ def markdown_table(rows: Sequence[Mapping]) -> str:
     """Returns a table with a line per row.
 
     Args:
-        rows: List of dicts with the same keys, which become the header.
+        rows: List of dicts with the same keys, which become the header but
+            for those of lists.
 
     Returns:
         String. Empty for no rows.
@@ -80,7 +81,7 @@ def markdown_table(rows: Sequence[Mapping]) -> str:
     """
     if not rows:
         return ""
-    header = list(rows[0])
+    header = [key for key, cell in rows[0].items() if type(cell) is not list]
     lines = [header, ["---"] * len(header)]
     lines += [[row[key] for key in header] for row in rows]
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)

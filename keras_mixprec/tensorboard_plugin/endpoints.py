@@ -6,6 +6,7 @@
 | `data/run?run=` | all of a run but its measurements by step |
 | `data/heat?run=&metric=&columns=` | one metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
+| `data/ranges?run=` | the range of each layer over the run |
 | `static/page.js`, `static/style.css` | the page itself |
 """
 
@@ -14,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
+from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.sized_cache import SizedCache
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import to_json
@@ -87,6 +89,7 @@ class Endpoints:
             "run": _overview,
             "heat": _heat,
             "histogram": _histogram,
+            "ranges": _ranges,
         }
 
     def static(self, name: str) -> Answer:
@@ -155,6 +158,10 @@ def _histogram(data, query):
     layer, part = _argument(query, "layer"), _argument(query, "part")
     found = _found(data.histogram, layer, part)
     return Answer(to_json(found).encode(), _JSON)
+
+
+def _ranges(data, query):
+    return Answer(to_json(run_ranges(data, MAX_COLUMNS)).encode(), _JSON)
 
 
 def _argument(query, name):

@@ -5,6 +5,7 @@ from typing import Any
 
 from keras_mixprec._checks import check_choice, check_number
 from keras_mixprec._files import write_bytes, write_json
+from keras_mixprec._html import HtmlReport
 from keras_mixprec.analysis.comparison import (
     result_page,
     result_picture,
@@ -22,7 +23,7 @@ from keras_mixprec.analysis.comparison.record import (
 from keras_mixprec.analysis.comparison.rows import rows
 
 
-class ComparisonResult:
+class ComparisonResult(HtmlReport):
     """What `compare_precisions` measured, and what follows from it.
 
     `str()` gives text of a screen; a notebook shows a table and the loss
@@ -164,18 +165,6 @@ class ComparisonResult:
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""
         return result_page.page(self._record, self._rows)
-
-    def save_html(self, path: str | os.PathLike) -> None:
-        """Writes the page that `to_html` returns.
-
-        Args:
-            path: String or path-like. The file, replaced if it is there; its
-                folder is made if it is missing.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
-        write_bytes(path, self.to_html().encode())
 
     def plot(self) -> Any:
         """Returns a matplotlib figure: speed, metric and loss curves.

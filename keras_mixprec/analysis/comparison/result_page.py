@@ -3,6 +3,8 @@
 import html
 import math
 
+from keras_mixprec import _html
+from keras_mixprec._html import table
 from keras_mixprec.analysis.comparison.best import reason
 from keras_mixprec.analysis.comparison.curves import (
     COLOURS,
@@ -17,29 +19,6 @@ from keras_mixprec.analysis.comparison.result_text import (
     remarks,
     title,
 )
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto;
-  max-width: 72em; padding: 0 1em; color-scheme: light dark; }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
-td, th {{ padding: .25em .75em; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid #8884; }}
-td:first-child, th:first-child, td:last-child, th:last-child
-  {{ text-align: left; }}
-svg {{ max-width: 100%; height: auto; }}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
 
 # Of the drawing, in its own units.
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _RIGHT = 720, 240, 64, 26, 170
@@ -59,10 +38,8 @@ def page(record: Comparison, rows: list[dict]) -> str:
         ("Batches", f"digest {record['batches_digest']}"),
         ("Blocks", str(record["blocks"])),
     ]
-    return _PAGE.format(
-        title=html.escape(title(record)),
-        body=fragment(record, rows) + _table(("", ""), about),
-    )
+    body = fragment(record, rows) + table(("", ""), about)
+    return _html.page(title(record), body)
 
 
 def fragment(record: Comparison, rows: list[dict]) -> str:
@@ -79,19 +56,10 @@ def fragment(record: Comparison, rows: list[dict]) -> str:
     return (
         f"<div><h3>{html.escape(title(record))}</h3>"
         f"<p><b>Best:</b> {best}</p>"
-        + _table(heads(record), map(cells, rows))
+        + table(heads(record), map(cells, rows), "numbers")
         + _drawing(curves(record))
         + f"<ul>{notes}</ul></div>"
     )
-
-
-def _table(names, lines):
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in line) + "</tr>"
-        for line in lines
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _drawing(shown: list[Curve]):

@@ -2,6 +2,7 @@
 
 import html
 
+from keras_mixprec._html import SafeHtml, table
 from keras_mixprec.analysis.doctor.report_text import (
     milliseconds,
     ratio,
@@ -39,7 +40,7 @@ def _device(device):
         for format, s in device["formats"].items()
     ]
     head = "format", "status", "why", "source"
-    return f"<p>{html.escape(size(device))}</p>" + _table(head, rows)
+    return f"<p>{html.escape(size(device))}</p>" + table(head, rows)
 
 
 def _speed(rows):
@@ -47,7 +48,7 @@ def _speed(rows):
         return ""
     formats = shown_formats(rows)
     head = ("forward and backward", "size", "mode", "float32", *formats)
-    return _table(
+    return table(
         head,
         [
             (
@@ -67,7 +68,7 @@ def _findings(findings):
         (f["level"], f["text"], f["fix"], _link(f["evidence"]))
         for f in findings
     ]
-    return _table(("level", "finding", "fix", "evidence"), rows) if rows else ""
+    return table(("level", "finding", "fix", "evidence"), rows) if rows else ""
 
 
 def _auto(recommendation):
@@ -85,25 +86,8 @@ def _paragraph(head, text):
     return f"<p><b>{head}</b> {html.escape(text)}</p>" if text else ""
 
 
-class _Safe(str):
-    """HTML already."""
-
-
 def _link(text):
     if not text.startswith("https://"):
         return text
     shown = html.escape(text)
-    return _Safe(f'<a href="{shown}">{shown}</a>')
-
-
-def _table(head, rows):
-    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
-    return f"<table><tr>{cells}</tr>{body}</table>"
-
-
-def _cell(value):
-    return value if isinstance(value, _Safe) else html.escape(value)
+    return SafeHtml(f'<a href="{shown}">{shown}</a>')

@@ -2,6 +2,9 @@ import { NOTHING_CHOSEN } from "./actions.js";
 import { isInline } from "./api.js";
 import { drawSoon } from "./canvas.js";
 import { element } from "./dom.js";
+import { createCourse } from "./course_card.js";
+import { createDifference } from "./difference_card.js";
+import { createDtypes } from "./dtype_card.js";
 import { createEvents } from "./events.js";
 import { connectHost } from "./guest.js";
 import { createEmpty, createHeader, createSelection } from "./header.js";
@@ -10,10 +13,13 @@ import { createHistogram } from "./histogram.js";
 import { createLayers } from "./layers.js";
 import { hostLink, readHash, readHostHash, readLink, writeHash } from "./link.js";
 import { createLoader } from "./loader.js";
+import { createPareto } from "./pareto_card.js";
 import { createPerformance } from "./performance.js";
+import { createMap } from "./map_card.js";
 import { createStore } from "./store.js";
 import { createTimeline } from "./timeline.js";
 import { watchTheme } from "./theme.js";
+import { createWhatIf } from "./what_if_card.js";
 
 const POLL_EMPTY = 5000;
 const POLL = 30000;
@@ -24,6 +30,7 @@ const INITIAL = {
   zoom: null, fit: false, filter: "", onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
+  partHeat: null, ranges: null, compareRanges: null, wantsRanges: false,
   missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };
@@ -128,7 +135,9 @@ export async function render() {
   const empty = createEmpty(offline);
   const main = element("main", { hidden: true },
     createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
-    createLayers(store), createEvents(store));
+    createLayers(store), createEvents(store), createMap(store), createCourse(store),
+    createDtypes(store), createWhatIf(store), createDifference(store),
+    createPareto(store));
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";
   document.body.append(header, selection, empty, main);

@@ -2,7 +2,7 @@ import { api } from "./api.js";
 import { isReadable, metricOf, newestRun, wantedPaths } from "./wanted.js";
 
 const TRIGGERS = [
-  "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData",
+  "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsRanges",
 ];
 
 export function createLoader(store) {
@@ -51,7 +51,7 @@ export function createLoader(store) {
   // What depends on the run's data is requested again once that data has grown.
   const versionOf = (slot, state) => {
     if (slot === "runData" || slot === "compareData") return "";
-    const data = slot === "compareHeat" ? state.compareData : state.runData;
+    const data = slot.startsWith("compare") ? state.compareData : state.runData;
     return data ? `${data.last_step}/${data.events.length}` : "";
   };
 

@@ -39,8 +39,14 @@ export function histogramLayer(state) {
     listed[0] ?? null;
 }
 
+// The headroom of a part, unless the heatmap shows it already.
+function partMetric({ runData, part, metric }) {
+  const name = `${part}_headroom_bits`;
+  return name !== metric && metricOf(runData, name) ? name : null;
+}
+
 export function wantedPaths(state) {
-  const { runs, run, compare, metric, part, runData, compareData } = state;
+  const { runs, run, compare, metric, part, runData, compareData, wantsRanges } = state;
   const heatPath = (name, data) => {
     if (!name || data?.run !== name || !metricOf(data, metric)) return null;
     return dataUrl("heat", { run: name, metric });
@@ -48,12 +54,20 @@ export function wantedPaths(state) {
   const runPath = (name) => {
     return isReadable(runs, name) ? dataUrl("run", { run: name }) : null;
   };
+  // Reading them takes long where there are many layers: when they are to be seen.
+  const rangesPath = (name) => {
+    return wantsRanges && isReadable(runs, name) ? dataUrl("ranges", { run: name }) : null;
+  };
   const layer = runData?.run === run ? histogramLayer(state) : null;
   return {
     runData: runPath(run),
     compareData: runPath(compare),
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
+    partHeat: run && runData?.run === run && partMetric(state) ?
+      dataUrl("heat", { run, metric: partMetric(state) }) : null,
+    ranges: rangesPath(run),
+    compareRanges: rangesPath(compare),
     histogram: layer && run ? dataUrl("histogram", { run, layer, part }) : null,
   };
 }

@@ -1,0 +1,90 @@
+"""HTML of reports: tables, a page of its own, and the file that holds it."""
+
+import abc
+import html
+import os
+from collections.abc import Iterable
+
+from keras_mixprec._files import write_bytes
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto;
+  max-width: 72em; padding: 0 1em; color-scheme: light dark; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
+td, th {{ padding: .25em .75em; text-align: left; white-space: nowrap;
+  border-bottom: 1px solid #8884; }}
+.numbers :is(td, th):not(:first-child, :last-child) {{ text-align: right; }}
+svg {{ max-width: 100%; height: auto; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+class SafeHtml(str):
+    """HTML already, which is not escaped again."""
+
+
+def table(
+    heads: Iterable[str], rows: Iterable[Iterable[str]], style: str = ""
+) -> str:
+    """Returns a table as HTML.
+
+    Args:
+        heads: Strings, the names of the columns.
+        rows: The strings of each row; those that are not `SafeHtml` are
+            escaped.
+        style: String, the class of the table: `"numbers"` aligns all columns
+            but the first and the last to the right. Defaults to none.
+    """
+    of_class = f' class="{style}"' if style else ""
+    body = "".join(_row("td", row) for row in rows)
+    return f"<table{of_class}>{_row('th', heads)}{body}</table>"
+
+
+def _row(tag, cells):
+    shown = "".join(f"<{tag}>{_escaped(cell)}</{tag}>" for cell in cells)
+    return f"<tr>{shown}</tr>"
+
+
+def _escaped(text):
+    return text if isinstance(text, SafeHtml) else html.escape(text)
+
+
+def page(title: str, body: str) -> str:
+    """Returns a page of its own, in the colours that its reader prefers.
+
+    Args:
+        title: String.
+        body: HTML.
+    """
+    return _PAGE.format(title=html.escape(title), body=body)
+
+
+class HtmlReport(abc.ABC):
+    """What a report that has a page of its own can do with it."""
+
+    @abc.abstractmethod
+    def to_html(self) -> str:
+        """Returns one page that needs neither a network nor a server."""
+
+    def save_html(self, path: str | os.PathLike) -> None:
+        """Writes the page that `to_html` returns.
+
+        Args:
+            path: String or path-like. The file, replaced if it is there; its
+                folder is made if it is missing.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        write_bytes(path, self.to_html().encode())

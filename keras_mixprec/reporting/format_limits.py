@@ -1,0 +1,56 @@
+"""The limits of number formats, as the page draws and compares them."""
+
+import math
+
+from keras_mixprec.formats import get_format
+
+# What a reader may ask about, the narrowest last.
+CHOICES = (
+    "float32",
+    "bfloat16",
+    "float16",
+    "float8_e5m2",
+    "float8_e4m3fn",
+)
+
+
+def format_limits(dtype: str) -> dict:
+    """Returns the limits of a format as powers of two.
+
+    Args:
+        dtype: String.
+
+    Returns:
+        Dict with `"name"`; `"maximum_bits"`, the logarithm of the largest
+        number; and the exponents that overflow, the normal and the subnormal
+        numbers begin at.
+    """
+    limits = get_format(dtype)
+    return {
+        "name": limits.name,
+        "maximum_bits": math.log2(limits.maximum),
+        "maximum_exponent": math.frexp(limits.maximum)[1],
+        "normal_exponent": int(math.log2(limits.smallest_normal)),
+        "subnormal_exponent": int(math.log2(limits.smallest_subnormal)),
+    }
+
+
+def measured_against(layers: list) -> str:
+    """Returns the dtype that the headroom of a run refers to.
+
+    Args:
+        layers: List of dicts, the table of layers.
+    """
+    dtypes = {layer["compute_dtype"] for layer in layers}
+    only_wide = "bfloat16" in dtypes and "float16" not in dtypes
+    return "bfloat16" if only_wide else "float16"
+
+
+def limits_in_use(layers: list) -> dict:
+    """Returns the limits of the formats that layers compute in, by dtype.
+
+    Args:
+        layers: List of dicts, the table of layers.
+    """
+    dtypes = sorted({str(layer["compute_dtype"]) for layer in layers})
+    return {dtype: format_limits(dtype) for dtype in dtypes if "float" in dtype}

@@ -1,0 +1,251 @@
+"""The range of each layer's numbers over a run: first, last and at its worst.
+
+From the log alone: the largest magnitude of a reading from its headroom, the
+smallest that counts from the histograms of exponents.
+"""
+
+import bisect
+import math
+
+import numpy as np
+
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.metrics import AUDITED
+from keras_mixprec.reporting.facts import is_repaired
+from keras_mixprec.reporting.format_limits import (
+    CHOICES,
+    format_limits,
+    measured_against,
+)
+from keras_mixprec.reporting.layer_tables import layer_of
+from keras_mixprec.reporting.schema import EXPONENTS
+from keras_mixprec.verdict_kinds import KINDS
+
+PARTS = ("activation", "gradient", "weight")
+
+# Where histograms count infinities and NaNs: no finite float32 is that large.
+_NONFINITE = 128
+
+# What is smaller than the elements that add up to this share of the sum of
+# squares may become zero: the share that the diagnosis asks gradients to keep.
+KEPT_ENERGY = 0.99
+
+
+def run_ranges(data, columns: int) -> dict:
+    """Returns the ranges of all layers of a run, ready for JSON.
+
+    Args:
+        data: `RunData`.
+        columns: Int. The most steps of each metric to look at, the worst of
+            each stretch.
+
+    Returns:
+        Dict with `"formats"`, the limits of each that there is, and
+        `"layers"`: by path a dict of the parts that were measured, each with
+        `"first"`, `"last"` and `"worst"`, and `"nonfinite"`: the step at which
+        it was the first layer whose activations were not finite, and the dtype
+        it computed in then; `"refused"`, by format the kinds of verdict on it
+        that the format does not repair; and `"error"`, the largest against
+        float32. A range is a dict of `"largest"`, the logarithm of the largest
+        magnitude, and `"low"`, the exponent of the smallest magnitude that
+        counts, each with its step. Gradients are without the loss scale.
+    """
+    layers = data.layers()
+    paths = {layer["path"] for layer in layers}
+    limit = format_limits(measured_against(layers))["maximum_bits"]
+    courses = data.scale()
+    found: dict = {}
+
+    def add(row, part, name, readings):
+        own = found.setdefault(layer_of(row, paths), {})
+        own.setdefault(part, {}).setdefault(name, []).extend(readings)
+
+    for part in PARTS:
+        shift = _scale_bits(courses) if part == "gradient" else _no_shift
+        for row, steps, bits in _finite_headroom(data, part, columns):
+            largest = [
+                (step, limit - left - shift(step))
+                for step, left in zip(steps, bits, strict=True)
+            ]
+            add(row, part, "largest", largest)
+        for row in data.histogram_rows(part) if part in EXPONENTS else ():
+            low = _lowest(data.histogram(row, part))
+            add(row, part, "low", [(s, e - shift(s)) for s, e in low])
+    ranges: dict = {
+        path: {part: _summary(**readings) for part, readings in parts.items()}
+        for path, parts in found.items()
+    }
+    for path, first in _first_nonfinite(data, layers, columns).items():
+        ranges.setdefault(path, {})["nonfinite"] = first
+    for path, kinds in _refused(data.events()).items():
+        ranges.setdefault(path, {})["refused"] = kinds
+    for path, error in _errors(data, paths, columns).items():
+        ranges.setdefault(path, {})["error"] = error
+    return {
+        "run": data.name,
+        "formats": [format_limits(name) for name in CHOICES],
+        "layers": ranges,
+    }
+
+
+def smallest_that_counts(exponents, counts) -> int | None:
+    """Returns the exponent down to which numbers add up to the energy to keep.
+
+    Args:
+        exponents: List of ints, rising.
+        counts: List of the number of magnitudes from `2**exponent` on.
+
+    Returns:
+        Int, `None` if there are no finite numbers.
+    """
+    exponents, counts = np.asarray(exponents), np.asarray(counts, "float64")
+    finite = (counts > 0) & (exponents < _NONFINITE)
+    if not finite.any():
+        return None
+    falling, counts = exponents[finite][::-1], counts[finite][::-1]
+    kept = np.cumsum(counts * 4.0 ** (falling - falling[0]))
+    place = np.searchsorted(kept, KEPT_ENERGY * kept[-1])
+    return int(falling[place])
+
+
+def _summary(largest=(), low=()):
+    """First, last and worst of the readings of a part."""
+    picks = {
+        "first": (_first, _first),
+        "last": (_last, _last),
+        "worst": (
+            lambda pairs: max(pairs, key=lambda pair: pair[1]),
+            lambda pairs: min(pairs, key=lambda pair: pair[1]),
+        ),
+    }
+    return {
+        name: _reading("largest", largest, of_largest)
+        | _reading("low", low, of_low)
+        for name, (of_largest, of_low) in picks.items()
+    }
+
+
+def _reading(name, pairs, pick):
+    step, value = pick(pairs) if pairs else (None, None)
+    rounded = None if value is None else round(float(value), 3)
+    return {name: rounded, f"{name}_step": step}
+
+
+def _first(pairs):
+    return min(pairs, key=lambda pair: pair[0])
+
+
+def _last(pairs):
+    return max(pairs, key=lambda pair: pair[0])
+
+
+def _finite_headroom(data, part, columns):
+    """Rows with the steps and headroom of their finite readings."""
+    grid = _grid(data, f"{part}_headroom_bits", columns)
+    if grid is None:
+        return
+    counts = _grid(data, f"{part}_nonfinite", columns)
+    bad = np.zeros(grid.worst.shape, bool)
+    if counts is not None and counts.worst.shape == bad.shape:
+        bad = counts.worst > 0
+    steps = np.asarray(grid.last)
+    for row, bits, lost in zip(grid.layers, grid.worst, bad, strict=True):
+        known = np.isfinite(bits) & ~lost
+        yield row, steps[known].tolist(), bits[known].tolist()
+
+
+def _lowest(histogram):
+    for step, exponents, counts in zip(
+        histogram["steps"],
+        histogram["exponents"],
+        histogram["counts"],
+        strict=True,
+    ):
+        low = smallest_that_counts(exponents, counts)
+        if low is not None:
+            yield step, low
+
+
+def _no_shift(_step):
+    return 0.0
+
+
+def _scale_bits(courses):
+    """A function from a step to the power of two of the loss scale it had."""
+    course = courses[0] if courses else {"steps": [], "scale": []}
+    steps, scales = course["steps"], course["scale"]
+
+    def bits(step):
+        if not steps:
+            return 0.0
+        # A skipped step changes the scale for those behind it.
+        place = max(bisect.bisect_right(steps, step - 1) - 1, 0)
+        scale = scales[place]
+        return math.log2(scale) if 0 < scale < math.inf else 0.0
+
+    return bits
+
+
+def _first_nonfinite(data, layers, columns):
+    """By path, the first step at which a layer was where it began.
+
+    All layers behind one that overflows are not finite either, and all that
+    hold it: of those only the innermost that comes first is to blame.
+    """
+    grid = _grid(data, "activation_nonfinite", columns)
+    if grid is None:
+        return {}
+    known = {layer["path"]: layer for layer in layers}
+    paths = [layer_of(row, known) for row in grid.layers]
+    found = {}
+    for column, step in enumerate(np.asarray(grid.last).tolist()):
+        (rows,) = np.nonzero(grid.worst[:, column] > 0)
+        bad = [paths[row] for row in rows]
+        inner = [p for p in bad if not any(q.startswith(f"{p}/") for q in bad)]
+        if inner and inner[0] in known and inner[0] not in found:
+            dtype = _dtype_at(known[inner[0]], step)
+            found[inner[0]] = {"step": step, "dtype": dtype}
+    return found
+
+
+def _dtype_at(layer, step):
+    # A change made after a step is of the steps behind it.
+    before = [dtype for since, dtype in layer["dtypes"] if since < step]
+    return before[-1] if before else layer["dtypes"][0][1]
+
+
+def _refused(events):
+    """By path and format in 16 bits, the verdicts that ask for another one."""
+    found: dict = {}
+    for event in events:
+        kind = KINDS.get(event.get("verdict"))
+        if event["kind"] == "verdict" and kind and kind.repaired_by:
+            own = found.setdefault(event.get("layer"), {})
+            for dtype in SIXTEEN_BITS:
+                kinds = own.setdefault(dtype, [])
+                new = kind.name not in kinds
+                if new and not is_repaired(kind.name, dtype):
+                    kinds.append(kind.name)
+    return found
+
+
+def _errors(data, paths, columns):
+    worst = {}
+    for metric in AUDITED:
+        grid = _grid(data, metric, columns)
+        for row, errors in (
+            zip(grid.layers, grid.worst, strict=True) if grid else ()
+        ):
+            known = errors[~np.isnan(errors)]
+            if known.size:
+                path = layer_of(row, paths)
+                largest = float(known.max())
+                worst[path] = max(worst.get(path, largest), largest)
+    return worst
+
+
+def _grid(data, metric, columns):
+    try:
+        return data.grid(metric, columns)
+    except KeyError:
+        return None

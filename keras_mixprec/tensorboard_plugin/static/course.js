@@ -1,0 +1,55 @@
+import { rowOfLayer } from "./heat_data.js";
+import { histogramAt } from "./histogram_data.js";
+
+// The magnitude that half of the elements reach, as a power of two.
+function medianOf(bars) {
+  const total = bars.reduce((sum, bar) => sum + bar.count, 0);
+  let below = 0;
+  for (const bar of bars) {
+    below += bar.count;
+    if (below >= total / 2) return bar.exponent;
+  }
+  return null;
+}
+
+/**
+ * The range of a layer's numbers by step, as powers of two.
+ * @param {any} heat Headroom of all layers by step.
+ * @param {any} histogram Exponents of the layer by step.
+ * @param {string} layer
+ * @param {number} limit The logarithm of the number that headroom refers to.
+ * @returns {{largest: number[][], median: number[][], smallest: number[][]}}
+ */
+export function courseOf(heat, histogram, layer, limit) {
+  const row = heat ? rowOfLayer(heat.layers, layer) : -1;
+  const size = heat?.from.length ?? 0;
+  const largest = [];
+  for (let column = 0; row >= 0 && column < size; column += 1) {
+    const bits = heat.values[row * size + column];
+    if (Number.isFinite(bits)) largest.push([heat.until[column], limit - bits]);
+  }
+  const median = [];
+  const smallest = [];
+  for (const step of histogram?.steps ?? []) {
+    const { bars } = histogramAt(histogram, step);
+    if (!bars.length) continue;
+    median.push([step, medianOf(bars)]);
+    smallest.push([step, bars[0].exponent]);
+  }
+  return { largest, median, smallest };
+}
+
+/**
+ * When layers are expected to overflow, as the log has it, the last of each.
+ * @returns {{layer: string, step: number, bits: number, until: number}[]}
+ */
+export function forecastsOf(events) {
+  const found = new Map();
+  for (const event of events) {
+    const { overflows_in_steps: left, headroom_bits: bits } = { ...event, ...event.numbers };
+    if (typeof left !== "number" || typeof bits !== "number") continue;
+    const { layer, step } = event;
+    found.set(layer, { layer, step, bits, until: step + left });
+  }
+  return [...found.values()].sort((one, other) => one.until - other.until);
+}

@@ -1,0 +1,196 @@
+import { chooseLayer, chooseStep } from "./actions.js";
+import { createSurface, drawAxisName, drawLine, drawStepAxis, pointerIn } from "./canvas.js";
+import { courseOf, forecastsOf } from "./course.js";
+import { dataTable } from "./data_table.js";
+import { card, element } from "./dom.js";
+import { formatInteger, formatNumber, formatPower } from "./format.js";
+import { exponentTicks, linearScale, niceTicks } from "./scales.js";
+import { themeColor } from "./theme.js";
+import { hideTooltip, showTooltip } from "./tooltip.js";
+import { histogramLayer } from "./wanted.js";
+
+const PLACE = { left: 54, right: 16, top: 12, axis: 30, height: 260 };
+/** @type {["largest" | "median" | "smallest", string, number][]} */
+const LINES = [
+  ["largest", "--line-1", 2], ["median", "--line-2", 1.5], ["smallest", "--line-3", 1.5],
+];
+const NO_COURSE = "The range of this part of the layer was not measured. MixPrecMonitor " +
+  "measures it at every `probe_every` steps, within `max_overhead` of the time.";
+
+function limitsOf(format) {
+  return [
+    ["maximum", format.maximum_bits, "--bad"], ["smallest normal", format.normal_exponent, "--warning"],
+    ["smallest", format.subnormal_exponent, "--muted"],
+  ];
+}
+
+function inPowers(bits) {
+  return `2^${formatNumber(Number(bits.toFixed(1)))}`;
+}
+
+export function createCourse(store) {
+  const caption = element("p", { class: "hint" });
+  const nothing = element("p", { class: "absent" });
+  const legend = element("p", { class: "legend" });
+  const forecasts = element("div", { class: "chips" });
+  const box = element("div", { class: "canvas-box" });
+  const surface = createSurface(box, { role: "img", tabindex: "0" }, draw);
+  const table = dataTable("Range");
+  const root = card("course", "Range by step", [], caption, forecasts, nothing, box, legend,
+    table.root);
+  root.classList.add("wide");
+  let shown = null;
+
+  function current() {
+    const { runData, histogram, layer, part, metric, heat, partHeat } = store.state;
+    const name = layer ?? histogramLayer(store.state);
+    if (!runData?.format || name === null) return null;
+    const wanted = `${part}_headroom_bits`;
+    const own = metric === wanted ? heat : partHeat;
+    const { format } = runData;
+    const fits = own?.metric === wanted ? own : null;
+    const taken = histogramLayer(store.state) === name ? histogram : null;
+    const course = courseOf(fits, taken, name, format.maximum_bits);
+    const every = forecastsOf(runData.events);
+    const forecast = part === "activation" ?
+      every.find((one) => one.layer === name) ?? null : null;
+    const last = Math.max(runData.last_step, forecast?.until ?? 0);
+    return { ...course, name, format, forecast, last, part };
+  }
+
+  function update() {
+    shown = current();
+    const measured = shown && (shown.largest.length || shown.median.length);
+    box.hidden = legend.hidden = !measured;
+    nothing.hidden = Boolean(measured);
+    nothing.textContent = measured ? "" :
+      [NO_COURSE, store.state.runData?.withheld].filter(Boolean).join(" ");
+    const every = forecastsOf(store.state.runData?.events ?? []);
+    forecasts.hidden = !every.length;
+    forecasts.replaceChildren(...every.map(({ layer, until }) => element("button", {
+      type: "button", class: "chip", "aria-pressed": String(shown?.name === layer),
+      onclick: () => chooseLayer(store, layer),
+    }, `${layer}: overflow expected at step ${formatInteger(until)}`)));
+    caption.textContent = shown ? sentenceOf(shown) : "";
+    table.fill(measured ? rowsOf : null);
+    if (!measured) return;
+    legend.replaceChildren(...LINES.filter(([name]) => shown[name].length)
+      .map(([name, color]) => element("span", { class: "key" },
+        element("i", { style: `background: var(${color})` }), name)));
+    surface.canvas.setAttribute("aria-label", `Range by step. ${caption.textContent}`);
+    surface.setHeight(PLACE.top + PLACE.height + PLACE.axis);
+  }
+
+  function sentenceOf({ name, part, format, forecast }) {
+    const scaled = part === "gradient" ? ", loss scale included" : "";
+    const what = `${name}, ${part}s${scaled}, against ${format.name}.`;
+    if (!forecast) return what;
+    return `${what} At step ${formatInteger(forecast.step)} it had ${
+      formatNumber(Number(forecast.bits.toFixed(1)))} bits left and grew: overflow expected at step ${
+      formatInteger(forecast.until)}.`;
+  }
+
+  /** @returns {[string[], any[][]]} */
+  function rowsOf() {
+    const { largest, median, smallest, forecast, format } = shown;
+    const steps = new Map();
+    [largest, median, smallest].forEach((points, place) => {
+      for (const [step, bits] of points) {
+        if (!steps.has(step)) steps.set(step, ["–", "–", "–"]);
+        steps.get(step)[place] = inPowers(bits);
+      }
+    });
+    const rows = [...steps].sort(([one], [other]) => one - other)
+      .map(([step, cells]) => [formatInteger(step), ...cells]);
+    if (forecast) {
+      const at = `${formatInteger(forecast.until)} (expected)`;
+      rows.push([at, inPowers(format.maximum_bits), "–", "–"]);
+    }
+    return [["Step", "Largest", "Median", "Smallest"], rows];
+  }
+
+  function draw(context, width) {
+    if (!shown) return;
+    const { format, forecast, last } = shown;
+    const bottom = PLACE.top + PLACE.height;
+    const values = LINES.flatMap(([name]) => shown[name].map(([, bits]) => bits));
+    const low = Math.min(format.subnormal_exponent, ...values) - 2;
+    const high = Math.max(format.maximum_bits, ...values) + 2;
+    const x = linearScale([0, Math.max(1, last)], [PLACE.left, width - PLACE.right]);
+    const y = linearScale([low, high], [bottom, PLACE.top]);
+    shown.scale = x;
+    context.textAlign = "right";
+    for (const tick of exponentTicks(low, high, 9)) {
+      drawLine(context, [[PLACE.left, y(tick)], [width - PLACE.right, y(tick)]],
+        themeColor("--grid"));
+      context.fillStyle = themeColor("--muted");
+      context.fillText(formatPower(tick), PLACE.left - 6, y(tick));
+    }
+    drawAxisName(context, "magnitude", 8, PLACE.top + PLACE.height / 2, true);
+    drawStepAxis(context, x, PLACE.left, niceTicks(0, last, width / 90), bottom, null,
+      formatInteger);
+    for (const [label, bits, color] of limitsOf(format)) {
+      drawLine(context, [[PLACE.left, y(bits)], [width - PLACE.right, y(bits)]],
+        themeColor(color), 1, [2, 3]);
+      context.textAlign = "left";
+      context.fillStyle = themeColor("--muted");
+      context.fillText(`${format.name}: ${label}`, PLACE.left + 6, y(bits) - 7);
+    }
+    for (const [name, color, thick] of LINES) {
+      const points = shown[name].map(([step, bits]) => [x(step), y(bits)]);
+      if (points.length === 1) points.unshift([points[0][0] - 6, points[0][1]]);
+      drawLine(context, points, themeColor(color), thick);
+    }
+    if (forecast) {
+      const start = [x(forecast.step), y(format.maximum_bits - forecast.bits)];
+      const end = [x(forecast.until), y(format.maximum_bits)];
+      drawLine(context, [start, end], themeColor("--bad"), 2, [2, 4]);
+      drawLine(context, [[end[0], end[1]], [end[0], bottom]], themeColor("--bad"), 1, [2, 4]);
+      context.textAlign = end[0] > width / 2 ? "right" : "left";
+      context.fillStyle = themeColor("--ink");
+      const aside = end[0] > width / 2 ? -6 : 6;
+      context.fillText(`step ${formatInteger(forecast.until)}`, end[0] + aside, end[1] + 14);
+    }
+    const { step } = store.state;
+    if (step !== null) {
+      drawLine(context, [[x(step), PLACE.top], [x(step), bottom]], themeColor("--cursor"));
+    }
+  }
+
+  const steps = () => [...new Set(LINES.flatMap(([name]) => shown[name].map(([step]) => step)))]
+    .sort((one, other) => one - other);
+
+  function nearest(event) {
+    const at = shown?.scale?.invert(pointerIn(surface.canvas, event).x);
+    if (at === undefined) return null;
+    return steps().reduce((best, step) => {
+      return best === null || Math.abs(step - at) < Math.abs(best - at) ? step : best;
+    }, null);
+  }
+
+  surface.canvas.addEventListener("click", (event) => {
+    const step = nearest(event);
+    if (step !== null) chooseStep(store, step);
+  });
+  surface.canvas.addEventListener("pointermove", (event) => {
+    const step = nearest(event);
+    if (step === null) return;
+    const lines = LINES.flatMap(([name]) => shown[name]
+      .filter(([at]) => at === step).map(([, bits]) => `${name}: ${inPowers(bits)}`));
+    showTooltip(event, [`step ${formatInteger(step)}`, ...lines]);
+  });
+  surface.canvas.addEventListener("pointerleave", hideTooltip);
+  surface.canvas.addEventListener("keydown", (event) => {
+    const ahead = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!ahead || !shown) return;
+    event.preventDefault();
+    const known = steps();
+    const now = store.state.step;
+    const next = ahead > 0 ? known.find((step) => now === null || step > now) :
+      known.findLast((step) => now === null || step < now);
+    if (next !== undefined) chooseStep(store, next);
+  });
+  store.on(["runData", "histogram", "layer", "part", "heat", "partHeat"], update);
+  store.on(["theme", "step"], surface.redraw);
+  return root;
+}

@@ -1,0 +1,84 @@
+import { toNumber } from "./format.js";
+
+// How many binary digits a number has: what two dtypes differ by.
+const DIGITS = { float64: 53, float32: 24, float16: 11, bfloat16: 8 };
+// Further than this it does not matter how far two numbers are from each other.
+const MOST_BITS = 24;
+
+function numberOr(value) {
+  const number = value === undefined ? NaN : toNumber(value);
+  return Number.isNaN(number) ? null : number;
+}
+
+// 0 if both are equal or one is not known.
+function apart(one, other) {
+  if (one === null || other === null || one === other) return 0;
+  return Math.min(Math.abs(one - other), MOST_BITS);
+}
+
+const digitsOf = (layer) => DIGITS[layer?.compute_dtype] ?? null;
+const logOf = (error) => (error > 0 ? Math.log2(error) : error === 0 ? -MOST_BITS : null);
+
+/**
+ * What each column is of a layer of a run, and by how much two of these differ.
+ */
+export const DIFFERENCES = [
+  {
+    id: "dtype", label: "Dtype", of: (layer) => layer?.compute_dtype ?? null,
+    apart: (one, other) => apart(digitsOf(one), digitsOf(other)) ||
+      Number(one?.compute_dtype !== other?.compute_dtype),
+  },
+  {
+    id: "headroom", label: "Least headroom", of: (layer) => numberOr(layer?.least_headroom),
+  },
+  {
+    id: "verdicts", label: "Verdicts", of: (layer) => layer?.verdicts ?? null,
+    apart: (one, other) => apart(one?.severity ?? 0, other?.severity ?? 0) ||
+      Number(String(one?.verdicts ?? "") !== String(other?.verdicts ?? "")),
+  },
+  {
+    id: "error", label: "Error against float32",
+    of: (layer, ranges) => numberOr(ranges?.error),
+    apart: (one, other, ranges) => apart(
+      ...ranges.map((own) => logOf(numberOr(own?.error)))),
+  },
+  {
+    id: "flops", label: "FLOPs", of: (layer) => numberOr(layer?.share_of_flops ?? null),
+  },
+];
+
+/**
+ * Two runs layer by layer, the largest difference first.
+ * @param {any} run
+ * @param {any} other
+ * @param {any} ranges What was measured of the layers of the first, with errors.
+ * @param {any} otherRanges The same of the second.
+ * @param {string} by The column to sort by, or `"all"`: then each counts as a share of
+ *   the largest difference in it.
+ */
+export function differencesOf(run, other, ranges, otherRanges, by) {
+  const layersOf = (data) => new Map(data.layers.map((layer) => [layer.path, layer]));
+  const [mine, others] = [layersOf(run), layersOf(other)];
+  const paths = [...new Set([...mine.keys(), ...others.keys()])];
+  const rows = paths.map((path) => {
+    const pair = [mine.get(path), others.get(path)];
+    const measured = [ranges?.layers[path], otherRanges?.layers[path]];
+    const cells = DIFFERENCES.map((column) => {
+      const values = pair.map((layer, place) => column.of(layer, measured[place]));
+      const size = column.apart ? column.apart(pair[0], pair[1], measured) :
+        apart(...values);
+      return { id: column.id, values, size };
+    });
+    return { path, cells };
+  });
+  const most = DIFFERENCES.map((_, place) => {
+    return rows.reduce((largest, { cells }) => Math.max(largest, cells[place].size), 0);
+  });
+  const sizeOf = ({ cells }) => cells.reduce((sum, { id, size }, place) => {
+    if (by !== "all") return id === by ? size : sum;
+    return sum + (most[place] ? size / most[place] : 0);
+  }, 0);
+  return rows
+    .map((row) => ({ ...row, size: sizeOf(row), differs: row.cells.some(({ size }) => size > 0) }))
+    .sort((one, two) => two.size - one.size);
+}

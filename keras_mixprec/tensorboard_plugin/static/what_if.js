@@ -1,0 +1,185 @@
+import { formatNumber, formatPower, words } from "./format.js";
+
+// The next batch may be larger than any that was measured: what `diagnose` leaves too.
+export const SPARE_BITS = 2;
+// The loss scales to choose from, as powers of two, and the one that Keras starts at.
+const SCALES = [-14, 126];
+const USUAL_SCALE = 15;
+// What a plan can hold; the others are set by Keras' `quantize`.
+export const PLANNED = ["float16", "bfloat16"];
+
+/**
+ * Whether the numbers of a part fit a format, without a loss scale.
+ * @param {any} part What was measured, or nothing.
+ * @param {any} format Its limits.
+ * @param {string} moment `"first"`, `"last"` or `"worst"`.
+ * @returns {any}
+ */
+export function judgePart(part, format, moment) {
+  const { largest = null, low = null, largest_step: step = null } = part?.[moment] ?? {};
+  if (largest === null) return { state: "unknown", bits: null, step };
+  const bits = format.maximum_bits - largest;
+  const vanishes = low !== null && low < format.subnormal_exponent;
+  const state = bits < 0 ? "overflows" : vanishes ? "vanishes" :
+    bits < SPARE_BITS ? "close" : "fits";
+  return { state, bits, step, largest, low };
+}
+
+/**
+ * The loss scales, as powers of two, at which gradients neither overflow nor vanish.
+ * @returns {{lowest: number, highest: number} | null}
+ */
+export function gradientWindow(part, format, moment) {
+  const { largest = null, low = null } = part?.[moment] ?? {};
+  if (largest === null) return null;
+  return {
+    lowest: low === null ? -Infinity : format.subnormal_exponent - low,
+    highest: Math.floor(format.maximum_bits - SPARE_BITS - largest),
+  };
+}
+
+/**
+ * What a layer's numbers would do in a format.
+ * @param {any} ranges What was measured of the layer.
+ * @param {any} format Its limits.
+ * @param {any[]} formats The limits of all.
+ * @param {string} moment `"first"`, `"last"` or `"worst"`.
+ * @returns {{activation: any, weight: any, gradient: any, refused: string[], state: string}}
+ */
+export function judgeLayer(ranges, format, formats, moment) {
+  let activation = judgePart(ranges?.activation, format, moment);
+  const lost = ranges?.nonfinite;
+  const then = lost && formats.find((one) => one.name === lost.dtype);
+  // How large a number was that became infinite is known only from a wider dtype.
+  if (then && !(activation.largest > then.maximum_bits)) {
+    const state = format.maximum_bits <= then.maximum_bits ? "overflows" : "unknown";
+    activation = { state, bits: null, step: lost.step, lost: lost.dtype };
+  }
+  const weight = judgePart(ranges?.weight, format, moment);
+  const gradient = gradientWindow(ranges?.gradient, format, moment);
+  const refused = ranges?.refused?.[format.name] ?? [];
+  const states = [
+    activation.state, weight.state, refused.length ? "refused" : null,
+    gradient && gradient.lowest > gradient.highest ? "no scale" : null,
+  ];
+  const state = GRAVE.find((one) => states.includes(one)) ?? activation.state;
+  return { activation, weight, gradient, refused, state };
+}
+
+// The gravest first; what is none of them is not measured, or fits.
+export const GRAVE = ["overflows", "refused", "no scale", "vanishes", "close"];
+
+// A format as wide as float32 needs no loss scale.
+function possibleScales(format) {
+  return format.name === "float16" ? SCALES : [0, 0];
+}
+
+/**
+ * The loss scale that suits the layers with the most FLOPs, as a power of two.
+ * @param {{window: any, cost: number}[]} layers
+ * @param {number[]} possible
+ */
+export function bestScale(layers, [from, until]) {
+  let best = null;
+  for (let bits = from; bits <= until; bits += 1) {
+    const held = layers.filter(({ window }) => holds(window, bits));
+    const cost = held.reduce((sum, layer) => sum + layer.cost, 0);
+    const score = [cost, held.length, -Math.abs(bits - USUAL_SCALE)];
+    const place = best ? score.findIndex((value, index) => value !== best.score[index]) : 0;
+    if (!best || (place >= 0 && score[place] > best.score[place])) best = { bits, score };
+  }
+  return best.bits;
+}
+
+function holds(window, bits) {
+  return window.lowest <= bits && bits <= window.highest;
+}
+
+// A layer may overflow on the way to an output that does not.
+export function foundInWords(kinds) {
+  return `the run found ${kinds.map(words).join(", ")} in it`;
+}
+
+function reasonOf({ activation, weight }, name) {
+  const parts = [["activations", activation], ["weights", weight]];
+  for (const [what, { state, bits, step, lost }] of parts) {
+    const at = step === null ? "" : ` at step ${step}`;
+    if (state === "overflows") {
+      return lost ? `its ${what} were not finite in ${lost}${at}` :
+        `its ${what} exceed ${name} by ${formatNumber(-bits)} bits${at}`;
+    }
+    if (state === "close") {
+      return `its ${what} have ${formatNumber(bits)} bits left in ${name}${at}`;
+    }
+    if (state === "vanishes") return `small ${what} that count become 0 in ${name}`;
+    if (lost && state === "unknown") {
+      return `its ${what} were not finite in ${lost}${at}: how large is not known`;
+    }
+  }
+  return null;
+}
+
+/**
+ * The fewest layers in float32 with which nothing that was measured leaves a format.
+ * @param {any[]} layers The table of layers.
+ * @param {any} ranges What was measured, with the formats.
+ * @param {string} name The format of all other layers.
+ */
+export function smallestPlan(layers, ranges, name) {
+  const format = ranges.formats.find((one) => one.name === name);
+  const judged = new Map(layers.map(({ path }) => {
+    return [path, judgeLayer(ranges.layers[path], format, ranges.formats, "worst")];
+  }));
+  // The tuner may demote a layer before the first step.
+  const beganWide = ({ dtypes, demoted_at: at = null }) => {
+    return dtypes[0][1] === "float32" && at === null;
+  };
+  const mixed = layers.some((layer) => !beganWide(layer));
+  const beyond = ({ activation }) => activation.state === "overflows" ||
+    (activation.lost && activation.state === "unknown");
+  const reasons = new Map();
+  const unmeasured = [];
+  for (const layer of layers) {
+    const { path } = layer;
+    const own = judged.get(path);
+    const feeder = (layer.fed_by ?? []).find((one) => {
+      return judged.has(one) && beyond(judged.get(one));
+    });
+    const measured = own.activation.state !== "unknown" || own.activation.lost;
+    if (mixed && beganWide(layer)) {
+      reasons.set(path, "it was in float32 from the beginning of the run");
+    } else if (reasonOf(own, name)) reasons.set(path, reasonOf(own, name));
+    else if (own.refused.length) reasons.set(path, foundInWords(own.refused));
+    else if (feeder) reasons.set(path, `it receives what ${feeder} computes, beyond ${name}`);
+    else if (!measured) {
+      unmeasured.push(path);
+      if (!mixed) reasons.set(path, "nothing was measured of it");
+    }
+  }
+  const costOf = ({ share_of_flops: share }) => share ?? 0;
+  const windows = layers
+    .filter(({ path }) => !reasons.has(path) && judged.get(path).gradient)
+    .map((layer) => {
+      return { ...layer, window: judged.get(layer.path).gradient, cost: costOf(layer) };
+    });
+  const scale = bestScale(windows, possibleScales(format));
+  for (const { path, window } of windows.filter((one) => !holds(one.window, scale))) {
+    reasons.set(path, `at the loss scale ${formatPower(scale)} its gradients ${
+      window.highest < scale ? "overflow" : "vanish"} in ${name}`);
+  }
+  const total = layers.reduce((sum, layer) => sum + costOf(layer), 0);
+  const narrow = layers.filter(({ path }) => !reasons.has(path));
+  const held = narrow.reduce((sum, layer) => sum + costOf(layer), 0);
+  return { name, reasons, unmeasured, scale, share: total ? held / total : NaN };
+}
+
+// As `PrecisionPlan.load` reads it.
+export function planFile(layers, { name, reasons }) {
+  return {
+    format: "keras_mixprec.plan", version: 1, default: `mixed_${name}`,
+    layers: layers.map(({ path }) => {
+      const reason = reasons.get(path);
+      return reason ? { path, policy: "float32", reason } : { path, policy: `mixed_${name}` };
+    }),
+  };
+}

@@ -1,0 +1,176 @@
+// The arithmetic of the cards that answer "what if", against numbers of NumPy and ml_dtypes.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+const folder = fileURLToPath(
+  new URL("../keras_mixprec/tensorboard_plugin/static", import.meta.url),
+);
+const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
+const whatIf = await load("what_if");
+
+// Of `test_plugin_answers.py`: what casts of real numbers came to.
+const { formats, casts, windows } = JSON.parse(process.env.MIXPREC_CASTS);
+const formatOf = (name) => formats.find((one) => one.name === name);
+const moments = (range) => ({ first: range, last: range, worst: range });
+
+test("a range overflows or vanishes in a format as ml_dtypes casts it", () => {
+  assert.ok(casts.length > 20);
+  for (const { dtype, range, state } of casts) {
+    const found = whatIf.judgePart(moments(range), formatOf(dtype), "worst");
+    assert.equal(found.state, state, JSON.stringify({ dtype, range, found }));
+  }
+});
+
+test("gradients survive at the loss scales at which NumPy's do", () => {
+  for (const { range, lowest, highest } of windows) {
+    const found = whatIf.gradientWindow(moments(range), formatOf("float16"), "worst");
+    assert.deepEqual(found, { lowest, highest });
+  }
+});
+
+const range = (largest, low = null) => moments({ largest, largest_step: 3, low, low_step: 3 });
+const layer = (path, more = {}) => {
+  return { path, share_of_flops: 0.25, dtypes: [[0, "float16"]], fed_by: [], ...more };
+};
+
+test("a plan holds the fewest layers in float32, each with its reason", () => {
+  const layers = [
+    layer("a"), layer("b", { fed_by: ["a"] }), layer("c"), layer("d"), layer("e"),
+    layer("f", { dtypes: [[0, "float32"]] }),
+  ];
+  const ranges = {
+    formats,
+    layers: {
+      a: { activation: range(17) }, b: { activation: range(1) },
+      c: { activation: range(1), gradient: range(-3, -20) },
+      d: { activation: range(1), refused: { float16: ["forward_overflow"] } },
+      f: { activation: range(1) },
+    },
+  };
+  const plan = whatIf.smallestPlan(layers, ranges, "float16");
+  assert.deepEqual([...plan.reasons.keys()], ["a", "b", "d", "f"]);
+  assert.match(plan.reasons.get("b"), /^it receives what a computes/);
+  assert.match(plan.reasons.get("d"), /forward overflow/);
+  assert.deepEqual(plan.unmeasured, ["e"]);
+  const wide = whatIf.smallestPlan(layers, ranges, "bfloat16");
+  assert.deepEqual([...wide.reasons.keys()], ["f"]);
+});
+
+test("what became infinite is not known in a wider format", () => {
+  const lost = { nonfinite: { step: 4, dtype: "float16" }, activation: range(3) };
+  const stateIn = (name) => whatIf.judgeLayer(lost, formatOf(name), formats, "worst").state;
+  assert.equal(stateIn("float16"), "overflows");
+  assert.equal(stateIn("bfloat16"), "unknown");
+  const measured = { ...lost, activation: range(20) };
+  assert.equal(whatIf.judgeLayer(measured, formatOf("bfloat16"), formats, "worst").state, "fits");
+});
+
+test("the loss scale suits the layers with the most FLOPs", () => {
+  const of = (lowest, highest, cost) => ({ window: { lowest, highest }, cost });
+  const layers = [of(0, 4, 1), of(8, 12, 3), of(10, 20, 3)];
+  assert.equal(whatIf.bestScale(layers, [-14, 126]), 12);
+  assert.equal(whatIf.bestScale([], [-14, 126]), 15);
+});
+
+const course = await load("course");
+const bars = await load("dtype_bars");
+const difference = await load("difference");
+
+test("the course of a layer holds its largest, median and smallest numbers", () => {
+  const heat = {
+    layers: ["a", "b"], from: [0, 5], until: [4, 9], values: [1, 2, 10, -Infinity],
+  };
+  const histogram = { steps: [3], exponents: [[-4, -3, 1, 128]], counts: [[1, 4, 3, 9]] };
+  assert.deepEqual(course.courseOf(heat, histogram, "b", 16), {
+    largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]],
+  });
+  assert.deepEqual(course.courseOf(null, null, "b", 16), {
+    largest: [], median: [], smallest: [],
+  });
+});
+
+test("of several forecasts of a layer the last counts", () => {
+  const events = [
+    { kind: "trend", layer: "a", step: 10, headroom_bits: 3, overflows_in_steps: 50 },
+    { kind: "verdict", layer: "a", step: 20, numbers: { headroom_bits: 2, overflows_in_steps: 9 } },
+    { kind: "verdict", layer: "b", step: 20, numbers: {} },
+  ];
+  assert.deepEqual(course.forecastsOf(events), [{ layer: "a", step: 20, bits: 2, until: 29 }]);
+});
+
+test("a bar for each dtype that a layer ever had, with the reason", () => {
+  const layers = [
+    { path: "a", dtypes: [[0, "float16"], [7, "float32"]] }, { path: "b", dtypes: [[0, "float16"]] },
+  ];
+  const because = { kind: "demote", step: 7, layers: { a: {} }, reasons: { a: "overflow" } };
+  const would = { ...because, dry_run: true, layers: { b: {} } };
+  assert.deepEqual(bars.dtypeBars(layers, [because, would], 20), [{
+    path: "a", bars: [
+      { from: 0, until: 7, dtype: "float16", reason: null },
+      { from: 7, until: 20, dtype: "float32", reason: "overflow" },
+    ],
+  }]);
+});
+
+test("runs differ most where their errors, dtypes and headroom do", () => {
+  const of = (path, dtype, headroom) => {
+    return { path, compute_dtype: dtype, least_headroom: headroom, verdicts: [], severity: null };
+  };
+  const run = { layers: [of("a", "float16", 3), of("b", "float16", 9), of("c", "float16", 1)] };
+  const other = { layers: [of("a", "float16", 5), of("b", "float32", 9), of("d", "float16", 1)] };
+  const errors = [0.25, 4].map((error) => ({ layers: { a: { error } } }));
+  const by = (column) => difference.differencesOf(run, other, ...errors, column);
+  const sizes = (column) => Object.fromEntries(by(column).map(({ path, size }) => [path, size]));
+  assert.deepEqual(sizes("headroom"), { a: 2, b: 0, c: 0, d: 0 });
+  assert.equal(sizes("error").a, 4);  // log2(4 / 0.25)
+  assert.equal(sizes("dtype").b, 13);  // 24 digits and 11.
+  assert.equal(by("all")[0].path, "a");
+  assert.deepEqual(by("all").filter(({ differs }) => !differs), []);
+});
+
+const map = await load("model_map");
+
+test("blocks are folded, and edges between them kept", () => {
+  const layers = [
+    { path: "in", fed_by: [] }, { path: "block", fed_by: ["in"] },
+    { path: "block/a", fed_by: [] }, { path: "block/a/deep", fed_by: [] },
+    { path: "block/b", fed_by: ["block/a"] }, { path: "out", fed_by: ["block", "in"] },
+  ];
+  const folded = map.foldedGraph(layers, new Set());
+  assert.deepEqual(folded.nodes.map(({ path, depth }) => [path, depth]),
+    [["in", 0], ["block", 1], ["out", 2]]);
+  assert.deepEqual(folded.nodes[1].inside, ["block", "block/a", "block/a/deep", "block/b"]);
+  assert.deepEqual(folded.edges.map(({ from, to }) => [from, to]),
+    [["in", "block"], ["block", "out"], ["in", "out"]]);
+  const open = map.foldedGraph(layers, new Set(["block"]));
+  assert.deepEqual(open.nodes.map(({ path }) => path), ["in", "block", "block/a", "block/b", "out"]);
+  assert.ok(open.edges.some(({ from, to, nested }) => from === "block" && to === "block/a" && nested));
+  assert.equal(open.nestedOnly, false);
+});
+
+test("without a graph there is the nesting", () => {
+  const { edges, nestedOnly } = map.foldedGraph([{ path: "a" }, { path: "a/b" }], new Set(["a"]));
+  assert.deepEqual([edges, nestedOnly], [[{ from: "a", to: "a/b", nested: true }], true]);
+});
+
+test("the worst of all calls of a layer counts", () => {
+  const heat = {
+    layers: ["a", "a#1", "b"], from: [0, 1], pool: "min", values: [3, NaN, 2, 5, NaN, NaN],
+  };
+  const found = map.worstByLayer(heat, new Set(["a", "b"]), (call) => call.split("#")[0]);
+  assert.equal(found.get("a"), 2);
+  assert.ok(Number.isNaN(found.get("b")));
+});
+
+const pareto = await load("pareto");
+
+test("trials are points, and errors span decades", () => {
+  const trial = (error) => ({
+    share_in_16_bits: 0.5, error, pareto_optimal: true, float32: ["a"],
+  });
+  const trials = pareto.trialsOf({ points: [trial("inf"), trial(0.02), trial(0), trial(null)] });
+  assert.deepEqual(trials.map(({ error }) => error), [Infinity, 0.02, 0, NaN]);
+  assert.deepEqual(pareto.decadesOf(trials), [-2, -1]);
+  assert.deepEqual(pareto.trialsOf(null), []);
+});

@@ -1,0 +1,167 @@
+"""Layers whose variables are stored in 16 bits, against float32."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mixprec as kmp
+from keras_mixprec.keras_internals import stored_value
+from keras_mixprec.numerics.dry_step import exact_step
+from keras_mixprec.numerics.layer_hooks import in_float32
+
+
+@pytest.fixture(params=["float16", "bfloat16"])
+def policy(request):
+    keras.config.set_dtype_policy(request.param)
+    return request.param
+
+
+@pytest.fixture
+def float16():
+    keras.config.set_dtype_policy("float16")
+
+
+# Keras' default for recurrent weights needs a QR decomposition, which torch
+# does not have in 16 bits.
+_RECURRENT = {"recurrent_initializer": "glorot_uniform"}
+
+
+class _SelfAttention(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.heads = layers.MultiHeadAttention(2, 4, name="heads")
+
+    def call(self, x):
+        return self.heads(x, x)
+
+
+def _stack(kind):
+    """Layers of a kind, and what they are given."""
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(16, 8))
+    sequences = random.normal(size=(16, 5, 8))
+    return {
+        "convolution": (
+            [layers.Conv2D(4, 3), layers.SeparableConv2D(4, 3)],
+            random.normal(size=(16, 8, 8, 3)),
+        ),
+        "norm": (
+            [layers.LayerNormalization(), layers.RMSNormalization()],
+            rows,
+        ),
+        "recurrent": (
+            [
+                layers.LSTM(4, return_sequences=True, **_RECURRENT),
+                layers.Bidirectional(layers.GRU(4, **_RECURRENT)),
+            ],
+            sequences,
+        ),
+        "attention": ([_SelfAttention()], sequences),
+        "embedding": (
+            [layers.Embedding(11, 8)],
+            random.integers(0, 11, (16, 5)),
+        ),
+    }[kind]
+
+
+def _model(stack, x, learning_rate=0.1):
+    """Under the global policy, as the layers of the stack."""
+    is_integer = np.issubdtype(x.dtype, np.integer)
+    inputs = keras.Input(x.shape[1:], dtype="int32" if is_integer else None)
+    hidden = inputs
+    for layer in stack:
+        hidden = layer(hidden)
+    outputs = layers.Dense(1, name="head")(layers.Flatten()(hidden))
+    model = keras.Model(inputs, outputs)
+    optimizer = keras.optimizers.SGD(learning_rate)
+    if keras.config.dtype_policy().name == "float16":
+        optimizer = kmp.LossScaleOptimizer(optimizer, initial_scale=64.0)
+    model.compile(optimizer, loss="mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "kind", ["convolution", "norm", "recurrent", "attention", "embedding"]
+)
+def test_a_sound_layer_is_compared_and_not_blamed(kind, policy):
+    stack, x = _stack(kind)
+    found = kmp.diagnose(_model(stack, x), x, np.ones((len(x), 1)))
+    assert [verdict.kind for verdict in found] == ["policy"]
+
+
+@pytest.mark.usefixtures("policy")
+def test_statistics_that_are_stored_in_16_bits_are_no_fault_of_a_layer():
+    # A variance near 1, of which bfloat16 has multiples of 1/256.
+    x = np.random.default_rng(0).normal(size=(16, 8))
+    model = _model([layers.BatchNormalization()], x)
+    found = kmp.diagnose(model, x, np.ones((16, 1)))
+    assert [verdict.kind for verdict in found] == ["policy"]
+
+
+class _SquaredConv(layers.Conv2D):
+    def call(self, x):
+        return keras.ops.sqrt(keras.ops.square(super().call(x) * 400.0))
+
+
+@pytest.mark.usefixtures("float16")
+def test_a_layer_that_overflows_is_named():
+    x = np.full((16, 8, 8, 3), 4.0)
+    squared = _SquaredConv(4, 3, kernel_initializer="ones", name="squared")
+    model = _model([squared], x)
+    first, *_ = kmp.diagnose(model, x, np.ones((16, 1)))
+    found = first.kind, first.layer, first.direction
+    assert found == ("forward_overflow", "squared", "forward")
+
+
+def test_a_reference_has_gradients_of_float32(policy):
+    x = np.full((16, 8), 2.0**-20)
+    model = _model([], x)
+    model.optimizer.build(model.trainable_variables)
+    kernel, _ = model.get_layer("head").trainable_variables
+    batch = x.astype("float32"), np.ones((16, 1), "float32")
+    step = exact_step(model, batch)
+    # 2 * mean((x @ w - 1) * x): below 2**-24, the least of float16.
+    error = x @ keras.ops.convert_to_numpy(kernel).astype("float64") - 1
+    exact = 2 * (error * x).mean(axis=0)
+    found = keras.ops.convert_to_numpy(step.gradients[id(kernel)])[:, 0]
+    np.testing.assert_allclose(found * 2**19, exact * 2**19, rtol=1e-5)
+
+
+def test_variables_are_as_they_were_behind_a_reference(policy):
+    model = _model([layers.Dense(4)], np.ones((16, 8)))
+    before = [(v.dtype, stored_value(v)) for v in model.weights]
+    with in_float32(model):
+        assert {v.dtype for v in model.weights} == {"float32"}
+    after = [(v.dtype, stored_value(v)) for v in model.weights]
+    for (dtype, value), (own_dtype, own) in zip(before, after, strict=True):
+        assert own_dtype == dtype == policy
+        assert own is value
+
+
+def test_a_layer_in_float32_computes_with_variables_of_16_bits(policy):
+    stack, x = _stack("convolution")
+    x = x.astype("float32")
+    model = _model(stack, x, learning_rate=0.01)
+    kmp.apply_policy(model, policy, rules=[kmp.PrecisionRule("conv2d")])
+    convolution = model.layers[1]
+    kernel, _ = map(keras.ops.convert_to_numpy, convolution.weights)
+    assert convolution.weights[0].dtype == policy
+    found = keras.ops.convert_to_numpy(convolution(x))[:, 0, 0]
+    exact = np.einsum("nhwc,hwco->no", x[:, :3, :3], kernel.astype("float64"))
+    # Of 27 products of ones, in float32.
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
+    history = model.fit(x, np.ones((16, 1)), epochs=8, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+
+
+@pytest.mark.usefixtures("float16")
+def test_a_saved_model_with_such_a_layer_loads_without_this_package(tmp_path):
+    stack, x = _stack("convolution")
+    model = _model(stack, x)
+    kmp.apply_policy(model, "float16", rules=[kmp.PrecisionRule("conv2d")])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
+    assert type(loaded.layers[1].dtype_policy) is keras.DTypePolicy
+    for own, other in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(own, other)
