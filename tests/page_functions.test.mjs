@@ -17,6 +17,8 @@ const heatData = await load("heat_data");
 const histogram = await load("histogram_data");
 const eventText = await load("event_text");
 const summary = await load("summary");
+const layerColumns = await load("layer_columns");
+const layerBlocks = await load("layer_blocks");
 const link = await load("link");
 const wanted = await load("wanted");
 const { createStore } = await load("store");
@@ -431,7 +433,7 @@ test("what is beyond 16 bits is no fault of a layer in float32", () => {
 
 test("sorting keeps missing values last both ways", () => {
   const layers = [3, null, 1].map((value) => ({ value }));
-  const values = (descending) => summary.sortLayers(
+  const values = (descending) => layerColumns.sortLayers(
     layers, (layer) => layer.value, descending,
   ).map((layer) => layer.value);
   assert.deepEqual(values(false), [1, 3, null]);
@@ -439,14 +441,14 @@ test("sorting keeps missing values last both ways", () => {
 });
 
 test("the filter matches all its words", () => {
-  assert.ok(summary.matchesFilter(LAYER, "dense float16"));
-  assert.ok(!summary.matchesFilter(LAYER, "dense float32"));
+  assert.ok(layerColumns.matchesFilter(LAYER, "dense float16"));
+  assert.ok(!layerColumns.matchesFilter(LAYER, "dense float32"));
   for (const text of ["fp16", "half", "FP16 den", "16", "float16"]) {
-    assert.ok(summary.matchesFilter(LAYER, text), text);
+    assert.ok(layerColumns.matchesFilter(LAYER, text), text);
   }
   const wide = { ...LAYER, compute_dtype: "bfloat16", verdicts: ["forward_overflow"] };
-  assert.ok(summary.matchesFilter(wide, "bf16 16 forward overflow"));
-  assert.ok(!summary.matchesFilter(wide, "float16"));
+  assert.ok(layerColumns.matchesFilter(wide, "bf16 16 forward overflow"));
+  assert.ok(!layerColumns.matchesFilter(wide, "float16"));
 });
 
 test("links are read and written", () => {
@@ -485,6 +487,10 @@ test("paths are asked for only once their run can be read", () => {
     ranges: null,
     compareRanges: null,
     histogram: "./data/histogram?run=a&layer=l&part=activation",
+    summaries: "./data/summaries",
+    partHeat: null,
+    ranges: null,
+    compareRanges: null,
   });
   const near = { ...state, run: "a", compare: "b", runData, wantsRanges: true };
   const { ranges, compareRanges } = wanted.wantedPaths(near);
@@ -558,4 +564,58 @@ test("the main finding is of the last fit, or of earlier ones what is repaired",
   assert.equal(eventText.mainFinding([found("b"), fit], layers).layer, "b");
   assert.equal(eventText.mainFinding([fit, found("a")], layers).layer, "a");
   assert.equal(eventText.describeEvent(found("a")), "a, failing since step 2: Do.");
+});
+
+const skipGroups = await load("skip_groups");
+
+test("steps skipped in a row are one event, of each optimizer its own", () => {
+  const skip = (at_step, more = {}) => {
+    return { kind: "skipped_step", step: at_step + 1, at_step, scale: 2 ** (9 - at_step), ...more };
+  };
+  const events = [
+    skip(1), skip(1, { optimizer: "d" }), skip(2), { kind: "verdict", step: 3 }, skip(3), skip(5),
+  ];
+  const shown = skipGroups.groupSkips(events);
+  assert.deepEqual(shown.map((event) => event.members?.length ?? 1), [3, 1, 1, 1]);
+  assert.match(
+    eventText.describeEvent(shown[0]),
+    /^3 updates skipped in a row, steps 1 to 3, at scale 2⁸ → 2⁶/,
+  );
+  assert.ok(skipGroups.isChosenEvent(shown[0], eventText.eventKey(events[4])));
+  assert.equal(skipGroups.lastMomentOf(shown[0]), 3);
+});
+
+test("layers are in blocks by their folders, and a folder of one is none", () => {
+  const layer = (path, bits = 9) => ({ ...LAYER, path, least_headroom: bits });
+  const tree = layerBlocks.layerTree(
+    ["a/b/x", "a/b/y", "a/c/z", "only/one", "flat"].map((path) => layer(path)),
+  );
+  assert.deepEqual(layerBlocks.blocksOf(tree).map(({ block }) => block), ["a", "a/b"]);
+  assert.deepEqual(layerBlocks.blocksToFold(tree, 5), ["a/b"]);
+  const choice = { keeps: () => true, folded: new Set(["a/b"]) };
+  const rows = layerBlocks.layerRows(tree, choice);
+  const shown = rows.map((row) => row.block ?? row.layer.path);
+  assert.deepEqual(shown, ["a", "a/b", "a/c/z", "only/one", "flat"]);
+});
+
+test("of a block the worst is told, in which a wider dtype is no fault", () => {
+  const wide = { ...LAYER, compute_dtype: "float32", least_headroom: -3 };
+  const low = { ...LAYER, least_headroom: 1 };
+  assert.equal(layerColumns.worstLayer([wide, low, LAYER], "float16"), low);
+  assert.ok(layerBlocks.hasProblem(low, "float16"));
+  assert.ok(!layerBlocks.hasProblem(wide, "float16"));
+});
+
+const exportsOf = await load("exports");
+
+test("a table as CSV quotes what has a comma, a quote or a line in it", () => {
+  assert.equal(
+    exportsOf.csvOf([{ a: 1, b: 'x,"y"' }, { a: null, c: ["z"] }]),
+    'a,b,c\r\n1,"x,""y""",\r\n,,"[""z""]"\r\n',
+  );
+});
+
+test("the second call of a layer is called so", () => {
+  assert.equal(names.callName("dense#1", new Set(["dense"])), "dense, call 2");
+  assert.equal(names.callName("dense#1", new Set(["dense#1"])), "dense#1");
 });

@@ -25,6 +25,8 @@ Files that read:
   the page asks for it.
 - `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and
   those of formats.
+- `run_summary.py`: a run as a row of the table of runs.
+- `fixes.py`: what repairs a finding, as code.
 - `facts.py`, `headline.py`: the run in one sentence: the cause, what was done
   about it, what it cost.
 - `performance.py`: how fast a run was, from the rows that were logged of it.

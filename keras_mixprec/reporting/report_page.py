@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from keras_mixprec.reporting.run_ranges import run_ranges
+from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.text_formats import to_json
 
@@ -92,7 +93,8 @@ def _answers(runs, overviews):
         "./data/runs": [
             {"run": run.name, "newer_schema": False, "written": run.written}
             for run in runs
-        ]
+        ],
+        "./data/summaries": [summary(overviews[run.name]) for run in runs],
     }
     low, high = _COLUMNS
     for run in runs:

@@ -17,6 +17,7 @@ import numpy as np
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.facts import about, facts_of, is_event
+from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
     limits_in_use,
@@ -35,6 +36,7 @@ from keras_mixprec.reporting.run_layers import (
     add_repairs,
     read_layers,
 )
+from keras_mixprec.reporting.run_summary import shares_in_16_bits
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
 
@@ -101,6 +103,9 @@ class RunData:
         searches, events = _searches_apart(every)
         scale = self.scale()
         layers = self.layers()
+        # Before events: a change at the first step hides what was before it.
+        shares = shares_in_16_bits(layers)
+        add_fixes(events, layers)
         add_events(layers, events)
         add_headroom(layers, heat)
         add_repairs(layers, measured_against(layers))
@@ -111,6 +116,7 @@ class RunData:
             "last_step": self._last_step(events, scale, tables),
             "skipped": _batches_skipped(events, scale),
             "layers": layers,
+            "share_of_flops": shares,
             "matmul_precision": _matmul_precision(events),
             "performance": self._performance(events, layers),
             "scale": scale,

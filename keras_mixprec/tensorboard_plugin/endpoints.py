@@ -3,6 +3,7 @@
 | route | answer |
 |---|---|
 | `data/runs` | the runs |
+| `data/summaries` | a row for each run of the table of runs |
 | `data/run?run=` | all of a run but its measurements by step |
 | `data/heat?run=&metric=&columns=` | one metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
@@ -16,6 +17,7 @@ from typing import NamedTuple, Protocol
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
 from keras_mixprec.reporting.run_ranges import run_ranges
+from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.sized_cache import SizedCache
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import to_json
@@ -86,6 +88,7 @@ class Endpoints:
         }
         self._kept = SizedCache(_KEPT, lambda answer: len(answer.body))
         self._answers = {
+            "summary": _summary,
             "run": _overview,
             "heat": _heat,
             "histogram": _histogram,
@@ -117,6 +120,14 @@ class Endpoints:
         """
         if name == "runs":
             return Answer(to_json(runs.listed()).encode(), _JSON)
+        if name == "summaries":
+            # A run that was not written to since is not read again.
+            rows = [
+                self.data(runs, "summary", {"run": listed["run"]}).body
+                for listed in runs.listed()
+                if not listed["newer_schema"]
+            ]
+            return Answer(b"[" + b",".join(rows) + b"]", _JSON)
         if name not in self._answers:
             raise RefusedError(404, "No such route")
         run = _argument(query, "run")
@@ -140,6 +151,10 @@ class Endpoints:
 
 def _overview(data, query):
     return Answer(to_json(data.overview()).encode(), _JSON)
+
+
+def _summary(data, query):
+    return Answer(to_json(summary(data.overview())).encode(), _JSON)
 
 
 def _heat(data, query):

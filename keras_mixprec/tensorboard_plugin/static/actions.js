@@ -1,4 +1,5 @@
 import { eventKey, layersOf, momentOf } from "./event_text.js";
+import { foldersOf } from "./names.js";
 
 export const NOTHING_CHOSEN = { layer: null, step: null, event: null };
 
@@ -18,7 +19,9 @@ export function bringEvent(store, event) {
 }
 
 export function bringLayer(store, layer) {
-  store.set({ filter: "" });
+  const folded = new Set(store.state.folded);
+  for (const folder of foldersOf(layer)) folded.delete(folder);
+  store.set({ filter: "", onlyProblems: false, folded });
   chooseLayer(store, layer);
   store.set({ brought: { panel: "layers" } });
 }

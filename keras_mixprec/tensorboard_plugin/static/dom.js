@@ -30,7 +30,7 @@ export function walkRows(list, selector) {
   list.addEventListener("keydown", (event) => {
     const row = event.target.closest(selector);
     if (!row) return;
-    if (event.key === "Enter" || event.key === " ") {
+    if (event.target === row && (event.key === "Enter" || event.key === " ")) {
       event.preventDefault();
       row.click();
       return;

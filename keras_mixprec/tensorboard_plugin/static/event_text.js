@@ -36,10 +36,10 @@ export const LEVELS = {
   warning: { shape: "diamond", glyph: "◆", color: "--warning", label: "warning" },
   info: { shape: "circle", glyph: "●", color: "--info", label: "information" },
   demote: {
-    shape: "down", glyph: "▼", color: "--demote", label: "demoted",
+    shape: "down", glyph: "▼", color: "--demote", label: "demoted to a wider dtype",
   },
   promote: {
-    shape: "up", glyph: "△", color: "--promote", label: "back to 16 bits",
+    shape: "up", glyph: "△", color: "--promote", label: "returned to 16 bits",
   },
   skip: { shape: "tick", glyph: "❙", color: "--skip", label: "skipped step" },
 };
@@ -94,7 +94,7 @@ function changeSentence(verb, event) {
   const changes = Object.entries(event.layers ?? {});
   const names = listSome(changes.map(([path]) => path), 2);
   const after = changes[0]?.[1]?.after;
-  const where = after ? ` to ${after}` : "";
+  const where = after ? ` to ${after.replace(/^mixed_/, "")}` : "";
   const reason = Object.values(event.reasons ?? {})[0];
   const why = reason ? `: ${reason}` : "";
   const what = changes.length ? `${names}${where}${why}` : event.message ?? "";
@@ -127,6 +127,15 @@ const SENTENCES = {
     const where = variables.length ? ` in ${listSome(variables, 2)}` : "";
     const optimizer = event.optimizer ? ` of ${event.optimizer}` : "";
     const loss = event.loss?.length ? `loss ${event.loss.join(", ")}, ` : "";
+    if (event.members) {
+      const [first, last] = [event.members[0], event.members.at(-1)];
+      const steps = [first, last].map((one) => formatInteger(momentOf(one)));
+      const [from, until] = [first, last].map((one) => formatScale(one.scale));
+      const scale = from === until ? from : `${from} → ${until}`;
+      return `${plural(event.members.length, "update")}${optimizer} skipped in a row, ` +
+        `steps ${steps.join(" to ")}, at scale ${scale}: ` +
+        `${loss}gradients not finite${where}${kindsOf(event)}.`;
+    }
     return `Update${optimizer} skipped at scale ${formatScale(event.scale)}: ` +
       `${loss}gradients not finite${where}${kindsOf(event)}.`;
   },
@@ -153,10 +162,10 @@ const SENTENCES = {
     const at = event.layer ? `${event.layer}: ` : "";
     return `Before training: ${at}${event.message} ${event.advice ?? ""}`.trim();
   },
-  demote: (event) => changeSentence(event.dry_run ? "Would move" : "Moved", event),
-  shrink: (event) => changeSentence("Gave back", event),
-  promote: (event) => changeSentence("Brought back", event),
-  undo: (event) => event.message || changeSentence("Took back", event),
+  demote: (event) => changeSentence(event.dry_run ? "Would demote" : "Demoted", event),
+  shrink: (event) => changeSentence("Returned", event),
+  promote: (event) => changeSentence("Returned", event),
+  undo: (event) => event.message || changeSentence("Undone: returned", event),
   start: (event) => `The tuner ${event.message ?? "starts from a plan"}.`,
   loss_scaling: (event) => changeSentence("Loss scaling:", event),
   raise_scale: (event) => `The tuner ${event.message ?? "raises the loss scale"}.`,

@@ -1,12 +1,14 @@
 import { chooseEvent } from "./actions.js";
+import { copyButton } from "./copy.js";
 import { bringIntoView, card, element, revealIn, walkRows } from "./dom.js";
 import {
-  describeEvent, eventDetails, eventKey, eventLevel, eventTitle, layersOf, LEVELS,
+  describeEvent, eventDetails, eventLevel, eventTitle, layersOf, LEVELS,
   momentOf,
 } from "./event_text.js";
 import { formatInteger, words } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { shortRun } from "./names.js";
+import { groupSkips, isChosenEvent, lastMomentOf } from "./skip_groups.js";
 import { countBy } from "./summary.js";
 
 const PAGE = 100;
@@ -46,7 +48,7 @@ export function createEvents(store) {
   function runLabel(event) {
     const { runData, compareData } = store.state;
     if (!compareData) return null;
-    const compared = !runData.events.includes(event);
+    const compared = !runData.events.includes(event.members?.[0] ?? event);
     const [of, other] = compared ? [compareData, runData] : [runData, compareData];
     return element("span", {
       class: compared ? "of-run compared" : "of-run", title: of.run,
@@ -70,7 +72,7 @@ export function createEvents(store) {
 
   function row(event, paths) {
     const level = eventLevel(event);
-    const chosen = eventKey(event) === store.state.event;
+    const chosen = isChosenEvent(event, store.state.event);
     const moment = momentOf(event);
     const details = chosen ? eventDetails(event) : [];
     const badge = element("span", { class: `badge ${level}` },
@@ -87,7 +89,17 @@ export function createEvents(store) {
     element("span", { class: "when" }, formatInteger(moment)),
     element("span", {}, badge, runLabel(event)),
     element("span", { class: "what" }, describeEvent(event),
-      ...details.map((line) => element("span", { class: "detail" }, line))));
+      ...details.map((line) => element("span", { class: "detail" }, line)),
+      ...chosen ? fixesOf(event) : []));
+  }
+
+  // What repairs it, to be copied.
+  function fixesOf({ fix }) {
+    return Object.entries(fix ?? {}).map(([use, code]) => element("div", { class: "fix" },
+      copyButton("Copy code", () => code),
+      element("details", { onclick: (click) => click.stopPropagation() },
+        element("summary", {}, `Fix for ${use}`),
+        element("pre", {}, element("code", {}, code)))));
   }
 
   function drawChips() {
@@ -110,7 +122,10 @@ export function createEvents(store) {
     const { hiddenKinds, onlyLayer, layer } = store.state;
     const paths = pathsOf();
     only.checked = onlyLayer;
-    shown = allEvents().filter((event) => {
+    const { runData, compareData } = store.state;
+    shown = [runData, compareData].flatMap((data) => {
+      return groupSkips(data?.events ?? []);
+    }).filter((event) => {
       if (hiddenKinds.has(event.kind)) return false;
       return !onlyLayer || layer === null || isAbout(event, paths);
     }).sort((one, other) => momentOf(one) - momentOf(other));
@@ -149,8 +164,8 @@ export function createEvents(store) {
   function follow(state, changed) {
     filterEvents();
     const index = shown.findIndex((event) => {
-      if (state.event !== null) return eventKey(event) === state.event;
-      return state.step !== null && momentOf(event) >= state.step;
+      if (state.event !== null) return isChosenEvent(event, state.event);
+      return state.step !== null && lastMomentOf(event) >= state.step;
     });
     if (index >= 0 && (index < first || index >= last)) {
       first = Math.max(0, index - PAGE / 2);

@@ -2,8 +2,8 @@ import { bringEvent, bringLayer, NOTHING_CHOSEN } from "./actions.js";
 import { element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
 import { formatInteger, readablePowers } from "./format.js";
-import { shortRun } from "./names.js";
-import { keyFigures, STATES } from "./summary.js";
+import { callName, shortRun } from "./names.js";
+import { keyFigures, speedAgainstFloat32, STATES } from "./summary.js";
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {
@@ -58,13 +58,14 @@ export function createHeader(store, { offline, copyLink }) {
     sentences.replaceChildren(...known.map((data) => {
       const { glyph, word, level } = STATES[data.headline.state] ?? STATES.warning;
       const action = actionOf({ event: mainFinding(data.events, data.layers) });
+      const speed = data === runData ? speedAgainstFloat32(runData, compareData) : null;
       return element(action ? "button" : "div", {
         class: `sentence ${level}`, type: action ? "button" : null,
         title: action ? "Show its main finding below" : null, onclick: action,
       },
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
-      element("span", {}, readablePowers(data.headline.text)));
+      element("span", {}, readablePowers(data.headline.text) + (speed ? ` ${speed}` : "")));
     }));
   }
 
@@ -136,8 +137,10 @@ export function createSelection(store) {
     type: "button", class: "quiet", onclick: () => store.set(NOTHING_CHOSEN),
   }, "Clear");
   const bar = element("div", { id: "selection", hidden: true }, text, clear);
-  store.on(["layer", "step"], ({ layer, step }) => {
-    const parts = [layer, step === null ? null : `step ${formatInteger(step)}`];
+  store.on(["layer", "step"], ({ layer, step, runData }) => {
+    const paths = new Set((runData?.layers ?? []).map(({ path }) => path));
+    const name = layer === null ? null : callName(layer, paths);
+    const parts = [name, step === null ? null : `step ${formatInteger(step)}`];
     const chosen = parts.filter((part) => part !== null);
     text.textContent = chosen.length ? `Selected: ${chosen.join(" · ")}` : "";
     bar.hidden = !chosen.length;

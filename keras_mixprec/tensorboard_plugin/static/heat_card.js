@@ -1,7 +1,11 @@
+import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
+import { formatInteger } from "./format.js";
 import { createHeatLegend } from "./heat_legend.js";
 import { createHeatmap } from "./heatmap.js";
-import { groupMetrics } from "./metrics.js";
+import { worstOfRows } from "./heat_rows.js";
+import { layerChoice } from "./layer_blocks.js";
+import { groupMetrics, valueInWords } from "./metrics.js";
 import { metricOf } from "./wanted.js";
 
 // The shorter one stops at its end, which must not pull the longer one back.
@@ -42,6 +46,7 @@ export function createHeatCard(store) {
   const legendBox = element("div", { class: "heat-legend" });
   const maps = element("div", { class: "heat-maps" }, ownTitle, own, otherTitle, other);
   const body = element("div", { class: "heat-body" }, maps, legendBox);
+  const table = dataTable("Worst value of each layer");
   const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
   const formatOf = () => store.state.runData?.format?.name ?? "float16";
   const legend = createHeatLegend(legendBox, kindOf, formatOf);
@@ -76,12 +81,27 @@ export function createHeatCard(store) {
     other.hidden = !compareHeat;
   }
 
+  // What the rows come down to: a picture cannot be heard.
+  function updateTable() {
+    const { runData, heat } = store.state;
+    const metric = metricOf(runData, heat?.metric);
+    if (!heat || !metric) return table.fill(null);
+    const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
+    table.fill(() => [["layer", metric.title, "at step"],
+      worstOfRows(heat, layers, layerChoice(store.state)).map(({ name, value, step }) => [
+        name, valueInWords(metric.kind, value, null, formatOf()),
+        step === null ? "–" : formatInteger(step),
+      ])]);
+  }
+
   store.on(["runData"], fillMetrics);
+  store.on(["runData", "heat", "filter", "onlyProblems", "folded"], updateTable);
   store.on(
     ["runData", "heat", "compare", "compareData", "compareHeat", "metric"], update,
   );
   store.on(["runData", "metric", "theme"], legend.redraw);
   return card(
     "heatmap", "Layers over time", [fitLabel, select], meaning, withheld, missing, body,
+    table.root,
   );
 }

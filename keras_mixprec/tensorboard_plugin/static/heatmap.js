@@ -9,10 +9,12 @@ import { element } from "./dom.js";
 import { formatInteger } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
-  columnAt, columnEdges, columnsOfPixels, pathOfCall, poolRow, rowOfLayer,
+  columnAt, columnEdges, columnsOfPixels, pathOfCall,
 } from "./heat_data.js";
+import { heatRows, poolRows, rowOfCall } from "./heat_rows.js";
+import { layerChoice } from "./layer_blocks.js";
 import { valueInWords } from "./metrics.js";
-import { shortNames } from "./names.js";
+import { callName, shortNames } from "./names.js";
 import { alarmLevel, valueColor } from "./palette.js";
 import { everWider, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
@@ -38,7 +40,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
   let edges = [];
   let layers = new Map();
-  let labels = { length: 0, names: new Map() };
+  let labels = { of: null, length: 0, names: new Map() };
+  let blockLabels = { of: null, names: new Map() };
+  let rows = [];
+  let pooled = { of: null, rows: new Map() };
   let rowHeight = 12;
   let revealedRows = 0;
 
@@ -61,6 +66,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   const formatName = () => store.state[dataSlot]?.format?.name ?? "float16";
 
+  const spell = (call) => callName(call, layers);
+
   function layerOf(call) {
     return layers.get(pathOfCall(call, layers)) ?? null;
   }
@@ -72,25 +79,45 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }
 
   // What the values under the pixels of a row are: see `alarmLevel`.
-  function pooledRow(row, pixels) {
+  function pooledRow(place, pixels) {
+    if (!pooled.rows.has(place)) pooled.rows.set(place, poolOf(rows[place], pixels));
+    return { row: place, ...pooled.rows.get(place) };
+  }
+
+  function poolOf({ calls, block }, pixels) {
     const heat = heatOf();
-    const layer = layerOf(heat.layers[row]);
-    const { values, columns } = poolRow(heat, row, pixels);
-    const ever = everWider(layer, formatName());
-    const wider = (pixel) => {
-      return ever && Boolean(widerAt(layer, heat.until[columns[pixel]], formatName()));
+    const kind = metricOf(store.state[dataSlot], heat.metric)?.kind;
+    const ever = new Set(calls.filter((call) => {
+      return everWider(layerOf(heat.layers[call]), formatName());
+    }));
+    const isWider = (call, column) => ever.has(call) &&
+      Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
+    const { values, columns, source } = poolRows(heat, calls, pixels, kind, isWider);
+    const wider = (pixel) => source[pixel] >= 0 && isWider(source[pixel], columns[pixel]);
+    return {
+      layer: block ? null : layerOf(heat.layers[calls[0]]), values, columns, source, wider,
     };
-    return { row, layer, values, wider };
+  }
+
+  // Pooled again only if what is under the pixels is another.
+  function keepPooled(size) {
+    const of = [plot.scale.invert(plot.left), plot.scale.invert(plot.right), size].join();
+    if (pooled.of !== of) pooled = { of, rows: new Map() };
+  }
+
+  function choose() {
+    const heat = heatOf();
+    rows = heat ? heatRows(heat.layers, layers, layerChoice(store.state)) : [];
+    pooled = { of: null, rows: new Map() };
   }
 
   function measure() {
     const heat = heatOf();
+    choose();
     edges = heat ? columnEdges(heat.from, heat.until) : [];
-    const rows = heat?.layers.length ?? 0;
-    const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows));
-    labels = { length: 0, names: new Map() };
+    const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows.length));
     rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
-    const height = rows * rowHeight + AXIS_HEIGHT;
+    const height = rows.length * rowHeight + AXIS_HEIGHT;
     const view = Math.min(height, VIEW_HEIGHT + AXIS_HEIGHT);
     spacer.style.height = `${height}px`;
     scroller.style.height = `${view}px`;
@@ -101,7 +128,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     const row = Math.floor((y + scroller.scrollTop) / rowHeight);
     const visible = y < scroller.clientHeight - AXIS_HEIGHT;
-    return heat && visible && row < heat.layers.length ? row : -1;
+    return heat && visible && row < rows.length ? row : -1;
   }
 
   // The worst step under the pixel, as its colour shows that one.
@@ -109,29 +136,33 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     const row = rowAt(y);
     if (row < 0 || !plot.scale) return null;
-    const layer = heat.layers[row];
-    if (x < plot.left) return { layer, step: store.state.step, value: NaN };
+    const { name, calls } = rows[row];
+    if (x < plot.left) {
+      return { name, layer: heat.layers[calls[0]], step: store.state.step, value: NaN };
+    }
     const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
     const reach = { invert: (pixel) => near(pixel) };
     const pixels = columnsOfPixels(edges, reach, 1);
-    const { values, columns } = poolRow(heat, row, pixels);
+    const { values, columns, source, wider: isWide } = poolOf(rows[row], pixels);
+    const layer = heat.layers[source[0] < 0 ? calls[0] : source[0]];
     const column = Math.max(columns[0], pixels.first[0]);
     if (column < 0) return null;
     const [from, until] = [heat.from[column], heat.until[column]];
     const step = clamp(Math.round(plot.scale.invert(x)), from, until);
-    const wider = widerAt(layerOf(layer), until, formatName());
-    return { layer, step, value: values[0], from, until, wider };
+    const wider = isWide(0) ? widerAt(layerOf(layer), until, formatName()) : null;
+    return { name, layer, step, value: values[0], from, until, wider };
   }
 
   function hover(event, at) {
     const cell = cellAt(at);
     const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
     if (!cell || !metric) return hideTooltip();
-    if (at.x < plot.left) return showTooltip(event, [cell.layer]);
+    if (at.x < plot.left) return showTooltip(event, [spell(cell.name)]);
     const steps = cell.from === cell.until ? `step ${formatInteger(cell.from)}` :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
     const words = valueInWords(metric.kind, cell.value, cell.wider, formatName());
-    return showTooltip(event, [cell.layer, steps, metric.title, words]);
+    const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
+    return showTooltip(event, [...block, spell(cell.layer), steps, metric.title, words]);
   }
 
   function draw(context, width, height) {
@@ -150,19 +181,18 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     }, size);
     const first = Math.floor(scroller.scrollTop / rowHeight);
     const last = Math.min(
-      heat.layers.length, Math.ceil((scroller.scrollTop + bottom) / rowHeight),
+      rows.length, Math.ceil((scroller.scrollTop + bottom) / rowHeight),
     );
     context.save();
     context.beginPath();
     context.rect(0, 0, width, bottom);
     context.clip();
-    const rows = [];
-    for (let row = first; row < last; row += 1) {
-      rows.push(pooledRow(row, pixels));
-    }
-    drawCells(context, rows, metric.kind);
-    drawLabels(context, rows, metric.kind);
-    drawDemotions(context, rows);
+    keepPooled(size);
+    const seen = [];
+    for (let row = first; row < last; row += 1) seen.push(pooledRow(row, pixels));
+    drawCells(context, seen, metric.kind);
+    drawLabels(context, seen, metric.kind);
+    drawDemotions(context, seen);
     drawChosen(context, bottom);
     gestures.drawBrush(context, 0, bottom);
     context.restore();
@@ -172,13 +202,13 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
 
-  function drawCells(context, rows, kind) {
-    if (!rows.length) return;
-    const size = rows[0].values.length;
-    const picture = element("canvas", { width: size, height: rows.length });
+  function drawCells(context, seen, kind) {
+    if (!seen.length) return;
+    const size = seen[0].values.length;
+    const picture = element("canvas", { width: size, height: seen.length });
     const pen = picture.getContext("2d");
-    const image = pen.createImageData(size, rows.length);
-    rows.forEach(({ values, wider }, index) => {
+    const image = pen.createImageData(size, seen.length);
+    seen.forEach(({ values, wider }, index) => {
       for (let pixel = 0; pixel < size; pixel += 1) {
         const color = valueColor(kind, values[pixel], wider(pixel));
         if (color) image.data.set([...color, 255], (index * size + pixel) * 4);
@@ -186,15 +216,15 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     });
     pen.putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
-    const height = rows.length * rowHeight;
-    context.drawImage(picture, plot.left, topOf(rows[0].row), size, height);
+    const height = seen.length * rowHeight;
+    context.drawImage(picture, plot.left, topOf(seen[0].row), size, height);
     if (rowHeight >= 6) {
       context.fillStyle = themeColor("--card");
-      for (const { row } of rows) context.fillRect(plot.left, topOf(row), size, 1);
+      for (const { row } of seen) context.fillRect(plot.left, topOf(row), size, 1);
     }
     for (const level of ["beyond", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
-      for (const row of rows) hatch(context, row, kind, level);
+      for (const row of seen) hatch(context, row, kind, level);
     }
   }
 
@@ -214,20 +244,27 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   // A wide page has room for longer names.
   function namesOf(heat) {
     const length = Math.floor((plot.left - 22) / CHARACTER);
-    if (labels.length !== length) {
-      labels = { length, names: shortNames(heat.layers, length) };
+    if (labels.length !== length || labels.of !== heat) {
+      labels = { of: heat, length, names: shortNames(heat.layers.map(spell), length) };
+      blockLabels.of = null;
     }
-    return labels.names;
+    if (blockLabels.of !== rows) {
+      const blocks = rows.filter((row) => row.block).map((row) => row.name);
+      blockLabels = { of: rows, names: shortNames(blocks, length - 2) };
+    }
+    return ({ name, block }) => {
+      return block ? `▸ ${blockLabels.names.get(name)}` : labels.names.get(spell(name));
+    };
   }
 
-  function drawLabels(context, rows, kind) {
+  function drawLabels(context, seen, kind) {
     const stride = labelStride(rowHeight, 11);
     const heat = heatOf();
-    const names = namesOf(heat);
-    const chosenRow = rowOfLayer(heat.layers, store.state.layer);
+    const nameOf = namesOf(heat);
+    const chosenRow = rowOfCall(rows, heat.layers, store.state.layer);
     context.textAlign = "right";
     context.font = FONT;
-    for (const { row, values, wider } of rows) {
+    for (const { row, values, wider } of seen) {
       const y = Math.max(topOf(row) + rowHeight / 2, row ? -Infinity : 6);
       const bad = values.some((value, pixel) => {
         return alarmLevel(kind, value, wider(pixel)) === "bad";
@@ -239,7 +276,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       }
       if (!chosen && (row % stride || crowded)) continue;
       context.fillStyle = themeColor(bad || chosen ? "--ink" : "--muted");
-      context.fillText(names.get(heat.layers[row]), plot.left - 18, y, plot.left - 22);
+      context.fillText(nameOf(rows[row]), plot.left - 18, y, plot.left - 22);
     }
   }
 
@@ -266,7 +303,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--cursor"), 1.5);
       }
     }
-    const row = rowOfLayer(heat.layers, layer);
+    const row = rowOfCall(rows, heat.layers, layer);
     if (row < 0) return;
     context.strokeStyle = themeColor("--cursor");
     context.lineWidth = 2;
@@ -277,7 +314,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   function reveal() {
     const heat = heatOf();
-    const row = heat ? rowOfLayer(heat.layers, store.state.layer) : -1;
+    const row = heat ? rowOfCall(rows, heat.layers, store.state.layer) : -1;
     if (row < 0) return;
     const view = scroller.clientHeight - AXIS_HEIGHT;
     const top = row * rowHeight;
@@ -288,31 +325,35 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   surface.canvas.addEventListener("keydown", (event) => {
     const heat = heatOf();
-    if (!heat || !event.key.startsWith("Arrow")) return;
+    if (!heat || !rows.length || !event.key.startsWith("Arrow")) return;
     event.preventDefault();
     const { layer, step } = store.state;
     const size = event.shiftKey ? 10 : 1;
     const down = { ArrowDown: size, ArrowUp: -size }[event.key] ?? 0;
     const right = { ArrowRight: size, ArrowLeft: -size }[event.key] ?? 0;
-    const row = rowOfLayer(heat.layers, layer);
-    const newRow = clamp(row + down, 0, heat.layers.length - 1);
+    const row = rowOfCall(rows, heat.layers, layer);
+    const newRow = clamp(row + down, 0, rows.length - 1);
     const columns = heat.from.length;
     const at = step === null ? columns - 1 : Math.max(0, columnAt(edges, step));
     const column = clamp(at + right, 0, columns - 1);
     const newStep = right || step === null ? heat.from[column] : step;
-    chooseStep(store, newStep, heat.layers[newRow]);
+    chooseStep(store, newStep, down || row < 0 ? heat.layers[rows[newRow].calls[0]] : layer);
   });
   scroller.addEventListener("scroll", surface.redraw);
 
   // A live reload must not scroll away from what is being read.
-  store.on([heatSlot, "fit"], (state, changed) => {
+  const shape = () => {
     measure();
-    const rows = heatOf()?.layers.length ?? 0;
-    if (rows !== revealedRows || changed.includes("fit")) drawSoon(reveal);
-    revealedRows = rows;
+    if (rows.length !== revealedRows) drawSoon(reveal);
+    revealedRows = rows.length;
+  };
+  store.on([dataSlot], readLayers);
+  store.on([heatSlot, dataSlot, "filter", "onlyProblems", "folded"], shape);
+  store.on(["fit"], () => {
+    measure();
+    drawSoon(reveal);
   });
   store.on(["layer"], reveal);
-  store.on([dataSlot], readLayers);
   store.on(
     ["runData", "compareData", "zoom", "step", "layer", "theme"],
     surface.redraw,

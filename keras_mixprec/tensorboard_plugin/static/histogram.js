@@ -3,6 +3,7 @@ import { chooseLayer } from "./actions.js";
 import {
   createSurface, drawAxisName, drawLine, hatchPattern, pointerIn,
 } from "./canvas.js";
+import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import {
   formatInteger, formatPower, formatShare, toNumber,
@@ -11,7 +12,7 @@ import {
   exponentDomain, histogramAt, scaleWindow, shareByZone, unscaled, zoneOf,
 } from "./histogram_data.js";
 import { pathOfCall } from "./heat_data.js";
-import { shortNames } from "./names.js";
+import { cutMiddle, shortNames } from "./names.js";
 import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -39,8 +40,10 @@ export function createHistogram(store) {
   const nothing = element("div", { class: "nothing" });
   const body = element("div", { class: "canvas-box" });
   const surface = createSurface(body, { role: "img" }, draw);
-  const root = card("histogram", "Histogram", [parts], caption, nothing, body, words);
+  const table = dataTable("Histogram");
+  const root = card("histogram", "Histogram", [parts], caption, nothing, body, words, table.root);
   let shown = null;
+  let labels = new Map();
 
   function current() {
     const { runData, histogram, step, part } = store.state;
@@ -224,9 +227,9 @@ export function createHistogram(store) {
     shown = current();
     const name = histogramLayer(store.state);
     const automatic = layer === null && name ? " (no layer chosen)" : "";
-    const paths = (runData?.layers ?? []).map((one) => one.path);
-    const label = shortNames([...new Set([name ?? layer ?? "", ...paths])], 44);
-    const what = label.get(name ?? layer ?? "");
+    const called = name ?? layer ?? "";
+    // Another call of a layer is not in the table of layers.
+    const what = labels.get(called) ?? cutMiddle(called, 44);
     caption.textContent = shown ?
       `${what}${automatic} · taken at step ${formatInteger(shown.step)}` : what;
     caption.title = name ?? layer ?? "";
@@ -234,6 +237,11 @@ export function createHistogram(store) {
     nothing.hidden = Boolean(shown);
     words.textContent = shown ? sentence() : "";
     if (!shown) offerOthers(runData?.histograms?.[part] ?? [], name);
+    table.fill(shown && (() => [["magnitude", "elements", "range of the format"],
+      shown.bars.map(({ exponent, count }) => [
+        `${formatPower(exponent)} to ${formatPower(exponent + 1)}`, formatInteger(count),
+        zoneInWords(exponent + (shown.shift ?? 0)),
+      ])]));
     surface.canvas.setAttribute(
       "aria-label", `${caption.title}: ${caption.textContent}. ${words.textContent}`,
     );
@@ -285,6 +293,9 @@ export function createHistogram(store) {
   });
   surface.canvas.addEventListener("pointerleave", hideTooltip);
 
+  store.on(["runData"], ({ runData }) => {
+    labels = shortNames((runData?.layers ?? []).map((one) => one.path), 44);
+  });
   store.on(["runData", "histogram", "step", "part", "layer"], update);
   store.on(["theme"], surface.redraw);
   return root;

@@ -1,11 +1,13 @@
 import { NOTHING_CHOSEN } from "./actions.js";
 import { isInline } from "./api.js";
 import { drawSoon } from "./canvas.js";
+import { copyText } from "./copy.js";
 import { element } from "./dom.js";
 import { createCourse } from "./course_card.js";
 import { createDifference } from "./difference_card.js";
 import { createDtypes } from "./dtype_card.js";
 import { createEvents } from "./events.js";
+import { addExports } from "./exports.js";
 import { connectHost } from "./guest.js";
 import { createEmpty, createHeader, createSelection } from "./header.js";
 import { createHeatCard } from "./heat_card.js";
@@ -16,6 +18,7 @@ import { createLoader } from "./loader.js";
 import { createPareto } from "./pareto_card.js";
 import { createPerformance } from "./performance.js";
 import { createMap } from "./map_card.js";
+import { createRuns } from "./runs.js";
 import { createStore } from "./store.js";
 import { createTimeline } from "./timeline.js";
 import { watchTheme } from "./theme.js";
@@ -27,10 +30,11 @@ const POLL = 30000;
 const INITIAL = {
   runs: null, run: null, compare: null, metric: null, part: "activation",
   ...NOTHING_CHOSEN,
-  zoom: null, fit: false, filter: "", onlyLayer: false, hiddenKinds: new Set(),
+  zoom: null, fit: false, filter: "", onlyProblems: false, folded: new Set(),
+  onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
-  partHeat: null, ranges: null, compareRanges: null, wantsRanges: false,
+  partHeat: null, ranges: null, compareRanges: null, wantsRanges: false, summaries: null,
   missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };
@@ -60,21 +64,6 @@ async function linkedState(host) {
     return { link, inTensorBoard: true };
   } catch {
     return { link: hashOfPage(), inTensorBoard: false };
-  }
-}
-
-async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const area = element("textarea", { class: "offscreen" });
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    const copied = document.execCommand("copy");
-    area.remove();
-    return copied;
   }
 }
 
@@ -134,10 +123,11 @@ export async function render() {
   const selection = createSelection(store);
   const empty = createEmpty(offline);
   const main = element("main", { hidden: true },
-    createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
+    createRuns(store), createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
     createLayers(store), createEvents(store), createMap(store), createCourse(store),
     createDtypes(store), createWhatIf(store), createDifference(store),
     createPareto(store));
+  addExports(main, store);
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";
   document.body.append(header, selection, empty, main);

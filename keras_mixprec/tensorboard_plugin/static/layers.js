@@ -1,62 +1,17 @@
 import { chooseLayer } from "./actions.js";
-import { bringIntoView, card, element, revealIn, walkRows } from "./dom.js";
-import { formatInteger, formatShare, plural } from "./format.js";
+import { bringIntoView, card, element, revealIn } from "./dom.js";
+import { plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
-import { shortNames } from "./names.js";
 import {
-  describeHeadroom, describeVerdict, layerColumns, matchesFilter, shortType, sortLayers,
-} from "./summary.js";
+  blocksOf, blocksToFold, layerChoice, layerRows, layerTree, treeLabels,
+} from "./layer_blocks.js";
+import { cell, pathCell } from "./layer_cells.js";
+import { layerColumns } from "./layer_columns.js";
+import { foldersOf } from "./names.js";
+import { createRowWindow } from "./row_window.js";
 
-const FULL_HEADROOM = 24;
 const PATH_LENGTH = 36;
-
-function typeBadge(dtype) {
-  if (!dtype) return "–";
-  return element("span", { class: `type ${dtype}`, title: dtype }, shortType(dtype));
-}
-
-function verdictBadges(layer) {
-  return element("span", {}, ...(layer?.verdicts ?? []).map((verdict) => {
-    const { level, text } = describeVerdict({ verdict, layer: layer.path }, [layer]);
-    return element("span", { class: `badge ${level}` }, text);
-  }));
-}
-
-// Long names of classes break where their words begin.
-function className(name) {
-  const parts = String(name).split(/(?<=[a-z0-9_])(?=[A-Z])/);
-  return element("span", { title: name }, ...parts.flatMap((part, index) => {
-    return index ? [element("wbr"), part] : [part];
-  }));
-}
-
-function headroomBar(bits, type, data, step) {
-  if (bits === null) return "–";
-  const formatName = data.format?.name ?? "float16";
-  const { level, text } = describeHeadroom(bits, type, formatName);
-  const fill = element("span", { class: `fill ${level}` });
-  fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
-  const at = step === null ? "" : ` at step ${formatInteger(step)}`;
-  const title = text + at + (level === "beyond" ? `, computed in ${type}` : "");
-  return element(
-    "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
-  );
-}
-
-function pathCell(layer, label) {
-  const reason = layer.demoted_because ?? "";
-  return element("div", {},
-    element("span", { class: "path whole" }, layer.path),
-    element("span", { class: "path short", "aria-hidden": "true" }, label),
-    element("span", { class: "reason" },
-      reason && `${layer.compute_dtype} because: ${reason}`));
-}
-
-function demotion(layer) {
-  if (layer.demoted_at === null) return "";
-  const text = `▼\u00a0step\u00a0${formatInteger(layer.demoted_at)}`;
-  return element("span", { title: layer.demoted_because }, text);
-}
+const INDENT = 12;
 
 export function createLayers(store) {
   const filter = element("input", {
@@ -64,34 +19,72 @@ export function createLayers(store) {
     "aria-label": "Filter layers by path, class, type or verdict",
     oninput: () => store.set({ filter: filter.value }),
   });
+  const problems = element("input", {
+    type: "checkbox", id: "only-problems",
+    onchange: () => store.set({ onlyProblems: problems.checked }),
+  });
+  const problemsLabel = element("label", { class: "check" }, problems, "only problems");
+  const fold = element("button", {
+    type: "button", class: "quiet", id: "fold-blocks", hidden: true,
+    onclick: () => store.set({ folded: store.state.folded.size ? new Set() : allFolded() }),
+  });
   const count = element("span", { class: "hint", "aria-live": "polite" });
   const head = element("thead");
-  const rows = element("tbody");
-  const table = element("table", {}, head, rows);
+  const body = element("tbody");
+  const table = element("table", {}, head, body);
   const nothing = element("p", { class: "nothing", role: "status", hidden: true });
-  const scroller = element("div", { class: "table-scroll" }, table, nothing);
-  let labels = new Map();
-  walkRows(rows, "tr[data-layer]");
+  let columns = [];
+  let tree = [];
+  let labels = treeLabels([], PATH_LENGTH);
+  let shown = [];
+  let paths = new Set();
+  let chosen = null;
+  const list = createRowWindow(table, body, makeRow);
+  list.scroller.append(nothing);
 
-  const cells = {
-    path: (layer) => pathCell(layer, labels.get(layer.path)),
-    class: (layer) => className(layer.class),
-    dtype: (layer) => typeBadge(layer.compute_dtype),
-    parameters: (layer) => formatInteger(layer.parameters ?? 0),
-    flops: (layer) => formatShare(layer.share_of_flops ?? NaN),
-    headroom: (layer, column) => headroomBar(
-      column.of(layer), column.typeOf(layer), store.state.runData, layer.worst_step,
-    ),
-    verdicts: verdictBadges,
-    "other-verdicts": (layer, column) => verdictBadges(column.other(layer)),
-    demoted: demotion,
-    "other-dtype": (layer, column) => typeBadge(column.of(layer)),
-    "other-headroom": (layer, column) => headroomBar(
-      column.of(layer), column.typeOf(layer), store.state.compareData, null,
-    ),
-  };
+  function allFolded() {
+    return new Set(blocksToFold(tree, store.state.runData.layers.length));
+  }
 
-  function drawHead(columns) {
+  function toggle(block) {
+    const folded = new Set(store.state.folded);
+    if (!folded.delete(block)) folded.add(block);
+    store.set({ folded });
+  }
+
+  function blockCell({ block, folded }) {
+    const label = labels.block.get(block);
+    return element("button", {
+      type: "button", class: "fold", "data-control": "fold", tabindex: "-1",
+      "aria-expanded": String(!folded), title: block,
+      "aria-label": `Block ${block}`,
+    }, `${folded ? "▸" : "▾"} ${label}`);
+  }
+
+  function makeRow(row) {
+    const { layer, block, depth } = row;
+    const cells = columns.map((column) => {
+      const isPath = column.id === "path";
+      const content = !isPath ? cell(column, row, store.state) :
+        layer ? pathCell(layer, labels.layer.get(layer.path)) : blockCell(row);
+      const node = element("td", {
+        class: column.number ? "number" : isPath && layer ? "path-cell" : null,
+        title: isPath ? layer?.path : null,
+      }, content);
+      if (isPath && depth) node.style.paddingLeft = `${6 + depth * INDENT}px`;
+      return node;
+    });
+    const node = layer ? element("tr", {
+      "data-layer": layer.path, title: layer.notes || null,
+      onclick: () => chooseLayer(store, layer.path),
+    }, ...cells) : element("tr", {
+      "data-block": block, class: "block", onclick: () => toggle(block),
+    }, ...cells);
+    markRow(node);
+    return node;
+  }
+
+  function drawHead() {
     const { sort } = store.state;
     const row = element("tr", {}, ...columns.map((column) => {
       const chosen = sort.column === column.id;
@@ -114,51 +107,79 @@ export function createLayers(store) {
     if (focused) head.querySelector(`[data-column="${focused}"]`)?.focus();
   }
 
+  function read({ runData }) {
+    tree = layerTree(runData?.layers ?? []);
+    labels = treeLabels(tree, PATH_LENGTH);
+    paths = new Set((runData?.layers ?? []).map((layer) => layer.path));
+    choose();
+  }
+
   function draw() {
-    const { runData, compareData, sort, filter: text } = store.state;
+    const { state } = store;
+    const { runData, compareData, sort, filter: text, onlyProblems, folded } = state;
     const layers = runData?.layers ?? [];
-    const columns = layerColumns(runData, compareData);
-    labels = shortNames(layers.map((layer) => layer.path), PATH_LENGTH);
-    drawHead(columns);
+    const choice = layerChoice(state);
+    columns = layerColumns(runData, compareData);
+    drawHead();
     const column = columns.find((one) => one.id === sort.column);
-    const matching = layers.filter((layer) => matchesFilter(layer, text));
-    const shown = column ? sortLayers(matching, column.of, sort.descending) : matching;
-    const focused = rows.querySelector(":focus")?.dataset.layer;
-    rows.replaceChildren(...shown.map((layer, index) => element("tr", {
-      "data-layer": layer.path, tabindex: index ? "-1" : "0",
-      title: layer.notes || null,
-      onclick: () => chooseLayer(store, layer.path),
-    }, ...columns.map((one) => element("td", {
-      class: one.number ? "number" : one.id === "path" ? "path-cell" : null,
-      title: one.id === "path" ? layer.path : null,
-    }, cells[one.id](layer, one))))));
-    count.textContent = text ? `${shown.length} of ${layers.length}` :
+    shown = layerRows(tree, choice, column, sort.descending);
+    list.show(shown);
+    const kept = layers.filter(choice.keeps).length;
+    filter.value = text;
+    problems.checked = onlyProblems;
+    fold.hidden = !blocksOf(tree).length;
+    fold.textContent = folded.size ? "Unfold blocks" : "Fold blocks";
+    count.textContent = text || onlyProblems ? `${kept} of ${layers.length}` :
       plural(layers.length, "layer");
-    nothing.hidden = shown.length > 0 || !layers.length;
-    nothing.textContent = nothing.hidden ? "" :
-      `No match: no layer has “${text}” in its name, class, type or verdicts.`;
-    if (focused !== undefined) {
-      [...rows.children].find((row) => row.dataset.layer === focused)?.focus();
-    }
-    mark(false);
+    nothing.hidden = kept > 0 || !layers.length;
+    nothing.textContent = nothing.hidden ? "" : !text ?
+      "No problem: every finding is repaired, and no headroom is short." :
+      `No match: no layer${onlyProblems ? " with a problem" : ""} has “${text}” ` +
+      "in its name, class, type or verdicts.";
   }
 
-  function mark(scroll = true) {
-    const { layer, runData } = store.state;
-    const paths = new Set((runData?.layers ?? []).map((one) => one.path));
-    const path = layer === null ? null : pathOfCall(layer, paths);
-    for (const row of rows.children) {
-      const chosen = row.dataset.layer === path;
-      row.classList.toggle("chosen", chosen);
-      row.setAttribute("aria-current", chosen);
-      if (chosen && scroll) revealIn(scroller, row, head.offsetHeight);
-    }
+  function choose() {
+    const { layer } = store.state;
+    chosen = layer === null ? null : pathOfCall(layer, paths);
   }
 
-  store.on(["runData", "compareData", "sort", "filter"], draw);
-  store.on(["layer", "shown"], () => mark());
-  store.on(["brought"], ({ brought }) => {
-    if (brought.panel === "layers") bringIntoView(rows.querySelector(".chosen"));
+  function markRow(row) {
+    const isChosen = chosen !== null && row.dataset.layer === chosen;
+    row.classList.toggle("chosen", isChosen);
+    row.setAttribute("aria-current", isChosen);
+  }
+
+  // A layer in a folded block is where the block is.
+  function indexOf(path) {
+    if (path === null) return -1;
+    const index = shown.findIndex(({ layer }) => layer?.path === path);
+    const folders = foldersOf(path);
+    return index >= 0 ? index : shown.findIndex(({ block, folded }) => {
+      return folded && folders.includes(block);
+    });
+  }
+
+  function mark() {
+    choose();
+    for (const row of body.children) markRow(row);
+    const index = indexOf(chosen);
+    if (index < 0) return;
+    const row = list.bring(index);
+    if (row) revealIn(list.scroller, row, head.offsetHeight);
+  }
+
+  body.addEventListener("keydown", (event) => {
+    const block = event.target.closest("tr")?.dataset.block;
+    const opens = { ArrowRight: true, ArrowLeft: false }[event.key];
+    if (block === undefined || opens === undefined) return;
+    event.preventDefault();
+    if (store.state.folded.has(block) === opens) toggle(block);
   });
-  return card("layers", "Layers", [count, filter], scroller);
+  store.on(["runData"], (state) => read(state));
+  store.on(["runData", "compareData", "sort", "filter", "onlyProblems", "folded"], draw);
+  store.on(["layer", "shown"], mark);
+  store.on(["brought"], ({ brought }) => {
+    if (brought.panel === "layers") bringIntoView(body.querySelector(".chosen"));
+  });
+  return card("layers", "Layers", [count, fold, problemsLabel, filter], list.scroller);
 }

@@ -51,6 +51,7 @@ export function createLoader(store) {
   // What depends on the run's data is requested again once that data has grown.
   const versionOf = (slot, state) => {
     if (slot === "runData" || slot === "compareData") return "";
+    if (slot === "summaries") return state.runs?.map((run) => run.written).join();
     const data = slot.startsWith("compare") ? state.compareData : state.runData;
     return data ? `${data.last_step}/${data.events.length}` : "";
   };

@@ -30,7 +30,8 @@ function countStems(paths) {
   return stems;
 }
 
-function foldersOf(path) {
+// A path and the folders that it is in, the outermost first.
+export function foldersOf(path) {
   const parts = path.split("/");
   return parts.map((_, depth) => parts.slice(0, depth + 1).join("/"));
 }
@@ -116,4 +117,10 @@ export function shortRun(run, other) {
     others.pop();
   }
   return parts.join("/");
+}
+
+// A layer used twice has rows "path" and "path#1", which is its second call.
+export function callName(call, paths) {
+  const [whole, path, number] = call.match(/^(.*)#(\d+)$/s) ?? [];
+  return whole && !paths.has(call) ? `${path}, call ${Number(number) + 1}` : call;
 }

@@ -1,4 +1,5 @@
 import { createSurface, drawLine } from "./canvas.js";
+import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatAmount } from "./format.js";
 import { shortRun } from "./names.js";
@@ -13,8 +14,9 @@ export function createPerformance(store) {
   const rows = element("tbody");
   const head = element("thead");
   const box = element("div", { class: "canvas-box" });
+  const times = dataTable("Time of a step");
   const root = card("performance", "Speed", [], line,
-    element("table", {}, head, rows), box);
+    element("table", {}, head, rows), box, times.root);
   const surface = createSurface(box, {
     role: "img", "aria-label": "Time of a step, by steps",
   }, draw);
@@ -43,7 +45,13 @@ export function createPerformance(store) {
           return element("td", { class: "number" }, formatAmount(valueOf(data, name), kind));
         }));
     }));
+    times.fill(() => [["run", "step", "time of a step"], known.flatMap(timesOf)]);
     surface.redraw();
+  }
+
+  function timesOf({ run, performance: { steps, figures } }) {
+    const { values, kind } = figures.find((figure) => figure.name === "step_time");
+    return steps.map((step, index) => [run, step, formatAmount(values[index], kind)]);
   }
 
   function headOf(known, runData) {

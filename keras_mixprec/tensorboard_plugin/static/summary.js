@@ -1,5 +1,5 @@
 import {
-  formatInteger, formatNumber, formatShare, plural, toNumber, words,
+  formatInteger, formatNumber, formatShare, plural, words,
 } from "./format.js";
 import { LEVELS, verdictLevel, mainFinding } from "./event_text.js";
 import { shortRun } from "./names.js";
@@ -45,10 +45,11 @@ export function keyFigures(run) {
       text: types.map(([type, n]) => `${n} ${type ?? "no type"}`).join(" · ") || "0",
     },
     {
-      name: "demoted",
+      name: `demoted to ${[...new Set(demoted.map((x) => x.compute_dtype))].join(", ") || "float32"}`,
       text: plural(demoted.length, "layer"),
       layer: demoted[0],
     },
+    ...shareIn16Bits(run),
     ...matmulPrecision(run),
     {
       name: "main finding", text: finding.text, level: finding.level,
@@ -60,6 +61,16 @@ export function keyFigures(run) {
 // What float32 products are computed in; logs of older versions have none.
 function matmulPrecision({ matmul_precision: text }) {
   return text ? [{ name: "matmul precision", text: text.split(", ")[0], title: text }] : [];
+}
+
+// Before and after what was demoted; logs of models without layers have none.
+function shareIn16Bits({ share_of_flops: share }) {
+  if (!share || share.now === null) return [];
+  const [before, now] = [share.before, share.now].map(formatShare);
+  return [{
+    name: "FLOPs in 16 bits", text: before === now ? now : `${before} → ${now}`,
+    title: "share of the FLOPs in float16 or bfloat16, at first and now",
+  }];
 }
 
 function findingState(run) {
@@ -113,6 +124,19 @@ function memoryChange(run, other) {
 }
 
 /**
+ * How fast a run is beside one that computes in float32 alone, `null` if the
+ * other does not, or nothing is known of either.
+ * @returns {string | null}
+ */
+export function speedAgainstFloat32(run, other) {
+  const isWide = other?.layers.length && other.layers.every((layer) => {
+    return layer.compute_dtype === "float32";
+  });
+  const faster = isWide && run !== other ? speedUp(run, other) : null;
+  return faster ? `${faster.toPrecision(faster < 10 ? 2 : 3)}x the speed of float32.` : null;
+}
+
+/**
  * Two runs in a line, `null` if nothing is known of one.
  * @returns {string | null}
  */
@@ -129,52 +153,6 @@ export function comparison(run, other) {
   return `${names.join(" against ")}: ${parts.filter(Boolean).join(", ")}`;
 }
 
-export function layerColumns(run, compared) {
-  const others = new Map((compared?.layers ?? []).map((layer) => [layer.path, layer]));
-  const other = (layer) => others.get(layer.path);
-  const columns = [
-    { id: "path", label: "Layer", of: (layer) => layer.path },
-    { id: "class", label: "Class", of: (layer) => layer.class },
-    { id: "dtype", label: "Type", of: (layer) => layer.compute_dtype },
-    {
-      id: "other-dtype", label: "Type", compares: "dtype",
-      of: (layer) => other(layer)?.compute_dtype ?? null,
-    },
-    {
-      id: "headroom", label: "Least headroom", of: headroomOf,
-      typeOf: (layer) => layer.compute_dtype,
-    },
-    {
-      id: "other-headroom", label: "Least headroom", compares: "headroom",
-      of: (layer) => headroomOf(other(layer)),
-      typeOf: (layer) => other(layer)?.compute_dtype ?? null,
-    },
-    { id: "verdicts", label: "Verdicts", of: severityOfLayer },
-    {
-      id: "other-verdicts", label: "Verdicts", compares: "verdicts",
-      of: (layer) => severityOfLayer(other(layer) ?? { verdicts: [] }), other,
-    },
-    { id: "demoted", label: "Demoted", of: (layer) => layer.demoted_at },
-    {
-      id: "parameters", label: "Params", number: true,
-      of: (layer) => layer.parameters,
-    },
-    { id: "flops", label: "FLOPs", number: true, of: (layer) => layer.share_of_flops },
-  ];
-  if (!compared) return columns.filter((column) => !column.compares);
-  const compares = new Set(columns.map((column) => column.compares));
-  return columns.map((column) => {
-    if (!column.compares && !compares.has(column.id)) return column;
-    const [one, two] = column.compares ? [compared, run] : [run, compared];
-    return { ...column, run: one.run, runLabel: shortRun(one.run, two.run) };
-  });
-}
-
-function headroomOf(layer) {
-  const bits = toNumber(layer?.least_headroom ?? null);
-  return Number.isNaN(bits) ? null : bits;
-}
-
 // A layer in float32 may hold what is too large for 16 bits: that is what it is for.
 export function describeHeadroom(bits, type, formatName) {
   const level = alarmLevel("headroom", bits, isWider(type, formatName));
@@ -184,45 +162,4 @@ export function describeHeadroom(bits, type, formatName) {
     bad: bits === -Infinity ? "▲ not finite" : "▲ overflow",
   };
   return { level, text: texts[level] ?? number };
-}
-
-function severityOfLayer(layer) {
-  return layer.severity ?? null;
-}
-
-// Missing values stay last whichever way the column is sorted.
-export function sortLayers(layers, valueOf, descending) {
-  const order = descending ? -1 : 1;
-  const known = (value) => value !== null && value !== undefined;
-  return layers
-    .map((layer, index) => ({ layer, index, value: valueOf(layer) }))
-    .sort((one, other) => {
-      if (!known(one.value) || !known(other.value)) {
-        return Number(known(other.value)) - Number(known(one.value))
-          || one.index - other.index;
-      }
-      if (one.value === other.value) return one.index - other.index;
-      return (one.value < other.value ? -1 : 1) * order;
-    })
-    .map((entry) => entry.layer);
-}
-
-const ALIASES = {
-  float16: ["fp16", "half"], bfloat16: ["bf16"], float32: ["fp32", "single"],
-  float64: ["fp64", "double"],
-};
-
-// "float16" is not to find "bfloat16", but "16" both.
-function matchesType(dtype, needle) {
-  return [dtype, ...ALIASES[dtype] ?? []].some((name) => {
-    return name.startsWith(needle) || (/^\d/.test(needle) && name.endsWith(needle));
-  });
-}
-
-export function matchesFilter(layer, text) {
-  const about = [layer.path, layer.class, ...layer.verdicts].join(" ").toLowerCase();
-  const haystack = `${about} ${about.replaceAll("_", " ")}`;
-  return text.toLowerCase().split(/\s+/).every((needle) => {
-    return haystack.includes(needle) || matchesType(layer.compute_dtype ?? "", needle);
-  });
 }

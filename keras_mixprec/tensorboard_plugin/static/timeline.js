@@ -5,6 +5,7 @@ import { chooseEvent, chooseStep } from "./actions.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis,
 } from "./canvas.js";
+import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import {
   describeEvent, eventKey, eventLevel, eventTitle, laneOf, LEVELS, momentOf,
@@ -45,7 +46,8 @@ export function createTimeline(store) {
     onclick: () => store.set({ zoom: null }),
   }, "Reset zoom");
   const body = element("div", { class: "canvas-box" });
-  const root = card("timeline", "Loss scale and events", [legend, reset], body);
+  const table = dataTable("Loss scale");
+  const root = card("timeline", "Loss scale and events", [legend, reset], body, table.root);
   const surface = createSurface(body, {
     tabindex: "0", role: "slider", "aria-valuemin": "0",
     "aria-label": "Timeline: arrow keys move the step, Enter selects the event, " +
@@ -275,6 +277,22 @@ export function createTimeline(store) {
     }
   }
 
+  // What the lines show: a row for each change.
+  function rowsOfScale() {
+    return runsOf(store.state).flatMap((data) => data.scale.flatMap((line) => {
+      return line.steps.map((step, index) => [
+        data.run, line.optimizer, formatInteger(step), formatScale(line.scale[index]),
+        formatInteger(line.skipped[index]),
+      ]);
+    }));
+  }
+
+  function updateTable() {
+    const heads = ["run", "optimizer", "step", "loss scale", "skipped so far"];
+    table.fill(runsOf(store.state).some((data) => data.scale.length) ?
+      () => [heads, rowsOfScale()] : null);
+  }
+
   function updateLegend() {
     const { runData, compareData, zoom } = store.state;
     const items = (runData?.scale ?? []).map((line, index) => {
@@ -317,7 +335,10 @@ export function createTimeline(store) {
   });
 
   store.on(["runData", "compareData", "zoom"], updateLegend);
-  store.on(["runData", "compareData"], () => surface.setHeight(axisY() + 24));
+  store.on(["runData", "compareData"], () => {
+    surface.setHeight(axisY() + 24);
+    updateTable();
+  });
   store.on(
     ["runData", "compareData", "zoom", "step", "event", "theme"], surface.redraw,
   );

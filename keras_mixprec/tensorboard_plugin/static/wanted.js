@@ -64,6 +64,8 @@ export function wantedPaths(state) {
     compareData: runPath(compare),
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
+    // After what is looked at first: all runs have to be read for it.
+    summaries: runData && runs?.length > 1 ? dataUrl("summaries") : null,
     partHeat: run && runData?.run === run && partMetric(state) ?
       dataUrl("heat", { run, metric: partMetric(state) }) : null,
     ranges: rangesPath(run),

@@ -1,0 +1,69 @@
+"""What repairs a finding, as code to be copied."""
+
+import glob
+
+from keras_mixprec.verdict_kinds import KINDS
+
+_IMPORT = "import keras_mixprec as kmp\n\n"
+
+
+def add_fixes(events: list, layers: list):
+    """Adds `"fix"` to the findings that a call can repair.
+
+    A dict from `"training"`, and `"inference"` where a forward pass fails, to
+    the code, in which `model` is the user's model, `optimizer` that of the
+    loss, and `x` samples. Layers that were found together are repaired
+    together: one of them alone leaves the steps bad.
+
+    Args:
+        events: List of dicts, as `RunData.events` returns them.
+        layers: List of dicts, as `read_layers` returns them.
+    """
+    found = [e for e in events if e["kind"] == "verdict"]
+    first = {x["path"]: x["dtypes"][0][1] for x in layers}
+    for event in found:
+        if _layer_of(event):
+            beside = [e for e in found if e["step"] == event["step"]]
+            names = [event, *beside]
+            paths = [*dict.fromkeys(p for e in names if (p := _layer_of(e)))]
+            event["fix"] = _rules(paths, first.get(event["layer"]), event)
+        elif code := _other(event):
+            event["fix"] = {"training": _IMPORT + code}
+
+
+def _layer_of(event):
+    """The layer that a wider dtype repairs, `None` if that is no repair."""
+    kind = KINDS.get(event["verdict"])
+    return event["layer"] if kind and kind.repaired_by else None
+
+
+def _rules(paths, dtype, event):
+    low = dtype if dtype in ("float16", "bfloat16") else "float16"
+    listed = "".join(
+        f"    kmp.PrecisionRule({glob.escape(path)!r}, 'float32'),\n"
+        for path in paths
+    )
+    # The first rule that matches a layer decides.
+    start = f"{_IMPORT}rules = [\n{listed}"
+    fix = {
+        "training": f"{start}    *kmp.DEFAULT_RULES,\n]\n"
+        f"kmp.apply_policy(model, 'mixed_{low}', rules=rules)\n"
+    }
+    if event["direction"] == "forward":
+        fix["inference"] = (
+            f"{start}]\nconverted, report = kmp.convert_for_inference(\n"
+            f"    model, {low!r}, calibration=x, rules=rules\n)\n"
+        )
+    return fix
+
+
+def _other(event):
+    numbers = event.get("numbers", {})
+    if event["verdict"] == "scale_too_low" and "needed_bits" in numbers:
+        return (
+            "optimizer = kmp.LossScaleOptimizer(\n    optimizer, "
+            f"initial_scale=2.0**{numbers['needed_bits']}\n)\n"
+        )
+    if event["verdict"] == "policy" and "dtype" in numbers:
+        return f"kmp.apply_policy(model, 'mixed_{numbers['dtype']}')\n"
+    return None

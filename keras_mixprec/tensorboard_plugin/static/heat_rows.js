@@ -1,0 +1,86 @@
+import { pathOfCall, poolRow } from "./heat_data.js";
+import { foldedBlockOf } from "./layer_blocks.js";
+import { alarmLevel } from "./palette.js";
+
+// A row that the table of layers does not have is found by its name alone.
+function unknown(path) {
+  return { path, class: "", compute_dtype: null, verdicts: [], least_headroom: null };
+}
+
+/**
+ * The rows of a heatmap: what the table shows, with a folded block as one row.
+ * @returns {{name: string, label: string, calls: number[], block: boolean}[]}
+ */
+export function heatRows(calls, layers, { keeps, folded }) {
+  const rows = [];
+  const blocks = new Map();
+  calls.forEach((call, index) => {
+    const path = pathOfCall(call, layers);
+    if (!keeps(layers.get(path) ?? unknown(path))) return;
+    const block = foldedBlockOf(path, folded);
+    if (blocks.has(block)) return blocks.get(block).calls.push(index);
+    const row = { name: block ?? call, label: call, calls: [index], block: block !== null };
+    rows.push(row);
+    if (row.block) blocks.set(block, row);
+  });
+  return rows;
+}
+
+// The place of a layer's row, or of the folded block that it is in.
+export function rowOfCall(rows, calls, layer) {
+  const index = layer === null ? -1 : calls.indexOf(layer);
+  return index < 0 ? -1 : rows.findIndex((row) => row.calls.includes(index));
+}
+
+const GRAVEST = ["bad", "warning", "quiet", "beyond", "zero", "none"];
+
+/**
+ * The worst of several layers under each pixel, and which layer it is of.
+ * @param {{pool: string}} heat
+ * @param {number[]} calls
+ * @param {(call: number, column: number) => boolean} isWider
+ */
+export function poolRows(heat, calls, pixels, kind, isWider) {
+  const width = pixels.first.length;
+  const values = new Float32Array(width).fill(NaN);
+  const columns = new Int32Array(width).fill(-1);
+  const source = new Int32Array(width).fill(-1);
+  const ranks = new Uint8Array(width).fill(GRAVEST.length);
+  const least = heat.pool === "min";
+  for (const call of calls) {
+    const found = poolRow(heat, call, pixels);
+    for (let pixel = 0; pixel < width; pixel += 1) {
+      const value = found.values[pixel];
+      if (Number.isNaN(value)) continue;
+      const rank = GRAVEST.indexOf(
+        alarmLevel(kind, value, isWider(call, found.columns[pixel])),
+      );
+      const worse = least ? value < values[pixel] : value > values[pixel];
+      if (rank > ranks[pixel] || (rank === ranks[pixel] && !worse)) continue;
+      [values[pixel], columns[pixel]] = [value, found.columns[pixel]];
+      [source[pixel], ranks[pixel]] = [call, rank];
+    }
+  }
+  return { values, columns, source };
+}
+
+/**
+ * The worst value of each row and the first step of it.
+ * @returns {{name: string, value: number, step: number | null}[]}
+ */
+export function worstOfRows(heat, layers, choice) {
+  const size = heat.from.length;
+  const least = heat.pool === "min";
+  return heatRows(heat.layers, layers, choice).map(({ name, calls }) => {
+    let [value, step] = [NaN, null];
+    for (const call of calls) {
+      for (let column = 0; column < size; column += 1) {
+        const found = heat.values[call * size + column];
+        if (Number.isNaN(found)) continue;
+        if (step !== null && !(least ? found < value : found > value)) continue;
+        [value, step] = [found, heat.from[column]];
+      }
+    }
+    return { name, value, step };
+  });
+}

@@ -1,0 +1,129 @@
+import { toNumber } from "./format.js";
+import { matchesFilter, sortLayers } from "./layer_columns.js";
+import { foldersOf, shortNames } from "./names.js";
+import { alarmLevel } from "./palette.js";
+import { isWider } from "./precision.js";
+
+// Layers by the folders of their paths. A folder of one layer is no block.
+export function layerTree(layers) {
+  const root = { path: "", nodes: new Map(), layers: [] };
+  for (const layer of layers) {
+    let node = root;
+    let path = "";
+    root.layers.push(layer);
+    for (const part of layer.path.split("/")) {
+      path = path ? `${path}/${part}` : part;
+      if (!node.nodes.has(part)) {
+        node.nodes.set(part, { path, nodes: new Map(), layers: [] });
+      }
+      node = node.nodes.get(part);
+      node.layers.push(layer);
+    }
+  }
+  return childrenOf(root);
+}
+
+function childrenOf(node) {
+  return [...node.nodes.values()].map((child) => {
+    let inner = child;
+    // Folders with nothing else in them are named together.
+    while (inner.nodes.size === 1 && inner.layers.length > 1) {
+      const [only] = inner.nodes.values();
+      if (only.layers.length < inner.layers.length) break;
+      inner = only;
+    }
+    if (inner.layers.length === 1) return { layer: inner.layers[0] };
+    const own = inner.layers.filter((layer) => layer.path === inner.path);
+    return {
+      block: inner.path, layers: inner.layers,
+      children: [...own.map((layer) => ({ layer })), ...childrenOf(inner)],
+    };
+  });
+}
+
+export function blocksOf(tree) {
+  return tree.flatMap((node) => {
+    return node.block === undefined ? [] : [node, ...blocksOf(node.children)];
+  });
+}
+
+// The outermost blocks that are not most of the model.
+export function blocksToFold(tree, count) {
+  return tree.flatMap((node) => {
+    if (node.block === undefined) return [];
+    if (node.layers.length * 2 <= count) return [node.block];
+    const inner = blocksToFold(node.children, count);
+    return inner.length ? inner : [node.block];
+  });
+}
+
+// The outermost folded block that a layer is in, or null.
+export function foldedBlockOf(path, folded) {
+  return foldersOf(path).find((folder) => folded.has(folder)) ?? null;
+}
+
+// Whether something about it is still to be done.
+export function hasProblem(layer, formatName) {
+  if (layer.verdicts.length && !layer.repaired) return true;
+  const bits = toNumber(layer.least_headroom ?? null);
+  const wider = isWider(layer.compute_dtype, formatName);
+  return ["bad", "warning"].includes(alarmLevel("headroom", bits, wider));
+}
+
+// What the table and the heatmap show: a search opens all blocks.
+export function layerChoice({ filter, onlyProblems, folded, runData }) {
+  const formatName = runData?.format?.name ?? "float16";
+  const known = new Map();
+  const isKept = (layer) => matchesFilter(layer, filter) &&
+    (!onlyProblems || hasProblem(layer, formatName));
+  return {
+    keeps(layer) {
+      if (!known.has(layer)) known.set(layer, isKept(layer));
+      return known.get(layer);
+    },
+    folded: filter.trim() ? new Set() : folded,
+  };
+}
+
+/**
+ * The rows of the table: layers, and blocks before what is in them.
+ * @returns {{layer?: any, block?: string, depth: number, layers?: any[],
+ *   folded?: boolean, within: string}[]}
+ */
+export function layerRows(tree, { keeps, folded }, column, descending, depth = 0, within = "") {
+  const kept = tree.flatMap((node) => {
+    if (node.block === undefined) return keeps(node.layer) ? [node] : [];
+    const layers = node.layers.filter(keeps);
+    return layers.length ? [{ ...node, layers }] : [];
+  });
+  const valueOf = (node) => {
+    return node.block === undefined ? column.of(node.layer) : column.ofBlock(node.layers);
+  };
+  const ordered = column ? sortLayers(kept, valueOf, descending) : kept;
+  return ordered.flatMap((node) => {
+    if (node.block === undefined) return [{ layer: node.layer, depth, within }];
+    const { block, layers, children } = node;
+    const row = { block, layers, depth, within, folded: folded.has(block) };
+    if (row.folded) return [row];
+    const choice = { keeps, folded };
+    return [row, ...layerRows(children, choice, column, descending, depth + 1, block)];
+  });
+}
+
+// What the rows of a tree are called: below a block without its path.
+export function treeLabels(tree, length, within = "", labels = { block: new Map(), layer: new Map() }) {
+  const pathOf = (node) => node.block ?? node.layer.path;
+  const nameOf = (node) => {
+    const path = pathOf(node);
+    if (!within) return path;
+    return path === within ? path.slice(path.lastIndexOf("/") + 1) : path.slice(within.length + 1);
+  };
+  const names = tree.map(nameOf);
+  const short = shortNames(names, Math.max(12, length));
+  tree.forEach((node, index) => {
+    const kind = node.block === undefined ? "layer" : "block";
+    labels[kind].set(pathOf(node), short.get(names[index]));
+    if (node.block !== undefined) treeLabels(node.children, length - 2, node.block, labels);
+  });
+  return labels;
+}

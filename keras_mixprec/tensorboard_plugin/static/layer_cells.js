@@ -1,0 +1,102 @@
+import { element } from "./dom.js";
+import { formatInteger, formatShare, plural } from "./format.js";
+import { headroomOf, worstLayer } from "./layer_columns.js";
+import { countBy, describeHeadroom, describeVerdict, shortType } from "./summary.js";
+
+const FULL_HEADROOM = 24;
+
+function typeBadge(dtype, count = 1) {
+  if (!dtype) return "–";
+  const times = count > 1 ? ` ×${formatInteger(count)}` : "";
+  return element("span", { class: `type ${dtype}`, title: dtype + times },
+    shortType(dtype) + times);
+}
+
+function typeBadges(layers) {
+  const counts = countBy(layers, (layer) => layer.compute_dtype);
+  return element("span", { class: "badges" }, ...[...counts].map(([dtype, count]) => {
+    return typeBadge(dtype, count);
+  }));
+}
+
+// Findings that read alike are one, with how many there are.
+function verdictBadges(layers) {
+  const found = layers.flatMap((layer) => (layer.verdicts ?? []).map((verdict) => {
+    return describeVerdict({ verdict, layer: layer.path }, [layer]);
+  }));
+  const counts = countBy(found, ({ text }) => text);
+  const order = ["bad", "warning", "info", "fine"];
+  const kinds = [...counts.keys()].map((text) => found.find((one) => one.text === text));
+  kinds.sort((one, other) => order.indexOf(one.level) - order.indexOf(other.level));
+  return element("span", { class: "badges" }, ...kinds.map(({ text, level }) => {
+    const times = layers.length > 1 && counts.get(text) > 1 ? ` ×${counts.get(text)}` : "";
+    return element("span", { class: `badge ${level}` }, text + times);
+  }));
+}
+
+// Long names of classes break where their words begin.
+function className(name) {
+  const parts = String(name).split(/(?<=[a-z0-9_])(?=[A-Z])/);
+  return element("span", { title: name }, ...parts.flatMap((part, index) => {
+    return index ? [element("wbr"), part] : [part];
+  }));
+}
+
+function headroomBar(layer, formatName, step) {
+  const bits = headroomOf(layer);
+  if (bits === null) return "–";
+  const type = layer.compute_dtype;
+  const { level, text } = describeHeadroom(bits, type, formatName);
+  const fill = element("span", { class: `fill ${level}` });
+  fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
+  const at = step === null ? "" : ` at step ${formatInteger(step)}`;
+  const title = text + at + (level === "beyond" ? `, computed in ${type}` : "");
+  return element(
+    "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
+  );
+}
+
+function demotion(layers) {
+  const demoted = layers.filter((layer) => layer.demoted_at !== null);
+  if (!demoted.length) return "";
+  if (layers.length > 1) return `▼\u00a0${plural(demoted.length, "layer")}`;
+  const [layer] = demoted;
+  const text = `▼\u00a0step\u00a0${formatInteger(layer.demoted_at)}`;
+  return element("span", { title: layer.demoted_because }, text);
+}
+
+export function pathCell(layer, label) {
+  const reason = layer.demoted_because ?? "";
+  return element("div", {},
+    element("span", { class: "path whole" }, layer.path),
+    element("span", { class: "path short", "aria-hidden": "true" }, label),
+    element("span", { class: "reason" },
+      reason && `${layer.compute_dtype} because: ${reason}`));
+}
+
+/**
+ * What a column has in a row: of one layer, or of all in a block.
+ * @param {{id: string, otherOf?: (layer: any) => any, of: (layer: any) => any,
+ *   ofBlock: (layers: any[]) => any}} column
+ */
+export function cell(column, { layer, block, layers }, { runData, compareData }) {
+  const isBlock = block !== undefined;
+  const own = isBlock ? layers : [layer];
+  const shown = column.otherOf ? own.map(column.otherOf).filter(Boolean) : own;
+  const data = column.otherOf ? compareData : runData;
+  const formatName = data.format?.name ?? "float16";
+  const value = isBlock ? column.ofBlock(layers) : column.of(layer);
+  switch (column.id.replace("other-", "")) {
+    case "class": return isBlock ? plural(layers.length, "layer") : className(value);
+    case "dtype": return shown.length > 1 ? typeBadges(shown) : typeBadge(shown[0]?.compute_dtype);
+    case "headroom": {
+      if (!shown.length) return "–";
+      const worst = worstLayer(shown, formatName);
+      return headroomBar(worst, formatName, column.otherOf ? null : worst.worst_step);
+    }
+    case "verdicts": return verdictBadges(shown);
+    case "demoted": return demotion(own);
+    case "parameters": return formatInteger(value ?? 0);
+    default: return formatShare(value ?? NaN);
+  }
+}

@@ -1,0 +1,114 @@
+import { element } from "./dom.js";
+import { clamp } from "./scales.js";
+
+// Rows in the document at once: with thousands every layout would be slow.
+const KEPT_ROWS = 110;
+const NEAR_END = 20;
+
+/**
+ * The rows of a table of which only those near what is in view exist. They
+ * have `data-index`; rows may differ in height, that of the others is their mean.
+ */
+export function createRowWindow(table, body, makeRow) {
+  const above = element("div", { "aria-hidden": "true" });
+  const below = element("div", { "aria-hidden": "true" });
+  const scroller = element("div", { class: "table-scroll" }, above, table, below);
+  let items = [];
+  let first = 0;
+  let last = 0;
+  let height = 26;
+  // One tab stop for all rows; arrow keys walk through them.
+  let stop = 0;
+
+  const rowAt = (index) => body.children[index - first] ?? null;
+
+  function draw(from) {
+    /** @type {HTMLElement | null} */
+    const focused = body.querySelector(":focus");
+    const control = focused?.dataset.control;
+    const place = focused ? Number(focused.closest("tr").dataset.index) : -1;
+    first = clamp(from, 0, Math.max(0, items.length - KEPT_ROWS));
+    last = Math.min(first + KEPT_ROWS, items.length);
+    stop = clamp(stop, 0, Math.max(0, items.length - 1));
+    const tabbed = stop >= first && stop < last ? stop : first;
+    body.replaceChildren(...items.slice(first, last).map((item, at) => {
+      const row = makeRow(item);
+      row.dataset.index = first + at;
+      row.setAttribute("aria-rowindex", first + at + 2);
+      row.tabIndex = first + at === tabbed ? 0 : -1;
+      return row;
+    }));
+    table.setAttribute("aria-rowcount", items.length + 1);
+    if (last > first && body.offsetHeight) height = body.offsetHeight / (last - first);
+    above.style.height = `${first * height}px`;
+    below.style.height = `${(items.length - last) * height}px`;
+    if (place < 0) return;
+    const row = rowAt(clamp(place, first, Math.max(first, last - 1)));
+    const target = control ? row?.querySelector(`[data-control="${control}"]`) : row;
+    (target ?? row)?.focus({ preventScroll: true });
+  }
+
+  // The rows that stay must not move under the reader's eyes.
+  function shift(from) {
+    const top = () => scroller.getBoundingClientRect().top;
+    const anchor = [...body.children].find((row) => {
+      return row.getBoundingClientRect().bottom > top();
+    });
+    const index = anchor ? Number(anchor.dataset.index) : -1;
+    const before = anchor?.getBoundingClientRect().top;
+    draw(from);
+    const same = index >= 0 ? rowAt(index) : null;
+    if (same) scroller.scrollTop += same.getBoundingClientRect().top - before;
+  }
+
+  function follow() {
+    const seen = Math.floor(scroller.scrollTop / height);
+    const until = seen + Math.ceil(scroller.clientHeight / height);
+    const near = (first > 0 && seen < first + NEAR_END) ||
+      (last < items.length && until > last - NEAR_END);
+    if (near) shift(seen - Math.floor((KEPT_ROWS - (until - seen)) / 2));
+  }
+
+  function bring(index) {
+    if (index < first || index >= last) {
+      draw(index - Math.floor(KEPT_ROWS / 2));
+      scroller.scrollTop = index * height;
+    }
+    return rowAt(index);
+  }
+
+  body.addEventListener("keydown", (event) => {
+    const row = event.target.closest("tr");
+    if (event.target !== row) return;
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      row.click();
+      return;
+    }
+    const at = Number(row.dataset.index);
+    const page = Math.max(1, Math.floor(scroller.clientHeight / height) - 2);
+    const targets = {
+      ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1,
+      PageDown: Math.min(at + page, items.length - 1), PageUp: Math.max(at - page, 0),
+    };
+    const target = targets[event.key];
+    if (target === undefined || !items[target]) return;
+    event.preventDefault();
+    bring(target)?.focus();
+  });
+  body.addEventListener("focusin", (event) => {
+    for (const other of body.querySelectorAll("tr[tabindex='0']")) other.tabIndex = -1;
+    const row = event.target.closest("tr");
+    row.tabIndex = 0;
+    stop = Number(row.dataset.index);
+  });
+  scroller.addEventListener("scroll", follow);
+
+  return {
+    scroller, rowAt, bring,
+    show(next) {
+      items = next;
+      draw(first);
+    },
+  };
+}

@@ -1,0 +1,126 @@
+import { NOTHING_CHOSEN } from "./actions.js";
+import { card, element } from "./dom.js";
+import { LEVELS } from "./event_text.js";
+import { formatInteger, formatScale, formatShare, toNumber, words } from "./format.js";
+import { sortLayers } from "./layer_columns.js";
+import { STATES } from "./summary.js";
+
+const gravity = ["failing", "warning", "not_measured", "repaired", "healthy"];
+
+function causeOf({ finding, headline }) {
+  if (!finding) return headline.state === "not_measured" ? "not measured" : "none";
+  const name = `${words(finding.verdict)}${finding.layer ? ` in ${finding.layer}` : ""}`;
+  if (finding.repaired) return `✓ ${name}, repaired`;
+  return `${LEVELS[finding.level].glyph} ${name}`;
+}
+
+const RUN_COLUMNS = [
+  { id: "run", label: "Run", of: (row) => row.run },
+  { id: "state", label: "State", of: (row) => gravity.indexOf(row.headline.state) },
+  { id: "cause", label: "Worst cause", of: causeOf, text: causeOf },
+  {
+    id: "steps", label: "Steps", number: true, of: (row) => row.last_step,
+    text: (row) => formatInteger(row.last_step),
+  },
+  {
+    id: "skipped", label: "Skipped", number: true, of: (row) => row.skipped,
+    text: (row) => formatInteger(row.skipped),
+  },
+  {
+    id: "scale", label: "Loss scale", number: true, of: (row) => toNumber(row.scales[0] ?? null),
+    text: (row) => row.scales.map(formatScale).join(", ") || "–",
+  },
+  {
+    id: "demoted", label: "Demoted layers", number: true, of: (row) => row.demoted,
+    text: (row) => formatInteger(row.demoted),
+  },
+  {
+    id: "share", label: "FLOPs in 16 bits", number: true, of: (row) => row.share_of_flops.now,
+    text: (row) => formatShare(row.share_of_flops.now ?? NaN),
+  },
+];
+
+/**
+ * One row a run, from which runs are chosen and compared.
+ */
+export function createRuns(store) {
+  const head = element("thead");
+  const body = element("tbody");
+  const scroller = element("div", { class: "run-scroll" },
+    element("table", {}, head, body));
+  const root = card("runs", "Runs", [], scroller);
+  let sort = { column: null, descending: false };
+
+  function choose(run) {
+    const { missing } = store.state;
+    store.set({ run, zoom: null, ...NOTHING_CHOSEN, missing: { ...missing, run: null } });
+  }
+
+  function drawHead() {
+    const focused = head.querySelector("button:focus")?.dataset.runColumn;
+    head.replaceChildren(element("tr", {}, ...RUN_COLUMNS.map(({ id, label, number }) => {
+      const chosen = sort.column === id;
+      const direction = sort.descending ? "descending" : "ascending";
+      return element("th", {
+        scope: "col", class: number ? "number" : null, "aria-sort": chosen ? direction : "none",
+      }, element("button", {
+        type: "button", "data-run-column": id,
+        onclick() {
+          sort = { column: id, descending: chosen && !sort.descending };
+          draw();
+        },
+      }, label));
+    }), element("th", { scope: "col" }, "")));
+    if (focused) head.querySelector(`[data-run-column="${focused}"]`)?.focus();
+  }
+
+  function contentOf(column, row) {
+    if (column.text) return column.text(row);
+    if (column.id === "run") {
+      return element("button", {
+        type: "button", class: "link", onclick: () => choose(row.run),
+      }, row.run);
+    }
+    const { glyph, word, level } = STATES[row.headline.state] ?? STATES.warning;
+    return element("span", { class: `badge ${level}`, title: row.headline.text },
+      `${glyph} ${word}`);
+  }
+
+  function comparing(row) {
+    const { run, compare } = store.state;
+    if (row.run === run) return "shown";
+    const chosen = row.run === compare;
+    return element("button", {
+      type: "button", class: "quiet", "aria-pressed": String(chosen),
+      "aria-label": `Compare with ${row.run}`,
+      onclick: () => store.set({
+        compare: chosen ? null : row.run, missing: { ...store.state.missing, compare: null },
+      }),
+    }, chosen ? "compared" : "compare");
+  }
+
+  function draw() {
+    const { run, compare, summaries } = store.state;
+    const rows = summaries ?? [];
+    root.hidden = rows.length < 2;
+    drawHead();
+    const column = RUN_COLUMNS.find(({ id }) => id === sort.column);
+    const shown = column ? sortLayers(rows, column.of, sort.descending) : rows;
+    const place = [...body.querySelectorAll("button")].indexOf(
+      /** @type {any} */ (document.activeElement),
+    );
+    body.replaceChildren(...shown.map((row) => element("tr", {
+      "data-run": row.run, title: row.headline.text,
+      class: row.run === run ? "chosen" : row.run === compare ? "about" : null,
+      "aria-current": String(row.run === run),
+      onclick: (event) => event.target.closest("button") || choose(row.run),
+    }, ...RUN_COLUMNS.map((one) => {
+      return element("td", { class: one.number ? "number" : null }, contentOf(one, row));
+    }), element("td", {}, comparing(row)))));
+    if (place >= 0) body.querySelectorAll("button")[place]?.focus({ preventScroll: true });
+  }
+
+  store.on(["summaries", "run", "compare"], draw);
+  draw();
+  return root;
+}

@@ -1,0 +1,49 @@
+import { eventKey, momentOf } from "./event_text.js";
+
+function follows(event, group) {
+  const last = group?.members.at(-1);
+  return last && event.kind === "skipped_step" && last.kind === event.kind &&
+    (event.optimizer ?? "") === (last.optimizer ?? "") &&
+    momentOf(event) === momentOf(last) + 1;
+}
+
+/**
+ * Steps skipped in a row as one event, which has them as `members`.
+ * @param {any[]} events of one run, by rising step
+ * @returns {any[]}
+ */
+export function groupSkips(events) {
+  const shown = [];
+  // The last of each optimizer: others may skip the same steps.
+  const open = new Map();
+  for (const event of events) {
+    if (event.kind !== "skipped_step") {
+      shown.push(event);
+      continue;
+    }
+    const optimizer = event.optimizer ?? "";
+    const group = open.get(optimizer);
+    if (follows(event, group)) group.members.push(event);
+    else {
+      open.set(optimizer, { members: [event] });
+      shown.push(open.get(optimizer));
+    }
+  }
+  return shown.map((entry) => {
+    if (!entry.members) return entry;
+    const [first, ...others] = entry.members;
+    if (!others.length) return first;
+    const kinds = Object.assign({}, ...entry.members.map((event) => event.kinds ?? {}));
+    const variables = [...new Set(entry.members.flatMap((event) => event.variables ?? []))];
+    return { ...first, members: entry.members, kinds, variables };
+  });
+}
+
+// Whether the chosen event is this one, or one of those that it stands for.
+export function isChosenEvent(event, key) {
+  return [event, ...event.members ?? []].some((one) => eventKey(one) === key);
+}
+
+export function lastMomentOf(event) {
+  return momentOf(event.members?.at(-1) ?? event);
+}

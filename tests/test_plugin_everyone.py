@@ -1,0 +1,209 @@
+"""The page for everyone: contrast, widths, and files to take away."""
+
+import csv
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from missing_programs import browser_or_skip
+from plugin_page import Page
+from plugin_runs import train
+from reporting_readers import poll
+
+import keras_mixprec as kmp
+from keras_mixprec.reporting.report_page import static
+
+RUN = "float16/mixprec"
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with browser_or_skip() as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    train(folder / "float16", epochs=1)
+    train(folder / "tuned", kmp.PrecisionTuner(verbose=0), epochs=1)
+    kmp.load_report(folder).save_html(folder / "report.html")
+    return folder
+
+
+@pytest.fixture
+def page(driver, log):
+    page = Page(driver)
+    page.errors()
+    page.open_file(log / "report.html").settle()
+    page.pick("#run", RUN)
+    yield page
+    assert page.errors() == []
+
+
+# Colours: WCAG's ratio of luminances, 4.5 for text and 3 for what is drawn.
+
+
+def colours(theme):
+    """The style's colours by name, of a theme."""
+    blocks = re.findall(r":root([^{]*)\{([^}]*)\}", static("style.css"))
+    found = {}
+    for selector, body in blocks:
+        if not selector.strip() or theme in selector:
+            found |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", body))
+    return found
+
+
+def luminance(colour):
+    channels = np.array([*bytes.fromhex(colour[1:])]) / 255
+    linear = np.where(
+        channels <= 0.04045,
+        channels / 12.92,
+        ((channels + 0.055) / 1.055) ** 2.4,
+    )
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+def contrast(one, other):
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def mixed(tone, base, share):
+    """As `color-mix(in srgb, tone share, base)`."""
+    one, two = (np.array([*bytes.fromhex(x[1:])]) for x in (tone, base))
+    return (
+        "#"
+        + bytes(
+            np.rint(share * one + (1 - share) * two).astype(int).tolist()
+        ).hex()
+    )
+
+
+TEXT = ("ink", "muted", "compare", "accent")
+GROUND = ("card", "stripe", "chosen", "page")
+MARKS = ("bad", "demote", "promote", "skip", "line-1", "line-2", "line-3")
+TONES = ("bad", "warning", "info", "demote", "promote", "skip")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_and_marks_stand_out(theme):
+    found = colours(theme)
+    for text, ground in itertools.product(TEXT, GROUND):
+        ratio = contrast(found[text], found[ground])
+        assert ratio >= 4.5, (text, ground, ratio)
+    for mark in MARKS:
+        ratio = contrast(found[mark], found["card"])
+        assert ratio >= 3, (mark, ratio)
+    for tone in TONES:  # Of badges, as `--strong` on `--soft`.
+        strong = mixed(found[tone], found["ink"], 0.45)
+        soft = mixed(found[tone], found["card"], 0.14)
+        assert contrast(strong, soft) >= 4.5, tone
+
+
+# Sizes of a window.
+
+_BEYOND = """
+const wide = document.documentElement.clientWidth;
+return [...document.querySelectorAll("header *, main *")].filter((e) => {
+  const box = e.getBoundingClientRect();
+  return box.width && e.offsetParent && box.right > wide + 1 &&
+    !e.closest(".table-scroll, .event-scroll, .whole");
+}).map((e) => e.id || e.className || e.tagName);
+"""
+
+
+@pytest.mark.parametrize("width", [1024, 1280, 1600, 1920, 2560])
+def test_no_width_of_a_window_cuts_the_page(page, width):
+    page.driver.set_window_size(width, 900)
+    try:
+        page.settle()
+        page.pick("#compare", "tuned/mixprec")
+        root = "return document.documentElement."
+        assert page.run(f"{root}scrollWidth") <= page.run(f"{root}clientWidth")
+        assert page.run(_BEYOND) == []
+    finally:
+        page.driver.set_window_size(1366, 768)
+
+
+# Files.
+
+
+@pytest.fixture
+def save(page, tmp_path):
+    """Clicks what downloads a card in some form; returns its content."""
+    behaviour = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    page.driver.execute_cdp_cmd("Page.setDownloadBehavior", behaviour)
+
+    def save(card, end):
+        page.click(f"#{card} [data-export={end}]")
+        whole = lambda: [*tmp_path.glob(f"*-{card}.{end}")]  # noqa: E731
+        assert poll(whole)
+        return whole()[0].read_bytes()
+
+    return save
+
+
+def number(text):
+    return None if text == "" else float(text)
+
+
+def test_the_table_of_layers_is_saved_as_csv_and_json(save, log):
+    layers = kmp.load_report(log).to_dict()[RUN]["layers"]
+    rows = list(csv.DictReader(save("layers", "csv").decode().splitlines()))
+    assert [row["path"] for row in rows] == [x["path"] for x in layers]
+    for row, layer in zip(rows, layers, strict=True):
+        assert row["compute_dtype"] == layer["compute_dtype"]
+        for name in "least_headroom", "share_of_flops", "demoted_at":
+            assert number(row[name]) == layer[name], name
+    saved = json.loads(save("layers", "json"))
+    for row, layer in zip(saved, layers, strict=True):
+        assert row["parameters"] == layer["parameters"]
+        assert float(row["least_headroom"]) == layer["least_headroom"]
+
+
+def test_events_and_runs_are_saved(save, log):
+    runs = kmp.load_report(log).to_dict()
+    events = json.loads(save("events", "json"))
+    assert len(events) == len(runs[RUN]["events"])
+    steps = [e["step"] for e in runs[RUN]["events"]]
+    assert [event["step"] for event in events] == steps
+    rows = csv.DictReader(save("runs", "csv").decode().splitlines())
+    assert {r["run"]: int(r["skipped"]) for r in rows} == {
+        name: run["skipped"] for name, run in runs.items()
+    }
+
+
+@pytest.mark.parametrize("card", ["timeline", "heatmap", "histogram"])
+def test_each_chart_is_saved_as_a_picture(page, save, card):
+    data = save(card, "png")
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))
+    sizes = [
+        page.values(f"#{card} canvas", name) for name in ("width", "height")
+    ]
+    shown = [x for x in zip(*sizes, strict=True) if min(x) > 0]
+    assert width == max(w for w, _ in shown)
+    assert height >= max(h for _, h in shown)
+
+
+# What a picture shows, for those who cannot see it.
+
+
+def test_each_chart_has_its_numbers_as_a_table(page, log):
+    for root in page.all("details.data"):
+        if root.is_displayed():
+            page.run("arguments[0].open = true", root)
+    page.settle()
+    run = kmp.load_report(log).to_dict()[RUN]
+    (line,) = run["scale"]
+    rows = page.all("#timeline details tbody tr")
+    assert len(rows) == min(len(line["steps"]), 300)
+    assert rows[0].text.startswith(RUN)
+    worst = page.texts("#heatmap details tbody tr")
+    assert len(worst) == len(run["heat"]["layers"])
+    (row,) = [text for text in worst if text.startswith("overflowing")]
+    assert "overflow: infinite" in row
+    assert page.all("#histogram details tbody tr")
