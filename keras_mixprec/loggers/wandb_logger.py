@@ -30,8 +30,8 @@ class WandbLogger:
     def __init__(self, run: Any = None):
         import wandb
 
-        self._wandb = wandb
-        self._run = wandb.run if run is None else run
+        self._wandb: Any = wandb
+        self._run: Any = wandb.run if run is None else run
         if self._run is None:
             raise ValueError(
                 "`WandbLogger` needs a run: call `wandb.init(...)` before, or "
