@@ -21,8 +21,9 @@ import keras_mixprec as kmp
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.report import MixPrecReport
-from keras_mixprec.reporting.run_data import Point, RunData
+from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.source import Point
 from keras_mixprec.tuning.demotions import Repairs
 
 STRANGE = [

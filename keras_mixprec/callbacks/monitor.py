@@ -1,7 +1,6 @@
 """The monitoring callback."""
 
 import os
-from functools import partial
 from typing import Any
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
@@ -143,6 +142,9 @@ class MixPrecMonitor(CopiedCallback):
             `None`: the model is not checked, since that takes seconds.
         doctor: What `keras_mixprec.doctor()` returned, whose findings are
             logged and shown in the same way. Defaults to `None`.
+        loggers: List of those who get curves, events and the report as well:
+            `WandbLogger()`, `MLflowLogger()` or what else has the methods of
+            `Logger`, all of `keras_mixprec.loggers`. Defaults to `()`.
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
@@ -186,6 +188,7 @@ class MixPrecMonitor(CopiedCallback):
         on_stop: str = "stop",
         lint: Any = None,
         doctor: Any = None,
+        loggers: Any = (),
     ):
         super().__init__()
         self.log_dir = check_local(log_dir)
@@ -203,6 +206,7 @@ class MixPrecMonitor(CopiedCallback):
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
         self._before_training = check_before_training(lint, doctor)
+        self.loggers = _check_loggers(loggers)
         self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
@@ -225,7 +229,7 @@ class MixPrecMonitor(CopiedCallback):
             self,
             Settings(
                 log_dir=self.log_dir,
-                open_log=partial(RunLog, self.log_dir) if chief else NoLog,
+                open_log=self._log if chief else NoLog,
                 update_freq=self.update_freq,
                 probe_every=self.probe_every,
                 max_overhead=self.max_overhead,
@@ -246,6 +250,13 @@ class MixPrecMonitor(CopiedCallback):
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Guards the metrics and reads the counters, the first time."""
         self._session.begin_epoch(self, epoch)
+
+    def _log(self):
+        if not self.loggers:
+            return RunLog(self.log_dir)
+        from keras_mixprec.monitoring.forwarded_log import ForwardedLog
+
+        return ForwardedLog(self.log_dir, self.loggers)
 
     # `on_train_batch_end` would make Keras fetch the logs of every step from
     # the device before it starts the next one.
@@ -268,6 +279,17 @@ class MixPrecMonitor(CopiedCallback):
             session.step, {"kind": "train_end", "summary": str(self.summary)}
         )
         session.leave(self)
+        if self.loggers and session.log.writes:
+            session.log.finish(self.summary, lambda: self.report)
         if self.verbose:
             print_message(str(self.summary))
         session.raise_if_failed()
+
+
+def _check_loggers(loggers):
+    if loggers == ():
+        return []
+    # Most runs have none.
+    from keras_mixprec.monitoring.forwarded_log import check_loggers
+
+    return check_loggers(loggers)

@@ -32,6 +32,7 @@ Files:
 - `step_clock.py`: how long steps take, from time stamps of the host.
 - `input_clock.py`: how long `fit` waits for batches, and their samples.
 - `overhead.py`: what monitoring costs and may cost, and what is exempt.
+- `forwarded_log.py`: passes what is logged on to loggers.
 - `failures.py`: what is said of a part that fails and is disabled.
 - `summary.py`: the few lines that a run ends with.
 """

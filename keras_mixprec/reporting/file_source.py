@@ -44,7 +44,12 @@ class FileSource:
     def __init__(self, folder: str, cache: SizedCache | None = None):
         self._folder = folder
         self._cache = read_values() if cache is None else cache
-        self._forget()
+        self.contents = {}
+        self.histograms = []
+        self.written = 0.0
+        self._places = {}
+        self._plugins = {}
+        self._ends = {}
         self.refresh()
 
     @property
@@ -87,12 +92,10 @@ class FileSource:
             self.read(tag)
 
     def _forget(self):
-        self.contents = {}
-        self.histograms = []
         self.written = 0.0
-        self._places = {}
-        self._plugins = {}
-        self._ends = {}
+        for known in self.contents, self._places, self._plugins, self._ends:
+            known.clear()
+        self.histograms.clear()
 
     def _read_on(self, path):
         start = self._ends.get(path, 0)

@@ -151,20 +151,19 @@ class _Handler(BaseHTTPRequestHandler):
         status = 405 if code == 501 else code
         text = "Only GET and HEAD." if status == 405 else message or ""
         # What follows the headers, such as a form, is not read.
-        self.close_connection = True
-        self._send(status, Answer(f"{text}\n".encode(), "text/plain"))
+        body = f"{text}\n".encode()
+        self._send(status, Answer(body, "text/plain"), Connection="close")
 
-    def _send(self, status, answer):
+    def _send(self, status, answer, **more):
         self.send_response(status)
         headers = {
             "Content-Type": f"{answer.content_type}; charset=utf-8",
             "Content-Length": str(len(answer.body)),
             **_HEADERS,
+            **more,
         }
         if status == 405:
             headers["Allow"] = "GET, HEAD"
-        if self.close_connection:
-            headers["Connection"] = "close"
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

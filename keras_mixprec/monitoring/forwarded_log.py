@@ -1,0 +1,95 @@
+"""The log of a run, passed on to loggers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_mixprec.loggers.logger import METHODS
+from keras_mixprec.monitoring.failures import warn_disabled
+from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.schema import (
+    NORMS_BY_VARIABLE,
+    OVERFLOWS_BY_VARIABLE,
+)
+
+# Of each variable one, which is too many for what draws every curve.
+_LEFT_OUT = (f"{NORMS_BY_VARIABLE}/", f"{OVERFLOWS_BY_VARIABLE}/")
+
+
+def check_loggers(loggers: Any) -> list:
+    """Returns a list of loggers, or raises saying what is wrong.
+
+    Args:
+        loggers: List or tuple.
+
+    Raises:
+        TypeError: If it is something else, or one is no logger.
+    """
+    if not isinstance(loggers, (list, tuple)):
+        raise TypeError(
+            "`loggers` must be a list of loggers. "
+            f"Received: loggers={loggers!r} of type {type(loggers).__name__}"
+        )
+    for logger in loggers:
+        missing = [n for n in METHODS if not callable(getattr(logger, n, None))]
+        if missing or isinstance(logger, type):
+            lacks = f" without {', '.join(missing)}" if missing else ""
+            raise TypeError(
+                "Each of `loggers` must have the methods of "
+                "`keras_mixprec.loggers.Logger`: begin, scalars, event and "
+                f"finish. Received: {logger!r}{lacks}"
+            )
+    return list(loggers)
+
+
+class ForwardedLog(RunLog):
+    """A `RunLog` that passes curves and events on.
+
+    Args:
+        log_dir: As for `RunLog`.
+        loggers: List of `Logger`.
+    """
+
+    def __init__(self, log_dir: Any, loggers: Sequence):
+        self._loggers = list(loggers)
+        super().__init__(log_dir)
+
+    def scalars(self, step, values):
+        """As in `RunLog`."""
+        super().scalars(step, values)
+        passed = {
+            tag: float(value)
+            for tag, value in values.items()
+            if not tag.startswith(_LEFT_OUT)
+        }
+        if passed:
+            self._pass_on("scalars", step, passed)
+
+    def event(self, step, event):
+        """As in `RunLog`."""
+        super().event(step, event)
+        self._pass_on("event", step, dict(event))
+
+    def settings(self, values, names, metrics):
+        """As in `RunLog`."""
+        super().settings(values, names, metrics)
+        self._pass_on("begin", dict(values))
+
+    def finish(self, summary: Any, load_report: Any) -> None:
+        """Passes the results on.
+
+        Args:
+            summary: The `TrainingSummary`.
+            load_report: Function that returns the `MixPrecReport`.
+        """
+        self._pass_on("finish", summary, load_report())
+
+    def _pass_on(self, method, *arguments):
+        if not self._events.ours:
+            return
+        for logger in list(self._loggers):
+            try:
+                getattr(logger, method)(*arguments)
+            except Exception as error:
+                self._loggers.remove(logger)
+                name = type(logger).__name__
+                warn_disabled(f"log to {name} (`{method}`)", error)
