@@ -162,3 +162,15 @@ test("the worst of all calls of a layer counts", () => {
   assert.equal(found.get("a"), 2);
   assert.ok(Number.isNaN(found.get("b")));
 });
+
+const pareto = await load("pareto");
+
+test("trials are points, and errors span decades", () => {
+  const trial = (error) => ({
+    share_in_16_bits: 0.5, error, pareto_optimal: true, float32: ["a"],
+  });
+  const trials = pareto.trialsOf({ points: [trial("inf"), trial(0.02), trial(0), trial(null)] });
+  assert.deepEqual(trials.map(({ error }) => error), [Infinity, 0.02, 0, NaN]);
+  assert.deepEqual(pareto.decadesOf(trials), [-2, -1]);
+  assert.deepEqual(pareto.trialsOf(null), []);
+});

@@ -101,13 +101,14 @@ def monitor(log_dir, **arguments):
 
 
 def scalars(log_dir, tag):
-    """Dict step -> number of one curve."""
-    points = read_tag(os.path.join(log_dir, "mixprec"), f"mixprec/{tag}")
+    """Dict step -> number of one curve, of the main group unless it says so."""
+    tag = tag if tag.startswith("mixprec_") else f"mixprec/{tag}"
+    points = read_tag(os.path.join(log_dir, "mixprec"), tag)
     return {step: float(value) for step, value in points.items()}
 
 
 def tags(log_dir):
-    """The tags of a log without their common beginning."""
+    """The tags of a log, those of the main group without its name."""
     return {
         value.tag.removeprefix("mixprec/")
         for event in read_events(os.path.join(log_dir, "mixprec"))

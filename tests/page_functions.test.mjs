@@ -500,12 +500,18 @@ test("paths are asked for only once their run can be read", () => {
     compareData: null,
     heat: "./data/heat?run=a&metric=m",
     compareHeat: null,
+    partHeat: null,
+    ranges: null,
+    compareRanges: null,
     histogram: "./data/histogram?run=a&layer=l&part=activation",
     summaries: "./data/summaries",
     partHeat: null,
     ranges: null,
     compareRanges: null,
   });
+  const near = { ...state, run: "a", compare: "b", runData, wantsRanges: true };
+  const { ranges, compareRanges } = wanted.wantedPaths(near);
+  assert.deepEqual([ranges, compareRanges], ["./data/ranges?run=a", null]);
 });
 
 test("a store tells only those whose keys changed", () => {

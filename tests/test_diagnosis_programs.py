@@ -109,13 +109,15 @@ def test_a_call_of_python_is_never_taken_for_another():
     assert "python" in named
 
 
+# A relu has a derivative of its own.
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.skipif(BACKEND != "jax", reason="others do not compile a step")
-def test_equal_blocks_of_a_step_are_compiled_once():
+def test_equal_blocks_of_a_step_are_compiled_once(activation):
     from keras_mixprec.backend.jax.pieces import compiled_piece
 
     def pieces(blocks):
         compiled_piece.cache_clear()
-        parts = layers.LayerNormalization, lambda: layers.Dense(8, "gelu")
+        parts = layers.LayerNormalization, lambda: layers.Dense(8, activation)
         compiled_programs(*(part() for _ in range(blocks) for part in parts))
         return compiled_piece.cache_info().currsize
 

@@ -37,9 +37,39 @@ def t5():
     return case.model("float32", None)
 
 
+def rms_norm():
+    """Llama's block: a norm whose gain is large, products, and a norm."""
+    inputs = keras.Input((8,))
+    x = layers.Dense(8, kernel_initializer=BIG)(inputs)
+    x = layers.RMSNormalization(name="norm", epsilon=0.25)(x)
+    x = layers.Dense(64, "relu", kernel_initializer=BIG)(x)
+    x = layers.Dense(8, kernel_initializer="glorot_uniform")(x)
+    x = layers.Dense(2)(layers.LayerNormalization()(x))
+    model = keras.Model(inputs, x)
+    model.get_layer("norm").scale.assign(np.linspace(-3e4, 3e4, 8))
+    return model
+
+
+def in_float64(model):
+    """The same layers in float64, with the weights of the model."""
+
+    def cloned(layer):
+        config = layer.get_config() | {"dtype": "float64"}
+        return type(layer).from_config(config)
+
+    clone = keras.models.clone_model(model, clone_function=cloned)
+    clone.set_weights(model.get_weights())
+    return clone
+
+
 IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")
 TOKENS = np.arange(24).reshape(2, 12) % 20
-MODELS = {"convolutions": (convolutions, IMAGES), "t5": (t5, TOKENS)}
+VECTORS = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+MODELS = {
+    "convolutions": (convolutions, IMAGES),
+    "t5": (t5, TOKENS),
+    "rms_norm": (rms_norm, VECTORS),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -50,8 +80,11 @@ def test_it_is_the_same_and_fits_float16(name, tmp_path):
     kmp.apply_policy(model, "mixed_float16", rules=[])
     assert not np.allclose(values(model, x), known, rtol=0.1)
     kmp.apply_policy(model, "float32")
-    moved = rescale_weights(model, x)
+    exact = np.asarray(in_float64(model).predict(x, verbose=0))
+    moved = rescale_weights(model, [x])
     assert moved
+    # As the docstring argues, in any number of digits.
+    np.testing.assert_array_equal(in_float64(model).predict(x), exact)
     assert all(bits > 0 for bits in moved.values())
     np.testing.assert_array_equal(values(model, x), known)
     kmp.apply_policy(model, "mixed_float16", rules=[])
@@ -59,7 +92,26 @@ def test_it_is_the_same_and_fits_float16(name, tmp_path):
     assert close < 0.02
     # Keras' own layers, which load without this package.
     assert "keras_mixprec" not in json.dumps(model.get_config())
-    assert rescale_weights(model, x) == {}
+    assert rescale_weights(model, [x]) == {}
+
+
+def test_a_gain_takes_a_power_of_two_and_epsilon_the_square():
+    model = rms_norm()
+    moved = rescale_weights(model, [3000 * VECTORS])
+    norm = model.get_layer("norm")
+    assert norm.epsilon == 0.25 * 4.0 ** -moved["dense"]
+    largest = 3e4 * 2.0 ** -moved["norm"]
+    assert np.abs(np.array(norm.scale)).max() == largest
+
+
+def test_a_normalization_without_a_gain_returns_what_it_did():
+    inputs = keras.Input((4,))
+    x = layers.LayerNormalization(scale=False, name="norm")(inputs)
+    x = layers.Dense(4, name="last")(x)
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    model.get_layer("norm").beta.assign(np.full(4, 1e5))
+    moved = rescale_weights(model, [np.ones((2, 4), "float32")])
+    assert "norm" not in moved
 
 
 def test_what_is_not_homogeneous_is_left_as_it_is():
@@ -69,7 +121,7 @@ def test_what_is_not_homogeneous_is_left_as_it_is():
     model = keras.Model(inputs, layers.Dense(1)(layers.Activation("tanh")(x)))
     before = model.get_weights()
     x = 400 * np.ones((2, 4), "float32")
-    assert rescale_weights(model, x) == {}
+    assert rescale_weights(model, [x]) == {}
     for own, known in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(own, known)
 
@@ -79,4 +131,4 @@ def test_a_subclassed_model_is_refused():
         pass
 
     with pytest.raises(TypeError, match="must be functional.*type Own"):
-        rescale_weights(Own(), np.ones((1, 1)))
+        rescale_weights(Own(), [np.ones((1, 1))])

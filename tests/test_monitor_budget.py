@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from keras_mixprec.monitoring.overhead import OverheadBudget
+from keras_mixprec.monitoring.overhead import OverheadBudget, Pause
 
 
 @pytest.fixture
@@ -76,3 +76,23 @@ def test_of_small_shares_one_half_is_for_what_is_not_timed(wait):
     wait(1000.0)
     assert budget.left("diagnoses") == pytest.approx(1.0)
     assert begun(wait, 0.0).left("diagnoses") == 0.0
+
+
+def test_a_pause_is_as_long_as_the_diagnosis_before_it(wait):
+    budget = begun(wait, 0.05)
+    pause = Pause(budget)
+    assert not pause.lasts(10)
+    wait(3.0)
+    budget.add("diagnoses", 3.0)
+    pause.begin(10, 3.0)
+    wait(2.9)
+    assert pause.lasts(11)
+    wait(0.2)
+    assert not pause.lasts(12)
+
+
+def test_a_pause_ends_after_256_steps(wait):
+    pause = Pause(begun(wait, 0.05))
+    pause.begin(10, 3600.0)
+    assert pause.lasts(10 + 255)
+    assert not pause.lasts(10 + 256)

@@ -58,7 +58,8 @@ def test_probes_on_two_devices(distribute, tmp_path):
     finally:
         keras.distribution.set_distribution(None)
     # After the first step without a probe, then by one in each.
-    measured = list(scalars(tmp_path, "activation_headroom_bits"))
+    tag = "mixprec_ranges/activation_headroom_bits"
+    measured = list(scalars(tmp_path, tag))
     assert measured == [1, 2, 3, 4]
     assert len(told(tmp_path, "probe_compiled")) == 1
     assert not told(tmp_path, "probe_failed")

@@ -126,7 +126,7 @@ def test_each_optimizer_is_logged_by_name(make, jit, tmp_path):
     assert run["skipped"] == 1
     expected = {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
     assert scalars(tmp_path, "skipped_steps/left_optimizer") == expected
-    tag = "gradient_norm_by_variable/left_optimizer/"
+    tag = "mixprec_gradient_norm_by_variable/left_optimizer/"
     assert sum(t.startswith(tag) for t in tags(tmp_path)) == 1
 
 

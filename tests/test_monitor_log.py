@@ -59,13 +59,13 @@ def test_tags(run):
     # A run that XLA compiles is long enough for a diagnosis.
     found = tags(run) - {"error_against_float32/00000"}
     # Those are in `test_monitor_performance.py`.
-    assert {tag for tag in found if not tag.startswith("performance/")} == {
+    assert {tag for tag in found if "performance/" not in tag} == {
         "loss_scale",
         "log2_loss_scale",
         "skipped_steps",
         "gradient_norm",
-        f"gradient_norm_by_variable/{KERNEL}",
-        f"overflow_count/{KERNEL}",
+        f"mixprec_gradient_norm_by_variable/{KERNEL}",
+        f"mixprec_overflow_count/{KERNEL}",
         "nonfinite_losses/inf",
         "nonfinite_gradients/inf",
         "layers",
@@ -74,6 +74,8 @@ def test_tags(run):
         "events/00000",
         "scale/00000",
         "custom_scalars__config__",
+        "_hparams_/experiment",
+        "_hparams_/session_start_info",
     }
 
 
@@ -87,7 +89,7 @@ def test_loss_scale_and_skipped_steps(run):
 
 
 def test_gradient_norms_are_unscaled(run):
-    for tag in "gradient_norm", f"gradient_norm_by_variable/{KERNEL}":
+    for tag in "gradient_norm", f"mixprec_gradient_norm_by_variable/{KERNEL}":
         norms = scalars(run, tag)
         for step, value in enumerate(VALUES, start=1):
             if value == BAD:
@@ -114,7 +116,7 @@ def test_norm_of_all_gradients(tmp_path):
 
 
 def test_overflow_counts_by_variable(run):
-    counts = scalars(run, f"overflow_count/{KERNEL}")
+    counts = scalars(run, f"mixprec_overflow_count/{KERNEL}")
     assert counts == {3: 1, 4: 2, 5: 2, 6: 2}
 
 
@@ -179,6 +181,6 @@ def test_a_tensorboard_serves_the_run(tmp_path):
     flag = f"--load_fast={'true' if loader else 'false'}"
     with tensorboard(str(tmp_path), flag) as url:
         served = poll(lambda: get(url, "plugin/scalars/tags")["mixprec"])
-        assert f"mixprec/overflow_count/{KERNEL}" in served
+        assert f"mixprec_overflow_count/{KERNEL}" in served
         shown = poll(lambda: get(url, "plugin/text/tags").get("mixprec"))
         assert set(shown) == {"mixprec/layer_dtypes", "mixprec/skipped_step"}

@@ -79,7 +79,7 @@ def test_a_step_takes_what_another_clock_says(tmp_path):
     assert found["step_time_p95"] >= found["step_time_median"] >= PAUSE
     assert is_near(found["samples_per_second"], ROWS / pace.per_call())
     assert found["input_share"] is None or found["input_share"] < 0.5
-    curve = scalars(tmp_path, "performance/step_time")
+    curve = scalars(tmp_path, "mixprec_performance/step_time")
     assert min(curve.values()) >= PAUSE
     assert set(curve) >= {20, 30, 40, 50}
     names = "step_time", "step_time_median", "step_time_p95", "overhead_share"

@@ -37,7 +37,7 @@ def test_headroom_of_what_is_not_finite_is_none(tmp_path):
 def test_curves_are_of_layers_in_16_bits(tmp_path):
     watcher, run = repaired(tmp_path)
     at = max(layer["demoted_at"] or 0 for layer in run["layers"])
-    bits = scalars(tmp_path, "activation_headroom_bits")
+    bits = scalars(tmp_path, "mixprec_ranges/activation_headroom_bits")
     later = [value for step, value in bits.items() if step > at + 1]
     assert later
     assert min(later) > 6

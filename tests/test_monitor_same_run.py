@@ -69,7 +69,7 @@ def test_they_are_the_same_where_ranges_are_measured(jit, tmp_path):
     wrap = OPTIMIZERS["ours"]
     watched = trained(wrap, jit, [kmp.MixPrecMonitor(tmp_path, verbose=0)])
     # Two calls of `fit`, of two epochs of six steps each.
-    steps = sorted(scalars(tmp_path, "weight_headroom_bits"))
+    steps = sorted(scalars(tmp_path, "mixprec_ranges/weight_headroom_bits"))
     assert steps[0] == 1
     assert steps[-1] >= 24
     _assert_same(watched, trained(wrap, jit, []), jit)

@@ -1,5 +1,6 @@
 """A skipped step does not poison its epoch for the other callbacks."""
 
+import gc
 import math
 import os
 
@@ -191,6 +192,16 @@ def test_a_skipped_epoch_is_no_plateau(order, tmp_path):
     assert len(history["loss"]) == 6
     assert stopping.best == reducing.best == 1 / 64
     assert float(model.optimizer.learning_rate) == 2.0**-40
+
+
+def test_callbacks_are_sought_once_in_a_fit(tmp_path, monkeypatch):
+    sought, find = [], gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: sought.append(1) or find())
+    stopping = CALLBACKS["EarlyStopping"]("")
+    callbacks = [monitor(tmp_path), stopping]
+    fit(one_weight(), [BAD] * 4, callbacks, epochs=4)
+    assert len(sought) == 1
+    assert stopping.best is None
 
 
 def test_a_skipped_epoch_ends_no_checkpoints_of_later_fits(tmp_path):

@@ -231,7 +231,7 @@ def test_without_ranges_it_says_what_measures_them(page, tmp_path):
         poll(lambda: ask(url, "runs"))
         page.open(url, run="bare/mixprec")
         page.one("#what-if")
-        page.until(lambda: "probe_every" in page.text("#what-if .nothing"))
+        page.until(lambda: "probe_every" in page.text("#what-if .absent"))
 
 
 # The range of a layer by step.
@@ -320,7 +320,7 @@ def test_without_changes_it_says_what_makes_them(page, url):
 
 def test_two_runs_layer_by_layer(page, url, logs):
     page.open(url, run=TUNED)
-    assert "second run" in page.text("#difference .nothing")
+    assert "second run" in page.text("#difference .absent")
     page.open(url, run=TUNED, compare=FAILED)
     page.one("#difference")
     page.until(lambda: page.all("#difference tr[data-layer] td:nth-child(5)"))
@@ -385,5 +385,33 @@ def test_blocks_of_the_map_are_unfolded(page, tmp_path):
         assert len(names) == 2
         assert "overflow: 1 bits too large; 2 layers, folded" in names[0]
         assert "has no graph" in page.text("#map .hint")
-        page.click("#map button.node")
+        page.click("#map button.node[data-layer=block]")
         assert len(page.all("#map button.node")) == 3
+
+
+# The search for the layers that need float32.
+
+
+def test_the_trials_of_a_search_are_a_curve(page, tmp_path):
+    model = tiny_transformer()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+    plan = kmp.minimize_float32(model, x, np.arange(16) % 3, log_dir=tmp_path)
+    trials = plan.trade_off
+    with tensorboard(str(tmp_path)) as url:
+        assert poll(lambda: ask(url, "runs"))
+        page.open(url, run="mixprec")
+        best = len(trials.pareto())
+        words = f"{len(trials)} trials, {best} of them Pareto-optimal"
+        assert page.text("#pareto .hint").startswith(words)
+        page.click("#pareto details summary")
+        rows = [r.split("\t") for r in page.values("#pareto tr", "innerText")]
+        told = [set(row[3].split(", ")) - {"nothing"} for row in rows[1:]]
+        assert told == [set(trial["float32"]) for trial in trials]
+        kept = [row[2] == "yes" for row in rows[1:]]
+        assert kept == [trial["pareto_optimal"] for trial in trials]
+
+
+def test_without_a_search_it_says_what_makes_one(page, url):
+    page.open(url, run=TUNED)
+    assert "minimize_float32(model, x, y, log_dir=...)" in page.text("#pareto")

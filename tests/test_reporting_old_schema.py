@@ -40,3 +40,16 @@ def test_a_log_of_version_1_is_read_and_continued(tmp_path):
     (layer,) = run.overview()["layers"]
     assert layer["share_of_flops"] == 1.0
     assert "work" not in layer
+
+
+def test_histograms_of_when_all_tags_were_in_one_group(tmp_path):
+    bins = np.array([[0.0, 1.0, 5.0]])
+    with RunLog(tmp_path) as log:
+        log.event(0, {"kind": "train_begin"})
+        log.histogram(3, "mixprec/grad_exponent/a", bins)
+        log.histogram(9, f"{schema.EXPONENTS['gradient']}/a", bins + 1)
+    run = RunData("run", FileSource(log.folder))
+    found = {"activation": [], "gradient": ["a"]}
+    assert run.overview()["histograms"] == found
+    found = {"steps": [3, 9], "exponents": [[0], [1]], "counts": [[5], [6]]}
+    assert run.histogram("a", "gradient") == found

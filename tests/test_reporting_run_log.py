@@ -2,14 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from reporting_readers import read_tag
+from reporting_readers import read_events, read_tag
 from tensorboard.backend.event_processing import event_accumulator
 
 from keras_mixprec.reporting.event_file import event_file_paths
@@ -226,13 +225,14 @@ def test_writing_imports_no_backend(tmp_path):
     assert printed.strip() == "set()"
 
 
-def test_settings_are_written_once_and_beside_nobody_else(tmp_path):
+def test_settings_are_in_the_run_itself(tmp_path):
+    known = {"policy": str}, {"mixprec/loss_scale": "loss scale"}
     for _ in range(2):
-        with RunLog(tmp_path / "own") as log:
-            log.settings({"policy": "mixed_float16"})
-    (path,) = event_file_paths(tmp_path / "own")
-    (tmp_path / "shared").mkdir()
-    shutil.copy(path, tmp_path / "shared" / "events.out.tfevents.1.theirs")
-    with RunLog(tmp_path / "shared") as log:
-        log.settings({"policy": "mixed_float16"})
-    assert len(event_file_paths(tmp_path / "shared")) == 1
+        with RunLog(tmp_path) as log:
+            log.settings({"policy": "mixed_float16"}, *known)
+    assert event_file_paths(tmp_path) == []
+    tags = [v.tag for e in read_events(log.folder) for v in e.summary.value]
+    assert set(tags) == {
+        "_hparams_/experiment",
+        "_hparams_/session_start_info",
+    }

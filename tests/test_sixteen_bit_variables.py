@@ -90,6 +90,15 @@ def test_a_sound_layer_is_compared_and_not_blamed(kind, policy):
     assert [verdict.kind for verdict in found] == ["policy"]
 
 
+@pytest.mark.usefixtures("policy")
+def test_statistics_that_are_stored_in_16_bits_are_no_fault_of_a_layer():
+    # A variance near 1, of which bfloat16 has multiples of 1/256.
+    x = np.random.default_rng(0).normal(size=(16, 8))
+    model = _model([layers.BatchNormalization()], x)
+    found = kmp.diagnose(model, x, np.ones((16, 1)))
+    assert [verdict.kind for verdict in found] == ["policy"]
+
+
 class _SquaredConv(layers.Conv2D):
     def call(self, x):
         return keras.ops.sqrt(keras.ops.square(super().call(x) * 400.0))

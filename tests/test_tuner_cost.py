@@ -1,24 +1,27 @@
 """What the tuner's diagnoses cost, and when they are made."""
 
+import time
+
+import keras
 import numpy as np
 import pytest
 from monitor_models import each_jit, monitor
 from tuner_models import chain, done, fit, tuner
 from zoo import cases
 
-from keras_mixprec.diagnosis import in_training as examiner
+from keras_mixprec.diagnosis import in_training
 
 
 @pytest.fixture
 def diagnosed(monkeypatch):
     """The steps at which a batch is diagnosed."""
-    steps, examine = [], examiner.examine
+    steps, examine = [], in_training.examine
 
     def noted(*args, step=None):
         steps.append(step)
         return examine(*args, step=step)
 
-    monkeypatch.setattr(examiner, "examine", noted)
+    monkeypatch.setattr(in_training, "examine", noted)
     return steps
 
 
@@ -27,6 +30,45 @@ def test_a_run_that_diverges_is_not_diagnosed_again_and_again(diagnosed):
     case.fit(case.model("mixed_float16", False), callbacks=[tuner()])
     # Three audits and four false alarms at any cost; it was 12 times.
     assert len(diagnosed) <= 8
+
+
+@pytest.fixture
+def seconds(monkeypatch, diagnosed):
+    """A clock that steps move by 2 ms, and each diagnosis by one second."""
+    now, noted = [100.0], in_training.examine
+
+    def examine(*args, **kwargs):
+        now[0] += 1.0
+        return noted(*args, **kwargs)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(in_training, "examine", examine)
+    return now
+
+
+def ticking(now):
+    def tick(batch, logs=None):
+        now[0] += 0.002
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=tick)
+
+
+def test_diagnoses_of_a_run_that_diverges_wait_for_each_other(
+    diagnosed, seconds
+):
+    (case,) = cases(["learning_rate_too_high"])
+    model = case.model("mixed_float16", False)
+    case.fit(model, callbacks=[tuner(), ticking(seconds)])
+    # 500 steps take as long as a diagnosis; there were 208, and 6 diagnoses.
+    assert diagnosed == [0, 2, 5]
+
+
+def test_a_fault_behind_a_divergence_is_repaired(diagnosed, seconds):
+    model, callback = chain(), tuner()
+    values = [1.0] + [1e38] * 30 + [1.0] * 300 + [1000.0] * 30
+    fit(model, values, callback, ticking(seconds))
+    (step,) = done(callback)
+    assert 331 < step <= 331 + 8
 
 
 def test_a_dry_run_does_not_diagnose_every_step_that_fails(diagnosed):

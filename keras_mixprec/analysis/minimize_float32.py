@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -23,6 +24,7 @@ from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import MODEL_PATH, check_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
+from keras_mixprec.reporting.run_log import RunLog
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 
@@ -44,6 +46,7 @@ def minimize_float32(
     mode: str = "auto",
     validation_tolerance: float = 0.002,
     resume: str | os.PathLike | None = None,
+    log_dir: str | os.PathLike | None = None,
 ) -> PrecisionPlan:
     """Finds the smallest set of layers that has to compute in float32.
 
@@ -87,6 +90,8 @@ def minimize_float32(
         resume: String or path-like, a JSON file in which finished trials are
             kept. A search that was killed goes on from there, with the same
             result; tolerances may be others. Defaults to `None`.
+        log_dir: String or path-like, a folder to which all trials are logged
+            for the tab of TensorBoard. Defaults to `None`.
 
     Returns:
         A `PrecisionPlan`, not applied yet. The reason of each entry that was
@@ -101,6 +106,7 @@ def minimize_float32(
             float32 is not finite on them, or no set reaches the tolerance;
             if `monitor` or `mode` is given without `validate_fn`;
             if `resume` is damaged or of another model or other data.
+        OSError: If `log_dir` cannot be written to, before anything is tried.
 
     Warns:
         UserWarning: If a rule in `rules`, other than a default one, matches no
@@ -144,7 +150,8 @@ def minimize_float32(
         evaluation = Evaluation(model, validation)
     data = to_tensors((x, y, sample_weight))
     # Constants that overflow float16 are what is looked for.
-    with np.errstate(all="ignore"):
+    log_or_none = nullcontext() if log_dir is None else RunLog(log_dir)
+    with np.errstate(all="ignore"), log_or_none as log:
         build_for(model, data)
         matcher = matcher_of(model, policy, rules)
         start = starting_point(model, policy, matcher)
@@ -159,6 +166,8 @@ def minimize_float32(
             with search.trials(verbose).shown() as trials:
                 causes = search.causes(trials, limits)
             trade_off = search.trade_off(trials)
+        if log is not None:
+            log.event(log.next_step, trade_off.as_event())
     plan = _plan(start, policy, causes)
     plan.trade_off = trade_off
     return plan

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from keras_mixprec.reporting.schema import TRADE_OFF_EVENT
+
 
 class Trial(NamedTuple):
     """How far a model is off with some layers in float32.
@@ -73,6 +75,11 @@ class TradeOff(Sequence):
     def to_list(self) -> list[dict]:
         """Returns all of them as a list of dicts."""
         return [dict(point) for point in self]
+
+    def as_event(self) -> dict:
+        """Returns what the log keeps of it."""
+        kind, title = TRADE_OFF_EVENT, self._title()
+        return {"kind": kind, "title": title, "points": self.to_list()}
 
     def plot(self, path=None):
         """Returns a matplotlib figure of the curve.

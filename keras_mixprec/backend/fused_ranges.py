@@ -1,4 +1,4 @@
-"""The range of many tensors in one reduction, for backends that XLA compiles.
+"""The range of many tensors in few reductions, for backends that XLA compiles.
 
 One reduction of several numbers compiles in a third of the time that as many
 reductions take, and reads each element once.
@@ -9,11 +9,8 @@ from keras import ops
 
 from keras_mixprec.backend.interface import INFINITY, SHIFT
 
-# Squares of float32 numbers overflow and underflow, and not every device has
-# float64: from the first number on they are added up times the square of the
-# second, below it times that of the third, so that up to 2**31 of them fit.
-# What is below 2**-87 counts as zero in a mean.
-_LARGE, _DOWN, _UP = 2.0**24, 2.0**-80, 2.0**24
+# The bits of an exponent, and the largest of one that is finite.
+_EXPONENT, _LARGEST = INFINITY, INFINITY - (1 << SHIFT)
 
 
 def measure(tensors, floors, bitcast, reduce):
@@ -35,38 +32,30 @@ def measure(tensors, floors, bitcast, reduce):
     # In the order of magnitudes. A maximum of floats, which has to hand on NaN,
     # keeps the loop over the elements from being vectorized.
     finite_bits = ops.where(bits < INFINITY, bits, 0)
-    finite = bitcast(finite_bits, "float32")
-    squares = _squares(finite, tensors.dtype)
     edges = [INFINITY + 1, *(floor << SHIFT for floor in floors), INFINITY]
-    largest, *found = reduce(
-        [
-            finite_bits,
-            *squares,
-            *(ops.cast(bits >= edge, "int32") for edge in edges),
-        ]
-    )
+    counted = [ops.cast(bits >= edge, "int32") for edge in edges]
     divisor = ops.maximum(size, 1.0)
-    sums, (nan, *counts) = found[: len(squares)], found[len(squares) :]
-    rms = _root(*(total / divisor for total in sums))
+    if keras.backend.standardize_dtype(tensors.dtype) == "float16":
+        squares = ops.square(bitcast(finite_bits, "float32"))
+        largest, total, nan, *counts = reduce([finite_bits, squares, *counted])
+        rms = ops.sqrt(total / divisor)
+    else:
+        largest, nan, *counts = reduce([finite_bits, *counted])
+        up = _scale(largest, bitcast)
+        scaled = bitcast(finite_bits, "float32") * up[:, None]
+        rms = ops.sqrt(ops.sum(ops.square(scaled), 1) / divisor) / up
     sizes = ops.ones_like(rms) * size
     columns = [bitcast(largest, "float32"), rms, nan, sizes, *counts]
     return ops.stack([ops.cast(c, "float32") for c in columns], axis=1)
 
 
-def _squares(finite, dtype):
-    """What is to be added up for a mean, in one part or two."""
-    # Those of float16 numbers fit, and two parts take three times as long.
-    if keras.backend.standardize_dtype(dtype) == "float16":
-        return [ops.square(finite)]
-    large = finite >= _LARGE
-    squares = ops.square(finite * ops.where(large, _DOWN, _UP))
-    return [ops.where(large, squares, 0.0), ops.where(large, 0.0, squares)]
+def _scale(largest, bitcast):
+    """The power of two that takes a magnitude, given by its bits, to about 1.
 
-
-def _root(total, low=None):
-    """The root of what was added up."""
-    if low is None:
-        return ops.sqrt(total)
-    high, low = ops.sqrt(total) / _DOWN, ops.sqrt(low) / _UP
-    ratio = low / ops.where(high > 0, high, 1.0)
-    return ops.where(high > 0, high * ops.sqrt(1 + ops.square(ratio)), low)
+    Of other numbers than float16's the squares overflow and underflow, and not
+    every device has float64. Two passes over all of them, each of which is
+    vectorized on a CPU, take a third to a half of the time of one that adds up
+    large and small ones apart, which is not.
+    """
+    exponent = ops.bitwise_and(largest, _EXPONENT)
+    return bitcast(ops.maximum(_LARGEST - exponent, 1 << SHIFT), "float32")

@@ -31,21 +31,22 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec/nonfinite_losses/<kind>` | batches so far with such a loss | U |
     | `mixprec/nonfinite_gradients/<kind>` | steps so far with such | U |
     | `mixprec/gradient_norm` | unscaled norm of all gradients | U |
-    | `mixprec/gradient_norm_by_variable/<path>` | of each gradient | U |
-    | `mixprec/overflow_count/<path>` | steps in which it overflowed | U |
+    | `mixprec_gradient_norm_by_variable/<path>` | of each gradient | U |
+    | `mixprec_overflow_count/<path>` | steps in which it overflowed | U |
     | `mixprec/layer_dtypes` (text) | dtypes of each layer | start, change |
     | `mixprec/skipped_step` (text) | what overflowed at which scale | U |
-    | `mixprec/{activation,gradient,weight}_headroom_bits` | least one | P, R |
-    | `mixprec/gradient_subnormal` | largest share in one layer | P, R |
-    | `mixprec/weight_gradient_below` | same, below all of float16 | P, R |
-    | `mixprec/lost_updates` | same, of weights that a step left alone | P |
-    | `mixprec/attention_logits_largest` | largest of any layer | P, R |
-    | `mixprec/nonfinite_layers` | layers with infinities or NaNs | P, R |
-    | `mixprec/performance/<name>` | step time, samples a second ... | U |
+    | `mixprec_ranges/<part>_headroom_bits` | least one | P, R |
+    | `mixprec_ranges/gradient_subnormal` | largest share in one layer | P, R |
+    | `mixprec_ranges/weight_gradient_below` | below all of float16 | P, R |
+    | `mixprec_ranges/lost_updates` | of weights that a step left alone | P |
+    | `mixprec_ranges/attention_logits_largest` | of any layer | P, R |
+    | `mixprec_ranges/nonfinite_layers` | with infinities or NaNs | P, R |
+    | `mixprec_performance/<name>` | step time, samples a second ... | U |
     | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |
-    | `mixprec/{activation,grad}_exponent/<path>` | histograms | epoch, R |
+    | `mixprec_<part>_exponent/<path>` | histograms | epoch, R |
 
-    Kinds are `inf`, `-inf` and `nan`, each from when it was first seen.
+    Parts are `activation`, `gradient` and `weight`. Kinds are `inf`, `-inf` and
+    `nan`, each from when it was first seen.
 
     U: every `update_freq` steps and at the end of an epoch. S: at each step
     that changed it. P: when a step was probed. R: when ranges were read. The

@@ -10,6 +10,8 @@ from keras_mixprec.callbacks.fit_state import FitState, Parts
 from keras_mixprec.callbacks.settings import Settings
 from keras_mixprec.monitoring.attach import (
     CHARTS,
+    METRICS,
+    SETTINGS,
     after_epoch,
     keep_watching,
     settings_of,
@@ -285,7 +287,7 @@ class Session:
         self.model.make_train_function()  # `train_on_batch` does it too late.
         self.state = FitState.begin(self)
         self.log.layout(self.step, CHARTS)
-        self.log.settings(settings_of(self.model))
+        self.log.settings(settings_of(self.model), SETTINGS, METRICS)
         # Not needed before a `fit` begins.
         from keras_mixprec.monitoring import precision_settings
 

@@ -69,10 +69,13 @@ class MetricGuard:
         on: Boolean. Whether it is between `start` and `stop`.
         epoch_was_skipped: Boolean. Whether a metric reported NaN since every
             step of an epoch was skipped.
+        comparing: Callbacks of this `fit` that remember a best value, `None`
+            until they are sought.
     """
 
     def __init__(self, model: keras.Model, earlier: dict | None = None):
         self.on = self.epoch_was_skipped = False
+        self.comparing = None
         self._model = model
         self._in_steps, self._in_fit = Replacements(), Replacements()
         self._function = GuardedFunction(

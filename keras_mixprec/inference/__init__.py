@@ -15,6 +15,9 @@ Files:
 - `least_exact.py`: which layer of a converted model rounds the most.
 - `rescale_weights.py`: powers of two moved from one layer's weights into the
   next one's, so that activations fit 16 bits.
+- `clamp_outputs.py`: outputs clamped to a format's maximum, where it does not
+  matter.
+- `variants.py`: the model with these two changes.
 - `rebuild.py`: the same model again, from its config, in other dtypes.
 - `storage.py`: which dtype each layer stores its weights in and computes in.
 - `runnable.py`: layers whose code raises in the dtypes that were planned.

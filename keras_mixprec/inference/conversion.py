@@ -10,23 +10,22 @@ from keras import tree
 
 from keras_mixprec._console import one_line
 from keras_mixprec.backend import active
-from keras_mixprec.devices.memory import bytes_of, weights_bytes
+from keras_mixprec.devices.memory import bytes_of
 from keras_mixprec.formats import get_format
-from keras_mixprec.inference.activations import largest_activations
 from keras_mixprec.inference.calibration import to_tensors
 from keras_mixprec.inference.drift import Drift
 from keras_mixprec.inference.float32_outputs import with_float32_outputs
 from keras_mixprec.inference.latency import latency
 from keras_mixprec.inference.least_exact import least_exact
 from keras_mixprec.inference.loading import loadable
-from keras_mixprec.inference.rebuild import Rebuilder
 from keras_mixprec.inference.report import ConversionReport
 from keras_mixprec.inference.runnable import compilable, runnable
 from keras_mixprec.inference.storage import Assignment, by_plan, by_rules
+from keras_mixprec.inference.variants import Variant, variants
 from keras_mixprec.inference.wide_layers import smallest_wide_set
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.numerics.layer_hooks import temporary_policies
-from keras_mixprec.policies.layers import walk
+from keras_mixprec.policies.layers import LayerEntry, walk
 from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
@@ -43,12 +42,18 @@ _MARGIN = 0.8
 class _Built(NamedTuple):
     """A converted model, what it follows, and how far off it is."""
 
+    variant: Variant
     model: keras.Model
     assignment: Assignment
     notes: list[str]
     plan: PrecisionPlan
-    layers: list[dict]
+    entries: list[LayerEntry]
     drift: Drift
+
+    @property
+    def wide(self) -> list[str]:
+        """The paths of the layers that compute in float32."""
+        return [path for path, p in self.plan.items() if p == "float32"]
 
 
 class Conversion:
@@ -63,7 +68,6 @@ class Conversion:
 
     Attributes:
         reference: The model in float32.
-        entries: List of its `LayerEntry`s, itself the last.
     """
 
     def __init__(
@@ -74,18 +78,15 @@ class Conversion:
         keep_io: bool,
         metric: Callable[[keras.Model], float] | None,
     ):
-        self._source = Rebuilder(model, batches[0])
-        self.reference = self._source.reference
-        self.entries = self._source.entries
-        self._bytes = weights_bytes(model)
+        self._as_it_is = Variant(model, batches)
+        self.reference = self._as_it_is.reference
+        # The state of random numbers is no weight.
+        self._bytes = bytes_of(model.weights)
         self._batches = batches
         self._tolerance = tolerance
         self._keep_io = keep_io
         self._metric = metric
         self._exact = self._predicted_exactly()
-        self._largest = largest_activations(
-            self.reference, self.entries, batches
-        )
 
     def _predicted_exactly(self):
         try:
@@ -114,14 +115,40 @@ class Conversion:
         Raises:
             ValueError: If the tolerance is not kept.
         """
-        assignment = by_rules(self.reference, self.entries, dtype, rules)
-        built = self._built(assignment)
-        if built.drift.relative > self._tolerance:
-            repaired = self._built(self._with_fewest_wide(built))
-            # With all in float32 it is, but that is no conversion.
-            kept = repaired.drift.relative <= self._tolerance
-            built = repaired if kept and repaired.assignment.dtypes() else built
-        return self._reported(dtype, built)
+        first = self._by_rules(self._as_it_is, dtype, rules)
+        kept = first.drift.relative <= self._tolerance
+        return self._reported(
+            dtype, first if kept else self._repaired(first, dtype, rules)
+        )
+
+    def _by_rules(self, variant, dtype, rules):
+        return self._built(
+            variant,
+            by_rules(variant.reference, variant.entries, dtype, rules),
+        )
+
+    def _repaired(self, first, dtype, rules):
+        """With numbers that fit, or else with the fewest layers in float32.
+
+        What it was given, if even that does not keep the tolerance.
+        """
+        tried = [first]
+        for variant in variants(self._as_it_is.source, self._batches, dtype):
+            built = self._by_rules(variant, dtype, rules)
+            if built.drift.relative <= self._tolerance:
+                return built
+            tried.append(built)
+        widened = [
+            self._built(one.variant, self._with_fewest_wide(one))
+            for one in tried
+        ]
+        # With all in float32 it is kept, but that is no conversion.
+        kept = [
+            one
+            for one in widened
+            if one.drift.relative <= self._tolerance and one.assignment.dtypes()
+        ]
+        return min(kept, key=lambda one: len(one.wide), default=first)
 
     def by_plan(
         self, plan: PrecisionPlan
@@ -134,22 +161,25 @@ class Conversion:
         Raises:
             ValueError: If the tolerance is not kept.
         """
-        assignment = by_plan(self.entries, self._source.origins, plan)
-        return self._reported("plan", self._built(assignment))
+        own = self._as_it_is
+        assignment = by_plan(own.entries, own.source.origins, plan)
+        return self._reported("plan", self._built(own, assignment))
 
-    def _built(self, assignment):
+    def _built(self, variant, assignment):
         x = to_tensors(self._batches[0])
-        reference = (self.reference, self.entries)
+        reference = (variant.reference, variant.entries)
         assignment = runnable(*reference, assignment, x)
         while True:
-            model, assignment, notes = loadable(self._source, assignment, x)
-            plan = _plan_of(model, assignment)
-            layers = [self._row(entry, plan) for entry in walk(model)]
+            model, assignment, notes = loadable(variant.source, assignment, x)
+            plan = _plan_of(model, assignment, variant.reasons)
+            entries = walk(model)
             if self._keep_io:
                 model = with_float32_outputs(model)
             try:
                 drift = self._drift(model, self._batches, self._exact)
-                return _Built(model, assignment, notes, plan, layers, drift)
+                return _Built(
+                    variant, model, assignment, notes, plan, entries, drift
+                )
             except active.replay().REFUSALS as error:
                 assignment = compilable(*reference, assignment, x, error)
 
@@ -160,10 +190,10 @@ class Conversion:
             for x, exact in zip(self._batches, self._exact, strict=True)
             if self._drift(built.model, [x], [exact]).relative > self._tolerance
         ]
-        assignment = built.assignment
-        with temporary_policies(assignment.computing(self.entries)):
+        variant, assignment = built.variant, built.assignment
+        with temporary_policies(assignment.computing(variant.entries)):
             found = smallest_wide_set(
-                self.reference,
+                variant.reference,
                 [x for x, _ in off[:_MOST_BATCHES]],
                 tolerance=_MARGIN * self._tolerance,
             )
@@ -175,16 +205,17 @@ class Conversion:
         if not built.drift.relative <= self._tolerance:
             raise ValueError(self._refusal(policy, built))
         model = built.model
+        largest = built.variant.largest(self._batches)
         return model, ConversionReport(
             policy=policy,
             plan=built.plan,
-            layers=built.layers,
+            layers=[_row(entry, built, largest) for entry in built.entries],
             drift=built.drift.to_list(),
             tolerance=self._tolerance,
-            size={"before": self._bytes, "after": weights_bytes(model)},
+            size={"before": self._bytes, "after": bytes_of(model.weights)},
             latency=latency(self.reference, model, self._batches[0]),
             metric=self._measured(model),
-            notes=built.notes,
+            notes=built.variant.notes + built.notes,
         )
 
     def _drift(self, model, batches, outputs):
@@ -195,8 +226,9 @@ class Conversion:
 
     def _refusal(self, policy, built):
         drift, x = built.drift, to_tensors(self._batches[0])
+        own = built.variant
         path, error = least_exact(
-            self.reference, self.entries, built.assignment, x
+            own.reference, own.entries, built.assignment, x
         )
         worst = ""
         if path:
@@ -205,7 +237,7 @@ class Conversion:
                 if error == math.inf
                 else f"it is off by {error:.2g} of its own outputs"
             )
-            largest = self._largest.get(path)
+            largest = own.largest(self._batches).get(path)
             reach = f", which reach {largest:.3g} in float32" if largest else ""
             worst = f" The layer {path!r} is the worst: {off}{reach}."
         far = (
@@ -228,19 +260,22 @@ class Conversion:
             "after": float(self._metric(model)),
         }
 
-    def _row(self, entry, plan):
-        layer, largest = entry.layer, self._largest.get(entry.path)
-        own = [*own_trainable(layer), *own_non_trainable(layer)]
-        return {
-            "path": entry.path,
-            "class": type(layer).__name__,
-            "policy": plan[entry.path],
-            "parameters": sum(math.prod(v.shape) for v in own),
-            "bytes": bytes_of(own),
-            "largest": largest,
-            "headroom_bits": _headroom(layer, largest),
-            "reason": plan.reasons.get(entry.path, ""),
-        }
+
+def _row(entry, built, largest):
+    layer, path = entry.layer, entry.path
+    own = [*own_trainable(layer), *own_non_trainable(layer)]
+    return {
+        "path": path,
+        "class": type(layer).__name__,
+        "policy": built.plan[path],
+        "parameters": sum(math.prod(v.shape) for v in own),
+        "bytes": bytes_of(own),
+        "largest": largest.get(path),
+        "headroom_bits": _headroom(layer, largest.get(path)),
+        "rescaled_bits": built.variant.rescaled.get(path, 0),
+        "clamped": path in built.variant.clamped,
+        "reason": built.plan.reasons.get(path, ""),
+    }
 
 
 def _floats(outputs):
@@ -256,8 +291,9 @@ def _headroom(layer, largest):
     return math.log2(maximum) - math.log2(largest)
 
 
-def _plan_of(model, assignment):
+def _plan_of(model, assignment, more):
     entries = walk(model)
     policies = {entry.path: policy_name(entry.layer) for entry in entries}
-    reasons = {p: r for p, r in assignment.reasons.items() if p in policies}
+    reasons = more | assignment.reasons
+    reasons = {p: r for p, r in reasons.items() if p in policies}
     return PrecisionPlan(policies, policy_name(model), reasons)

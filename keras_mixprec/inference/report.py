@@ -25,7 +25,10 @@ class ConversionReport(HtmlReport):
             magnitude in its inputs and outputs in float32 on the calibration
             data, `headroom_bits`, by how many powers of two that could grow
             before it overflows the layer's compute dtype (the last two `None`
-            where it has no floating-point numbers), and `reason`.
+            where it has no floating-point numbers), `rescaled_bits`, the power
+            of two by which its outputs are smaller than before, `clamped`,
+            whether its outputs are clamped to the format's maximum, and
+            `reason`.
         drift: List of dicts, one for each floating-point output: `output`,
             `relative`, the norm of the difference from float32 as a share of
             the output's norm, `largest` and `mean` of the absolute difference,

@@ -2,10 +2,18 @@
 
 What one product returns `2**-k` times as large, the next can take back: its
 kernel is `2**k` times as large. Between the two may be whatever hands a factor
-on, such as ReLU, sums of what all has the same factor, or pooling; and a
-normalization takes any factor, if its epsilon has it too. Powers of two change
-the exponents of numbers and none of their digits, so that in float32 the model
-computes the same, bit for bit. It consists of Keras' own layers as before.
+on, such as ReLU, sums of what all has the same factor, or pooling. The model
+consists of Keras' own layers as before.
+
+It is exact. A power of two changes the exponent of a number and none of its
+digits: the product of two numbers, the sum of numbers that all have the same
+factor, and a square root of `4**-k * v` round as they did without it, `2**-k`
+times as large. A normalization divides by `sqrt(variance + epsilon)`, so that
+it takes back any factor of its inputs, if its epsilon has the square of it: an
+epsilon that stays as it was would count `4**k` times as much. What it returns
+can have a factor of its own, which its gain and its offset take. The one
+exception are numbers below the smallest normal number; outputs that are not
+the same in float32, bit for bit, undo it all.
 """
 
 import math
@@ -17,9 +25,11 @@ from keras import layers, tree
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.formats import get_format
+from keras_mixprec.inference.calibration import to_tensors
 from keras_mixprec.keras_internals import functional_of, inbound_nodes
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_hooks import in_float32
+from keras_mixprec.policies.layers import walk
 
 _PRODUCTS = (
     layers.Dense,
@@ -88,7 +98,7 @@ _HOMOGENEOUS = (
 
 
 def rescale_weights(
-    model: keras.Model, x: Any, dtype: str = "float16"
+    model: keras.Model, batches: list[Any], dtype: str = "float16"
 ) -> dict[str, int]:
     """Makes activations fit a format, by powers of two in a model's weights.
 
@@ -96,16 +106,17 @@ def rescale_weights(
     Activations that fit already are left as they are, and so are all that
     something other than products, normalizations and what hands a factor on
     takes or returns: those of inputs and outputs, attention, other
-    activations, layers that are called more than once, and a nested model.
+    activations, layers that are called more than once, and a nested model. A
+    normalization without a gain returns what it returned.
 
     Args:
         model: A built functional or `Sequential` `keras.Model`.
-        x: Inputs as for `model.predict`, on which activations are measured.
+        batches: List of batches of inputs, on which activations are measured.
         dtype: String. The format that they shall fit, with two bits to spare.
             Defaults to `"float16"`.
 
     Returns:
-        Dict from the name of a layer to the power of two by which its outputs
+        Dict from the path of a layer to the power of two by which its outputs
         are smaller now; empty if there is nothing to do, or if the outputs in
         float32 would not be the same: then the model is as it was.
 
@@ -120,20 +131,35 @@ def rescale_weights(
             f"Received: model={model!r} of type {type(model).__name__}"
         )
     graph = _Graph(functional)
-    bits = graph.bits(x, get_format(dtype).maximum)
+    bits = graph.bits(batches, get_format(dtype).maximum)
     if not any(bits.values()):
         return {}
     before = [np.array(v) for v in model.weights]
     epsilons = [(n, n.epsilon) for n in graph.normalizations]
-    known = _outputs(functional, functional.outputs, x)
+    known = [values_of(functional, functional.outputs, x) for x in batches]
     graph.rescale(bits)
-    found = _outputs(functional, functional.outputs, x)
-    if not all(map(np.array_equal, found, known)):
-        model.set_weights(before)
-        for layer, epsilon in epsilons:
-            layer.epsilon = epsilon
-        return {}
-    return graph.by_layer(bits)
+    for x, exact in zip(batches, known, strict=True):
+        found = values_of(functional, functional.outputs, x)
+        if not all(map(np.array_equal, found, exact)):
+            model.set_weights(before)
+            for layer, epsilon in epsilons:
+                layer.epsilon = epsilon
+            return {}
+    return graph.by_path(bits, model)
+
+
+def values_of(functional, tensors: list, x: Any) -> list[np.ndarray]:
+    """Returns the values of some tensors of a graph, in float32.
+
+    Args:
+        functional: A functional model.
+        tensors: List of its symbolic tensors.
+        x: One batch of inputs.
+    """
+    model = keras.Model(functional.inputs, tensors)
+    with in_float32(functional):
+        found = model(to_tensors(x), training=False)
+    return [to_array(value) for value in tree.flatten(found)]
 
 
 class _Graph:
@@ -160,23 +186,24 @@ class _Graph:
         found = [operation for operation, *_ in self._calls]
         return [x for x in found if isinstance(x, _NORMALIZATIONS)]
 
-    def bits(self, x, maximum: float) -> dict:
+    def bits(self, batches: list, maximum: float) -> dict:
         """Returns by how many powers of two each group has to be smaller.
 
         Args:
-            x: As for `rescale_weights`.
+            batches: As for `rescale_weights`.
             maximum: Float. The largest number of the format.
         """
         limit = maximum * 2.0**-thresholds.BITS_ABOVE
         fixed = {self._root(key) for key in self._fixed}
         keys, tensors = zip(*self._tensors.items(), strict=True)
-        values = _outputs(self._functional, list(tensors), x)
         found = {}
-        for key, value in zip(keys, values, strict=True):
-            root, size = self._root(key), np.abs(value).max(initial=limit)
-            if root not in fixed and math.isfinite(size):
-                needed = math.ceil(math.log2(size / limit))
-                found[root] = max(needed, found.get(root, 0))
+        for x in batches:
+            values = values_of(self._functional, list(tensors), x)
+            for key, value in zip(keys, values, strict=True):
+                root, size = self._root(key), np.abs(value).max(initial=limit)
+                if root not in fixed and math.isfinite(size):
+                    needed = math.ceil(math.log2(size / limit))
+                    found[root] = max(needed, found.get(root, 0))
         return found
 
     def rescale(self, bits: dict):
@@ -188,6 +215,8 @@ class _Graph:
                 if isinstance(operation, layers.BatchNormalization):
                     _multiply(operation.moving_mean, -into)
                     _multiply(operation.moving_variance, -2 * into)
+                for gain in _gains(operation):
+                    _multiply(gain, -out)
             elif isinstance(operation, layers.Embedding):
                 _multiply(operation.embeddings, -out)
             else:
@@ -195,13 +224,14 @@ class _Graph:
                 if operation.bias is not None:
                     _multiply(operation.bias, -out)
 
-    def by_layer(self, bits: dict) -> dict:
-        """Returns the powers of two by the names of the products."""
+    def by_path(self, bits: dict, model) -> dict:
+        """Returns the powers of two by the paths of the layers."""
+        paths = {id(entry.layer): entry.path for entry in walk(model)}
         found = {
-            operation.name: self._bits_of(returned, bits)
+            paths[id(operation)]: self._bits_of(returned, bits)
             for operation, _, returned in self._calls
         }
-        return {name: own for name, own in found.items() if own}
+        return {path: own for path, own in found.items() if own}
 
     def _bits_of(self, tensor, bits):
         return 0 if tensor is None else bits.get(self._root(id(tensor)), 0)
@@ -255,19 +285,22 @@ def _has_weights_to_rescale(layer):
 
 
 def _returns_factor(layer):
+    if isinstance(layer, _NORMALIZATIONS):
+        return bool(_gains(layer))
     if isinstance(layer, layers.Embedding):
         return True
     return getattr(layer, "activation", None) in _HOMOGENEOUS
 
 
+def _gains(layer):
+    """What a normalization multiplies its results by, and adds to them."""
+    if isinstance(layer, layers.RMSNormalization):
+        return [layer.scale]
+    # An offset alone cannot take a factor.
+    found = [layer.gamma] if layer.gamma is not None else []
+    return found + [layer.beta] * bool(found and layer.beta is not None)
+
+
 def _multiply(variable, bits):
     if bits:
         variable.assign(to_array(variable.value) * np.float32(2.0**bits))
-
-
-def _outputs(functional, tensors, x):
-    """The values of some tensors of a model, in float32."""
-    model = keras.Model(functional.inputs, tensors)
-    with in_float32(functional):
-        found = model(tree.map_structure(keras.ops.convert_to_tensor, x))
-    return [to_array(value) for value in tree.flatten(found)]

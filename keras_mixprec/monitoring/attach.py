@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import math
+import weakref
 from collections import Counter
 
 import keras
@@ -17,25 +18,45 @@ from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
-from keras_mixprec.reporting.schema import FED_BY
+from keras_mixprec.reporting.schema import FED_BY, RANGES, SPEED
 
 # What the Custom Scalars tab draws together; tags as regular expressions.
 CHARTS = {
     "Mixed precision": {
         "loss scale (log2)": [r"mixprec/log2_loss_scale.*"],
         "skipped steps": [r"mixprec/skipped_steps.*"],
-        "least headroom (bits)": [r"mixprec/\w+_headroom_bits"],
+        "least headroom (bits)": [rf"{RANGES}/\w+_headroom_bits"],
         "shares lost in 16 bits": [
-            r"mixprec/gradient_subnormal",
-            r"mixprec/weight_gradient_below",
-            r"mixprec/lost_updates",
+            rf"{RANGES}/gradient_subnormal",
+            rf"{RANGES}/weight_gradient_below",
+            rf"{RANGES}/lost_updates",
         ],
-        "layers with infinities or NaNs": [r"mixprec/nonfinite_layers"],
-        "step time (s)": [r"mixprec/performance/step_time.*"],
-        "samples a second": [r"mixprec/performance/samples_per_second"],
-        "shares of the time": [r"mixprec/performance/(input|overhead)_share"],
+        "layers with infinities or NaNs": [rf"{RANGES}/nonfinite_layers"],
+        "step time (s)": [rf"{SPEED}/step_time.*"],
+        "samples a second": [rf"{SPEED}/samples_per_second"],
+        "shares of the time": [rf"{SPEED}/(input|overhead)_share"],
         "gradient norm": [r"mixprec/gradient_norm(/\w+)?$"],
     }
+}
+
+# What distinguishes runs in the HParams tab, and what its table has of each:
+# without a list it takes every curve for a metric.
+SETTINGS = {
+    "policy": str,
+    "optimizer": str,
+    "loss_scale": str,
+    "first_loss_scale": float,
+    "matmul_precision": str,
+}
+METRICS = {
+    "mixprec/loss_scale": "loss scale",
+    "mixprec/skipped_steps": "skipped steps",
+    f"{RANGES}/activation_headroom_bits": "headroom of activations (bits)",
+    f"{RANGES}/gradient_headroom_bits": "headroom of gradients (bits)",
+    f"{RANGES}/lost_updates": "lost updates",
+    f"{SPEED}/step_time_median": "step time (s)",
+    f"{SPEED}/samples_per_second": "samples a second",
+    f"{SPEED}/peak_memory": "peak memory (bytes)",
 }
 
 
@@ -44,6 +65,9 @@ def settings_of(model: keras.Model) -> dict:
 
     Args:
         model: A built and compiled `keras.Model`.
+
+    Returns:
+        Dict from some of the names in `SETTINGS` to values.
     """
     policies = Counter(PrecisionPlan.from_model(model).values())
     optimizer = model.optimizer
@@ -120,7 +144,7 @@ _KINDS = (
 )
 
 
-def forget_nan_as_best(model):
+def forget_nan_as_best(callbacks):
     """Lets callbacks that took NaN for the best value take the next one.
 
     Keras compares with NaN, which nothing is better than, for ever: training
@@ -128,18 +152,28 @@ def forget_nan_as_best(model):
     in which every step was skipped. Values of the validation are left alone.
 
     Args:
-        model: The `keras.Model` that the callbacks belong to.
+        callbacks: Those of the model, as `comparing_callbacks` finds them.
     """
-    # Callbacks do not know each other. It takes 50 ms among a million objects,
-    # after epochs without a finite loss only.
-    for callback in gc.get_objects():
-        if (
-            issubclass(type(callback), _KINDS)
-            and callback_model(callback) is model
-            and not callback.monitor.startswith("val_")
-            and _is_nan(callback.best)
-        ):
+    for callback in callbacks:
+        validates = callback.monitor.startswith("val_")
+        if not validates and _is_nan(callback.best):
             callback.best = None
+
+
+def comparing_callbacks(model) -> weakref.WeakSet:
+    """Returns the callbacks of a model that remember a best value.
+
+    Args:
+        model: The `keras.Model` that they belong to.
+    """
+    # Callbacks do not know each other. It takes 200 ms among four million
+    # objects: once in a `fit`, if an epoch has no finite loss.
+    return weakref.WeakSet(
+        callback
+        for callback in gc.get_objects()
+        if issubclass(type(callback), _KINDS)
+        and callback_model(callback) is model
+    )
 
 
 def _is_nan(value):
@@ -181,7 +215,9 @@ def after_epoch(model):
     guard = vars(model).get(_GUARD_ATTRIBUTE)
     if guard and guard.epoch_was_skipped:
         guard.epoch_was_skipped = False
-        forget_nan_as_best(model)
+        if guard.comparing is None:
+            guard.comparing = comparing_callbacks(model)
+        forget_nan_as_best(guard.comparing)
 
 
 def stop_watching(model):
@@ -237,6 +273,7 @@ def _guard(model):
     if not guard.fits:
         guard = MetricGuard(model, guard.nonfinite_losses)
         vars(model)[_GUARD_ATTRIBUTE] = guard
+    guard.comparing = None
     guard.start()
 
 

@@ -18,7 +18,7 @@ from keras_mixprec.monitoring.audit_schedule import (
     audit_schedule,
 )
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
-from keras_mixprec.monitoring.overhead import DIAGNOSES
+from keras_mixprec.monitoring.overhead import DIAGNOSES, Pause
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS
@@ -28,6 +28,9 @@ _ERROR = "_error_against_float32"
 
 # Layers with gradients of zero that a sentence names.
 _NAMED = 3
+
+# What float32 does not repair either, and what the next steps have as well.
+_LASTING = {"divergence", "weights_lost"}
 
 # Seconds that the first diagnosis of a healthy run is taken to cost.
 _FIRST_COST = 1.0
@@ -50,6 +53,7 @@ class Examiner:
         verdicts: List of the `Verdict`s so far, each fault once.
         schedule: `AuditSchedule` of the model.
         in_a_row: Int. Steps skipped since the last one applied, as last read.
+        pause: `Pause` after what no precision repairs.
     """
 
     def __init__(self, log, verbose, budget, zeros):
@@ -57,12 +61,14 @@ class Examiner:
         self._works = []
         self.schedule = AuditSchedule()
         self.in_a_row = 0
+        self.pause = Pause(budget)
         self._log = log
         self._verbose = verbose
         self._budget = budget
         self._zeros = zeros
         self._examined_zeros = False
         self._examined_at = self._last_errors = -1
+        self._last_kinds = set()
         self._reported = set()
         self._collapse = None
         self._examined_trouble = self._found = False
@@ -136,11 +142,14 @@ class Examiner:
         """
         with self._errors_reported(step):
             started = time.perf_counter()
+            self._last_kinds = set()
             try:
                 yield
             finally:
                 cost = self.schedule.cost = time.perf_counter() - started
                 self._budget.add(DIAGNOSES, cost, is_overhead)
+                if not self._last_kinds.isdisjoint(_LASTING):
+                    self.pause.begin(step, cost)
 
     def examine(self, model, batch, step: int, who: str, rows=None):
         """Diagnoses a batch now, after `step` steps, and reports what is wrong.
@@ -165,6 +174,7 @@ class Examiner:
         with progress(model, who, when, self.schedule.cost):
             batch = rows(batch) if rows else batch
             found = examine_in_training(model, batch, step, self.schedule)
+        self._last_kinds = {f.verdict.kind for f in found.findings}
         for finding in found.findings:
             if finding.verdict.kind != "scale_search":  # That is normal.
                 self._report(finding.verdict, step)

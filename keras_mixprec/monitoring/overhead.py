@@ -104,3 +104,42 @@ class OverheadBudget:
             self.counted[purpose] += seconds  # type: ignore[assignment]
         else:
             self.once += seconds
+
+
+# Steps after which another diagnosis is made, whatever the last one cost: what
+# a layer does wrong by then is to be found, too.
+_LONGEST_PAUSE = 256
+
+
+class Pause:
+    """The time after a diagnosis that found what no precision repairs.
+
+    Of a run that diverges nearly every step is bad, and says the same. It lasts
+    until the steps since have taken as long as the diagnosis, 256 at the most.
+
+    Args:
+        budget: `OverheadBudget`.
+    """
+
+    def __init__(self, budget: OverheadBudget):
+        self._budget = budget
+        self._seconds = -math.inf
+        self._step = -1
+
+    def begin(self, step: int, cost: float):
+        """Such a diagnosis is over.
+
+        Args:
+            step: Int. How many steps were taken.
+            cost: Float. Seconds that it took.
+        """
+        self._seconds = self._budget.trained + cost
+        self._step = step + _LONGEST_PAUSE
+
+    def lasts(self, step: int) -> bool:
+        """Whether no other one is to be made yet.
+
+        Args:
+            step: Int. How many steps were taken.
+        """
+        return step < self._step and self._budget.trained < self._seconds

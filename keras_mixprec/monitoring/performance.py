@@ -99,7 +99,7 @@ class PerformanceLog:
         if step >= log.next_step:
             known = {n: v for n, v in rates_of(row).items() if v is not None}
             log.scalars(
-                step, {f"{schema.PERFORMANCE}/{n}": v for n, v in known.items()}
+                step, {f"{schema.SPEED}/{n}": v for n, v in known.items()}
             )
 
     def finish(self, step: int):

@@ -18,7 +18,7 @@ from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.collector import accumulation_steps
 from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges
-from keras_mixprec.reporting.schema import EXPONENTS
+from keras_mixprec.reporting.schema import EXPONENTS, RANGES
 
 # Compiling the probed step takes up to four times as long as the first step
 # did, and happens once: that may be five times the share of the run that
@@ -220,7 +220,7 @@ class Prober:
         narrow = ranges.in_16_bits(readings, self.dtypes)
         self.zeros.add(step, paths, table, narrow)
         curves = ranges.curves(table, narrow)
-        self._log.scalars(step, {f"mixprec/{n}": v for n, v in curves.items()})
+        self._log.scalars(step, {f"{RANGES}/{n}": v for n, v in curves.items()})
         for path, row, is_narrow in zip(paths, table, narrow, strict=True):
             if is_narrow:
                 self._log_trend(path, float(row[_ACTIVATION]), step)

@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 from keras_mixprec.loss_scaling.history import CAPACITY
 from keras_mixprec.monitoring.scale_curve import Moment, ScalePoint, Stretch
-from keras_mixprec.reporting.schema import SKIPPED_TAG, curve_tag
+from keras_mixprec.reporting.schema import (
+    NORMS_BY_VARIABLE,
+    OVERFLOWS_BY_VARIABLE,
+    SKIPPED_TAG,
+    curve_tag,
+)
 
 # This many skipped steps in a row are no scale search any more: from 2**15
 # that finds a scale of 2**10, and few models need a smaller one.
@@ -116,9 +121,9 @@ class Reading(NamedTuple):
         now[curve_tag("mixprec/gradient_norm", name)] = norm
         if not by_variable:
             return curves
-        tag = curve_tag("mixprec/gradient_norm_by_variable", name)
+        tag = curve_tag(NORMS_BY_VARIABLE, name)
         now |= {f"{tag}/{path}": norm for path, norm in norms.items()}
-        tag = curve_tag("mixprec/overflow_count", name)
+        tag = curve_tag(OVERFLOWS_BY_VARIABLE, name)
         counts = self.overflow_counts
         now |= {f"{tag}/{path}": n for path, n in counts.items() if n}
         return curves

@@ -99,7 +99,8 @@ class RunData:
 
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
-        heat, events = self._tables(schema.HEAT), self.events()
+        heat, every = self._tables(schema.HEAT), self.events()
+        searches, events = _searches_apart(every)
         scale = self.scale()
         layers = self.layers()
         # Before events: a change at the first step hides what was before it.
@@ -129,6 +130,7 @@ class RunData:
             "format": format_limits(measured_against(layers)),
             "formats": limits_in_use(layers),
             "withheld": _withheld(events),
+            "trade_off": searches[-1] if searches else None,
             "histograms": {
                 part: self.histogram_rows(part) for part in schema.EXPONENTS
             },
@@ -209,10 +211,11 @@ class RunData:
         Raises:
             KeyError: If there is no such histogram.
         """
-        tag = f"{schema.EXPONENTS[part]}/{layer}"
-        if tag not in self._source.histograms:
-            raise KeyError(tag)
-        points = self._source.read(tag)
+        if layer not in self.histogram_rows(part):
+            raise KeyError(f"{part} of {layer}")
+        tags = schema.histogram_tags(part, layer)
+        known = [tag for tag in tags if tag in self._source.histograms]
+        points = [point for tag in known for point in self._source.read(tag)]
         bins = [np.asarray(p.array, "int64").reshape(-1, 3) for p in points]
         return {
             "steps": [point.step for point in points],
@@ -289,18 +292,24 @@ class RunData:
 
     def histogram_rows(self, part: str) -> list[str]:
         """Returns the layers' calls that there are histograms of a part of."""
-        start = f"{schema.EXPONENTS[part]}/"
-        return [
-            tag.removeprefix(start)
-            for tag in self._source.histograms
-            if tag.startswith(start)
-        ]
+        if part not in schema.EXPONENTS:
+            raise KeyError(part)
+        tags = self._source.histograms
+        layers = (schema.layer_of_histogram(part, tag) for tag in tags)
+        return sorted({layer for layer in layers if layer is not None})
 
     def _last_step(self, events, scale, tables):
         steps = [event["step"] for event in events]
         steps += [course["steps"][-1] for course in scale if course["steps"]]
         steps += [t.steps[-1].item() for t in tables if len(t.steps)]
         return max(steps, default=0)
+
+
+def _searches_apart(events):
+    """The searches for float32 layers, and all other events."""
+    kind = schema.TRADE_OFF_EVENT
+    found = [event for event in events if event["kind"] == kind]
+    return found, [event for event in events if event["kind"] != kind]
 
 
 def _paths(layers):

@@ -254,25 +254,26 @@ class RunLog:
         self._standing["layout"] = values = [summaries.layout(charts)]
         self._write(step, values)
 
-    def settings(self, values: Mapping) -> None:
+    def settings(
+        self,
+        values: Mapping[str, str | float | bool],
+        names: Mapping[str, type],
+        metrics: Mapping[str, str],
+    ) -> None:
         """Writes what distinguishes this run from others, for the HParams tab.
-
-        Into `log_dir` itself, once: it takes the runs in the folders below for
-        the sessions' metrics. Not where somebody else writes event files.
 
         Args:
             values: Dict name -> string, number or boolean.
+            names: Dict from the names that any run may have to the types of
+                their values.
+            metrics: Dict from the tags of curves whose last values the tab
+                shows to their titles.
         """
-        if self._events.ours:
-            with self._lock:
-                step = self.next_step
-                self._send(step, 0, lambda: self._write_settings(values))
-
-    def _write_settings(self, values):
-        # TensorBoard's Python loader would stop reading what is there.
-        if not event_file_paths(self._log_dir):
-            with EventFile(self._log_dir) as file:
-                file.write(0, [summaries.settings(values)])
+        self._standing["settings"] = written = [
+            summaries.experiment(names, metrics),
+            summaries.settings(values),
+        ]
+        self._write(self.next_step, written)
 
     def close(self) -> None:
         """Closes the files; nothing can be written any more."""

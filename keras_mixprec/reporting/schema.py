@@ -50,12 +50,29 @@ _RENAMED = {
     "work": "share_of_flops",
 }
 
+# The trials of a search for the layers that need float32.
+TRADE_OFF_EVENT = "trade_off"
+
 # Kinds of events that change what layers compute in.
 PRECISION_CHANGES = ("demote", "shrink", "promote", "undo")
 
-# What the families of exponent histograms are called in TensorBoard's tab,
-# by what they are of.
+# TensorBoard shows curves and histograms in groups, by what is before the first
+# slash, in alphabetical order and twelve to a page. So that the first page has
+# the loss scale and the counters, whatever there is one of for each layer or
+# variable is in groups of its own.
+RANGES = "mixprec_ranges"
+SPEED = "mixprec_performance"
+NORMS_BY_VARIABLE = "mixprec_gradient_norm_by_variable"
+OVERFLOWS_BY_VARIABLE = "mixprec_overflow_count"
+
+# The groups of exponent histograms, by what they are of.
 EXPONENTS = {
+    "activation": "mixprec_activation_exponent",
+    "gradient": "mixprec_gradient_exponent",
+}
+
+# What they were called while everything was in one group.
+_OLD_EXPONENTS = {
     "activation": "mixprec/activation_exponent",
     "gradient": "mixprec/grad_exponent",
 }
@@ -130,6 +147,19 @@ def parse_chunk_tag(tag: str) -> tuple[str, int] | None:
     """
     found = _CHUNK_TAG.fullmatch(tag)
     return (current_name(found[1]), int(found[2])) if found else None
+
+
+def histogram_tags(part: str, layer: str) -> list[str]:
+    """Returns the tags that a layer's histogram may have, oldest first."""
+    return [f"{names[part]}/{layer}" for names in (_OLD_EXPONENTS, EXPONENTS)]
+
+
+def layer_of_histogram(part: str, tag: str) -> str | None:
+    """Returns the layer that a histogram is of, `None` if not of this part."""
+    for names in _OLD_EXPONENTS, EXPONENTS:
+        if tag.startswith(f"{names[part]}/"):
+            return tag.removeprefix(f"{names[part]}/")
+    return None
 
 
 def current_name(name: str) -> str:

@@ -20,6 +20,8 @@ from tensorboard.compat.proto.summary_pb2 import (
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as layout_metadata
 from tensorboard.plugins.histogram import metadata as histogram_metadata
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
@@ -41,6 +43,11 @@ class Value(NamedTuple):
     metadata: Any
 
 
+_KINDS = {
+    bool: api_pb2.DATA_TYPE_BOOL,
+    float: api_pb2.DATA_TYPE_FLOAT64,
+    str: api_pb2.DATA_TYPE_STRING,
+}
 _DTYPES = {"f4": types_pb2.DT_FLOAT, "f8": types_pb2.DT_DOUBLE}
 
 
@@ -151,9 +158,35 @@ def settings(values: Mapping[str, str | float | bool]) -> Value:
     Args:
         values: Dict name -> value.
     """
-    (value,) = hparams_pb(dict(values)).value
+    # Without an id of its own a trial is called like its run; the default is
+    # the same for all runs with the same settings.
+    (value,) = hparams_pb(dict(values), trial_id="").value
     value.metadata.data_class = DATA_CLASS_TENSOR
     return Value(value.tag, value.tensor, value.metadata)
+
+
+def experiment(
+    settings: Mapping[str, type], metrics: Mapping[str, str]
+) -> Value:
+    """Returns what columns the HParams tab has.
+
+    TensorBoard takes it from one run for all of them.
+
+    Args:
+        settings: Dict from the names of settings to `str`, `float` or `bool`.
+        metrics: Dict from the tags of curves to titles.
+    """
+    proto = api_pb2.Experiment(time_created_secs=time.time())
+    for name, kind in settings.items():
+        proto.hparam_infos.add(name=name, type=_KINDS[kind])
+    for tag, title in metrics.items():
+        proto.metric_infos.add(name={"tag": tag}, display_name=title)
+    metadata = hparams_metadata.create_summary_metadata(
+        plugin_data_pb2.HParamsPluginData(experiment=proto)
+    )
+    metadata.data_class = DATA_CLASS_TENSOR
+    tag, tensor = hparams_metadata.EXPERIMENT_TAG, hparams_metadata.NULL_TENSOR
+    return Value(tag, tensor, metadata)
 
 
 def encode_first_event() -> bytes:

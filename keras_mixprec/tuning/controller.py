@@ -118,10 +118,10 @@ class Tuning:
         if self._cooling(step) or self._state.captures:
             return
         self._state.is_overhead = self._trigger.is_overhead(stuck)
-        if due and self._within_budget(self._state.is_overhead):
+        if due and self._within_budget(step, self._state.is_overhead):
             self._state.enter(Phase.CAPTURING, step + self._trigger.span)
-        elif (
-            session.examiner.schedule.due(taken) and self._audit_within_budget()
+        elif session.examiner.schedule.due(taken) and self._audit_within_budget(
+            step
         ):
             self._audit(step)
         else:
@@ -141,21 +141,22 @@ class Tuning:
         if steps is not None:
             self._state.read_by(step + steps)
 
-    def _audit_within_budget(self):
+    def _audit_within_budget(self, step):
         schedule = self._session.examiner.schedule
-        return self._within_budget(schedule.is_overhead and not schedule.urgent)
+        is_overhead = schedule.is_overhead and not schedule.urgent
+        return self._within_budget(step, is_overhead)
 
-    def _within_budget(self, is_overhead):
-        """Whether a diagnosis is within budget, on all workers.
+    def _within_budget(self, step, is_overhead):
+        """Whether a diagnosis may be made now, on all workers.
 
         Args:
+            step: Int.
             is_overhead: Boolean. Whether it counts as overhead.
         """
-        if not is_overhead:
-            return True
-        model = self._session.model
-        (over,) = any_worker(model, [not self._session.examiner.within_budget])
-        return not over
+        examiner, model = self._session.examiner, self._session.model
+        over = is_overhead and not examiner.within_budget
+        (not_yet,) = any_worker(model, [over or examiner.pause.lasts(step)])
+        return not not_yet
 
     def _hold(self, step):
         try:

@@ -30,7 +30,7 @@ function inPowers(bits) {
 
 export function createCourse(store) {
   const caption = element("p", { class: "hint" });
-  const nothing = element("p", { class: "nothing" });
+  const nothing = element("p", { class: "absent" });
   const legend = element("p", { class: "legend" });
   const forecasts = element("div", { class: "chips" });
   const box = element("div", { class: "canvas-box" });

@@ -24,7 +24,7 @@ export function createDifference(store) {
   });
   fillSelect(by, [["all", "all columns"], ...DIFFERENCES.map(({ id, label }) => [id, label])], "all");
   const caption = element("p", { class: "hint", role: "status" });
-  const nothing = element("p", { class: "nothing" }, ALONE);
+  const nothing = element("p", { class: "absent" }, ALONE);
   const rows = element("tbody");
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...["Layer", ...DIFFERENCES.map(({ label }) => label)].map((head) => {

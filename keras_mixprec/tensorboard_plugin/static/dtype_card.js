@@ -16,7 +16,7 @@ function barInWords({ from, until, dtype, reason }) {
 }
 
 export function createDtypes(store) {
-  const nothing = element("p", { class: "nothing" });
+  const nothing = element("p", { class: "absent" });
   const rows = element("div", { class: "bars", role: "list" });
   const table = dataTable("History of dtypes");
   const root = card("dtypes", "History of dtypes", [], nothing, rows, table.root);

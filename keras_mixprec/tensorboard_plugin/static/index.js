@@ -15,6 +15,7 @@ import { createHistogram } from "./histogram.js";
 import { createLayers } from "./layers.js";
 import { hostLink, readHash, readHostHash, readLink, writeHash } from "./link.js";
 import { createLoader } from "./loader.js";
+import { createPareto } from "./pareto_card.js";
 import { createPerformance } from "./performance.js";
 import { createMap } from "./map_card.js";
 import { createRuns } from "./runs.js";
@@ -124,7 +125,8 @@ export async function render() {
   const main = element("main", { hidden: true },
     createRuns(store), createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
     createLayers(store), createEvents(store), createMap(store), createCourse(store),
-    createDtypes(store), createWhatIf(store), createDifference(store));
+    createDtypes(store), createWhatIf(store), createDifference(store),
+    createPareto(store));
   addExports(main, store);
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";

@@ -4,19 +4,20 @@ import { card, element, walkRows } from "./dom.js";
 import { plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { valueInWords } from "./metrics.js";
-import { foldedGraph, worseOf, worstByLayer } from "./model_map.js";
+import { blocksOf, foldedGraph, worseOf, worstByLayer } from "./model_map.js";
 import { shortNames } from "./names.js";
 import { alarmLevel, cssColor, valueColor } from "./palette.js";
 import { everWider } from "./precision.js";
 import { metricOf } from "./wanted.js";
 
-const NODE = { width: 190, height: 26, right: 24, below: 16, margin: 10 };
+const NODE = { width: 300, height: 26, right: 24, below: 16, margin: 10 };
 // More than these are folded at first, and more than those are not drawn at all.
 const OPEN_AT_MOST = 60;
 const DRAWN_AT_MOST = 400;
 const SVG = "http://www.w3.org/2000/svg";
 const NESTED = "The log has no graph of this model: a subclassed one has none, nor have " +
   "logs of older versions. Dashed lines lead from a layer to those that it holds.";
+const NO_LAYERS = "This log has no table of layers: MixPrecMonitor writes it when training begins.";
 const MARKS = { bad: "▲ ", warning: "◆ " };
 
 export function createMap(store) {
@@ -33,11 +34,6 @@ export function createMap(store) {
   let known = null;
   let worst = new Map();
   walkRows(canvas, "button.node");
-
-  const blocksOf = (layers) => {
-    const folders = layers.map(({ path }) => path);
-    return new Set(folders.filter((path) => folders.some((one) => one.startsWith(`${path}/`))));
-  };
 
   function unfold(all) {
     const { layers } = store.state.runData;
@@ -63,7 +59,7 @@ export function createMap(store) {
     const drawn = graph.nodes.slice(0, DRAWN_AT_MOST);
     fold.hidden = !blocksOf(layers).size;
     fold.textContent = open.size ? "Fold blocks" : "Unfold blocks";
-    caption.textContent = [
+    caption.textContent = !layers.length ? NO_LAYERS : [
       shown ? `Colour: ${shown.title}, the worst of the run.` :
         "Without colours: MixPrecMonitor measured nothing of the layers (`probe_every`).",
       graph.nestedOnly ? NESTED : "",
@@ -71,7 +67,8 @@ export function createMap(store) {
         plural(graph.nodes.length, "layer")}.` : "",
     ].filter(Boolean).join(" ");
     drawNodes(drawn, graph.edges, shown);
-    table.fill(() => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
+    scroller.hidden = !layers.length;
+    table.fill(!layers.length ? null : () => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
       const before = graph.edges.filter(({ to }) => to === node.path).map(({ from }) => from);
       return [node.path, before.join(", ") || "–", wordsOf(node, shown)];
     })]);
@@ -162,7 +159,8 @@ export function createMap(store) {
         }
         chooseLayer(store, path);
       },
-    }, element("i", {}), sign + label + more);
+    }, element("i", {}), sign + label + more,
+    element("em", {}, shown ? wordsOf(node, shown) : ""));
     button.querySelector("i").style.background = color ? cssColor(color) : "transparent";
     const { x, y } = placeOf(node);
     button.style.left = `${x}px`;

@@ -9,6 +9,17 @@ function holderOf(path, paths) {
 }
 
 /**
+ * The layers that hold others.
+ * @param {any[]} layers The table of layers.
+ * @returns {Set<string>}
+ */
+export function blocksOf(layers) {
+  const paths = new Set(layers.map(({ path }) => path));
+  const holders = [...paths].map((path) => holderOf(path, paths));
+  return new Set(holders.filter((path) => path !== null));
+}
+
+/**
  * The graph of a model with some of its blocks folded.
  * @param {any[]} layers The table of layers, each with those that feed it, if known.
  * @param {Set<string>} open The blocks whose layers are shown.
@@ -78,9 +89,11 @@ export function worstByLayer(heat, paths, pathOf) {
   const size = heat.from.length;
   heat.layers.forEach((call, row) => {
     const path = pathOf(call, paths);
+    let worst = found.get(path) ?? NaN;
     for (let at = row * size; at < (row + 1) * size; at += 1) {
-      found.set(path, worseOf(found.get(path) ?? NaN, heat.values[at], heat.pool));
+      worst = worseOf(worst, heat.values[at], heat.pool);
     }
+    found.set(path, worst);
   });
   return found;
 }

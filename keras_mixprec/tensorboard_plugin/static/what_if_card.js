@@ -72,7 +72,7 @@ export function createWhatIf(store) {
   const scroller = element("div", { class: "table-scroll short" }, table);
   const download = element("a", { class: "button", download: "plan.json" }, "Download plan.json");
   const plan = element("p", {});
-  const nothing = element("p", { class: "nothing", hidden: true });
+  const nothing = element("p", { class: "absent", hidden: true });
   const body = element("div", {}, answer, scroller,
     element("h3", {}, "Smallest safe plan from these ranges"), plan, download,
     element("p", { class: "hint" }, CANNOT));
@@ -84,12 +84,17 @@ export function createWhatIf(store) {
   near.observe(root);
 
   function offer() {
-    const { runData, layer } = store.state;
-    const layers = runData?.layers ?? [];
-    const known = new Set(layers.map(({ path }) => path));
-    const chosen = layer === null ? which.value : pathOfCall(layer, known);
-    const options = layersAndBlocks(layers);
-    fillSelect(which, options, options.some(([value]) => value === chosen) ? chosen : ALL);
+    const options = layersAndBlocks(store.state.runData?.layers ?? []);
+    const before = which.value;
+    fillSelect(which, options, options.some(([value]) => value === before) ? before : ALL);
+    follow();
+  }
+
+  function follow() {
+    const { layer } = store.state;
+    const known = new Set([...which.options].map(({ value }) => value));
+    const path = layer === null ? null : pathOfCall(layer, known);
+    if (known.has(path)) which.value = path;
     fill();
   }
 
@@ -97,7 +102,7 @@ export function createWhatIf(store) {
     const { runData, ranges } = store.state;
     const ready = ranges && runData && ranges.run === runData.run;
     const measured = ready && Object.keys(ranges.layers).length > 0;
-    body.hidden = !measured;
+    body.hidden = which.hidden = type.hidden = when.hidden = !measured;
     nothing.hidden = Boolean(measured);
     nothing.textContent = !ready ? "Reading the ranges of all layers …" :
       [NO_RANGES, runData.withheld].filter(Boolean).join(" ");
@@ -175,7 +180,8 @@ export function createWhatIf(store) {
       encodeURIComponent(JSON.stringify(planFile(layers, found), null, 2))}`;
   }
 
-  store.on(["runData", "layer"], offer);
+  store.on(["runData"], offer);
+  store.on(["layer"], follow);
   store.on(["ranges"], fill);
   return root;
 }
