@@ -607,7 +607,7 @@ test("layers are in blocks by their folders, and a folder of one is none", () =>
   const tree = layerBlocks.layerTree(
     ["a/b/x", "a/b/y", "a/c/z", "only/one", "flat"].map((path) => layer(path)),
   );
-  assert.deepEqual(layerBlocks.blocksOf(tree).map(({ block }) => block), ["a", "a/b"]);
+  assert.deepEqual(layerBlocks.allBlocks(tree).map(({ block }) => block), ["a", "a/b"]);
   assert.deepEqual(layerBlocks.blocksToFold(tree, 5), ["a/b"]);
   const choice = { keeps: () => true, folded: new Set(["a/b"]) };
   const rows = layerBlocks.layerRows(tree, choice);
