@@ -636,3 +636,14 @@ test("the second call of a layer is called so", () => {
   assert.equal(names.callName("dense#1", new Set(["dense"])), "dense, call 2");
   assert.equal(names.callName("dense#1", new Set(["dense#1"])), "dense#1");
 });
+
+test("no two modules define the same name, since the page is one script", async () => {
+  const { readdirSync, readFileSync } = await import("node:fs");
+  const defined = readdirSync(folder).filter((name) => name.endsWith(".js")).flatMap((name) => {
+    const source = readFileSync(`${folder}/${name}`, "utf8");
+    const starts = /^(?:export )?(?:async )?(?:function|const|let|class) (\w+)/gm;
+    return [...source.matchAll(starts)].map(([, found]) => found);
+  });
+  const twice = defined.filter((name, index) => defined.indexOf(name) !== index);
+  assert.deepEqual(twice, []);
+});
