@@ -345,6 +345,23 @@ test("the key figures have the matmul precision where it was logged", () => {
   assert.equal(summary.keyFigures(run).length, chips.length - 1);
 });
 
+test("the key figures have the share of FLOPs in 16 bits before and after", () => {
+  const run = { last_step: 1, layers: [LAYER], skipped: 0, events: [] };
+  const shown = (share_of_flops) => summary.keyFigures({ ...run, share_of_flops })
+    .find(({ name }) => name === "FLOPs in 16 bits")?.text;
+  assert.equal(shown({ before: 0.993, now: 0.83 }), "99\u202f% → 83\u202f%");
+  assert.equal(shown({ before: 1, now: 1 }), "100\u202f%");
+  assert.equal(shown({ before: null, now: null }), undefined);
+});
+
+test("how fast beside float32 is said of a run that is all in float32 alone", () => {
+  const low = runOf("low", { samples_per_second: 1900 }, ["float16"]);
+  const wide = runOf("wide", { samples_per_second: 1000 }, ["float32"]);
+  assert.equal(summary.speedAgainstFloat32(low, wide), "1.9x the speed of float32.");
+  assert.equal(summary.speedAgainstFloat32(wide, low), null);
+  assert.equal(summary.speedAgainstFloat32(low, null), null);
+});
+
 test("a repaired finding is green, and comes behind what is open", () => {
   const repaired = { ...LAYER, repaired_verdicts: ["forward_overflow"] };
   const layers = [repaired, { ...LAYER, path: "b" }];
@@ -590,7 +607,7 @@ test("layers are in blocks by their folders, and a folder of one is none", () =>
   const tree = layerBlocks.layerTree(
     ["a/b/x", "a/b/y", "a/c/z", "only/one", "flat"].map((path) => layer(path)),
   );
-  assert.deepEqual(layerBlocks.blocksOf(tree).map(({ block }) => block), ["a", "a/b"]);
+  assert.deepEqual(layerBlocks.allBlocks(tree).map(({ block }) => block), ["a", "a/b"]);
   assert.deepEqual(layerBlocks.blocksToFold(tree, 5), ["a/b"]);
   const choice = { keeps: () => true, folded: new Set(["a/b"]) };
   const rows = layerBlocks.layerRows(tree, choice);
@@ -618,4 +635,15 @@ test("a table as CSV quotes what has a comma, a quote or a line in it", () => {
 test("the second call of a layer is called so", () => {
   assert.equal(names.callName("dense#1", new Set(["dense"])), "dense, call 2");
   assert.equal(names.callName("dense#1", new Set(["dense#1"])), "dense#1");
+});
+
+test("no two modules define the same name, since the page is one script", async () => {
+  const { readdirSync, readFileSync } = await import("node:fs");
+  const defined = readdirSync(folder).filter((name) => name.endsWith(".js")).flatMap((name) => {
+    const source = readFileSync(`${folder}/${name}`, "utf8");
+    const starts = /^(?:export )?(?:async )?(?:function|const|let|class) (\w+)/gm;
+    return [...source.matchAll(starts)].map(([, found]) => found);
+  });
+  const twice = defined.filter((name, index) => defined.indexOf(name) !== index);
+  assert.deepEqual(twice, []);
 });

@@ -569,16 +569,15 @@ def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, url, told):
     assert pasted.strip() == codes[0].strip().replace("\n", " ")
 
 
-def test_the_share_of_flops_is_shown_before_and_after(page, url, told):
+def test_the_share_of_flops_is_among_the_figures(page, url, told):
     page.open(url, run=TUNED)
     names, values = page.texts(".health .name"), page.texts(".health .value")
     shown = values[names.index("FLOPs in 16 bits")]
     share = told[TUNED]["share_of_flops"]
-    before, after = (
-        float(x.split("\u202f")[0]) / 100 for x in shown.split(" → ")
-    )
-    assert before == share["before"] == 1
-    assert abs(after - share["now"]) < 0.01
+    # The layer that was demoted, a square, has next to none.
+    assert share["now"] <= share["before"] < 1
+    assert share["before"] - share["now"] < 0.01
+    assert abs(int(shown.split("\u202f")[0]) / 100 - share["now"]) < 0.01
 
 
 def test_every_alarm_brings_what_it_is_about_into_view(page, url):

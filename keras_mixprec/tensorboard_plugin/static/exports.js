@@ -72,7 +72,7 @@ export function addExports(main, store) {
     const { id } = root;
     const head = root.querySelector(".card-head");
     const button = (end, title, onclick) => element("button", {
-      type: "button", class: "quiet export", "data-export": end, title, onclick,
+      type: "button", class: "export", "data-export": end, title, onclick,
     }, end.toUpperCase());
     const saveText = (end, type, write) => button(end, `Download this table as ${end.toUpperCase()}`,
       () => save(nameOf(id, end), new Blob([write(TABLES[id](store.state))], { type })));

@@ -41,9 +41,9 @@ function childrenOf(node) {
   });
 }
 
-export function blocksOf(tree) {
+export function allBlocks(tree) {
   return tree.flatMap((node) => {
-    return node.block === undefined ? [] : [node, ...blocksOf(node.children)];
+    return node.block === undefined ? [] : [node, ...allBlocks(node.children)];
   });
 }
 

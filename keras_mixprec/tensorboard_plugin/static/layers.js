@@ -3,7 +3,7 @@ import { bringIntoView, card, element, revealIn } from "./dom.js";
 import { plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import {
-  blocksOf, blocksToFold, layerChoice, layerRows, layerTree, treeLabels,
+  allBlocks, blocksToFold, layerChoice, layerRows, layerTree, treeLabels,
 } from "./layer_blocks.js";
 import { cell, pathCell } from "./layer_cells.js";
 import { layerColumns } from "./layer_columns.js";
@@ -127,7 +127,7 @@ export function createLayers(store) {
     const kept = layers.filter(choice.keeps).length;
     filter.value = text;
     problems.checked = onlyProblems;
-    fold.hidden = !blocksOf(tree).length;
+    fold.hidden = !allBlocks(tree).length;
     fold.textContent = folded.size ? "Unfold blocks" : "Fold blocks";
     count.textContent = text || onlyProblems ? `${kept} of ${layers.length}` :
       plural(layers.length, "layer");
