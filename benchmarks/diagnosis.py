@@ -1,7 +1,8 @@
 """What `diagnose` finds in the models of `tests/zoo`.
 
 For every case and backend: the layers that have to be found, those found, the
-kind and direction of the first, and the time. A case counts if exactly the
+kind and direction of the first, the time, and that of the first step of a fresh
+model without this package, which compiles it. A case counts if exactly the
 expected layers are found, or such others as well whose own gradients are
 known to be wrong.
 
@@ -21,6 +22,7 @@ learns.
 
 import math
 import pathlib
+import statistics
 import sys
 import time
 
@@ -48,9 +50,23 @@ def main():
             backend, task, setup, jit_compile, arguments.cases, *others
         )
         print(f"\n### {setup}\n\n{markdown(header, [r[:-1] for r in rows])}")
+        if header is HEADER:
+            print("\n" + _medians(rows))
         right = sum(row[-1] for row in rows)
         totals.append([setup, str(len(rows)), str(right)])
     print("\n" + markdown(["backend", "cases", "right"], totals))
+
+
+def _medians(rows):
+    """A line on what a diagnosis takes, beside a first step."""
+    times = [
+        [float(row[i].split()[0]) for row in rows] for i in (_TIME, _FIRST)
+    ]
+    ratios = [t / max(first, 0.01) for t, first in zip(*times, strict=True)]
+    found = [*map(statistics.median, [*times, ratios])]
+    return "median: {:.2f} s, {:.2f} s for a first step, ratio {:.1f}".format(
+        *found
+    )
 
 
 def diagnose_all(setup, jit_compile, names):
@@ -66,19 +82,30 @@ def diagnose_all(setup, jit_compile, names):
 
 def diagnose_one(case, setup, jit_compile):
     """Returns the row of one case."""
-    start = time.perf_counter()
-    verdicts = case.verdicts(jit_compile)
-    seconds = time.perf_counter() - start
+    model = case.model("mixed_float16", jit_compile)
+    x, y = case.batch()
+    first = _seconds(
+        lambda: model.fit(x, y, batch_size=case.samples, verbose=0)
+    )
+    verdicts = []
+    seconds = _seconds(lambda: verdicts.extend(case.verdicts(jit_compile)))
     result = case.recommend(verdicts, setup)
     return [
         case.name,
         ", ".join(sorted(case.expected(setup))) or case.kind or "-",
         ", ".join(sorted(result.found)) or result.kind or "-",
         f"{result.kind or '-'}, {result.direction or '-'}",
-        f"{seconds:.1f} s",
+        f"{seconds:.2f} s",
+        f"{first:.2f} s",
         "yes" if result.exact and result.kind_right else "NO",
         result.exact and result.kind_right,
     ]
+
+
+def _seconds(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def train_all(setup, jit_compile, names):
@@ -139,7 +166,9 @@ def _metric(value):
     return f"{value:.4g}" if math.isfinite(value) else "NaN"
 
 
-HEADER = ["case", "expected", "found", "kind, direction", "time", "right"]
+HEADER = ["case", "expected", "found", "kind, direction"]
+HEADER += ["time", "first step", "right"]
+_TIME, _FIRST = HEADER.index("time"), HEADER.index("first step")
 _POLICIES = ["mixed_bfloat16", "bfloat16", "float16", "mixed_float16"]
 _OTHER = ["case", "float32", "16 bits", "found", "outcome"]
 _TASKS = {
