@@ -1,6 +1,7 @@
 """A repaired run looks repaired: what float32 holds is no finding."""
 
 import numpy as np
+import pytest
 from monitor_models import monitor, scalars, told
 from tuner_models import chain, fit, tuner
 
@@ -55,6 +56,7 @@ def test_the_data_say_which_layers_are_beyond_and_which_repaired(tmp_path):
     assert run["formats"]["float16"] == run["format"]
     assert run["formats"]["float32"] == {
         "name": "float32",
+        "maximum_bits": pytest.approx(128),
         "maximum_exponent": 128,
         "normal_exponent": -126,
         "subnormal_exponent": -149,

@@ -267,14 +267,15 @@ def holding(variables, values):
 
 
 @contextlib.contextmanager
-def widened(variables):
-    """Context in which variables are float32 ones of the same values.
+def widened(variables, dtypes):
+    """Context in which variables of `dtypes` are float32 ones, equal in value.
 
     Their gradients are float32 as well. What is written to them is dropped.
     """
-    before = [(v, v._value, v._dtype) for v in variables]
-    for v in variables:
-        wide = keras.ops.cast(v._value, "float32")
+    # In a layer's call `dtype` is what a variable is read as, not stored in.
+    before = [(v, v._value, v._dtype) for v in variables if v._dtype in dtypes]
+    for v, value, _ in before:
+        wide = keras.ops.cast(value, "float32")
         # A variable of Keras knows what this backend keeps its value in.
         own = keras.Variable(wide, dtype="float32", trainable=v.trainable)
         v._value, v._dtype = own._value, own._dtype

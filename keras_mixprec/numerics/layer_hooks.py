@@ -254,7 +254,7 @@ def in_float32(layer):
     is the default of some backends.
     """
     with (
-        widened([v for v in layer.variables if v.dtype in SIXTEEN_BITS]),
+        widened(layer.variables, SIXTEEN_BITS),
         computing_in("float32", with_sublayers(layer)),
         computed_in("float32"),
     ):
