@@ -1,5 +1,6 @@
 """All replicas and workers change the same layers at the same step."""
 
+import numpy as np
 import pytest
 from optimizer_models import BACKEND, only_jax, only_tensorflow
 from tuner_models import CURE
@@ -43,6 +44,10 @@ def test_two_workers():
     assert first["validated"]["demoted"]["big"] == "float32"
     kinds = [kind for kind, _ in first["validated"]["changes"]]
     assert kinds == ["demote", "sign_off"]
+    kinds = [kind for kind, _ in first["diverging"]["changes"]]
+    assert kinds == ["demote", "undo"]
+    assert first["diverging"]["demoted"] == {}
+    assert np.abs(first["diverging"]["weights"][0]).max() < 2
     for worker in first, second:
         assert "must start from the same plan" in worker["unlike"]
         assert worker["healthy"]["changes"] == []

@@ -3,45 +3,16 @@
 import keras
 import numpy as np
 import pytest
-from monitor_models import BACKEND, monitor
-from tuner_models import demoted, done, fit, tuner
+from monitor_models import monitor
+from tuner_models import demoted, done, fit, regression, tuner
 
-import keras_mixprec as kmp
-
-JIT = BACKEND == "jax"
 OUTLIER = 1000.0
 VALUES = [0.5] * 20 + ([OUTLIER] + [0.5] * 9) * 20
-
-
-class Squares(keras.layers.Layer):
-    """Overflows float16 where its input exceeds 255."""
-
-    def call(self, x):
-        return keras.ops.square(x)
 
 
 def bounded(weights):
     """A constraint that no weight gets past."""
     return keras.ops.clip(weights, -50.0, 50.0)
-
-
-def regression(rate, **of_weights):
-    """Its update on an outlier is 1e11 times as large as on other batches."""
-    keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential(
-        [
-            keras.Input((1,)),
-            Squares(name="squares"),
-            keras.layers.Dense(1, **of_weights),
-        ]
-    )
-    model.compile(
-        kmp.LossScaleOptimizer(keras.optimizers.SGD(rate)),
-        loss="mse",
-        jit_compile=JIT,
-    )
-    return model
 
 
 @pytest.mark.parametrize("with_monitor", [True, False])

@@ -42,6 +42,32 @@ def chain(
     return model
 
 
+class Squares(keras.layers.Layer):
+    """Overflows float16 where its input exceeds 255."""
+
+    def call(self, x):
+        return keras.ops.square(x)
+
+
+def regression(rate, **of_weights):
+    """Its update on an outlier is 1e11 times as large as on other batches."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [
+            keras.Input((1,)),
+            Squares(name="squares"),
+            keras.layers.Dense(1, **of_weights),
+        ]
+    )
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.SGD(rate)),
+        loss="mse",
+        jit_compile=BACKEND == "jax",
+    )
+    return model
+
+
 # What a batch of 1000 needs in float32.
 CURE = {"big": "float32", "last": "float32"}
 

@@ -335,12 +335,13 @@ class Tuning:
             self._demote(step, wanted)
 
     def _put_on_probation(self, step, paths):
-        # Several workers may hold parts of a model, which none can copy.
-        if self._several_workers:
-            return
         if self._state.probation is None:
             gap, session = self._settings.cooldown, self._session
-            self._state.probation = Probation(session, step, gap, self._sample)
+            try:
+                found = Probation(session, step, gap, self._sample)
+            except NotImplementedError:
+                return
+            self._state.probation = found
         self._state.probation.paths |= set(paths)
 
     def _undo_if_diverged(self, step):
@@ -348,7 +349,9 @@ class Tuning:
         probation = self._state.probation
         if probation is None or not probation.due(step):
             return
-        if growth := probation.divergence(step):
+        growth = probation.divergence(step)
+        (diverged,) = any_worker(self._session.model, [growth is not None])
+        if diverged:
             self._undo(probation, growth, step)
         elif probation.over():
             self._state.probation = None

@@ -111,16 +111,22 @@ class TunerHistory:
         Args:
             step: As for `report`.
             changes: As for `change`.
-            growth: `Growth` of what has diverged.
+            growth: `Growth` of what has diverged, `None` if it is what
+                another worker compares.
             since: Int. The step whose weights and optimizer state are there
                 again.
         """
+        grown = "loss of another worker's batch grew"
+        if growth:
+            grown = (
+                f"{growth.what} grew from {growth.before:.3g} to "
+                f"{growth.now:.3g}"
+            )
         self.report(
             "undo",
             step,
             f"undoes the demotion of {listed(changes)}: with it the "
-            f"{growth.what} grew from {growth.before:.3g} to "
-            f"{growth.now:.3g}. Weights and optimizer state are those of step "
+            f"{grown}. Weights and optimizer state are those of step "
             f"{since} again. Look for outliers in the data, or clip gradients",
             layers={
                 path: {"before": before, "after": after}

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker, optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import largest, nonfinite
@@ -49,7 +50,7 @@ class Probation:
 
     An outlier that overflows float16 is skipped with its step; in float32 its
     gradient is finite and may throw the weights anywhere, and where these are
-    bounded the loss.
+    bounded the loss. Each of several workers compares what it has.
 
     Args:
         session: The `Session`, before the layers are demoted.
@@ -62,6 +63,10 @@ class Probation:
         step: Int. As given.
         scale_bits: Float. The loss scale in use, as a power of two.
         paths: Set of the paths of the layers that were demoted since.
+
+    Raises:
+        NotImplementedError: If a weight is spread over several processes, none
+            of which can copy it.
     """
 
     def __init__(self, session, step: int, gap: int, batch):
@@ -75,9 +80,10 @@ class Probation:
         self._gap = max(gap, 1)
         self._comparisons = 0
         self._batch = batch
-        self._weight = _largest_weight(model)
+        with active.processes().single_process(model):
+            self._weight = _largest_weight(model)
+            self._state = [(v, np.array(v)) for v in _trained(model)]
         self._loss = session.examiner.exact_loss(model, batch, step)
-        self._state = [(v, np.array(v)) for v in _trained(model)]
 
     def due(self, step: int) -> bool:
         """Whether it is time to compare."""
@@ -99,8 +105,10 @@ class Probation:
         self._gap *= 2
         self._comparisons += 1
         model = self._session.synchronized_model()
+        with active.processes().single_process(model):
+            now = _largest_weight(model)
         # Weights that start from zeros are larger after a step.
-        weight, now = self._weight, _largest_weight(model)
+        weight = self._weight
         grown = Growth("largest weight", weight, now, 1.0)
         return grown if grown.diverged else self._loss_divergence(model, step)
 

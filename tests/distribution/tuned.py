@@ -10,7 +10,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
 
-from tuner_models import chain, demoted
+from tuner_models import chain, demoted, regression
 
 import keras_mixprec as kmp
 
@@ -24,6 +24,7 @@ class Case(NamedTuple):
     values: tuple
     scale: Any = 1.0
     arguments: dict = {}
+    diverges: bool = False
 
 
 CASES = {
@@ -40,6 +41,10 @@ CASES = {
     "validated": Case(
         ([GOOD] * 6, [GOOD] * 6),
         arguments={"validate": lambda model: seen_in_16_bits(model)},
+    ),
+    # What it lets through throws the weights of both anywhere.
+    "diverging": Case(
+        ([0.5] * 60, [0.5] * 20 + ([BIG] + [0.5] * 9) * 4), diverges=True
     ),
     "healthy": Case((np.linspace(1.0, 2.0, 60), np.linspace(2.0, 1.0, 60))),
 }
@@ -71,7 +76,11 @@ def work(worker, wrap, dataset):
     folder = tempfile.mkdtemp()
     found = {}
     for name, case in CASES.items():
-        model = wrap(lambda scale=case.scale: build(scale))
+        model = wrap(
+            lambda case=case: (
+                regression(0.1) if case.diverges else build(case.scale)
+            )
+        )
         plan = os.path.join(folder, f"{name}.json")
         tuner = kmp.PrecisionTuner(plan, verbose=0, **case.arguments)
         fit(model, dataset, case.values[worker], tuner)
