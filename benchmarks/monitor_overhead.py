@@ -18,6 +18,7 @@ bit, and otherwise by how much a weight differs at most.
 
     python benchmarks/monitor_overhead.py
     python benchmarks/monitor_overhead.py --setups torch --rounds 41
+    OMP_NUM_THREADS=1 python benchmarks/monitor_overhead.py --clock cpu
     python benchmarks/monitor_overhead.py --setups tensorflow --peers
 """
 
@@ -35,7 +36,14 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from benchmarks.timing import argument_parser, interleave, print_table, ratio
+from benchmarks.timing import (
+    CLOCKS,
+    add_clock,
+    argument_parser,
+    interleave,
+    print_table,
+    ratio,
+)
 
 MODELS = ("convolutional", "40 Dense(64)", "transformer")
 OURS = ("none", "none again", "defaults", "every step")
@@ -48,7 +56,7 @@ HEADER += ["every step", "compile", "same"]
 _SHORTER = dict.fromkeys(("every step", *TENSORFLOW_TOOLS), 8)
 
 
-def measure(jit_compile, name, rounds, steps, peers=()):
+def measure(jit_compile, name, rounds, steps, peers, clock):
     """Returns the table cells of one model on the active backend."""
     if os.environ["KERAS_BACKEND"] != "tensorflow":
         peers = [peer for peer in peers if peer not in TENSORFLOW_TOOLS]
@@ -67,7 +75,7 @@ def measure(jit_compile, name, rounds, steps, peers=()):
         arms |= {peer: process(peer).fit for peer in peers}
         failed = _warm_up(arms)
         compiled = ours["every step"].compilation()
-        seconds = interleave(arms, rounds)
+        seconds = interleave(arms, rounds, clock)
         same = _difference(*(ours[kind].result() for kind in OURS[::2]))
     per_step = {
         kind: [s / _steps_of(kind, steps) for s in found]
@@ -223,11 +231,14 @@ def main():
     parser.add_argument(
         "--peers", action="store_true", help="other tools as well"
     )
+    add_clock(parser)
     arguments = parser.parse_args()
+    if arguments.peers and arguments.clock == "cpu":
+        parser.error("--peers run in other processes: --clock wall times them")
     peers = PEERS if arguments.peers else ()
     header = [*HEADER, *peers]
     models = {name: name for name in arguments.models}
-    rest = arguments.rounds, arguments.steps, peers
+    rest = arguments.rounds, arguments.steps, peers, CLOCKS[arguments.clock]
     print_table(header, arguments.setups, models, measure, *rest)
 
 

@@ -20,6 +20,7 @@ a run or 5% of its first epoch at most.
 
     python benchmarks/steady_cost.py
     OMP_NUM_THREADS=1 python benchmarks/steady_cost.py --setups torch
+    OMP_NUM_THREADS=1 python benchmarks/steady_cost.py --clock cpu
 """
 
 import functools
@@ -28,11 +29,16 @@ import pathlib
 import statistics
 import sys
 import tempfile
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from benchmarks.timing import argument_parser, interleave, print_table
+from benchmarks.timing import (
+    CLOCKS,
+    add_clock,
+    argument_parser,
+    interleave,
+    print_table,
+)
 
 MODELS = ("convolutional", "40 Dense(64)", "transformer")
 
@@ -45,16 +51,18 @@ HEADER = ["plain step, ms", f"monitor: {_PARTS}", f"both: {_PARTS}"]
 HEADER += ["once: monitor", "once: both"]
 
 
-def measure(jit_compile, name, rounds, steps, pairs=_PAIRS):
+def measure(jit_compile, name, rounds, steps, clock, pairs=_PAIRS):
     """Returns the table cells of one model on the active backend."""
     import keras_mixprec as kmp
 
-    guard = _guard(jit_compile, name, pairs)
+    guard = _guard(jit_compile, name, clock, pairs)
     shares, once = [], []
     for tuners in ([], [kmp.PrecisionTuner(verbose=0)]):
         with tempfile.TemporaryDirectory() as folder:
             monitor = kmp.MixPrecMonitor(folder, verbose=0)
-            run = _Run(jit_compile, name, steps, rounds + 1, [monitor, *tuners])
+            callbacks = [monitor, *tuners]
+            epochs = rounds + 1
+            run = _Run(jit_compile, name, steps, epochs, callbacks, clock)
             early, late = _compilation(folder, steps)
         shares.append([guard, *run.shares(late)])
         once.append(run.once + early + late)
@@ -68,7 +76,7 @@ def measure(jit_compile, name, rounds, steps, pairs=_PAIRS):
     ]
 
 
-def _guard(jit_compile, name, pairs):
+def _guard(jit_compile, name, clock, pairs):
     """What the guard adds to a step, as a share of it."""
     from benchmarks.models import compiled
     from benchmarks.train_steps import stepper
@@ -87,7 +95,7 @@ def _guard(jit_compile, name, pairs):
 
     arms = {g: functools.partial(step, g) for g in functions}
     interleave(arms, min(pairs, 20))
-    seconds = interleave(arms, pairs)
+    seconds = interleave(arms, pairs, clock)
     both = zip(seconds[True], seconds[False], strict=True)
     return statistics.median(guarded / own for guarded, own in both) - 1
 
@@ -104,13 +112,14 @@ def _compilation(folder, steps):
 class _Run:
     """One `fit`, timed from within."""
 
-    def __init__(self, jit_compile, name, steps, epochs, callbacks):
+    def __init__(self, jit_compile, name, steps, epochs, callbacks, clock):
         import keras
 
         from benchmarks.models import BATCH, compiled
         from keras_mixprec.diagnosis import in_training as examiner
         from keras_mixprec.monitoring.range_schedule import RangeReader
 
+        self._clock = clock
         self._readings = 0.0
         self._steps, self._diagnoses = steps, 0.0
         self._hooks = 0.0  # In this batch.
@@ -130,7 +139,7 @@ class _Run:
             on_train_batch_begin=lambda batch, logs: self._note_special(model),
         )
         self._special = False
-        self._last = time.perf_counter()
+        self._last = self._clock()
         examine = examiner.examine
         examiner.examine = self._timed_diagnosis(examine)
         read = RangeReader._read
@@ -184,29 +193,29 @@ class _Run:
     def _timed(self, method):
         @functools.wraps(method)
         def timed(*args, **kwargs):
-            start = time.perf_counter()
+            start = self._clock()
             try:
                 return method(*args, **kwargs)
             finally:
-                self._hooks += time.perf_counter() - start
+                self._hooks += self._clock() - start
 
         return timed
 
     def _timed_diagnosis(self, examine):
         def timed(*args, **kwargs):
-            start = time.perf_counter()
+            start = self._clock()
             found = examine(*args, **kwargs)
             if len(self._batches) <= self._steps:
-                self._diagnoses += time.perf_counter() - start
+                self._diagnoses += self._clock() - start
             return found
 
         return timed
 
     def _timed_reading(self, read):
         def timed(*args):
-            start = time.perf_counter()
+            start = self._clock()
             read(*args)
-            seconds = time.perf_counter() - start
+            seconds = self._clock() - start
             self._readings += seconds
             self._hooks -= seconds  # They were within one.
 
@@ -214,7 +223,7 @@ class _Run:
 
     def _stamp(self):
         """A batch ends where the next begins."""
-        now = time.perf_counter()
+        now = self._clock()
         step = now - self._last - self._hooks
         self._batches.append((self._hooks, step, self._special))
         self._last, self._hooks = now, 0.0
@@ -231,9 +240,10 @@ def main():
     """Prints the table."""
     parser = argument_parser(__doc__, rounds=10, steps=200)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    add_clock(parser)
     arguments = parser.parse_args()
     models = {name: name for name in arguments.models}
-    rest = arguments.rounds, arguments.steps
+    rest = arguments.rounds, arguments.steps, CLOCKS[arguments.clock]
     print_table(HEADER, arguments.setups, models, measure, *rest)
 
 

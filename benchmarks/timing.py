@@ -20,6 +20,9 @@ SETUPS = {
     "torch": ("torch", False),
 }
 
+# Of the wall, and of the process, which other processes do not lengthen.
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
 
 def argument_parser(doc: str, rounds: int | None = None, steps: int = 0):
     """Returns a parser with the arguments that all benchmarks take.
@@ -81,12 +84,23 @@ def in_subprocess(backend: str, function, *args):
         return pool.submit(function, *args).result()
 
 
-def interleave(arms: dict, rounds: int) -> dict:
+def add_clock(parser):
+    """Adds the argument that chooses from `CLOCKS`."""
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="cpu: time of the process, where other work runs beside it",
+    )
+
+
+def interleave(arms: dict, rounds: int, clock=time.perf_counter) -> dict:
     """Runs every arm once a round, in an order that rotates.
 
     Args:
         arms: Dict from a name to a function without arguments.
         rounds: Int. How many times each arm runs.
+        clock: Function that returns seconds. Defaults to the wall's.
 
     Returns:
         Dict from the name to the seconds of each round.
@@ -96,9 +110,9 @@ def interleave(arms: dict, rounds: int) -> dict:
     for turn in range(rounds):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            start = time.perf_counter()
+            start = clock()
             arms[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 

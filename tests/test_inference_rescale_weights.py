@@ -139,6 +139,29 @@ def test_what_is_not_homogeneous_is_left_as_it_is():
         np.testing.assert_array_equal(own, known)
 
 
+@pytest.mark.filterwarnings("ignore:.*dict must match the names:UserWarning")
+def test_inputs_are_known_by_the_names_of_their_dict():
+    inputs = {"a": keras.Input((4,), name="one"), "b": keras.Input((4,))}
+    x = layers.Add()([inputs["a"], inputs["b"]])
+    x = layers.Dense(4, kernel_initializer=BIG, name="first")(x)
+    x = layers.Dense(1)(layers.LayerNormalization()(x))
+    batch = {k: 400 * np.ones((2, 4), "float32") for k in inputs}
+    model = keras.Model(inputs, x)
+    known = values(model, batch)
+    assert rescale_weights(model, [batch])
+    np.testing.assert_array_equal(values(model, batch), known)
+
+
+def test_weights_with_lora_are_left_as_they_are():
+    inputs = keras.Input((4,))
+    x = layers.Dense(4, "relu", kernel_initializer=BIG, name="first")(inputs)
+    x = layers.Dense(4, name="second")(x)
+    model = keras.Model(inputs, layers.LayerNormalization()(x))
+    model.get_layer("first").enable_lora(1)
+    moved = rescale_weights(model, [400 * np.ones((2, 4), "float32")])
+    assert list(moved) == ["second"]
+
+
 def test_a_subclassed_model_is_refused():
     class Own(keras.Model):
         pass

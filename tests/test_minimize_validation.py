@@ -85,6 +85,17 @@ def test_the_curve_has_every_trial_and_marks_the_pareto_optimal(plan):
     assert "planted" in str(plan.trade_off)
 
 
+def test_a_search_that_is_logged_is_no_call_of_fit(tmp_path):
+    log_dir = tmp_path / "logs"
+    kmp.minimize_float32(build(), X, Y, rules=[], verbose=0, log_dir=log_dir)
+    watcher = kmp.MixPrecMonitor(log_dir, verbose=0)
+    build().fit(X, Y, 8, verbose=0, callbacks=[watcher])
+    lines = (log_dir / "mixprec/events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [e["fit"] for e in events if e["kind"] == "train_begin"] == [1]
+    assert "fits" not in watcher.summary.headline["text"]
+
+
 def test_the_curve_is_plotted(plan, tmp_path):
     pytest.importorskip("matplotlib")
     plan.trade_off.plot(tmp_path / "curve.png")

@@ -14,6 +14,8 @@ from monitor_models import monitor, scalars
 
 import keras_mixprec as kmp
 from keras_mixprec.loggers import MLflowLogger, WandbLogger
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.run_log import RunLog
 
 
 class Recorder:
@@ -49,7 +51,7 @@ class Failing(Recorder):
         setattr(self, method, fail)
 
 
-def train(callback, fits=1):
+def train(*callbacks, fits=1):
     """A model whose fourth batch overflows in float16."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
@@ -59,7 +61,7 @@ def train(callback, fits=1):
     x[24] = 3e38
     for _ in range(fits):
         model.fit(
-            x, x[:, :3], 8, verbose=0, shuffle=False, callbacks=[callback]
+            x, x[:, :3], 8, verbose=0, shuffle=False, callbacks=list(callbacks)
         )
     return [np.asarray(weight) for weight in model.get_weights()]
 
@@ -93,6 +95,22 @@ def test_one_that_raises_is_warned_of_once_and_left_out(tmp_path, method):
     assert failing.calls.count(method) == 1
     assert sound.calls == ["begin", "finish"]
     np.testing.assert_equal(weights, plain)
+
+
+@pytest.mark.usefixtures("training_goes_on")
+def test_a_report_that_cannot_be_read_is_warned_of(tmp_path, monkeypatch):
+    later = "keras_mixprec.reporting.summaries.SCHEMA_VERSION"
+    with monkeypatch.context() as patch, RunLog(tmp_path / "later") as log:
+        patch.setattr(later, schema.SCHEMA_VERSION + 1)
+        log.event(0, {"kind": "train_end"})
+    sound, ended = Recorder(), []
+    last = keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: ended.append(1)
+    )
+    with pytest.warns(UserWarning, match="newer version"):
+        train(monitor(tmp_path, loggers=[sound]), last)
+    assert sound.calls == ["begin"]
+    assert ended
 
 
 class Bare:

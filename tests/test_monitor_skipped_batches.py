@@ -1,5 +1,6 @@
 """A skipped step does not poison its epoch for the other callbacks."""
 
+import dataclasses
 import gc
 import math
 import os
@@ -192,6 +193,23 @@ def test_a_skipped_epoch_is_no_plateau(order, tmp_path):
     assert len(history["loss"]) == 6
     assert stopping.best == reducing.best == 1 / 64
     assert float(model.optimizer.learning_rate) == 2.0**-40
+
+
+@dataclasses.dataclass
+class Settings(keras.callbacks.EarlyStopping):
+    """Compares by value, so that no set holds it."""
+
+    patience_in_epochs: int = 2
+
+    def __post_init__(self):
+        super().__init__("loss", patience=self.patience_in_epochs)
+
+
+def test_a_callback_that_cannot_be_hashed_is_sought_as_well(tmp_path):
+    stopping = Settings()
+    callbacks = [monitor(tmp_path), stopping]
+    fit(one_weight(), epochs_of([BAD, 3 / 8]), callbacks, epochs=2)
+    assert stopping.best == 9 / 64
 
 
 def test_callbacks_are_sought_once_in_a_fit(tmp_path, monkeypatch):

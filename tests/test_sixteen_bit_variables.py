@@ -165,3 +165,28 @@ def test_a_saved_model_with_such_a_layer_loads_without_this_package(tmp_path):
     assert type(loaded.layers[1].dtype_policy) is keras.DTypePolicy
     for own, other in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(own, other)
+
+
+class Late(layers.Layer):
+    """Builds its attention by calling it, as many layers do."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.attention = layers.MultiHeadAttention(2, 4)
+
+    def build(self, shape):
+        self.gain = self.add_weight(shape=shape[-1:], initializer="ones")
+
+    def call(self, x):
+        return self.attention(x * self.gain, x)
+
+
+def test_float32_weights_that_a_call_makes_are_no_16_bit_ones():
+    keras.config.set_dtype_policy("float32")
+    model = keras.Sequential([Late(), layers.Dense(1)])
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model(np.ones((2, 3, 8), "float32"))
+    assert {str(w.dtype) for w in model.weights} == {"float32"}
+    inside = model.layers[0].attention._flatten_layers()
+    policies = {layer.dtype_policy.variable_dtype for layer in inside}
+    assert policies == {"float32"}

@@ -44,7 +44,8 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |
     | `mixprec_<part>_exponent/<path>` | histograms | epoch, R |
 
-    Parts are `activation`, `gradient` and `weight`. Kinds are `inf`, `-inf` and
+    Parts are `activation`, `gradient` and `weight`, of which weights have no
+    histogram. Kinds are `inf`, `-inf` and
     `nan`, each from when it was first seen.
 
     U: every `update_freq` steps and at the end of an epoch. S: at each step

@@ -31,14 +31,15 @@ def add_command(commands) -> None:
     )
     parser.add_argument(
         "--port",
-        type=_port,
+        type=port,
         default=6007,
         help="where to listen, 0 for any port that is free (default: 6007)",
     )
     parser.set_defaults(run=_run)
 
 
-def _port(text):
+def port(text: str) -> int:
+    """Returns the number of a port; 0 is any that is free."""
     number = int(text)
     if not 0 <= number < 1 << 16:
         raise argparse.ArgumentTypeError(f"{number} is not in 0 ... 65535")

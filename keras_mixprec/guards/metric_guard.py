@@ -69,8 +69,8 @@ class MetricGuard:
         on: Boolean. Whether it is between `start` and `stop`.
         epoch_was_skipped: Boolean. Whether a metric reported NaN since every
             step of an epoch was skipped.
-        comparing: Callbacks of this `fit` that remember a best value, `None`
-            until they are sought.
+        comparing: References to the callbacks of this `fit` that remember a
+            best value, `None` until they are sought.
     """
 
     def __init__(self, model: keras.Model, earlier: dict | None = None):

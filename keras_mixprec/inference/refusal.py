@@ -85,7 +85,7 @@ def _operation(variant, assignment, x):
     known = {id(t): t for _, n in nodes for t in _floats(n.output_tensors)}
     tensors = list(known.values())
     with temporary_policies(assignment.computing(variant.entries)):
-        model = keras.Model(functional.inputs, tensors)
+        model = keras.Model(functional.input, tensors)
         low = [to_array(v) for v in model(to_tensors(x), training=False)]
     exact = values_of(functional, tensors, x)
     lost = {

@@ -156,7 +156,7 @@ def values_of(functional, tensors: list, x: Any) -> list[np.ndarray]:
         tensors: List of its symbolic tensors.
         x: One batch of inputs.
     """
-    model = keras.Model(functional.inputs, tensors)
+    model = keras.Model(functional.input, tensors)
     with in_float32(functional):
         found = model(to_tensors(x), training=False)
     return [to_array(value) for value in tree.flatten(found)]
@@ -281,7 +281,10 @@ def _hands_on(layer):
 
 def _has_weights_to_rescale(layer):
     known = (*_PRODUCTS, *_NORMALIZATIONS, layers.Embedding)
-    return type(layer) in known and layer.quantization_mode is None
+    # With LoRA the kernel is computed, and cannot be assigned to.
+    computed = getattr(layer, "lora_enabled", False)
+    ours = type(layer) in known and not computed
+    return ours and layer.quantization_mode is None
 
 
 def _returns_factor(layer):

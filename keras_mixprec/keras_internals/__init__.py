@@ -266,20 +266,27 @@ def holding(variables, values):
             variable._value = value
 
 
+def stored_dtype(variable: keras.Variable) -> str:
+    """Returns the dtype of what a variable holds.
+
+    In the call of a layer `dtype` is what it is read as.
+    """
+    return variable._dtype
+
+
 @contextlib.contextmanager
 def widened(variables, dtypes):
     """Context in which variables of `dtypes` are float32 ones, equal in value.
 
     Their gradients are float32 as well. What is written to them is dropped.
     """
-    # In a layer's call `dtype` is what a variable is read as, not stored in.
     before = [(v, v._value, v._dtype) for v in variables if v._dtype in dtypes]
-    for v, value, _ in before:
-        wide = keras.ops.cast(value, "float32")
-        # A variable of Keras knows what this backend keeps its value in.
-        own = keras.Variable(wide, dtype="float32", trainable=v.trainable)
-        v._value, v._dtype = own._value, own._dtype
     try:
+        for v, value, _ in before:
+            wide = keras.ops.cast(value, "float32")
+            # A variable of Keras knows what this backend keeps its value in.
+            own = keras.Variable(wide, dtype="float32", trainable=v.trainable)
+            v._value, v._dtype = own._value, own._dtype
         yield
     finally:
         for v, value, dtype in before:

@@ -43,7 +43,7 @@ PRIVATE = {
         "_jax_state_synced": "whether variables hold what `fit` has reached",
     },
     "keras.Variable": {
-        "_dtype": "a float32 reference holds float32 values, `dtype` is fixed",
+        "_dtype": "what is stored; `dtype` cannot be set, and is cast in calls",
         "_maybe_autocast": "`value` is this, of what is stored",
         "_value": "`assign` copies, and `value` casts",
     },

@@ -154,26 +154,26 @@ def forget_nan_as_best(callbacks):
     Args:
         callbacks: Those of the model, as `comparing_callbacks` finds them.
     """
-    for callback in callbacks:
+    for callback in filter(None, (reference() for reference in callbacks)):
         validates = callback.monitor.startswith("val_")
         if not validates and _is_nan(callback.best):
             callback.best = None
 
 
-def comparing_callbacks(model) -> weakref.WeakSet:
-    """Returns the callbacks of a model that remember a best value.
+def comparing_callbacks(model) -> list[weakref.ref]:
+    """Returns references to a model's callbacks that remember a best value.
 
     Args:
         model: The `keras.Model` that they belong to.
     """
     # Callbacks do not know each other. It takes 200 ms among four million
     # objects: once in a `fit`, if an epoch has no finite loss.
-    return weakref.WeakSet(
-        callback
+    return [
+        weakref.ref(callback)
         for callback in gc.get_objects()
         if issubclass(type(callback), _KINDS)
         and callback_model(callback) is model
-    )
+    ]
 
 
 def _is_nan(value):

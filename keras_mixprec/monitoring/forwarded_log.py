@@ -81,7 +81,16 @@ class ForwardedLog(RunLog):
             summary: The `TrainingSummary`.
             load_report: Function that returns the `MixPrecReport`.
         """
-        self._pass_on("finish", summary, load_report())
+        if not (self._loggers and self._events.ours):
+            return
+        try:
+            report = load_report()
+        # Another run in the folder may be damaged, or of a later version.
+        except Exception as error:
+            self._loggers.clear()
+            warn_disabled("pass the report to the loggers", error)
+            return
+        self._pass_on("finish", summary, report)
 
     def _pass_on(self, method, *arguments):
         if not self._events.ours:

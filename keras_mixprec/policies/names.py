@@ -8,6 +8,7 @@ from keras_mixprec.keras_internals import (
     producer,
     set_input_dtype,
     set_policy_object,
+    stored_dtype,
     storing,
 )
 from keras_mixprec.policies.rescaled import (
@@ -114,7 +115,7 @@ def fitting_policy(layer, policy: str) -> str:
     set to `"float16"` computes in float16 and keeps them: that is
     `"mixed_float16"`.
     """
-    dtypes = {v.dtype for v in layer.weights if "float" in v.dtype}
+    dtypes = {d for d in map(stored_dtype, layer.weights) if "float" in d}
     if policy in _WITH_FLOAT32_VARIABLES and dtypes - {policy}:
         return _WITH_FLOAT32_VARIABLES[policy]
     return policy
@@ -129,7 +130,7 @@ def set_policy(layer, policy: str):
     own = RescaledPolicy.from_name(policy)
     if own is None:
         own = keras.DTypePolicy(policy)
-    stored = {v.dtype for v in layer.weights} & {*SIXTEEN_BITS}
+    stored = {*map(stored_dtype, layer.weights)} & {*SIXTEEN_BITS}
     if stored and not is_16_bit(own.variable_dtype):
         own = storing(own, min(stored))
     set_policy_object(layer, own)

@@ -13,7 +13,6 @@ from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.append_file import LIMIT, Backlog, claim_folder
 from keras_mixprec.reporting.event_file import (
     EventFile,
-    event_file_paths,
     find_end,
 )
 from keras_mixprec.reporting.facts import Story
@@ -52,7 +51,7 @@ class RunLog:
             one begins.
         counts: Dict from the tags of counters to what earlier runs in the
             folder had counted in the end.
-        fits: Int. How many runs were logged in the folder before this one.
+        fits: Int. How many calls of `fit` the folder has already.
         story: `Story` of this run, for the closing sentence.
         writes: Boolean. Whether it is a log at all, `True`.
 
@@ -75,7 +74,7 @@ class RunLog:
         try:
             self.folder, self._lines = claim_folder(log_dir)
             end = find_end(self.folder)
-            self.fits = len(event_file_paths(self.folder))
+            self.fits = _calls_of_fit(self.folder)
             self._events = EventFile(self.folder, end.next_step)
         except OSError as error:
             raise OSError(
@@ -365,6 +364,12 @@ class RunLog:
                 UserWarning,
                 stacklevel=3,
             )
+
+
+def _calls_of_fit(folder):
+    # Not the files of events: a search for a plan writes one as well.
+    with open(os.path.join(folder, schema.EVENTS_FILE), "rb") as lines:
+        return sum(b'"train_begin"' in line for line in lines)
 
 
 def _bytes(values):
