@@ -8,6 +8,7 @@ from test_inference_rescale_weights import MODELS
 from zoo import cases
 
 import keras_mixprec as kmp
+from keras_mixprec.inference.clamp_outputs import clamp_outputs
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.uniform(1, 3, size=(64, 8)).astype("float32")
@@ -92,6 +93,22 @@ def test_nothing_is_clamped_that_outputs_depend_on():
     _, report = converted(gated("linear"))
     assert report.wide_layers
     assert not any(r["clamped"] for r in report.layers)
+
+
+def test_a_stream_beyond_the_format_takes_few_tries(monkeypatch):
+    made, clone = [], keras.models.clone_model
+    monkeypatch.setattr(
+        keras.models,
+        "clone_model",
+        lambda *args, **kwargs: made.append(1) or clone(*args, **kwargs),
+    )
+    inputs = x = keras.Input((4,))
+    for _ in range(60):
+        x = keras.layers.Add()([x, x * 1e-3])
+    model = keras.Model(inputs, x)
+    same, clamped = clamp_outputs(model, [np.full((2, 4), 1e5)])
+    assert (same, clamped) == (model, [])
+    assert len(made) <= 32
 
 
 def test_healthy_models_are_left_as_they_are():

@@ -6,6 +6,7 @@ clamped by `keras.ops.clip` behind it, an operation of the graph that Keras
 saves and loads. It is for inference only: where it acts its gradient is zero.
 """
 
+import itertools
 from typing import Any
 
 import keras
@@ -14,6 +15,10 @@ import numpy as np
 from keras_mixprec.formats import get_format
 from keras_mixprec.inference.rescale_weights import values_of
 from keras_mixprec.keras_internals import functional_of, inbound_nodes
+
+# Each clones the graph and runs all batches. A residual stream may leave the
+# format in two hundred operations, none of them harmless, as a rule.
+_TRIES = 32
 
 
 def clamp_outputs(
@@ -50,10 +55,25 @@ def clamp_outputs(
             for a, b in zip(own, exact, strict=True)
         )
 
-    harmless = [operation for operation in beyond if agrees([operation])]
+    harmless = _harmless(beyond, agrees)
     if not harmless or not agrees(harmless):
         return model, []
     return _clamped(functional, harmless, limit), harmless
+
+
+def _harmless(operations, agrees):
+    """Those of which `agrees` is true together, found by halves."""
+    tries = itertools.count()
+
+    def among(chosen):
+        if not chosen or next(tries) >= _TRIES:
+            return []
+        if agrees(chosen):
+            return chosen
+        half = len(chosen) // 2
+        return among(chosen[:half]) + among(chosen[half:]) if half else []
+
+    return among(operations)
 
 
 def _beyond(functional, batches, limit):
