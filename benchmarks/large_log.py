@@ -1,8 +1,9 @@
-"""What a long run costs to log, to serve and to open.
+"""What many long runs of a large model cost to log, to serve and to open.
 
-Writes the log of a run of a million steps of 200 layers with the real writer
-at its real thinning, then opens it in a headless Chromium. Run it with
-`python -m benchmarks.large_log`.
+Writes the logs of 50 runs of a million steps of 2,000 layers with the real
+writer at its real thinning, serves them by `keras-mixprec serve`, opens the
+page in a headless Chromium and does there what a reader does. Run it with
+`python -m benchmarks.large_log`; `--layers 200 --runs 1` is a usual model.
 """
 
 import argparse
@@ -18,12 +19,12 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
 
-from plugin_client import ask
-from reporting_readers import poll, tensorboard
+from page_server import ask, served
 
-from benchmarks.browser import browser, until_ready
-from keras_mixprec.callbacks.session import ROWS_BY_VARIABLE
+from benchmarks.browser import browser
+from benchmarks.page_times import INTERACTIONS, cpu_seconds, opened, taken
 from keras_mixprec.metrics import PROBED
+from keras_mixprec.monitoring.counter_log import rows_by_variable
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.schema import EXPONENTS
@@ -33,15 +34,22 @@ READING, PROBE = 50, 100
 EPOCHS = 100
 RARE = 1000
 
+# Runs that differ; the others are these under further names.
+WRITTEN = 2
 
-def write(log_dir, steps, count):
+
+def write(log_dir, steps, count, seed=0):
     """Writes what a monitor would, numbers drawn at random."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     layers = [f"block_{n // 10}/layer_{n % 10}" for n in range(count)]
     table = {"class": "Dense", "compute_dtype": "float16", "parameters": 10**6}
-    by_variable = Thinning(ROWS_BY_VARIABLE)
+    table["share_of_flops"] = 1 / count
+    by_variable = Thinning(rows_by_variable(2 * count))
     rare = set(random.choice(steps, RARE, replace=False).tolist())
-    bins = np.stack([np.arange(-30, 10), np.arange(-29, 11), np.ones(40)], 1)
+    # Drawn once, and shifted by a number of each probe's.
+    heat = random.normal(8, 2, (count, len(PROBED)))
+    epoch = max(1, steps // EPOCHS)
+    counted = 1
     with RunLog(log_dir) as log:
         log.layers(0, [{"path": path, **table} for path in layers])
         log.scale_rows(0, [[0, 2.0**15, 0, 0]])
@@ -62,65 +70,125 @@ def write(log_dir, steps, count):
                     step, {f"mixprec/{k}": v for k, v in scalars.items()}
                 )
             if step % PROBE == 0:
-                heat = random.normal(8, 2, (count, len(PROBED)))
-                log.heat(step, heat, layers, PROBED)
-            if step % (steps // EPOCHS) == 0:
-                for family in EXPONENTS.values():
-                    for path in layers:
-                        log.histogram(step, f"{family}/{path}", bins)
+                log.heat(step, heat + random.normal(), layers, PROBED)
+            # As `RangeReader` does: first, last, and after doublings.
+            ends = step % epoch == 0 and step >= 2 * counted
+            if step == 1 or ends or step == steps:
+                counted = step
+                histograms(log, step, layers, random)
     return log.folder
 
 
-def shown(url):
-    """How many events the tab shows; 0 while the log is not loaded."""
-    answer = ask(url, "data/run", run="mixprec")
-    return len(json.loads(answer.body)["events"]) if answer.status == 200 else 0
+def histograms(log, step, layers, random):
+    """Writes exponents of all layers, around one of their own each."""
+    for family in EXPONENTS.values():
+        for path in layers:
+            start = np.arange(-30, 10) + random.integers(-3, 4)
+            bins = np.stack([start, start + 1, np.ones(40)], 1)
+            log.histogram(step, f"{family}/{path}", bins)
 
 
-def megabytes(pid):
-    """Resident memory of a process and all that it started."""
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        below = map(megabytes, children.read().split())
-        return own_megabytes(pid) + sum(below)
+def write_runs(log_dir, steps, layers, runs):
+    """Writes runs, all but the first two under further names."""
+    folders = [
+        write(os.path.join(log_dir, f"run_{n:02d}"), steps, layers, n)
+        for n in range(min(runs, WRITTEN))
+    ]
+    for n in range(WRITTEN, runs):
+        folder = os.path.join(log_dir, f"run_{n:02d}", "mixprec")
+        os.makedirs(folder)
+        for entry in os.scandir(folders[n % WRITTEN]):
+            os.link(entry.path, os.path.join(folder, entry.name))
+    return sum(entry.stat().st_size for entry in os.scandir(folders[0])) / 1e6
 
 
-def own_megabytes(pid):
-    """Resident memory of a process."""
+def skips_shown(port):
+    """How many skipped steps the page is told of."""
+    _, _, body = ask(port, "/data/run", run="run_00/mixprec")
+    kinds = [event["kind"] for event in json.loads(body)["events"]]
+    return kinds.count("skipped_step")
+
+
+def megabytes(pid, peak="VmRSS"):
+    """Resident memory of a process: now, or at its highest (`VmHWM`)."""
     with open(f"/proc/{pid}/status") as status:
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) / 1024
+        return int(re.search(rf"{peak}:\s+(\d+) kB", status.read())[1]) / 1024
+
+
+def print_row(what, number, unit):
+    """A row of what is printed."""
+    print(f"{what:36}{number:10,.4g} {unit}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--layers", type=int, default=200)
+    parser.add_argument("--layers", type=int, default=2000)
+    parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--log-dir", help="keep the logs, or use those there")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as log_dir:
-        started = time.perf_counter()
-        folder = write(log_dir, arguments.steps, arguments.layers)
-        written = time.perf_counter() - started
-        size = sum(os.path.getsize(e.path) for e in os.scandir(folder)) / 1e6
-        started = time.perf_counter()
-        with tensorboard(log_dir) as url:
-            rare = poll(lambda: shown(url) == RARE and RARE, 600)
-            loaded = time.perf_counter() - started
-            opened = []
-            for _ in range(arguments.rounds):
-                with browser() as driver:
-                    started = time.perf_counter()
-                    driver.get(f"{url}#mixed_precision")
-                    until_ready(driver)
-                    opened.append(time.perf_counter() - started)
-            memory = megabytes(os.getpid()) - own_megabytes(os.getpid())
-    print(f"{arguments.steps:,} steps of {arguments.layers} layers")
-    print(f"log                       {size:8.0f} MB")
-    print(f"written in                {written:8.1f} s")
-    print(f"served after              {loaded:8.1f} s")
-    print(f"rare events shown         {rare:8d} of {RARE}")
-    print(f"page opened, first        {opened[0]:8.2f} s")
-    print(f"page opened, median       {np.median(opened):8.2f} s")
-    print(f"server's memory           {memory:8.0f} MB")
+    with tempfile.TemporaryDirectory() as temporary:
+        log_dir = arguments.log_dir or temporary
+        if not os.path.isdir(log_dir) or not os.listdir(log_dir):
+            sizes = arguments.steps, arguments.layers, arguments.runs
+            started = time.perf_counter()
+            print_row("log of a run", write_runs(log_dir, *sizes), "MB")
+            count = min(arguments.runs, WRITTEN)
+            seconds = (time.perf_counter() - started) / count
+            print_row("written in", seconds, "s")
+        if not arguments.rounds:
+            return
+        with served(log_dir) as (port, process):
+            measure(port, process.pid, arguments.rounds)
+
+
+def measure(port, pid, rounds):
+    """Prints what a reader waits for, and the server's memory."""
+    url = f"http://127.0.0.1:{port}/"
+    print_row("server's memory at first", megabytes(pid), "MB")
+    first, cpu = [], []
+    for _ in range(rounds):
+        with browser() as driver:
+            both = pid, driver.service.process.pid
+            before = sum(map(cpu_seconds, both))
+            first.append(opened(driver, url))
+            cpu.append(sum(map(cpu_seconds, both)) - before)
+    print_row("opened, first", first[0], "s")
+    print_row("opened, median", np.median(first), "s")
+    print_row("opened, CPU time", np.median(cpu), "s")
+    print_row("skipped steps shown", skips_shown(port), f"of {RARE}")
+    with browser() as driver:
+        opened(driver, url)
+        print_row("table of all runs", taken_for_runs(driver), "s")
+        both = pid, driver.service.process.pid
+        for name in INTERACTIONS:
+            interact(driver, name, 2 * rounds, both)
+    print_row("server's memory", megabytes(pid), "MB")
+    print_row("server's memory, highest", megabytes(pid, "VmHWM"), "MB")
+    print_row("load average", os.getloadavg()[0], "")
+
+
+def interact(driver, name, times, pids):
+    """Prints what one thing that a reader does takes, there and back."""
+    before = sum(map(cpu_seconds, pids))
+    waited = [1000 * taken(driver, name) for _ in range(times)]
+    cpu = 1000 * (sum(map(cpu_seconds, pids)) - before) / times
+    print_row(f"{name}, best", min(waited), "ms")
+    print_row(f"{name}, median", np.median(waited), "ms")
+    print_row(f"{name}, CPU time of all", cpu, "ms")
+
+
+def taken_for_runs(driver):
+    """Seconds from opening until the table of runs has all of them."""
+    script = (
+        "const runs = document.querySelectorAll('#run option').length;"
+        "const read = document.querySelector('#runs').ariaBusy === 'false';"
+        "return runs === 1 || read ? performance.now() / 1000 : 0"
+    )
+    while not (seconds := driver.execute_script(script)):
+        time.sleep(0.1)
+    return seconds
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.format_limits import CHOICES, format_limits
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.run_summary import summary
+from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.tensorboard_plugin import endpoints
+from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
 REPAIRED = "repaired/mixprec"
@@ -59,6 +63,21 @@ def page(driver):
 
 def ask(url, route, **query):
     return get(url, f"plugin/mixed_precision/data/{route}", **query)
+
+
+def test_rows_of_runs_come_as_they_are_read(logs, monkeypatch):
+    monkeypatch.setattr(endpoints, "_PATIENCE", 0)
+    answers, runs = endpoints.Endpoints(), LogFolder(str(logs))
+    seen = []
+    for _ in range(4):
+        rows = json.loads(answers.data(runs, "summaries", {}).body)
+        seen.append([row.get("unread", False) for row in rows])
+    assert seen[0] == [False, True, True]
+    assert seen[2] == seen[3] == [False] * 3
+    assert rows == [
+        json.loads(to_json(summary(data_of(logs, row["run"]).overview())))
+        for row in rows
+    ]
 
 
 def data_of(logs, run):

@@ -15,7 +15,7 @@ from keras_mixprec.monitoring.counters import reason_to_stop
 from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
-from keras_mixprec.reporting.layer_tables import Thinning
+from keras_mixprec.reporting.layer_tables import Thinning, rows_for
 from keras_mixprec.reporting.schema import curve_tag
 from keras_mixprec.reporting.text_formats import markdown_table
 
@@ -235,8 +235,15 @@ def _computes_in_float16(model):
 
 
 # Curves of every variable are most of a log: 400 of them, read 20,000 times
-# in a million steps, are 40 MB at this many points an interval.
+# in a million steps, are 40 MB at this many points an interval; of more
+# variables there are fewer points.
 ROWS_BY_VARIABLE = 128
+_VARIABLES = 400
+
+
+def rows_by_variable(count: int) -> int:
+    """Returns the points of an interval that so many variables have."""
+    return rows_for(count, _VARIABLES, ROWS_BY_VARIABLE)
 
 
 class RunState(NamedTuple):
@@ -272,7 +279,8 @@ class CounterLog:
     def __init__(self, session, counters):
         self._session = session
         self._counters, self._log = counters, session.log
-        self._by_variable = Thinning(ROWS_BY_VARIABLE)
+        count = len(session.model.trainable_variables)
+        self._by_variable = Thinning(rows_by_variable(count))
         self._skips = Skips(session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
         self.step = None

@@ -20,9 +20,10 @@ Files that write:
 Files that read:
 
 - `source.py`: where a log comes from; `file_source.py`: as its files hold it.
+- `record_index.py`: where in a file which tag is, without reading the values.
 - `sized_cache.py`: what was read, kept within a number of bytes.
 - `run_data.py`, `run_layers.py`: what a log says of a run and of its layers, as
-  the page asks for it.
+  the page asks for it; `grid.py`: one metric of all layers by step.
 - `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and
   those of formats.
 - `run_summary.py`: a run as a row of the table of runs.

@@ -5,11 +5,8 @@ from collections.abc import Iterator
 
 from tensorboard.util import tensor_util
 
-from keras_mixprec.reporting.event_file import (
-    event_file_paths,
-    read_places,
-    read_record,
-)
+from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.record_index import read_record, scan
 from keras_mixprec.reporting.schema import (
     HISTOGRAM_PLUGIN_NAME,
     PLUGIN_NAME,
@@ -23,6 +20,9 @@ from keras_mixprec.reporting.text_formats import parse_json
 # Bytes of values to keep, of all runs together.
 _KEPT = 1 << 27
 
+# The plugins whose values are asked for.
+_OURS = (PLUGIN_NAME, HISTOGRAM_PLUGIN_NAME)
+
 
 def read_values() -> SizedCache:
     """Returns a cache for `FileSource`, which several may share."""
@@ -33,8 +33,8 @@ class FileSource:
     """Reads a run's log from its files; see `Source`.
 
     Keeps where in the files each value is, and reads those that are asked for:
-    a log may be larger than the memory. A file that is cut short or damaged
-    counts up to there.
+    a log may be larger than the memory. A file that is cut short counts up to
+    there, and without the values that are damaged.
 
     Args:
         folder: String. The run's folder, with event files.
@@ -85,6 +85,21 @@ class FileSource:
         version = places[0], len(places)
         return self._cache.get(key, version, lambda: self._read(tag, places))
 
+    def last(self, tag: str) -> Point | None:
+        """Returns the last value of a tag, as in `Source`.
+
+        Raises:
+            OSError: If the files were removed meanwhile.
+        """
+        place = self._places[tag][-1]
+        found = self._cache.get(
+            (self._folder, tag, "last"),
+            place,
+            # One that is damaged repeats most of the one before.
+            lambda: self._read(tag, [place]) or self.read(tag)[-1:],
+        )
+        return found[-1] if found else None
+
     def load(self) -> None:
         """Reads all there is, and does without the files from then on."""
         self._cache = SizedCache(1 << 62, points_size)
@@ -99,15 +114,22 @@ class FileSource:
 
     def _read_on(self, path):
         start = self._ends.get(path, 0)
-        for place, end, record in read_places(path, start):
-            try:
-                event = parse_event(record)
-            except ValueError:
-                return
-            self._ends[path] = end
-            self.written = max(self.written, event.wall_time)
-            for value in event.summary.value:
-                self._add((path, place), value)
+        place = None
+        with open(path, "rb") as file:
+            for place, end, tag, alone in scan(path, start):
+                self._ends[path] = end
+                plugin = self._plugins.get(tag)
+                ours = plugin in _OURS
+                # Values of TensorBoard's own curves are written apart.
+                if ours and alone:
+                    self._places[tag].append((path, place))
+                elif (plugin is None or ours) and (
+                    event := _event(file, place)
+                ):
+                    for value in event.summary.value:
+                        self._add((path, place), value)
+            if place is not None and (event := _event(file, place)):
+                self.written = max(self.written, event.wall_time)
 
     def _add(self, place, value):
         tag = value.tag
@@ -118,7 +140,7 @@ class FileSource:
                 self.contents[tag] = parse_json(described.content, dict)
             elif described.plugin_name == HISTOGRAM_PLUGIN_NAME:
                 self.histograms.append(tag)
-        if self._plugins[tag] in (PLUGIN_NAME, HISTOGRAM_PLUGIN_NAME):
+        if self._plugins[tag] in _OURS:
             self._places.setdefault(tag, []).append(place)
 
     def _read(self, tag, places):
@@ -157,7 +179,17 @@ def _events(places) -> Iterator:
                 if file:
                     file.close()
                 path, file = other, open(other, "rb")  # noqa: SIM115
-            yield parse_event(read_record(file, place))
+            if event := _event(file, place):
+                yield event
     finally:
         if file:
             file.close()
+
+
+def _event(file, place):
+    """The event in a record, `None` if it is damaged."""
+    record = read_record(file, place)
+    try:
+        return None if record is None else parse_event(record)
+    except ValueError:
+        return None

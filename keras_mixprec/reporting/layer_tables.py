@@ -11,6 +11,10 @@ from keras_mixprec.reporting.schema import chunk_tag
 # each interval: 2,156 rows of 10,000. TensorBoard holds them in memory.
 ROWS_PER_INTERVAL = 500
 
+# So many layers have that many rows; more of them have fewer, so that a log of
+# 2,000 layers has 90 MB of it instead of 290.
+_LAYERS = 400
+
 _POOLS = {"min": np.fmin, "max": np.fmax}
 
 
@@ -47,6 +51,22 @@ class Thinning:
             self._written = 0
             self._interval *= 2
         return True
+
+
+def rows_for(count: int, usual: int, rows: int) -> int:
+    """Returns the rows of an interval, so that a log stays as large as usual.
+
+    Args:
+        count: Int >= 1. What a row has numbers of: layers, variables.
+        usual: Int >= 1. Up to so many of them there are `rows`.
+        rows: Int >= 1.
+
+    Example:
+    >>> from keras_mixprec.reporting.layer_tables import rows_for
+    >>> [rows_for(layers, 400, 500) for layers in (10, 400, 2000, 100_000)]
+    [500, 500, 100, 16]
+    """
+    return max(min(rows, 16), rows * usual // max(count, usual))
 
 
 def pooled(pool: str, first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -120,7 +140,7 @@ class LayerTables:
         self._index = index - 1
         self._columns = self._tag_columns = None
         self._steps = 0
-        self._thinning = Thinning()
+        self._thinning = None
         self._waiting = None
 
     def add(self, step, table, layers, metrics):
@@ -136,6 +156,9 @@ class LayerTables:
             List of `(step, tag, table, content)` to write now.
         """
         columns = {"layers": layers, "metrics": metrics}
+        if self._thinning is None:
+            rows = rows_for(len(layers), _LAYERS, ROWS_PER_INTERVAL)
+            self._thinning = Thinning(rows)
         ready = self.rest() if columns != self._columns else []
         self._columns = columns
         if self._waiting:

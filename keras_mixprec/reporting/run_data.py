@@ -5,13 +5,9 @@ than its schema.
 """
 
 import itertools
-import json
 import math
-import struct
 from collections import Counter
-from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from keras_mixprec.metrics import AUDITED, describe
@@ -23,6 +19,7 @@ from keras_mixprec.reporting.format_limits import (
     limits_in_use,
     measured_against,
 )
+from keras_mixprec.reporting.grid import Grid
 from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.layer_tables import (
     Table,
@@ -50,24 +47,6 @@ _CONTENT = {schema.PERFORMANCE: {"schema", "columns"}} | dict.fromkeys(
 )
 
 
-class Grid(NamedTuple):
-    """A metric of every layer, by steps.
-
-    Attributes:
-        layers: List of strings, the rows.
-        first, last: Integer arrays, the steps that each column begins and
-            ends with.
-        worst: Array `[layers, columns]`, NaN where nothing was measured.
-        pool: String. `"min"` or `"max"`, whichever is the worse.
-    """
-
-    layers: list
-    first: np.ndarray
-    last: np.ndarray
-    worst: np.ndarray
-    pool: str
-
-
 class RunData:
     """A run as the page shows it.
 
@@ -79,6 +58,7 @@ class RunData:
     def __init__(self, name: str, source: Source):
         self.name = name
         self._source = source
+        self._tags = {}
 
     @property
     def written(self) -> float:
@@ -99,8 +79,25 @@ class RunData:
 
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
-        heat, every = self._tables(schema.HEAT), self.events()
-        searches, events = _searches_apart(every)
+        tables = self._tables(schema.HEAT), self._tables(schema.ERRORS)
+        return self._overview(*tables)
+
+    def outline(self) -> dict:
+        """Returns what `overview` does, with the headroom of the last reading.
+
+        Reading all of what was measured is most of the time that `overview`
+        takes; for a row of the table of runs it is only asked whether anything
+        was.
+        """
+        families = schema.HEAT, schema.ERRORS
+        last = [self._whole(self._chunks(f)[-1:], self._last) for f in families]
+        found = self._overview(*last)
+        measured = (x["least_headroom"] is not None for x in found["layers"])
+        # The last reading may be of weights alone.
+        return self.overview() if last[0] and not any(measured) else found
+
+    def _overview(self, heat, errors):
+        searches, events = _searches_apart(self.events())
         scale = self.scale()
         layers = self.layers()
         # Before events: a change at the first step hides what was before it.
@@ -109,7 +106,7 @@ class RunData:
         add_events(layers, events)
         add_headroom(layers, heat)
         add_repairs(layers, measured_against(layers))
-        tables = heat + self._tables(schema.ERRORS)
+        tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         overview = {
             "run": self.name,
@@ -142,7 +139,7 @@ class RunData:
         events = [
             parse_json(line, dict)
             for tag in self._chunks(schema.EVENTS)
-            for line in self._last(tag)
+            for line in self._entries(tag)
         ]
         whole = [event | about(event) for event in events if is_event(event)]
         return sorted(whole, key=lambda event: event["step"])
@@ -155,24 +152,14 @@ class RunData:
             columns: Int >= 1. The most columns to return.
 
         Returns:
-            Bytes: the length of a header as a little-endian uint32, the
-            header as JSON padded with spaces to a multiple of four, and the
-            numbers as little-endian bfloat16, a row for each layer. Three
-            digits are more than a colour shows.
+            Bytes; see `Grid.to_bytes`.
 
         Raises:
             KeyError: If there is no such metric.
         """
-        grid = self.grid(metric, columns)
-        header = {
-            "layers": grid.layers,
-            "from": grid.first.tolist(),
-            "until": grid.last.tolist(),
-            "pool": grid.pool,
-        }
-        return _binary(header, grid.worst)
+        return self.grid(metric, columns).to_bytes()
 
-    def grid(self, metric: str, columns: int) -> "Grid":
+    def grid(self, metric: str, columns: int) -> Grid:
         """Returns what `heat` does, as arrays."""
         family = schema.ERRORS if metric in AUDITED else schema.HEAT
         tables = [t for t in self._tables(family) if metric in t.metrics]
@@ -211,10 +198,9 @@ class RunData:
         Raises:
             KeyError: If there is no such histogram.
         """
-        if layer not in self.histogram_rows(part):
+        known = self._histogram_tags(part).get(layer)
+        if not known:
             raise KeyError(f"{part} of {layer}")
-        tags = schema.histogram_tags(part, layer)
-        known = [tag for tag in tags if tag in self._source.histograms]
         points = [point for tag in known for point in self._source.read(tag)]
         bins = [np.asarray(p.array, "int64").reshape(-1, 3) for p in points]
         return {
@@ -238,10 +224,11 @@ class RunData:
         for tag, content in self._source.contents.items():
             if (content.get("columns") or [None])[1:2] == ["scale"]:
                 name = content.get("optimizer", "")
-                rows.setdefault(name, []).append((tag, self._last(tag)))
+                rows.setdefault(name, []).append(tag)
         courses = []
-        for name, chunks in sorted(rows.items()):
-            table = np.concatenate([chunk for _, chunk in sorted(chunks)])
+        for name, tags in sorted(rows.items()):
+            found = [row for tag in sorted(tags) for row in self._entries(tag)]
+            table = np.reshape(found, (-1, len(schema.SCALE_COLUMNS)))
             steps, scale, skipped, _ = table.T.tolist()
             courses.append(
                 {
@@ -258,10 +245,10 @@ class RunData:
         begins = [e for e in events if e["kind"] == "train_begin"]
         contents, known = self._source.contents, [*schema.PERFORMANCE_COLUMNS]
         rows = [
-            Row(*row)
+            Row(*row.tolist())
             for tag in self._chunks(schema.PERFORMANCE)
             if contents[tag]["columns"] == known
-            for row in self._last(tag).tolist()
+            for row in self._entries(tag)
         ]
         last = max((e["step"] for e in begins), default=0)
         rows = [row for row in rows if row.step > last]
@@ -269,10 +256,12 @@ class RunData:
         return performance(rows, layers, tuner)
 
     def _tables(self, family):
-        return [
-            Table(self._source.contents[tag], self._source.read(tag))
-            for tag in self._chunks(family)
-        ]
+        return self._whole(self._chunks(family), self._source.read)
+
+    def _whole(self, tags, read):
+        """The tables of those tags that have values which are not damaged."""
+        found = [(self._source.contents[tag], read(tag)) for tag in tags]
+        return [Table(content, points) for content, points in found if points]
 
     def _chunks(self, family):
         # A tag that does not say what it holds is damaged.
@@ -287,16 +276,37 @@ class RunData:
         return [tag for _, tag in sorted(chunks)]
 
     def _last(self, tag):
-        points = self._source.read(tag)
-        return points[-1].array if points else []
+        point = self._source.last(tag)
+        return [point] if point else []
+
+    def _entries(self, tag):
+        return itertools.chain(*(point.array for point in self._last(tag)))
 
     def histogram_rows(self, part: str) -> list[str]:
         """Returns the layers' calls that there are histograms of a part of."""
+        return sorted(self._histogram_tags(part))
+
+    def _histogram_tags(self, part):
+        """The tags of each layer's histograms, those of older versions first.
+
+        Found once: of 2,000 layers there are 4,000 tags.
+        """
         if part not in schema.EXPONENTS:
             raise KeyError(part)
-        tags = self._source.histograms
-        layers = (schema.layer_of_histogram(part, tag) for tag in tags)
-        return sorted({layer for layer in layers if layer is not None})
+        if part not in self._tags:
+            found: dict = {}
+            for tag in self._source.histograms:
+                layer = schema.layer_of_histogram(part, tag)
+                if layer is not None:
+                    found.setdefault(layer, []).append(tag)
+            order = {
+                layer: schema.histogram_tags(part, layer) for layer in found
+            }
+            self._tags[part] = {
+                layer: sorted(tags, key=order[layer].index)
+                for layer, tags in found.items()
+            }
+        return self._tags[part]
 
     def _last_step(self, events, scale, tables):
         steps = [event["step"] for event in events]
@@ -353,10 +363,3 @@ def _batches_skipped(events, scale):
     counts = Counter(name for name, _ in set(listed))
     others = [_skipped(c) - counts[c["optimizer"]] for c in scale]
     return len({step for _, step in listed}) + max([0, *others])
-
-
-def _binary(header, numbers):
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 4)
-    body = numbers.astype(ml_dtypes.bfloat16).view("uint16").astype("<u2")
-    return struct.pack("<I", len(text)) + text + body.tobytes()

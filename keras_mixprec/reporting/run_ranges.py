@@ -99,14 +99,22 @@ def smallest_that_counts(exponents, counts) -> int | None:
     Returns:
         Int, `None` if there are no finite numbers.
     """
-    exponents, counts = np.asarray(exponents), np.asarray(counts, "float64")
-    finite = (counts > 0) & (exponents < _NONFINITE)
-    if not finite.any():
+    finite = [
+        (exponent, count)
+        for exponent, count in zip(exponents, counts, strict=True)
+        if count > 0 and exponent < _NONFINITE
+    ]
+    if not finite:
         return None
-    falling, counts = exponents[finite][::-1], counts[finite][::-1]
-    kept = np.cumsum(counts * 4.0 ** (falling - falling[0]))
-    place = np.searchsorted(kept, KEPT_ENERGY * kept[-1])
-    return int(falling[place])
+    # Of 40 numbers NumPy takes five times as long; a model has 40,000 of these.
+    top = finite[-1][0]
+    energies = [count * 4.0 ** (e - top) for e, count in finite]
+    wanted, kept = KEPT_ENERGY * sum(energies), 0.0
+    for (exponent, _), energy in zip(finite[::-1], energies[::-1], strict=True):
+        kept += energy
+        if kept >= wanted:
+            return exponent
+    return finite[0][0]
 
 
 def _summary(largest=(), low=()):

@@ -39,6 +39,9 @@ class Source(Protocol):
     def read(self, tag: str) -> list[Point]:
         """Returns the values of a tag by rising step."""
 
+    def last(self, tag: str) -> Point | None:
+        """Returns the last value of a tag, `None` if that is damaged."""
+
 
 def points_size(points: list[Point]) -> int:
     """Returns the bytes that points take in memory, about."""

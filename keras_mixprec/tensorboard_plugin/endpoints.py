@@ -3,7 +3,7 @@
 | route | answer |
 |---|---|
 | `data/runs` | the runs |
-| `data/summaries` | a row for each run of the table of runs |
+| `data/summaries` | a row for each run, `unread` if it is to be read |
 | `data/run?run=` | all of a run but its measurements by step |
 | `data/heat?run=&metric=&columns=` | one metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
@@ -11,7 +11,10 @@
 | `static/page.js`, `static/style.css` | the page itself |
 """
 
+import json
+import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from keras_mixprec.reporting.report_page import bundle, static
@@ -28,6 +31,9 @@ _LONGEST = 4096
 # Bytes of answers to keep: the page asks for all of a run whenever it has
 # grown, several readers ask for the same.
 _KEPT = 1 << 26
+
+# Seconds until rows of the table of runs are sent without those not read yet.
+_PATIENCE = 0.5
 
 _JSON = "application/json"
 _BINARY = "application/octet-stream"
@@ -68,6 +74,9 @@ class Runs(Protocol):
         it as `"newer_schema"`, and of when it was last written as `"written"`.
         """
 
+    def reading(self, run: str) -> AbstractContextManager:
+        """Returns what to hold while a run is read."""
+
     def source(self, run: str) -> Source | None:
         """Returns the log of a run, `None` if there is no such run."""
 
@@ -87,6 +96,7 @@ class Endpoints:
             "style.css": (static("style.css"), "text/css"),
         }
         self._kept = SizedCache(_KEPT, lambda answer: len(answer.body))
+        self._rows = {}
         self._answers = {
             "summary": _summary,
             "run": _overview,
@@ -121,32 +131,48 @@ class Endpoints:
         if name == "runs":
             return Answer(to_json(runs.listed()).encode(), _JSON)
         if name == "summaries":
-            # A run that was not written to since is not read again.
-            rows = [
-                self.data(runs, "summary", {"run": listed["run"]}).body
-                for listed in runs.listed()
-                if not listed["newer_schema"]
-            ]
-            return Answer(b"[" + b",".join(rows) + b"]", _JSON)
+            return self._summaries(runs)
         if name not in self._answers:
             raise RefusedError(404, "No such route")
         run = _argument(query, "run")
         try:
-            source = runs.source(run)
-            if source is None or not source.contents:
-                raise RefusedError(404, f"No such run. Received: run={run!r}")
-            data = RunData(run, source)
-            if data.newer_schema:
-                raise RefusedError(
-                    400,
-                    "A newer version of keras_mixprec wrote this run: "
-                    "update it.",
-                )
-            key, version = (name, *sorted(query.items())), source.version
-            answer = self._answers[name]
-            return self._kept.get(key, version, lambda: answer(data, query))
+            with runs.reading(run):
+                return self._of_run(runs, name, run, query)
         except OSError as error:
             raise RefusedError(404, "The log was removed.") from error
+
+    def _of_run(self, runs, name, run, query):
+        source = runs.source(run)
+        if source is None or not source.contents:
+            raise RefusedError(404, f"No such run. Received: run={run!r}")
+        data = RunData(run, source)
+        if data.newer_schema:
+            raise RefusedError(
+                400,
+                "A newer version of keras_mixprec wrote this run: update it.",
+            )
+        key, version = (name, *sorted(query.items())), source.version
+        answer = self._answers[name]
+        return self._kept.get(key, version, lambda: answer(data, query))
+
+    def _summaries(self, runs):
+        """A row for each run, marked where it is still to be read."""
+        ends, rows = time.monotonic() + _PATIENCE, []
+        has_read = False
+        for listed in runs.listed():
+            run, written = listed["run"], listed["written"]
+            if listed["newer_schema"]:
+                continue
+            # A run that was not written to since is not even opened.
+            known, row = self._rows.get(run, (None, {"run": run}))
+            # One at least, so that all are read in the end.
+            due = not has_read or time.monotonic() < ends
+            if known != written and due:
+                has_read = True
+                row = json.loads(self.data(runs, "summary", listed).body)
+                self._rows[run] = known, row = written, row
+            rows.append(row if known == written else row | {"unread": True})
+        return Answer(json.dumps(rows).encode(), _JSON)
 
 
 def _overview(data, query):
@@ -154,7 +180,7 @@ def _overview(data, query):
 
 
 def _summary(data, query):
-    return Answer(to_json(summary(data.overview())).encode(), _JSON)
+    return Answer(to_json(summary(data.outline())).encode(), _JSON)
 
 
 def _heat(data, query):

@@ -1,7 +1,8 @@
 """The runs of a folder, read from their files as they grow."""
 
 import os
-from collections import OrderedDict
+import threading
+from collections import OrderedDict, defaultdict
 
 from keras_mixprec.reporting.event_file import event_file_paths, read_records
 from keras_mixprec.reporting.file_source import (
@@ -33,6 +34,16 @@ class LogFolder:
         self._cache = read_values()
         self._sources = OrderedDict()
         self._described = {}
+        self._locks = defaultdict(threading.Lock)
+        self._lock = threading.Lock()
+
+    def reading(self, run: str) -> threading.Lock:
+        """Returns what to hold while a run is read: others are not held up.
+
+        Of several that read a run, each sees it as it is at one time.
+        """
+        with self._lock:
+            return self._locks[run]
 
     def listed(self) -> list[dict]:
         """Returns each run by name, without reading all of any."""
@@ -55,14 +66,18 @@ class LogFolder:
         folder = find_runs(self._log_dir).get(run)
         if folder is None:
             return None
-        if folder in self._sources:
-            self._sources[folder].refresh()
+        with self._lock:
+            source = self._sources.get(folder)
+        if source:
+            source.refresh()
         else:
-            self._sources[folder] = FileSource(folder, self._cache)
-        self._sources.move_to_end(folder)
-        if len(self._sources) > _MOST_SOURCES:
-            self._sources.popitem(last=False)
-        return self._sources[folder]
+            source = FileSource(folder, self._cache)
+        with self._lock:
+            self._sources[folder] = source
+            self._sources.move_to_end(folder)
+            if len(self._sources) > _MOST_SOURCES:
+                self._sources.popitem(last=False)
+        return source
 
     def _content(self, path):
         """What the first value of ours in a file says of itself."""

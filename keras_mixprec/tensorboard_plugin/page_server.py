@@ -11,7 +11,6 @@ import html
 import os
 import re
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
@@ -97,8 +96,6 @@ class PageServer(ThreadingHTTPServer):
             "/": Answer(_PAGE.format(log_dir=title).encode(), "text/html"),
             "/static/start.js": Answer(_START.encode(), "text/javascript"),
         }
-        # Of several that read a run, each sees it as it is at one time.
-        self.reading = threading.Lock()
 
     def answer(self, target: str) -> Answer:
         """Returns what is sent for the target of a request.
@@ -114,9 +111,8 @@ class PageServer(ThreadingHTTPServer):
             raise RefusedError(404, "No such page")
         if route[1] == "static":
             return self.endpoints.static(route[2])
-        with self.reading:
-            query = dict(parse_qsl(url.query))
-            return self.endpoints.data(self.runs, route[2], query)
+        query = dict(parse_qsl(url.query))
+        return self.endpoints.data(self.runs, route[2], query)
 
     def handle_error(self, request, client_address):
         """Prints an error, but not of who has closed the page meanwhile."""

@@ -1,5 +1,6 @@
 """A run's log as a running TensorBoard serves it."""
 
+import contextlib
 from collections.abc import Hashable
 
 from tensorboard.data import provider
@@ -52,6 +53,10 @@ class ProviderRuns:
             for run, tags in sorted(found.items())
         ]
 
+    def reading(self, run: str) -> contextlib.AbstractContextManager:
+        """Nothing: each request has a `ProviderSource` of its own."""
+        return contextlib.nullcontext()
+
     def source(self, run: str) -> "ProviderSource":
         """Returns the log of a run, an empty one if there is no such run."""
         return ProviderSource(self._provider, self._request, run, self._cache)
@@ -91,6 +96,11 @@ class ProviderSource:
         plugin, version = self._plugins[tag]
         key = self._request["experiment_id"], self._run, tag
         return self._cache.get(key, version, lambda: self._read(plugin, tag))
+
+    def last(self, tag: str) -> Point | None:
+        """Returns the last value of a tag."""
+        found = self.read(tag)
+        return found[-1] if found else None
 
     def _list(self, plugin):
         listed = self._provider.list_tensors(

@@ -21,7 +21,9 @@ export function csvOf(rows) {
 
 // What each table holds: all that it would show if it were scrolled through.
 const TABLES = {
-  runs: ({ summaries }) => (summaries ?? []).map(({ headline, share_of_flops, ...row }) => {
+  runs: ({ summaries }) => (summaries ?? []).filter((row) => row.headline).map(({
+    headline, share_of_flops, unread, ...row
+  }) => {
     return {
       ...row, state: headline.state, share_before: share_of_flops.before,
       share_now: share_of_flops.now,

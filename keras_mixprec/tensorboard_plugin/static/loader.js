@@ -5,6 +5,9 @@ const TRIGGERS = [
   "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsRanges",
 ];
 
+// Milliseconds, in which what a reader does comes first.
+const PAUSE = 300;
+
 export function createLoader(store) {
   const asked = {};
   const tokens = {};
@@ -28,6 +31,7 @@ export function createLoader(store) {
       const answer = await api(path);
       if (tokens[slot] !== token) return;
       fail(slot, null);
+      if (slot === "summaries") askAgain(answer, path);
       // What did not change must not be redrawn under the reader's hands.
       const text = answer?.values ? null : JSON.stringify(answer);
       if (text && text === JSON.stringify(store.state[slot])) return;
@@ -40,6 +44,15 @@ export function createLoader(store) {
     } finally {
       settle();
     }
+  }
+
+  // Rows come as they are read, what is looked at first.
+  function askAgain(rows, path) {
+    const token = tokens.summaries;
+    if (!rows?.some((row) => row.unread)) return;
+    setTimeout(() => {
+      if (tokens.summaries === token) load("summaries", path);
+    }, PAUSE);
   }
 
   function fail(slot, message) {

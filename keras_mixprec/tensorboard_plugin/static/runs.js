@@ -75,6 +75,7 @@ export function createRuns(store) {
   }
 
   function contentOf(column, row) {
+    if (column.id !== "run" && !row.headline) return "…";
     if (column.text) return column.text(row);
     if (column.id === "run") {
       return element("button", {
@@ -105,12 +106,16 @@ export function createRuns(store) {
     root.hidden = rows.length < 2;
     drawHead();
     const column = RUN_COLUMNS.find(({ id }) => id === sort.column);
-    const shown = column ? sortLayers(rows, column.of, sort.descending) : rows;
+    // A row of which there is no more than the name is still to be read.
+    const read = rows.filter((row) => row.headline);
+    const unread = rows.filter((row) => !row.headline);
+    const sorted = column ? [...sortLayers(read, column.of, sort.descending), ...unread] : rows;
+    root.setAttribute("aria-busy", String(rows.some((row) => row.unread)));
     const place = [...body.querySelectorAll("button")].indexOf(
       /** @type {any} */ (document.activeElement),
     );
-    body.replaceChildren(...shown.map((row) => element("tr", {
-      "data-run": row.run, title: row.headline.text,
+    body.replaceChildren(...sorted.map((row) => element("tr", {
+      "data-run": row.run, title: row.headline?.text ?? null,
       class: row.run === run ? "chosen" : row.run === compare ? "about" : null,
       "aria-current": String(row.run === run),
       onclick: (event) => event.target.closest("button") || choose(row.run),

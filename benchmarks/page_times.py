@@ -1,0 +1,86 @@
+"""How long a reader of the page waits: for it, and for what a click does."""
+
+import os
+import time
+
+# Done when what it asked for has come and is drawn.
+_TAKES = """
+const [act, done] = arguments;
+const at = performance.now();
+const soon = requestAnimationFrame;
+const drawn = () => soon(() => setTimeout(() => done(performance.now() - at)));
+const look = () => document.body.dataset.ready ? drawn() : soon(look);
+new Function(act)();
+look();
+"""
+# The table of runs follows, a row when it is read.
+_SHOWN = """
+const is_drawn = (css) => {
+  const canvas = document.querySelector(`${css} canvas`);
+  return canvas?.width && canvas.offsetParent;
+};
+const drawn = ["#timeline", "#heatmap", "#histogram"].every(is_drawn);
+return drawn && document.querySelectorAll("#layers tbody tr").length > 0;
+"""
+_PICK = (
+    "const s = document.querySelector('{0}');"
+    "s.selectedIndex = (s.selectedIndex + 1) % s.options.length;"
+    "s.dispatchEvent(new Event('change'))"
+)
+_ZOOM = (
+    "const c = document.querySelector('#timeline canvas');"
+    "c.dispatchEvent(new KeyboardEvent('keydown', { key: globalThis.zoomedIn ?"
+    " '-' : '+', bubbles: true })); globalThis.zoomedIn = !globalThis.zoomedIn"
+)
+INTERACTIONS = {
+    "run": _PICK.format("#run"),
+    "metric": _PICK.format("#metric"),
+    "layer": "const r = document.querySelectorAll('#layers tr[data-layer]');"
+    "r[Math.floor(Math.random() * r.length)].click()",
+    "search": "const f = document.querySelector('#layer-filter');"
+    "f.value = f.value ? '' : 'layer_7'; f.dispatchEvent(new Event('input'))",
+    "fold": "document.querySelector('#fold-blocks').click()",
+    "problems": "document.querySelector('#only-problems').click()",
+    "sort": "document.querySelector('[data-column=headroom]').click()",
+    "zoom": _ZOOM,
+    "scroll": "document.querySelector('#layers .table-scroll').scrollTop"
+    " = 40000 * Math.random()",
+    "heatmap": "document.querySelector('.heat-scroll').scrollTop"
+    " = 20000 * Math.random()",
+}
+
+
+def opened(driver, url: str, seconds: float = 120.0) -> float:
+    """Seconds until a page is drawn that is opened by its address."""
+    driver.get("about:blank")
+    driver.set_script_timeout(seconds)
+    started = time.perf_counter()
+    driver.get(url)
+    while not driver.execute_script(_SHOWN):
+        if time.perf_counter() - started > seconds:
+            raise TimeoutError("The page was not drawn.")
+        time.sleep(0.02)
+    return time.perf_counter() - started
+
+
+def taken(driver, name: str) -> float:
+    """Seconds from what a reader does to the frame in which it is drawn."""
+    return driver.execute_async_script(_TAKES, INTERACTIONS[name]) / 1000
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process took, with all that it started and that runs.
+
+    What a reader waits for on an idle machine is no longer than that, however
+    busy this one is.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/task/{pid}/children") as children:
+            below = children.read().split()
+    except FileNotFoundError:
+        return 0.0
+    ticks = int(fields[11]) + int(fields[12])
+    own = ticks / os.sysconf("SC_CLK_TCK")
+    return own + sum(map(cpu_seconds, map(int, below)))
