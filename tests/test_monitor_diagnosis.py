@@ -195,6 +195,20 @@ def test_what_cannot_be_diagnosed_is_trained_on(tmp_path):
     assert "\x1b" not in event["details"]
 
 
+@pytest.mark.skipif(BACKEND == "torch", reason="The step itself would fail.")
+@pytest.mark.usefixtures("training_goes_on")
+@pytest.mark.parametrize("beside_a_monitor", [False, True])
+def test_the_callback_that_asked_is_named(tmp_path, beside_a_monitor):
+    model = model_with(Fragile(name="fragile"))
+    callbacks = [kmp.PrecisionTuner(verbose=0), Break()]
+    if beside_a_monitor:
+        callbacks.append(monitor(tmp_path))
+    # Small enough for the audit before the first step; the next one raises.
+    x = X / 1000
+    with pytest.warns(UserWarning, match="^PrecisionTuner cannot diagnose"):
+        model.fit(x, Y, batch_size=8, verbose=0, callbacks=callbacks)
+
+
 @not_torch
 def test_nothing_is_left_behind_by_an_epoch_that_ends(
     tmp_path, diagnoses_at_once

@@ -353,6 +353,22 @@ def test_repeated_rows_of_an_embedding():
     assert found.lost_updates is None
 
 
+@only_tensorflow
+@each_jit
+def test_tables_of_other_lengths_whose_rows_are_as_many(jit):
+    # As the tokens and the segments of BERT: (8, 3, 2) are used of either.
+    ids = keras.Input((3,), batch_size=8, dtype="int32")
+    tables = [layers.Embedding(n, 2, name=f"of_{n}") for n in (5, 7)]
+    x = layers.Add()([table(ids) for table in tables])
+    model = compiled(keras.Model(ids, layers.Flatten()(x)), jit)
+    x = np.array([[0, 1, 1]] * 16)
+    probing = probed(model, x, np.zeros((16, 6)))
+    found = probing.readings()
+    assert found["of_5"].parts["weight"].size == 10
+    assert found["of_7"].parts["weight"].size == 14
+    assert found["of_7"].parts["weight_gradient"].size == 8 * 3 * 2
+
+
 @pytest.mark.slow
 @only_tensorflow
 def test_replicas_are_distinct():

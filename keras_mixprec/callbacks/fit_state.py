@@ -53,12 +53,15 @@ class Parts:
         log, verbose = settings.open_log(), settings.verbose
         budget = OverheadBudget(settings.max_overhead)
         share, every = settings.max_overhead, settings.probe_every
+        # Only a monitor has a log; its session may have a tuner as well.
+        has_monitor = settings.log_dir is not None
+        who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
         prober = Prober(log, every, share, verbose, budget)
         return cls(
             settings,
             log,
             budget,
-            Examiner(log, verbose, budget, prober.zeros),
+            Examiner(log, verbose, budget, prober.zeros, who),
             prober,
             RangeReader(model, log, settings, prober, budget),
             Recorder(settings.keep_failing_batches),

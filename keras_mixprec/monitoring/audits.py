@@ -48,6 +48,7 @@ class Examiner:
         verbose: `0` or `1`. Whether to print what is found.
         budget: `OverheadBudget`.
         zeros: `ZeroGradients` of the readings.
+        who: String. The callback that asks, unless another one does.
 
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
@@ -56,7 +57,7 @@ class Examiner:
         pause: `Pause` after what no precision repairs.
     """
 
-    def __init__(self, log, verbose, budget, zeros):
+    def __init__(self, log, verbose, budget, zeros, who):
         self.verdicts = []
         self._works = []
         self.schedule = AuditSchedule()
@@ -66,6 +67,7 @@ class Examiner:
         self._verbose = verbose
         self._budget = budget
         self._zeros = zeros
+        self._who = who
         self._examined_zeros = False
         self._examined_at = self._last_errors = -1
         self._last_kinds = set()
@@ -131,7 +133,7 @@ class Examiner:
         return new and not self._examined_zeros
 
     @contextlib.contextmanager
-    def diagnosing(self, step: int, is_overhead: bool):
+    def diagnosing(self, step: int, is_overhead: bool, who: str = ""):
         """Context of `examine` and of what follows from what that returns.
 
         Whatever fails in it ends diagnoses, not training.
@@ -139,8 +141,9 @@ class Examiner:
         Args:
             step: Int.
             is_overhead: Boolean. Whether it counts as overhead.
+            who: String. The callback that asks, if it is another one.
         """
-        with self._errors_reported(step):
+        with self._asked_by(who or self._who), self._errors_reported(step):
             started = time.perf_counter()
             self._last_kinds = set()
             try:
@@ -321,7 +324,7 @@ class Examiner:
         """
         self._failed = True
         self._log.event(step, failure_event("diagnosis_failed", reason))
-        warn_disabled("diagnose this model any more", reason)
+        warn_disabled("diagnose this model any more", reason, self._who)
 
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""
@@ -332,6 +335,14 @@ class Examiner:
                 for own in errors.values()
             ]
             self._log.heat(step, table, list(errors), AUDITED, ERRORS)
+
+    @contextlib.contextmanager
+    def _asked_by(self, who):
+        before, self._who = self._who, who
+        try:
+            yield
+        finally:
+            self._who = before
 
     @contextlib.contextmanager
     def _errors_reported(self, step):
@@ -348,7 +359,8 @@ class Examiner:
         if NotBuiltError not in self._reported:
             self._reported.add(NotBuiltError)
             self._log.event(step, failure_event("diagnosis_failed", error))
-            warn_disabled("diagnose this model before its first step", error)
+            what = "diagnose this model before its first step"
+            warn_disabled(what, error, self._who)
 
     def _report(self, verdict, step):
         fault = (verdict.kind, verdict.layer, verdict.direction)

@@ -265,9 +265,10 @@ def _groups(pairs):
             counted = rows[index] is gradient and not getattr(
                 variable, "overwrite_with_gradient", False
             )
-            key = counted, str(variable.dtype)
+            # As many rows may be used of tables that are not as long.
+            key = counted, str(variable.dtype), tuple(variable.shape)
             groups.setdefault(key, []).append((rows[index], variable))
-        for (counted, _), group in groups.items():
+        for (counted, *_), group in groups.items():
             yield counted, group
 
 

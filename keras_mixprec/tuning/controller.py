@@ -209,13 +209,14 @@ class Tuning:
         self._state.triggered = triggered
         if self._sample is None or not triggered:
             self._sample = batch
-        who = "PrecisionTuner" * self._settings.verbose
+        name = "PrecisionTuner"
+        who = name * self._settings.verbose
         model, rows, own = self._session.model, None, None
         if not triggered:
             rows = head if is_overhead else partial(rows_to_examine, model)
         examiner = self._session.examiner
         if batch is not None:
-            with examiner.diagnosing(step, is_overhead):
+            with examiner.diagnosing(step, is_overhead, name):
                 found = examiner.examine(model, batch, step, who, rows)
                 own = self.repair(*found, step)
         if self._several_workers:

@@ -3,6 +3,8 @@
 from zoo import (
     architectures,
     controls,
+    everyday_layers,
+    everyday_layers_healthy,
     faults,
     more_architectures,
     more_reported_models,
@@ -29,6 +31,8 @@ __all__ = [
     "architectures",
     "cases",
     "controls",
+    "everyday_layers",
+    "everyday_layers_healthy",
     "faults",
     "more_architectures",
     "reported_layers",
