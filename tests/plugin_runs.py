@@ -36,12 +36,14 @@ def train(
     epochs=2,
     policy="mixed_float16",
     build=tiny_transformer,
+    scaled=True,
 ):
     """Trains in 16 bits and logs every step; returns the monitor."""
     model = build()
     kmp.apply_policy(model, policy)
+    optimizer = keras.optimizers.Adam(1e-3)
     model.compile(
-        kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3)),
+        kmp.LossScaleOptimizer(optimizer) if scaled else optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,
     )

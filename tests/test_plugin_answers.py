@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import urllib.parse
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -177,6 +178,32 @@ def test_gradients_are_without_the_loss_scale(logs):
     own = run_ranges.run_ranges(data, 2000)["layers"]["logits"]["gradient"]
     # Of a cross-entropy over 8 samples no gradient of a logit exceeds 1/8.
     assert -8 < own["worst"]["largest"] <= -3 + 1e-3
+
+
+def sound():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(16, "relu", name="embed")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+
+
+def test_each_call_of_fit_is_measured_by_its_own_formats(tmp_path):
+    # The first call ends with a loss scale, the second has none.
+    for policy in "mixed_float16", "mixed_bfloat16":
+        arguments = {"policy": policy, "scaled": policy == "mixed_float16"}
+        for name in policy, "both":
+            train(tmp_path / name, epochs=1, build=sound, **arguments)
+    both, *alone = (
+        run_ranges.run_ranges(data_of(tmp_path, f"{name}/mixprec"), 2000)
+        for name in ("both", "mixed_float16", "mixed_bfloat16")
+    )
+    for part in "activation", "gradient", "weight":
+        for moment, run in ("first", alone[0]), ("last", alone[1]):
+            found, known = (
+                ranges["layers"]["embed"][part][moment]["largest"]
+                for ranges in (both, run)
+            )
+            assert found == pytest.approx(known, abs=1e-3), (part, moment)
 
 
 def test_only_where_it_began_a_layer_is_said_to_be_not_finite(logs):

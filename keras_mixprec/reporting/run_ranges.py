@@ -51,9 +51,10 @@ def run_ranges(data, columns: int) -> dict:
         magnitude, and `"low"`, the exponent of the smallest magnitude that
         counts, each with its step. Gradients are without the loss scale.
     """
-    layers = data.layers()
+    begins = _begins(data.events())
+    layers = _since_calls(data.layers(), begins)
     paths = {layer["path"] for layer in layers}
-    limit = format_limits(measured_against(layers))["maximum_bits"]
+    limit = _limits(layers)
     courses = data.scale()
     found: dict = {}
 
@@ -62,10 +63,15 @@ def run_ranges(data, columns: int) -> dict:
         own.setdefault(part, {}).setdefault(name, []).extend(readings)
 
     for part in PARTS:
-        shift = _scale_bits(courses) if part == "gradient" else _no_shift
+        shift = _no_shift
+        if part == "gradient":
+            # Whose layers are whose the log does not say.
+            if len(courses) > 1:
+                continue
+            shift = _scale_bits(courses, begins)
         for row, steps, bits in _finite_headroom(data, part, columns):
             largest = [
-                (step, limit - left - shift(step))
+                (step, limit(step) - left - shift(step))
                 for step, left in zip(steps, bits, strict=True)
             ]
             add(row, part, "largest", largest)
@@ -179,8 +185,46 @@ def _no_shift(_step):
     return 0.0
 
 
-def _scale_bits(courses):
-    """A function from a step to the power of two of the loss scale it had."""
+def _limits(layers):
+    """A function from a step to what headroom was measured against at it."""
+    changes = sorted({since for x in layers for since, _ in x["dtypes"]})
+    limits = []
+    for since in changes or [0]:
+        then = [{"compute_dtype": _dtype_at(x, since + 1)} for x in layers]
+        limits.append(format_limits(measured_against(then))["maximum_bits"])
+
+    def limit(step):
+        return limits[max(bisect.bisect_left(changes, step) - 1, 0)]
+
+    return limit
+
+
+def _begins(events):
+    return sorted(e["step"] for e in events if e["kind"] == "train_begin")
+
+
+def _since_calls(layers, begins):
+    """The table of layers, with dtypes since the call of `fit` that set them.
+
+    The table of a later call is written one step behind its beginning, because
+    that step has been written at the end of the call before.
+    """
+
+    def since(step):
+        return step - 1 if step - 1 in begins else step
+
+    return [
+        layer | {"dtypes": [[since(s), d] for s, d in layer["dtypes"]]}
+        for layer in layers
+    ]
+
+
+def _scale_bits(courses, begins):
+    """A function from a step to the power of two of the loss scale it had.
+
+    One without a scale in a call of `fit` had none, whatever an earlier call
+    ended with.
+    """
     course = courses[0] if courses else {"steps": [], "scale": []}
     steps, scales = course["steps"], course["scale"]
 
@@ -189,6 +233,9 @@ def _scale_bits(courses):
             return 0.0
         # A skipped step changes the scale for those behind it.
         place = max(bisect.bisect_right(steps, step - 1) - 1, 0)
+        call = bisect.bisect_right(begins, step - 1) - 1
+        if call >= 0 and steps[place] < begins[call]:
+            return 0.0
         scale = scales[place]
         return math.log2(scale) if 0 < scale < math.inf else 0.0
 

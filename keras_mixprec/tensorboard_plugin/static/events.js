@@ -30,6 +30,7 @@ export function createEvents(store) {
   let first = 0;
   let last = PAGE;
   let shown = [];
+  const openFixes = new Set();
 
   function pageButton(onclick) {
     return element("button", { type: "button", class: "quiet page", onclick });
@@ -93,11 +94,18 @@ export function createEvents(store) {
       ...chosen ? fixesOf(event) : []));
   }
 
-  // What repairs it, to be copied.
+  // What repairs it, to be copied; what is open stays so when the run has gone on.
   function fixesOf({ fix }) {
     return Object.entries(fix ?? {}).map(([use, code]) => element("div", { class: "fix" },
       copyButton("Copy code", () => code),
-      element("details", { onclick: (click) => click.stopPropagation() },
+      element("details", {
+        open: openFixes.has(code) ? "" : null,
+        onclick: (click) => click.stopPropagation(),
+        ontoggle: ({ target }) => {
+          if (target.open) openFixes.add(code);
+          else openFixes.delete(code);
+        },
+      },
         element("summary", {}, `Fix for ${use}`),
         element("pre", {}, element("code", {}, code)))));
   }

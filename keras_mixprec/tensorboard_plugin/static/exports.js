@@ -87,6 +87,7 @@ export function addExports(main, store) {
       /** @type {HTMLCanvasElement[]} */
       const canvases = [...root.querySelectorAll("canvas")]
         .filter((canvas) => canvas.offsetParent && canvas.width);
+      if (!canvases.length) return;
       pictureOf(canvases).toBlob((blob) => save(nameOf(id, "png"), blob));
     })));
   }

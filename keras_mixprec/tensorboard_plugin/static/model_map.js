@@ -67,8 +67,12 @@ function placed(names, edges, inside) {
   }
   const depths = new Map(names.map((name) => [name, 0]));
   const ready = names.filter((name) => !waiting.get(name));
-  for (let name = ready.shift(); name !== undefined; name = ready.shift()) {
-    for (const next of after.get(name)) {
+  const left = new Set(names);
+  while (left.size) {
+    // A layer that is used twice in a row feeds what feeds it.
+    const name = ready.shift() ?? left.values().next().value;
+    if (!left.delete(name)) continue;
+    for (const next of after.get(name).filter((one) => left.has(one))) {
       depths.set(next, Math.max(depths.get(next), depths.get(name) + 1));
       waiting.set(next, waiting.get(next) - 1);
       if (!waiting.get(next)) ready.push(next);

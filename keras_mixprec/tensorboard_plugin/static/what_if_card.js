@@ -83,10 +83,16 @@ export function createWhatIf(store) {
   }, { rootMargin: "200px" });
   near.observe(root);
 
+  let offered;
+
   function offer() {
     const options = layersAndBlocks(store.state.runData?.layers ?? []);
     const before = which.value;
     fillSelect(which, options, options.some(([value]) => value === before) ? before : ALL);
+    // A run that has gone on keeps what was chosen here.
+    const run = store.state.runData?.run;
+    if (run === offered) return fill();
+    offered = run;
     follow();
   }
 
