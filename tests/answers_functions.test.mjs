@@ -149,6 +149,16 @@ test("blocks are folded, and edges between them kept", () => {
   assert.equal(open.nestedOnly, false);
 });
 
+test("what is behind a layer that is used twice in a row is deeper", () => {
+  const layers = [
+    { path: "in", fed_by: [] }, { path: "mix", fed_by: ["in", "relu"] },
+    { path: "relu", fed_by: ["mix"] }, { path: "out", fed_by: ["relu"] },
+    { path: "last", fed_by: ["out"] },
+  ];
+  assert.deepEqual(map.foldedGraph(layers, new Set()).nodes.map(({ depth }) => depth),
+    [0, 1, 2, 3, 4]);
+});
+
 test("without a graph there is the nesting", () => {
   const { edges, nestedOnly } = map.foldedGraph([{ path: "a" }, { path: "a/b" }], new Set(["a"]));
   assert.deepEqual([edges, nestedOnly], [[{ from: "a", to: "a/b", nested: true }], true]);
