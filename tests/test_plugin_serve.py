@@ -18,6 +18,9 @@ from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
+from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
+from keras_mixprec.tensorboard_plugin.page_server import PageServer
 
 RUNS = ["float16/mixprec", "tuned/mixprec"]
 
@@ -184,6 +187,25 @@ def test_a_run_that_is_removed_is_gone_and_a_new_one_is_read(tmp_path):
             assert len(found["events"]) == count
             shutil.rmtree(log.folder)
             assert ask(port, "/data/run", run="mixprec")[0] == 404
+
+
+def test_a_run_that_goes_while_all_are_read_is_left_out(logs):
+    class Late(LogFolder):
+        def listed(self):
+            first, *_ = super().listed()
+            return [first | {"run": "gone"}, first]
+
+    rows = Endpoints().data(Late(str(logs)), "summaries", {}).body
+    assert [row["run"] for row in json.loads(rows)] == [
+        LogFolder(str(logs)).listed()[0]["run"]
+    ]
+
+
+def test_a_folder_of_any_name_is_shown(tmp_path):
+    folder = tmp_path / os.fsdecode(b"r\xff")
+    folder.mkdir()
+    with PageServer(str(folder), 0) as server:
+        assert b"r?" in server.answer("/").body
 
 
 def test_a_damaged_run_leaves_the_others_readable(logs, tmp_path):

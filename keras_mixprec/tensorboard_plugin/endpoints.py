@@ -169,7 +169,11 @@ class Endpoints:
             due = not has_read or time.monotonic() < ends
             if known != written and due:
                 has_read = True
-                row = json.loads(self.data(runs, "summary", listed).body)
+                try:
+                    answer = self.data(runs, "summary", listed)
+                except RefusedError:  # Removed since it was listed.
+                    continue
+                row = json.loads(answer.body)
                 self._rows[run] = known, row = written, row
             rows.append(row if known == written else row | {"unread": True})
         return Answer(json.dumps(rows).encode(), _JSON)

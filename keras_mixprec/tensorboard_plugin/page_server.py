@@ -92,8 +92,10 @@ class PageServer(ThreadingHTTPServer):
         self.endpoints = Endpoints()
         self.url = f"http://{HOST}:{self.server_address[1]}/"
         title = html.escape(os.path.abspath(log_dir))
+        # A folder's name is bytes, of any encoding.
+        page = _PAGE.format(log_dir=title).encode(errors="replace")
         self.pages = {
-            "/": Answer(_PAGE.format(log_dir=title).encode(), "text/html"),
+            "/": Answer(page, "text/html"),
             "/static/start.js": Answer(_START.encode(), "text/javascript"),
         }
 
@@ -115,8 +117,8 @@ class PageServer(ThreadingHTTPServer):
         return self.endpoints.data(self.runs, route[2], query)
 
     def handle_error(self, request, client_address):
-        """Prints an error, but not of who has closed the page meanwhile."""
-        if not isinstance(sys.exception(), ConnectionError):
+        """Prints an error, but not of who has gone or stalled meanwhile."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 
@@ -134,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, self.server.answer(self.path))
         except RefusedError as error:
             self.send_error(error.status, str(error))
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
             raise
         except Exception:
             self.send_error(500, "An error, which the terminal shows.")
