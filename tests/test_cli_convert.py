@@ -80,11 +80,35 @@ def test_json_is_the_report(convert):
     assert json.loads(out)["plan"]["head"] == "bfloat16"
 
 
-def test_arguments_are_checked_before_anything_is_loaded(convert):
-    status, _, error = convert(*_asked("none.keras", to="float8"))
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"to": "float8"}, "--to"),
+        ({"to": "none.json"}, "none.json"),
+        ({"out": "small.h5"}, "--out"),
+        ({"out": "x.npz/small.keras"}, "x.npz"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_loaded(asked, named, convert):
+    status, _, error = convert(*_asked("none.keras", **asked))
     assert status == 2
-    assert "--to" in error
+    assert named in error
     assert "Loading" not in error
+
+
+def test_progress_is_shown_while_layers_are_searched(convert, folder):
+    dense, norm = keras.layers.Dense, keras.layers.LayerNormalization
+    stack = [dense(4), norm(), dense(64), dense(3)]
+    model = keras.Sequential([keras.Input((4,)), *stack])
+    model.layers[0].kernel.assign(np.diag([2e4, 4e4, 6e4, 9e4]))
+    model.save(folder / "large.keras")
+    status, out, said = convert(*_asked("large.keras", "float16"), "--json")
+    lines = said.splitlines()
+    assert status == 0
+    assert "In float16 outputs are off by inf" in lines
+    assert "Searching which layers need float32, in many runs" in lines
+    assert any("of 4 layers in float32 outputs" in line for line in lines)
+    assert "float32" in json.loads(out)["plan"].values()
 
 
 @pytest.mark.parametrize(
@@ -104,6 +128,7 @@ def test_arguments_are_checked_before_anything_is_loaded(convert):
         (_asked(x="wide.npz"), "`calibration`"),
         (_asked(out="out.h5"), "--out"),
         (_asked(out="model.keras"), "another file"),
+        ([*_asked(), "--report", "x.npz"], "--report must be"),
         ([*_asked(), "--tolerance", "-1"], "tolerance"),
         ([*_asked(), "--tolerance", "0.000001"], "is the worst"),
         ([*_asked(), "--batch-size", "0"], "batch_size"),

@@ -311,6 +311,17 @@ def test_what_16_bits_cannot_hold_is_refused(policy):
         converted(policy=policy, tolerance=1e-9)
 
 
+def test_the_refusal_of_both_formats_has_a_sentence_on_each():
+    with pytest.raises(ValueError, match="Neither format") as refusal:
+        converted(policy="auto", tolerance=1e-9)
+    said = str(refusal.value)
+    assert all(
+        f" Converted to {d} the" in said for d in ("float16", "bfloat16")
+    )
+    wrong = "Error", "other format", ";", "..", "  "
+    assert not any(text in said for text in wrong)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_are_saved_in_16_bits_and_loaded_by_keras(dtype, tmp_path):
     model, other = mixed_graph(), mixed_graph()

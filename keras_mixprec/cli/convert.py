@@ -1,6 +1,8 @@
 """`keras-mixprec convert`: a saved model in 16 bits for inference."""
 
 import argparse
+import contextlib
+import logging
 import os
 import sys
 
@@ -85,7 +87,10 @@ def _run(arguments):
     _say(f"Converting to {arguments.to}, and comparing with float32")
     names = "tolerance", "batch_size"
     given = {n: getattr(arguments, n) for n in names if n in arguments}
-    small, report = convert_for_inference(model, policy, calibration=x, **given)
+    with _progress():
+        small, report = convert_for_inference(
+            model, policy, calibration=x, **given
+        )
     small.save(arguments.out)
     if arguments.report:
         report.save_html(arguments.report)
@@ -93,6 +98,23 @@ def _run(arguments):
     for path in filter(None, (arguments.out, arguments.report)):
         _say(f"Written: {path}")
     return 0
+
+
+@contextlib.contextmanager
+def _progress():
+    """Shows what the search of layers does, which may take minutes."""
+    log = logging.getLogger("keras_mixprec.inference")
+    handler = logging.StreamHandler(sys.stderr)
+    level, propagate = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
 
 
 def _say(message):
@@ -119,6 +141,13 @@ def _check_outputs(arguments):
         files.check_writable(path)
     if os.path.realpath(arguments.out) == os.path.realpath(arguments.model):
         raise ValueError("--out must be another file than the model")
+    names = "out", "model", "calibration", "to"
+    taken = {os.path.realpath(getattr(arguments, name)) for name in names}
+    if arguments.report and os.path.realpath(arguments.report) in taken:
+        raise ValueError(
+            "--report must be a file of its own, not one that is read or "
+            f"written otherwise: {arguments.report!r}"
+        )
 
 
 def _policy(text):

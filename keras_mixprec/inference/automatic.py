@@ -5,6 +5,11 @@ import keras
 from keras_mixprec._console import one_line
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.inference.conversion import Conversion
+from keras_mixprec.inference.refusal import (
+    ALL_WIDE_IN_BOTH,
+    KEEP_WIDE,
+    Refusal,
+)
 from keras_mixprec.inference.report import ConversionReport
 from keras_mixprec.policies.hardware import FASTER
 
@@ -26,20 +31,31 @@ def automatic(
         try:
             found.append(conversion.in_format(dtype, rules))
         except ValueError as error:
-            refused[dtype] = one_line(error, 300)
+            refused[dtype] = error
+    findings = [_finding(dtype, error) for dtype, error in refused.items()]
     if not found:
-        listing = "; ".join(f"{d}: {why}" for d, why in refused.items())
         raise ValueError(
             "Neither format of 16 bits keeps the tolerance, so the model stays "
-            f"in float32. {listing}"
+            f"in float32. {' '.join(findings)} {_advice(refused.values())}"
         )
     model, report = min(found, key=_rank)
     for other in found:
         if other[1] is not report:
             report.notes.append(_other(other[1]))
-    report.notes.extend(f"Not {d}: {why}" for d, why in refused.items())
+    report.notes.extend(findings)
     report.notes.extend(_what_does_not_pay(report))
     return model, report
+
+
+def _finding(dtype, error):
+    if isinstance(error, Refusal):
+        return error.finding
+    return f"In {dtype}: {one_line(str(error), 300)}"
+
+
+def _advice(errors):
+    given = {getattr(error, "advice", KEEP_WIDE) for error in errors}
+    return KEEP_WIDE if KEEP_WIDE in given else ALL_WIDE_IN_BOTH
 
 
 def _rank(pair):

@@ -67,6 +67,21 @@ def check_count(batches: list[Any], model: keras.Model) -> None:
             )
 
 
+def text_at_fault(batch: Any) -> str:
+    """Returns a sentence on text that the backend lacks, empty if it has it.
+
+    Args:
+        batch: A batch of inputs.
+    """
+    texts = [a for a in tree.flatten(batch) if a.dtype.kind in "OUS"]
+    if not texts or keras.backend.backend() == "tensorflow":
+        return ""
+    return (
+        "Keras calls models on text with TensorFlow alone: convert the part "
+        "behind `TextVectorization` or `StringLookup`, on what that returns."
+    )
+
+
 def to_tensors(batch: Any) -> Any:
     """Returns a batch as a model is called on it; text stays what it is."""
 

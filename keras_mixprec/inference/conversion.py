@@ -1,5 +1,6 @@
 """One conversion: rebuilt, compared with float32, and reported."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from keras_mixprec._console import one_line
 from keras_mixprec.backend import active
 from keras_mixprec.devices.memory import bytes_of
 from keras_mixprec.formats import get_format
-from keras_mixprec.inference.calibration import to_tensors
+from keras_mixprec.inference.calibration import text_at_fault, to_tensors
 from keras_mixprec.inference.drift import Drift
 from keras_mixprec.inference.float32_outputs import with_float32_outputs
 from keras_mixprec.inference.lambdas import lambda_at_fault
@@ -38,6 +39,8 @@ _MOST_BATCHES = 4
 # Share of the tolerance that the search may use: it runs operation by
 # operation, and what is compiled as a whole rounds elsewhere.
 _MARGIN = 0.8
+
+_log = logging.getLogger("keras_mixprec.inference")
 
 
 class _Built(NamedTuple):
@@ -90,12 +93,15 @@ class Conversion:
         self._exact = self._predicted_exactly()
 
     def _predicted_exactly(self):
+        _log.info("Outputs in float32 of batches: %d", len(self._batches))
         try:
             exact = [self.reference.predict_on_batch(x) for x in self._batches]
         except Exception as error:  # Of the user's code, of any kind.
-            said = lambda_at_fault(self.reference, error) or (
-                "`calibration` does not fit the model, which cannot be called "
-                "on it."
+            said = (
+                lambda_at_fault(self.reference, error)
+                or text_at_fault(self._batches[0])
+                or "`calibration` does not fit the model, which cannot be "
+                "called on it."
             )
             raise ValueError(
                 f"{said} Received: {one_line(error, 400)}"
@@ -120,6 +126,7 @@ class Conversion:
             ValueError: If the tolerance is not kept.
         """
         first = self._by_rules(self._as_it_is, dtype, rules)
+        _log.info("In %s outputs are off by %.2g", dtype, first.drift.relative)
         if first.drift.relative <= self._tolerance:
             return self._reported(dtype, first)
         return self._reported(dtype, *self._repaired(first, dtype, rules))
@@ -136,6 +143,7 @@ class Conversion:
         What it was given, if even that does not keep the tolerance; and what
         to advise then.
         """
+        _log.info("Searching which layers need float32, in many runs")
         tried = [first]
         for variant in variants(self._as_it_is.source, self._batches, dtype):
             built = self._by_rules(variant, dtype, rules)
@@ -206,12 +214,11 @@ class Conversion:
     def _reported(self, policy, built, advice=KEEP_WIDE):
         if not built.drift.relative <= self._tolerance:
             own = built.variant, built.assignment, self._batches
-            raise ValueError(
-                refusal(
-                    policy, built.drift.relative, self._tolerance, *own, advice
-                )
+            raise refusal(
+                policy, built.drift.relative, self._tolerance, *own, advice
             )
         model = built.model
+        _log.info("Measuring ranges and latency")
         largest = built.variant.largest(self._batches)
         return model, ConversionReport(
             policy=policy,
@@ -222,7 +229,7 @@ class Conversion:
             size={"before": self._bytes, "after": bytes_of(model.weights)},
             latency=latency(self.reference, model, self._batches[0]),
             metric=self._measured(model),
-            notes=built.variant.notes + built.notes,
+            notes=built.variant.notes + built.notes + _unconverted(built),
         )
 
     def _drift(self, model, batches, outputs):
@@ -239,6 +246,15 @@ class Conversion:
             "before": float(self._metric(self.reference)),
             "after": float(self._metric(model)),
         }
+
+
+def _unconverted(built):
+    if built.assignment.dtypes():
+        return []
+    return [
+        "No layer was converted: those that are quantized stay as they are, "
+        "and so do those that only look words up."
+    ]
 
 
 def _row(entry, built, largest):

@@ -2,11 +2,13 @@
 
 import contextlib
 import random
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec.backend import active
@@ -15,9 +17,12 @@ from keras_mixprec.inference.automatic import automatic
 from keras_mixprec.inference.calibration import calibration_batches, check_count
 from keras_mixprec.inference.conversion import Conversion
 from keras_mixprec.inference.report import ConversionReport
-from keras_mixprec.policies.layers import check_model
+from keras_mixprec.policies.layers import check_model, walk
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
+
+# The second factor of a product, zero until it is trained.
+_LORA_OUT = re.compile(r"lora_\w+_b")
 
 
 def convert_for_inference(
@@ -80,6 +85,7 @@ def convert_for_inference(
     dtype('float32')
     """
     _check_model(model)
+    _check_adapters(model)
     _check_policy(policy, rules)
     tolerance = check_number(
         "tolerance", tolerance, low=1e-12, why="of 0, nothing has 16 bits"
@@ -109,6 +115,22 @@ def _check_model(model):
             "`model` must be built, since it has no weights otherwise: call it "
             f"on a batch first. Received: model={model.name!r}"
         )
+
+
+def _check_adapters(model):
+    for entry in walk(model):
+        layer = entry.layer
+        if layer.quantization_mode is None:
+            continue
+        added = [v for v in layer.weights if _LORA_OUT.fullmatch(v.name)]
+        if any(np.any(ops.convert_to_numpy(v)) for v in added):
+            raise ValueError(
+                f"The layer {entry.path!r} is quantized and has LoRA weights, "
+                "which Keras adds to the others when it saves them, and rounds "
+                f"those to {layer.quantization_mode} again. Save the model, "
+                "check the one that is loaded from the file, and convert that. "
+                f"Received: model={model.name!r}"
+            )
 
 
 def _check_policy(policy, rules):

@@ -96,7 +96,7 @@ class Rebuilder:
         return self._made(set_planned)
 
     def reloaded(self, model: keras.Model, policy: str) -> keras.Model:
-        """Returns the model that a file of a model gives, but for weights.
+        """Returns the model that a file gives, but for weights in arrays.
 
         Args:
             model: What `build` returned.
@@ -108,7 +108,13 @@ class Rebuilder:
         config = _config_of(model)
         try:
             with _global_policy(policy):
-                return _deserialized(config, self._model)
+                loaded = _deserialized(config, self._model)
+            for own, new in zip(
+                *map(every_place, (model, loaded)), strict=True
+            ):
+                if hasattr(own, "save_assets"):  # Such as a vocabulary.
+                    copy_state(own, new)
+            return loaded
         except Exception as error:  # Of the user's code, of any kind.
             raise ValueError(one_line(error)) from error
 
@@ -218,6 +224,11 @@ def _fit_for_16_bits(config):
         settings = config["config"]
         if settings.get("dtype") in SIXTEEN_BITS:
             settings["dtype"] = "float32"
+    # What a layer saves of its LoRA weights is added to the others; the rebuilt
+    # one would have new ones in float32, all zero.
+    if config.get("module") == "keras.layers":
+        for name in ("lora_rank", "lora_alpha"):
+            config["config"].pop(name, None)
     return config
 
 
@@ -245,7 +256,10 @@ def _another_model(model, own, new):
 
 
 def _set(layer, policy):
-    if not is_fixed(layer):
+    # A lookup layer says itself what it computes in, which it does not know
+    # yet when `Layer.__init__` returns.
+    own = type(layer).compute_dtype is not keras.layers.Layer.compute_dtype
+    if not own and not is_fixed(layer):
         set_policy_object(layer, keras.DTypePolicy(policy))
 
 

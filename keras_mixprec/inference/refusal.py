@@ -16,10 +16,29 @@ from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 
 KEEP_WIDE = "A plan or a rule can keep layers in float32."
-ALL_WIDE = (
+_NO_RULE_HELPS = (
     "Only with all of it in float32 the tolerance is kept: no plan or rule "
-    "helps. Allow more with `tolerance`, or take the other format of 16 bits."
+    "helps. Allow more with `tolerance`"
 )
+ALL_WIDE = f"{_NO_RULE_HELPS}, or take the other format of 16 bits."
+ALL_WIDE_IN_BOTH = f"{_NO_RULE_HELPS}."
+
+
+class Refusal(ValueError):
+    """A conversion that does not keep the tolerance.
+
+    Args:
+        finding: String, sentences on what is off in a format, and by how much.
+        advice: String, a sentence.
+
+    Attributes:
+        finding, advice: As given.
+    """
+
+    def __init__(self, finding: str, advice: str):
+        super().__init__(f"{finding} {advice}")
+        self.finding = finding
+        self.advice = advice
 
 
 def refusal(
@@ -30,8 +49,8 @@ def refusal(
     assignment: Assignment,
     batches: list[Any],
     advice: str,
-) -> str:
-    """Returns the message of the error.
+) -> Refusal:
+    """Returns the error to raise.
 
     Args:
         policy: String. What was asked for.
@@ -50,10 +69,11 @@ def refusal(
     worst = _operation(variant, assignment, batches[0]) or _layer(
         variant, assignment, batches
     )
-    return (
+    finding = (
         f"Converted to {policy} the outputs {far}, and tolerance={tolerance:g} "
-        f"is allowed. {worst}{advice}"
+        f"is allowed. {worst}"
     )
+    return Refusal(finding.strip(), advice)
 
 
 def _layer(variant, assignment, batches):

@@ -1,5 +1,6 @@
 """The smallest set of layers that inference in 16 bits keeps in float32."""
 
+import logging
 import math
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ from keras_mixprec.numerics.layer_hooks import (
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.names import is_fixed
+
+_log = logging.getLogger("keras_mixprec.inference")
 
 # Stored in 16 bits, a weight is computed with as if it were cast to them.
 _COMPUTES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
@@ -132,7 +135,13 @@ class _WideSearch:
         """How far the outputs are off with the layers in float32."""
         if paths not in self._known:
             wide = [self._layers[path] for path in paths]
-            self._known[paths] = max(self._errors(wide))
+            error = self._known[paths] = max(self._errors(wide))
+            _log.info(
+                "With %d of %d layers in float32 outputs are off by %.2g",
+                len(wide),
+                len(self._layers),
+                error,
+            )
         return self._known[paths]
 
     def _fits(self, paths):

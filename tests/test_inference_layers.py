@@ -1,0 +1,161 @@
+"""Layers that are no everyday ones in 16 bits: lookups, int8 and LoRA."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mixprec as kmp
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(32, 64)).astype("float32")
+WORDS = np.array(["a b c", "b c", "c a a", "d"])
+
+# What Keras warns of as it quantizes a model: layers that have nothing for it.
+pytestmark = pytest.mark.filterwarnings("ignore:Layer")
+
+only_tensorflow = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="Keras has no text there"
+)
+
+
+def converted(model, x=X):
+    return kmp.convert_for_inference(model, "float16", calibration=x)
+
+
+def assert_close_to(model, small, x, tmp_path):
+    """Outputs, also those of a file, which are equal."""
+    exact, low = model.predict_on_batch(x), small.predict_on_batch(x)
+    # Some ulps of float16 of sums of 64 products.
+    np.testing.assert_allclose(low, exact, atol=5e-3 * np.abs(exact).max())
+    small.save(tmp_path / "small.keras")
+    loaded = keras.saving.load_model(tmp_path / "small.keras")
+    np.testing.assert_array_equal(loaded.predict_on_batch(x), low)
+
+
+def on_text(lookup, shape=()):
+    inputs = keras.Input(shape, dtype="string")
+    x = layers.Embedding(10, 4)(lookup(inputs))
+    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+
+
+def text_vectorization():
+    lookup = layers.TextVectorization(10, output_sequence_length=4)
+    lookup.adapt(WORDS)
+    return on_text(lookup)
+
+
+def string_lookup():
+    lookup = layers.StringLookup(vocabulary=["a b c", "b c"])
+    return on_text(lookup, (1,))
+
+
+@only_tensorflow
+@pytest.mark.parametrize("make", [text_vectorization, string_lookup])
+def test_text_is_looked_up(make, tmp_path):
+    model = make()
+    x = WORDS[:, None] if make is string_lookup else WORDS
+    small, report = converted(model, x)
+    assert {v.dtype for v in small.weights} == {"float16"}
+    assert report.notes == []
+    assert_close_to(model, small, x, tmp_path)
+
+
+@pytest.mark.skipif(only_tensorflow.args[0] is False, reason="has text")
+def test_text_that_the_backend_lacks_is_refused_by_a_sentence():
+    with pytest.raises(ValueError, match="text with TensorFlow alone"):
+        converted(string_lookup(), WORDS[:, None])
+
+
+def test_numbers_are_looked_up_and_raw_features_stay_wide(tmp_path):
+    inputs = [keras.Input((1,), dtype="int64"), keras.Input((2,))]
+    lookup = layers.IntegerLookup(vocabulary=[1, 2], output_mode="one_hot")
+    scale = layers.Normalization(mean=1e5, variance=1e6, name="scale")
+    x = layers.Concatenate()([lookup(inputs[0]), scale(inputs[1])])
+    model = keras.Model(inputs, layers.Dense(3)(x))
+    raw = RANDOM.normal(1e5, 1e3, (6, 2)).astype("float32")
+    data = [np.array([[1], [2], [9]] * 2), raw]
+    small, report = converted(model, data)
+    assert report.wide_layers == ["integer_lookup", "scale"]
+    assert_close_to(model, small, data, tmp_path)
+
+
+def dense():
+    first = layers.Dense(64, "relu", name="first")
+    return keras.Sequential([keras.Input((64,)), first, layers.Dense(4)])
+
+
+def test_quantized_layers_stay_and_the_others_are_converted(tmp_path):
+    model = dense()
+    model.get_layer("first").quantize("int8")
+    small, report = converted(model)
+    assert report.plan["first"] == "int8_from_float32"
+    assert small.get_layer("first")._kernel.dtype == "int8"
+    assert small.layers[1].kernel.dtype == "float16"
+    assert_close_to(model, small, X, tmp_path)
+
+
+def test_a_model_of_quantized_layers_says_that_nothing_was_converted():
+    model = dense()
+    model.quantize("int8")
+    small, report = converted(model)
+    assert "No layer was converted" in report.notes[0]
+    np.testing.assert_array_equal(
+        small.predict_on_batch(X), model.predict_on_batch(X)
+    )
+
+
+def with_lora(model, rank=4):
+    layer = model.layers[0]
+    layer.enable_lora(rank)
+    for variable in layer.weights:
+        if variable.name.startswith("lora_"):
+            variable.assign(RANDOM.normal(size=variable.shape))
+    return model
+
+
+def of_words():
+    stack = [layers.Embedding(9, 8), layers.Flatten(), layers.Dense(3)]
+    return keras.Sequential([keras.Input((4,), dtype="int32"), *stack])
+
+
+def of_images():
+    stack = [layers.Conv2D(8, 3), layers.Flatten(), layers.Dense(3)]
+    return keras.Sequential([keras.Input((4, 4, 1)), *stack])
+
+
+def of_sequences():
+    stack = [layers.EinsumDense("abc,cd->abd", (4, 8)), layers.Flatten()]
+    return keras.Sequential([keras.Input((4, 4)), *stack, layers.Dense(3)])
+
+
+LORA = [
+    (dense, X),
+    (of_words, RANDOM.integers(0, 9, (8, 4))),
+    (of_images, X[:, :16].reshape(32, 4, 4, 1)),
+    (of_sequences, X[:, :16].reshape(32, 4, 4)),
+]
+
+
+@pytest.mark.parametrize(("make", "x"), LORA, ids=lambda v: str(v)[10:20])
+def test_lora_is_added_to_the_weights_of_its_layer(make, x, tmp_path):
+    model = with_lora(make())
+    small, report = converted(model, x)
+    assert {v.dtype for v in small.weights} == {"float16"}
+    assert len(small.weights) == len(make().weights)
+    assert_close_to(model, small, x, tmp_path)
+    assert model.layers[0].lora_enabled
+
+
+def test_lora_of_a_quantized_layer_is_refused_until_it_is_merged(tmp_path):
+    model = dense()
+    model.quantize("int8")
+    with_lora(model)
+    with pytest.raises(ValueError, match="'first' is quantized and has LoRA"):
+        converted(model)
+    model.save(tmp_path / "merged.keras")
+    merged = keras.saving.load_model(tmp_path / "merged.keras")
+    small, _ = converted(merged)
+    np.testing.assert_allclose(
+        small.predict_on_batch(X), merged.predict_on_batch(X), rtol=1e-6
+    )
