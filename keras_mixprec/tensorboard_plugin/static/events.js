@@ -98,7 +98,7 @@ export function createEvents(store) {
     return Object.entries(fix ?? {}).map(([use, code]) => element("div", { class: "fix" },
       copyButton("Copy code", () => code),
       element("details", { onclick: (click) => click.stopPropagation() },
-        element("summary", {}, `Fix for ${use}`),
+        element("summary", {}, use === "plan" ? "Fix as a plan" : `Fix for ${use}`),
         element("pre", {}, element("code", {}, code)))));
   }
 
