@@ -16,9 +16,10 @@ def add_fixes(events: list, layers: list):
     """Adds `"fix"` to the findings that a call can repair.
 
     A dict from `"training"`, `"plan"` where layers get another dtype, and
-    `"inference"` where a forward pass fails, to the code, in which `model` is the user's model, `optimizer` that of the
-    loss, and `x` samples. Layers that were found together are repaired
-    together: one of them alone leaves the steps bad.
+    `"inference"` where a forward pass fails, to the code, in which `model` is
+    the user's model, `optimizer` that of the loss, and `x` samples. Layers
+    that were found together are repaired together: one of them alone leaves
+    the steps bad.
 
     Args:
         events: List of dicts, as `RunData.events` returns them.
