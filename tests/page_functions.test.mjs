@@ -17,6 +17,7 @@ const heatData = await load("heat_data");
 const histogram = await load("histogram_data");
 const eventText = await load("event_text");
 const summary = await load("summary");
+const lossCurve = await load("loss_curve");
 const layerColumns = await load("layer_columns");
 const layerBlocks = await load("layer_blocks");
 const link = await load("link");
@@ -630,6 +631,16 @@ test("a table as CSV quotes what has a comma, a quote or a line in it", () => {
     exportsOf.csvOf([{ a: 1, b: 'x,"y"' }, { a: null, c: ["z"] }]),
     'a,b,c\r\n1,"x,""y""",\r\n,,"[""z""]"\r\n',
   );
+});
+
+test("a loss has a gap where it is not finite, and the scale of what is in view", () => {
+  const loss = { steps: [2, 4, 6, 8, 10], values: [9, 1, "nan", 3, 2] };
+  const found = lossCurve.finiteStretches(loss);
+  assert.deepEqual(found, [[[2, 9], [4, 1]], [[8, 3], [10, 2]]]);
+  assert.deepEqual(lossCurve.lossRange([found], [0, 20]), [1, 9]);
+  assert.deepEqual(lossCurve.lossRange([found], [5, 20]), [2, 3]);
+  assert.equal(lossCurve.lossRange([found], [11, 20]), null);
+  assert.deepEqual(lossCurve.finiteStretches(null), []);
 });
 
 test("the second call of a layer is called so", () => {

@@ -37,6 +37,19 @@ def test_the_copied_rules_repair_training(fixes):
     assert int(model.optimizer.skipped_steps) == 0
 
 
+def test_the_copied_plan_gives_the_next_model_the_same(
+    fixes, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    models = [tiny_transformer(), tiny_transformer()]
+    exec(fixes["plan"], {"model": models[0]})
+    kmp.apply_policy(models[1], kmp.PrecisionPlan.load("plan.json"))
+    for model in models:
+        dtypes = {x.name: x.compute_dtype for x in model.layers}
+        assert dtypes["overflowing"] == "float32"
+        assert dtypes["in_0"] == "float16"
+
+
 def test_the_copied_conversion_is_right_where_float16_overflows(fixes):
     model = tiny_transformer()
     x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")

@@ -12,6 +12,7 @@ from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import reason_to_stop
+from keras_mixprec.monitoring.loss_curve import LossCurve
 from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
@@ -282,6 +283,7 @@ class CounterLog:
         count = len(session.model.trainable_variables)
         self._by_variable = Thinning(rows_by_variable(count))
         self._skips = Skips(session.log)
+        self._loss = LossCurve(session.model, session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
         self.step = None
         self.state = RunState()
@@ -300,12 +302,14 @@ class CounterLog:
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
+            loss = self._loss.read()
         session.state.performance.clock.waited(step, waited)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
         self._unscaled.read(step, used, step > session.first_step)
         started = time.perf_counter()
         self._write(readings, counted)
+        self._loss.write(step, loss)
         session.examiner.in_a_row = self.state.in_a_row
         session.budget.add(READINGS, time.perf_counter() - started)
         session.bad_data.report(session)
@@ -317,7 +321,7 @@ class CounterLog:
         It is given the seconds that the steps under way took to end.
         """
         started = time.perf_counter()
-        with self._counters.synchronized() as waited:
+        with self._counters.synchronized(self._loss.variables) as waited:
             yield waited
         seconds = time.perf_counter() - started
         self._session.budget.add(READINGS, seconds - waited)

@@ -288,13 +288,17 @@ class Counters:
         return raised
 
     @contextlib.contextmanager
-    def synchronized(self) -> Iterator[float]:
+    def synchronized(self, more: list | None = None) -> Iterator[float]:
         """Context in which counters are those of the last step.
 
         It is given the seconds that the steps under way took to end.
+
+        Args:
+            more: List of variables of metrics that are read as well.
         """
         holders = [*self.optimizers().values(), guard_of(self._model)]
         counters = [v for holder in holders for v in holder.counters]
+        counters += more or []
         # What is read of a model without loss scaling, to wait for its steps.
         others = [] if self._readers else optimizers_of(self._model).values()
         counters += [optimizer.iterations for optimizer in others]

@@ -5,15 +5,21 @@ import glob
 from keras_mixprec.verdict_kinds import KINDS
 
 _IMPORT = "import keras_mixprec as kmp\n\n"
+_PLAN = (
+    "kmp.PrecisionPlan.from_model(model).save('plan.json')\n"
+    "# And from then on:\n"
+    "kmp.apply_policy(model, kmp.PrecisionPlan.load('plan.json'))\n"
+)
 
 
 def add_fixes(events: list, layers: list):
     """Adds `"fix"` to the findings that a call can repair.
 
-    A dict from `"training"`, and `"inference"` where a forward pass fails, to
-    the code, in which `model` is the user's model, `optimizer` that of the
-    loss, and `x` samples. Layers that were found together are repaired
-    together: one of them alone leaves the steps bad.
+    A dict from `"training"`, `"plan"` where layers get another dtype, and
+    `"inference"` where a forward pass fails, to the code, in which `model` is
+    the user's model, `optimizer` that of the loss, and `x` samples. Layers
+    that were found together are repaired together: one of them alone leaves
+    the steps bad.
 
     Args:
         events: List of dicts, as `RunData.events` returns them.
@@ -45,10 +51,11 @@ def _rules(paths, dtype, event):
     )
     # The first rule that matches a layer decides.
     start = f"{_IMPORT}rules = [\n{listed}"
-    fix = {
-        "training": f"{start}    *kmp.DEFAULT_RULES,\n]\n"
+    training = (
+        f"{start}    *kmp.DEFAULT_RULES,\n]\n"
         f"kmp.apply_policy(model, 'mixed_{low}', rules=rules)\n"
-    }
+    )
+    fix = {"training": training, "plan": training + _PLAN}
     if event["direction"] == "forward":
         fix["inference"] = (
             f"{start}]\nconverted, report = kmp.convert_for_inference(\n"

@@ -42,9 +42,9 @@ from keras_mixprec.reporting.text_formats import parse_json
 MAX_COLUMNS = 2000
 
 # What the first value of a tag says of it.
-_CONTENT = {schema.PERFORMANCE: {"schema", "columns"}} | dict.fromkeys(
-    (schema.HEAT, schema.ERRORS), {"schema", "layers", "metrics"}
-)
+_CONTENT = dict.fromkeys(
+    (schema.PERFORMANCE, schema.LOSS), {"schema", "columns"}
+) | dict.fromkeys((schema.HEAT, schema.ERRORS), {"schema", "layers", "metrics"})
 
 
 class RunData:
@@ -117,6 +117,7 @@ class RunData:
             "matmul_precision": _matmul_precision(events),
             "performance": self._performance(events, layers),
             "scale": scale,
+            "loss": self.loss(),
             "events": events,
             "heat": {
                 "metrics": [describe(*item) for item in metrics.items()],
@@ -239,6 +240,19 @@ class RunData:
                 }
             )
         return courses
+
+    def loss(self) -> dict | None:
+        """Returns the loss by step, NaN where it was not finite.
+
+        A dict of the lists `"steps"` and `"values"`, `None` if it was not
+        logged.
+        """
+        tags = self._chunks(schema.LOSS)
+        rows = [row.tolist() for tag in tags for row in self._entries(tag)]
+        if not rows:
+            return None
+        steps, values = zip(*sorted(rows), strict=True)
+        return {"steps": [int(step) for step in steps], "values": list(values)}
 
     def _performance(self, events, layers):
         """Of the last `fit`; `None` in an older log."""

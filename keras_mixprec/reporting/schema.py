@@ -41,6 +41,7 @@ SCALE = "mixprec/scale"
 HEAT = "mixprec/heat"
 ERRORS = "mixprec/error_against_float32"
 PERFORMANCE = "mixprec/performance"
+LOSS = "mixprec/loss"
 
 # What version 1 called families, columns of tables and keys of layers.
 _RENAMED = {
@@ -84,6 +85,7 @@ _OLD_EXPONENTS = {
 EVENTS_PER_CHUNK = 16
 ROWS_PER_CHUNK = 256
 PERFORMANCE_ROWS_PER_CHUNK = 16
+LOSS_ROWS_PER_CHUNK = 64
 
 # A step of the heat is written once, to a tag that further steps follow in:
 # one read of a tag may not exceed 256 MB, which 500 steps of 200 layers and
@@ -91,6 +93,8 @@ PERFORMANCE_ROWS_PER_CHUNK = 16
 HEAT_STEPS_PER_TAG = 500
 
 SCALE_COLUMNS = ("step", "scale", "nonfinite_count", "iterations")
+
+LOSS_COLUMNS = ("step", "loss")
 
 # Of plain steps up to one: how many, their seconds, how many of those went by
 # until batches came, their samples; the median and the 95th percentile of a

@@ -106,7 +106,7 @@ export function createEvents(store) {
           else openFixes.delete(code);
         },
       },
-        element("summary", {}, `Fix for ${use}`),
+        element("summary", {}, use === "plan" ? "Fix as a plan" : `Fix for ${use}`),
         element("pre", {}, element("code", {}, code)))));
   }
 

@@ -33,6 +33,7 @@ export function createMap(store) {
   let open = new Set();
   let known = null;
   let worst = new Map();
+  let byPath = new Map();
   walkRows(canvas, "button.node");
 
   function unfold(all) {
@@ -51,10 +52,10 @@ export function createMap(store) {
       known = names;
       open = layers.length <= OPEN_AT_MOST ? holdersIn(layers) : new Set();
     }
-    const paths = new Set(layers.map(({ path }) => path));
+    byPath = new Map(layers.map((layer) => [layer.path, layer]));
     const shown = metricOf(runData, metric);
     const fits = heat && heat.metric === metric;
-    worst = fits ? worstByLayer(heat, paths, pathOfCall) : new Map();
+    worst = fits ? worstByLayer(heat, new Set(byPath.keys()), pathOfCall) : new Map();
     const graph = foldedGraph(layers, open);
     const drawn = graph.nodes.slice(0, DRAWN_AT_MOST);
     fold.hidden = !holdersIn(layers).size;
@@ -83,10 +84,9 @@ export function createMap(store) {
   }
 
   function widerOf(node) {
-    const { runData } = store.state;
-    const held = new Set(node.inside);
-    const layers = runData.layers.filter(({ path }) => held.has(path));
-    return layers.find((layer) => everWider(layer, runData.format?.name)) ?? null;
+    const formatName = store.state.runData.format?.name;
+    const found = node.inside.find((path) => everWider(byPath.get(path), formatName));
+    return found === undefined ? null : byPath.get(found);
   }
 
   function wordsOf(node, shown) {
@@ -144,10 +144,11 @@ export function createMap(store) {
     const { path, inside } = node;
     const more = inside.length > 1 ? ` (${inside.length})` : "";
     const value = valueOfNode(node);
+    const words = wordsOf(node, shown);
     const wide = Boolean(widerOf(node));
     const color = shown ? valueColor(shown.kind, value, wide) : null;
     const sign = shown ? MARKS[alarmLevel(shown.kind, value, wide)] ?? "" : "";
-    const told = `${path}: ${wordsOf(node, shown)}`;
+    const told = `${path}: ${words}`;
     const name = more ? `${told}; ${plural(inside.length, "layer")}, folded` : told;
     const button = element("button", {
       type: "button", class: "node", "data-layer": path, title: name, "aria-label": name,
@@ -160,7 +161,7 @@ export function createMap(store) {
         chooseLayer(store, path);
       },
     }, element("i", {}), sign + label + more,
-    element("em", {}, shown ? wordsOf(node, shown) : ""));
+    element("em", {}, shown ? words : ""));
     button.querySelector("i").style.background = color ? cssColor(color) : "transparent";
     const { x, y } = placeOf(node);
     button.style.left = `${x}px`;

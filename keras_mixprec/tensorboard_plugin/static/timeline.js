@@ -11,9 +11,10 @@ import {
   describeEvent, eventKey, eventLevel, eventTitle, laneOf, LEVELS, momentOf,
 } from "./event_text.js";
 import {
-  formatInteger, formatPower, formatScale, toNumber,
+  formatInteger, formatNumber, formatPower, formatScale, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
+import { drawLosses } from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -47,7 +48,8 @@ export function createTimeline(store) {
   }, "Reset zoom");
   const body = element("div", { class: "canvas-box" });
   const table = dataTable("Loss scale");
-  const root = card("timeline", "Loss scale and events", [legend, reset], body, table.root);
+  const losses = dataTable("Loss");
+  const root = card("timeline", "Loss scale and events", [legend, reset], body, table.root, losses.root);
   const surface = createSurface(body, {
     tabindex: "0", role: "slider", "aria-valuemin": "0",
     "aria-label": "Timeline: arrow keys move the step, Enter selects the event, " +
@@ -108,6 +110,10 @@ export function createTimeline(store) {
         const other = data === runData ? compareData : runData;
         lines.push(`${nameOfLine(line, data, other)}: ` +
           `${formatScale(scale)}, ${formatInteger(skipped)} skipped so far`);
+      }
+      const loss = data?.loss ? valueAtStep(data.loss.steps, data.loss.values, step) : null;
+      if (loss !== null) {
+        lines.push(`loss${compareData ? ` of ${data.run}` : ""}: ${formatNumber(loss)}`);
       }
     }
     return showTooltip(event, lines);
@@ -183,6 +189,9 @@ export function createTimeline(store) {
         solid += 1;
       }
     }
+    drawLosses(context, runsOf(store.state), {
+      scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + PLOT_HEIGHT,
+    });
     drawFits(context, runData.events);
     drawBlocks(context, domain);
     drawMarks(context, domain);
@@ -287,10 +296,18 @@ export function createTimeline(store) {
     }));
   }
 
+  function rowsOfLoss() {
+    return runsOf(store.state).flatMap(({ run, loss }) => (loss?.steps ?? []).map((step, index) => {
+      return [run, formatInteger(step), formatNumber(loss.values[index])];
+    }));
+  }
+
   function updateTable() {
     const heads = ["run", "optimizer", "step", "loss scale", "skipped so far"];
     table.fill(runsOf(store.state).some((data) => data.scale.length) ?
       () => [heads, rowsOfScale()] : null);
+    losses.fill(runsOf(store.state).some((data) => data.loss) ?
+      () => [["run", "step", "loss"], rowsOfLoss()] : null);
   }
 
   function updateLegend() {
@@ -299,6 +316,9 @@ export function createTimeline(store) {
       const color = LINE_COLORS[index % LINE_COLORS.length];
       return legendItem("━", color, nameOfLine(line, runData, compareData));
     });
+    if (runsOf(store.state).some((data) => data.loss)) {
+      items.push(legendItem("━", "--loss", "loss"));
+    }
     if (compareData) {
       const name = shortRun(compareData.run, runData.run);
       items.push(legendItem("- -", "--compare", name));

@@ -20,23 +20,23 @@ export function metricOf(data, name) {
 }
 
 function leastHeadroom(layers) {
-  const bits = (layer) => {
+  let [least, path] = [Infinity, layers[0]?.path];
+  for (const layer of layers) {
     const found = toNumber(layer.least_headroom ?? null);
-    return Number.isNaN(found) ? Infinity : found;
-  };
-  const [first] = [...layers].sort((one, other) => bits(one) - bits(other));
-  return first?.path;
+    if (found < least) [least, path] = [found, layer.path];
+  }
+  return path;
 }
 
 // With no layer chosen the histogram of the likeliest culprit is worth showing.
 export function histogramLayer(state) {
   const { events = [], layers = [], histograms } = state.runData ?? {};
-  const listed = histograms?.[state.part] ?? [];
-  if (state.layer !== null) return listed.includes(state.layer) ? state.layer : null;
+  const listed = new Set(histograms?.[state.part] ?? []);
+  if (state.layer !== null) return listed.has(state.layer) ? state.layer : null;
   const culprit = mainFinding(events, layers)?.layer;
-  if (listed.includes(culprit)) return culprit;
-  return leastHeadroom(layers.filter((layer) => listed.includes(layer.path))) ??
-    listed[0] ?? null;
+  if (listed.has(culprit)) return culprit;
+  const [first] = listed;
+  return leastHeadroom(layers.filter((layer) => listed.has(layer.path))) ?? first ?? null;
 }
 
 // The headroom of a part, unless the heatmap shows it already.

@@ -1,0 +1,80 @@
+"""The loss by step, in the log and in what reads it."""
+
+import keras
+import numpy as np
+from keras import layers
+
+import keras_mixprec as kmp
+from keras_mixprec.reporting.run_log import RunLog
+
+ROWS, BATCH, EPOCHS = 48, 4, 2
+
+
+class Losses(keras.callbacks.Callback):
+    """The mean loss that Keras shows after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.means.append(float(logs["loss"]))
+
+
+def fit(log_dir, x, **options):
+    """Trains with a reading every second step; returns the loss logged."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    kmp.apply_policy(model, "mixed_float16")
+    model.compile(
+        kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False, **options
+    )
+    monitor = kmp.MixPrecMonitor(
+        log_dir, update_freq=2, max_overhead=1, verbose=0
+    )
+    losses = Losses()
+    model.fit(
+        *(x, np.ones(len(x)), BATCH),
+        **{"epochs": EPOCHS, "shuffle": False, "verbose": 0},
+        callbacks=[monitor, losses],
+    )
+    told = kmp.load_report(log_dir).to_dict()["mixprec"]["loss"]
+    return told, np.reshape(losses.means, (EPOCHS, -1))
+
+
+def inputs():
+    return np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+
+
+def test_it_is_the_mean_of_the_steps_since_the_last(tmp_path):
+    told, means = fit(tmp_path, inputs())
+    steps = np.arange(1, means.shape[1] + 1)
+    losses = np.diff(means * steps, axis=1, prepend=0).ravel()
+    read = [0, *told["steps"]]
+    wanted = [losses[a:b].mean() for a, b in zip(read, read[1:], strict=False)]
+    # A stretch over the end of an epoch is of the steps behind it alone.
+    per_epoch = means.shape[1]
+    inside = [
+        n
+        for n, (a, b) in enumerate(zip(read, read[1:], strict=False))
+        if a // per_epoch == (b - 1) // per_epoch
+    ]
+    assert len(inside) >= 10
+    # Differences of float32 sums of up to 12 losses of about 1.
+    np.testing.assert_allclose(
+        np.take(told["values"], inside), np.take(wanted, inside), rtol=1e-5
+    )
+
+
+def test_a_batch_that_is_not_finite_is_in_no_mean(tmp_path):
+    x = inputs()
+    x[20:24] = np.inf
+    told, _ = fit(tmp_path, x)
+    assert np.isfinite(told["values"]).all()
+    assert len(told["values"]) >= 10
+
+
+def test_a_log_without_it_says_so(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.event(0, {"kind": "train_begin", "fit": 1})
+    assert kmp.load_report(tmp_path).to_dict()["mixprec"]["loss"] is None

@@ -1,0 +1,96 @@
+"""The loss in the timeline, where the log's numbers say, and as a table."""
+
+import math
+
+import numpy as np
+import pytest
+from missing_programs import browser_or_skip
+from plugin_page import Page
+
+import keras_mixprec as kmp
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.run_log import RunLog
+
+TIMELINE = "#timeline canvas"
+LAST = 100
+# Of the picture: where the plot begins and ends, and the loss in it.
+LEFT, RIGHT, LOWEST, HIGHEST = 66, 14, 130, 18
+GAP = range(40, 60)
+
+
+def losses():
+    steps = np.arange(2, LAST + 1, 2)
+    values = 4.0 * np.exp(-steps / 30)
+    values[np.isin(steps, GAP)] = math.nan
+    return steps, values
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loss")
+    with RunLog(folder) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        log.scale_rows(0, [[0, 2.0**15, 0, 0]])
+        for row in zip(*losses(), strict=True):
+            log.rows(int(row[0]), schema.LOSS, [row], schema.LOSS_COLUMNS, 64)
+        log.event(LAST, {"kind": "train_end", "summary": "Done."})
+    kmp.load_report(folder).save_html(folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with browser_or_skip() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(driver, report):
+    page = Page(driver)
+    page.errors()
+    page.open_file(report).settle()
+    yield page
+    assert page.errors() == []
+
+
+# Rows of a column that are more of that colour than of any other: of a thin
+# line no pixel has it alone.
+_ROWS = """
+const [css, x] = arguments;
+const canvas = document.querySelector(css);
+const { data } = canvas.getContext("2d").getImageData(x, 10, 1, 130);
+const rows = [];
+for (let y = 0; y < 130; y += 1) {
+  const [red, green, blue] = data.slice(4 * y, 4 * y + 3);
+  if (red > green + 25 && blue > red + 8) rows.push(y + 10);
+}
+return rows;
+"""
+
+
+def test_it_is_drawn_where_its_numbers_are(page):
+    width = page.run(f"return document.querySelector('{TIMELINE}').clientWidth")
+    edge = 0.5 + 0.004 * LAST
+    scale = (width - RIGHT - LEFT) / (LAST + 2 * edge)
+    steps, values = losses()
+    low, high = np.nanmin(values), np.nanmax(values)
+    for step in (10, 30, 70):
+        (value,) = values[steps == step]
+        x = LEFT + (step + edge) * scale
+        y = LOWEST - (value - low) / (high - low) * (LOWEST - HIGHEST)
+        rows = page.run(_ROWS, TIMELINE, round(x))
+        # A pixel for the width of the line, and one for where it lies.
+        assert rows, step
+        assert max(abs(row - y) for row in rows) <= 2, (step, y, rows)
+    middle = LEFT + (50 + edge) * scale
+    assert page.run(_ROWS, TIMELINE, round(middle)) == []
+
+
+def test_a_screen_reader_has_its_numbers(page):
+    page.click("#timeline details:nth-of-type(2) summary")
+    rows = page.texts("#timeline details:nth-of-type(2) tbody td:last-child")
+    _, values = losses()
+    assert rows.count("NaN") == len([s for s in GAP if s % 2 == 0])
+    assert len(rows) == len(values)
+    assert float(rows[0]) == pytest.approx(values[0], abs=0.01)
+    assert "loss" in page.text("#timeline .legend")
