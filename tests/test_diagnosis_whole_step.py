@@ -133,6 +133,14 @@ def test_a_sound_added_loss_is_nobodys_fault():
     assert found(model_of(layers.Dense(8), Penalized())) == []
 
 
+def test_a_vector_that_is_kept_from_step_to_step():
+    # Keras assigns it in the call of a float16 layer, which torch loses.
+    normalized = layers.SpectralNormalization(layers.Dense(8), name="unit")
+    lost = keras.backend.backend() == "torch"
+    expected = [("unit", "precision_loss", "update")] if lost else []
+    assert found(model_of(normalized)) == expected
+
+
 class Root(layers.Layer):
     def call(self, x):
         # At 0 the derivative is infinite, and times 0 no number.

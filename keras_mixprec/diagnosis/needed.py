@@ -17,6 +17,9 @@ from keras_mixprec.numerics.arrays import jittered, to_array
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 
+# Culprits of which each is left out by itself, to see if it is needed.
+_FEW = 4
+
 
 class Needed:
     """Asks the whole run whether a demotion makes a difference.
@@ -60,8 +63,8 @@ class Needed:
         if repaired is None or not all(map(math.isfinite, repaired.values())):
             return culprits
         self._find_unresolved()
-        kept = list(culprits)
-        for culprit in reversed(culprits):
+        kept = self._without_many(culprits, repaired)
+        for culprit in reversed(kept):
             position = kept.index(culprit)
             others = kept[:position] + kept[position + 1 :]
             rest = _layers_of(others)
@@ -71,6 +74,25 @@ class Needed:
             layers = self._without_needless(culprit, rest, repaired)
             kept[position] = culprit._replace(layers=layers)
         return kept
+
+    def _without_many(self, culprits, repaired):
+        """The culprits less those that all may go at once, by halves.
+
+        Of a chain of 77 as few are needed as one by one, with a run in place
+        of 50. Up to `_FEW` cost less one by one.
+        """
+
+        def without(spared, kept):
+            if len(spared) <= _FEW:
+                return kept
+            gone = set(map(id, spared))
+            rest = [c for c in kept if id(c) not in gone]
+            if self._as_right(_layers_of(rest), repaired):
+                return rest
+            middle = len(spared) // 2
+            return without(spared[:middle], without(spared[middle:], kept))
+
+        return without([*filter(self._may_go, culprits)], list(culprits))
 
     def _may_go(self, culprit):
         """Whether the result would be wrong for it, as far as it matters.

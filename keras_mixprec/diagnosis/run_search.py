@@ -17,9 +17,14 @@ from keras_mixprec.diagnosis.forward import (
     without_needless,
 )
 from keras_mixprec.diagnosis.search_state import SearchState, enclosing_path
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import tick
 from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
+
+# Culprits that are found one by one, each in a run of its own, before more are
+# sought at once: a model seldom has as many that are no chain.
+_CHAIN = 3
 
 
 class RunSearch(SearchState):
@@ -73,9 +78,74 @@ class RunSearch(SearchState):
 
     def _forward(self):
         step = self._dry_step(self._demoted)
+        due = _CHAIN
         while culprit := self._first_culprit(step):
             step = self._demote_what_runs(culprit, step)
+            if len(self.culprits) >= due:
+                step = self._many_at_once(step)
+                due = len(self.culprits) + _CHAIN
         return step
+
+    def _many_at_once(self, step):
+        """Demotes those culprits at once that can be foreseen, in one run.
+
+        They are wrong on what float32 gives them. In a run with all of them in
+        float32 each is given what it is with those before it repaired, and is
+        a culprit only if it is wrong on that, too.
+        """
+        foreseen = self._foreseen(step)
+        before = None
+        # Once none is confirmed, one by one takes no longer.
+        while foreseen and before != len(self._demoted):
+            before = len(self._demoted)
+            try:
+                step = self._dry_step([*self._demoted, *foreseen.values()])
+            except active.replay().REFUSALS:
+                break
+            if self._confirm(step, foreseen):
+                return step
+        return self._dry_step(self._demoted)
+
+    def _foreseen(self, step):
+        """Layers with nothing inside that err on float32's inputs, by path."""
+        found = {}
+        for call in self._low(step):
+            exact = self._exact_calls.get(call.name)
+            alone = len(with_sublayers(call.layer)) == 1
+            if alone and exact is not None and not call.draws:
+                outputs = [to_array(x) for x in exact.float_outputs]
+                low = LayerReplay(exact, self._compiled).forward()
+                if relative_error(low, outputs) > thresholds.FORWARD_ERROR:
+                    found[call.path] = call.layer
+            tick()
+        return found
+
+    def _confirm(self, step, foreseen):
+        """Demotes the first of them that are culprits; whether all are.
+
+        Args:
+            step: The run with all of them in float32.
+            foreseen: Dict of path to layer, of which those that are culprits
+                are removed, and the first that is none.
+        """
+        for call in self._low(step):
+            if any(call.layer is layer for layer in self._demoted):
+                continue  # By an earlier call of it.
+            was_wide = call.path in foreseen
+            exact = self._exact_calls.get(call.name)
+            with self._as_demoted():
+                error, culprit = check_forward(
+                    call, exact, self._compiled, False, was_wide
+                )
+            tick()
+            if was_wide:
+                del foreseen[call.path]
+            if was_wide != (culprit is not None):
+                return False
+            self._note(call, "forward", error)
+            if culprit is not None:
+                self._demote(self._located(culprit, call))
+        return True
 
     def _first_culprit(self, step):
         # Where no weight comes before, whether the result depends on an
