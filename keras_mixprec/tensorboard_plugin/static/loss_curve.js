@@ -29,11 +29,7 @@ export function lossRange(curves, domain) {
   return low <= high ? [low, high] : null;
 }
 
-/**
- * Draws the losses of runs, the first solid, with the ends of their scale.
- * @param {any[]} runs
- * @param {{scale: any, left: number, right: number, top: number, bottom: number}} plot
- */
+// The losses of runs, the first solid, with the ends of their scale.
 export function drawLosses(context, runs, { scale, left, right, top, bottom }) {
   const curves = runs.map((data) => finiteStretches(data.loss));
   const range = lossRange(curves, [left, right].map(scale.invert));
