@@ -47,6 +47,8 @@ export function drawLosses(context, runs, { scale, left, right, top, bottom }) {
   context.textAlign = "right";
   context.fillStyle = color;
   for (const value of range[0] < range[1] ? range : [range[0]]) {
-    context.fillText(`loss ${formatNumber(value)}`, right - 4, y(value));
+    // Below the end of a curve that falls, which would cross it out.
+    const below = value === range[0] ? 8 : 0;
+    context.fillText(`loss ${formatNumber(value)}`, right - 4, y(value) + below);
   }
 }
