@@ -29,7 +29,6 @@ Files:
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which
   had bad data.
 - `performance.py`: logs how fast training is.
-- `loss_curve.py`: logs the loss by step.
 - `step_clock.py`: how long steps take, from time stamps of the host.
 - `input_clock.py`: how long `fit` waits for batches, and their samples.
 - `overhead.py`: what monitoring costs and may cost, and what is exempt.

@@ -11,8 +11,7 @@ import keras
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.scaling import scaling_call
-from keras_mixprec.monitoring.counters import reason_to_stop
-from keras_mixprec.monitoring.loss_curve import LossCurve
+from keras_mixprec.monitoring.counters import LossCurve, reason_to_stop
 from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model

@@ -5,14 +5,21 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+import keras
+
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import NONFINITE_KINDS
+from keras_mixprec.keras_internals import loss_tracker
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.monitoring.attach import guard_of, watch_optimizers
 from keras_mixprec.monitoring.recorded_steps import StepReader
+from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.schema import (
+    LOSS,
+    LOSS_COLUMNS,
+    LOSS_ROWS_PER_CHUNK,
     NONFINITE_GRADIENTS_TAG,
     NONFINITE_LOSSES_TAG,
     SKIPPED_TAG,
@@ -133,6 +140,64 @@ class Tally:
             for kind, count in self.counts().items()
         }
         return {tag: count for tag, count in counts.items() if count > 0}
+
+
+# Points of the loss of an interval, after which they are half as often.
+_LOSSES = 128
+
+
+class LossCurve:
+    """Logs the mean loss of the steps since it was last logged.
+
+    At readings of the counters, with which it is transferred: two numbers.
+    Batches that the guard of metrics keeps out are in no mean; where one is
+    not finite, NaN is logged, which the curve leaves out. A `train_step` of
+    the user's own that does not report its loss to Keras has none.
+
+    Args:
+        model: The `keras.Model`.
+        log: The `RunLog`.
+    """
+
+    def __init__(self, model: keras.Model, log):
+        self._model = model
+        self._log = log
+        self._thinning = Thinning(_LOSSES)
+        self._before = 0.0, 0.0
+
+    @property
+    def variables(self) -> list:
+        """The sum of the losses and their weights; none without a loss."""
+        tracker = loss_tracker(self._model)
+        if not isinstance(tracker, keras.metrics.Mean):
+            return []
+        return [tracker.total, tracker.count]
+
+    def read(self) -> tuple | None:
+        """Returns the values of the variables, while they are synchronized."""
+        found = [float(active.step().read_sum(v)) for v in self.variables]
+        return tuple(found) if found else None
+
+    def write(self, step: int, sums: tuple | None):
+        """Logs the mean since the last time, unless it is too early for one.
+
+        Args:
+            step: Int. Step of the log.
+            sums: What `read` returned.
+        """
+        if sums is None or not self._thinning.due():
+            return
+        total, count = sums
+        before, counted = self._before
+        # An epoch begins at 0.
+        if count < counted or not math.isfinite(before):
+            before, counted = 0.0, 0.0
+        if count > counted:
+            self._before = sums
+            loss = (total - before) / (count - counted)
+            row = [step, loss if math.isfinite(loss) else math.nan]
+            size = LOSS_ROWS_PER_CHUNK
+            self._log.rows(step, LOSS, [row], LOSS_COLUMNS, size)
 
 
 class Counters:

@@ -41,6 +41,9 @@ export function createHeader(store, { offline, copyLink }) {
     });
     const options = [["", "nothing"], ...others.map((entry) => [entry.run, entry.run])];
     fillSelect(compare, options, store.state.compare);
+    // Long names are cut by the width of the field.
+    run.title = store.state.run ?? "";
+    compare.title = store.state.compare ?? "";
     compare.disabled = !others.length;
     run.disabled = !runs.length;
   }

@@ -29,11 +29,7 @@ export function lossRange(curves, domain) {
   return low <= high ? [low, high] : null;
 }
 
-/**
- * Draws the losses of runs, the first solid, with the ends of their scale.
- * @param {any[]} runs
- * @param {{scale: any, left: number, right: number, top: number, bottom: number}} plot
- */
+// The losses of runs, the first solid, with the ends of their scale.
 export function drawLosses(context, runs, { scale, left, right, top, bottom }) {
   const curves = runs.map((data) => finiteStretches(data.loss));
   const range = lossRange(curves, [left, right].map(scale.invert));
@@ -51,6 +47,8 @@ export function drawLosses(context, runs, { scale, left, right, top, bottom }) {
   context.textAlign = "right";
   context.fillStyle = color;
   for (const value of range[0] < range[1] ? range : [range[0]]) {
-    context.fillText(`loss ${formatNumber(value)}`, right - 4, y(value));
+    // Below the end of a curve that falls, which would cross it out.
+    const below = value === range[0] ? 8 : 0;
+    context.fillText(`loss ${formatNumber(value)}`, right - 4, y(value) + below);
   }
 }
