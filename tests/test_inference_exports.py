@@ -9,7 +9,7 @@ import keras_mixprec as kmp
 
 BACKEND = keras.backend.backend()
 
-pytestmark = pytest.mark.skipif(BACKEND == "jax", reason="exported by others")
+not_jax = pytest.mark.skipif(BACKEND == "jax", reason="exported by others")
 only_tensorflow = pytest.mark.skipif(
     BACKEND != "tensorflow", reason="TensorFlow writes it"
 )
@@ -37,21 +37,39 @@ def converted(model=None, dtype="float16"):
     )
 
 
-@only_tensorflow
+# With JAX Keras writes it by `jax2tf`, which warns of its own parts.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(BACKEND == "torch", reason="not exported from torch")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):
-    import tensorflow as tf
-
+    tf = pytest.importorskip("tensorflow")
     small, report = converted(dtype=dtype)
     small.export(tmp_path / "saved", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "saved")
     assert {v.dtype.name for v in loaded.variables} == {dtype, "float32"}
     y = small.predict(X, verbose=0)
-    np.testing.assert_allclose(loaded.serve(X), y, rtol=0, atol=1e-6)
+    # What JAX and TensorFlow compile rounds at other places: by an ulp of
+    # float16 of a probability below 1.
+    atol = 5e-4 if BACKEND == "jax" else 1e-6
+    np.testing.assert_allclose(loaded.serve(X), y, rtol=0, atol=atol)
     assert "keeps" in report.exports["tf_saved_model"]
 
 
+@pytest.mark.skipif(BACKEND != "jax", reason="they are exported")
+@pytest.mark.parametrize("form", ["onnx", "litert"])
+def test_what_is_not_exported_from_jax_is_said(form, tmp_path):
+    small, report = converted()
+    given = {
+        "input_signature": [keras.InputSpec(shape=X.shape, dtype="float32")],
+        "verbose": False,
+    }
+    with pytest.raises((ImportError, ValueError), match="jax2onnx|LiteRT"):
+        small.export(tmp_path / f"small.{form}", format=form, **given)
+    assert "not written from JAX" in report.exports[form]
+
+
 # Those that export warn of their own parts, and of what they lack.
+@not_jax
 @pytest.mark.filterwarnings("ignore")
 def test_onnxruntime_computes_the_same_from_16_bit_weights(tmp_path):
     import onnx
@@ -70,6 +88,7 @@ def test_onnxruntime_computes_the_same_from_16_bit_weights(tmp_path):
     assert "keeps" in report.exports["onnx"]
 
 
+@not_jax
 @pytest.mark.filterwarnings("ignore")
 def test_onnxruntime_has_no_bfloat16_as_the_report_says(tmp_path):
     import onnxruntime

@@ -14,9 +14,7 @@ WORDS = np.array(["a b c", "b c", "c a a", "d"])
 # What Keras warns of as it quantizes a model: layers that have nothing for it.
 pytestmark = pytest.mark.filterwarnings("ignore:Layer")
 
-only_tensorflow = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="Keras has no text there"
-)
+HAS_TEXT = keras.backend.backend() == "tensorflow"
 
 
 def converted(model, x=X):
@@ -50,7 +48,7 @@ def string_lookup():
     return on_text(lookup, (1,))
 
 
-@only_tensorflow
+@pytest.mark.skipif(not HAS_TEXT, reason="Keras has no text there")
 @pytest.mark.parametrize("make", [text_vectorization, string_lookup])
 def test_text_is_looked_up(make, tmp_path):
     model = make()
@@ -61,7 +59,7 @@ def test_text_is_looked_up(make, tmp_path):
     assert_close_to(model, small, x, tmp_path)
 
 
-@pytest.mark.skipif(only_tensorflow.args[0] is False, reason="has text")
+@pytest.mark.skipif(HAS_TEXT, reason="it is looked up there")
 def test_text_that_the_backend_lacks_is_refused_by_a_sentence():
     with pytest.raises(ValueError, match="text with TensorFlow alone"):
         converted(string_lookup(), WORDS[:, None])

@@ -1,0 +1,66 @@
+"""`diagnose_call` of KerasHub's `generate`, and of a loop around a backbone."""
+
+import keras
+import numpy as np
+import pytest
+
+pytest.importorskip("keras_hub")
+
+from hub_models import DECODERS, LENGTH, generate, inputs
+
+import keras_mixprec as kmp
+
+BACKEND = keras.backend.backend()
+
+# What KerasHub's own layers warn of.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _in_float16():
+    keras.config.set_dtype_policy("mixed_float16")
+
+
+# JAX has no product in Llama's attention of float16 on CPUs.
+_RUN = [n for n in DECODERS if n != "llama" or BACKEND != "jax"]
+
+# T5 multiplies 0 by -1e9, which is -inf in float16, but not on torch.
+_SOUND = [n for n in _RUN if n != "t5" or BACKEND == "torch"]
+
+
+@pytest.mark.parametrize("name", _SOUND)
+def test_a_sound_one_has_no_verdicts_and_generates_as_before(name):
+    model, x = DECODERS[name].made(), inputs(name)
+    before = generate(model, x)
+    np.testing.assert_array_equal(before[0], np.arange(1, LENGTH + 1))
+    assert kmp.diagnose_call(model, generate, model, x) == []
+    np.testing.assert_array_equal(generate(model, x), before)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="seen there")
+def test_what_t5_is_in_float16_as_it_is_shipped():
+    model = DECODERS["t5"].made()
+    found = kmp.diagnose_call(model, generate, model, inputs("t5"))
+    assert all("attention" in v.layer for v in found)
+    assert {v.kind for v in found} == {"forward_overflow"}
+
+
+# The others take a minute on one core.
+_SOON = "gpt2", "gemma"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n in _SOON else [pytest.mark.slow])
+        for n in _RUN
+    ],
+)
+def test_what_overflows_at_the_third_step(name):
+    decoder = DECODERS[name]
+    model = decoder.made_large()
+    found = kmp.diagnose_call(model, generate, model, inputs(name))
+    assert {v.numbers["call"] for v in found} == {3}
+    # The block, or the product in it, and nothing else.
+    assert all(decoder.block in v.layer for v in found)
+    assert "forward_overflow" in {v.kind for v in found}
