@@ -51,7 +51,9 @@ HEADER = ["plain step, ms", f"monitor: {_PARTS}", f"both: {_PARTS}"]
 HEADER += ["once: monitor", "once: both"]
 
 
-def measure(jit_compile, name, rounds, steps, clock, pairs=_PAIRS):
+def measure(
+    jit_compile, name, rounds, steps, pairs=_PAIRS, clock=CLOCKS["wall"]
+):
     """Returns the table cells of one model on the active backend."""
     import keras_mixprec as kmp
 
@@ -243,7 +245,7 @@ def main():
     add_clock(parser)
     arguments = parser.parse_args()
     models = {name: name for name in arguments.models}
-    rest = arguments.rounds, arguments.steps, CLOCKS[arguments.clock]
+    rest = arguments.rounds, arguments.steps, _PAIRS, CLOCKS[arguments.clock]
     print_table(HEADER, arguments.setups, models, measure, *rest)
 
 

@@ -133,10 +133,6 @@ def test_a_sound_added_loss_is_nobodys_fault():
     assert found(model_of(layers.Dense(8), Penalized())) == []
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() == "tensorflow",
-    reason="The step cannot be run beside training: see docs/limits.md.",
-)
 # Keras puts a product in place of the kernel, which on torch is no leaf.
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_a_vector_that_is_kept_from_step_to_step():

@@ -251,6 +251,14 @@ class Replay(Protocol):
     def loses_assignment(self, variable):
         """Whether what is assigned to it now is lost in `fit`."""
 
+    def assigned(self, variable, value) -> Callable | None:
+        """Gives a trained variable a value in the midst of a step.
+
+        Returns:
+            Function that puts the value of before back; `None` if a scope of
+            Keras has to keep the new one, and nothing was assigned.
+        """
+
     def evaluating(self, model) -> AbstractContextManager:
         """Context in which a model can be evaluated in the midst of `fit`.
 

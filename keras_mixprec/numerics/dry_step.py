@@ -257,9 +257,23 @@ def run_held(
 
 
 class _AsInFit(keras.StatelessScope):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self._put_back = []
+
     def add_update(self, update):
-        if not active.replay().loses_assignment(update[0]):
+        replay = active.replay()
+        if replay.loses_assignment(update[0]):
+            return
+        if put_back := replay.assigned(*update):
+            self._put_back.append(put_back)
+        else:
             super().add_update(update)
+
+    def __exit__(self, *args, **kwargs):
+        for put_back in reversed(self._put_back):
+            put_back()
+        super().__exit__(*args, **kwargs)
 
 
 def _logged_losses(logs):

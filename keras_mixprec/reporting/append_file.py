@@ -170,6 +170,13 @@ def claim_folder(log_dir):
             return folder, lines
 
 
+def calls_of_fit(folder: str) -> int:
+    """Returns how many calls of `fit` a folder has."""
+    # Not its files of events: a search for a plan writes one as well.
+    with open(os.path.join(folder, schema.EVENTS_FILE), "rb") as lines:
+        return sum(b'"train_begin"' in line for line in lines)
+
+
 def _open_lines(path):
     """A file of lines, without the torn one that a killed writer left.
 

@@ -10,7 +10,12 @@ import numpy as np
 
 from keras_mixprec._files import check_local
 from keras_mixprec.reporting import schema, summaries
-from keras_mixprec.reporting.append_file import LIMIT, Backlog, claim_folder
+from keras_mixprec.reporting.append_file import (
+    LIMIT,
+    Backlog,
+    calls_of_fit,
+    claim_folder,
+)
 from keras_mixprec.reporting.event_file import (
     EventFile,
     find_end,
@@ -74,7 +79,7 @@ class RunLog:
         try:
             self.folder, self._lines = claim_folder(log_dir)
             end = find_end(self.folder)
-            self.fits = _calls_of_fit(self.folder)
+            self.fits = calls_of_fit(self.folder)
             self._events = EventFile(self.folder, end.next_step)
         except OSError as error:
             raise OSError(
@@ -366,12 +371,6 @@ class RunLog:
             )
 
 
-def _calls_of_fit(folder):
-    # Not the files of events: a search for a plan writes one as well.
-    with open(os.path.join(folder, schema.EVENTS_FILE), "rb") as lines:
-        return sum(b'"train_begin"' in line for line in lines)
-
-
 def _bytes(values):
     return sum(value.tensor.ByteSize() for value in values)
 
@@ -380,10 +379,8 @@ class NoLog:
     """A `RunLog` that discards everything."""
 
     writes = False
-
-    next_step = 0
+    next_step = fits = 0
     counts = {}
-    fits = 0
     folder = ""
 
     def __init__(self):

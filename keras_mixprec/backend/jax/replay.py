@@ -172,6 +172,10 @@ def loses_assignment(variable):
     return False
 
 
+def assigned(variable, value):
+    return None
+
+
 def run_once(model, function, data):
     if not model.jit_compile or model.run_eagerly:
         return [x if is_concrete(x) else None for x in function(data)]

@@ -11,6 +11,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
 from keras_mixprec.backend.common import program
+from keras_mixprec.keras_internals import stored_value
 
 FIRST_RUN = 0.0
 
@@ -171,6 +172,17 @@ def step_by_step():
 
 def loses_assignment(variable):
     return False
+
+
+def assigned(variable, value):
+    # The gradient of a trained variable is that of its handle, which no value
+    # that a scope of Keras keeps for it has.
+    if not (variable.trainable and tf.executing_eagerly()):
+        return None
+    held = stored_value(variable)
+    before = tf.identity(held)
+    held.assign(tf.cast(value, held.dtype))
+    return lambda: held.assign(before)
 
 
 def run_once(model, function, data):

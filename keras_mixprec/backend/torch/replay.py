@@ -119,6 +119,10 @@ def loses_assignment(variable):
     return casts_value(variable)
 
 
+def assigned(variable, value):
+    return None
+
+
 def run_once(model, function, data):
     return function(data)
 
