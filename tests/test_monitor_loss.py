@@ -7,7 +7,7 @@ from keras import layers
 import keras_mixprec as kmp
 from keras_mixprec.reporting.run_log import RunLog
 
-ROWS, BATCH, EPOCHS = 48, 4, 2
+ROWS, BATCH = 48, 4
 
 
 class Losses(keras.callbacks.Callback):
@@ -21,7 +21,7 @@ class Losses(keras.callbacks.Callback):
         self.means.append(float(logs["loss"]))
 
 
-def fit(log_dir, x, **options):
+def fit(log_dir, x, epochs=2, **options):
     """Trains with a reading every second step; returns the loss logged."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
@@ -35,11 +35,11 @@ def fit(log_dir, x, **options):
     losses = Losses()
     model.fit(
         *(x, np.ones(len(x)), BATCH),
-        **{"epochs": EPOCHS, "shuffle": False, "verbose": 0},
+        **{"epochs": epochs, "shuffle": False, "verbose": 0},
         callbacks=[monitor, losses],
     )
     told = kmp.load_report(log_dir).to_dict()["mixprec"]["loss"]
-    return told, np.reshape(losses.means, (EPOCHS, -1))
+    return told, np.reshape(losses.means, (epochs, -1))
 
 
 def inputs():
@@ -64,6 +64,19 @@ def test_it_is_the_mean_of_the_steps_since_the_last(tmp_path):
     np.testing.assert_allclose(
         np.take(told["values"], inside), np.take(wanted, inside), rtol=1e-5
     )
+
+
+def test_each_epoch_begins_anew(tmp_path):
+    # As many steps an epoch as between two readings, or one more.
+    for name, rows in ("equal", 8), ("more", 12):
+        told, means = fit(tmp_path / name, inputs()[:rows], epochs=4)
+        ends = np.arange(1, 5) * means.shape[1]
+        assert set(ends) <= set(told["steps"])
+        losses = dict(zip(told["steps"], told["values"], strict=True))
+        steps = np.arange(1, means.shape[1] + 1)
+        single = np.diff(means * steps, axis=1, prepend=0).ravel()
+        assert min(losses.values()) >= single.min() * (1 - 1e-5)
+        assert max(losses.values()) <= single.max() * (1 + 1e-5)
 
 
 def test_a_batch_that_is_not_finite_is_in_no_mean(tmp_path):

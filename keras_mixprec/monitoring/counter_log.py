@@ -313,6 +313,10 @@ class CounterLog:
         session.budget.add(READINGS, time.perf_counter() - started)
         session.bad_data.report(session)
 
+    def begin_epoch(self):
+        """An epoch begins, and what is averaged over one."""
+        self._loss.begin_epoch()
+
     @contextlib.contextmanager
     def synchronized(self):
         """Context in which counters are those of the last step.

@@ -173,6 +173,10 @@ class LossCurve:
             return []
         return [tracker.total, tracker.count]
 
+    def begin_epoch(self):
+        """Keras has set the variables to 0."""
+        self._before = 0.0, 0.0
+
     def read(self) -> tuple | None:
         """Returns the values of the variables, while they are synchronized."""
         found = [float(active.step().read_sum(v)) for v in self.variables]
@@ -189,7 +193,7 @@ class LossCurve:
             return
         total, count = sums
         before, counted = self._before
-        # An epoch begins at 0.
+        # As `train_on_batch` may begin anew, without an epoch.
         if count < counted or not math.isfinite(before):
             before, counted = 0.0, 0.0
         if count > counted:
