@@ -154,7 +154,7 @@ def test_inputs_are_known_by_the_names_of_their_dict():
 
 def test_weights_with_lora_are_left_as_they_are():
     inputs = keras.Input((4,))
-    x = layers.Dense(4, "relu", kernel_initializer=BIG, name="first")(inputs)
+    x = layers.Dense(4, kernel_initializer=BIG, name="first")(inputs)
     x = layers.Dense(4, name="second")(x)
     model = keras.Model(inputs, layers.LayerNormalization()(x))
     model.get_layer("first").enable_lora(1)

@@ -4,6 +4,7 @@ import keras
 import pytest
 from monitor_models import BAD, fit, good, monitor, one_weight
 
+import keras_mixprec as kmp
 from keras_mixprec.monitoring.summary import OptimizerSummary, TrainingSummary
 
 UNSCALED = 30 * "no loss scale "
@@ -68,10 +69,25 @@ def test_variables_that_fail_alike_are_no_lead(counts, text):
 
 def test_skipped_to_the_end_is_said(tmp_path):
     watcher = monitor(tmp_path)
-    fit(one_weight(), [*good(2), BAD, BAD, BAD], [watcher])
+    fit(one_weight(), [*good(2), *[BAD] * 5], [watcher])
     text = " ".join(str(watcher.summary).split())
-    assert "The last 3 steps were all skipped" in text
-    assert "3 of 5 steps skipped (60%)" in text
+    assert "The last 5 steps were all skipped" in text
+    assert "5 of 7 steps skipped (71.4%)" in text
+
+
+@pytest.mark.parametrize("kind", [kmp.MixPrecMonitor, kmp.PrecisionTuner])
+def test_one_callback_is_not_passed_twice(kind, tmp_path):
+    callback = kind(tmp_path / "path", verbose=0)
+    model = one_weight()
+    with pytest.raises(ValueError, match=f"the same {kind.__name__} again"):
+        fit(model, good(2), [callback, callback])
+    fit(model, good(2), [callback])
+
+
+def test_a_search_that_the_run_ends_in_is_no_stop(tmp_path):
+    watcher = monitor(tmp_path)
+    fit(one_weight(), [*good(2), *[BAD] * 4], [watcher])
+    assert "were all skipped" not in str(watcher.summary)
 
 
 def test_float16_without_loss_scaling_is_said(tmp_path):

@@ -72,6 +72,11 @@ class Session:
         """
         model = callback.model
         session = vars(model).get(_SESSION_ATTRIBUTE)
+        if session and session._has(callback):
+            raise ValueError(
+                "`callbacks` must not have one callback twice. Received: the "
+                f"same {type(callback).__name__} again: {callback!r}"
+            )
         # It may be left from a `fit` that an exception ended.
         if not session or session.started or not session._is_of(callback):
             if session:
@@ -90,7 +95,10 @@ class Session:
     def _is_of(self, callback):
         """Whether this is the session of the callback's `fit`."""
         # In which Keras gives all callbacks the same dict.
-        return callback.params is self._params and callback not in self._members
+        return callback.params is self._params
+
+    def _has(self, callback):
+        return self._is_of(callback) and callback in self._members
 
     def _check_only(self, settings):
         if self.settings.log_dir is not None:

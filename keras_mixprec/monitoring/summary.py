@@ -16,7 +16,7 @@ from keras_mixprec.formats import (
 from keras_mixprec.monitoring.counter_log import lack_of_scaling, remedy
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.facts import Facts
-from keras_mixprec.reporting.headline import headline
+from keras_mixprec.reporting.headline import STUCK, headline
 
 _WIDTH = 100
 
@@ -156,7 +156,7 @@ class OptimizerSummary(NamedTuple):
             lines.append(f"  Most often non-finite: {worst}")
         if kinds := format_kinds(self.nonfinite_counts, STEPS):
             lines.append(f"  Non-finite gradients: {kinds}")
-        if self.in_a_row:
+        if self.in_a_row >= STUCK:
             lines.append(
                 f"  The last {self.in_a_row} steps were all skipped: the "
                 f"weights have stood still since. {_of_losses(losses)}"

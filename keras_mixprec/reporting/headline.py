@@ -16,7 +16,7 @@ from keras_mixprec.reporting.facts import (
 from keras_mixprec.verdict_kinds import KINDS
 
 # Skipped in a row, this many are no scale search any more.
-_STUCK = 5
+STUCK = 5
 
 # The state of a run of which nothing but skipped steps is known.
 _UNKNOWN = "not_measured"
@@ -170,7 +170,7 @@ class _Story:
         )
 
     def _is_stuck(self):
-        return self._facts.in_a_row >= _STUCK
+        return self._facts.in_a_row >= STUCK
 
     def _is_collapsed(self):
         # One that was followed by good steps is over.
@@ -290,11 +290,12 @@ def _is_low(layers):
 
 def _rows(verdict):
     numbers = verdict.get("numbers", {})
+    # Samples are counted in what `fit` was given.
     rows = [
         f"{what}{'s' if len(listed) > 1 else ''} "
-        f"{', '.join(map(str, listed))} of {part}"
+        f"{', '.join(map(str, listed))} of {place}{part}"
         for part in ("x", "y", "sample_weight")
-        for what in ("sample", "row")
+        for what, place in (("sample", ""), ("row", "the batch's "))
         if (listed := numbers.get(f"{what}s_of_{part}"))
     ]
     return f" ({'; '.join(rows)} not finite)" if rows else ""

@@ -66,6 +66,7 @@ export function foldedBlockOf(path, folded) {
 export function hasProblem(layer, formatName) {
   if (layer.verdicts.length && !layer.repaired) return true;
   const bits = toNumber(layer.least_headroom ?? null);
+  if (bits === Infinity) return true; // All its numbers were 0.
   const wider = isWider(layer.compute_dtype, formatName);
   return ["bad", "warning"].includes(alarmLevel("headroom", bits, wider));
 }
@@ -74,8 +75,12 @@ export function hasProblem(layer, formatName) {
 export function layerChoice({ filter, onlyProblems, folded, runData }) {
   const formatName = runData?.format?.name ?? "float16";
   const known = new Map();
+  const events = runData?.events ?? [];
+  const zero = new Set(events.flatMap(({ kind, paths }) => {
+    return kind === "zero_gradients" ? paths : [];
+  }));
   const isKept = (layer) => matchesFilter(layer, filter) &&
-    (!onlyProblems || hasProblem(layer, formatName));
+    (!onlyProblems || zero.has(layer.path) || hasProblem(layer, formatName));
   return {
     keeps(layer) {
       if (!known.has(layer)) known.set(layer, isKept(layer));

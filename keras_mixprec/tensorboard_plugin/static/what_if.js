@@ -1,4 +1,4 @@
-import { formatNumber, formatPower, words } from "./format.js";
+import { formatNumber, formatPower, toNumber, words } from "./format.js";
 
 // The next batch may be larger than any that was measured: what `diagnose` leaves too.
 export const SPARE_BITS = 2;
@@ -151,7 +151,9 @@ export function smallestPlan(layers, ranges, name) {
     } else if (reasonOf(own, name)) reasons.set(path, reasonOf(own, name));
     else if (own.refused.length) reasons.set(path, foundInWords(own.refused));
     else if (feeder) reasons.set(path, `it receives what ${feeder} computes, beyond ${name}`);
-    else if (!measured) {
+    else if (!measured && toNumber(layer.least_headroom ?? null) === Infinity) {
+      reasons.set(path, "its activations were all zero, which have no range");
+    } else if (!measured) {
       unmeasured.push(path);
       if (!mixed) reasons.set(path, "nothing was measured of it");
     }
