@@ -57,7 +57,9 @@ def test_equal_ones_are_within_tolerance_and_a_worse_plan_is_worse(result):
 def test_the_best_is_never_the_worse_plan(result):
     policy, reason = result.best()
     assert policy == "float32" or dict(policy) == GOOD
-    assert "bad is worse" in reason or "good trains at" in reason
+    # Noise may show one of the right ones as faster, never the worse one.
+    assert "bad is worse" in reason or "trains at" in reason
+    assert "bad trains at" not in reason
 
 
 def test_a_real_result_is_shown_saved_and_signed(result, tmp_path):

@@ -1,5 +1,7 @@
 """Layers that are no everyday ones in 16 bits: lookups, int8 and LoRA."""
 
+from importlib.util import find_spec
+
 import keras
 import numpy as np
 import pytest
@@ -15,6 +17,10 @@ WORDS = np.array(["a b c", "b c", "c a a", "d"])
 pytestmark = pytest.mark.filterwarnings("ignore:Layer")
 
 HAS_TEXT = keras.backend.backend() == "tensorflow"
+needs_tensorflow = pytest.mark.skipif(
+    find_spec("tensorflow") is None,
+    reason="Keras looks words and integers up with TensorFlow",
+)
 
 
 def converted(model, x=X):
@@ -59,12 +65,14 @@ def test_text_is_looked_up(make, tmp_path):
     assert_close_to(model, small, x, tmp_path)
 
 
+@needs_tensorflow
 @pytest.mark.skipif(HAS_TEXT, reason="it is looked up there")
 def test_text_that_the_backend_lacks_is_refused_by_a_sentence():
     with pytest.raises(ValueError, match="text with TensorFlow alone"):
         converted(string_lookup(), WORDS[:, None])
 
 
+@needs_tensorflow
 def test_numbers_are_looked_up_and_raw_features_stay_wide(tmp_path):
     inputs = [keras.Input((1,), dtype="int64"), keras.Input((2,))]
     lookup = layers.IntegerLookup(vocabulary=[1, 2], output_mode="one_hot")

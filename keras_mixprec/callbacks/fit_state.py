@@ -17,6 +17,10 @@ from keras_mixprec.monitoring.overhead import OverheadBudget
 from keras_mixprec.monitoring.probe_schedule import Prober
 from keras_mixprec.monitoring.range_schedule import RangeReader
 
+# How often, between two readings or probes, to ask whether one that is due is
+# within budget: asking takes 20 us, 1% of a step of small layers in JAX.
+_RETRIES = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -145,3 +149,25 @@ class FitState:
         verbose = (params or {}).get("verbose")
         in_progress_bar(batch > 0 and verbose in (1, "auto"))
         self.count.begin_batch(batch)
+
+    def idle_steps(self, parts: Parts) -> int:
+        """Returns in how many steps there may be something to do.
+
+        Args:
+            parts: `Parts` of the session.
+        """
+        step = self.count.step
+        armed = parts.prober.armed or parts.examiner.armed
+        if armed or step == self.first_step or not parts.recorder.full:
+            return 1
+        freq = parts.settings.update_freq
+        several = self.several_workers
+        probe = self.next_agreement if several else parts.prober.due_at
+        dates = [self.counter_log.step + freq, self.performance.due_at()]
+        due = [d - step for d in (*dates, probe, parts.ranges.due_at)]
+        if min(due) > 0:
+            return min(due)
+        # What the budget does not allow yet need not be asked for in each.
+        every = parts.settings.probe_every or freq
+        retry = max(min(freq, every) // _RETRIES, 1)
+        return min([retry, *(steps for steps in due if steps > 0)])

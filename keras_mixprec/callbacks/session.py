@@ -20,10 +20,6 @@ from keras_mixprec.monitoring.attach import (
 from keras_mixprec.monitoring.failing_batches import BadData
 from keras_mixprec.monitoring.overhead import READINGS
 
-# How often, between two readings or probes, to ask whether one that is due is
-# within budget: asking takes 20 us, 1% of a step of small layers in JAX.
-_RETRIES = 8
-
 # The attribute of a model that holds its session: elsewhere it keeps it alive.
 _SESSION_ATTRIBUTE = "_keras_mixprec_session"
 
@@ -219,25 +215,7 @@ class Session:
             self.parts.recorder.hold(
                 self.model, self.step + 1, self.counters.optimizers()
             )
-        self.state.idle_until = self.step + self._idle_steps()
-
-    def _idle_steps(self):
-        """In how many steps there may be something to do."""
-        armed = self.prober.armed or self.examiner.armed
-        first = self.step == self.first_step
-        if armed or first or not self.parts.recorder.full:
-            return 1
-        state, freq = self.state, self.settings.update_freq
-        several = state.several_workers
-        probe = state.next_agreement if several else self.prober.due_at
-        dates = [state.counter_log.step + freq, state.performance.due_at()]
-        due = [d - self.step for d in (*dates, probe, self.parts.ranges.due_at)]
-        if min(due) > 0:
-            return min(due)
-        # What the budget does not allow yet need not be asked for in each.
-        every = self.settings.probe_every or freq
-        retry = max(min(freq, every) // _RETRIES, 1)
-        return min([retry, *(steps for steps in due if steps > 0)])
+        self.state.idle_until = self.step + self.state.idle_steps(self.parts)
 
     def end_epoch(self, callback):
         """Reads the counters at the end of an epoch."""
