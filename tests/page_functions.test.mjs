@@ -303,7 +303,7 @@ test("events read as sentences, unknown kinds too", () => {
     "before_training", "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
     "ranges_measured", "ranges_withheld", "zero_gradients", "graph_rewrite", "ignored_variable",
-    "stopped", "train_end", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
+    "stopped", "train_end", "step_raised", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
     "undo", "loss_scale_kept", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
   ];
   for (const kind of kinds) {

@@ -78,7 +78,7 @@ class MetricGuard:
         self.comparing = None
         self._model = model
         self._in_steps, self._in_fit = Replacements(), Replacements()
-        self._function = GuardedFunction(
+        self.function = GuardedFunction(
             model, self._in_steps, self._guarded_step
         )
         self._variables = LentVariables()
@@ -114,7 +114,7 @@ class MetricGuard:
     @property
     def fits(self) -> bool:
         """Whether the model was not compiled again since the last `start`."""
-        return self._function.fits
+        return self.function.fits
 
     def start(self):
         """Guards the steps of the model from now on."""
@@ -122,7 +122,7 @@ class MetricGuard:
         self._variables.put()
         self._in_fit.put()
         self._guard_all()
-        self._function.put()
+        self.function.put()
         self._rebuild_test_function()
 
     def keep(self):
@@ -131,10 +131,10 @@ class MetricGuard:
         To be called before each batch.
         """
         self._batches += 1
-        if not self._function.in_place:
+        if not self.function.in_place:
             with variable_scope(self._model):
                 self._guard_all()
-            self._function.put()
+            self.function.put()
 
     def in_steps(self):
         """Context in which the model is what it is during a guarded step."""
@@ -149,7 +149,7 @@ class MetricGuard:
         for losses in self._all_losses:
             losses.count_from_here()
         self._variables.take()
-        self._function.remove()
+        self.function.remove()
         self._rebuild_test_function()
 
     def _rebuild_test_function(self):

@@ -145,6 +145,11 @@ class GuardedFunction:
         wrapped: Function from the model's `train_step` to what replaces it,
             which puts them in place: where it is compiled, once for all calls,
             as doing so in each takes 1% of a step of 40 small layers.
+
+    Attributes:
+        on_error: Function of the exception and the batch, called after a step
+            that raises on torch, where a loss may refuse NaN; `None` for none.
+            Elsewhere steps are compiled, and refuse no values.
     """
 
     def __init__(self, model: keras.Model, in_steps: Replacements, wrapped):
@@ -153,6 +158,8 @@ class GuardedFunction:
         self._wrapped = wrapped
         self._guarded = None
         self._unguarded = lambda: None
+        self.on_error: Callable | None = None
+        self._refused = None
 
     @property
     def fits(self) -> bool:
@@ -179,11 +186,15 @@ class GuardedFunction:
         model, in_steps = self._model, self._in_steps
         # Another function each time: for one that it knows JAX takes the trace
         # that it knows, of another loss, metric or optimizer.
-        in_steps.add(model, "train_step", self._wrapped(model.train_step))
+        step = self._wrapped(model.train_step)
+        on_torch = keras.backend.backend() == "torch"
+        if on_torch:
+            step = self._keeping_refused(step)
+        in_steps.add(model, "train_step", step)
         with in_steps.in_place():
             model.make_train_function(force=True)
         self._guarded = model.train_function
-        if keras.backend.backend() == "torch":
+        if on_torch:
             # There a train function looks `train_step` up in each call.
             self._guarded = self._in_place_for(model.train_function)
         model.train_function = self._guarded
@@ -191,16 +202,36 @@ class GuardedFunction:
     def _in_place_for(self, train):
         @functools.wraps(train)
         def guarded(*args):
-            with self._in_steps.in_place():
-                return train(*args)
+            self._refused = None
+            try:
+                with self._in_steps.in_place():
+                    return train(*args)
+            except Exception as error:
+                if self.on_error and self._refused is not None:
+                    self.on_error(error, self._refused)
+                raise
+            finally:
+                self._refused = None
 
         return guarded
+
+    def _keeping_refused(self, step):
+        @functools.wraps(step)
+        def keeping(batch):
+            try:
+                return step(batch)
+            except Exception:
+                self._refused = batch
+                raise
+
+        return keeping
 
     def remove(self):
         """Gives the model a train function of its own.
 
         This one is kept for the next `put`.
         """
+        self.on_error = None
         if not self.fits:
             self._guarded = None
             return

@@ -220,6 +220,20 @@ def after_epoch(model):
         forget_nan_as_best(guard.comparing)
 
 
+def after_errors(model, work):
+    """Calls `work(error, batch)` after a step that raises, on torch.
+
+    Until `stop_watching`.
+
+    Args:
+        model: A watched `keras.Model`.
+        work: Function of an exception and a batch as `train_step` takes it.
+    """
+    guard = vars(model).get(_GUARD_ATTRIBUTE)
+    if guard and guard.on:
+        guard.function.on_error = work
+
+
 def stop_watching(model):
     """Leaves the model as it is without being watched."""
     guard = vars(model).get(_GUARD_ATTRIBUTE)

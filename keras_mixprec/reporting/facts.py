@@ -21,6 +21,7 @@ STORY = frozenset(
         "undo",
         "give_up",
         "stopped",
+        "step_raised",
         "no_loss_scaling",
         "nonfinite_losses",
         "bad_batches",
@@ -245,6 +246,7 @@ _OF_OURS = {
     "variables": list,
     "kinds": dict,
     "loss": list,
+    "reason": str,
     "count": int,
     "counts": dict,
     "within": bool,
@@ -262,6 +264,7 @@ _NEEDED = {
     "zero_gradients": {"message"},
     "before_training": {"finding", "level", "message"},
     "sign_off": {"within", "message"},
+    "step_raised": {"at_step", "reason"},
     **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
     **dict.fromkeys(_NONFINITE, {"counts"}),
 }

@@ -142,13 +142,16 @@ class _Story:
             yield f"the tuner gave up: {reason[0]}"
         if "stopped" in self._kinds:
             yield f"training stopped{_at(self._last['stopped'])}"
+        if "step_raised" in self._kinds:
+            raised = self._last["step_raised"]
+            yield f"step {raised['at_step']:,} raised {raised['reason']}"
         if "sign_off" in self._kinds:
             yield self._last["sign_off"]["message"]
 
     def state(self):
         """Healthy, repaired, warning, failing or not known."""
         dead = "weights_lost" in self._verdicts or self._has_diverged()
-        if dead or "stopped" in self._kinds:
+        if dead or {"stopped", "step_raised"} & self._kinds:
             return "failing"
         is_open = [v for v in self._causes if not self._is_over(v)]
         stuck = self._is_stuck() or "give_up" in self._kinds

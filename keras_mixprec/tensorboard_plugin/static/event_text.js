@@ -25,7 +25,7 @@ export function eventLevel(event) {
   if (kind === "before_training") return event.level in LEVELS ? event.level : "info";
   if (kind === "demote") return "demote";
   if (["promote", "shrink", "undo"].includes(kind)) return "promote";
-  if (["give_up", "diagnosis_failed"].includes(kind)) return "bad";
+  if (["give_up", "diagnosis_failed", "step_raised"].includes(kind)) return "bad";
   if (WARNING_KINDS.includes(kind)) return "warning";
   return laneOf(event) === "skipped" ? "skip" : "info";
 }
@@ -213,6 +213,7 @@ const SENTENCES = {
       `(${event.reason}); ${plural(event.lost ?? 0, "record")} lost.`;
   },
   plan_not_written: (event) => `Plan not written: ${event.reason}`,
+  step_raised: (event) => `Step ${event.at_step} raised ${event.reason}`,
   diagnosis_failed: (event) => `Diagnosis failed: ${event.reason}`,
 };
 
