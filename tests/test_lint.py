@@ -216,9 +216,10 @@ def test_data_are_run_through_without_a_layer_in_16_bits():
         ("UNIMPLEMENTED: Unsupported element type F16 in dot", "This device"),
         ("\"addmm\" not implemented for 'Half'", "This device"),
         ("cannot compute AddV2: expected float tensor, is half", "Cast one"),
+        ("all elements of input should be between 0 and 1", "Values that"),
     ],
 )
-def test_what_raises_is_the_device_or_a_mix_of_dtypes(message, fix):
+def test_what_raises_is_the_device_a_mix_of_dtypes_or_a_value(message, fix):
     found = dry_run_rules._raises(RuntimeError(message))
     assert found.fix.startswith(fix)
     assert found.numbers["error"] == message

@@ -1,5 +1,7 @@
 """A diagnosis that takes long says so before, and shows how far it is."""
 
+import sys
+
 import keras
 import pytest
 from tuner_models import chain, fit
@@ -25,11 +27,15 @@ def test_a_long_diagnosis_is_announced_and_concluded(capsys):
     assert before < after
 
 
-def test_one_that_takes_its_time_shows_a_bar(capsys, monkeypatch):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_one_that_takes_its_time_shows_a_bar(terminal, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     fit(chain(), [1.0], kmp.PrecisionTuner())
     out = capsys.readouterr().out
-    assert "12/12" in out
+    # In a file a bar would be a line for each layer, with colours.
+    assert ("12/12" in out, "\x1b" in out) == (terminal, terminal)
+    assert out.startswith("PrecisionTuner: checking 3 layers before")
     assert "checked 3 layers in" in out
 
 

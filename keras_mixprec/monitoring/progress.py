@@ -1,6 +1,7 @@
 """The progress of a diagnosis that takes long, on the console."""
 
 import contextlib
+import sys
 import time
 
 import keras
@@ -34,9 +35,9 @@ def progress(model, who: str, when: str, seconds: float | None):
         yield
         return
     layers = len(walk_with_model(model)) - 1  # The model itself is in it.
-    shown = _Shown(who, layers)
+    shown = _Shown(who, layers, when)
     if layers > _MANY if seconds is None else seconds > _PATIENCE:
-        shown.say(f"checking {layers} layers {when} ...")
+        shown.announce()
     with counted_by(shown.tick):
         yield
     shown.conclude()
@@ -45,15 +46,20 @@ def progress(model, who: str, when: str, seconds: float | None):
 class _Shown:
     """What is on the console."""
 
-    def __init__(self, who, layers):
+    def __init__(self, who, layers, when):
         self._who = who
         self._layers = layers
+        self._when = when
         self._total, self._done = layers * _PASSES, 0
         self._bar = None
         self._said = False
         self._begun = time.perf_counter()
 
-    def say(self, message):
+    def announce(self):
+        if not self._said:
+            self._say(f"checking {self._layers} layers {self._when} ...")
+
+    def _say(self, message):
         self._said = True
         print_message(f"{self._who}: {message}")
 
@@ -61,16 +67,23 @@ class _Shown:
         # A search that finds something takes more passes.
         self._done = min(self._done + 1, self._total - 1)
         if self._bar is None and self._seconds() > _PATIENCE:
-            self._bar = keras.utils.Progbar(self._total, unit_name="check")
+            self.announce()
+            if _can_draw_over():
+                self._bar = keras.utils.Progbar(self._total, unit_name="check")
         if self._bar is not None:
             self._bar.update(self._done)
 
     def conclude(self):
         if self._bar is not None:
             self._bar.update(self._total, finalize=True)
-        if self._bar is not None or self._said:
+        if self._said:
             took = f"{self._seconds():.1f} s"
-            self.say(f"checked {self._layers} layers in {took}.")
+            self._say(f"checked {self._layers} layers in {took}.")
 
     def _seconds(self):
         return time.perf_counter() - self._begun
+
+
+def _can_draw_over():
+    """Whether what is printed goes to a terminal or a notebook, not a file."""
+    return sys.stdout.isatty() or "ipykernel" in sys.modules

@@ -16,6 +16,9 @@ from keras_mixprec.numerics.range_reading import read_ranges, read_weights
 _SHARE = 0.05
 _SECONDS = 2.0
 
+# Nobody gives more of the time than this: a longer run is named first.
+_MOST_TO_ADVISE = 0.2
+
 # What the sentence on what was withheld begins with.
 _RANGES = "Ranges of layers "
 
@@ -245,13 +248,16 @@ class RangeReader:
         needed = (seconds + self._costs.spent) / self._elapsed()
         needed *= 1.2  # It is an estimate, on a machine that may be busy.
         argument = "1" if needed >= 1 else f"{needed + 0.005:.2f}"
+        way = f"about `max_overhead={argument}` would allow them."
+        if needed > _MOST_TO_ADVISE:
+            longer = (seconds + self._costs.spent) / self._share
+            way = f"an epoch of {longer:.0f} s or {way}"
         self._withhold(
             step,
             f"those of activations and gradients {they_take} to measure, and "
             f"{max(self._left(), 0.0):.1f} s are left of what all of them may "
             f"take: {self._share:.0%} of the first epoch, but at least "
-            f"{_SECONDS:g} s. "
-            f"About `max_overhead={argument}` would allow them.",
+            f"{_SECONDS:g} s. {way[0].upper()}{way[1:]}",
         )
 
     def _give_up(self, step, error):

@@ -68,19 +68,21 @@ def _wrong_loss(exact, step):
 
 
 def _raises(error):
+    text = str(error).lower()
     line = str(error).strip().partition("\n")[0][:160]
-    lacks = any(words in str(error).lower() for words in _LACKING)
     return Finding(
         "high",
         None,
         f"It runs in float32, and in 16 bits it raises: {line}",
-        (_ANOTHER_DEVICE if lacks else _ANOTHER_DTYPE)
+        next(advice for words, advice in _WAYS if any(w in text for w in words))
         + " keras_mixprec.diagnose(model, x, y) names them.",
         numbers={"error": line},
     )
 
 
-# What backends say where a device has no such operation in 16 bits.
+# What backends say where a device has no such operation in 16 bits, and where
+# operands are of unequal dtypes; the rest is of values, such as a loss that
+# refuses NaN.
 _LACKING = (
     "not implemented",
     "unimplemented",
@@ -89,12 +91,21 @@ _LACKING = (
     "no registered",
     "could not find device",
 )
-_ANOTHER_DEVICE = (
-    "This device has no such operation in that dtype: train on one that has, "
-    "under the other 16-bit policy, or let the layers involved compute in "
-    "float32:"
-)
-_ANOTHER_DTYPE = (
-    "Cast one of the operands to the other's dtype, or let the layers involved "
-    "compute in float32:"
+_WAYS = (
+    (
+        _LACKING,
+        "This device has no such operation in that dtype: train on one that "
+        "has, under the other 16-bit policy, or let the layers involved "
+        "compute in float32:",
+    ),
+    (
+        ("dtype", "float", "half", "double"),
+        "Cast one of the operands to the other's dtype, or let the layers "
+        "involved compute in float32:",
+    ),
+    (
+        ("",),
+        "Values that are right in float32 are refused: let the layers that "
+        "make them compute in float32:",
+    ),
 )

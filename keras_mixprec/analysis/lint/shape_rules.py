@@ -49,7 +49,8 @@ def dimension_not_multiple_of_8(view):
             f"Sides of its product are no multiple of {multiple}: "
             f"{', '.join(map(str, sorted(odd)))}; it does {share:.1%} of the "
             "model's multiply-adds.",
-            f"Pad {padding}.",
+            # Fewer are often what the task has: classes, channels of an image.
+            f"Pad {padding}{', if the task lets you' * (min(odd) < multiple)}.",
             numbers={"sizes": sorted(odd), "share": share}
             | {"padded": [odd[n] for n in sorted(odd)]},
         )
