@@ -120,7 +120,8 @@ def _drift(row, tolerance):
         f"{format_digits(row['scale'])}"
     )
     if row["top1_agreement"] is not None:
-        line += f"; the same class first in {row['top1_agreement']:.2%}"
+        same = row["top1_agreement"]
+        line += f"; the same class, or output, the largest in {same:.2%}"
     return f"{line}."
 
 

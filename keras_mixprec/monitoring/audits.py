@@ -55,6 +55,7 @@ class Examiner:
         schedule: `AuditSchedule` of the model.
         in_a_row: Int. Steps skipped since the last one applied, as last read.
         pause: `Pause` after what no precision repairs.
+        gave_up: Boolean. Whether a diagnosis failed, so that none follows.
     """
 
     def __init__(self, log, verbose, budget, zeros, who):
@@ -74,7 +75,7 @@ class Examiner:
         self._reported = set()
         self._collapse = None
         self._examined_trouble = self._found = False
-        self._failed = False
+        self.gave_up = False
         self._deferred_call = DeferredCall()
 
     def follow_schedule_of(self, model, new: bool = False):
@@ -106,7 +107,7 @@ class Examiner:
             has_tuner: Boolean. Whether a `PrecisionTuner` audits the model, at
                 times of its own.
         """
-        if self._failed or self.armed:
+        if self.gave_up or self.armed:
             return False
         if not trouble:
             self._examined_trouble = False
@@ -272,7 +273,7 @@ class Examiner:
         self._collapse = Verdict(
             kind, step=step, numbers=numbers, advice=advice(kind)
         )
-        if self._failed or self._examined_trouble and not self.armed:
+        if self.gave_up or self._examined_trouble and not self.armed:
             self.report_rest(step)
 
     def report(self, verdict: Verdict, step: int):
@@ -322,7 +323,7 @@ class Examiner:
             step: Int.
             reason: The exception.
         """
-        self._failed = True
+        self.gave_up = True
         self._log.event(step, failure_event("diagnosis_failed", reason))
         warn_disabled("diagnose this model any more", reason, self._who)
 

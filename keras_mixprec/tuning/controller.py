@@ -154,7 +154,7 @@ class Tuning:
             is_overhead: Boolean. Whether it counts as overhead.
         """
         examiner, model = self._session.examiner, self._session.model
-        over = is_overhead and not examiner.within_budget
+        over = is_overhead and not examiner.within_budget or examiner.gave_up
         (not_yet,) = any_worker(model, [over or examiner.pause.lasts(step)])
         return not not_yet
 
