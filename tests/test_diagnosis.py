@@ -279,8 +279,8 @@ def test_a_verdict_is_json_and_reads_well():
     [verdict] = kmp.diagnose(model, X, Y, step=7)
     assert json.loads(json.dumps(verdict.to_dict()))["step"] == 7
     text = str(verdict)
-    assert text.startswith("forward_overflow in 'bad', forward at step 7 (")
-    assert text.endswith("a smaller loss scale cannot help.")
+    assert text.startswith("forward_overflow in 'bad', forward at step 7. ")
+    assert "; a smaller loss scale cannot help. (error=" in text
 
 
 @pytest.mark.parametrize(

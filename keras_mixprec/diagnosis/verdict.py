@@ -35,7 +35,7 @@ class Verdict:
     Example:
     >>> verdict = Verdict("bad_data", numbers={"x": 3}, advice="Drop them.")
     >>> print(verdict)
-    bad_data (x=3). Drop them.
+    bad_data. Drop them. (x=3)
     """
 
     kind: str
@@ -61,19 +61,25 @@ class Verdict:
     @property
     def finding(self) -> str:
         """What was found and where, with the evidence, without the advice."""
+        return self._what() + self._evidence()
+
+    def __str__(self):
+        # What to do stands before numbers of which there may be ten.
+        return f"{self._what()}. {self.advice}{self._evidence()}"
+
+    def _what(self):
         where = f" in {self.layer!r}" if self.layer else ""
         direction = f", {self.direction}" if self.direction else ""
         step = f" at step {self.step}" if self.step is not None else ""
         if self.failing_since is not None:
             step += f", failing since step {self.failing_since}"
+        return f"{self.kind}{where}{direction}{step}"
+
+    def _evidence(self):
         numbers = ", ".join(
             f"{name}={_format(value)}" for name, value in self.numbers.items()
         )
-        evidence = f" ({numbers})" if numbers else ""
-        return f"{self.kind}{where}{direction}{step}{evidence}"
-
-    def __str__(self):
-        return f"{self.finding}. {self.advice}"
+        return f" ({numbers})" if numbers else ""
 
 
 def _format(value):
