@@ -185,8 +185,8 @@ class _NeededInCall(Needed):
         self._exact = exact
         self._infinite = infinite
 
-    def _run(self):
-        return self._prediction.run()
+    def _run(self, records):
+        return self._prediction.run(records=records)
 
     def _off(self, run):
         return {"outputs": pass_error(run, self._exact)}
