@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import keras_mixprec as kmp
-from keras_mixprec.inference import graph_values, refusal
+from keras_mixprec.inference import graph_values, refusal, wide_layers
 from keras_mixprec.inference.wide_layers import smallest_wide_set
 from keras_mixprec.numerics.forward_pass import Prediction
 
@@ -51,6 +51,18 @@ def test_only_the_runs_that_are_looked_into_are_recorded(runs):
     # In float32, with none wide, one for each of the first three, one for the
     # rest; recorded ones take five times as long.
     assert runs.count(True) == 6
+
+
+def test_a_search_that_would_take_too_long_says_so(runs, monkeypatch):
+    everything = smallest_wide_set(chain(), [X], "float16")
+    assert everything.is_smallest
+    took = len(runs)
+    monkeypatch.setattr(wide_layers, "_MOST_TRIED", 12)
+    _, report = kmp.convert_for_inference(chain(), "float16", calibration=X)
+    assert set(report.wide_layers) >= set(everything.verdicts)
+    assert len(runs) - took < took
+    assert report.drift[0]["relative"] < 0.05
+    assert any("fewer may do" in note for note in report.notes)
 
 
 @pytest.fixture

@@ -33,17 +33,22 @@ class CallSearch(RunSearch):
         super().__init__(prediction.model, None, exact, compiled)
         self._prediction = prediction
 
-    def run(self, known: list[Culprit]):
+    def run(self, known: list[Culprit], most: float = math.inf):
         """Finds the culprits.
 
         Args:
             known: List of `Culprit`, those that are known before.
+            most: Number. Of more culprits it is not asked which of them the
+                outputs are right without, in a run or two for each. Defaults to
+                infinity.
         """
         for culprit in known:
             self._demote_what_runs(culprit, self._exact)
         step = self._end_to_end(self._forward())
         if not math.isfinite(self._error(step)):
             self._jointly(step)
+        if len(self.culprits) > most:
+            return
         needed = _NeededInCall(self._prediction, self._exact, self._infinite)
         self.culprits = needed.among(self.culprits)
 
