@@ -1,8 +1,9 @@
 """`convert_for_inference` on the architectures that others wrote.
 
-Each of `keras.applications` and backbones of KerasHub, small and with weights of
-seed 0, is converted on a batch of eight. What stays in float32 is counted with
-the reason that most of it has; one that is refused says why in its row.
+Each of `keras.applications` and backbones of KerasHub, small and with random
+weights of seed 0, is converted on a batch of eight. What stays in float32 is
+counted with the reason that most of it has; one that is refused says why in its
+row.
 
     python -m benchmarks.convert_models
     python -m benchmarks.convert_models --to bfloat16 --only NASNetMobile

@@ -95,4 +95,5 @@ def test_activations_become_arrays_one_by_one(policy, arrays):
     else:
         kmp.convert_for_inference(model, policy, calibration=X)
     # One, and outputs; of 14 activations.
-    assert len(arrays) > LENGTH and max(arrays) <= 4
+    assert len(arrays) > LENGTH
+    assert max(arrays) <= 4
