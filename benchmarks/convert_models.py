@@ -1,8 +1,9 @@
 """`convert_for_inference` on the architectures that others wrote.
 
 Each of `keras.applications` and backbones of KerasHub, small and with random
-weights, is converted on a batch of eight. What stays in float32 is counted with
-the reason that most of it has; one that is refused says why in its row.
+weights of seed 0, is converted on a batch of eight. What stays in float32 is
+counted with the reason that most of it has; one that is refused says why in its
+row.
 
     python -m benchmarks.convert_models
     python -m benchmarks.convert_models --to bfloat16 --only NASNetMobile
@@ -55,9 +56,12 @@ def main():
 
 def convert(name, dtype):
     """Converts one model, and returns the cells of its row."""
+    import keras
+
     from benchmarks.sweep_models import BACKBONES, batches, build
     from keras_mixprec import convert_for_inference
 
+    keras.utils.set_random_seed(0)
     if name in BACKBONES:  # As KerasHub saves it.
         import keras_hub
 

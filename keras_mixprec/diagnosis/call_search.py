@@ -33,17 +33,22 @@ class CallSearch(RunSearch):
         super().__init__(prediction.model, None, exact, compiled)
         self._prediction = prediction
 
-    def run(self, known: list[Culprit]):
+    def run(self, known: list[Culprit], most: float = math.inf):
         """Finds the culprits.
 
         Args:
             known: List of `Culprit`, those that are known before.
+            most: Number. Of more culprits it is not asked which of them the
+                outputs are right without, in a run or two for each. Defaults to
+                infinity.
         """
         for culprit in known:
             self._demote_what_runs(culprit, self._exact)
         step = self._end_to_end(self._forward())
         if not math.isfinite(self._error(step)):
             self._jointly(step)
+        if len(self.culprits) > most:
+            return
         needed = _NeededInCall(self._prediction, self._exact, self._infinite)
         self.culprits = needed.among(self.culprits)
 
@@ -185,8 +190,8 @@ class _NeededInCall(Needed):
         self._exact = exact
         self._infinite = infinite
 
-    def _run(self):
-        return self._prediction.run()
+    def _run(self, records):
+        return self._prediction.run(records=records)
 
     def _off(self, run):
         return {"outputs": pass_error(run, self._exact)}

@@ -31,8 +31,11 @@ class Needed:
     def __init__(self):
         self._noise: dict = {}
 
-    def _run(self) -> Any:
-        """Returns the run as the layers compute now, with its `calls`."""
+    def _run(self, records: bool) -> Any:
+        """Returns the run as the layers compute now, with its `calls`.
+
+        Without them if not `records` and it is cheaper so.
+        """
         raise NotImplementedError
 
     def _off(self, run) -> dict:
@@ -154,7 +157,7 @@ class Needed:
         """
         try:
             with computing_in("float32", demoted):
-                run = self._run()
+                run = self._run(path is not None)
         # TensorFlow and torch refuse to mix some dtypes within a layer.
         except active.replay().REFUSALS:
             return None
@@ -202,7 +205,7 @@ class NeededInStep(Needed):
             and effective(v, to_array(exact.gradients[id(v)]))
         }
 
-    def _run(self):
+    def _run(self, records):
         return dry_step(self._model, self._data, self._scale)
 
     def _limit(self, part):

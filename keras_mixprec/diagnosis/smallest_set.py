@@ -21,9 +21,9 @@ def smallest_set(
 
     First the shortest head of `ranked` that fits is sought, by doubling: from
     this side the model stays nearly all 16-bit, as it shall be in the end, so
-    that few trials mix dtypes within a block. Then halves of it are taken out
-    again as long as the rest fits, the last ranked first, and composites as a
-    whole before their parts.
+    that few trials mix dtypes within a block. Then as many at once as the rest
+    fits without are taken out again, the last ranked first, and composites as
+    a whole before their parts.
 
     Args:
         ranked: Paths, the one most needed in the set first.
@@ -56,17 +56,33 @@ def _shortest_head(ranked, fits):
 
 
 def _without(groups, depth, kept, fits):
-    """Takes out of `kept` what it fits without, halving what it does not."""
-    rest = kept.difference(*groups)
-    if fits(rest):
-        return rest
-    if len(groups) > 1:
-        middle = len(groups) // 2
-        kept = _without(groups[:middle], depth, kept, fits)
-        return _without(groups[middle:], depth, kept, fits)
-    if len(groups[0]) > 1:
-        parts = _groups(groups[0], depth + 1)
-        return _without(parts, depth + 1, kept, fits)
+    """Takes out of `kept` what it fits without, of groups in their order.
+
+    All at once, if it can be. Of those that cannot, the first that has to stay
+    is found by halves; then as many are tried at once as were spared before
+    it, and twice as many after each trial that fits. Where every group has to
+    stay that is one trial for each.
+    """
+    first, count = 0, len(groups)
+    while first < len(groups):
+        end = min(first + count, len(groups))
+        rest = kept.difference(*groups[first:end])
+        if fits(rest):
+            kept, first, count = rest, end, 2 * count
+            continue
+        # Without all from `low` to `end` it does not fit, whatever is spared.
+        low = first
+        while end - low > 1:
+            middle = (low + end) // 2
+            rest = kept.difference(*groups[low:middle])
+            if fits(rest):
+                kept, low = rest, middle
+            else:
+                end = middle
+        if len(groups[low]) > 1:
+            parts = _groups(groups[low], depth + 1)
+            kept = _without(parts, depth + 1, kept, fits)
+        first, count = low + 1, max(low - first, 1)
     return kept
 
 

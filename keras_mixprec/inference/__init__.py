@@ -15,6 +15,7 @@ Files:
 - `least_exact.py`: which layer of a converted model rounds the most.
 - `rescale_weights.py`: powers of two moved from one layer's weights into the
   next one's, so that activations fit 16 bits.
+- `graph_values.py`: what the tensors of a graph are on a batch.
 - `clamp_outputs.py`: outputs clamped to a format's maximum, where it does not
   matter.
 - `variants.py`: the model with these two changes.

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_mixprec.formats import get_format
-from keras_mixprec.inference.rescale_weights import values_of
+from keras_mixprec.inference.graph_values import each_value, outputs_of
 from keras_mixprec.keras_internals import functional_of, inbound_nodes
 
 # Each clones the graph and runs all batches. A residual stream may leave the
@@ -44,15 +44,14 @@ def clamp_outputs(
     limit = get_format(dtype).maximum
     beyond = _beyond(functional, batches, limit)
     unseen = get_format(dtype).epsilon / 2
-    known = [values_of(functional, functional.outputs, x) for x in batches]
+    known = [outputs_of(functional, x) for x in batches]
 
     def agrees(operations):
         other = _clamped(functional, operations, limit)
-        found = [values_of(other, other.outputs, x) for x in batches]
         return all(
             np.abs(a - b).max(initial=0.0) <= unseen * np.abs(b).max(initial=0)
-            for own, exact in zip(found, known, strict=True)
-            for a, b in zip(own, exact, strict=True)
+            for x, exact in zip(batches, known, strict=True)
+            for a, b in zip(outputs_of(other, x), exact, strict=True)
         )
 
     harmless = _harmless(beyond, agrees)
@@ -88,7 +87,7 @@ def _beyond(functional, batches, limit):
     operations, tensors = zip(*returned, strict=True) if returned else ((), ())
     found: dict[int, Any] = {}
     for x in batches:
-        values = values_of(functional, list(tensors), x)
+        values = each_value(functional, list(tensors), x)
         for operation, value in zip(operations, values, strict=True):
             if np.abs(value).max(initial=0.0) > limit:
                 found[id(operation)] = operation

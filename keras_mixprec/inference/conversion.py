@@ -150,10 +150,7 @@ class Conversion:
             if built.drift.relative <= self._tolerance:
                 return built, ""
             tried.append(built)
-        widened = [
-            self._built(one.variant, self._with_fewest_wide(one))
-            for one in tried
-        ]
+        widened = [self._with_fewest_wide(one) for one in tried]
         # With all in float32 it is kept, but that is no conversion.
         kept = [x for x in widened if x.drift.relative <= self._tolerance]
         parts = [one for one in kept if one.assignment.dtypes()]
@@ -194,7 +191,7 @@ class Conversion:
                 assignment = compilable(*reference, assignment, x, error)
 
     def _with_fewest_wide(self, built):
-        """The assignment, with the fewest layers more that need float32."""
+        """What is built with the fewest layers more that need float32."""
         off = [
             (x, exact)
             for x, exact in zip(self._batches, self._exact, strict=True)
@@ -209,7 +206,10 @@ class Conversion:
             )
         for path, verdict in found.verdicts.items():
             assignment = assignment.replaced(path, "float32", verdict.finding)
-        return assignment
+        rebuilt = self._built(variant, assignment)
+        if found.is_smallest:
+            return rebuilt
+        return rebuilt._replace(notes=[*rebuilt.notes, _not_all_tried(found)])
 
     def _reported(self, policy, built, advice=KEEP_WIDE):
         if not built.drift.relative <= self._tolerance:
@@ -255,6 +255,13 @@ def _unconverted(built):
         "No layer was converted: those that are quantized stay as they are, "
         "and so do those that only look words up."
     ]
+
+
+def _not_all_tried(found):
+    return (
+        f"Not each of {len(found.layers)} layers in float32 was tried in 16 "
+        "bits again, since that is a run of the model for each: fewer may do."
+    )
 
 
 def _row(entry, built, largest):

@@ -5,10 +5,11 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import tree
 
 from keras_mixprec.inference.calibration import to_tensors
+from keras_mixprec.inference.graph_values import each_value
 from keras_mixprec.inference.least_exact import least_exact
-from keras_mixprec.inference.rescale_weights import values_of
 from keras_mixprec.inference.storage import Assignment
 from keras_mixprec.inference.variants import Variant
 from keras_mixprec.keras_internals import functional_of, inbound_nodes
@@ -106,12 +107,14 @@ def _operation(variant, assignment, x):
     tensors = list(known.values())
     with temporary_policies(assignment.computing(variant.entries)):
         model = keras.Model(functional.input, tensors)
-        low = [to_array(v) for v in model(to_tensors(x), training=False)]
-    exact = values_of(functional, tensors, x)
+        low = tree.flatten(model(to_tensors(x), training=False))
+        finite = [bool(np.isfinite(to_array(v)).all()) for v in low]
+    del low
+    exact = each_value(functional, tensors, x)
     lost = {
         key: float(np.abs(wide).max(initial=0.0))
-        for key, narrow, wide in zip(known, low, exact, strict=True)
-        if not np.isfinite(narrow).all() and np.isfinite(wide).all()
+        for key, is_finite, wide in zip(known, finite, exact, strict=True)
+        if not is_finite and np.isfinite(wide).all()
     }
     first = next(
         (

@@ -21,14 +21,13 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import layers, tree
+from keras import layers
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.formats import get_format
-from keras_mixprec.inference.calibration import to_tensors
+from keras_mixprec.inference.graph_values import each_value, outputs_of
 from keras_mixprec.keras_internals import functional_of, inbound_nodes
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.policies.layers import walk
 
 _PRODUCTS = (
@@ -136,30 +135,16 @@ def rescale_weights(
         return {}
     before = [np.array(v) for v in model.weights]
     epsilons = [(n, n.epsilon) for n in graph.normalizations]
-    known = [values_of(functional, functional.outputs, x) for x in batches]
+    known = [outputs_of(functional, x) for x in batches]
     graph.rescale(bits)
     for x, exact in zip(batches, known, strict=True):
-        found = values_of(functional, functional.outputs, x)
+        found = outputs_of(functional, x)
         if not all(map(np.array_equal, found, exact)):
             model.set_weights(before)
             for layer, epsilon in epsilons:
                 layer.epsilon = epsilon
             return {}
     return graph.by_path(bits, model)
-
-
-def values_of(functional, tensors: list, x: Any) -> list[np.ndarray]:
-    """Returns the values of some tensors of a graph, in float32.
-
-    Args:
-        functional: A functional model.
-        tensors: List of its symbolic tensors.
-        x: One batch of inputs.
-    """
-    model = keras.Model(functional.input, tensors)
-    with in_float32(functional):
-        found = model(to_tensors(x), training=False)
-    return [to_array(value) for value in tree.flatten(found)]
 
 
 class _Graph:
@@ -198,7 +183,7 @@ class _Graph:
         keys, tensors = zip(*self._tensors.items(), strict=True)
         found = {}
         for x in batches:
-            values = values_of(self._functional, list(tensors), x)
+            values = each_value(self._functional, list(tensors), x)
             for key, value in zip(keys, values, strict=True):
                 root, size = self._root(key), np.abs(value).max(initial=limit)
                 if root not in fixed and math.isfinite(size):

@@ -29,6 +29,15 @@ from keras_mixprec.policies.names import is_fixed
 
 _log = logging.getLogger("keras_mixprec.inference")
 
+# Sets of layers that are tried: each is a run of the model, of which about two
+# are needed for each layer that has to stay. With new weights the activations
+# of EfficientNetB7 vanish in hundreds of its 813 layers.
+_MOST_TRIED = 400
+
+# Culprits of which it is asked first which the outputs are right without; of
+# more, the search for the smallest set alone does.
+_MOST_ASKED = 128
+
 # Stored in 16 bits, a weight is computed with as if it were cast to them.
 _COMPUTES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
@@ -40,18 +49,21 @@ class WideSet(NamedTuple):
         verdicts: Dict from the path of each to the `Verdict`, in the order of
             the model; empty if none is needed. `output_error_without` among
             its numbers is how far the outputs are off with it in 16 bits, and
-            the others in float32.
+            the others in float32; it is left out where that was not tried.
         layers: List of the layers themselves.
         drift: Float. How far the outputs are off, as a share of float32's, of
             the batch and the output that are off the farthest.
         drift_without: Float. The same with none of them in float32; infinite
             if something is not finite then.
+        is_smallest: Boolean. Whether it is known that no layer can be spared,
+            which is not tried for any number of them.
     """
 
     verdicts: dict[str, Verdict]
     layers: list
     drift: float
     drift_without: float
+    is_smallest: bool
 
 
 def smallest_wide_set(
@@ -63,7 +75,7 @@ def smallest_wide_set(
     """Returns the smallest set of layers that `predict` needs in float32.
 
     So that its outputs agree with float32's on all batches. No layer of the set
-    can be spared. Nothing is changed in the model.
+    can be spared, as far as that was tried. Nothing is changed in the model.
 
     Args:
         model: A `keras.Model`, compiled or not.
@@ -102,6 +114,7 @@ class _WideSearch:
         self._entries = low_layers(model)
         self._layers = {e.path: e.layer for e in self._entries}
         self._known = {}
+        self._all_tried = True
 
     def find(self):
         if not any(np.isfinite(a).any() for x in self._exact for a in x):
@@ -118,7 +131,7 @@ class _WideSearch:
             ranked = [e.path for e in rank(self._entries, errors)]
             ranked = [path for path in ranked if path not in needed]
             more = smallest_set(
-                ranked, lambda paths: self._fits(needed | paths)
+                ranked, lambda paths: self._is_enough(needed | paths)
             )
             if more is None:
                 raise self._unreachable()
@@ -129,6 +142,7 @@ class _WideSearch:
             [self._layers[path] for path in in_order],
             self._drift(needed),
             self._drift(frozenset()),
+            self._all_tried,
         )
 
     def _drift(self, paths):
@@ -146,6 +160,13 @@ class _WideSearch:
 
     def _fits(self, paths):
         return self._drift(frozenset(paths)) <= self._tolerance
+
+    def _is_enough(self, paths):
+        """Whether they fit; not, once as many have been tried as may be."""
+        if paths not in self._known and len(self._known) >= _MOST_TRIED:
+            self._all_tried = False
+            return False
+        return self._fits(paths)
 
     def _errors(self, wide):
         """How far the outputs of each batch are off; infinite if it raises."""
@@ -169,7 +190,7 @@ class _WideSearch:
             exact = prediction.exact()
             with computing_in("float32", wide):
                 search = CallSearch(prediction, exact, False)
-                search.run([])
+                search.run([], _MOST_ASKED)
             for found in search.culprits:
                 wide += found.layers
                 for culprit in found.by_layer(self._model):
@@ -193,9 +214,11 @@ class _WideSearch:
             return math.inf
 
     def _verdict(self, path, found, culprits):
-        without = self._drift(found - {path})
-        culprit = culprits.get(path) or self._imprecise(path, without)
-        numbers = culprit.numbers | {"output_error_without": without}
+        numbers, without = {}, found - {path}
+        if self._all_tried or without in self._known:
+            numbers["output_error_without"] = self._drift(without)
+        culprit = culprits.get(path) or self._imprecise(path, numbers)
+        numbers = culprit.numbers | numbers
         return Verdict(
             culprit.kind,
             path,
@@ -204,10 +227,10 @@ class _WideSearch:
             advice=advice_in_call(culprit),
         )
 
-    def _imprecise(self, path, without):
+    def _imprecise(self, path, numbers):
         """A layer that only the outputs as a whole need."""
         kind = "precision_loss"
-        if not math.isfinite(without):
+        if not math.isfinite(numbers.get("output_error_without", 0.0)):
             calls = self._predictions[0].exact().calls
             own = [LayerReplay(call) for call in calls if call.path == path]
             kind = range_kind(own[0]) if own else "forward_overflow"

@@ -303,6 +303,30 @@ class CallRecorder:
         )
 
 
+def ending_pieces(entries):
+    """Returns a context for a run without a record of the calls of layers.
+
+    Where a step is compiled in pieces, these end behind layers as in a run
+    with a record: few of them are others when a layer gets another dtype.
+
+    Args:
+        entries: List of `LayerEntry`, the layers of the model.
+    """
+
+    def call(run, layer, path, index, args, kwargs):
+        outputs = run(*args, **kwargs)
+        for leaf in filter(is_float, tree.flatten(outputs)):
+            active.replay().observe(leaf, _ignored, _ignored)
+        tick()
+        return outputs
+
+    return CallHook(entries, call).hooked()
+
+
+def _ignored(value):
+    """What a tensor is, is not kept."""
+
+
 def seed_states(layer) -> list:
     """Returns the variables of every seed generator in a layer."""
     return [

@@ -8,7 +8,7 @@ from keras import tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.numerics.arrays import is_float, to_array
-from keras_mixprec.numerics.calls import CallRecorder, LayerCall
+from keras_mixprec.numerics.calls import CallRecorder, LayerCall, ending_pieces
 from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import Draws, exact_run
 from keras_mixprec.policies.layers import walk_with_model
@@ -59,17 +59,19 @@ class Prediction:
             drawing: `Draws`, which keeps a record of the random numbers.
                 Defaults to `None`, a new one.
         """
-        recorder = CallRecorder(walk_with_model(self.model) if records else [])
+        entries = walk_with_model(self.model)
+        recorder = CallRecorder(entries if records else [])
         drawing = drawing or Draws()
         outputs: list = []
+        tensors: list = []
 
         def run(batch):
-            with recorder.recording():
+            with recorder.recording() if records else ending_pieces(entries):
                 outputs[:] = _predicted(self.model, batch, drawing)
-            return [*outputs, *recorder.tensors()]
+            tensors[:] = [*outputs, *recorder.tensors()]
+            return tensors
 
         found = active.replay().run_once(self.model, run, self._batch)
-        tensors = [*outputs, *recorder.tensors()]
         recorder.put_values(dict(zip(map(id, tensors), found, strict=True)))
         arrays = [to_array(value) for value in found[: len(outputs)]]
         return ForwardPass(arrays, recorder.calls, drawing.made)
