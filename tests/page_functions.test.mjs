@@ -318,16 +318,11 @@ const LAYER = {
   demoted_at: null, least_headroom: null,
 };
 
-test("the key figures name the main finding, which is a cause", () => {
-  const verdict = (name, step, rank = 0) => {
-    return { kind: "verdict", verdict: name, step, rank };
-  };
+test("the key figures name what the sentence begins with", () => {
+  const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
   const run = {
-    last_step: 200, layers: [LAYER], skipped: 4,
-    events: [
-      verdict("scale_collapsed", 1, 211), verdict("forward_overflow", 2),
-      verdict("cast_overflow", 3), verdict("weights_lost", 4, 200),
-    ],
+    last_step: 200, layers: [LAYER], skipped: 4, finding: { event: 1, repaired: false },
+    events: [verdict("scale_collapsed", 1), verdict("forward_overflow", 2)],
   };
   const chips = Object.fromEntries(
     summary.keyFigures(run).map((chip) => [chip.name, chip]),
@@ -363,28 +358,25 @@ test("how fast beside float32 is said of a run that is all in float32 alone", ()
   assert.equal(summary.speedAgainstFloat32(low, null), null);
 });
 
-test("a repaired finding is green, and comes behind what is open", () => {
-  const repaired = { ...LAYER, repaired_verdicts: ["forward_overflow"] };
-  const layers = [repaired, { ...LAYER, path: "b" }];
-  const overflow = (layer) => {
-    return { kind: "verdict", verdict: "forward_overflow", step: 1, layer };
-  };
-  const run = { last_step: 9, layers, skipped: 0, events: [overflow("a")] };
-  const finding = (events) => summary.keyFigures({ ...run, events }).at(-1);
-  assert.equal(finding([overflow("a")]).level, "fine");
-  assert.equal(finding([overflow("a")]).text, "✓ forward overflow, repaired");
-  assert.equal(finding([overflow("a"), overflow("b")]).event.layer, "b");
-  assert.equal(finding([overflow("a"), overflow("b")]).level, "bad");
+test("a repaired finding is green", () => {
+  const layers = [{ ...LAYER, repaired_verdicts: ["forward_overflow"] }];
+  const events = [{ kind: "verdict", verdict: "forward_overflow", step: 1, layer: "a" }];
+  const run = { last_step: 9, layers, skipped: 0, events };
+  const shown = (repaired) => summary.keyFigures({ ...run, finding: { event: 0, repaired } }).at(-1);
+  assert.equal(shown(true).level, "fine");
+  assert.equal(shown(true).text, "✓ forward overflow, repaired");
+  assert.equal(shown(false).level, "bad");
 });
 
 test("a run that nothing was measured of is not green", () => {
-  const run = { last_step: 9, layers: [LAYER], skipped: 0, events: [] };
-  const finding = (more) => summary.keyFigures({ ...run, ...more }).at(-1);
-  const unknown = finding({ headline: { text: "", state: "not_measured" } });
+  const run = { last_step: 9, layers: [LAYER], skipped: 0, events: [], finding: null };
+  const shown = (more) => summary.keyFigures({ ...run, ...more }).at(-1);
+  const unknown = shown({ headline: { text: "", state: "not_measured" } });
   assert.deepEqual([unknown.text, unknown.level], ["not measured", undefined]);
-  assert.equal(finding({ headline: { state: "healthy" } }).level, "fine");
+  assert.equal(shown({ headline: { state: "healthy" } }).level, "fine");
   const zero = { kind: "zero_gradients", step: 9, message: "a" };
-  assert.equal(finding({ events: [zero] }).level, "warning");
+  const found = shown({ events: [zero], finding: { event: 0, repaired: false } });
+  assert.deepEqual([found.text, found.level], ["◆ zero gradients", "warning"]);
   assert.equal(summary.STATES.not_measured.level, "unknown");
 });
 
@@ -570,18 +562,11 @@ test("events of the tuner and the end of training are whole sentences", () => {
   );
 });
 
-test("the main finding is of the last fit, or of earlier ones what is repaired", () => {
-  const found = (layer) => ({
-    kind: "verdict", verdict: "forward_overflow", layer, step: 3, failing_since: 2, advice: "Do.",
-  });
-  const layers = [
-    { path: "a", repaired_verdicts: [] }, { path: "b", repaired_verdicts: ["forward_overflow"] },
-  ];
-  const fit = { kind: "train_begin", step: 9 };
-  assert.equal(eventText.mainFinding([found("a"), fit], layers), null);
-  assert.equal(eventText.mainFinding([found("b"), fit], layers).layer, "b");
-  assert.equal(eventText.mainFinding([fit, found("a")], layers).layer, "a");
-  assert.equal(eventText.describeEvent(found("a")), "a, failing since step 2: Do.");
+test("a verdict says since when steps have failed", () => {
+  const event = {
+    kind: "verdict", verdict: "forward_overflow", layer: "a", step: 3, failing_since: 2, advice: "Do.",
+  };
+  assert.equal(eventText.describeEvent(event), "a, failing since step 2: Do.");
 });
 
 const skipGroups = await load("skip_groups");

@@ -20,7 +20,7 @@ from keras_mixprec.reporting.format_limits import (
     measured_against,
 )
 from keras_mixprec.reporting.grid import Grid
-from keras_mixprec.reporting.headline import headline
+from keras_mixprec.reporting.headline import headline, main_finding
 from keras_mixprec.reporting.layer_tables import (
     Table,
     pool_groups,
@@ -133,7 +133,12 @@ class RunData:
                 part: self.histogram_rows(part) for part in schema.EXPONENTS
             },
         }
-        return overview | {"headline": headline(facts_of(overview))}
+        facts = facts_of(overview)
+        finding = main_finding(facts)
+        if finding:
+            places = {id(event): n for n, event in enumerate(events)}
+            finding |= {"event": places[id(finding["event"])]}
+        return overview | {"headline": headline(facts), "finding": finding}
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""

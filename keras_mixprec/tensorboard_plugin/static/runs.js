@@ -1,17 +1,15 @@
 import { NOTHING_CHOSEN } from "./actions.js";
 import { card, element } from "./dom.js";
-import { LEVELS } from "./event_text.js";
-import { formatInteger, formatScale, formatShare, toNumber, words } from "./format.js";
+import { formatInteger, formatScale, formatShare, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
-import { STATES } from "./summary.js";
+import { describeFinding, STATES } from "./summary.js";
 
 const gravity = ["failing", "warning", "not_measured", "repaired", "healthy"];
 
 function causeOf({ finding, headline }) {
   if (!finding) return headline.state === "not_measured" ? "not measured" : "none";
-  const name = `${words(finding.verdict)}${finding.layer ? ` in ${finding.layer}` : ""}`;
-  if (finding.repaired) return `✓ ${name}, repaired`;
-  return `${LEVELS[finding.level].glyph} ${name}`;
+  const where = finding.layer ? ` in ${finding.layer}` : "";
+  return describeFinding(finding, finding.repaired, where).text;
 }
 
 const RUN_COLUMNS = [
