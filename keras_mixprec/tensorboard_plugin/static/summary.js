@@ -71,6 +71,7 @@ function shareIn16Bits({ share_of_flops: share }) {
   }];
 }
 
+/** @returns {{text: string, level?: string, event?: any}} */
 function findingState(run) {
   const event = mainFinding(run);
   if (event) return { ...describeFinding(event, run.finding.repaired), event };
