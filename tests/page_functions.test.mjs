@@ -214,7 +214,7 @@ test("calls belong to the layer of the table", () => {
 });
 
 test("the histogram is the latest at or before the step, else the first", () => {
-  const data = { steps: [32, 64], exponents: [[0], [1]], counts: [[5], [6]] };
+  const data = { steps: [32, 64], exponents: [[0], [1]], counts: [[5], [6]], low: [0, 1] };
   assert.equal(histogram.histogramAt(data, 63).step, 32);
   assert.equal(histogram.histogramAt(data, 1).step, 32);
   assert.equal(histogram.histogramAt(data, null).step, 64);
@@ -223,9 +223,11 @@ test("the histogram is the latest at or before the step, else the first", () => 
 
 test("what is not finite has no place in the histogram, but a share", () => {
   const at = (exponents, counts) => {
-    return histogram.histogramAt({ steps: [1], exponents: [exponents], counts: [counts] });
+    return histogram.histogramAt({
+      steps: [1], exponents: [exponents], counts: [counts], low: [null],
+    });
   };
-  assert.deepEqual(at([128], [8]), { step: 1, bars: [], nonfinite: 1 });
+  assert.deepEqual(at([128], [8]), { step: 1, bars: [], nonfinite: 1, low: null });
   const mixed = at([0, 1, 128], [2, 4, 2]);
   assert.deepEqual(mixed.bars.map((bar) => bar.exponent), [0, 1]);
   assert.equal(mixed.nonfinite, 0.25);
@@ -237,27 +239,6 @@ test("zones follow the format", () => {
   assert.equal(histogram.zoneOf(15, FLOAT16), "normal");
   assert.equal(histogram.zoneOf(-15, FLOAT16), "subnormal");
   assert.equal(histogram.zoneOf(-25, FLOAT16), "vanishes");
-});
-
-test("the loss-scale window neither overflows nor loses a percent", () => {
-  const bars = [];
-  for (let exponent = -30; exponent <= -6; exponent += 1) {
-    bars.push({ exponent, count: exponent === -30 ? 1 : 100 });
-  }
-  const { lowest, highest } = histogram.scaleWindow(bars, FLOAT16);
-  const share = (shift) => histogram.shareByZone(bars, FLOAT16, shift);
-  assert.equal(share(highest).overflow, 0);
-  assert.ok(share(highest + 1).overflow > 0);
-  assert.ok(share(lowest).vanishes < 0.01);
-  assert.ok(share(lowest - 1).vanishes >= 0.01);
-});
-
-test("the window is of the gradients without the loss scale in them", () => {
-  const measured = [{ exponent: 10, count: 100 }, { exponent: 12, count: 5 }];
-  const bars = histogram.unscaled(measured, 17);
-  assert.deepEqual(bars.map((bar) => bar.exponent), [-7, -5]);
-  const { lowest, highest } = histogram.scaleWindow(bars, FLOAT16);
-  assert.ok(lowest < 17 && 17 < highest && highest === 20);
 });
 
 test("events read as sentences, unknown kinds too", () => {
