@@ -8,6 +8,9 @@ const USUAL_SCALE = 15;
 // What a plan can hold; the others are set by Keras' `quantize`.
 export const PLANNED = ["float16", "bfloat16"];
 
+// Of which reading: its name, and what it is called.
+export const MOMENTS = [["worst", "worst"], ["first", "first reading"], ["last", "last reading"]];
+
 /**
  * Whether the numbers of a part fit a format, without a loss scale.
  * @param {any} part What was measured, or nothing.
