@@ -872,6 +872,16 @@ def test_enter_selects_and_escape_clears(page, url, rows):
     assert not page.shown("#selection")
 
 
+def test_arrow_keys_begin_at_the_ends_of_the_timeline(page, url):
+    page.open(url, run=FAILED)
+    for key, steps in (Keys.ARROW_RIGHT, (0, 1)), (Keys.ARROW_LEFT, (20, 19)):
+        page.focus(TIMELINE)
+        for step in steps:
+            page.press(key)
+            assert page.chosen()[0] == f"Selected: step {step}"
+        page.press(Keys.ESCAPE)
+
+
 def test_keys_zoom_the_timeline_and_escape_ends_it(page, url):
     page.open(url, run=FAILED, step=5)
     whole = page.colours(HEAT)
