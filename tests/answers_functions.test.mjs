@@ -23,8 +23,8 @@ test("a range overflows or vanishes in a format as ml_dtypes casts it", () => {
 });
 
 test("gradients survive at the loss scales at which NumPy's do", () => {
-  for (const { range, lowest, highest } of windows) {
-    const found = whatIf.gradientWindow(moments(range), formatOf("float16"), "worst");
+  for (const { dtype, range, lowest, highest } of windows) {
+    const found = whatIf.scaleWindow(range, formatOf(dtype));
     assert.deepEqual(found, { lowest, highest });
   }
 });
@@ -81,12 +81,12 @@ test("the course of a layer holds its largest, median and smallest numbers", () 
   const heat = {
     layers: ["a", "b"], from: [0, 5], until: [4, 9], values: [1, 2, 10, -Infinity],
   };
-  const histogram = { steps: [3], exponents: [[-4, -3, 1, 128]], counts: [[1, 4, 3, 9]] };
+  const histogram = { steps: [3], exponents: [[-4, -3, 1, 128]], counts: [[1, 4, 3, 9]], low: [-3] };
   assert.deepEqual(course.courseOf(heat, histogram, "b", 16), {
-    largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]],
+    largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]], nonfinite: [3, 9],
   });
   assert.deepEqual(course.courseOf(null, null, "b", 16), {
-    largest: [], median: [], smallest: [],
+    largest: [], median: [], smallest: [], nonfinite: [],
   });
 });
 

@@ -214,7 +214,7 @@ test("calls belong to the layer of the table", () => {
 });
 
 test("the histogram is the latest at or before the step, else the first", () => {
-  const data = { steps: [32, 64], exponents: [[0], [1]], counts: [[5], [6]] };
+  const data = { steps: [32, 64], exponents: [[0], [1]], counts: [[5], [6]], low: [0, 1] };
   assert.equal(histogram.histogramAt(data, 63).step, 32);
   assert.equal(histogram.histogramAt(data, 1).step, 32);
   assert.equal(histogram.histogramAt(data, null).step, 64);
@@ -223,9 +223,11 @@ test("the histogram is the latest at or before the step, else the first", () => 
 
 test("what is not finite has no place in the histogram, but a share", () => {
   const at = (exponents, counts) => {
-    return histogram.histogramAt({ steps: [1], exponents: [exponents], counts: [counts] });
+    return histogram.histogramAt({
+      steps: [1], exponents: [exponents], counts: [counts], low: [null],
+    });
   };
-  assert.deepEqual(at([128], [8]), { step: 1, bars: [], nonfinite: 1 });
+  assert.deepEqual(at([128], [8]), { step: 1, bars: [], nonfinite: 1, low: null });
   const mixed = at([0, 1, 128], [2, 4, 2]);
   assert.deepEqual(mixed.bars.map((bar) => bar.exponent), [0, 1]);
   assert.equal(mixed.nonfinite, 0.25);
@@ -237,27 +239,6 @@ test("zones follow the format", () => {
   assert.equal(histogram.zoneOf(15, FLOAT16), "normal");
   assert.equal(histogram.zoneOf(-15, FLOAT16), "subnormal");
   assert.equal(histogram.zoneOf(-25, FLOAT16), "vanishes");
-});
-
-test("the loss-scale window neither overflows nor loses a percent", () => {
-  const bars = [];
-  for (let exponent = -30; exponent <= -6; exponent += 1) {
-    bars.push({ exponent, count: exponent === -30 ? 1 : 100 });
-  }
-  const { lowest, highest } = histogram.scaleWindow(bars, FLOAT16);
-  const share = (shift) => histogram.shareByZone(bars, FLOAT16, shift);
-  assert.equal(share(highest).overflow, 0);
-  assert.ok(share(highest + 1).overflow > 0);
-  assert.ok(share(lowest).vanishes < 0.01);
-  assert.ok(share(lowest - 1).vanishes >= 0.01);
-});
-
-test("the window is of the gradients without the loss scale in them", () => {
-  const measured = [{ exponent: 10, count: 100 }, { exponent: 12, count: 5 }];
-  const bars = histogram.unscaled(measured, 17);
-  assert.deepEqual(bars.map((bar) => bar.exponent), [-7, -5]);
-  const { lowest, highest } = histogram.scaleWindow(bars, FLOAT16);
-  assert.ok(lowest < 17 && 17 < highest && highest === 20);
 });
 
 test("events read as sentences, unknown kinds too", () => {
@@ -318,16 +299,11 @@ const LAYER = {
   demoted_at: null, least_headroom: null,
 };
 
-test("the key figures name the main finding, which is a cause", () => {
-  const verdict = (name, step, rank = 0) => {
-    return { kind: "verdict", verdict: name, step, rank };
-  };
+test("the key figures name what the sentence begins with", () => {
+  const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
   const run = {
-    last_step: 200, layers: [LAYER], skipped: 4,
-    events: [
-      verdict("scale_collapsed", 1, 211), verdict("forward_overflow", 2),
-      verdict("cast_overflow", 3), verdict("weights_lost", 4, 200),
-    ],
+    last_step: 200, layers: [LAYER], skipped: 4, finding: { event: 1, repaired: false },
+    events: [verdict("scale_collapsed", 1), verdict("forward_overflow", 2)],
   };
   const chips = Object.fromEntries(
     summary.keyFigures(run).map((chip) => [chip.name, chip]),
@@ -363,28 +339,25 @@ test("how fast beside float32 is said of a run that is all in float32 alone", ()
   assert.equal(summary.speedAgainstFloat32(low, null), null);
 });
 
-test("a repaired finding is green, and comes behind what is open", () => {
-  const repaired = { ...LAYER, repaired_verdicts: ["forward_overflow"] };
-  const layers = [repaired, { ...LAYER, path: "b" }];
-  const overflow = (layer) => {
-    return { kind: "verdict", verdict: "forward_overflow", step: 1, layer };
-  };
-  const run = { last_step: 9, layers, skipped: 0, events: [overflow("a")] };
-  const finding = (events) => summary.keyFigures({ ...run, events }).at(-1);
-  assert.equal(finding([overflow("a")]).level, "fine");
-  assert.equal(finding([overflow("a")]).text, "✓ forward overflow, repaired");
-  assert.equal(finding([overflow("a"), overflow("b")]).event.layer, "b");
-  assert.equal(finding([overflow("a"), overflow("b")]).level, "bad");
+test("a repaired finding is green", () => {
+  const layers = [{ ...LAYER, repaired_verdicts: ["forward_overflow"] }];
+  const events = [{ kind: "verdict", verdict: "forward_overflow", step: 1, layer: "a" }];
+  const run = { last_step: 9, layers, skipped: 0, events };
+  const shown = (repaired) => summary.keyFigures({ ...run, finding: { event: 0, repaired } }).at(-1);
+  assert.equal(shown(true).level, "fine");
+  assert.equal(shown(true).text, "✓ forward overflow, repaired");
+  assert.equal(shown(false).level, "bad");
 });
 
 test("a run that nothing was measured of is not green", () => {
-  const run = { last_step: 9, layers: [LAYER], skipped: 0, events: [] };
-  const finding = (more) => summary.keyFigures({ ...run, ...more }).at(-1);
-  const unknown = finding({ headline: { text: "", state: "not_measured" } });
+  const run = { last_step: 9, layers: [LAYER], skipped: 0, events: [], finding: null };
+  const shown = (more) => summary.keyFigures({ ...run, ...more }).at(-1);
+  const unknown = shown({ headline: { text: "", state: "not_measured" } });
   assert.deepEqual([unknown.text, unknown.level], ["not measured", undefined]);
-  assert.equal(finding({ headline: { state: "healthy" } }).level, "fine");
+  assert.equal(shown({ headline: { state: "healthy" } }).level, "fine");
   const zero = { kind: "zero_gradients", step: 9, message: "a" };
-  assert.equal(finding({ events: [zero] }).level, "warning");
+  const found = shown({ events: [zero], finding: { event: 0, repaired: false } });
+  assert.deepEqual([found.text, found.level], ["◆ zero gradients", "warning"]);
   assert.equal(summary.STATES.not_measured.level, "unknown");
 });
 
@@ -570,18 +543,26 @@ test("events of the tuner and the end of training are whole sentences", () => {
   );
 });
 
-test("the main finding is of the last fit, or of earlier ones what is repaired", () => {
-  const found = (layer) => ({
-    kind: "verdict", verdict: "forward_overflow", layer, step: 3, failing_since: 2, advice: "Do.",
-  });
-  const layers = [
-    { path: "a", repaired_verdicts: [] }, { path: "b", repaired_verdicts: ["forward_overflow"] },
+test("a verdict says since when steps have failed", () => {
+  const event = {
+    kind: "verdict", verdict: "forward_overflow", layer: "a", step: 3, failing_since: 2, advice: "Do.",
+  };
+  assert.equal(eventText.describeEvent(event), "a, failing since step 2: Do.");
+});
+
+const { gravityOf } = await load("runs");
+
+test("runs are as grave as their state, and then as their finding", () => {
+  const row = (state, finding = null) => ({ headline: { state }, finding });
+  const verdict = (level, repaired = false) => ({ kind: "verdict", level, repaired });
+  const rows = [
+    row("failing", verdict("bad")), row("warning", verdict("bad")),
+    row("warning", verdict("warning")), row("warning"), row("not_measured"),
+    row("repaired", verdict("bad", true)), row("healthy"),
   ];
-  const fit = { kind: "train_begin", step: 9 };
-  assert.equal(eventText.mainFinding([found("a"), fit], layers), null);
-  assert.equal(eventText.mainFinding([found("b"), fit], layers).layer, "b");
-  assert.equal(eventText.mainFinding([fit, found("a")], layers).layer, "a");
-  assert.equal(eventText.describeEvent(found("a")), "a, failing since step 2: Do.");
+  const found = rows.map(gravityOf);
+  assert.deepEqual(found, [...found].sort((one, other) => one - other));
+  assert.equal(new Set(found).size, rows.length);
 });
 
 const skipGroups = await load("skip_groups");

@@ -7,6 +7,9 @@ from monitor_models import BACKEND, BAD, fit, good, monitor, one_weight
 from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
+from keras_mixprec.reporting.facts import Facts
+from keras_mixprec.reporting.headline import headline as sentence
+from keras_mixprec.reporting.headline import main_finding
 
 JIT = BACKEND == "jax"
 
@@ -188,3 +191,45 @@ def test_a_collapse_without_a_known_cause_is_reported_at_the_end(tmp_path):
     assert watcher.summary.headline["text"].startswith(
         "Loss scale at its floor"
     )
+
+
+def found(kind, layer=None, step=1):
+    event = {"kind": "verdict", "verdict": kind, "layer": layer, "step": step}
+    return event | {"direction": None, "advice": ""}
+
+
+OVERFLOW, UNDERFLOW = found("forward_overflow", "a", 9), found("underflow", "b")
+LOST, REPAIRED = found("weights_lost", step=1), found("cast_overflow", "wide")
+ZERO = {"kind": "zero_gradients", "step": 9, "message": "gradients all zero"}
+LOSSES = {"kind": "nonfinite_losses", "step": 9, "counts": {"nan": 2}}
+WITHIN = {"kind": "sign_off", "step": 9, "within": True, "message": "as before"}
+
+
+@pytest.mark.parametrize(
+    ("events", "first", "start"),
+    [
+        ([LOST, OVERFLOW], OVERFLOW, "a overflowed at step 9"),
+        ([UNDERFLOW, OVERFLOW], OVERFLOW, "a overflowed at step 9"),
+        ([REPAIRED, UNDERFLOW], UNDERFLOW, "b underflowed"),
+        ([ZERO, UNDERFLOW], UNDERFLOW, "b underflowed"),
+        ([ZERO, LOST], LOST, "Weights not finite"),
+        ([ZERO], ZERO, "Gradients all zero"),
+        ([LOSSES], LOSSES, "The loss itself was not finite"),
+        ([WITHIN], None, "As before"),
+        ([], None, "9 steps"),
+    ],
+)
+def test_the_main_finding_is_what_the_sentence_begins_with(
+    events, first, start
+):
+    dtypes = {"a": "float16", "b": "float16", "wide": "float32"}
+    table = [{"path": p, "compute_dtype": d} for p, d in dtypes.items()]
+    facts = Facts(events, table, 9, {"": 0}, 0, measured=True)
+    assert sentence(facts)["text"].startswith(start)
+    assert (main_finding(facts) or {"event": None})["event"] is first
+
+
+def test_what_is_over_is_led_to_as_repaired():
+    table = [{"path": "wide", "compute_dtype": "float32"}]
+    facts = Facts([REPAIRED], table, 9, {"": 0}, 0, measured=True)
+    assert main_finding(facts) == {"event": REPAIRED, "repaired": True}

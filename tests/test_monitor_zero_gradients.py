@@ -110,6 +110,31 @@ def test_zero_gradients_that_nothing_was_compared_for_are_a_warning(tmp_path):
     assert run["headline"] == watcher.summary.headline
     (event,) = told(tmp_path, "zero_gradients")
     assert event["paths"] == LAYERS
+    finding = run["events"][run["finding"]["event"]]
+    assert event["layer"] == finding["layer"] == "first"
+    assert "kmp.diagnose(model, x, y)" in finding["fix"]["diagnosis"]
+
+
+class Normalized(layers.Layer):
+    """By the sum of squares, which float16 does not hold: all zero."""
+
+    def call(self, x):
+        squares = ops.sum(x * x, axis=-1, keepdims=True)
+        return x / ops.sqrt(squares + 1e-6)
+
+
+def test_the_first_layer_of_zeros_is_named_before_what_it_starves(tmp_path):
+    inputs = keras.Input((4,))
+    x = layers.Dense(64, name="before")(inputs)
+    x = layers.Rescaling(1e3, dtype="float32", name="gain")(x)
+    x = layers.Dense(8, name="behind")(Normalized(name="sum_of_squares")(x))
+    model = keras.Model(inputs, layers.Dense(1, name="out")(x))
+    kmp.apply_policy(model, "mixed_float16", rules=())
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=JIT)
+    text = trained(model, tmp_path, 31).summary.headline["text"]
+    assert text.startswith(
+        "Outputs of sum_of_squares and weight gradients of before all zero"
+    )
 
 
 def examined_none(log_dir):

@@ -1,5 +1,6 @@
 """The cards that answer "what if": their arithmetic, and they in a browser."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from missing_programs import browser_or_skip, skip_without
-from plugin_page import Page
+from plugin_page import VERMILLION, Page
 from plugin_runs import tiny_transformer, train, train_growing
 from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
@@ -117,17 +118,20 @@ def some_casts():
 
 
 def some_windows():
-    for largest, low in ((-3, -20), (4, -40), (-12.5, -13)):
-        bits = range(-40, 60)
+    ranges = (-3, -20), (4, -40), (-12.5, -13)
+    for dtype, (largest, low) in itertools.product(CHOICES[2:], ranges):
+        bits = np.arange(-60, 80)
         numbers = np.array([2.0**low, 4 * 2.0**largest])
         with np.errstate(over="ignore"):
-            scaled = [(numbers * 2.0**b).astype("float16") for b in bits]
-        kept = [b for b, s in zip(bits, scaled, strict=True) if s[0] > 0]
-        held = [
-            b for b, s in zip(bits, scaled, strict=True) if np.isfinite(s[1])
-        ]
+            scaled = numbers * np.exp2(bits[:, None].astype("float64"))
+            cast = scaled.astype(ml_dtypes.finfo(dtype).dtype)
+        small, large = cast.astype("float64").T
+        window = {
+            "lowest": bits[small > 0].min().item(),
+            "highest": bits[np.isfinite(large)].max().item(),
+        }
         range_ = {"largest": largest, "low": low}
-        yield {"range": range_, "lowest": min(kept), "highest": max(held)}
+        yield {"dtype": dtype, "range": range_} | window
 
 
 def test_the_rules_agree_with_casts():
@@ -213,6 +217,16 @@ def test_only_where_it_began_a_layer_is_said_to_be_not_finite(logs):
     assert ranges["overflowing"]["nonfinite"]["dtype"] == "float16"
 
 
+def test_a_verdict_holds_for_every_format_of_no_greater_range(logs):
+    own = run_ranges.run_ranges(data_of(logs, TUNED), 2000)["layers"]
+    refused = own["overflowing"]["refused"]
+    most = float(ml_dtypes.finfo("float16").max)
+    for dtype in CHOICES:
+        narrow = float(ml_dtypes.finfo(dtype).max) <= most
+        wanted = ["forward_overflow"] if narrow else []
+        assert refused[dtype] == wanted, dtype
+
+
 # What if.
 
 
@@ -239,6 +253,17 @@ def test_what_a_layer_would_do_in_another_format(page, url, logs):
     # It is shown with three digits.
     assert f"{limit - largest:.0f} bits left" in cells(page, "square")[0]
     assert page.text("#what-if [role=status]").endswith("1 would fit.")
+
+
+def test_the_chart_and_what_if_say_the_same_of_loss_scales(page, url):
+    what_if(page, TUNED, url, layer="in_1", part="gradient")
+    page.pick("#what-if-moment", "first")
+    said = cells(page, "in_1")[1].replace(" to ", " ").split()
+    first = ask(url, "histogram", run=TUNED, layer="in_1", part="gradient")
+    page.open(url, run=TUNED, layer="in_1", part="gradient", step=1)
+    assert first["steps"][0] == 1
+    words = page.text("#histogram .words")
+    assert f"fits loss scales {said[0]} to {said[1]}, 2 bits" in words
 
 
 def test_a_plan_from_ranges_is_one_that_models_follow(page, url, tmp_path):
@@ -332,6 +357,26 @@ def test_the_range_by_step_is_that_of_the_histograms(page, url, logs):
     exponents = found["exponents"][place]
     assert cells[at + 2] == f"2^{exponents[median]}"
     assert cells[at + 3] == f"2^{exponents[0]}"
+
+
+def test_what_is_not_finite_is_at_the_top_edge(page, url, logs):
+    page.open(url, run=FAILED, layer="overflowing")
+    data = data_of(logs, FAILED)
+    grid = data.grid("activation_headroom_bits", 2000)
+    bits = grid.worst[grid.layers.index("overflowing")]
+    steps = np.asarray(grid.last)[bits == -np.inf]
+    assert f"first at step {steps[0]}." in page.text("#course .hint")
+    assert "▲infinite or NaN" in page.text("#course .legend")
+    page.click("#course details summary")
+    cells = page.texts("#course tbody td")
+    lost = [cells[n] for n in range(0, len(cells), 4) if "NaN" in cells[n + 1]]
+    assert [*map(int, lost)] == steps.tolist()
+    # `PLACE` of course_card.js; a triangle is 11 pixels wide at its foot.
+    width = page.one("#course canvas").size["width"]
+    places = 54 + steps[[0, -1]] / data.overview()["last_step"] * (width - 70)
+    marks = page.pixels("#course canvas")[12 + 6 + 3][VERMILLION]
+    found = marks["first"] + 5, marks["last"] - 5
+    assert np.abs(places - found).max() <= 2
 
 
 # The tuner's history.

@@ -1,8 +1,6 @@
-"""The page for everyone: contrast, widths, and files to take away."""
+"""The page for everyone: contrast, widths, and pictures as tables."""
 
-import csv
 import itertools
-import json
 import re
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 from missing_programs import browser_or_skip
 from plugin_page import Page
 from plugin_runs import train
-from reporting_readers import poll
 
 import keras_mixprec as kmp
 from keras_mixprec.reporting.report_page import static
@@ -126,67 +123,6 @@ def test_no_width_of_a_window_cuts_the_page(page, width):
         assert page.run(_BEYOND) == []
     finally:
         page.driver.set_window_size(1366, 768)
-
-
-# Files.
-
-
-@pytest.fixture
-def save(page, tmp_path):
-    """Clicks what downloads a card in some form; returns its content."""
-    behaviour = {"behavior": "allow", "downloadPath": str(tmp_path)}
-    page.driver.execute_cdp_cmd("Page.setDownloadBehavior", behaviour)
-
-    def save(card, end):
-        page.click(f"#{card} [data-export={end}]")
-        whole = lambda: [*tmp_path.glob(f"*-{card}.{end}")]  # noqa: E731
-        assert poll(whole)
-        return whole()[0].read_bytes()
-
-    return save
-
-
-def number(text):
-    return None if text == "" else float(text)
-
-
-def test_the_table_of_layers_is_saved_as_csv_and_json(save, log):
-    layers = kmp.load_report(log).to_dict()[RUN]["layers"]
-    rows = list(csv.DictReader(save("layers", "csv").decode().splitlines()))
-    assert [row["path"] for row in rows] == [x["path"] for x in layers]
-    for row, layer in zip(rows, layers, strict=True):
-        assert row["compute_dtype"] == layer["compute_dtype"]
-        for name in "least_headroom", "share_of_flops", "demoted_at":
-            assert number(row[name]) == layer[name], name
-    saved = json.loads(save("layers", "json"))
-    for row, layer in zip(saved, layers, strict=True):
-        assert row["parameters"] == layer["parameters"]
-        assert float(row["least_headroom"]) == layer["least_headroom"]
-
-
-def test_events_and_runs_are_saved(save, log):
-    runs = kmp.load_report(log).to_dict()
-    events = json.loads(save("events", "json"))
-    assert len(events) == len(runs[RUN]["events"])
-    steps = [e["step"] for e in runs[RUN]["events"]]
-    assert [event["step"] for event in events] == steps
-    rows = csv.DictReader(save("runs", "csv").decode().splitlines())
-    assert {r["run"]: int(r["skipped"]) for r in rows} == {
-        name: run["skipped"] for name, run in runs.items()
-    }
-
-
-@pytest.mark.parametrize("card", ["timeline", "heatmap", "histogram"])
-def test_each_chart_is_saved_as_a_picture(page, save, card):
-    data = save(card, "png")
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))
-    sizes = [
-        page.values(f"#{card} canvas", name) for name in ("width", "height")
-    ]
-    shown = [x for x in zip(*sizes, strict=True) if min(x) > 0]
-    assert width == max(w for w, _ in shown)
-    assert height >= max(h for _, h in shown)
 
 
 # What a picture shows, for those who cannot see it.

@@ -737,6 +737,7 @@ def test_two_runs_are_shown_side_by_side(page, url):
 
 def test_the_table_of_runs_has_a_row_for_each(page, url, told):
     page.open(url, run=FAILED)
+    page.until(lambda: not page.all("#runs[aria-busy=true]"))
     rows = [row for row in page.all("#runs tbody tr")]
     assert len(rows) == len(ask(url, "runs")) - 1  # One is of a newer version.
     for name in FAILED, TUNED, REPAIRED:
@@ -755,6 +756,31 @@ def test_the_table_of_runs_has_a_row_for_each(page, url, told):
         "✓ Repaired",
         "✓ forward overflow in square, repaired",
     ]
+
+
+def test_the_gravest_run_comes_first_and_the_one_shown_is_in_view(page, url):
+    page.open(url, run=TUNED)
+    page.until(lambda: not page.all("#runs[aria-busy=true]"))
+    states = [cell.split()[1] for cell in page.texts("#runs td:nth-child(2)")]
+    order = ["Failing", "Warning", "Not", "Repaired", "Healthy"]
+    places = [*map(order.index, states)]
+    assert places == sorted(places)
+    assert page.values("#runs tbody tr", "dataset.run")[0] == FAILED
+    assert page.in_view("#runs tr.chosen", "#runs .run-scroll")
+
+
+def test_every_column_of_the_runs_sorts(page, url):
+    page.open(url, run=TUNED)
+    page.until(lambda: not page.all("#runs[aria-busy=true]"))
+    for column in page.values("#runs th button", "dataset.runColumn"):
+        button = f"#runs [data-run-column={column}]"
+        page.click(button)
+        (way,) = page.values("#runs th[aria-sort$=ending]", "ariaSort")
+        rows = page.values("#runs tbody tr", "dataset.run")
+        page.click(button)
+        assert page.values("#runs tbody tr", "dataset.run") != rows, column
+        (other,) = page.values("#runs th[aria-sort$=ending]", "ariaSort")
+        assert {way, other} == {"ascending", "descending"}
 
 
 def test_runs_are_chosen_and_compared_from_their_table(page, url):
@@ -844,6 +870,16 @@ def test_enter_selects_and_escape_clears(page, url, rows):
     page.press(Keys.ESCAPE)
     assert page.chosen() == ("", None)
     assert not page.shown("#selection")
+
+
+def test_arrow_keys_begin_at_the_ends_of_the_timeline(page, url):
+    page.open(url, run=FAILED)
+    for key, steps in (Keys.ARROW_RIGHT, (0, 1)), (Keys.ARROW_LEFT, (20, 19)):
+        page.focus(TIMELINE)
+        for step in steps:
+            page.press(key)
+            assert page.chosen()[0] == f"Selected: step {step}"
+        page.press(Keys.ESCAPE)
 
 
 def test_keys_zoom_the_timeline_and_escape_ends_it(page, url):

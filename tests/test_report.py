@@ -72,7 +72,7 @@ def test_the_dict_has_every_event_of_the_log(logs, report):
         served = sorted(run["events"], key=key)
         for event, line in zip(served, sorted(written, key=key), strict=True):
             assert event.items() >= line.items()
-            assert event.keys() - line.keys() <= {"fix", "level", "rank"}
+            assert event.keys() - line.keys() <= {"fix", "level"}
 
 
 def test_the_scale_is_that_of_every_step(report):

@@ -87,6 +87,26 @@ def test_other_findings_have_the_call_that_repairs_them():
     assert "fix" not in data
 
 
+def test_rows_that_are_not_finite_are_dropped():
+    data = verdict("bad_data", samples_of_x=[1], x="1 of 3 rows not finite")
+    add_fixes([data], [])
+    names = {"x": np.array([[1.0], [np.nan], [3.0]]), "y": np.arange(3)}
+    exec(data["fix"]["data"], names)
+    assert names["x"].tolist() == [[1.0], [3.0]]
+    assert names["y"].tolist() == [0, 2]
+
+
+def test_gradients_of_zero_have_the_call_that_compares_them(capsys):
+    zero = {"kind": "zero_gradients", "message": "all zero", "step": 1}
+    add_fixes([zero], [])
+    model = tiny_transformer()
+    kmp.apply_policy(model, "mixed_float16")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True))
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype("float32")
+    exec(zero["fix"]["diagnosis"], {"model": model, "x": x, "y": np.zeros(8)})
+    assert "forward_overflow" in capsys.readouterr().out
+
+
 def test_a_path_is_matched_as_it_is_written():
     event = verdict("precision_loss", "a[0]*")
     add_fixes([event], [{"path": "a[0]*", "dtypes": [[0, "bfloat16"]]}])

@@ -20,6 +20,7 @@ _MEASURES = {
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
 _WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
+_OUTPUT_ZERO = [*PROBED].index("activation_zero")
 
 # So many readings in a row, over so many steps, make gradients of zero worth a
 # diagnosis. The first readings are those of steps 1, 2, 4, and so on: a gate
@@ -88,6 +89,8 @@ class ZeroGradients:
 
     def __init__(self):
         self._steps = {}
+        self._outputs = {}
+        self._paths = ()
 
     def add(
         self, step: int, paths: Sequence, table: np.ndarray, narrow: np.ndarray
@@ -100,24 +103,47 @@ class ZeroGradients:
             table: Array, as `metrics_table` returns it.
             narrow: Boolean array, which rows are about layers in 16 bits.
         """
-        shares = np.where(narrow, table[:, _WEIGHT_GRADIENT_ZERO], 0.0)
-        for path, share in zip(paths, shares, strict=True):
-            if share == 1:
-                self._steps.setdefault(path, []).append(step)
-            elif share < 1:  # It is NaN where there are no weights.
-                self._steps.pop(path, None)
+        self._paths = paths
+        for column, found in (
+            (_WEIGHT_GRADIENT_ZERO, self._steps),
+            (_OUTPUT_ZERO, self._outputs),
+        ):
+            shares = np.where(narrow, table[:, column], 0.0)
+            for path, share in zip(paths, shares, strict=True):
+                if share == 1:
+                    found.setdefault(path, []).append(step)
+                elif share < 1:  # It is NaN where there are no weights.
+                    found.pop(path, None)
 
     def lasting(self) -> dict[str, list]:
         """Returns the steps of such readings of each layer, if they suffice.
 
         Those in a row up to the last reading: at least 3, over 30 steps.
         """
-        return {
-            path: steps
-            for path, steps in self._steps.items()
-            if len(steps) >= _ZERO_READINGS
-            and steps[-1] - steps[0] >= _ZERO_STEPS
-        }
+        return _that_suffice(self._steps)
+
+    def outputs(self) -> list[str]:
+        """Returns the layers in 16 bits whose outputs were all zero as long.
+
+        In the order of their calls: what comes behind the first has nothing to
+        compute with, and what comes before gets no gradients through it. Of
+        layers that hold others, those others.
+        """
+        lasting = _that_suffice(self._outputs)
+        found = [path for path in self._paths if path in lasting]
+        return [
+            path
+            for path in found
+            if not any(other.startswith(f"{path}/") for other in found)
+        ]
+
+
+def _that_suffice(found):
+    return {
+        path: steps
+        for path, steps in found.items()
+        if len(steps) >= _ZERO_READINGS and steps[-1] - steps[0] >= _ZERO_STEPS
+    }
 
 
 def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:

@@ -306,15 +306,19 @@ class Examiner:
         readings = max(map(len, found.values()))
         names = ", ".join([*found][:_NAMED])
         more = len(found) - _NAMED
+        # Causes first: what is around a layer of zeros is none.
+        layer = next(iter(self._zeros.outputs()), None)
         message = (
+            f"{f'outputs of {layer} and ' if layer else ''}"
             f"weight gradients of {names}"
             f"{f' and {more} more' if more > 0 else ''} all zero in the last "
             f"{readings} readings, from step "
             f"{min(steps[0] for steps in found.values()):,} on, not compared "
-            "with float32"
+            "with float32: keras_mixprec.diagnose(model, x, y) does"
         )
         event = {"kind": "zero_gradients", "paths": [*found]}
-        self._log.event(step, event | {"message": message})
+        event |= {"layer": layer or [*found][0], "message": message}
+        self._log.event(step, event)
 
     def give_up(self, step: int, reason):
         """Reports that diagnoses fail; training continues.

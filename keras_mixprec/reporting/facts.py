@@ -74,15 +74,12 @@ def about(event: Mapping) -> dict:
         event: Dict.
 
     Returns:
-        Dict with `"level"`, as in `Kind`, and `"rank"`, an int that rises from
-        causes to what they bring about.
+        Dict with `"level"`, as in `Kind`.
     """
     kind = KINDS.get(event.get("verdict", ""))
     if event["kind"] != "verdict" or kind is None:
         return {}
-    place = [*KINDS].index(kind.name)
-    rank = kind.behind * 100 + place if kind.behind else 0
-    return {"level": kind.level, "rank": rank}
+    return {"level": kind.level}
 
 
 def severity_of(kind: str) -> int:

@@ -10,16 +10,23 @@ _PLAN = (
     "# And from then on:\n"
     "kmp.apply_policy(model, kmp.PrecisionPlan.load('plan.json'))\n"
 )
+_DROP = """import numpy as np
+
+keep = np.isfinite({part}).reshape(len({part}), -1).all(axis=1)
+x, y = x[keep], y[keep]
+"""
+_DIAGNOSE = "for verdict in kmp.diagnose(model, x, y):\n    print(verdict)\n"
 
 
 def add_fixes(events: list, layers: list):
     """Adds `"fix"` to the findings that a call can repair.
 
-    A dict from `"training"`, `"plan"` where layers get another dtype, and
-    `"inference"` where a forward pass fails, to the code, in which `model` is
-    the user's model, `optimizer` that of the loss, and `x` samples. Layers
-    that were found together are repaired together: one of them alone leaves
-    the steps bad.
+    A dict from `"training"`, `"plan"` where layers get another dtype,
+    `"inference"` where a forward pass fails, `"data"` where rows are bad and
+    `"diagnosis"` where nothing has been compared with float32, to the code, in
+    which `model` is the user's model, `optimizer` that of the loss, and `x` and
+    `y` arrays that it is trained on. Layers that were found together are
+    repaired together: one of them alone leaves the steps bad.
 
     Args:
         events: List of dicts, as `RunData.events` returns them.
@@ -35,6 +42,22 @@ def add_fixes(events: list, layers: list):
             event["fix"] = _rules(paths, first.get(event["layer"]), event)
         elif code := _other(event):
             event["fix"] = {"training": _IMPORT + code}
+        elif event["verdict"] == "bad_data" and (part := _bad_part(event)):
+            event["fix"] = {"data": _DROP.format(part=part)}
+    for event in events:
+        if event["kind"] == "zero_gradients":
+            event["fix"] = {"diagnosis": _IMPORT + _DIAGNOSE}
+
+
+def _bad_part(event):
+    """Which of the arrays has rows that are not finite, `None` if not known."""
+    named = ("samples_of_", "rows_of_")
+    parts = [
+        name.partition("_of_")[2]
+        for name in event.get("numbers", {})
+        if name.startswith(named)
+    ]
+    return next((p for p in parts if p in ("x", "y")), None)
 
 
 def _layer_of(event):

@@ -54,8 +54,7 @@ def headline(facts: Facts) -> dict:
     story = _Story(facts)
     state = story.state()
     clauses = [
-        *story.cause(),
-        *story.outcome(),
+        *(clause for _, clause in story.clauses()),
         _last_of(facts) + _skips(facts, story.quiet, state != _UNKNOWN),
         *_share(facts.layers, story.demoted),
     ]
@@ -67,6 +66,26 @@ def headline(facts: Facts) -> dict:
     if not story.names_layer:
         text = text[:1].upper() + text[1:]
     return {"text": f"{text}.", "state": state}
+
+
+def main_finding(facts: Facts) -> dict | None:
+    """Returns what the sentence begins with, to be led to from there.
+
+    Args:
+        facts: `Facts`.
+
+    Returns:
+        Dict with `"event"`, the one of `facts.events` that it is, and
+        `"repaired"`, whether it is over. `None` if nothing was found.
+    """
+    story = _Story(facts)
+    named = (event for event, _ in story.clauses() if event)
+    event = next(named, story.unnamed)
+    return event and {"event": event, "repaired": story.is_over(event)}
+
+
+# The gravest first.
+_LEVELS = ("bad", "warning", "info")
 
 
 class _Story:
@@ -94,59 +113,80 @@ class _Story:
             if dtype_of(change["after"]) == self._now.get(path)
         }
         causes = [v for v in verdicts if _is_cause(v["verdict"])]
-        causes.sort(
-            key=lambda v: (self._is_over(v), KINDS[v["verdict"]].behind)
-        )
+        causes.sort(key=self._order)
         self._causes = causes
+        # What is normal, such as a search for the loss scale.
+        self.unnamed = next(iter(verdicts), None)
         self.names_layer = bool(causes and causes[0]["layer"])
         self.quiet = not (verdicts or self._kinds - {"verdict", "sign_off"})
 
-    def cause(self):
+    def clauses(self):
+        """What the sentence says of events, causes first, each with its event.
+
+        `None` instead of one where it says what came of others.
+        """
+        yield from self._cause()
+        yield from self._outcome()
+
+    def is_over(self, event):
+        """Whether nothing is left to be done about a finding."""
+        return event["kind"] == "verdict" and self._is_over(event)
+
+    def _order(self, verdict):
+        kind = KINDS[verdict["verdict"]]
+        return self._is_over(verdict), kind.behind, _LEVELS.index(kind.level)
+
+    def _cause(self):
         """The most important finding, and how many more there are."""
         if not self._causes:
             said = {"weights_lost", "scale_collapsed"} & self._verdicts.keys()
             if self._nonfinite_losses and not said:
                 count = self._nonfinite_losses
                 yield (
+                    self._last["nonfinite_losses"],
                     f"the loss itself was not finite in {count:,} "
-                    f"batch{'es' * (count > 1)}, which no loss scale changes"
+                    f"batch{'es' * (count > 1)}, which no loss scale changes",
                 )
             if "no_loss_scaling" in self._kinds:
-                yield _UNSCALED.get(
-                    self._last["no_loss_scaling"].get("by"),
-                    "float16 without loss scaling: small gradients vanish",
+                event = self._last["no_loss_scaling"]
+                yield (
+                    event,
+                    _UNSCALED.get(
+                        event.get("by"),
+                        "float16 without loss scaling: small gradients vanish",
+                    ),
                 )
             return
         first = self._causes[0]
         alike = [v for v in self._causes if self._is_like(v, first)]
-        yield self._describe(first, alike)
+        yield first, self._describe(first, alike)
         if (more := len(self._causes) - len(alike)) > 0:
-            yield f"{more} more finding{'s' if more > 1 else ''}"
+            yield None, f"{more} more finding{'s' if more > 1 else ''}"
 
-    def outcome(self):
+    def _outcome(self):
         """What came of it."""
-        facts = self._facts
-        if "weights_lost" in self._verdicts:
-            yield f"weights not finite{_at(self._verdicts['weights_lost'])}"
+        facts, last = self._facts, self._last
+        if event := self._verdicts.get("weights_lost"):
+            yield event, f"weights not finite{_at(event)}"
         elif self._is_stuck() and facts.in_a_row < facts.steps:
-            yield f"the last {facts.in_a_row} steps were all skipped"
+            yield None, f"the last {facts.in_a_row} steps were all skipped"
         elif self._is_collapsed():
-            yield "loss scale at its floor"
-        if "zero_gradients" in self._kinds:
-            yield self._last["zero_gradients"]["message"]
-        if "undo" in self._kinds:
-            undone = _at(self._last["undo"])
-            yield f"a demotion made training diverge, undone{undone}"
-        if "give_up" in self._kinds:
-            reason = self._last["give_up"].get("message", "").partition(". ")
-            yield f"the tuner gave up: {reason[0]}"
-        if "stopped" in self._kinds:
-            yield f"training stopped{_at(self._last['stopped'])}"
-        if "step_raised" in self._kinds:
-            raised = self._last["step_raised"]
-            yield f"step {raised['at_step']:,} raised {raised['reason']}"
-        if "sign_off" in self._kinds:
-            yield self._last["sign_off"]["message"]
+            event = self._verdicts["scale_collapsed"]
+            yield event, "loss scale at its floor"
+        if event := last.get("zero_gradients"):
+            yield event, event["message"]
+        if event := last.get("undo"):
+            made = "a demotion made training diverge, undone"
+            yield event, f"{made}{_at(event)}"
+        if event := last.get("give_up"):
+            reason = event.get("message", "").partition(". ")
+            yield event, f"the tuner gave up: {reason[0]}"
+        if event := last.get("stopped"):
+            yield event, f"training stopped{_at(event)}"
+        if event := last.get("step_raised"):
+            yield event, f"step {event['at_step']:,} raised {event['reason']}"
+        if event := last.get("sign_off"):
+            yield None if event["within"] else event, event["message"]
 
     def state(self):
         """Healthy, repaired, warning, failing or not known."""

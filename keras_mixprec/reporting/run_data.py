@@ -20,7 +20,7 @@ from keras_mixprec.reporting.format_limits import (
     measured_against,
 )
 from keras_mixprec.reporting.grid import Grid
-from keras_mixprec.reporting.headline import headline
+from keras_mixprec.reporting.headline import headline, main_finding
 from keras_mixprec.reporting.layer_tables import (
     Table,
     pool_groups,
@@ -33,6 +33,7 @@ from keras_mixprec.reporting.run_layers import (
     add_repairs,
     read_layers,
 )
+from keras_mixprec.reporting.run_ranges import smallest_that_counts
 from keras_mixprec.reporting.run_summary import shares_in_16_bits
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
@@ -133,7 +134,12 @@ class RunData:
                 part: self.histogram_rows(part) for part in schema.EXPONENTS
             },
         }
-        return overview | {"headline": headline(facts_of(overview))}
+        facts = facts_of(overview)
+        finding = main_finding(facts)
+        if finding:
+            places = {id(event): n for n, event in enumerate(events)}
+            finding |= {"event": places[id(finding["event"])]}
+        return overview | {"headline": headline(facts), "finding": finding}
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""
@@ -194,7 +200,8 @@ class RunData:
             part: String. `"activation"` or `"gradient"`.
 
         Returns:
-            Dict of lists by step: `"steps"`, `"exponents"` and `"counts"`.
+            Dict of lists by step: `"steps"`, `"exponents"`, `"counts"` and
+            `"low"`, the exponent of the smallest magnitude that counts.
 
         Raises:
             KeyError: If there is no such histogram.
@@ -204,10 +211,12 @@ class RunData:
             raise KeyError(f"{part} of {layer}")
         points = [point for tag in known for point in self._source.read(tag)]
         bins = [np.asarray(p.array, "int64").reshape(-1, 3) for p in points]
+        pairs = [(b[:, 0].tolist(), b[:, 2].tolist()) for b in bins]
         return {
             "steps": [point.step for point in points],
-            "exponents": [b[:, 0].tolist() for b in bins],
-            "counts": [b[:, 2].tolist() for b in bins],
+            "exponents": [exponents for exponents, _ in pairs],
+            "counts": [counts for _, counts in pairs],
+            "low": [smallest_that_counts(*pair) for pair in pairs],
         }
 
     def layers(self) -> list[dict]:

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 
-from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.metrics import AUDITED
 from keras_mixprec.reporting.facts import is_repaired
 from keras_mixprec.reporting.format_limits import (
@@ -76,8 +75,10 @@ def run_ranges(data, columns: int) -> dict:
             ]
             add(row, part, "largest", largest)
         for row in data.histogram_rows(part) if part in EXPONENTS else ():
-            low = _lowest(data.histogram(row, part))
-            add(row, part, "low", [(s, e - shift(s)) for s, e in low])
+            taken = data.histogram(row, part)
+            low = zip(taken["steps"], taken["low"], strict=True)
+            known = [(s, e - shift(s)) for s, e in low if e is not None]
+            add(row, part, "low", known)
     ranges: dict = {
         path: {part: _summary(**readings) for part, readings in parts.items()}
         for path, parts in found.items()
@@ -167,18 +168,6 @@ def _finite_headroom(data, part, columns):
     for row, bits, lost in zip(grid.layers, grid.worst, bad, strict=True):
         known = np.isfinite(bits) & ~lost
         yield row, steps[known].tolist(), bits[known].tolist()
-
-
-def _lowest(histogram):
-    for step, exponents, counts in zip(
-        histogram["steps"],
-        histogram["exponents"],
-        histogram["counts"],
-        strict=True,
-    ):
-        low = smallest_that_counts(exponents, counts)
-        if low is not None:
-            yield step, low
 
 
 def _no_shift(_step):
@@ -277,13 +266,16 @@ def _dtype_at(layer, step):
 
 
 def _refused(events):
-    """By path and format in 16 bits, the verdicts that ask for another one."""
+    """By path and format, the verdicts that ask for another one.
+
+    What 16 bits cannot hold, no format of 8 bits can.
+    """
     found: dict = {}
     for event in events:
         kind = KINDS.get(event.get("verdict"))
         if event["kind"] == "verdict" and kind and kind.repaired_by:
             own = found.setdefault(event.get("layer"), {})
-            for dtype in SIXTEEN_BITS:
+            for dtype in CHOICES:
                 kinds = own.setdefault(dtype, [])
                 new = kind.name not in kinds
                 if new and not is_repaired(kind.name, dtype):

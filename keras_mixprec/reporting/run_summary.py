@@ -1,10 +1,6 @@
 """What a run comes down to, in a row of the table of runs."""
 
 from keras_mixprec.flop_shares import share_in_16_bits
-from keras_mixprec.verdict_kinds import KINDS
-
-# What is repaired comes after all that is not.
-_AFTER_ALL = 1000
 
 
 def shares_in_16_bits(layers: list) -> dict:
@@ -23,38 +19,15 @@ def shares_in_16_bits(layers: list) -> dict:
     }
 
 
-def main_finding(events: list, layers: list) -> dict | None:
-    """Returns the first cause that is still there, or else one repaired.
-
-    Args:
-        events: List of dicts, as `RunData.events` returns them.
-        layers: List of dicts, after `add_repairs`.
-
-    Returns:
-        Dict with `"verdict"`, `"layer"` and `"repaired"`, `None` if nothing
-        was found in the last `fit`, and nothing repaired before it.
-    """
-    repaired = {
-        (x["path"], kind) for x in layers for kind in x["repaired_verdicts"]
-    }
-    starts = [i for i, e in enumerate(events) if e["kind"] == "train_begin"]
-    start = starts[-1] if starts else 0
-    found = [
-        (event.get("rank", 0) + _AFTER_ALL * over, i, event, over)
-        for i, event in enumerate(events)
-        if event["kind"] == "verdict"
-        for over in [(event["layer"], event["verdict"]) in repaired]
-        if (over or i >= start) and event["verdict"] in KINDS
-    ]
-    if not found:
+def _finding(overview):
+    """What the sentence begins with, in a cell of the table."""
+    finding = overview["finding"]
+    if finding is None:
         return None
-    *_, event, over = min(found, key=lambda each: each[:2])
-    return {
-        "verdict": event["verdict"],
-        "layer": event["layer"],
-        "repaired": over,
-        "level": event["level"],
-    }
+    event = overview["events"][finding["event"]]
+    named = ("kind", "verdict", "layer", "level")
+    own = {name: event[name] for name in named if name in event}
+    return own | {"repaired": finding["repaired"]}
 
 
 def summary(overview: dict) -> dict:
@@ -71,7 +44,8 @@ def summary(overview: dict) -> dict:
     >>> from keras_mixprec.reporting.run_summary import summary
     >>> overview = {
     ...     "run": "a", "last_step": 9, "skipped": 1, "events": [],
-    ...     "layers": [], "headline": {"text": "9 steps.", "state": "healthy"},
+    ...     "layers": [], "finding": None,
+    ...     "headline": {"text": "9 steps.", "state": "healthy"},
     ...     "scale": [{"optimizer": "", "scale": [2.0, 4.0]}],
     ...     "share_of_flops": {"before": 1.0, "now": 0.5},
     ... }
@@ -81,7 +55,7 @@ def summary(overview: dict) -> dict:
     copied = ("run", "last_step", "skipped", "headline", "share_of_flops")
     return {name: overview[name] for name in copied} | {
         "scales": [c["scale"][-1] for c in overview["scale"] if c["scale"]],
-        "finding": main_finding(overview["events"], overview["layers"]),
+        "finding": _finding(overview),
         "layers": len(overview["layers"]),
         "demoted": sum(
             layer["demoted_at"] is not None for layer in overview["layers"]

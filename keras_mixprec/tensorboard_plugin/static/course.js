@@ -12,31 +12,43 @@ function medianOf(bars) {
   return null;
 }
 
+// The headroom of the part that is shown, which the heatmap may have loaded already.
+export function headroomOfPart({ part, metric, heat, partHeat }) {
+  const wanted = `${part}_headroom_bits`;
+  const own = metric === wanted ? heat : partHeat;
+  return own?.metric === wanted ? own : null;
+}
+
 /**
  * The range of a layer's numbers by step, as powers of two.
  * @param {any} heat Headroom of all layers by step.
  * @param {any} histogram Exponents of the layer by step.
  * @param {string} layer
  * @param {number} limit The logarithm of the number that headroom refers to.
- * @returns {{largest: number[][], median: number[][], smallest: number[][]}}
+ * @returns {{largest: number[][], median: number[][], smallest: number[][],
+ *   nonfinite: number[]}} With the steps at which some were infinite or NaN.
  */
 export function courseOf(heat, histogram, layer, limit) {
   const row = heat ? rowOfLayer(heat.layers, layer) : -1;
   const size = heat?.from.length ?? 0;
   const largest = [];
+  const infinite = new Set();
   for (let column = 0; row >= 0 && column < size; column += 1) {
     const bits = heat.values[row * size + column];
     if (Number.isFinite(bits)) largest.push([heat.until[column], limit - bits]);
+    else if (bits === -Infinity) infinite.add(heat.until[column]);
   }
   const median = [];
   const smallest = [];
   for (const step of histogram?.steps ?? []) {
-    const { bars } = histogramAt(histogram, step);
+    const { bars, nonfinite: share } = histogramAt(histogram, step);
+    if (share > 0) infinite.add(step);
     if (!bars.length) continue;
     median.push([step, medianOf(bars)]);
     smallest.push([step, bars[0].exponent]);
   }
-  return { largest, median, smallest };
+  const nonfinite = [...infinite].sort((one, other) => one - other);
+  return { largest, median, smallest, nonfinite };
 }
 
 /**

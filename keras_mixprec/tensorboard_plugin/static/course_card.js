@@ -1,9 +1,11 @@
 import { chooseLayer, chooseStep } from "./actions.js";
-import { createSurface, drawAxisName, drawLine, drawStepAxis, pointerIn } from "./canvas.js";
-import { courseOf, forecastsOf } from "./course.js";
+import {
+  createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis, pointerIn,
+} from "./canvas.js";
+import { courseOf, forecastsOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatInteger, formatNumber, formatPower } from "./format.js";
+import { formatInteger, formatNumber, formatPower, plural } from "./format.js";
 import { exponentTicks, linearScale, niceTicks } from "./scales.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -14,6 +16,7 @@ const PLACE = { left: 54, right: 16, top: 12, axis: 30, height: 260 };
 const LINES = [
   ["largest", "--line-1", 2], ["median", "--line-2", 1.5], ["smallest", "--line-3", 1.5],
 ];
+const NOT_FINITE = "infinite or NaN";
 const NO_COURSE = "The range of this part of the layer was not measured. MixPrecMonitor " +
   "measures it at every `probe_every` steps, within `max_overhead` of the time.";
 
@@ -42,13 +45,11 @@ export function createCourse(store) {
   let shown = null;
 
   function current() {
-    const { runData, histogram, layer, part, metric, heat, partHeat } = store.state;
+    const { runData, histogram, layer, part } = store.state;
     const name = layer ?? histogramLayer(store.state);
     if (!runData?.format || name === null) return null;
-    const wanted = `${part}_headroom_bits`;
-    const own = metric === wanted ? heat : partHeat;
     const { format } = runData;
-    const fits = own?.metric === wanted ? own : null;
+    const fits = headroomOfPart(store.state);
     const taken = histogramLayer(store.state) === name ? histogram : null;
     const course = courseOf(fits, taken, name, format.maximum_bits);
     const every = forecastsOf(runData.events);
@@ -60,7 +61,7 @@ export function createCourse(store) {
 
   function update() {
     shown = current();
-    const measured = shown && (shown.largest.length || shown.median.length);
+    const measured = shown && steps().length > 0;
     box.hidden = legend.hidden = !measured;
     nothing.hidden = Boolean(measured);
     nothing.textContent = measured ? "" :
@@ -76,14 +77,18 @@ export function createCourse(store) {
     if (!measured) return;
     legend.replaceChildren(...LINES.filter(([name]) => shown[name].length)
       .map(([name, color]) => element("span", { class: "key" },
-        element("i", { style: `background: var(${color})` }), name)));
+        element("i", { style: `background: var(${color})` }), name)),
+    ...shown.nonfinite.length ? [element("span", { class: "key" },
+      element("b", { "aria-hidden": "true" }, "▲"), NOT_FINITE)] : []);
     surface.canvas.setAttribute("aria-label", `Range by step. ${caption.textContent}`);
     surface.setHeight(PLACE.top + PLACE.height + PLACE.axis);
   }
 
-  function sentenceOf({ name, part, format, forecast }) {
+  function sentenceOf({ name, part, format, forecast, nonfinite }) {
     const scaled = part === "gradient" ? ", loss scale included" : "";
-    const what = `${name}, ${part}s${scaled}, against ${format.name}.`;
+    const lost = nonfinite.length ? ` Some are ${NOT_FINITE} in ${
+      plural(nonfinite.length, "reading")}, first at step ${formatInteger(nonfinite[0])}.` : "";
+    const what = `${name}, ${part}s${scaled}, against ${format.name}.${lost}`;
     if (!forecast) return what;
     return `${what} At step ${formatInteger(forecast.step)} it had ${
       formatNumber(Number(forecast.bits.toFixed(1)))} bits left and grew: overflow expected at step ${
@@ -92,12 +97,13 @@ export function createCourse(store) {
 
   /** @returns {[string[], any[][]]} */
   function rowsOf() {
-    const { largest, median, smallest, forecast, format } = shown;
-    const steps = new Map();
+    const { largest, median, smallest, nonfinite, forecast, format } = shown;
+    const steps = new Map(nonfinite.map((step) => [step, [NOT_FINITE, "–", "–"]]));
     [largest, median, smallest].forEach((points, place) => {
       for (const [step, bits] of points) {
         if (!steps.has(step)) steps.set(step, ["–", "–", "–"]);
-        steps.get(step)[place] = inPowers(bits);
+        const cells = steps.get(step);
+        if (cells[place] === "–") cells[place] = inPowers(bits);
       }
     });
     const rows = [...steps].sort(([one], [other]) => one - other)
@@ -141,6 +147,9 @@ export function createCourse(store) {
       if (points.length === 1) points.unshift([points[0][0] - 6, points[0][1]]);
       drawLine(context, points, themeColor(color), thick);
     }
+    for (const step of shown.nonfinite) {
+      drawMarker(context, "triangle", x(step), PLACE.top + 6, themeColor("--bad"));
+    }
     if (forecast) {
       const start = [x(forecast.step), y(format.maximum_bits - forecast.bits)];
       const end = [x(forecast.until), y(format.maximum_bits)];
@@ -157,8 +166,10 @@ export function createCourse(store) {
     }
   }
 
-  const steps = () => [...new Set(LINES.flatMap(([name]) => shown[name].map(([step]) => step)))]
-    .sort((one, other) => one - other);
+  function steps() {
+    const drawn = LINES.flatMap(([name]) => shown[name].map(([step]) => step));
+    return [...new Set([...drawn, ...shown.nonfinite])].sort((one, other) => one - other);
+  }
 
   function nearest(event) {
     const at = shown?.scale?.invert(pointerIn(surface.canvas, event).x);
@@ -177,7 +188,8 @@ export function createCourse(store) {
     if (step === null) return;
     const lines = LINES.flatMap(([name]) => shown[name]
       .filter(([at]) => at === step).map(([, bits]) => `${name}: ${inPowers(bits)}`));
-    showTooltip(event, [`step ${formatInteger(step)}`, ...lines]);
+    const lost = shown.nonfinite.includes(step) ? [`some ${NOT_FINITE}`] : [];
+    showTooltip(event, [`step ${formatInteger(step)}`, ...lost, ...lines]);
   });
   surface.canvas.addEventListener("pointerleave", hideTooltip);
   surface.canvas.addEventListener("keydown", (event) => {

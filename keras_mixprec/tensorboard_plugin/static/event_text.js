@@ -1,7 +1,6 @@
 import {
   formatInteger, formatNumber, formatScale, listSome, plural, readablePowers, words,
 } from "./format.js";
-import { isRepaired } from "./precision.js";
 
 // As the table of kinds has it, which Python serves with each finding.
 export function verdictLevel(event) {
@@ -66,22 +65,9 @@ export function eventKey(event) {
   return [event.kind, event.step, event.wall_time, about, layer].join("|");
 }
 
-// What is repaired comes after all that is not.
-const AFTER_ALL = 1000;
-
-// The first cause that is still there, as in `reporting/headline.py`: of the
-// last fit, or of earlier ones what is repaired by now.
-export function mainFinding(events, layers) {
-  const rank = (event) => {
-    return (event.rank ?? 0) + (isRepaired(event, layers) ? AFTER_ALL : 0);
-  };
-  const start = events.map((event) => event.kind).lastIndexOf("train_begin");
-  const verdicts = events.filter((event, index) => {
-    return event.kind === "verdict" && (index > start || isRepaired(event, layers));
-  });
-  return verdicts.reduce((first, event) => {
-    return first && rank(first) <= rank(event) ? first : event;
-  }, null);
+// What the sentence on the run begins with, which Python decides.
+export function mainFinding({ events, finding }) {
+  return finding ? events[finding.event] : null;
 }
 
 export function eventTitle(event) {

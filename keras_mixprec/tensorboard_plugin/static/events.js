@@ -12,6 +12,10 @@ import { groupSkips, isChosenEvent, lastMomentOf } from "./skip_groups.js";
 import { countBy } from "./summary.js";
 
 const PAGE = 100;
+const FIXES = {
+  training: "Fix for training", plan: "Fix as a plan", inference: "Fix for inference",
+  data: "Rows to drop", diagnosis: "Code that finds the cause",
+};
 
 export function createEvents(store) {
   const chips = element("div", {
@@ -106,7 +110,7 @@ export function createEvents(store) {
           else openFixes.delete(code);
         },
       },
-        element("summary", {}, use === "plan" ? "Fix as a plan" : `Fix for ${use}`),
+        element("summary", {}, FIXES[use] ?? use),
         element("pre", {}, element("code", {}, code)))));
   }
 

@@ -1,8 +1,17 @@
 import { drawSoon } from "./canvas.js";
 import { element } from "./dom.js";
-import { layerChoice } from "./layer_blocks.js";
-import { valueOf } from "./summary.js";
-import { themeColor } from "./theme.js";
+import { TABLES } from "./export_tables.js";
+import { pictureOf } from "./picture.js";
+
+// What JSON has no number for is written as the log's server does.
+function spelled(value) {
+  if (typeof value !== "number" || Number.isFinite(value)) return value;
+  return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+function jsonOf(rows) {
+  return JSON.stringify(rows, (_, value) => spelled(value), 1);
+}
 
 /**
  * Rows of a table as text that spreadsheets read.
@@ -12,31 +21,12 @@ export function csvOf(rows) {
   const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   const quoted = (value) => {
     if (value === null || value === undefined) return "";
-    const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+    const text = typeof value === "object" ? JSON.stringify(value) : String(spelled(value));
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const lines = rows.map((row) => names.map((name) => quoted(row[name])).join(","));
   return [names.join(","), ...lines].join("\r\n") + "\r\n";
 }
-
-// What each table holds: all that it would show if it were scrolled through.
-const TABLES = {
-  runs: ({ summaries }) => (summaries ?? []).filter((row) => row.headline).map(({
-    headline, share_of_flops, unread, ...row
-  }) => {
-    return {
-      ...row, state: headline.state, share_before: share_of_flops.before,
-      share_now: share_of_flops.now,
-    };
-  }),
-  performance: ({ runData }) => (runData.performance?.figures ?? []).map(({ name }) => {
-    return { figure: name, value: valueOf(runData, name) };
-  }),
-  layers: (state) => state.runData.layers.filter(layerChoice(state).keeps),
-  events: ({ runData, hiddenKinds }) => {
-    return runData.events.filter(({ kind }) => !hiddenKinds.has(kind));
-  },
-};
 
 function save(name, blob) {
   const link = element("a", { href: URL.createObjectURL(blob), download: name });
@@ -46,24 +36,8 @@ function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// All pictures of a card, one below the other, on its background.
-function pictureOf(canvases) {
-  const whole = element("canvas");
-  whole.width = Math.max(...canvases.map((canvas) => canvas.width));
-  whole.height = canvases.reduce((sum, canvas) => sum + canvas.height, 0);
-  const pen = whole.getContext("2d");
-  pen.fillStyle = themeColor("--card");
-  pen.fillRect(0, 0, whole.width, whole.height);
-  let top = 0;
-  for (const canvas of canvases) {
-    pen.drawImage(canvas, 0, top);
-    top += canvas.height;
-  }
-  return whole;
-}
-
 /**
- * Adds to each card of a table CSV and JSON, to each of a chart PNG.
+ * Adds CSV and JSON to each card, and PNG to each with a picture.
  */
 export function addExports(main, store) {
   const nameOf = (id, end) => {
@@ -76,19 +50,18 @@ export function addExports(main, store) {
     const button = (end, title, onclick) => element("button", {
       type: "button", class: "export", "data-export": end, title, onclick,
     }, end.toUpperCase());
-    const saveText = (end, type, write) => button(end, `Download this table as ${end.toUpperCase()}`,
+    const saveText = (end, type, write) => button(end, `Download these numbers as ${end.toUpperCase()}`,
       () => save(nameOf(id, end), new Blob([write(TABLES[id](store.state))], { type })));
-    if (TABLES[id]) {
-      head.append(saveText("csv", "text/csv", csvOf),
-        saveText("json", "application/json", (rows) => JSON.stringify(rows, null, 1)));
-    }
+    head.append(saveText("csv", "text/csv", csvOf), saveText("json", "application/json", jsonOf));
     if (!root.querySelector("canvas")) continue;
     head.append(button("png", "Download this picture as PNG", () => drawSoon(() => {
       /** @type {HTMLCanvasElement[]} */
       const canvases = [...root.querySelectorAll("canvas")]
         .filter((canvas) => canvas.offsetParent && canvas.width);
       if (!canvases.length) return;
-      pictureOf(canvases).toBlob((blob) => save(nameOf(id, "png"), blob));
+      const { runData, compareData } = store.state;
+      const runs = [runData, compareData].filter(Boolean).map(({ run }) => run);
+      pictureOf(root, canvases, runs).toBlob((blob) => save(nameOf(id, "png"), blob));
     })));
   }
 }

@@ -60,7 +60,7 @@ export function createHeader(store, { offline, copyLink }) {
     const known = [runData, compareData].filter((data) => data?.headline);
     sentences.replaceChildren(...known.map((data) => {
       const { glyph, word, level } = STATES[data.headline.state] ?? STATES.warning;
-      const action = actionOf({ event: mainFinding(data.events, data.layers) });
+      const action = actionOf({ event: mainFinding(data) });
       const speed = data === runData ? speedAgainstFloat32(runData, compareData) : null;
       return element(action ? "button" : "div", {
         class: `sentence ${level}`, type: action ? "button" : null,

@@ -1,5 +1,6 @@
 import { exponentTicks, linearScale, valueAtStep } from "./scales.js";
 import { chooseLayer } from "./actions.js";
+import { courseOf, headroomOfPart } from "./course.js";
 import {
   createSurface, drawAxisName, drawLine, hatchPattern, pointerIn,
 } from "./canvas.js";
@@ -9,7 +10,7 @@ import {
   formatInteger, formatPower, formatShare, toNumber,
 } from "./format.js";
 import {
-  exponentDomain, histogramAt, scaleWindow, shareByZone, unscaled, zoneOf,
+  exponentDomain, histogramAt, shareByZone, unscaled, zoneOf,
 } from "./histogram_data.js";
 import { pathOfCall } from "./heat_data.js";
 import { cutMiddle, shortNames } from "./names.js";
@@ -17,6 +18,7 @@ import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer } from "./wanted.js";
+import { scaleWindow, SPARE_BITS } from "./what_if.js";
 
 const MARGIN = { left: 54, right: 12, top: 28, axis: 42 };
 const BARS_HEIGHT = 300;
@@ -58,8 +60,19 @@ export function createHistogram(store) {
     return {
       ...taken, bars, shift, format: runData.format, part,
       wider: widerAt(layer, taken.step, runData.format.name),
-      range: part === "gradient" ? scaleWindow(bars, runData.format) : null,
+      range: part === "gradient" ? windowOf(taken, name, shift ?? 0) : null,
     };
+  }
+
+  // From the same numbers as "What if": a bar is as wide as a whole power of two.
+  function windowOf({ step, bars, low }, name, shift) {
+    if (!bars.length) return null;
+    const { format } = store.state.runData;
+    const heat = headroomOfPart(store.state);
+    const { largest } = courseOf(heat, null, name, format.maximum_bits);
+    const measured = largest.find(([at]) => at === step)?.[1];
+    const top = measured ?? bars.at(-1).exponent + 1;
+    return scaleWindow({ largest: top - shift, low: low - shift }, format);
   }
 
   // The power of the loss scale that a step was taken with, which its skip changes.
@@ -200,10 +213,12 @@ export function createHistogram(store) {
       const use = shift === null ? "" :
         `; in use: ${formatPower(shift)} (outlined with it, grey without)`;
       const { lowest, highest } = range;
+      // A dynamic scale grows into what is to be spared.
       const off = highest < lowest ||
-        (shift !== null && (shift > highest || shift < lowest));
+        (shift !== null && (shift > highest + SPARE_BITS || shift < lowest));
       const fits = highest >= lowest ?
-        `fits loss scales ${formatPower(lowest)} to ${formatPower(highest)}` :
+        `fits loss scales ${formatPower(lowest)} to ${formatPower(highest)}, ` +
+          `${SPARE_BITS} bits to spare` :
         "no loss scale fits: the gradients span more than the format holds";
       const alarm = off && !wider;
       words.classList.toggle("alarm", alarm);
@@ -296,7 +311,7 @@ export function createHistogram(store) {
   store.on(["runData"], ({ runData }) => {
     labels = shortNames((runData?.layers ?? []).map((one) => one.path), 44);
   });
-  store.on(["runData", "histogram", "step", "part", "layer"], update);
+  store.on(["runData", "histogram", "step", "part", "layer", "heat", "partHeat"], update);
   store.on(["theme"], surface.redraw);
   return root;
 }

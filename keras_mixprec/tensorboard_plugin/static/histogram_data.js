@@ -13,7 +13,7 @@ export function histogramAt(data, step) {
   const finite = bars.filter((bar) => bar.exponent < NONFINITE);
   const total = (some) => some.reduce((sum, bar) => sum + bar.count, 0);
   const nonfinite = total(bars) ? 1 - total(finite) / total(bars) : 0;
-  return { step: data.steps[index], bars: finite, nonfinite };
+  return { step: data.steps[index], bars: finite, nonfinite, low: data.low[index] };
 }
 
 // Gradients are measured with the loss scale in them.
@@ -35,26 +35,6 @@ export function shareByZone(bars, format, shift = 0) {
     shares[zoneOf(bar.exponent + shift, format)] += bar.count / total;
   }
   return shares;
-}
-
-const VANISHING_SHARE = 0.01;
-
-// The log2 loss scales that neither overflow nor let a percent of elements vanish.
-export function scaleWindow(bars, format) {
-  if (!bars.length) return null;
-  const rising = [...bars].sort((one, other) => one.exponent - other.exponent);
-  const total = rising.reduce((sum, bar) => sum + bar.count, 0);
-  const highest = format.maximum_exponent - 1 - rising.at(-1).exponent;
-  let below = 0;
-  let kept = rising.at(-1).exponent;
-  for (const bar of rising) {
-    below += bar.count;
-    if (below >= VANISHING_SHARE * total) {
-      kept = bar.exponent;
-      break;
-    }
-  }
-  return { lowest: format.subnormal_exponent - kept, highest };
 }
 
 export function exponentDomain(bars, format, shift) {

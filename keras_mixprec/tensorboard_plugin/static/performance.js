@@ -1,13 +1,13 @@
-import { createSurface, drawLine } from "./canvas.js";
+import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatAmount } from "./format.js";
+import { formatAmount, formatInteger } from "./format.js";
 import { shortRun } from "./names.js";
-import { linearScale, stepDomain } from "./scales.js";
+import { linearScale, niceTicks, stepDomain } from "./scales.js";
 import { comparison, valueOf } from "./summary.js";
 import { themeColor } from "./theme.js";
 
-const HEIGHT = 44;
+const TIMES = { left: 66, right: 14, top: 8, height: 56, axis: 26 };
 
 export function createPerformance(store) {
   const line = element("p", { class: "against", hidden: true });
@@ -20,7 +20,7 @@ export function createPerformance(store) {
   const surface = createSurface(box, {
     role: "img", "aria-label": "Time of a step, by steps",
   }, draw);
-  surface.setHeight(HEIGHT);
+  surface.setHeight(TIMES.top + TIMES.height + TIMES.axis);
 
   const runsOf = ({ runData, compareData }) => {
     return [runData, compareData].filter((data) => data?.performance);
@@ -65,7 +65,7 @@ export function createPerformance(store) {
     return element("tr", {}, element("td"), ...names);
   }
 
-  function draw(context, width, height) {
+  function draw(context, width) {
     const { runData, compareData } = store.state;
     const known = runsOf(store.state);
     const last = Math.max(0, ...known.map((data) => data.last_step));
@@ -75,9 +75,23 @@ export function createPerformance(store) {
       return { data, points: steps.map((step, index) => [step, values[index]]) };
     });
     const most = Math.max(...curves.flatMap(({ points }) => points.map(([, time]) => time)));
-    const x = linearScale(stepDomain(last, store.state.zoom), [0, width]);
-    const y = linearScale([0, most], [height - 2, 4]);
-    drawLine(context, [[0, y(0)], [width, y(0)]], themeColor("--axis"));
+    const domain = stepDomain(last, store.state.zoom);
+    const bottom = TIMES.top + TIMES.height;
+    const x = linearScale(domain, [TIMES.left, width - TIMES.right]);
+    const y = linearScale([0, most], [bottom, TIMES.top]);
+    drawLine(context, [[TIMES.left, bottom], [width - TIMES.right, bottom]], themeColor("--axis"));
+    context.textAlign = "right";
+    context.fillStyle = themeColor("--muted");
+    for (const time of [0, most]) {
+      context.fillText(formatAmount(time, "seconds"), TIMES.left - 6, y(time));
+    }
+    drawAxisName(context, "step time", 8, TIMES.top + TIMES.height / 2, true);
+    drawStepAxis(context, x, TIMES.left, niceTicks(Math.max(0, domain[0]), domain[1], width / 110),
+      bottom, null, formatInteger);
+    context.save();
+    context.beginPath();
+    context.rect(TIMES.left, 0, width - TIMES.right - TIMES.left, bottom + 1);
+    context.clip();
     for (const { data, points } of curves) {
       const places = points.map(([step, time]) => [x(step), y(time)]);
       // A single row is shown as a dash.
@@ -86,6 +100,7 @@ export function createPerformance(store) {
       drawLine(context, places, themeColor(compared ? "--compare" : "--line-1"), 1.5,
         compared ? [5, 3] : []);
     }
+    context.restore();
   }
 
   store.on(["runData", "compareData"], fill);

@@ -1,22 +1,29 @@
 import { NOTHING_CHOSEN } from "./actions.js";
-import { card, element } from "./dom.js";
-import { LEVELS } from "./event_text.js";
-import { formatInteger, formatScale, formatShare, toNumber, words } from "./format.js";
+import { card, element, revealIn } from "./dom.js";
+import { eventLevel } from "./event_text.js";
+import { formatInteger, formatScale, formatShare, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
-import { STATES } from "./summary.js";
+import { describeFinding, STATES } from "./summary.js";
 
 const gravity = ["failing", "warning", "not_measured", "repaired", "healthy"];
 
 function causeOf({ finding, headline }) {
   if (!finding) return headline.state === "not_measured" ? "not measured" : "none";
-  const name = `${words(finding.verdict)}${finding.layer ? ` in ${finding.layer}` : ""}`;
-  if (finding.repaired) return `✓ ${name}, repaired`;
-  return `${LEVELS[finding.level].glyph} ${name}`;
+  const where = finding.layer ? ` in ${finding.layer}` : "";
+  return describeFinding(finding, finding.repaired, where).text;
+}
+
+const FINDING_LEVELS = ["bad", "warning", "info"];
+
+// By the state, and of runs in the same by how grave their finding is.
+export function gravityOf({ headline, finding }) {
+  const level = finding && !finding.repaired ? FINDING_LEVELS.indexOf(eventLevel(finding)) : FINDING_LEVELS.length;
+  return gravity.indexOf(headline.state) * (FINDING_LEVELS.length + 1) + level;
 }
 
 const RUN_COLUMNS = [
   { id: "run", label: "Run", of: (row) => row.run },
-  { id: "state", label: "State", of: (row) => gravity.indexOf(row.headline.state) },
+  { id: "state", label: "State", of: gravityOf },
   { id: "cause", label: "Worst cause", of: causeOf, text: causeOf },
   {
     id: "steps", label: "Steps", number: true, of: (row) => row.last_step,
@@ -49,7 +56,9 @@ export function createRuns(store) {
   const scroller = element("div", { class: "run-scroll" },
     element("table", {}, head, body));
   const root = card("runs", "Runs", [], scroller);
-  let sort = { column: null, descending: false };
+  // The gravest run first.
+  let sort = { column: "state", descending: false };
+  let revealed = null;
 
   function choose(run) {
     const { missing } = store.state;
@@ -109,7 +118,7 @@ export function createRuns(store) {
     // A row of which there is no more than the name is still to be read.
     const read = rows.filter((row) => row.headline);
     const unread = rows.filter((row) => !row.headline);
-    const sorted = column ? [...sortLayers(read, column.of, sort.descending), ...unread] : rows;
+    const sorted = [...sortLayers(read, column.of, sort.descending), ...unread];
     root.setAttribute("aria-busy", String(rows.some((row) => row.unread)));
     const place = [...body.querySelectorAll("button")].indexOf(
       /** @type {any} */ (document.activeElement),
@@ -123,6 +132,15 @@ export function createRuns(store) {
       return element("td", { class: one.number ? "number" : null }, contentOf(one, row));
     }), element("td", {}, comparing(row)))));
     if (place >= 0) body.querySelectorAll("button")[place]?.focus({ preventScroll: true });
+    reveal(run);
+  }
+
+  // Once for each run: its reader may scroll on.
+  function reveal(run) {
+    const row = body.querySelector("tr.chosen");
+    if (revealed === run || !row?.offsetParent) return;
+    revealed = run;
+    revealIn(scroller, row, head.offsetHeight);
   }
 
   store.on(["summaries", "run", "compare"], draw);

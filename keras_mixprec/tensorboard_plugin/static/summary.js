@@ -1,7 +1,5 @@
-import {
-  formatInteger, formatNumber, formatShare, plural, words,
-} from "./format.js";
-import { LEVELS, verdictLevel, mainFinding } from "./event_text.js";
+import { formatInteger, formatNumber, formatShare, plural } from "./format.js";
+import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
 import { shortRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
 import { isRepaired, isWider } from "./precision.js";
@@ -73,24 +71,28 @@ function shareIn16Bits({ share_of_flops: share }) {
   }];
 }
 
+/** @returns {{text: string, level?: string, event?: any}} */
 function findingState(run) {
-  const event = mainFinding(run.events, run.layers);
-  if (!event) return stateWithoutFinding(run);
-  return { ...describeVerdict(event, run.layers), event };
-}
-
-function stateWithoutFinding({ events, headline }) {
-  const zero = events.find((event) => event.kind === "zero_gradients");
-  if (zero) return { text: "◆ gradients all zero", level: "warning", event: zero };
-  if (headline?.state === "not_measured") return { text: "not measured" };
+  const event = mainFinding(run);
+  if (event) return { ...describeFinding(event, run.finding.repaired), event };
+  if (run.headline?.state === "not_measured") return { text: "not measured" };
   return { text: "✓ none", level: "fine" };
 }
 
-export function describeVerdict(event, layers) {
-  const name = words(event.verdict);
-  if (isRepaired(event, layers)) return { text: `✓ ${name}, repaired`, level: "fine" };
-  const level = verdictLevel(event);
+/**
+ * A finding in a word or two, and where it is, if that is not said beside it.
+ * @param {any} event
+ * @param {boolean} repaired
+ */
+export function describeFinding(event, repaired, where = "") {
+  const name = eventTitle(event) + where;
+  if (repaired) return { text: `✓ ${name}, repaired`, level: "fine" };
+  const level = eventLevel(event);
   return { text: `${LEVELS[level].glyph} ${name}`, level };
+}
+
+export function describeVerdict(event, layers) {
+  return describeFinding({ kind: "verdict", ...event }, isRepaired(event, layers));
 }
 
 // The run in a sentence comes with a state; a word and a shape say what colour says.

@@ -338,9 +338,11 @@ export function createTimeline(store) {
     const { runData, step } = store.state;
     if (!runData) return;
     const size = event.shiftKey ? Math.max(1, Math.round(runData.last_step / 50)) : 1;
-    const from = step ?? runData.last_step;
+    // Without a step to go on from, Right begins at the first and Left at the last.
+    const from = step ?? 0;
     const targets = {
-      ArrowLeft: from - size, ArrowRight: from + size,
+      ArrowLeft: step === null ? runData.last_step : step - size,
+      ArrowRight: step === null ? 0 : step + size,
       Home: 0, End: runData.last_step,
     };
     if (event.key in targets) {

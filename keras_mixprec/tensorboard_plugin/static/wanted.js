@@ -30,10 +30,10 @@ function leastHeadroom(layers) {
 
 // With no layer chosen the histogram of the likeliest culprit is worth showing.
 export function histogramLayer(state) {
-  const { events = [], layers = [], histograms } = state.runData ?? {};
+  const { layers = [], histograms } = state.runData ?? {};
   const listed = new Set(histograms?.[state.part] ?? []);
   if (state.layer !== null) return listed.has(state.layer) ? state.layer : null;
-  const culprit = mainFinding(events, layers)?.layer;
+  const culprit = state.runData && mainFinding(state.runData)?.layer;
   if (listed.has(culprit)) return culprit;
   const [first] = listed;
   return leastHeadroom(layers.filter((layer) => listed.has(layer.path))) ?? first ?? null;

@@ -8,6 +8,9 @@ const USUAL_SCALE = 15;
 // What a plan can hold; the others are set by Keras' `quantize`.
 export const PLANNED = ["float16", "bfloat16"];
 
+// Of which reading: its name, and what it is called.
+export const MOMENTS = [["worst", "worst"], ["first", "first reading"], ["last", "last reading"]];
+
 /**
  * Whether the numbers of a part fit a format, without a loss scale.
  * @param {any} part What was measured, or nothing.
@@ -27,10 +30,12 @@ export function judgePart(part, format, moment) {
 
 /**
  * The loss scales, as powers of two, at which gradients neither overflow nor vanish.
+ * @param {{largest?: number | null, low?: number | null} | undefined} reading Logarithms of
+ *   the largest magnitude and of the smallest that counts, without a loss scale.
  * @returns {{lowest: number, highest: number} | null}
  */
-export function gradientWindow(part, format, moment) {
-  const { largest = null, low = null } = part?.[moment] ?? {};
+export function scaleWindow(reading, format) {
+  const { largest = null, low = null } = reading ?? {};
   if (largest === null) return null;
   return {
     lowest: low === null ? -Infinity : format.subnormal_exponent - low,
@@ -56,7 +61,7 @@ export function judgeLayer(ranges, format, formats, moment) {
     activation = { state, bits: null, step: lost.step, lost: lost.dtype };
   }
   const weight = judgePart(ranges?.weight, format, moment);
-  const gradient = gradientWindow(ranges?.gradient, format, moment);
+  const gradient = scaleWindow(ranges?.gradient?.[moment], format);
   const refused = ranges?.refused?.[format.name] ?? [];
   const states = [
     activation.state, weight.state, refused.length ? "refused" : null,

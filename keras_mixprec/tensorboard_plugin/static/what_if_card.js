@@ -3,10 +3,9 @@ import { card, element, fillSelect } from "./dom.js";
 import { formatInteger, formatNumber, formatPower, formatShare, listSome, plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import {
-  GRAVE, PLANNED, SPARE_BITS, foundInWords, judgeLayer, planFile, smallestPlan,
+  GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundInWords, judgeLayer, planFile, smallestPlan,
 } from "./what_if.js";
 
-const MOMENTS = [["worst", "worst"], ["first", "first reading"], ["last", "last reading"]];
 const ALL = "";
 const ROWS_SHOWN = 200;
 const ORDER = [...GRAVE, "unknown", "fits"];
