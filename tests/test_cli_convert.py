@@ -96,6 +96,17 @@ def test_arguments_are_checked_before_anything_is_loaded(asked, named, convert):
     assert "Loading" not in error
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--tolerance", "0"), ("--tolerance", "nan"), ("--batch-size", "0")],
+)
+def test_numbers_are_checked_before_anything_is_loaded(option, value, convert):
+    status, _, error = convert(*_asked("none.keras"), option, value)
+    assert status == 2
+    assert f"{option} must be" in error
+    assert "Loading" not in error
+
+
 def test_progress_is_shown_while_layers_are_searched(convert, folder):
     dense, norm = keras.layers.Dense, keras.layers.LayerNormalization
     stack = [dense(4), norm(), dense(64), dense(3)]
@@ -131,7 +142,7 @@ def test_progress_is_shown_while_layers_are_searched(convert, folder):
         ([*_asked(), "--report", "x.npz"], "--report must be"),
         ([*_asked(), "--tolerance", "-1"], "tolerance"),
         ([*_asked(), "--tolerance", "0.000001"], "is the worst"),
-        ([*_asked(), "--batch-size", "0"], "batch_size"),
+        ([*_asked(), "--batch-size", "0"], "--batch-size"),
         (_asked()[:-2], "--out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,

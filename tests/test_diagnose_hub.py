@@ -53,7 +53,7 @@ _SOON = "gpt2", "gemma"
     "name",
     [
         pytest.param(n, marks=[] if n in _SOON else [pytest.mark.slow])
-        for n in _RUN
+        for n in _SOUND
     ],
 )
 def test_what_overflows_at_the_third_step(name):

@@ -52,6 +52,14 @@ def with_lambda():
     return keras.Model(inputs, keras.layers.Dense(2, name="last")(x))
 
 
+def with_names_inside():
+    inputs = keras.Input((4,))
+    x = keras.layers.Lambda(
+        lambda x: sum(SCALE * part for part in (x, x)), name="often"
+    )(inputs)
+    return keras.Model(inputs, keras.layers.Dense(2, name="last")(x))
+
+
 def summed(scale=1e3):
     """A sum in the graph is too large for the layers before and behind it."""
     inputs = keras.Input((4,))
@@ -68,6 +76,7 @@ WRONG = [
     ({"model": configless}, ValueError, "get_config"),
     ({"model": infinite}, ValueError, "In float32"),
     ({"model": with_lambda}, ValueError, "Lambda.*'twice'.*'SCALE'"),
+    ({"model": with_names_inside}, ValueError, "Lambda.*'often'.*'SCALE'"),
     (
         {"model": summed, "rules": []},
         ValueError,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_mixprec import DEFAULT_RULES, apply_policy
+from keras_mixprec import DEFAULT_RULES, PrecisionRule, apply_policy
 
 
 class UserNorm(layers.Layer):
@@ -102,6 +102,31 @@ def test_the_hazard_is_real_and_the_rule_repairs_it(hazard):
     model.get_layer("after").dtype_policy = "float32"
     assert np.allclose(run(model, value), exact, rtol=0.01)
     assert set(plan.reasons.values()) <= {r.reason for r in DEFAULT_RULES}
+
+
+LOOKUPS = {
+    "Discretization": lambda: layers.Discretization([2048.5, 1e5]),
+    "CategoryEncoding": lambda: layers.CategoryEncoding(3000, "one_hot"),
+    "counts": lambda: layers.CategoryEncoding(3000, "count"),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_raw_numbers_that_are_looked_up(name):
+    """Lookups and `Hashing` take integers as they are, and need no rule."""
+    after = layers.Dense(1, name="after")
+    if name == "Discretization":
+        after = layers.Embedding(3, 1, name="after")
+    inputs = keras.Input((1,), dtype="int32")
+    model = keras.Model(inputs, after(LOOKUPS[name]()(inputs)))
+    x = np.array([[2047], [2049]], "int32")
+    exact = model.predict(x, verbose=0)
+    if keras.backend.backend() == "tensorflow" and name != "counts":
+        apply_policy(model, "mixed_float16", rules=[PrecisionRule("after")])
+        assert not np.array_equal(model.predict(x, verbose=0), exact)
+    plan = apply_policy(model, "mixed_float16")
+    np.testing.assert_array_equal(model.predict(x, verbose=0), exact)
+    assert any("2049 becomes" in reason for reason in plan.reasons.values())
 
 
 def test_a_rounded_probability_at_the_output():

@@ -77,7 +77,7 @@ def test_a_damaged_file_is_refused(text, message, tmp_path):
 
 
 def test_a_missing_file_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="no file of a plan.*Received"):
         PrecisionPlan.load(tmp_path / "none.json")
 
 

@@ -1,5 +1,6 @@
 """`Lambda` layers whose functions cannot be rebuilt from a config."""
 
+import itertools
 import re
 
 import keras
@@ -24,7 +25,7 @@ def lambda_at_fault(model: keras.Model, error: Exception) -> str:
         return ""
     for entry in walk(model):
         code = getattr(_function_of(entry.layer), "__code__", None)
-        if code is not None and name in code.co_names:
+        if code is not None and name in _names_in(code):
             return (
                 f"The function of the `Lambda` layer {entry.path!r} uses "
                 f"{name!r} of its module, which no config has: import it "
@@ -43,6 +44,12 @@ def _undefined_name(error):
             return found[1]
         cause = cause.__cause__ or cause.__context__
     return ""
+
+
+def _names_in(code):
+    """Names of the module that code uses, also that of functions inside."""
+    inside = (part for part in code.co_consts if hasattr(part, "co_names"))
+    return {*code.co_names, *itertools.chain(*map(_names_in, inside))}
 
 
 def _function_of(layer):

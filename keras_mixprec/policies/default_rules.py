@@ -85,6 +85,12 @@ def reads_raw_features(layer, path) -> bool:
     return isinstance(layer, (layers.Normalization, layers.Rescaling))
 
 
+@_registered
+def looks_numbers_up(layer, path) -> bool:
+    """Whether the layer finds the bin or the place of raw numbers."""
+    return isinstance(layer, (layers.CategoryEncoding, layers.Discretization))
+
+
 DEFAULT_RULES = PrecisionRules(
     [
         PrecisionRule(
@@ -110,6 +116,11 @@ DEFAULT_RULES = PrecisionRules(
             reads_raw_features,
             reason="raw features and their statistics can lie outside "
             "float16's range",
+        ),
+        PrecisionRule(
+            looks_numbers_up,
+            reason="looks raw numbers up, which in TensorFlow's graphs are "
+            "cast before: 2049 becomes 2048",
         ),
         PrecisionRule(
             layers.UnitNormalization,

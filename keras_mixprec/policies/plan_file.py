@@ -63,6 +63,11 @@ def _content(path):
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         # Half of a surrogate pair is JSON, but no text.
         json.dumps(content, ensure_ascii=False).encode()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            "There is no file of a plan, which `PrecisionPlan.save` writes, at "
+            f"this path. Received: path={str(path)!r}"
+        ) from error
     except FileExistsError as error:
         raise ValueError(f"A plan is a file. Received: {error}") from error
     except (ValueError, RecursionError) as error:
