@@ -4,6 +4,8 @@ import { courseOf, forecastsOf } from "./course.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, formatNumber, formatPower } from "./format.js";
+import { seenFirst } from "./frames.js";
+import { isOfRun } from "./heat_data.js";
 import { exponentTicks, linearScale, niceTicks } from "./scales.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -42,14 +44,15 @@ export function createCourse(store) {
   let shown = null;
 
   function current() {
-    const { runData, histogram, layer, part, metric, heat, partHeat } = store.state;
+    const { runData, histogram, layer, part, metric, heat, partHeat, awaited } = store.state;
     const name = layer ?? histogramLayer(store.state);
     if (!runData?.format || name === null) return null;
     const wanted = `${part}_headroom_bits`;
     const own = metric === wanted ? heat : partHeat;
     const { format } = runData;
-    const fits = own?.metric === wanted ? own : null;
-    const taken = histogramLayer(store.state) === name ? histogram : null;
+    const fits = own?.metric === wanted && isOfRun(own, runData) ? own : null;
+    const isTaken = histogramLayer(store.state) === name && !awaited.histogram;
+    const taken = isTaken ? histogram : null;
     const course = courseOf(fits, taken, name, format.maximum_bits);
     const every = forecastsOf(runData.events);
     const forecast = part === "activation" ?
@@ -190,7 +193,9 @@ export function createCourse(store) {
       known.findLast((step) => now === null || step < now);
     if (next !== undefined) chooseStep(store, next);
   });
-  store.on(["runData", "histogram", "layer", "part", "heat", "partHeat"], update);
+  store.on(
+    ["runData", "histogram", "layer", "part", "heat", "partHeat"], seenFirst(root, update),
+  );
   store.on(["theme", "step"], surface.redraw);
   return root;
 }

@@ -1,5 +1,5 @@
-import { drawSoon } from "./canvas.js";
 import { element } from "./dom.js";
+import { drawSoon } from "./frames.js";
 import { layerChoice } from "./layer_blocks.js";
 import { valueOf } from "./summary.js";
 import { themeColor } from "./theme.js";
