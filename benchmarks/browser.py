@@ -53,7 +53,10 @@ def until_ready(driver, seconds: float = 60.0, frame: str = OURS):
         frames = driver.find_elements("css selector", frame)
         if frames:
             driver.switch_to.frame(frames[0])
-            ready = "return document.body && document.body.dataset.ready"
+            ready = (
+                "const { ready, later } = document.body?.dataset ?? {};"
+                "return Boolean(ready && !later)"
+            )
             if driver.execute_script(ready):
                 return
         time.sleep(0.02)

@@ -2,16 +2,29 @@
 
 import os
 import time
+from typing import NamedTuple
 
-# Done when what it asked for has come and is drawn.
+# Answered in the first frame after it, done when what it asked for has come
+# and is drawn. Nothing looks in every frame whether it has: the frames of the
+# seconds in which a server has no processor would be time of the page.
 _TAKES = """
 const [act, done] = arguments;
 const at = performance.now();
-const soon = requestAnimationFrame;
-const drawn = () => soon(() => setTimeout(() => done(performance.now() - at)));
-const look = () => document.body.dataset.ready ? drawn() : soon(look);
+const drawn = (next) => {
+  requestAnimationFrame(() => setTimeout(() => next(performance.now() - at)));
+};
+const { dataset } = document.body;
 new Function(act)();
-look();
+drawn((answered) => {
+  const end = () => drawn((shown) => done([answered, shown]));
+  if (dataset.ready) return done([answered, answered]);
+  const watch = new MutationObserver(() => {
+    if (!dataset.ready) return;
+    watch.disconnect();
+    end();
+  });
+  watch.observe(document.body, { attributeFilter: ["data-ready"] });
+});
 """
 # The table of runs follows, a row when it is read.
 _SHOWN = """
@@ -63,16 +76,28 @@ def opened(driver, url: str, seconds: float = 120.0) -> float:
     return time.perf_counter() - started
 
 
-def taken(driver, name: str) -> tuple[float, float]:
-    """Seconds from what a reader does to the frame in which it is drawn.
+class Taken(NamedTuple):
+    """Seconds from what a reader does to the frames in which it shows.
 
-    Returns:
-        What went by, and what of it the page computed, layout and drawing
-        included: that is what an idle machine lets a reader wait.
+    Attributes:
+        answered: Float. Until the first frame: that what was asked for is
+            shown, or is loading.
+        shown: Float. Until all of it is shown.
+        computed: Float. What of that the page computed, layout and drawing
+            included: that is what an idle machine lets a reader wait.
     """
+
+    answered: float
+    shown: float
+    computed: float
+
+
+def taken(driver, name: str) -> Taken:
+    """Returns what a reader waits for one of the `INTERACTIONS`."""
     before = _computed(driver)
-    waited = driver.execute_async_script(_TAKES, INTERACTIONS[name]) / 1000
-    return waited, _computed(driver) - before
+    times = driver.execute_async_script(_TAKES, INTERACTIONS[name])
+    computed = _computed(driver) - before
+    return Taken(*(time / 1000 for time in times), computed)
 
 
 def _computed(driver):

@@ -22,7 +22,10 @@ _SETTLED = """
 const done = arguments[0];
 const soon = requestAnimationFrame;
 const frame = (next) => soon(() => soon(next));
-const look = () => document.body.dataset.ready ? done() : frame(look);
+const look = () => {
+  const { ready, later } = document.body.dataset;
+  return ready && !later ? done() : frame(look);
+};
 frame(look);
 """
 

@@ -32,7 +32,7 @@ async function inlineAnswer(path) {
 // Which request it answers travels along: the next one may be chosen already.
 function readHeat(path, buffer) {
   const query = new URLSearchParams(path.split("?")[1]);
-  return { ...decodeHeat(buffer), metric: query.get("metric") };
+  return { ...decodeHeat(buffer), run: query.get("run"), metric: query.get("metric") };
 }
 
 async function fetchAnswer(path) {

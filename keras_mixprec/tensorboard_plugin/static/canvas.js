@@ -1,27 +1,16 @@
 import { element } from "./dom.js";
+import { seenFirst } from "./frames.js";
 import { cssColor, levelColor } from "./palette.js";
 import { themeColor } from "./theme.js";
-
-const queue = new Set();
-
-export function drawSoon(draw) {
-  if (!queue.size) {
-    requestAnimationFrame(() => {
-      const draws = [...queue];
-      queue.clear();
-      for (const queued of draws) queued();
-    });
-  }
-  queue.add(draw);
-}
 
 export const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 
 export function createSurface(parent, attributes, draw) {
   const canvas = element("canvas", attributes);
   parent.append(canvas);
+  // As the observer reports it: to ask for it is to lay out all that has changed.
+  let width = 0;
   const paint = () => {
-    const width = parent.clientWidth;
     const height = parseInt(canvas.style.height, 10);
     if (!width || !height) return;
     const ratio = window.devicePixelRatio || 1;
@@ -34,8 +23,11 @@ export function createSurface(parent, attributes, draw) {
     context.textBaseline = "middle";
     draw(context, width, height);
   };
-  const redraw = () => drawSoon(paint);
-  new ResizeObserver(redraw).observe(parent);
+  const redraw = seenFirst(parent, paint);
+  new ResizeObserver(([report]) => {
+    width = Math.round(report.contentRect.width);
+    redraw();
+  }).observe(parent);
   return {
     canvas,
     redraw,

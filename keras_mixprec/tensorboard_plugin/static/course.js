@@ -1,4 +1,4 @@
-import { rowOfLayer } from "./heat_data.js";
+import { isOfRun, rowOfLayer } from "./heat_data.js";
 import { histogramAt } from "./histogram_data.js";
 
 // The magnitude that half of the elements reach, as a power of two.
@@ -13,10 +13,10 @@ function medianOf(bars) {
 }
 
 // The headroom of the part that is shown, which the heatmap may have loaded already.
-export function headroomOfPart({ part, metric, heat, partHeat }) {
+export function headroomOfPart({ part, metric, heat, partHeat, runData }) {
   const wanted = `${part}_headroom_bits`;
   const own = metric === wanted ? heat : partHeat;
-  return own?.metric === wanted ? own : null;
+  return own?.metric === wanted && isOfRun(own, runData) ? own : null;
 }
 
 /**

@@ -6,6 +6,7 @@ import { courseOf, forecastsOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, formatNumber, formatPower, plural } from "./format.js";
+import { seenFirst } from "./frames.js";
 import { exponentTicks, linearScale, niceTicks } from "./scales.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -45,12 +46,13 @@ export function createCourse(store) {
   let shown = null;
 
   function current() {
-    const { runData, histogram, layer, part } = store.state;
+    const { runData, histogram, layer, part, awaited } = store.state;
     const name = layer ?? histogramLayer(store.state);
     if (!runData?.format || name === null) return null;
     const { format } = runData;
     const fits = headroomOfPart(store.state);
-    const taken = histogramLayer(store.state) === name ? histogram : null;
+    const isTaken = histogramLayer(store.state) === name && !awaited.histogram;
+    const taken = isTaken ? histogram : null;
     const course = courseOf(fits, taken, name, format.maximum_bits);
     const every = forecastsOf(runData.events);
     const forecast = part === "activation" ?
@@ -202,7 +204,9 @@ export function createCourse(store) {
       known.findLast((step) => now === null || step < now);
     if (next !== undefined) chooseStep(store, next);
   });
-  store.on(["runData", "histogram", "layer", "part", "heat", "partHeat"], update);
+  store.on(
+    ["runData", "histogram", "layer", "part", "heat", "partHeat"], seenFirst(root, update),
+  );
   store.on(["theme", "step"], surface.redraw);
   return root;
 }

@@ -2,6 +2,7 @@ import { chooseLayer } from "./actions.js";
 import { DIFFERENCES, differencesOf } from "./difference.js";
 import { card, element, fillSelect } from "./dom.js";
 import { formatNumber, formatShare, plural, words } from "./format.js";
+import { seenFirst } from "./frames.js";
 import { shortRun } from "./names.js";
 
 const MOST_ROWS = 200;
@@ -63,6 +64,6 @@ export function createDifference(store) {
       }));
   }
 
-  store.on(["runData", "compareData", "ranges", "compareRanges"], fill);
+  store.on(["runData", "compareData", "ranges", "compareRanges"], seenFirst(root, fill));
   return root;
 }

@@ -3,6 +3,7 @@ import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { dtypeBars } from "./dtype_bars.js";
 import { formatInteger, readablePowers } from "./format.js";
+import { seenFirst } from "./frames.js";
 import { shortNames } from "./names.js";
 import { shortType } from "./summary.js";
 
@@ -63,6 +64,6 @@ export function createDtypes(store) {
       }))];
   }
 
-  store.on(["runData"], fill);
+  store.on(["runData"], seenFirst(root, fill));
   return root;
 }

@@ -1,7 +1,7 @@
 import { courseOf, headroomOfPart } from "./course.js";
 import { DIFFERENCES, differencesOf } from "./difference.js";
 import { dtypeBars } from "./dtype_bars.js";
-import { pathOfCall } from "./heat_data.js";
+import { isOfRun, pathOfCall } from "./heat_data.js";
 import { worstOfRows } from "./heat_rows.js";
 import { histogramAt } from "./histogram_data.js";
 import { layerChoice } from "./layer_blocks.js";
@@ -39,7 +39,7 @@ function speedRows(state) {
 
 function heatExport(state) {
   const { runData, heat } = state;
-  if (!heat) return [];
+  if (!isOfRun(heat, runData)) return [];  // It may be loading.
   const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
   return worstOfRows(heat, layers, layerChoice(state)).map(({ name, value, step }) => {
     return { layer: name, metric: heat.metric, worst: value, step };
@@ -55,7 +55,8 @@ function histogramRows(state) {
 
 function mapRows({ runData, heat }) {
   const paths = new Set(runData.layers.map(({ path }) => path));
-  const worst = heat ? worstByLayer(heat, paths, pathOfCall) : new Map();
+  const isShown = isOfRun(heat, runData);
+  const worst = isShown ? worstByLayer(heat, paths, pathOfCall) : new Map();
   return runData.layers.map(({ path, fed_by: feeders }) => ({
     layer: path, fed_by: feeders ?? null, metric: heat?.metric ?? null,
     worst: worst.get(path) ?? null,

@@ -1,6 +1,6 @@
-import { drawSoon } from "./canvas.js";
 import { element } from "./dom.js";
 import { TABLES } from "./export_tables.js";
+import { drawSoon } from "./frames.js";
 import { pictureOf } from "./picture.js";
 
 // What JSON has no number for is written as the log's server does.

@@ -1,5 +1,6 @@
 import { clamp, zoomedDomain } from "./scales.js";
-import { drawSoon, pointerIn } from "./canvas.js";
+import { pointerIn } from "./canvas.js";
+import { drawSoon } from "./frames.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip } from "./tooltip.js";
 

@@ -2,6 +2,7 @@ import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger } from "./format.js";
 import { createHeatLegend } from "./heat_legend.js";
+import { isOfRun } from "./heat_data.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
@@ -85,7 +86,7 @@ export function createHeatCard(store) {
   function updateTable() {
     const { runData, heat } = store.state;
     const metric = metricOf(runData, heat?.metric);
-    if (!heat || !metric) return table.fill(null);
+    if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, "at step"],
       worstOfRows(heat, layers, layerChoice(store.state)).map(({ name, value, step }) => [
@@ -100,8 +101,12 @@ export function createHeatCard(store) {
     ["runData", "heat", "compare", "compareData", "compareHeat", "metric"], update,
   );
   store.on(["runData", "metric", "theme"], legend.redraw);
-  return card(
+  const root = card(
     "heatmap", "Layers over time", [fitLabel, select], meaning, withheld, missing, body,
     table.root,
   );
+  store.on(["awaited"], ({ awaited }) => {
+    root.setAttribute("aria-busy", String(Boolean(awaited.heat || awaited.compareHeat)));
+  });
+  return root;
 }

@@ -4,13 +4,17 @@ export function decodeHeat(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const text = new TextDecoder().decode(new Uint8Array(buffer, 4, length));
   const head = JSON.parse(text);
-  const halves = new DataView(buffer, 4 + length);
   const count = head.layers.length * head.from.length;
+  // Little-endian, as every machine is that browsers run on.
+  const halves = new Uint16Array(buffer, 4 + length, count);
   const bits = new Uint32Array(count);
-  for (let index = 0; index < count; index += 1) {
-    bits[index] = halves.getUint16(index * 2, true) << 16;
-  }
+  for (let index = 0; index < count; index += 1) bits[index] = halves[index] << 16;
   return { ...head, values: new Float32Array(bits.buffer) };
+}
+
+// Until that of the chosen run is here, what is shown is still of another.
+export function isOfRun(heat, data) {
+  return Boolean(heat && data && heat.run === data.run);
 }
 
 // Columns meet half-way, so a run measured every 50 steps leaves no gaps.

@@ -32,10 +32,11 @@ export function rowOfCall(rows, calls, layer) {
   return index < 0 ? -1 : rows.findIndex((row) => row.calls.includes(index));
 }
 
-const GRAVEST = ["bad", "warning", "quiet", "beyond", "zero", "none"];
+export const GRAVEST = ["bad", "warning", "quiet", "beyond", "zero", "none"];
 
 /**
- * The worst of several layers under each pixel, and which layer it is of.
+ * The worst of several layers under each pixel, which layer it is of, and the place of
+ * its `alarmLevel` in `GRAVEST`.
  * @param {{pool: string}} heat
  * @param {number[]} calls
  * @param {(call: number, column: number) => boolean} isWider
@@ -61,7 +62,7 @@ export function poolRows(heat, calls, pixels, kind, isWider) {
       [source[pixel], ranks[pixel]] = [call, rank];
     }
   }
-  return { values, columns, source };
+  return { values, columns, source, ranks };
 }
 
 /**

@@ -3,19 +3,20 @@ import {
 } from "./scales.js";
 import { chooseStep } from "./actions.js";
 import {
-  createSurface, drawLine, drawMarker, drawSoon, drawStepAxis, FONT, hatchPattern,
+  createSurface, drawLine, drawMarker, drawStepAxis, FONT, hatchPattern,
 } from "./canvas.js";
 import { element } from "./dom.js";
 import { formatInteger } from "./format.js";
+import { drawSoon } from "./frames.js";
 import { stepGestures } from "./gestures.js";
 import {
-  columnAt, columnEdges, columnsOfPixels, pathOfCall,
+  columnAt, columnEdges, columnsOfPixels, isOfRun, pathOfCall,
 } from "./heat_data.js";
-import { heatRows, poolRows, rowOfCall } from "./heat_rows.js";
+import { GRAVEST, heatRows, poolRows, rowOfCall } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
-import { alarmLevel, valueColor } from "./palette.js";
+import { valueColor } from "./palette.js";
 import { everWider, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -75,7 +76,6 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   function readLayers() {
     const rows = store.state[dataSlot]?.layers ?? [];
     layers = new Map(rows.map((layer) => [layer.path, layer]));
-    surface.redraw();
   }
 
   // What the values under the pixels of a row are: see `alarmLevel`.
@@ -92,11 +92,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     }));
     const isWider = (call, column) => ever.has(call) &&
       Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
-    const { values, columns, source } = poolRows(heat, calls, pixels, kind, isWider);
+    const found = poolRows(heat, calls, pixels, kind, isWider);
+    const { columns, source } = found;
     const wider = (pixel) => source[pixel] >= 0 && isWider(source[pixel], columns[pixel]);
-    return {
-      layer: block ? null : layerOf(heat.layers[calls[0]]), values, columns, source, wider,
-    };
+    return { ...found, layer: block ? null : layerOf(heat.layers[calls[0]]), wider };
   }
 
   // Pooled again only if what is under the pixels is another.
@@ -191,7 +190,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const seen = [];
     for (let row = first; row < last; row += 1) seen.push(pooledRow(row, pixels));
     drawCells(context, seen, metric.kind);
-    drawLabels(context, seen, metric.kind);
+    drawLabels(context, seen);
     drawDemotions(context, seen);
     drawChosen(context, bottom);
     gestures.drawBrush(context, 0, bottom);
@@ -202,19 +201,32 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
 
-  function drawCells(context, seen, kind) {
-    if (!seen.length) return;
+  // A pixel for each cell; the same one until other rows or other steps are in view.
+  function pictureOf(seen, kind) {
+    const view = `${seen[0].row} ${seen.length}`;
+    if (pooled.view === view) return pooled.picture;
     const size = seen[0].values.length;
     const picture = element("canvas", { width: size, height: seen.length });
     const pen = picture.getContext("2d");
     const image = pen.createImageData(size, seen.length);
+    const { data } = image;
     seen.forEach(({ values, wider }, index) => {
       for (let pixel = 0; pixel < size; pixel += 1) {
         const color = valueColor(kind, values[pixel], wider(pixel));
-        if (color) image.data.set([...color, 255], (index * size + pixel) * 4);
+        if (!color) continue;
+        const at = (index * size + pixel) * 4;
+        [data[at], data[at + 1], data[at + 2], data[at + 3]] = [...color, 255];
       }
     });
     pen.putImageData(image, 0, 0);
+    Object.assign(pooled, { view, picture });
+    return picture;
+  }
+
+  function drawCells(context, seen, kind) {
+    if (!seen.length) return;
+    const picture = pictureOf(seen, kind);
+    const size = picture.width;
     context.imageSmoothingEnabled = false;
     const height = seen.length * rowHeight;
     context.drawImage(picture, plot.left, topOf(seen[0].row), size, height);
@@ -224,17 +236,16 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     }
     for (const level of ["beyond", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
-      for (const row of seen) hatch(context, row, kind, level);
+      for (const row of seen) hatch(context, row, level);
     }
   }
 
-  function hatch(context, { row, values, wider }, kind, level) {
-    const is = (pixel) => alarmLevel(kind, values[pixel], wider(pixel)) === level;
+  function hatch(context, { row, ranks }, level) {
+    const rank = GRAVEST.indexOf(level);
     const gap = rowHeight >= 6 ? 1 : 0;
-    for (let pixel = 0; pixel < values.length; pixel += 1) {
-      if (!is(pixel)) continue;
+    for (let pixel = ranks.indexOf(rank); pixel >= 0; pixel = ranks.indexOf(rank, pixel + 1)) {
       const start = pixel;
-      while (pixel + 1 < values.length && is(pixel + 1)) pixel += 1;
+      while (ranks[pixel + 1] === rank) pixel += 1;
       // One non-finite step stays visible however narrow it is.
       const run = Math.max(level === "bad" ? BAD_WIDTH : 1, pixel - start + 1);
       context.fillRect(plot.left + start, topOf(row) + gap, run, rowHeight - gap);
@@ -244,8 +255,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   // A wide page has room for longer names.
   function namesOf(heat) {
     const length = Math.floor((plot.left - 22) / CHARACTER);
-    if (labels.length !== length || labels.of !== heat) {
-      labels = { of: heat, length, names: shortNames(heat.layers.map(spell), length) };
+    const of = heat.layers.join("\n");
+    if (labels.length !== length || labels.of !== of) {
+      labels = { of, length, names: shortNames(heat.layers.map(spell), length) };
       blockLabels.of = null;
     }
     if (blockLabels.of !== rows) {
@@ -257,18 +269,16 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     };
   }
 
-  function drawLabels(context, seen, kind) {
+  function drawLabels(context, seen) {
     const stride = labelStride(rowHeight, 11);
     const heat = heatOf();
     const nameOf = namesOf(heat);
     const chosenRow = rowOfCall(rows, heat.layers, store.state.layer);
     context.textAlign = "right";
     context.font = FONT;
-    for (const { row, values, wider } of seen) {
+    for (const { row, ranks } of seen) {
       const y = Math.max(topOf(row) + rowHeight / 2, row ? -Infinity : 6);
-      const bad = values.some((value, pixel) => {
-        return alarmLevel(kind, value, wider(pixel)) === "bad";
-      });
+      const bad = ranks.includes(GRAVEST.indexOf("bad"));
       const chosen = row === chosenRow;
       const crowded = chosenRow >= 0 && Math.abs(row - chosenRow) < stride;
       if (bad && rowHeight >= 6) {
@@ -341,6 +351,11 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   });
   scroller.addEventListener("scroll", surface.redraw);
 
+  // What is of the run that is left stays as it was drawn.
+  const unlessOld = (act) => () => {
+    if (!heatOf() || isOfRun(heatOf(), store.state[dataSlot])) act();
+  };
+
   // A live reload must not scroll away from what is being read.
   const shape = () => {
     measure();
@@ -348,15 +363,15 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     revealedRows = rows.length;
   };
   store.on([dataSlot], readLayers);
-  store.on([heatSlot, dataSlot, "filter", "onlyProblems", "folded"], shape);
-  store.on(["fit"], () => {
+  store.on([heatSlot, dataSlot, "filter", "onlyProblems", "folded"], unlessOld(shape));
+  store.on(["fit"], unlessOld(() => {
     measure();
     drawSoon(reveal);
-  });
-  store.on(["layer"], reveal);
+  }));
+  store.on(["layer"], unlessOld(reveal));
   store.on(
     ["runData", "compareData", "zoom", "step", "layer", "theme"],
-    surface.redraw,
+    unlessOld(surface.redraw),
   );
   return scroller;
 }

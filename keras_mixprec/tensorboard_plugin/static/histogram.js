@@ -235,10 +235,12 @@ export function createHistogram(store) {
   }
 
   function update() {
-    const { runData, layer, part } = store.state;
+    const { runData, layer, part, awaited } = store.state;
     for (const button of buttons) {
       button.setAttribute("aria-pressed", button.dataset.part === part);
     }
+    // Until the one that was asked for is here the last one stays.
+    if (awaited.histogram) return;
     shown = current();
     const name = histogramLayer(store.state);
     const automatic = layer === null && name ? " (no layer chosen)" : "";
@@ -273,10 +275,11 @@ export function createHistogram(store) {
       row && toNumber(row.least_headroom) === Infinity ? "All its values are zero." :
       names.length ? "No histogram was kept for this layer. Kept for:" :
         "This run keeps no histograms of this part.";
-    const labels = shortNames(names, 36);
+    const offered = name ? [] : names.slice(0, 12);
+    const labels = shortNames(offered, 36);
     const zero = part === "gradient" && row && names.length && !name ?
       " Gradients that are all zero have none." : "";
-    const choices = name ? [] : names.slice(0, 12).map((other) => element("button", {
+    const choices = offered.map((other) => element("button", {
       type: "button", class: "quiet", title: other,
       onclick: () => chooseLayer(store, other),
     }, labels.get(other)));
@@ -313,6 +316,9 @@ export function createHistogram(store) {
   });
   store.on(["runData", "histogram", "step", "part", "layer", "heat", "partHeat"], update);
   store.on(["theme"], surface.redraw);
+  store.on(["awaited"], ({ awaited }) => {
+    root.setAttribute("aria-busy", String(Boolean(awaited.histogram)));
+  });
   return root;
 }
 

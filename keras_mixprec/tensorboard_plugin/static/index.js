@@ -1,6 +1,5 @@
 import { NOTHING_CHOSEN } from "./actions.js";
 import { isInline } from "./api.js";
-import { drawSoon } from "./canvas.js";
 import { copyText } from "./copy.js";
 import { element } from "./dom.js";
 import { createCourse } from "./course_card.js";
@@ -8,6 +7,7 @@ import { createDifference } from "./difference_card.js";
 import { createDtypes } from "./dtype_card.js";
 import { createEvents } from "./events.js";
 import { addExports } from "./exports.js";
+import { drawSoon } from "./frames.js";
 import { connectHost } from "./guest.js";
 import { createEmpty, createHeader, createSelection } from "./header.js";
 import { createHeatCard } from "./heat_card.js";
@@ -35,7 +35,7 @@ const INITIAL = {
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
   partHeat: null, ranges: null, compareRanges: null, wantsRanges: false, summaries: null,
-  missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
+  awaited: {}, missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };
 
@@ -138,6 +138,9 @@ export async function render() {
     main.hidden = !runData;
     // Rows can be scrolled to only once they are laid out.
     if (runData) drawSoon(() => store.set({ shown: runData.run }));
+  });
+  store.on(["awaited"], ({ awaited }) => {
+    main.setAttribute("aria-busy", String(Boolean(awaited.runData)));
   });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;

@@ -59,7 +59,7 @@ export function blocksToFold(tree, count) {
 
 // The outermost folded block that a layer is in, or null.
 export function foldedBlockOf(path, folded) {
-  return foldersOf(path).find((folder) => folded.has(folder)) ?? null;
+  return folded.size ? foldersOf(path).find((folder) => folded.has(folder)) ?? null : null;
 }
 
 // Whether something about it is still to be done.

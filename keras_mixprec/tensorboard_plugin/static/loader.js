@@ -10,6 +10,7 @@ const PAUSE = 300;
 
 export function createLoader(store) {
   const asked = {};
+  const answered = {};
   const tokens = {};
   let pending = 0;
 
@@ -22,7 +23,13 @@ export function createLoader(store) {
     }));
   };
 
-  async function load(slot, path) {
+  // What is shown stays until what was asked for in its place is here.
+  const awaiting = (slot, path) => {
+    const { [slot]: before, ...others } = store.state.awaited;
+    return { awaited: path ? { ...others, [slot]: path } : others };
+  };
+
+  async function load(slot, path, request = null) {
     tokens[slot] = (tokens[slot] ?? 0) + 1;
     const token = tokens[slot];
     pending += 1;
@@ -32,15 +39,18 @@ export function createLoader(store) {
       if (tokens[slot] !== token) return;
       fail(slot, null);
       if (slot === "summaries") askAgain(answer, path);
+      answered[slot] = request;
+      const isNew = Boolean(store.state.awaited[slot]);
       // What did not change must not be redrawn under the reader's hands.
-      const text = answer?.values ? null : JSON.stringify(answer);
+      const text = isNew || answer?.values ? null : JSON.stringify(answer);
       if (text && text === JSON.stringify(store.state[slot])) return;
-      store.set({ [slot]: answer });
+      store.set({ [slot]: answer, ...isNew ? awaiting(slot, null) : {} });
     } catch (error) {
       if (tokens[slot] !== token) return;
       // Forgotten, so that the next refresh asks again.
       asked[slot] = null;
       fail(slot, error.message);
+      store.set(awaiting(slot, null));
     } finally {
       settle();
     }
@@ -69,19 +79,30 @@ export function createLoader(store) {
     return data ? `${data.last_step}/${data.events.length}` : "";
   };
 
+  // Of a run that is left, as long as nothing of the next one is here.
+  const isOld = (slot, { run, compare, runData, compareData }) => {
+    const [name, data] = slot.startsWith("compare") ? [compare, compareData] : [run, runData];
+    return name !== null && data !== null && data.run !== name;
+  };
+
   function sync() {
-    const wanted = wantedPaths(store.state);
-    for (const [slot, path] of Object.entries(wanted)) {
-      const request = path && `${path} ${versionOf(slot, store.state)}`;
-      if (asked[slot] === request) continue;
+    const { state } = store;
+    const known = { ...answered };
+    for (const [slot, path] of Object.entries(wantedPaths(state))) {
+      const request = path && `${path} ${versionOf(slot, state)}`;
+      if (asked[slot] === request || (!path && isOld(slot, state))) continue;
       const samePath = asked[slot]?.split(" ")[0] === path;
       asked[slot] = request;
-      if (path && samePath) load(slot, path);
-      else {
-        tokens[slot] = (tokens[slot] ?? 0) + 1;
-        if (slot === "histogram" || !path) store.set({ [slot]: null });
-        if (path) load(slot, path);
+      // What one part of the page has need not be asked for by another.
+      const holder = path && Object.keys(known).find((other) => known[other] === request);
+      if (path && !holder) {
+        if (!samePath) store.set(awaiting(slot, path));
+        load(slot, path, request);
+        continue;
       }
+      tokens[slot] = (tokens[slot] ?? 0) + 1;
+      answered[slot] = request;
+      store.set({ [slot]: holder ? state[holder] : null, ...awaiting(slot, null) });
     }
   }
 

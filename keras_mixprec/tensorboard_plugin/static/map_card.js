@@ -2,7 +2,8 @@ import { chooseLayer } from "./actions.js";
 import { dataTable } from "./data_table.js";
 import { card, element, walkRows } from "./dom.js";
 import { plural } from "./format.js";
-import { pathOfCall } from "./heat_data.js";
+import { seenFirst } from "./frames.js";
+import { isOfRun, pathOfCall } from "./heat_data.js";
 import { valueInWords } from "./metrics.js";
 import { holdersIn, foldedGraph, worseOf, worstByLayer } from "./model_map.js";
 import { shortNames } from "./names.js";
@@ -34,6 +35,9 @@ export function createMap(store) {
   let known = null;
   let worst = new Map();
   let byPath = new Map();
+  let graph = { nodes: [], edges: [], nestedOnly: false };
+  let drawn = new Map();
+  let drawnShape = null;
   walkRows(canvas, "button.node");
 
   function unfold(all) {
@@ -44,7 +48,7 @@ export function createMap(store) {
   fold.addEventListener("click", () => unfold(!open.size));
 
   function fill() {
-    const { runData, metric, heat } = store.state;
+    const { runData, awaited } = store.state;
     if (!runData) return;
     const { layers } = runData;
     const names = layers.map(({ path }) => path).join("\n");
@@ -53,27 +57,39 @@ export function createMap(store) {
       open = layers.length <= OPEN_AT_MOST ? holdersIn(layers) : new Set();
     }
     byPath = new Map(layers.map((layer) => [layer.path, layer]));
-    const shown = metricOf(runData, metric);
-    const fits = heat && heat.metric === metric;
-    worst = fits ? worstByLayer(heat, new Set(byPath.keys()), pathOfCall) : new Map();
-    const graph = foldedGraph(layers, open);
-    const drawn = graph.nodes.slice(0, DRAWN_AT_MOST);
+    graph = foldedGraph(layers, open);
     fold.hidden = !holdersIn(layers).size;
     fold.textContent = open.size ? "Fold blocks" : "Unfold blocks";
+    const nodes = graph.nodes.slice(0, DRAWN_AT_MOST);
+    const shape = JSON.stringify([nodes, graph.edges]);
+    // Runs of one model differ in colours alone, which come with the heat.
+    const isOther = shape !== drawnShape;
+    if (isOther) drawNodes(nodes, graph.edges);
+    drawnShape = shape;
+    scroller.hidden = !layers.length;
+    if (isOther || !awaited.heat) colour();
+    mark();
+  }
+
+  // What the layers measured, on the nodes that there are.
+  function colour() {
+    const { runData, metric, heat } = store.state;
+    const { layers } = runData;
+    const shown = metricOf(runData, metric);
+    const fits = isOfRun(heat, runData) && heat.metric === metric;
+    worst = fits ? worstByLayer(heat, new Set(byPath.keys()), pathOfCall) : new Map();
     caption.textContent = !layers.length ? NO_LAYERS : [
       shown ? `Colour: ${shown.title}, the worst of the run.` :
         "Without colours: MixPrecMonitor measured nothing of the layers (`probe_every`).",
       graph.nestedOnly ? NESTED : "",
-      graph.nodes.length > drawn.length ? `The first ${DRAWN_AT_MOST} of ${
+      graph.nodes.length > DRAWN_AT_MOST ? `The first ${DRAWN_AT_MOST} of ${
         plural(graph.nodes.length, "layer")}.` : "",
     ].filter(Boolean).join(" ");
-    drawNodes(drawn, graph.edges, shown);
-    scroller.hidden = !layers.length;
+    for (const node of graph.nodes.slice(0, DRAWN_AT_MOST)) colourNode(node, shown);
     table.fill(!layers.length ? null : () => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
       const before = graph.edges.filter(({ to }) => to === node.path).map(({ from }) => from);
       return [node.path, before.join(", ") || "–", wordsOf(node, shown)];
     })]);
-    mark();
   }
 
   function valueOfNode(node) {
@@ -95,7 +111,7 @@ export function createMap(store) {
     return valueInWords(shown.kind, valueOfNode(node), wide, store.state.runData.format?.name);
   }
 
-  function drawNodes(nodes, edges, shown) {
+  function drawNodes(nodes, edges) {
     const labels = shortNames(nodes.map(({ path }) => path), 26);
     const places = new Map(nodes.map((node) => [node.path, placeOf(node)]));
     const far = (key) => Math.max(0, ...[...places.values()].map((place) => place[key]));
@@ -115,11 +131,11 @@ export function createMap(store) {
       lines.append(line);
     }
     const focused = canvas.querySelector(":focus")?.dataset.layer;
-    canvas.replaceChildren(lines, ...nodes.map((node, index) => {
-      return buttonOf(node, labels.get(node.path), index, shown);
+    drawn = new Map(nodes.map((node, index) => {
+      return [node.path, buttonOf(node, labels.get(node.path), index)];
     }));
-    if (focused) [...canvas.querySelectorAll("button")]
-      .find((node) => node.dataset.layer === focused)?.focus();
+    canvas.replaceChildren(lines, ...[...drawn.values()].map(({ button }) => button));
+    if (focused) drawn.get(focused)?.button.focus();
   }
 
   function placeOf({ depth, column }) {
@@ -140,19 +156,14 @@ export function createMap(store) {
     return `M${side} C${reach},${side[1]} ${reach},${aim[1]} ${aim}`;
   }
 
-  function buttonOf(node, label, index, shown) {
+  function buttonOf(node, name, index) {
     const { path, inside } = node;
     const more = inside.length > 1 ? ` (${inside.length})` : "";
-    const value = valueOfNode(node);
-    const words = wordsOf(node, shown);
-    const wide = Boolean(widerOf(node));
-    const color = shown ? valueColor(shown.kind, value, wide) : null;
-    const sign = shown ? MARKS[alarmLevel(shown.kind, value, wide)] ?? "" : "";
-    const told = `${path}: ${words}`;
-    const name = more ? `${told}; ${plural(inside.length, "layer")}, folded` : told;
+    const swatch = element("i");
+    const label = document.createTextNode("");
+    const words = element("em");
     const button = element("button", {
-      type: "button", class: "node", "data-layer": path, title: name, "aria-label": name,
-      tabindex: index ? "-1" : "0",
+      type: "button", class: "node", "data-layer": path, tabindex: index ? "-1" : "0",
       onclick: () => {
         if (more) {
           open = new Set([...open, path]);
@@ -160,25 +171,40 @@ export function createMap(store) {
         }
         chooseLayer(store, path);
       },
-    }, element("i", {}), sign + label + more,
-    element("em", {}, shown ? words : ""));
-    button.querySelector("i").style.background = color ? cssColor(color) : "transparent";
+    }, swatch, label, words);
     const { x, y } = placeOf(node);
     button.style.left = `${x}px`;
     button.style.top = `${y}px`;
-    return button;
+    button.setAttribute("aria-current", "false");
+    return { button, swatch, label, words, text: name + more };
+  }
+
+  function colourNode(node, shown) {
+    const { button, swatch, label, words, text } = drawn.get(node.path);
+    const { path, inside } = node;
+    const value = valueOfNode(node);
+    const wide = Boolean(widerOf(node));
+    const color = shown ? valueColor(shown.kind, value, wide) : null;
+    const told = `${path}: ${wordsOf(node, shown)}`;
+    const name = inside.length > 1 ? `${told}; ${plural(inside.length, "layer")}, folded` : told;
+    button.title = name;
+    button.setAttribute("aria-label", name);
+    label.data = (shown ? MARKS[alarmLevel(shown.kind, value, wide)] ?? "" : "") + text;
+    words.textContent = shown ? wordsOf(node, shown) : "";
+    swatch.style.background = color ? cssColor(color) : "transparent";
   }
 
   function mark() {
-    const { layer, runData } = store.state;
-    const paths = new Set((runData?.layers ?? []).map(({ path }) => path));
-    const path = layer === null ? null : pathOfCall(layer, paths);
-    for (const node of canvas.querySelectorAll("button.node")) {
-      node.setAttribute("aria-current", String(node.dataset.layer === path));
-    }
+    const { layer } = store.state;
+    const path = layer === null ? null : pathOfCall(layer, byPath);
+    canvas.querySelector('[aria-current="true"]')?.setAttribute("aria-current", "false");
+    drawn.get(path)?.button.setAttribute("aria-current", "true");
   }
 
-  store.on(["runData", "metric", "heat"], fill);
-  store.on(["layer"], mark);
+  store.on(["runData"], seenFirst(root, fill));
+  store.on(["metric", "heat"], seenFirst(root, () => {
+    if (store.state.runData && !store.state.awaited.heat) colour();
+  }));
+  store.on(["layer"], seenFirst(root, mark));
   return root;
 }

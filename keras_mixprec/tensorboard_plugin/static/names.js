@@ -84,8 +84,23 @@ function waysToShorten(paths, length) {
   ];
 }
 
+// Labels of many paths: the runs of a model have the same, and several panels.
+const MANY = 200;
+const KEPT_LABELS = 8;
+const kept = new Map();
+
 // A map from each path to a label of at most `length` characters, no two alike.
 export function shortNames(paths, length) {
+  if (paths.length < MANY) return makeLabels(paths, length);
+  const key = `${length}\n${paths.join("\n")}`;
+  if (!kept.has(key)) {
+    if (kept.size === KEPT_LABELS) kept.delete(kept.keys().next().value);
+    kept.set(key, makeLabels(paths, length));
+  }
+  return kept.get(key);
+}
+
+function makeLabels(paths, length) {
   const labels = new Map();
   const taken = new Set();
   for (const way of waysToShorten(paths, length)) {

@@ -2,6 +2,7 @@ import { createSurface, drawAxisName, drawLine, drawMarker, pointerIn } from "./
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatNumber, formatShare, listSome, plural } from "./format.js";
+import { seenFirst } from "./frames.js";
 import { decadesOf, trialsOf } from "./pareto.js";
 import { exponentTicks, linearScale, nearestMark } from "./scales.js";
 import { themeColor } from "./theme.js";
@@ -99,7 +100,7 @@ export function createPareto(store) {
     ]);
   });
   surface.canvas.addEventListener("pointerleave", hideTooltip);
-  store.on(["runData"], update);
+  store.on(["runData"], seenFirst(root, update));
   store.on(["theme"], surface.redraw);
   return root;
 }

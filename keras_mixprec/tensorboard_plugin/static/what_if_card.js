@@ -1,6 +1,7 @@
 import { chooseLayer } from "./actions.js";
 import { card, element, fillSelect } from "./dom.js";
 import { formatInteger, formatNumber, formatPower, formatShare, listSome, plural } from "./format.js";
+import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
 import {
   GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundInWords, judgeLayer, planFile, smallestPlan,
@@ -83,11 +84,16 @@ export function createWhatIf(store) {
   near.observe(root);
 
   let offered;
+  let listed;
 
   function offer() {
     const options = layersAndBlocks(store.state.runData?.layers ?? []);
     const before = which.value;
-    fillSelect(which, options, options.some(([value]) => value === before) ? before : ALL);
+    const names = options.join("\n");
+    if (names !== listed) {
+      listed = names;
+      fillSelect(which, options, options.some(([value]) => value === before) ? before : ALL);
+    }
     // A run that has gone on keeps what was chosen here.
     const run = store.state.runData?.run;
     if (run === offered) return fill();
@@ -185,8 +191,8 @@ export function createWhatIf(store) {
       encodeURIComponent(JSON.stringify(planFile(layers, found), null, 2))}`;
   }
 
-  store.on(["runData"], offer);
-  store.on(["layer"], follow);
-  store.on(["ranges"], fill);
+  store.on(["runData"], seenFirst(root, offer));
+  store.on(["layer"], seenFirst(root, follow));
+  store.on(["ranges"], seenFirst(root, fill));
   return root;
 }
