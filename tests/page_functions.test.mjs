@@ -184,6 +184,13 @@ test("a heat answer is decoded", () => {
   assert.deepEqual(heat.layers, ["a", "b"]);
 });
 
+test("where measuring ended is the last step with any value", () => {
+  const values = [1, NaN, NaN, NaN, 2, NaN];
+  assert.equal(heatData.lastMeasured({ ...HEAD, values }), 19);
+  assert.equal(heatData.lastMeasured({ ...HEAD, values: values.map(() => NaN) }), null);
+  assert.equal(heatData.lastMeasured(null), null);
+});
+
 test("columns leave no gaps between them", () => {
   const edges = heatData.columnEdges([0, 50, 100], [0, 50, 100]);
   assert.deepEqual(edges, [-25, 25, 75, 125]);
