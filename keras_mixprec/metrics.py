@@ -173,6 +173,14 @@ PERFORMANCE = {
             "max",
         ),
         (
+            "measured_steps",
+            "count",
+            "steps measured",
+            "Plain steps that these figures are of; fewer than 20 are too few "
+            "to compare the speed of two runs.",
+            "min",
+        ),
+        (
             "samples_per_second",
             "rate",
             "samples a second",

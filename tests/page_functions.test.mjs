@@ -17,6 +17,7 @@ const heatData = await load("heat_data");
 const histogram = await load("histogram_data");
 const eventText = await load("event_text");
 const summary = await load("summary");
+const speed = await load("speed");
 const lossCurve = await load("loss_curve");
 const layerColumns = await load("layer_columns");
 const layerBlocks = await load("layer_blocks");
@@ -183,6 +184,13 @@ test("a heat answer is decoded", () => {
   assert.deepEqual(heat.layers, ["a", "b"]);
 });
 
+test("where measuring ended is the last step with any value", () => {
+  const values = [1, NaN, NaN, NaN, 2, NaN];
+  assert.equal(heatData.lastMeasured({ ...HEAD, values }), 19);
+  assert.equal(heatData.lastMeasured({ ...HEAD, values: values.map(() => NaN) }), null);
+  assert.equal(heatData.lastMeasured(null), null);
+});
+
 test("columns leave no gaps between them", () => {
   const edges = heatData.columnEdges([0, 50, 100], [0, 50, 100]);
   assert.deepEqual(edges, [-25, 25, 75, 125]);
@@ -334,7 +342,7 @@ test("the key figures have the share of FLOPs in 16 bits before and after", () =
 test("how fast beside float32 is said of a run that is all in float32 alone", () => {
   const low = runOf("low", { samples_per_second: 1900 }, ["float16"]);
   const wide = runOf("wide", { samples_per_second: 1000 }, ["float32"]);
-  assert.equal(summary.speedAgainstFloat32(low, wide), "1.9x the speed of float32.");
+  assert.equal(summary.speedAgainstFloat32(low, wide), "1.9x (1.9x to 1.9x) the speed of float32.");
   assert.equal(summary.speedAgainstFloat32(wide, low), null);
   assert.equal(summary.speedAgainstFloat32(low, null), null);
 });
@@ -501,8 +509,11 @@ test("a store tells only those whose keys changed", () => {
 const runOf = (name, figures, types) => ({
   run: `${name}/mixprec`,
   layers: types.map((type) => ({ compute_dtype: type })),
+  // Of each a reading every 10 steps, as near to each other as 1 in 1,000.
   performance: {
-    figures: Object.entries(figures).map(([key, value]) => ({ name: key, value })),
+    figures: Object.entries({ measured_steps: 60, ...figures }).map(([key, value]) => {
+      return { name: key, value, values: [1, 1, 0.999, 1, 1.001, 1].map((one) => one * value) };
+    }),
   },
 });
 
@@ -513,13 +524,34 @@ test("two runs are compared in a line, by what is known of both", () => {
     runOf("tuned", low, ["float16", "float32", "float32"]), runOf("wide", wide, []),
   ];
   assert.equal(summary.comparison(one, other),
-    "tuned against wide: 1.9x, −41\u202f% memory, 2 layers in float32");
+    "tuned against wide: 1.9x (1.9x to 1.9x), −41\u202f% memory, 2 layers in float32");
   for (const data of [one, other]) {
-    data.performance.figures = data.performance.figures.slice(1, 2);
+    data.performance.figures = data.performance.figures
+      .filter(({ name }) => ["step_time", "measured_steps"].includes(name));
   }
   assert.equal(summary.comparison(one, other),
-    "tuned against wide: 2.0x, 2 layers in float32");
+    "tuned against wide: 2.0x (2.0x to 2.0x), 2 layers in float32");
   assert.equal(summary.comparison(one, { ...other, performance: null }), null);
+});
+
+test("a difference in speed is told only where it is more than the spread", () => {
+  const spread = [90, 95, 100, 105, 150, 98];
+  const run = (name, factor, more = {}) => {
+    const made = runOf(name, { samples_per_second: factor * 100, ...more }, ["float32"]);
+    const [figure] = made.performance.figures.filter(({ name: one }) => one === "samples_per_second");
+    figure.values = spread.map((value) => factor * value);
+    return made;
+  };
+  const { ratio, low, high } = speed.speedRatio(run("a", 1.1), run("b", 1));
+  assert.ok(Math.abs(ratio - 1.1) < 1e-12);
+  // NumPy: medians 99, quartiles 95.75 and 103.75, and 1.57 * 8 / 6**0.5 is 5.1276.
+  assert.ok(Math.abs(low - 1.1 * (99 - 5.1276) / (99 + 5.1276)) < 1e-4);
+  assert.ok(Math.abs(high - 1.1 * (99 + 5.1276) / (99 - 5.1276)) < 1e-4);
+  assert.match(summary.speedAgainstFloat32(run("a", 1.1), run("b", 1)), /^No difference .* seen/);
+  assert.match(summary.speedAgainstFloat32(run("a", 2), run("b", 1)), /^2.0x \(1.8x to 2.2x\)/);
+  const short = run("b", 1, { measured_steps: 19 });
+  assert.equal(summary.speedAgainstFloat32(run("a", 2), short), null);
+  assert.match(summary.comparison(run("a", 2), short), /too few steps measured/);
 });
 
 test("a figure is written by its unit", () => {

@@ -10,6 +10,7 @@ from monitor_models import BACKEND, monitor, not_torch, scalars, tags, told
 
 import keras_mixprec as kmp
 from keras_mixprec.monitoring.step_clock import StepClock
+from keras_mixprec.reporting.performance import Row, performance, sentence
 
 # Of generators nobody knows beforehand how many batches they have.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -232,3 +233,27 @@ def test_what_the_host_has_seen_end_is_listed(clock):
     stretch, durations = run(clock, behind=False)
     assert durations == pytest.approx([0.001] * 20)
     assert stretch.seconds == pytest.approx(0.02)
+
+
+def row(step, steps, median, p95):
+    return Row(step, steps, steps * median, 0, steps, median, p95, 1, 0, 0.1, 1)
+
+
+def test_rows_of_one_step_each_have_a_percentile_together():
+    times = np.random.default_rng(0).exponential(size=200) + 1
+    rows = [row(n, 1, *[t] * 2) for n, t in enumerate(times.tolist())]
+    found = {f["name"]: f["value"] for f in performance(rows, [])["figures"]}
+    assert found["measured_steps"] == 200
+    expected = np.percentile(times, [50, 95], method="inverted_cdf")
+    assert [found["step_time_median"], found["step_time_p95"]] == [*expected]
+
+
+def test_rows_of_many_steps_have_the_percentile_of_most():
+    rows = [row(n, 50, 1.0, p) for n, p in enumerate((2.0, 3.0, 9.0))]
+    found = {f["name"]: f["value"] for f in performance(rows, [])["figures"]}
+    assert (found["step_time_median"], found["step_time_p95"]) == (1.0, 3.0)
+
+
+def test_of_few_steps_no_percentile_is_said():
+    found = performance([row(9, 9, 1.0, 2.0)], [])
+    assert sentence(found).startswith("1 s a step, of only 9 steps, 1 samples")

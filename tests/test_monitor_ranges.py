@@ -293,6 +293,32 @@ def test_what_is_kept_for_the_last_reading_is_reported(tmp_path, monkeypatch):
     assert "kept for the last" in event["message"]
 
 
+def test_the_last_reading_has_what_the_whole_run_allows(tmp_path, monkeypatch):
+    # 1 s a step: 2% of 256 are more than 5% of the 64 of an epoch, and 2 s.
+    clock = Clock(1.0, monkeypatch)
+    arguments = {"batch_size": 2, "epochs": 4, "callbacks": [clock]}
+    monkeypatch.setattr(range_reader, "_SHARE", 0.001)
+    monkeypatch.setattr(range_reader, "_SECONDS", 1.3)
+    watched(sequential(), tmp_path, *data(128), **arguments)
+    (measured,) = told(tmp_path, "ranges_measured")
+    assert measured["steps"][-1] == 256
+    assert measured["seconds"] < 0.02 * 256
+
+
+def test_why_there_is_no_last_reading_is_said_last(tmp_path, monkeypatch):
+    left = iter([3.0, 3.0])
+    monkeypatch.setattr(
+        range_reader.RangeReader, "_left", lambda _: next(left, 0.5)
+    )
+    monkeypatch.setattr(range_reader.RangeReader, "_expected", lambda _: 1.0)
+    monitor = watched(sequential(), tmp_path, *data(128), batch_size=32)
+    first, last = told(tmp_path, "ranges_withheld")
+    assert "kept for the last" in first["message"]
+    assert "withheld at step 4" in last["message"]
+    assert "`max_overhead=" in last["message"]
+    assert "withheld at step 4" in monitor.summary.ranges
+
+
 @each_jit
 @pytest.mark.parametrize("sequences", [False, True])
 def test_a_cell_has_the_numbers_of_its_layer(sequences, jit, tmp_path):

@@ -12,7 +12,8 @@ from keras_mixprec.numerics.range_reading import read_ranges, read_weights
 
 # What all readings of a model may take together: this share of the first
 # epoch of each `fit`, or more with a larger `max_overhead`, but at least so
-# many seconds. It happens once, so that it is no part of the overhead.
+# many seconds; when the run is over, `max_overhead` of all of it if that is
+# more. It happens once, so that it is no part of the overhead.
 _SHARE = 0.05
 _SECONDS = 2.0
 
@@ -68,6 +69,8 @@ class RangeReader:
         self.withheld = ""
         self._log = log
         self._share = max(settings.max_overhead, _SHARE)
+        self._share_of_run = settings.max_overhead
+        self._has_ended = self._is_settled = False
         self._limited = settings.max_overhead < 1
         self._off = _reason_for_none(settings)
         self._prober = prober
@@ -128,7 +131,9 @@ class RangeReader:
             self._withhold(
                 step,
                 f"they take about {expected:.1f} s to measure, and of the "
-                f"{max(left, 0.0):.1f} s left most are kept for the last step.",
+                f"{max(left, 0.0):.1f} s left most are kept for the last "
+                "step. A larger `max_overhead` allows more.",
+                settled=False,
             )
 
     def end_epoch(self, step: int):
@@ -154,6 +159,7 @@ class RangeReader:
         """
         if self._off:
             return
+        self._has_ended = True
         self.end_epoch(step)
         if self._first_call is None:
             self._first_call = self._first_epoch
@@ -193,6 +199,8 @@ class RangeReader:
             return math.inf
         epoch = self._first_epoch or self._elapsed()
         allowed = self._share * (self._costs.epochs + epoch)
+        if self._has_ended:
+            allowed = max(allowed, self._share_of_run * self._elapsed())
         return max(allowed, _SECONDS) - self._costs.spent
 
     def _expected(self):
@@ -265,9 +273,11 @@ class RangeReader:
         self._withhold(step, f"{type(error).__name__}: {str(error)[:200]}")
         warn_disabled("measure layers beside training", error)
 
-    def _withhold(self, step, reason):
-        if self.withheld:
+    def _withhold(self, step, reason, settled=True):
+        # What is kept for the last step may not suffice for it.
+        if self.withheld and (self._is_settled or not settled):
             return
+        self._is_settled = settled
         self.withheld = f"{_RANGES}withheld at step {step}: {reason}"
         event = {"kind": "ranges_withheld", "message": self.withheld}
         self._log.event(step, event)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from keras_mixprec.flop_shares import knows_flops, parameters, share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS, format_digits
+from keras_mixprec.formats import SIXTEEN_BITS, format_count, format_digits
 from keras_mixprec.metrics import PERFORMANCE
+
+# Of fewer steps the next ones may be anything.
+ENOUGH_STEPS = 20
 
 
 class Row(NamedTuple):
@@ -66,7 +69,9 @@ def performance(
     rates = [rates_of(row) for row in rows]
     weights = [row.steps for row in rows]
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
-    value = {name: _weighted_median(values[name], weights) for name in values}
+    value = {name: _weighted(values[name], weights) for name in values}
+    value["step_time_p95"] = _percentile_95(rows)
+    value["measured_steps"] = sum(weights)
     for name in "overhead_share", "output_bytes_saved":
         value[name] = values[name][-1]
     value["input_share"] = _input_share(rows)
@@ -90,17 +95,31 @@ def performance(
     return {"steps": [int(row.step) for row in rows], "figures": figures}
 
 
-def _weighted_median(values, weights):
+def _percentile_95(rows):
+    """Of all steps: what is above nine tenths of a row is about its own.
+
+    A row may be of one step, which is its median and percentile alike.
+    """
+    known = [row for row in rows if not math.isnan(row.step_time_p95)]
+    times = [row.step_time_median for row in known]
+    times += [row.step_time_p95 for row in known]
+    weights = [0.9 * row.steps for row in known]
+    weights += [0.1 * row.steps for row in known]
+    return _weighted(times, weights, 0.95)
+
+
+def _weighted(values, weights, share=0.5):
+    """The value that this share of the weight is at most."""
     known = [
         (value, weight)
         for value, weight in zip(values, weights, strict=True)
         if value is not None
     ]
     known.sort()
-    half = sum(weight for _, weight in known) / 2
+    wanted = share * sum(weight for _, weight in known)
     sums = itertools.accumulate(weight for _, weight in known)
     pairs = zip(known, sums, strict=True)
-    return next((value for (value, _), total in pairs if total >= half), None)
+    return next((value for (value, _), total in pairs if total >= wanted), None)
 
 
 def _input_share(rows):
@@ -140,7 +159,9 @@ for what is done once.'
     value = {f["name"]: f["value"] for f in found["figures"]}
     title = {f["name"]: f["title"] for f in found["figures"]}
     speed = f"{_time(value['step_time'])} a step"
-    if value["step_time_p95"] is not None:
+    if value["measured_steps"] < ENOUGH_STEPS:
+        speed += f", of only {format_count(value['measured_steps'], 'step')}"
+    elif value["step_time_p95"] is not None:
         speed += f" (95th percentile {_time(value['step_time_p95'])})"
     if value["samples_per_second"] is not None:
         speed += f", {format_digits(value['samples_per_second'])} samples/s"

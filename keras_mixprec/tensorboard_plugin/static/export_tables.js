@@ -7,7 +7,7 @@ import { histogramAt } from "./histogram_data.js";
 import { layerChoice } from "./layer_blocks.js";
 import { worstByLayer } from "./model_map.js";
 import { trialsOf } from "./pareto.js";
-import { valueOf } from "./summary.js";
+import { valueOf } from "./speed.js";
 import { histogramLayer } from "./wanted.js";
 import { judgeLayer, MOMENTS } from "./what_if.js";
 

@@ -63,6 +63,7 @@ function formatSeconds(seconds) {
 
 const AMOUNTS = {
   bytes: formatBytes, seconds: formatSeconds, share: formatShare, rate: formatNumber,
+  count: formatInteger,
 };
 
 // A figure of a run by its unit, a dash if it is not known.

@@ -1,6 +1,7 @@
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger } from "./format.js";
+import { lastMeasured } from "./heat_data.js";
 import { createHeatLegend } from "./heat_legend.js";
 import { isOfRun } from "./heat_data.js";
 import { createHeatmap } from "./heatmap.js";
@@ -8,6 +9,9 @@ import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { groupMetrics, valueInWords } from "./metrics.js";
 import { metricOf } from "./wanted.js";
+
+// Of all steps: a reading is missing if the last one is before.
+const LATE = 0.9;
 
 // The shorter one stops at its end, which must not pull the longer one back.
 function scrollTogether(one, other) {
@@ -63,13 +67,22 @@ export function createHeatCard(store) {
     select.value = metric ?? "";
   }
 
+  // Between two readings it is no end.
+  function endOfMeasuring() {
+    const { runData, heat } = store.state;
+    const last = lastMeasured(heat);
+    if (last === null || last >= LATE * runData.last_step) return null;
+    return `Measured to step ${formatInteger(last)} of ${formatInteger(runData.last_step)}: ` +
+      "what came after is not in the figures of headroom.";
+  }
+
   function update() {
     const { runData, heat, compare, compareData, compareHeat, metric } = store.state;
     if (metric && select.value !== metric) select.value = metric;
     meaning.textContent = metricOf(runData, metric)?.explanation ?? "";
     const measured = Boolean(runData?.heat);
-    withheld.textContent = runData?.withheld ?? "";
-    withheld.hidden = !runData?.withheld;
+    withheld.textContent = [endOfMeasuring(), runData?.withheld].filter(Boolean).join(" ");
+    withheld.hidden = !withheld.textContent;
     missing.hidden = measured && Boolean(heat);
     missing.textContent = measured ? "No values of this quantity here." :
       "No range of any layer was measured in this run.";

@@ -74,6 +74,16 @@ export function poolRow(heat, row, pixels) {
   return { values, columns };
 }
 
+// The last step of which there is any value, or null.
+export function lastMeasured(heat) {
+  const size = heat?.until.length ?? 0;
+  for (let column = size - 1; column >= 0; column -= 1) {
+    const some = heat.layers.some((_, row) => !Number.isNaN(heat.values[row * size + column]));
+    if (some) return heat.until[column];
+  }
+  return null;
+}
+
 // A layer used twice has rows "path" and "path#1"; both belong to the layer `path`.
 export function pathOfCall(call, paths) {
   return paths.has(call) ? call : call.replace(/#\d+$/, "");

@@ -4,9 +4,12 @@ import { card, element } from "./dom.js";
 import { formatAmount, formatInteger } from "./format.js";
 import { shortRun } from "./names.js";
 import { linearScale, niceTicks, stepDomain } from "./scales.js";
-import { comparison, valueOf } from "./summary.js";
+import { valueOf } from "./speed.js";
+import { comparison } from "./summary.js";
 import { themeColor } from "./theme.js";
 
+const NOT_TIMED = "No step of this run was timed: it had too few steps without a probe or a " +
+  "diagnosis, or the log is of an older version.";
 const TIMES = { left: 66, right: 14, top: 8, height: 56, axis: 26 };
 
 export function createPerformance(store) {
@@ -15,8 +18,9 @@ export function createPerformance(store) {
   const head = element("thead");
   const box = element("div", { class: "canvas-box" });
   const times = dataTable("Time of a step");
-  const root = card("performance", "Speed", [], line,
-    element("table", {}, head, rows), box, times.root);
+  const nothing = element("p", { class: "absent", hidden: true }, NOT_TIMED);
+  const all = element("div", {}, line, element("table", {}, head, rows), box, times.root);
+  const root = card("performance", "Speed", [], nothing, all);
   const surface = createSurface(box, {
     role: "img", "aria-label": "Time of a step, by steps",
   }, draw);
@@ -29,7 +33,11 @@ export function createPerformance(store) {
   function fill() {
     const { runData, compareData } = store.state;
     const known = runsOf(store.state);
-    root.hidden = !known.length;
+    // Not of a log that is no training.
+    const trained = runData?.events.some(({ kind }) => kind === "train_begin");
+    root.hidden = !known.length && !trained;
+    nothing.hidden = known.length > 0;
+    all.hidden = !known.length;
     if (!known.length) return;
     const text = known.length > 1 ? comparison(runData, compareData) : null;
     line.textContent = text ?? "";

@@ -3,6 +3,7 @@ import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
 import { shortRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
 import { isRepaired, isWider } from "./precision.js";
+import { differs, inTimes, speedRatio, timesRange, valueOf } from "./speed.js";
 
 export function countBy(items, keyOf) {
   const counts = new Map();
@@ -104,20 +105,6 @@ export const STATES = {
   failing: { glyph: "▲", word: "Failing", level: "bad" },
 };
 
-// A figure of how fast a run is, null if it is not known.
-export function valueOf(run, name) {
-  const figures = run.performance?.figures ?? [];
-  return figures.find((figure) => figure.name === name)?.value ?? null;
-}
-
-// How many times as fast: by samples, since batches may differ in size.
-function speedUp(run, other) {
-  const rates = [run, other].map((data) => valueOf(data, "samples_per_second"));
-  if (rates.every((rate) => rate > 0)) return rates[0] / rates[1];
-  const times = [run, other].map((data) => valueOf(data, "step_time"));
-  return times.every((time) => time > 0) ? times[1] / times[0] : null;
-}
-
 function memoryChange(run, other) {
   const peaks = [run, other].map((data) => valueOf(data, "peak_memory"));
   if (!peaks.every((peak) => peak > 0)) return null;
@@ -127,15 +114,17 @@ function memoryChange(run, other) {
 
 /**
  * How fast a run is beside one that computes in float32 alone, `null` if the
- * other does not, or nothing is known of either.
+ * other does not, or too little was measured of either.
  * @returns {string | null}
  */
 export function speedAgainstFloat32(run, other) {
   const isWide = other?.layers.length && other.layers.every((layer) => {
     return layer.compute_dtype === "float32";
   });
-  const faster = isWide && run !== other ? speedUp(run, other) : null;
-  return faster ? `${faster.toPrecision(faster < 10 ? 2 : 3)}x the speed of float32.` : null;
+  const speed = isWide && run !== other ? speedRatio(run, other) : null;
+  if (!speed?.enough) return null;
+  return differs(speed) ? `${inTimes(speed)} the speed of float32.` :
+    `No difference from float32's speed was seen (${timesRange(speed)}).`;
 }
 
 /**
@@ -143,11 +132,13 @@ export function speedAgainstFloat32(run, other) {
  * @returns {string | null}
  */
 export function comparison(run, other) {
-  const faster = speedUp(run, other);
-  if (faster === null) return null;
+  const speed = speedRatio(run, other);
+  if (!speed) return null;
+  const faster = !speed.enough ? "too few steps measured to compare the speed" :
+    differs(speed) ? inTimes(speed) : `no difference in speed seen (${timesRange(speed)})`;
   const wide = run.layers.filter((layer) => layer.compute_dtype === "float32");
   const parts = [
-    `${faster.toPrecision(faster < 10 ? 2 : 3)}x`,
+    faster,
     memoryChange(run, other),
     `${plural(wide.length, "layer")} in float32`,
   ];
