@@ -1,6 +1,7 @@
 """Without a browser the tests of the page are skipped, with the remedy."""
 
 import pytest
+from bidi import firefox_or_skip
 from missing_programs import browser_or_skip
 
 
@@ -17,11 +18,19 @@ def _no_browser(monkeypatch, tmp_path):
     [("", pytest.skip.Exception), ("true", pytest.fail.Exception)],
     ids=["skipped", "failed in CI"],
 )
+@pytest.mark.parametrize(
+    ("open_browser", "packages"),
+    [
+        (browser_or_skip, "chromium chromium-driver"),
+        (firefox_or_skip, "firefox-esr"),
+    ],
+    ids=["chromium", "firefox"],
+)
 @pytest.mark.usefixtures("_no_browser")
-def test_without_a_browser(ci, outcome, monkeypatch):
+def test_without_a_browser(ci, outcome, open_browser, packages, monkeypatch):
     monkeypatch.setenv("CI", ci)
-    with pytest.raises(outcome) as caught, browser_or_skip():
+    with pytest.raises(outcome) as caught, open_browser():
         pass
     message = str(caught.value)
-    assert message.endswith("apt-get install chromium chromium-driver")
+    assert message.endswith(f"apt-get install {packages}")
     assert "\n" not in message

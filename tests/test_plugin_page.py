@@ -96,11 +96,11 @@ def told(trained):
 def logs(trained, tmp_path_factory):
     log_dir = tmp_path_factory.mktemp("own") / "logs"
     shutil.copytree(trained, log_dir)
+    write(log_dir / HOSTILE, [HOSTILE, f"</script>{HOSTILE}"])
     write(log_dir / "rare", MANY, steps=1000, every=1000)
     write(log_dir / "wide", MANY[:60])
     write(log_dir / "deep", DEEP)
     write_long(log_dir / "long")
-    write(log_dir / HOSTILE, [HOSTILE, f"</script>{HOSTILE}"])
     with pytest.MonkeyPatch.context() as patch:
         newer = schema.SCHEMA_VERSION + 1
         patch.setattr("keras_mixprec.reporting.summaries.SCHEMA_VERSION", newer)

@@ -23,6 +23,11 @@ from keras_mixprec.monitoring.attach import (
 from keras_mixprec.monitoring.failing_batches import BadData
 from keras_mixprec.monitoring.failures import failure_event
 from keras_mixprec.monitoring.overhead import READINGS
+from keras_mixprec.reporting.schema import (
+    EPOCH_COLUMNS,
+    EPOCH_ROWS_PER_CHUNK,
+    EPOCHS,
+)
 
 # The attribute of a model that holds its session: elsewhere it keeps it alive.
 _SESSION_ATTRIBUTE = "_keras_mixprec_session"
@@ -236,6 +241,9 @@ class Session:
             self._read_counters()
         started = time.perf_counter()
         self.log_layers()
+        row = self.step, time.time()
+        size = EPOCH_ROWS_PER_CHUNK
+        self.log.rows(self.step, EPOCHS, [row], EPOCH_COLUMNS, size)
         self.budget.add(READINGS, time.perf_counter() - started)
         self.state.idle_until = self.step
         self.raise_if_failed()

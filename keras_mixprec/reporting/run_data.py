@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.clock import clock
 from keras_mixprec.reporting.facts import about, facts_of, is_event
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
@@ -44,7 +45,7 @@ MAX_COLUMNS = 2000
 
 # What the first value of a tag says of it.
 _CONTENT = dict.fromkeys(
-    (schema.PERFORMANCE, schema.LOSS), {"schema", "columns"}
+    (schema.PERFORMANCE, schema.LOSS, schema.EPOCHS), {"schema", "columns"}
 ) | dict.fromkeys((schema.HEAT, schema.ERRORS), {"schema", "layers", "metrics"})
 
 
@@ -119,6 +120,7 @@ class RunData:
             "performance": self._performance(events, layers),
             "scale": scale,
             "loss": self.loss(),
+            "clock": clock(self._epoch_ends(), events),
             "events": events,
             "heat": {
                 "metrics": [describe(*item) for item in metrics.items()],
@@ -262,6 +264,12 @@ class RunData:
             return None
         steps, values = zip(*sorted(rows), strict=True)
         return {"steps": [int(step) for step in steps], "values": list(values)}
+
+    def _epoch_ends(self):
+        tags = self._chunks(schema.EPOCHS)
+        return [
+            tuple(row.tolist()) for tag in tags for row in self._entries(tag)
+        ]
 
     def _performance(self, events, layers):
         """Of the last `fit`; `None` in an older log."""

@@ -42,6 +42,7 @@ HEAT = "mixprec/heat"
 ERRORS = "mixprec/error_against_float32"
 PERFORMANCE = "mixprec/performance"
 LOSS = "mixprec/loss"
+EPOCHS = "mixprec/epochs"
 
 # What version 1 called families, columns of tables and keys of layers.
 _RENAMED = {
@@ -86,6 +87,7 @@ EVENTS_PER_CHUNK = 16
 ROWS_PER_CHUNK = 256
 PERFORMANCE_ROWS_PER_CHUNK = 16
 LOSS_ROWS_PER_CHUNK = 64
+EPOCH_ROWS_PER_CHUNK = 64
 
 # A step of the heat is written once, to a tag that further steps follow in:
 # one read of a tag may not exceed 256 MB, which 500 steps of 200 layers and
@@ -95,6 +97,9 @@ HEAT_STEPS_PER_TAG = 500
 SCALE_COLUMNS = ("step", "scale", "nonfinite_count", "iterations")
 
 LOSS_COLUMNS = ("step", "loss")
+
+# At the end of each epoch: the steps until it, and when it was, since 1970.
+EPOCH_COLUMNS = ("step", "seconds")
 
 # Of plain steps up to one: how many, their seconds, how many of those went by
 # until batches came, their samples; the median and the 95th percentile of a

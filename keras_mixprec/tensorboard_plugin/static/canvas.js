@@ -104,15 +104,21 @@ export function hatchPattern(context, level) {
   return context.createPattern(tile, "repeat");
 }
 
-export function drawStepAxis(context, scale, start, ticks, y, top, label) {
-  drawAxisName(context, "step", start - 24, y + 12);
+/**
+ * The axis below a picture, whose steps are placed by their number or by another axis.
+ * @param {number[]} domain The first and the last step.
+ * @param {number} count About how many ticks.
+ */
+export function drawStepAxis(context, scale, axis, domain, count, { start, y, top = null }) {
+  drawAxisName(context, axis.name, start - 24, y + 12);
   context.textAlign = "center";
-  for (const tick of ticks) {
-    const x = Math.round(scale(tick)) + 0.5;
+  const [from, until] = domain.map(axis.of);
+  for (const tick of axis.ticks(Math.max(0, from), until, count)) {
+    const x = Math.round(scale(axis.stepAt(tick))) + 0.5;
     if (top !== null) drawLine(context, [[x, top], [x, y]], themeColor("--grid"));
     drawLine(context, [[x, y], [x, y + 4]], themeColor("--axis"));
     context.fillStyle = themeColor("--muted");
-    context.fillText(label(tick), x, y + 12);
+    context.fillText(axis.label(tick), x, y + 12);
   }
 }
 

@@ -1,4 +1,5 @@
 import { chooseLayer, chooseStep } from "./actions.js";
+import { BY_STEP } from "./axis.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis, pointerIn,
 } from "./canvas.js";
@@ -7,7 +8,7 @@ import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, formatNumber, formatPower, plural } from "./format.js";
 import { seenFirst } from "./frames.js";
-import { exponentTicks, linearScale, niceTicks } from "./scales.js";
+import { exponentTicks, linearScale } from "./scales.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer } from "./wanted.js";
@@ -135,8 +136,7 @@ export function createCourse(store) {
       context.fillText(formatPower(tick), PLACE.left - 6, y(tick));
     }
     drawAxisName(context, "magnitude", 8, PLACE.top + PLACE.height / 2, true);
-    drawStepAxis(context, x, PLACE.left, niceTicks(0, last, width / 90), bottom, null,
-      formatInteger);
+    drawStepAxis(context, x, BY_STEP, [0, last], width / 90, { start: PLACE.left, y: bottom });
     for (const [label, bits, color] of limitsOf(format)) {
       drawLine(context, [[PLACE.left, y(bits)], [width - PLACE.right, y(bits)]],
         themeColor(color), 1, [2, 3]);

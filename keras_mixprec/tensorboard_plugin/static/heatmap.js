@@ -1,7 +1,8 @@
 import {
-  clamp, labelStride, linearScale, niceTicks, stepDomain,
+  clamp, labelStride, linearScale, stepDomain,
 } from "./scales.js";
 import { chooseStep } from "./actions.js";
+import { axisOf, stepInWords, stepScale } from "./axis.js";
 import {
   createSurface, drawLine, drawMarker, drawStepAxis, FONT, hatchPattern,
 } from "./canvas.js";
@@ -100,7 +101,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   // Pooled again only if what is under the pixels is another.
   function keepPooled(size) {
-    const of = [plot.scale.invert(plot.left), plot.scale.invert(plot.right), size].join();
+    const ends = [plot.left, plot.right].map(plot.scale.invert);
+    const of = [...ends, size, axisOf(store.state).name].join();
     if (pooled.of !== of) pooled = { of, rows: new Map() };
   }
 
@@ -157,7 +159,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
     if (!cell || !metric) return hideTooltip();
     if (at.x < plot.left) return showTooltip(event, [spell(cell.name)]);
-    const steps = cell.from === cell.until ? `step ${formatInteger(cell.from)}` :
+    const axis = axisOf(store.state);
+    const steps = cell.from === cell.until ? stepInWords(axis, cell.from) :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
     const words = valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
@@ -171,7 +174,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     plot.left = clamp(Math.round(width * LABEL_SHARE), ...LABEL_WIDTHS);
     plot.right = width - 22;
     const domain = stepDomain(lastStep(), store.state.zoom);
-    plot.scale = linearScale(domain, [plot.left, plot.right]);
+    const axis = axisOf(store.state);
+    plot.scale = stepScale(axis, domain, [plot.left, plot.right]);
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
     const size = Math.floor(plot.right - plot.left);
@@ -195,8 +199,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     drawChosen(context, bottom);
     gestures.drawBrush(context, 0, bottom);
     context.restore();
-    const ticks = niceTicks(Math.max(0, domain[0]), domain[1], size / 100);
-    drawStepAxis(context, plot.scale, plot.left, ticks, bottom, null, formatInteger);
+    drawStepAxis(context, plot.scale, axis, domain, size / 100, { start: plot.left, y: bottom });
   }
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
@@ -370,7 +373,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }));
   store.on(["layer"], unlessOld(reveal));
   store.on(
-    ["runData", "compareData", "zoom", "step", "layer", "theme"],
+    ["runData", "compareData", "zoom", "axis", "step", "layer", "theme"],
     unlessOld(surface.redraw),
   );
   return scroller;

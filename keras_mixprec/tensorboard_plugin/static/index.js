@@ -30,7 +30,7 @@ const POLL = 30000;
 const INITIAL = {
   runs: null, run: null, compare: null, metric: null, part: "activation",
   ...NOTHING_CHOSEN,
-  zoom: null, fit: false, filter: "", onlyProblems: false, folded: new Set(),
+  zoom: null, axis: "step", fit: false, filter: "", onlyProblems: false, folded: new Set(),
   onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,

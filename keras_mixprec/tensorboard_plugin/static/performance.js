@@ -1,9 +1,10 @@
+import { BY_STEP } from "./axis.js";
 import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatAmount, formatInteger } from "./format.js";
+import { formatAmount } from "./format.js";
 import { shortRun } from "./names.js";
-import { linearScale, niceTicks, stepDomain } from "./scales.js";
+import { linearScale, stepDomain } from "./scales.js";
 import { valueOf } from "./speed.js";
 import { comparison } from "./summary.js";
 import { themeColor } from "./theme.js";
@@ -94,8 +95,7 @@ export function createPerformance(store) {
       context.fillText(formatAmount(time, "seconds"), TIMES.left - 6, y(time));
     }
     drawAxisName(context, "step time", 8, TIMES.top + TIMES.height / 2, true);
-    drawStepAxis(context, x, TIMES.left, niceTicks(Math.max(0, domain[0]), domain[1], width / 110),
-      bottom, null, formatInteger);
+    drawStepAxis(context, x, BY_STEP, domain, width / 110, { start: TIMES.left, y: bottom });
     context.save();
     context.beginPath();
     context.rect(TIMES.left, 0, width - TIMES.right - TIMES.left, bottom + 1);

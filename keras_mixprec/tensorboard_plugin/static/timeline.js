@@ -1,7 +1,8 @@
 import {
-  clamp, exponentTicks, linearScale, nearestMark, niceTicks, stepDomain, valueAtStep,
+  clamp, exponentTicks, linearScale, nearestMark, stepDomain, valueAtStep,
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
+import { axesOf, axisOf, stepInWords, stepScale } from "./axis.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis,
 } from "./canvas.js";
@@ -46,10 +47,14 @@ export function createTimeline(store) {
     type: "button", class: "quiet", hidden: true,
     onclick: () => store.set({ zoom: null }),
   }, "Reset zoom");
+  const by = element("select", {
+    id: "axis", onchange: () => store.set({ axis: by.value }),
+  });
+  const byLabel = element("label", { class: "field" }, "by", by);
   const body = element("div", { class: "canvas-box" });
   const table = dataTable("Loss scale");
   const losses = dataTable("Loss");
-  const root = card("timeline", "Loss scale and events", [legend, reset], body, table.root, losses.root);
+  const root = card("timeline", "Loss scale and events", [legend, reset, byLabel], body, table.root, losses.root);
   const surface = createSurface(body, {
     tabindex: "0", role: "slider", "aria-valuemin": "0",
     "aria-label": "Timeline: arrow keys move the step, Enter selects the event, " +
@@ -102,7 +107,7 @@ export function createTimeline(store) {
       ]);
     }
     const step = stepAt(at.x);
-    const lines = [`step ${formatInteger(step)}`];
+    const lines = [stepInWords(axisOf(store.state), step)];
     for (const data of [runData, compareData]) {
       for (const line of data?.scale ?? []) {
         const scale = valueAtStep(line.steps, line.scale, step);
@@ -124,7 +129,8 @@ export function createTimeline(store) {
     if (!runData) return;
     const last = Math.max(runData.last_step, compareData?.last_step ?? 0);
     plot.right = width - RIGHT;
-    plot.scale = linearScale(stepDomain(last, zoom), [LEFT, plot.right]);
+    const axis = axisOf(store.state);
+    plot.scale = stepScale(axis, stepDomain(last, zoom), [LEFT, plot.right]);
     plot.cursor = step;
     const lines = [runData, compareData].flatMap((data) => {
       return (data?.scale ?? []).map((line) => {
@@ -161,8 +167,9 @@ export function createTimeline(store) {
         0.5, [5, 3]);
     });
     const domain = [LEFT, plot.right].map(plot.scale.invert);
-    const ticks = niceTicks(Math.max(0, domain[0]), domain[1], width / 110);
-    drawStepAxis(context, plot.scale, LEFT, ticks, axisY(), TOP, formatInteger);
+    drawStepAxis(context, plot.scale, axis, domain, width / 110, {
+      start: LEFT, y: axisY(), top: TOP,
+    });
     drawAxisName(context, "loss scale", 8, TOP + PLOT_HEIGHT / 2, true);
 
     context.save();
@@ -310,6 +317,13 @@ export function createTimeline(store) {
       () => [["run", "step", "loss"], rowsOfLoss()] : null);
   }
 
+  function updateAxes() {
+    by.replaceChildren(...axesOf(store.state).map(({ name, why }) => element("option", {
+      value: name, disabled: why !== null,
+    }, why ? `${name} (${why})` : name)));
+    by.value = axisOf(store.state).name;
+  }
+
   function updateLegend() {
     const { runData, compareData, zoom } = store.state;
     const items = (runData?.scale ?? []).map((line, index) => {
@@ -357,12 +371,13 @@ export function createTimeline(store) {
   });
 
   store.on(["runData", "compareData", "zoom"], updateLegend);
+  store.on(["runData", "compareData", "axis"], updateAxes);
   store.on(["runData", "compareData"], () => {
     surface.setHeight(axisY() + 24);
     updateTable();
   });
   store.on(
-    ["runData", "compareData", "zoom", "step", "event", "theme"], surface.redraw,
+    ["runData", "compareData", "zoom", "axis", "step", "event", "theme"], surface.redraw,
   );
   return root;
 }

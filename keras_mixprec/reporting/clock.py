@@ -1,0 +1,53 @@
+"""When the steps of a run were taken, by epochs and by time of training."""
+
+from collections.abc import Iterable, Sequence
+
+
+def clock(ends: Sequence[tuple[float, float]], events: Iterable[dict]) -> dict:
+    """Returns what places the steps of a run on an axis by epoch or by time.
+
+    Args:
+        ends: List of the step and the time, in seconds since 1970, at which
+            each epoch ended.
+        events: List of dicts of events.
+
+    Returns:
+        Dict of `"epoch"` and `"time"`, each `None` if the log does not say, or
+        a dict of the lists `"steps"` and `"values"`, which both rise: epochs,
+        and seconds of training. Between two of them a step's is in proportion.
+        The time between two calls of `fit` does not count.
+
+    Example:
+    >>> from keras_mixprec.reporting.clock import clock
+    >>> begin = {"kind": "train_begin", "step": 0, "wall_time": 100.0}
+    >>> clock([(50, 102.0), (100, 103.0)], [begin])["time"]
+    {'steps': [0, 50, 100], 'values': [0.0, 2.0, 3.0]}
+    """
+    events = [event for event in events if "wall_time" in event]
+    begins = [e["step"] for e in events if e["kind"] == "train_begin"]
+    start = min(begins, default=0)
+    epochs = [(start, 0)] if ends else []
+    epochs += [(int(step), n) for n, (step, _) in enumerate(ends, start=1)]
+    return {"epoch": _rising(epochs), "time": _rising(_trained(ends, events))}
+
+
+def _trained(ends, events):
+    """Steps with the seconds of training until each."""
+    dates = [(e["wall_time"], e["step"], e["kind"]) for e in events]
+    dates += [(date, int(step), "epoch_end") for step, date in ends]
+    seconds, before = 0.0, None
+    for date, step, kind in sorted(dates):
+        if before is not None and kind != "train_begin":
+            seconds += date - before
+        before = date
+        yield step, seconds
+
+
+def _rising(points):
+    """Those points whose step and value are more than those before."""
+    steps, values = [], []
+    for step, value in points:
+        if not steps or (step > steps[-1] and value > values[-1]):
+            steps.append(step)
+            values.append(value)
+    return {"steps": steps, "values": values} if len(steps) > 1 else None

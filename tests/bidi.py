@@ -1,0 +1,148 @@
+"""Firefox by WebDriver BiDi, which it speaks itself: no driver beside it.
+
+https://w3c.github.io/webdriver-bidi/
+"""
+
+import base64
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+
+import websocket
+from missing_programs import skip_without
+
+_LISTENS = re.compile(r"WebDriver BiDi listening on (ws://\S+)")
+_START = 60.0
+
+
+class Firefox:
+    """A page in a Firefox.
+
+    Args:
+        address: String. Where it listens.
+
+    Attributes:
+        errors: List of strings, what the console and uncaught errors said.
+    """
+
+    def __init__(self, address):
+        self._socket = websocket.create_connection(
+            f"{address}/session", timeout=60, suppress_origin=True
+        )
+        self._last = 0
+        self.errors = []
+        self._ask("session.new", capabilities={})
+        self._ask("session.subscribe", events=["log.entryAdded"])
+        tree = self._ask("browsingContext.getTree")
+        self._context = tree["contexts"][0]["context"]
+
+    def close(self):
+        """Ends the session."""
+        self._socket.close()
+
+    def open(self, url):
+        """Opens a page, and waits until it is loaded."""
+        self._here("browsingContext.navigate", url=url, wait="complete")
+
+    def size(self, width, height):
+        """Makes the view that large."""
+        viewport = {"width": width, "height": height}
+        self._here("browsingContext.setViewport", viewport=viewport)
+
+    def run(self, expression):
+        """Returns what an expression comes to, as JSON has it."""
+        answer = self._ask(
+            "script.evaluate",
+            expression=f"Promise.resolve({expression}).then(JSON.stringify)",
+            target={"context": self._context},
+            awaitPromise=True,
+        )
+        if answer["type"] != "success":
+            raise RuntimeError(answer["exceptionDetails"]["text"])
+        return json.loads(answer["result"].get("value", "null"))
+
+    def press(self, *keys):
+        """Presses keys wherever the focus is."""
+        actions = [
+            {"type": kind, "value": key}
+            for key in keys
+            for kind in ("keyDown", "keyUp")
+        ]
+        source = {"type": "key", "id": "keys", "actions": actions}
+        self._here("input.performActions", actions=[source])
+
+    def picture(self):
+        """Returns what is in view, as PNG."""
+        answer = self._here("browsingContext.captureScreenshot")
+        return base64.b64decode(answer["data"])
+
+    def _here(self, method, **parameters):
+        return self._ask(method, context=self._context, **parameters)
+
+    def _ask(self, method, **parameters):
+        self._last += 1
+        question = {"id": self._last, "method": method, "params": parameters}
+        self._socket.send(json.dumps(question))
+        while True:
+            answer = json.loads(self._socket.recv())
+            if answer.get("method") == "log.entryAdded":
+                self._keep(answer["params"])
+            elif answer.get("id") == self._last:
+                if answer["type"] == "error":
+                    raise RuntimeError(f"{method}: {answer['message']}")
+                return answer["result"]
+
+    def _keep(self, entry):
+        if entry["level"] in ("error", "warn"):
+            self.errors.append(entry["text"])
+
+
+@contextlib.contextmanager
+def firefox_or_skip(dark=False):
+    """A headless Firefox with an empty profile."""
+    program = shutil.which("firefox") or shutil.which("firefox-esr")
+    if program is None:
+        skip_without("Firefox", "apt-get install firefox-esr")
+    with tempfile.TemporaryDirectory() as profile:
+        with open(f"{profile}/user.js", "w") as settings:
+            # 0 is dark, 1 light.
+            settings.write(
+                'user_pref("layout.css.prefers-color-scheme.content-override",'
+                f" {0 if dark else 1});\n"
+            )
+        process = subprocess.Popen(
+            [
+                program,
+                "--headless",
+                "--no-remote",
+                "--profile",
+                profile,
+                "--remote-debugging-port",
+                "0",
+            ],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            firefox = Firefox(_address(process))
+            yield firefox
+            firefox.close()
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _address(process):
+    """Where it says that it listens."""
+    ends = time.monotonic() + _START
+    for line in process.stderr:
+        if found := _LISTENS.search(line):
+            return found[1]
+        if time.monotonic() > ends:
+            break
+    raise RuntimeError("Firefox does not listen.")
