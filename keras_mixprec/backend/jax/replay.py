@@ -205,12 +205,26 @@ def _evaluate(jaxpr, constants, arguments, visit):
         if inner is not None:
             outputs = _evaluate(inner.jaxpr, inner.consts, inputs, visit)
         else:
-            outputs = equation.primitive.bind(*inputs, **equation.params)
+            outputs = equation.primitive.bind(*inputs, **_params(equation))
             if not equation.primitive.multiple_results:
                 outputs = [outputs]
             visit(inputs, outputs)
         values.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _params(equation):
+    """What an operation is run with.
+
+    Attention asks for float16 products with sums in float32 by a name that
+    CPUs do not know; the dtype of the result says the same.
+    """
+    named = isinstance(
+        equation.params.get("precision"), jax.lax.DotAlgorithmPreset
+    )
+    if not named or jax.default_backend() != "cpu":
+        return equation.params
+    return {**equation.params, "precision": None}
 
 
 def _called(equation):
