@@ -1,0 +1,124 @@
+"""Ten questions of a reader, each answered by the page in two clicks."""
+
+import keras
+import numpy as np
+import pytest
+from missing_programs import browser_or_skip
+from plugin_page import Page
+from plugin_runs import tiny_transformer, train
+
+import keras_mixprec as kmp
+
+TUNED, ROWS = "tuned/mixprec", "rows/mixprec"
+HEALTHY, WIDE = "healthy/mixprec", "wide/mixprec"
+
+
+def sound(log_dir, policy="mixed_float16", bad_rows=()):
+    """Trains a model that float16 bears, for 80 steps."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(16, "relu", name="embed")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+    if policy:
+        kmp.apply_policy(model, policy)
+    optimizer = keras.optimizers.Adam(1e-3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    scaled = kmp.LossScaleOptimizer(optimizer) if policy else optimizer
+    model.compile(scaled, loss, jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(320, 8)).astype("float32")
+    x[[*bad_rows]] = np.nan
+    monitor = kmp.MixPrecMonitor(log_dir, 4, 0, 1, verbose=0)
+    model.fit(x, np.arange(320) % 3, 4, verbose=0, callbacks=[monitor])
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    tuner = kmp.PrecisionTuner(verbose=0)
+    train(folder / "tuned", tuner, epochs=1, build=tiny_transformer)
+    sound(folder / "rows", bad_rows=[5, 77])
+    sound(folder / "healthy")
+    sound(folder / "wide", policy=None)
+    kmp.load_report(folder).save_html(folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with browser_or_skip() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(driver, report):
+    page = Page(driver)
+    page.errors()
+    page.open_file(report).settle()
+    yield page
+    assert page.errors() == []
+
+
+SENTENCE, FIGURES = "#headline .sentence", "header .figures"
+FINDING = "#headline button.sentence"
+CHOSEN = "#events li.chosen"
+CODE = f"{CHOSEN} .fix:first-of-type details summary"
+AGAINST = f"#runs tr[data-run='{WIDE}'] button.quiet"
+WITH_TUNED = f"#runs tr[data-run='{TUNED}'] button.quiet"
+SPEED = "#performance tr[data-figure=step_time]"
+
+QUESTIONS = [
+    ("did anything go wrong", TUNED, [], SENTENCE, ["Repaired"]),
+    ("did anything go wrong", ROWS, [], SENTENCE, ["Warning", "Bad data in"]),
+    ("did anything go wrong", HEALTHY, [], "#runs", ["Repaired", "Warning"]),
+    ("which layer", TUNED, [], SENTENCE, ["overflowing overflowed at step"]),
+    ("which rows", ROWS, [], SENTENCE, ["samples 5, 77 of x not finite"]),
+    ("why", TUNED, [FINDING], CHOSEN, ["forward", "largest input:"]),
+    ("why", ROWS, [FINDING], CHOSEN, ["bad data", "samples of x: [5,77]"]),
+    ("what to do", TUNED, [FINDING, CODE], CHOSEN, ["PrecisionRule('overfl"]),
+    ("what to do", ROWS, [FINDING, CODE], CHOSEN, ["keep = np.isfinite(x)"]),
+    ("what did the tuner do", TUNED, [], SENTENCE, ["demoted to float32"]),
+    (
+        "was it worth it",
+        HEALTHY,
+        [AGAINST],
+        SENTENCE,
+        ["from float32's speed|the speed of float32"],
+    ),
+    ("was it worth it", HEALTHY, [AGAINST], "#performance", ["against wide: "]),
+    ("share in 16 bits", TUNED, [], FIGURES, ["FLOPs in 16 bits"]),
+    ("share in 16 bits", HEALTHY, [], SENTENCE, ["of FLOPs in 16 bits"]),
+    ("speed", HEALTHY, [], SPEED, ["ms|µs"]),
+    (
+        "how close",
+        TUNED,
+        ["#layers [data-column=headroom]"],
+        "#layers",
+        ["bits"],
+    ),
+    (
+        "what changed",
+        HEALTHY,
+        [WITH_TUNED],
+        "#difference",
+        ["differ. Each cell"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("run", "clicks", "place", "answer"),
+    [question[1:] for question in QUESTIONS],
+    ids=[
+        f"{question}-{run.partition('/')[0]}" for question, run, *_ in QUESTIONS
+    ],
+)
+def test_two_clicks_answer(page, run, clicks, place, answer):
+    # The run is what a reader has in view: it is the one that was trained.
+    page.pick("#run", run)
+    assert len(clicks) <= 2
+    for css in clicks:
+        page.click(css)
+    text = page.values(place, "innerText")[0]
+    for part in answer:
+        assert any(each in text for each in part.split("|")), (part, text)
+    assert place != CHOSEN or page.on_screen(CHOSEN)
