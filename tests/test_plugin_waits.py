@@ -140,6 +140,18 @@ def test_a_failure_is_no_longer_loading(page):
     assert "Could not load" in page.text("#problem")
 
 
+def test_a_run_is_compared_once_there_is_one_to_compare_it_with(page, url):
+    page.driver.get("about:blank")
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    blocked = {"urls": ["*data/run?run=a*"]}
+    page.driver.execute_cdp_cmd("Network.setBlockedURLs", blocked)
+    page.driver.get(f"{url}#run={FIRST}&compare={LAST}")
+    page.settle()
+    page.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    assert page.text("#problem") == "Could not load data: Failed to fetch"
+    assert not any("run?run=b" in asked for asked in page.requests())
+
+
 def test_what_is_out_of_view_is_drawn_without_being_scrolled_to(page):
     assert not page.on_screen("#map")
     nodes = page.values("#map button.node", "title")

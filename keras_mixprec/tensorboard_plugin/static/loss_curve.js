@@ -46,9 +46,14 @@ export function drawLosses(context, runs, { scale, left, right, top, bottom }) {
   });
   context.textAlign = "right";
   context.fillStyle = color;
+  // The line of the loss scale is not to cross the words out.
+  context.strokeStyle = themeColor("--card");
+  context.lineWidth = 4;
   for (const value of range[0] < range[1] ? range : [range[0]]) {
     // Below the end of a curve that falls, which would cross it out.
     const below = value === range[0] ? 8 : 0;
-    context.fillText(`loss ${formatNumber(value)}`, right - 4, y(value) + below);
+    const label = `loss ${formatNumber(value)}`;
+    context.strokeText(label, right - 4, y(value) + below);
+    context.fillText(label, right - 4, y(value) + below);
   }
 }

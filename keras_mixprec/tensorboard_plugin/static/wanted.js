@@ -61,7 +61,8 @@ export function wantedPaths(state) {
   const layer = runData?.run === run ? histogramLayer(state) : null;
   return {
     runData: runPath(run),
-    compareData: runPath(compare),
+    // There is something to compare it with first, whichever is read sooner.
+    compareData: runData ? runPath(compare) : null,
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
     // After what is looked at first: all runs have to be read for it.
