@@ -74,6 +74,7 @@ def test_tags(run):
         "events/00000",
         "scale/00000",
         "loss/00000",
+        "epochs/00000",
         "custom_scalars__config__",
         "_hparams_/experiment",
         "_hparams_/session_start_info",

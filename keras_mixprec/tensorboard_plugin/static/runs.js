@@ -139,7 +139,8 @@ export function createRuns(store) {
   function reveal(run) {
     const row = body.querySelector("tr.chosen");
     if (revealed === run || !row?.offsetParent) return;
-    revealed = run;
+    // What is read later may come before it.
+    if (!store.state.summaries.some((one) => one.unread)) revealed = run;
     revealIn(scroller, row, head.offsetHeight);
   }
 
