@@ -345,6 +345,8 @@ test("how fast beside float32 is said of a run that is all in float32 alone", ()
   assert.equal(summary.speedAgainstFloat32(low, wide), "1.9x (1.9x to 1.9x) the speed of float32.");
   assert.equal(summary.speedAgainstFloat32(wide, low), null);
   assert.equal(summary.speedAgainstFloat32(low, null), null);
+  const larger = { ...wide, layers: [...wide.layers, { path: "b", compute_dtype: "float32" }] };
+  assert.equal(summary.speedAgainstFloat32(low, larger), null);
 });
 
 test("a repaired finding is green", () => {

@@ -154,8 +154,9 @@ def _verdicts(events):
         way = f", {event['direction']}" if event["direction"] else ""
         since = event.get("failing_since")
         failing = "" if since is None else f", failing since step {since:,}"
+        step = event.get("at_step", event["step"])
         yield (
-            f"Step {event['step']:,}{failing}: {event['verdict']}{where}{way}. "
+            f"Step {step:,}{failing}: {event['verdict']}{where}{way}. "
             f"{event['advice']}"
         )
     if (more := len(verdicts) - _MOST_VERDICTS) > 0:

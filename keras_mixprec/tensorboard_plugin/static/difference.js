@@ -29,7 +29,7 @@ export const DIFFERENCES = [
       Number(one?.compute_dtype !== other?.compute_dtype),
   },
   {
-    id: "headroom", label: "Least headroom", of: (layer) => numberOr(layer?.least_headroom),
+    id: "headroom", label: "Activation headroom", of: (layer) => numberOr(layer?.least_headroom),
   },
   {
     id: "verdicts", label: "Verdicts", of: (layer) => layer?.verdicts ?? null,

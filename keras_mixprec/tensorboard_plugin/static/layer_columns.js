@@ -33,10 +33,10 @@ export function layerColumns(run, compared) {
       ofBlock: (layers) => typesOf(otherLayers(layers)),
     },
     {
-      id: "headroom", label: "Least headroom", of: headroomOf, ofBlock: least(run),
+      id: "headroom", label: "Activation headroom", of: headroomOf, ofBlock: least(run),
     },
     {
-      id: "other-headroom", label: "Least headroom", compares: "headroom", otherOf,
+      id: "other-headroom", label: "Activation headroom", compares: "headroom", otherOf,
       of: (layer) => headroomOf(otherOf(layer)),
       ofBlock: (layers) => least(compared)(otherLayers(layers)),
     },

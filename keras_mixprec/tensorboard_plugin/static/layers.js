@@ -133,7 +133,7 @@ export function createLayers(store) {
       plural(layers.length, "layer");
     nothing.hidden = kept > 0 || !layers.length;
     nothing.textContent = nothing.hidden ? "" : !text ?
-      "No problem: every finding is repaired, and no headroom is short." :
+      "No layer has a finding that is not repaired, nor less than 2 bits of headroom." :
       `No match: no layer${onlyProblems ? " with a problem" : ""} has “${text}” ` +
       "in its name, class, type or verdicts.";
   }

@@ -113,18 +113,23 @@ function memoryChange(run, other) {
 }
 
 /**
- * How fast a run is beside one that computes in float32 alone, `null` if the
- * other does not, or too little was measured of either.
+ * How fast a run is beside one of the same layers that computes in float32
+ * alone, `null` if the other does not, or too little was measured of either.
  * @returns {string | null}
  */
 export function speedAgainstFloat32(run, other) {
   const isWide = other?.layers.length && other.layers.every((layer) => {
     return layer.compute_dtype === "float32";
   });
-  const speed = isWide && run !== other ? speedRatio(run, other) : null;
+  const isAlike = isWide && layerPaths(run) === layerPaths(other);
+  const speed = isAlike && run !== other ? speedRatio(run, other) : null;
   if (!speed?.enough) return null;
   return differs(speed) ? `${inTimes(speed)} the speed of float32.` :
     `No difference from float32's speed was seen (${timesRange(speed)}).`;
+}
+
+function layerPaths(run) {
+  return run.layers.map((layer) => layer.path).sort().join("\n");
 }
 
 /**

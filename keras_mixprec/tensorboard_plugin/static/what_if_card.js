@@ -14,8 +14,8 @@ const LEVEL = {
   overflows: "bad", refused: "bad", "no scale": "bad", vanishes: "warning", close: "warning",
 };
 const GLYPH = { bad: "▲ ", warning: "◆ " };
-const CANNOT = "Ranges do not say whether a layer loses digits, nor what it computes on the " +
-  "way to its output: check a plan with keras_mixprec.diagnose on a batch.";
+const CANNOT = "Ranges are of what layers return. A layer may overflow on the way to that, or " +
+  "lose digits: before training check the plan with keras_mixprec.diagnose on a batch.";
 const NO_RANGES = "Nothing was measured of the layers of this run. MixPrecMonitor measures " +
   "them at every `probe_every` steps, within `max_overhead` of the time.";
 
@@ -74,8 +74,8 @@ export function createWhatIf(store) {
   const plan = element("p", {});
   const nothing = element("p", { class: "absent", hidden: true });
   const body = element("div", {}, answer, scroller,
-    element("h3", {}, "Smallest safe plan from these ranges"), plan, download,
-    element("p", { class: "hint" }, CANNOT));
+    element("h3", {}, "Smallest plan that these ranges allow"), plan,
+    element("p", {}, CANNOT), download);
   const root = card("what-if", "What if", [which, type, when], nothing, body);
   root.classList.add("wide");
   const near = new IntersectionObserver((seen) => {
