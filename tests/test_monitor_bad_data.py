@@ -73,6 +73,7 @@ def test_batches_of_a_stream_are_named(tmp_path):
     said = " ".join(str(watcher.summary).split())
     assert "Bad data: inputs not finite in 2 batches" in said
     assert "at step 4: epoch 0 batches 3, 7 (counted from 0)." in said
+    assert "Step 4: bad_data" in str(watcher.report)
 
 
 def test_all_batches_are_named(tmp_path):
