@@ -332,7 +332,7 @@ def of_steps(steps, last, left, right):
 
 def test_a_picture_of_the_timeline(picture, runs):
     pixels, said = picture("timeline")
-    assert said[:2] == ["Loss scale and events", RUN]
+    assert said[:2] == ["Loss scale and events: step", RUN]
     assert "loss scale" in said  # The key of its line.
     run = runs[RUN]
     skips = [e["at_step"] for e in run["events"] if e["kind"] == "skipped_step"]

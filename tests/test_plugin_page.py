@@ -815,7 +815,8 @@ def test_the_other_run_has_a_dashed_line(page, url):
     rows = [row for row in page.pixels(TIMELINE) if COMPARED in row]
     dashes = max((row[COMPARED] for row in rows), key=lambda at: at["count"])
     span = dashes["last"] - dashes["first"] + 1
-    assert span > 0.88 * (page.one(TIMELINE).size["width"] - 80)
+    # The label at an end of the loss may stand on its last 80 pixels.
+    assert span > 0.8 * (page.one(TIMELINE).size["width"] - 80)
     assert 0.4 * span < dashes["count"] < 0.9 * span
 
 

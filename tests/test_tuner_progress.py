@@ -31,6 +31,7 @@ def test_a_long_diagnosis_is_announced_and_concluded(capsys):
 def test_one_that_takes_its_time_shows_a_bar(terminal, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     fit(chain(), [1.0], kmp.PrecisionTuner())
     out = capsys.readouterr().out
     # In a file a bar would be a line for each layer, with colours.

@@ -2,11 +2,9 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.callbacks.fit_state import FitState, Parts
 from keras_mixprec.callbacks.settings import Settings
@@ -17,17 +15,13 @@ from keras_mixprec.monitoring.attach import (
     after_epoch,
     after_errors,
     keep_watching,
+    log_epoch,
     settings_of,
     stop_watching,
 )
 from keras_mixprec.monitoring.failing_batches import BadData
-from keras_mixprec.monitoring.failures import failure_event
+from keras_mixprec.monitoring.failures import explain_error
 from keras_mixprec.monitoring.overhead import READINGS
-from keras_mixprec.reporting.schema import (
-    EPOCH_COLUMNS,
-    EPOCH_ROWS_PER_CHUNK,
-    EPOCHS,
-)
 
 # The attribute of a model that holds its session: elsewhere it keeps it alive.
 _SESSION_ATTRIBUTE = "_keras_mixprec_session"
@@ -241,9 +235,7 @@ class Session:
             self._read_counters()
         started = time.perf_counter()
         self.log_layers()
-        row = self.step, time.time()
-        size = EPOCH_ROWS_PER_CHUNK
-        self.log.rows(self.step, EPOCHS, [row], EPOCH_COLUMNS, size)
+        log_epoch(self.log, self.step)
         self.budget.add(READINGS, time.perf_counter() - started)
         self.state.idle_until = self.step
         self.raise_if_failed()
@@ -285,7 +277,7 @@ class Session:
         self.started = True
         self.model.make_train_function()  # `train_on_batch` does it too late.
         self.state = FitState.begin(self)
-        after_errors(self.model, self._diagnose_error)
+        after_errors(self.model, partial(explain_error, self))
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model), SETTINGS, METRICS)
         # Not needed before a `fit` begins.
@@ -334,24 +326,6 @@ class Session:
             found = self.examiner.examine(self.model, batch, step, who)
             if self._on_diagnosis:
                 self._on_diagnosis(*found, step)
-
-    def _diagnose_error(self, error, batch):
-        """Says with an exception what was wrong in the step that raised it."""
-        self._read_counters()
-        self.log.event(
-            self.step,
-            failure_event("step_raised", error, at_step=self.step + 1),
-        )
-        verdicts = self.examiner.verdicts
-        known, who = len(verdicts), "MixPrecMonitor" * self.settings.verbose
-        # What raises in float32 as well is no matter of precision.
-        with suppress(Exception):
-            if not active.memory().is_exhausted(error):
-                self.examiner.examine(self.model, batch, self.step, who)
-        for verdict in verdicts[known:]:
-            error.add_note(
-                f"keras_mixprec, on the batch of this step: {verdict}"
-            )
 
     def _examine_at_the_end(self):
         """Diagnoses the first batch if no next one came after a reason to."""

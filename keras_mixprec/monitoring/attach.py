@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import math
+import time
 import weakref
 from collections import Counter
 
@@ -18,7 +19,14 @@ from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
-from keras_mixprec.reporting.schema import FED_BY, RANGES, SPEED
+from keras_mixprec.reporting.schema import (
+    EPOCH_COLUMNS,
+    EPOCH_ROWS_PER_CHUNK,
+    EPOCHS,
+    FED_BY,
+    RANGES,
+    SPEED,
+)
 
 # What the Custom Scalars tab draws together; tags as regular expressions.
 CHARTS = {
@@ -135,6 +143,17 @@ def _with_feeders(summary, model):
 def _output_dtype(layer):
     own = rescaling_of(layer)
     return layer.compute_dtype if own is None else own.output_dtype
+
+
+def log_epoch(log, step: int):
+    """Logs that an epoch ends now, with the time.
+
+    Args:
+        log: The `RunLog`.
+        step: Int. Its last step.
+    """
+    row = step, time.time()
+    log.rows(step, EPOCHS, [row], EPOCH_COLUMNS, EPOCH_ROWS_PER_CHUNK)
 
 
 _KINDS = (

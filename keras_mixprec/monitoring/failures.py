@@ -1,11 +1,13 @@
-"""What is said of a part of monitoring that fails and is disabled."""
+"""What is said of what fails: a part of monitoring, or a step."""
 
+import contextlib
 import logging
 import traceback
 import warnings
 
 from keras_mixprec._checks import raise_if_strict
 from keras_mixprec._console import one_line, without_colours
+from keras_mixprec.backend import active
 from keras_mixprec.numerics.dry_step import NotBuiltError
 
 # Characters of the details in the log.
@@ -59,3 +61,24 @@ def failure_event(kind: str, reason, **fields) -> dict:
         "reason": one_line(reason),
         "details": details,
     }
+
+
+def explain_error(session, error: Exception, batch) -> None:
+    """Says with an exception what was wrong in the step that raised it.
+
+    Args:
+        session: The `Session`.
+        error: What the step raised.
+        batch: What it was given, as `train_step` takes it.
+    """
+    session.state.counter_log.read(session.step)
+    event = failure_event("step_raised", error, at_step=session.step + 1)
+    session.log.event(session.step, event)
+    verdicts = session.examiner.verdicts
+    known, who = len(verdicts), "MixPrecMonitor" * session.settings.verbose
+    # What raises in float32 as well is no matter of precision.
+    with contextlib.suppress(Exception):
+        if not active.memory().is_exhausted(error):
+            session.examiner.examine(session.model, batch, session.step, who)
+    for verdict in verdicts[known:]:
+        error.add_note(f"keras_mixprec, on the batch of this step: {verdict}")
