@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import keras_mixprec as kmp
+from keras_mixprec.inference import latency
 
 RANDOM = np.random.default_rng(0)
 
@@ -104,7 +105,26 @@ def test_outputs_are_nearly_those_in_float32_and_of_its_dtype():
     np.testing.assert_allclose(low, exact, atol=2e-2)
     largest = np.abs(exact - low).max()
     assert report.drift[0]["largest"] == pytest.approx(largest, rel=0.1)
+    mean = np.abs(exact - low).mean()
+    assert report.drift[0]["mean"] == pytest.approx(mean, rel=0.1)
     assert report.drift[0]["top1_agreement"] == 1.0
+
+
+def test_models_are_timed_in_turns(monkeypatch):
+    """Each tenth batch is slow, whichever model has it."""
+    timed = []
+
+    def seconds(model, x):
+        timed.append(model)
+        slow = 10.0 if len(timed) % 10 == 0 else 1.0
+        return slow * (0.3 if model == "float32" else 0.2)
+
+    monkeypatch.setattr(latency, "_seconds", seconds)
+    found = latency.latency("float32", "float16", X)
+    assert found["speedup"] == found["before"] / found["after"]
+    assert found["speedup"] == pytest.approx(1.5)
+    assert found["pairs"] == 40
+    assert timed[2:6] == ["float32", "float16", "float16", "float32"]
 
 
 def test_the_model_is_only_read():
