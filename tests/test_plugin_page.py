@@ -735,6 +735,9 @@ def test_two_runs_are_shown_side_by_side(page, url):
     assert page.colours(TIMELINE)[COMPARED] == 0
 
 
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
 def test_the_table_of_runs_has_a_row_for_each(page, url, told):
     page.open(url, run=FAILED)
     page.until(lambda: not page.all("#runs[aria-busy=true]"))
@@ -749,6 +752,11 @@ def test_the_table_of_runs_has_a_row_for_each(page, url, told):
         assert number(cells[4]) == run["skipped"]
         demoted = [x for x in run["layers"] if x["demoted_at"] is not None]
         assert number(cells[6]) == len(demoted)
+        share = float(cells[7].rstrip("\u202f%"))
+        assert abs(share - 100 * run["share_of_flops"]["now"]) < 1
+        (scales,) = run["scale"]
+        power = str(int(np.log2(scales["scale"][-1])))
+        assert cells[5] == "2" + power.translate(RAISED)
     cells = page.texts(f"#runs tr[data-run='{FAILED}'] td")
     assert cells[1:3] == ["▲ Failing", "▲ forward overflow in overflowing"]
     cells = page.texts(f"#runs tr[data-run='{REPAIRED}'] td")
