@@ -282,11 +282,14 @@ def test_tolerance_that_cannot_be_kept_names_the_layer_and_changes_nothing():
 
 
 def overflowing():
-    """The first layer's outputs reach 8e4; of the last, any format has them."""
+    """The first layer's outputs reach 8e4; of the last, any format has them.
+
+    An ELU hands no power of two on, so that the layer cannot be rescaled.
+    """
     model = keras.Sequential(
         [
             keras.Input((4,)),
-            layers.Dense(4, name="big"),
+            layers.Dense(4, "elu", name="big"),
             layers.LayerNormalization(name="norm"),
             layers.Dense(64, name="wide"),
             layers.Dense(3, name="head"),

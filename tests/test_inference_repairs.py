@@ -38,6 +38,18 @@ def row(report, path):
     return found
 
 
+def test_a_sequential_model_is_rescaled_as_well():
+    """Made from its config, it has called its layers more than once."""
+    dense = [layers.Dense(64, "relu"), layers.Dense(64, name="second")]
+    parts = [keras.Input((8,)), *dense, layers.LayerNormalization()]
+    model = keras.Sequential(parts)
+    for layer in dense:
+        layer.kernel.assign(1000.0 * layer.kernel)
+    _, report = converted(model)
+    assert report.wide_layers == []
+    assert row(report, "second")["rescaled_bits"] > 0
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_are_rescaled_where_a_layer_would_be_wide(name, tmp_path):
     build, x = MODELS[name]

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.inference.graph_values import each_value, outputs_of
-from keras_mixprec.keras_internals import functional_of, inbound_nodes
+from keras_mixprec.keras_internals import calls_in, functional_of
 
 # Each clones the graph and runs all batches. A residual stream may leave the
 # format in two hundred operations, none of them harmless, as a rule.
@@ -80,7 +80,7 @@ def _beyond(functional, batches, limit):
     returned = [
         (operation, tensor)
         for operation in functional.operations
-        for node in inbound_nodes(operation)
+        for node in calls_in(functional, operation)
         for tensor in node.output_tensors
         if "float" in tensor.dtype and node.input_tensors
     ]

@@ -12,7 +12,7 @@ from keras_mixprec.inference.graph_values import each_value
 from keras_mixprec.inference.least_exact import least_exact
 from keras_mixprec.inference.storage import Assignment
 from keras_mixprec.inference.variants import Variant
-from keras_mixprec.keras_internals import functional_of, inbound_nodes
+from keras_mixprec.keras_internals import calls_in, functional_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 
@@ -100,7 +100,7 @@ def _operation(variant, assignment, x):
     nodes = [
         (operation, node)
         for operation in functional.operations
-        for node in inbound_nodes(operation)
+        for node in calls_in(functional, operation)
         if node.input_tensors
     ]
     known = {id(t): t for _, n in nodes for t in _floats(n.output_tensors)}

@@ -26,7 +26,7 @@ from keras import layers
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.formats import get_format
 from keras_mixprec.inference.graph_values import each_value, outputs_of
-from keras_mixprec.keras_internals import functional_of, inbound_nodes
+from keras_mixprec.keras_internals import calls_in, functional_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.policies.layers import walk
 
@@ -222,7 +222,7 @@ class _Graph:
         return 0 if tensor is None else bits.get(self._root(id(tensor)), 0)
 
     def _add_operation(self, operation):
-        nodes = inbound_nodes(operation)
+        nodes = calls_in(self._functional, operation)
         tensors = [
             tensor
             for node in nodes

@@ -121,6 +121,16 @@ def inbound_nodes(operation) -> list:
     return operation._inbound_nodes
 
 
+def calls_in(functional, operation) -> list:
+    """Returns the calls of an operation that belong to a graph.
+
+    A `Sequential` that is made from its config has called its layers for
+    shorter graphs before.
+    """
+    nodes = {id(n) for own in functional._nodes_by_depth.values() for n in own}
+    return [node for node in inbound_nodes(operation) if id(node) in nodes]
+
+
 def logits_of(tensor):
     """Returns the logits of a softmax or sigmoid, `None` of other tensors.
 

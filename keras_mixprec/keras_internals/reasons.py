@@ -29,6 +29,7 @@ PRIVATE = {
         "_functional": "the graph that a `Sequential` has when it is built",
     },
     "keras.src.models.Functional": {
+        "_nodes_by_depth": "which calls of its layers belong to a graph",
         "_inputs_struct": "the inputs as they were given, not as a list",
         "_outputs_struct": "the outputs likewise",
     },
