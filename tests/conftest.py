@@ -1,5 +1,6 @@
 """Every test starts from the same seed and the default policy."""
 
+import gc
 import itertools
 import os
 
@@ -33,6 +34,26 @@ if keras.backend.backend() != "torch":
         "test_types.py",
     ]
 
+# What a backend has little part in is slow on those whose processes start late.
+_SLOW_ELSEWHERE = {
+    "test_cli.py",
+    "test_cli_compare.py",
+    "test_comparison_end_to_end.py",
+    "test_damaged_files.py",
+    "test_monitor_killed.py",
+    "test_monitor_lost_disk.py",
+    "test_tuner_killed.py",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Marks them, where torch is not the backend."""
+    if keras.backend.backend() != "torch":
+        for item in items:
+            if item.path.name in _SLOW_ELSEWHERE:
+                item.add_marker(pytest.mark.slow)
+
+
 # It is for machines with a GPU, for which TensorFlow is not among its backends.
 if keras.backend.backend() == "tensorflow":
     collect_ignore_glob += ["test_gpu_benchmark.py"]
@@ -42,6 +63,18 @@ _NUMBERS = itertools.count()
 
 def _empty_folder(tmp_path_factory):
     return str(tmp_path_factory.getbasetemp() / f"measured{next(_NUMBERS)}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _past_modules_are_not_searched():
+    """TensorFlow keeps 6,500 objects of every `fit`.
+
+    After two hundred tests a search for cycles among them takes 2 s, and
+    after all of them ten.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

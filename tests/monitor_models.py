@@ -26,7 +26,17 @@ JITS = {
     "jax": {True: "jit"},
     "torch": {False: "ops"},
 }[BACKEND]
-each_jit = pytest.mark.parametrize("jit", JITS, ids=JITS.values())
+# Of two, that which `compile` does not choose by itself is among the slow
+# tests.
+each_jit = pytest.mark.parametrize(
+    "jit",
+    [
+        pytest.param(jit, id=name, marks=marks)
+        for (jit, name), marks in zip(
+            reversed(JITS.items()), ([], [pytest.mark.slow]), strict=False
+        )
+    ],
+)
 OPTIMIZERS = {
     "ours": kmp.LossScaleOptimizer,
     "keras": keras.optimizers.LossScaleOptimizer,
