@@ -1,9 +1,9 @@
 """Pictures of the "Mixed Precision" tab, light and dark, for the docs.
 
 Trains the transformer of `examples/repair_in_training.py`, in float16 as it
-is and with `PrecisionTuner`, and photographs both runs in a real TensorBoard;
-then the panel that compares the tuned run's speed with that of a third one, in
-float32. Run it with `python -m benchmarks.screenshots`.
+is and with `PrecisionTuner`, and photographs both runs in a real TensorBoard,
+with the panel that asks what would be in another format; then the panel that
+compares the tuned run's speed with that of a third one, in float32. Run it with `python -m benchmarks.screenshots`.
 """
 
 import contextlib
@@ -58,6 +58,15 @@ def save(name, screenshot):
     print(path)
 
 
+def save_panel(name, driver, panel):
+    """Writes a picture of one card, which is drawn when it comes into view."""
+    card = driver.find_element("id", panel)
+    driver.execute_script("arguments[0].scrollIntoView()", card)
+    until_ready(driver)
+    card = driver.find_element("id", panel)
+    save(name, card.screenshot_as_png)
+
+
 @contextlib.contextmanager
 def shown(log_dir):
     """Serves the two runs that are in a folder, and gives a browser for it."""
@@ -75,13 +84,14 @@ def main():
                 open_tab(driver, url, theme, CHOSEN)
                 driver.switch_to.default_content()
                 save(f"tab_{theme}.png", driver.get_screenshot_as_png())
+            open_tab(driver, url, "light", FAILED)
+            save_panel("tab_what_if.png", driver, "what-if")
     # As a run is logged that is not to be looked at so closely.
     with tempfile.TemporaryDirectory() as log_dir:
-        train(log_dir, "tuned", "float32", update_freq=10)
+        train(log_dir, "tuned", "float32", update_freq=5)
         with shown(log_dir) as (url, driver):
             open_tab(driver, url, "light", SPEED)
-            panel = driver.find_element("id", "performance")
-            save("tab_speed.png", panel.screenshot_as_png)
+            save_panel("tab_speed.png", driver, "performance")
 
 
 if __name__ == "__main__":
