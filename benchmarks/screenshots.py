@@ -3,7 +3,9 @@
 Trains the transformer of `examples/repair_in_training.py`, in float16 as it
 is and with `PrecisionTuner`, and photographs both runs in a real TensorBoard,
 with the panel that asks what would be in another format; then the panel that
-compares the tuned run's speed with that of a third one, in float32. Run it with `python -m benchmarks.screenshots`.
+compares the tuned run's speed with that of a third one, in float32.
+
+    python -m benchmarks.screenshots
 """
 
 import contextlib

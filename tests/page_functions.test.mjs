@@ -498,6 +498,15 @@ test("paths are asked for only once their run can be read", () => {
   assert.deepEqual([ranges, compareRanges], ["./data/ranges?run=a", null]);
 });
 
+test("a loss that hardly moves does not look like one that falls", () => {
+  assert.deepEqual(lossCurve.lossAxis([0.5, 2.5]), [0.5, 2.5]);
+  const [low, high] = lossCurve.lossAxis([2.29, 2.31]);
+  // A tenth of 2.31, with 2.3 in the middle.
+  assert.ok(Math.abs(high - low - 0.231) < 1e-12 && Math.abs(low + high - 4.6) < 1e-12);
+  assert.deepEqual(lossCurve.lossAxis([0, 0]), [0, 0]);
+  assert.deepEqual(scales.niceTicks(0.004, 0.011, 4, 0), [0.004, 0.006, 0.008, 0.01]);
+});
+
 test("a store tells only those whose keys changed", () => {
   const store = createStore({ a: 1, b: 2 });
   const heard = [];
@@ -534,6 +543,23 @@ test("two runs are compared in a line, by what is known of both", () => {
   assert.equal(summary.comparison(one, other),
     "tuned against wide: 2.0x (2.0x to 2.0x), 2 layers in float32");
   assert.equal(summary.comparison(one, { ...other, performance: null }), null);
+});
+
+test("the speed of a run with an open finding does not recommend it", () => {
+  const figures = { samples_per_second: 1900, step_time: 0.05 };
+  const sound = runOf("wide", { samples_per_second: 1000, step_time: 0.1 }, ["float32"]);
+  const event = { kind: "verdict", verdict: "forward_overflow", layer: "a", level: "bad" };
+  const broken = {
+    ...runOf("broken", figures, ["float16"]), events: [event],
+    finding: { event: 0, repaired: false },
+  };
+  const end = "; open finding of broken: forward overflow";
+  assert.ok(summary.comparison(broken, sound).endsWith(end));
+  assert.ok(summary.comparison(sound, broken).endsWith(end));
+  const beside = summary.speedAgainstFloat32({ ...broken, layers: sound.layers }, sound);
+  assert.match(beside, /the speed of float32; open finding: forward overflow\.$/);
+  broken.finding.repaired = true;
+  assert.doesNotMatch(summary.comparison(broken, sound), /open/);
 });
 
 test("a difference in speed is told only where it is more than the spread", () => {

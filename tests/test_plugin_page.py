@@ -32,6 +32,8 @@ from keras_mixprec.metrics import METRICS
 from keras_mixprec.reporting import report_page, schema
 from keras_mixprec.reporting.run_log import RunLog
 
+# The timeline's axis of losses, in pixels.
+LOSS_AXIS = 58
 FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
 REPAIRED = "repaired/mixprec"
 RARE, WIDE = "rare/mixprec", "wide/mixprec"
@@ -338,9 +340,9 @@ def test_a_scale_that_never_changes_is_drawn_to_the_last_step(page, url, told):
     line = [row[LINE] for row in page.pixels(TIMELINE) if LINE in row]
     width = page.one(TIMELINE).size["width"]
     assert line
-    # Half a step is left free on both sides.
+    # Half a step is left free on both sides, and room for the axes.
     lengths = [at["last"] - at["first"] for at in line]
-    assert min(lengths) > 0.93 * (width - 80)
+    assert min(lengths) > 0.93 * (width - 66 - LOSS_AXIS)
 
 
 @pytest.mark.parametrize("run", [FAILED, TUNED])
@@ -751,8 +753,12 @@ def test_the_table_of_runs_has_a_row_for_each(page, url, told):
         assert number(cells[3]) == run["last_step"]
         assert number(cells[4]) == run["skipped"]
         demoted = [x for x in run["layers"] if x["demoted_at"] is not None]
-        assert number(cells[6]) == len(demoted)
-        share = float(cells[7].rstrip("\u202f%"))
+        # What is shown has three digits.
+        last = run["loss"]["values"][-1] if run["loss"] else None
+        shown = "–" if last is None else pytest.approx(last, rel=5e-3)
+        assert (cells[6] if last is None else float(cells[6])) == shown
+        assert number(cells[7]) == len(demoted)
+        share = float(cells[8].rstrip("\u202f%"))
         assert abs(share - 100 * run["share_of_flops"]["now"]) < 1
         (scales,) = run["scale"]
         power = str(int(np.log2(scales["scale"][-1])))
@@ -813,7 +819,7 @@ def test_skips_and_findings_of_both_runs_are_shown(page, url, told):
     assert page.texts("#headline em") == ["tuned", "float16"]
     width = page.one(TIMELINE).size["width"]
     # The second row of the lane of skipped steps.
-    page.click_at(TIMELINE, (66 + width - 14) // 2, 144 + 30)
+    page.click_at(TIMELINE, (66 + width - LOSS_AXIS) // 2, 144 + 30)
     assert page.chosen()[0].endswith("step 10")
     assert page.values("#events .chosen", "dataset.kind") == ["skipped_step"]
 
@@ -823,8 +829,7 @@ def test_the_other_run_has_a_dashed_line(page, url):
     rows = [row for row in page.pixels(TIMELINE) if COMPARED in row]
     dashes = max((row[COMPARED] for row in rows), key=lambda at: at["count"])
     span = dashes["last"] - dashes["first"] + 1
-    # The label at an end of the loss may stand on its last 80 pixels.
-    assert span > 0.8 * (page.one(TIMELINE).size["width"] - 80)
+    assert span > 0.8 * (page.one(TIMELINE).size["width"] - 66 - LOSS_AXIS)
     assert 0.4 * span < dashes["count"] < 0.9 * span
 
 
@@ -1015,8 +1020,8 @@ def test_a_panel_shows_how_fast_a_run_is(page, paced):
     known = [n for n, v in figures(told, WIDE_RUN).items() if v is not None]
     assert {"step_time", "samples_per_second", "input_share"} < {*known}
     rows = "#performance tbody tr"
-    assert page.values(rows, "dataset.figure") == known
-    assert len(page.texts(f"{rows} td")) == len(known)
+    assert page.values(rows, "dataset.figure") == ["last_loss", *known]
+    assert len(page.texts(f"{rows} td")) == 1 + len(known)
     assert page.colours("#performance canvas")[LINE] > 20
     assert not page.shown("#performance .against")
     top = "return document.querySelector(arguments[0]).offsetTop"

@@ -37,8 +37,9 @@ def summary(overview: dict) -> dict:
         overview: Dict, as `RunData.overview` returns it.
 
     Returns:
-        Dict with the run's name, steps, skipped steps, last loss scales, main
-        finding, sentence and share of FLOPs in 16 bits.
+        Dict with the run's name, steps, skipped steps, last loss scales, last
+        loss (`None` if none was logged), main finding, sentence and share of
+        FLOPs in 16 bits.
 
     Example:
     >>> from keras_mixprec.reporting.run_summary import summary
@@ -48,13 +49,16 @@ def summary(overview: dict) -> dict:
     ...     "headline": {"text": "9 steps.", "state": "healthy"},
     ...     "scale": [{"optimizer": "", "scale": [2.0, 4.0]}],
     ...     "share_of_flops": {"before": 1.0, "now": 0.5},
+    ...     "loss": {"steps": [1, 9], "values": [2.5, 0.5]},
     ... }
-    >>> summary(overview)["scales"]
-    [4.0]
+    >>> summary(overview)["scales"], summary(overview)["last_loss"]
+    ([4.0], 0.5)
     """
+    loss = overview["loss"]
     copied = ("run", "last_step", "skipped", "headline", "share_of_flops")
     return {name: overview[name] for name in copied} | {
         "scales": [c["scale"][-1] for c in overview["scale"] if c["scale"]],
+        "last_loss": loss["values"][-1] if loss else None,
         "finding": _finding(overview),
         "layers": len(overview["layers"]),
         "demoted": sum(

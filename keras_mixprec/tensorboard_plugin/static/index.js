@@ -19,6 +19,7 @@ import { createPareto } from "./pareto_card.js";
 import { createPerformance } from "./performance.js";
 import { createMap } from "./map_card.js";
 import { createRuns } from "./runs.js";
+import { nameShownRun } from "./shown_run.js";
 import { createStore } from "./store.js";
 import { createTimeline } from "./timeline.js";
 import { watchTheme } from "./theme.js";
@@ -128,6 +129,7 @@ export async function render() {
     createDtypes(store), createWhatIf(store), createDifference(store),
     createPareto(store));
   addExports(main, store);
+  nameShownRun(main, store);
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";
   document.body.append(header, selection, empty, main);

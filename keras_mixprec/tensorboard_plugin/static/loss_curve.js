@@ -1,7 +1,14 @@
-import { drawLine } from "./canvas.js";
+import { drawAxisName, drawLine } from "./canvas.js";
 import { formatNumber, toNumber } from "./format.js";
-import { linearScale } from "./scales.js";
+import { linearScale, niceTicks } from "./scales.js";
 import { themeColor } from "./theme.js";
+
+// Of the axis at the right, in pixels.
+export const LOSS_AXIS = 58;
+// A loss that moves by a hundredth of itself is not to look like one that falls: the axis
+// spans a tenth of it at least.
+const LEAST_SPAN = 0.1;
+const TICKS = 4;
 
 /**
  * The stretches of a loss that are finite, each a list of steps and losses.
@@ -18,7 +25,10 @@ export function finiteStretches(loss) {
   return stretches.filter((stretch) => stretch.length);
 }
 
-// What is in view decides the scale: the first steps of a run dwarf all others.
+/**
+ * What is in view decides the scale: the first steps of a run dwarf all others.
+ * @returns {[number, number] | null}
+ */
 export function lossRange(curves, domain) {
   let [low, high] = [Infinity, -Infinity];
   for (const [step, value] of curves.flat(2)) {
@@ -29,31 +39,45 @@ export function lossRange(curves, domain) {
   return low <= high ? [low, high] : null;
 }
 
-// The losses of runs, the first solid, with the ends of their scale.
-export function drawLosses(context, runs, { scale, left, right, top, bottom }) {
+/**
+ * The ends of the axis of losses.
+ * @param {[number, number]} range
+ * @returns {[number, number]}
+ */
+export function lossAxis([low, high]) {
+  const least = LEAST_SPAN * Math.max(Math.abs(low), Math.abs(high));
+  const more = Math.max(0, least - (high - low)) / 2;
+  return [low - more, high + more];
+}
+
+// The curves of runs in a plot, and the axis that all of them fit; null without a loss.
+export function placeLosses(runs, { scale, left, right, top, bottom }) {
   const curves = runs.map((data) => finiteStretches(data.loss));
   const range = lossRange(curves, [left, right].map(scale.invert));
-  if (!range) return;
-  const y = linearScale(range, [bottom - 8, top + 8]);
-  const color = themeColor("--loss");
+  if (!range) return null;
+  const axis = lossAxis(range);
+  const y = linearScale(axis, [bottom - 8, top + 8]);
+  return { curves, axis, scale, right, y, middle: (top + bottom) / 2 };
+}
+
+// The first solid.
+export function drawLosses(context, { curves, scale, y }) {
   curves.forEach((stretches, place) => {
     for (const stretch of stretches) {
       const points = stretch.map(([step, value]) => [scale(step), y(value)]);
       // One reading between two gaps is seen as well.
       if (points.length === 1) points.push([points[0][0] + 2, points[0][1]]);
-      drawLine(context, points, color, 1.25, place ? [2, 2] : []);
+      drawLine(context, points, themeColor("--loss"), 1.25, place ? [2, 2] : []);
     }
   });
-  context.textAlign = "right";
-  context.fillStyle = color;
-  // The line of the loss scale is not to cross the words out.
-  context.strokeStyle = themeColor("--card");
-  context.lineWidth = 4;
-  for (const value of range[0] < range[1] ? range : [range[0]]) {
-    // Below the end of a curve that falls, which would cross it out.
-    const below = value === range[0] ? 8 : 0;
-    const label = `loss ${formatNumber(value)}`;
-    context.strokeText(label, right - 4, y(value) + below);
-    context.fillText(label, right - 4, y(value) + below);
+}
+
+export function drawLossAxis(context, { axis, right, y, middle }) {
+  context.textAlign = "left";
+  for (const tick of niceTicks(axis[0], axis[1], TICKS, 0)) {
+    drawLine(context, [[right, y(tick)], [right + 4, y(tick)]], themeColor("--loss"));
+    context.fillStyle = themeColor("--loss");
+    context.fillText(formatNumber(tick), right + 7, y(tick));
   }
+  drawAxisName(context, "loss", right + LOSS_AXIS - 6, middle, true);
 }

@@ -79,7 +79,7 @@ export function createMap(store) {
     const fits = isOfRun(heat, runData) && heat.metric === metric;
     worst = fits ? worstByLayer(heat, new Set(byPath.keys()), pathOfCall) : new Map();
     caption.textContent = !layers.length ? NO_LAYERS : [
-      shown ? `Colour: ${shown.title}, the worst of the run.` :
+      shown ? `Colour: ${shown.title}, the worst of all readings.` :
         "Without colours: MixPrecMonitor measured nothing of the layers (`probe_every`).",
       graph.nestedOnly ? NESTED : "",
       graph.nodes.length > DRAWN_AT_MOST ? `The first ${DRAWN_AT_MOST} of ${

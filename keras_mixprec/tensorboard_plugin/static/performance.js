@@ -2,7 +2,7 @@ import { BY_STEP } from "./axis.js";
 import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatAmount } from "./format.js";
+import { formatAmount, formatNumber } from "./format.js";
 import { shortRun } from "./names.js";
 import { linearScale, stepDomain } from "./scales.js";
 import { valueOf } from "./speed.js";
@@ -47,7 +47,7 @@ export function createPerformance(store) {
     const figures = known[0].performance.figures.filter(({ name }) => {
       return known.some((data) => valueOf(data, name) !== null);
     });
-    rows.replaceChildren(...figures.map(({ name, title, explanation, kind }) => {
+    rows.replaceChildren(...lossRow(known), ...figures.map(({ name, title, explanation, kind }) => {
       return element("tr", { "data-figure": name, title: explanation },
         element("th", { scope: "row" }, title),
         ...known.map((data) => {
@@ -56,6 +56,15 @@ export function createPerformance(store) {
     }));
     times.fill(() => [["run", "step", "time of a step"], known.flatMap(timesOf)]);
     surface.redraw();
+  }
+
+  // How fast a run is says nothing without what it came to.
+  function lossRow(known) {
+    if (!known.some((data) => data.loss)) return [];
+    return [element("tr", { "data-figure": "last_loss", title: "the last loss that was logged" },
+      element("th", { scope: "row" }, "last loss"),
+      ...known.map(({ loss }) => element("td", { class: "number" },
+        loss ? formatNumber(loss.values.at(-1)) : "–")))];
   }
 
   function timesOf({ run, performance: { steps, figures } }) {

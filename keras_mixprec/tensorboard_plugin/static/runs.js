@@ -1,7 +1,7 @@
 import { NOTHING_CHOSEN } from "./actions.js";
 import { card, element, revealIn } from "./dom.js";
 import { eventLevel } from "./event_text.js";
-import { formatInteger, formatScale, formatShare, toNumber } from "./format.js";
+import { formatInteger, formatNumber, formatScale, formatShare, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
 import { describeFinding, STATES } from "./summary.js";
 
@@ -36,6 +36,10 @@ const RUN_COLUMNS = [
   {
     id: "scale", label: "Loss scale", number: true, of: (row) => toNumber(row.scales[0] ?? null),
     text: (row) => row.scales.map(formatScale).join(", ") || "–",
+  },
+  {
+    id: "loss", label: "Last loss", number: true, of: (row) => toNumber(row.last_loss ?? null),
+    text: (row) => row.last_loss === null ? "–" : formatNumber(row.last_loss),
   },
   {
     id: "demoted", label: "Demoted layers", number: true, of: (row) => row.demoted,

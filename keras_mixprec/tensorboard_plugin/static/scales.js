@@ -11,18 +11,17 @@ export function linearScale(domain, range) {
   return scale;
 }
 
-export function niceTicks(from, until, count) {
+export function niceTicks(from, until, count, least = 1) {
   const span = until - from;
   if (!(span > 0) || count < 1) return [from];
   const raw = span / count;
   const power = 10 ** Math.floor(Math.log10(raw));
   const unit = [1, 2, 5, 10].find((factor) => factor * power >= raw) * power;
   // A fractional step does not exist.
-  const size = Math.max(1, unit);
+  const size = Math.max(least, unit);
+  const first = Math.ceil(from / size);
   const ticks = [];
-  for (let tick = Math.ceil(from / size) * size; tick <= until; tick += size) {
-    ticks.push(tick);
-  }
+  for (let place = first; place * size <= until; place += 1) ticks.push(place * size);
   return ticks;
 }
 

@@ -124,8 +124,17 @@ export function speedAgainstFloat32(run, other) {
   const isAlike = isWide && layerPaths(run) === layerPaths(other);
   const speed = isAlike && run !== other ? speedRatio(run, other) : null;
   if (!speed?.enough) return null;
-  return differs(speed) ? `${inTimes(speed)} the speed of float32.` :
-    `No difference from float32's speed was seen (${timesRange(speed)}).`;
+  const found = openFinding(run);
+  const beside = found ? `; open finding: ${found}.` : ".";
+  return (differs(speed) ? `${inTimes(speed)} the speed of float32` :
+    `No difference from float32's speed was seen (${timesRange(speed)})`) + beside;
+}
+
+// What is wrong with a run and not repaired: its speed alone would recommend it.
+function openFinding(run) {
+  const event = mainFinding(run);
+  const isOpen = event && !run.finding.repaired && eventLevel(event) !== "info";
+  return isOpen ? eventTitle(event) : null;
 }
 
 function layerPaths(run) {
@@ -148,7 +157,11 @@ export function comparison(run, other) {
     `${plural(wide.length, "layer")} in float32`,
   ];
   const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
-  return `${names.join(" against ")}: ${parts.filter(Boolean).join(", ")}`;
+  const open = [run, other].flatMap((data, place) => {
+    const found = openFinding(data);
+    return found ? [`; open finding of ${names[place]}: ${found}`] : [];
+  });
+  return `${names.join(" against ")}: ${parts.filter(Boolean).join(", ")}${open.join("")}`;
 }
 
 // A layer in float32 may hold what is too large for 16 bits: that is what it is for.

@@ -15,7 +15,7 @@ import {
   formatInteger, formatNumber, formatPower, formatScale, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
-import { drawLosses } from "./loss_curve.js";
+import { drawLossAxis, drawLosses, LOSS_AXIS, placeLosses } from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -38,7 +38,7 @@ function legendItem(mark, color, label) {
 
 function nameOfLine(line, data, other) {
   const optimizer = line.optimizer ? ` ${line.optimizer}` : "";
-  return (other ? shortRun(data.run, other.run) : "loss scale") + optimizer;
+  return (other ? `loss scale of ${shortRun(data.run, other.run)}` : "loss scale") + optimizer;
 }
 
 export function createTimeline(store) {
@@ -128,7 +128,8 @@ export function createTimeline(store) {
     const { runData, compareData, step, zoom, event: chosen } = store.state;
     if (!runData) return;
     const last = Math.max(runData.last_step, compareData?.last_step ?? 0);
-    plot.right = width - RIGHT;
+    const hasLoss = runsOf(store.state).some((data) => data.loss);
+    plot.right = width - (hasLoss ? LOSS_AXIS : RIGHT);
     const axis = axisOf(store.state);
     plot.scale = stepScale(axis, stepDomain(last, zoom), [LEFT, plot.right]);
     plot.cursor = step;
@@ -171,6 +172,10 @@ export function createTimeline(store) {
       start: LEFT, y: axisY(), top: TOP,
     });
     drawAxisName(context, "loss scale", 8, TOP + PLOT_HEIGHT / 2, true);
+    const losses = placeLosses(runsOf(store.state), {
+      scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + PLOT_HEIGHT,
+    });
+    if (losses) drawLossAxis(context, losses);
 
     context.save();
     context.beginPath();
@@ -196,9 +201,7 @@ export function createTimeline(store) {
         solid += 1;
       }
     }
-    drawLosses(context, runsOf(store.state), {
-      scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + PLOT_HEIGHT,
-    });
+    if (losses) drawLosses(context, losses);
     drawFits(context, runData.events);
     drawBlocks(context, domain);
     drawMarks(context, domain);
@@ -330,13 +333,16 @@ export function createTimeline(store) {
       const color = LINE_COLORS[index % LINE_COLORS.length];
       return legendItem("━", color, nameOfLine(line, runData, compareData));
     });
-    if (runsOf(store.state).some((data) => data.loss)) {
-      items.push(legendItem("━", "--loss", "loss"));
-    }
     if (compareData) {
       const name = shortRun(compareData.run, runData.run);
-      items.push(legendItem("- -", "--compare", name));
+      items.push(legendItem("- -", "--compare", `loss scale of ${name}`));
     }
+    runsOf(store.state).forEach((data, place) => {
+      if (!data.loss) return;
+      const other = place ? runData : compareData;
+      const whose = other ? ` of ${shortRun(data.run, other.run)}` : "";
+      items.push(legendItem(place ? "┄" : "━", "--loss", `loss${whose}`));
+    });
     const events = runsOf(store.state).flatMap((data) => data.events);
     /** @type {Set<string>} */
     const present = new Set(events

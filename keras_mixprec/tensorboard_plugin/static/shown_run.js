@@ -1,0 +1,20 @@
+import { element } from "./dom.js";
+import { shortRun } from "./names.js";
+
+// The others show both of two runs that are compared.
+const OF_ONE_RUN = ["histogram", "map", "course", "dtypes", "what-if"];
+
+// In a comparison each card of one run says of which.
+export function nameShownRun(main, store) {
+  const names = OF_ONE_RUN.map((id) => {
+    const name = element("span", { class: "of-run", hidden: true });
+    main.querySelector(`#${id}-title`).after(name);
+    return name;
+  });
+  store.on(["runData", "compareData"], ({ runData, compareData }) => {
+    for (const name of names) {
+      name.hidden = !compareData;
+      name.textContent = compareData ? `of ${shortRun(runData.run, compareData.run)}` : "";
+    }
+  });
+}
