@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import layers, ops
 
 import keras_mixprec as kmp
 from keras_mixprec.keras_internals import stored_value
@@ -97,6 +97,67 @@ def test_statistics_that_are_stored_in_16_bits_are_no_fault_of_a_layer():
     model = _model([layers.BatchNormalization()], x)
     found = kmp.diagnose(model, x, np.ones((16, 1)))
     assert [verdict.kind for verdict in found] == ["policy"]
+
+
+class _Codebook(layers.Layer):
+    """The nearest of four codes, which are moving averages of their rows."""
+
+    def __init__(self, decay, **kwargs):
+        super().__init__(**kwargs)
+        self.decay = decay
+
+    def build(self, shape):
+        self.codes = self.add_weight(
+            (4, shape[-1]),
+            keras.initializers.Identity(4.0),
+            trainable=False,
+            autocast=False,
+            name="codes",
+        )
+
+    def call(self, x):
+        codes = ops.cast(self.codes, x.dtype)
+        apart = ops.expand_dims(x, 1) - ops.expand_dims(codes, 0)
+        nearest = ops.argmin(ops.sum(ops.square(apart), -1), axis=-1)
+        one_hot = ops.one_hot(nearest, 4, dtype=x.dtype)
+        rows = ops.maximum(ops.sum(one_hot, 0), 1)[:, None]
+        mean = ops.matmul(ops.transpose(one_hot), x) / rows
+        self.codes.assign(self.decay * codes + (1 - self.decay) * mean)
+        return x + ops.stop_gradient(ops.matmul(one_hot, codes) - x)
+
+
+def _codebook(decay):
+    # Four heaps, each nearer to a code of its own than any rounding changes.
+    x = 8.0 * np.eye(4, 8)[np.arange(64) % 4]
+    x += np.random.default_rng(0).normal(size=x.shape) / 8
+    model = _model([_Codebook(decay, name="quantizer")], x)
+    return model, kmp.diagnose(model, x, np.ones((64, 1)))
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.999])
+def test_a_codebook_that_stands_still_is_named(policy, decay):
+    # A thousandth of what a code lacks is less than half of its last digit
+    # long before it is there; half of it is not.
+    model, (verdict,) = _codebook(decay)
+    assert (verdict.kind, verdict.direction) == ("policy", "update")
+    if decay == 0.5:
+        assert verdict.layer is None
+        return
+    (codes,) = model.get_layer("quantizer").non_trainable_variables
+    assert verdict.layer == "quantizer"
+    assert verdict.numbers["variable"] == codes.path
+    assert codes.path in verdict.advice
+    assert f"dtype='mixed_{policy}'" in verdict.advice
+
+
+@pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("decay", [0.5, 0.999])
+def test_a_codebook_that_is_computed_in_16_bits(name, decay):
+    keras.config.set_dtype_policy(name)
+    _, found = _codebook(decay)
+    named = [(v.layer, v.kind, v.direction) for v in found if v.layer]
+    fault = ("quantizer", "precision_loss", "update")
+    assert named == ([fault] if decay == 0.999 else [])
 
 
 class _SquaredConv(layers.Conv2D):

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from tuner_models import chain, demoted, done, fit, tuner
+from tuner_models import CURE, chain, demoted, done, fit, tuner
 
 import keras_mixprec as kmp
+from keras_mixprec.monitoring.audit_schedule import AuditSchedule
+from keras_mixprec.monitoring.overhead import Pause
 
 GOOD, BIG = 1.0, 1000.0
 
@@ -131,3 +133,20 @@ def test_messages_have_lines_of_their_own_beside_the_bar(capsys):
         lines = said.splitlines()
         assert any(x.startswith("PrecisionTuner at step") for x in lines)
         assert verbose or "" not in lines
+
+
+def test_a_fault_that_begins_in_a_pause_is_diagnosed_after_it(
+    tmp_path, monkeypatch
+):
+    # The longest pause, however fast this machine is, and no audit, which
+    # would find it as well if one is due by then.
+    monkeypatch.setattr(Pause, "lasts", lambda self, step: step < self._step)
+    monkeypatch.setattr(AuditSchedule, "due", lambda self, taken: False)
+    # Twice what float32 does not hold either, 256 steps of pause after each.
+    # From then on only steps that are skipped in a row are diagnosed, whatever
+    # the budget.
+    model, callback = chain(), tuner()
+    monitor = kmp.MixPrecMonitor(tmp_path, max_overhead=1e-6, verbose=0)
+    values = [GOOD] * 20 + [1e38] * 6 + [GOOD] * 280 + [1e38] * 60
+    fit(model, values + [GOOD] * 60 + [BIG] * 300, callback, monitor)
+    assert demoted(model) == CURE

@@ -19,6 +19,14 @@ _BETA = (
     "variables in float32."
 )
 
+# Of a variable that a layer writes itself, in the same place.
+_STANDS_STILL = (
+    " {variable!r} of layer {layer!r}{more} stands still: what a step adds is "
+    "less than half of its last digit. Give the layer dtype='mixed_{dtype}', "
+    "or make it by add_weight(..., dtype='float32', autocast=False) and "
+    "compute its next value in float32."
+)
+
 # Where nothing is trained, and float32 gives NaN.
 FLOAT32_FAILS_TOO = (
     "float32 gives NaN on this batch as well, so it is no matter of precision: "
@@ -87,6 +95,10 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         if name.startswith(("epsilon", "beta")):
             sentence = _BETA if name.startswith("beta") else _EPSILON
             text += sentence.format(name=name, value=value)
+    if "standing_still" in numbers:
+        others = numbers["standing_still"] - 1
+        more = f" (and {others} more)" if others else ""
+        text += _STANDS_STILL.format(layer=layer, more=more, **numbers)
     return text
 
 

@@ -220,7 +220,7 @@ class _Verdicts:
             for c in found.by_layer(self._model)
         ]
         others = self._scale_too_low(search, scale, effective)
-        others += self._policy(entries)
+        others += self._policy(entries, search.still)
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
         findings += _blameless(*others).findings
@@ -294,7 +294,7 @@ class _Verdicts:
             advice_for(culprit, scale, has_own_step(self._model)),
         )
 
-    def _policy(self, entries):
+    def _policy(self, entries, still):
         narrow = [e for e in entries if e.layer.variable_dtype in SIXTEEN_BITS]
         if not narrow:
             return []
@@ -304,7 +304,16 @@ class _Verdicts:
             "dtype": narrow[0].layer.variable_dtype,
         }
         numbers |= self._lost_constants()
-        return [self._verdict("policy", None, "update", numbers)]
+        first = still[0] if still else None
+        if first:
+            numbers |= {
+                "dtype": first.dtype,
+                "standing_still": len(still),
+                "variable": first.variable,
+                "error_of_change": first.error,
+            }
+        layer = first and first.layer
+        return [self._verdict("policy", layer, "update", numbers)]
 
     def _lost_constants(self):
         """The constants of the optimizers that some variable's dtype lacks."""

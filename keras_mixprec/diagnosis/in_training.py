@@ -53,7 +53,7 @@ def _unless_diverged(model, found, step, schedule):
 def _with_foreseen(model, found, step, forecast):
     """Adds the layers that are about to overflow."""
     forecast.add(step, found.headroom)
-    known = {finding.verdict.layer for finding in found.findings}
+    known = {f.verdict.layer for f in found.findings if f.layers}
     layers = {e.path: e.layer for e in low_layers(model)}
     kind, direction = "forward_overflow", "forward"
     foreseen = []

@@ -192,6 +192,7 @@ class Search(LossSearch):
             return
         state = StateCheck(self._model, self._data, self._exact, self._demoted)
         found = state.culprits(step)
+        self.still = state.stored(step)
         wrong = whole.wrong(step, self._demoted, self.scale_bits)
         if wrong and not self._is_chance(step):
             found += self._behind(whole, adapts)

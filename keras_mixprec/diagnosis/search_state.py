@@ -25,6 +25,8 @@ class SearchState:
         scale_bits: Float. The loss scale that was found or given, as a power
             of two.
         errors: As in `Examination`, as the model is built.
+        still: List of `StandsStill`, the variables that are stored in 16 bits
+            and move no more.
     """
 
     def __init__(self, model, data, exact: DryStep, compiled: bool):
@@ -42,6 +44,7 @@ class SearchState:
         self.windows = {}
         self.scale_bits: float | None = None
         self.errors = defaultdict(dict)
+        self.still = []
 
     def _runs(self, demoted):
         try:

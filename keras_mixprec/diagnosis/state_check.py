@@ -6,22 +6,40 @@ where it is on its way to.
 """
 
 import contextlib
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
+from keras import ops
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.keras_internals import own_non_trainable
+from keras_mixprec.keras_internals import own_non_trainable, widened
 from keras_mixprec.numerics.arrays import restoring, to_array
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.policies.layers import walk_with_model
 
 _DTYPES = ("float16", ml_dtypes.bfloat16)
+
+
+class StandsStill(NamedTuple):
+    """A variable that is stored in 16 bits and moves no more.
+
+    Attributes:
+        layer: String. The path of the layer that it is of.
+        variable: String. Its own path.
+        dtype: String. What it is stored in.
+        error: Float. The share of its change that is lost.
+    """
+
+    layer: str
+    variable: str
+    dtype: str
+    error: float
 
 
 class StateCheck:
@@ -47,22 +65,44 @@ class StateCheck:
             step: `DryStep` of the batch in 16 bits.
         """
         rounded = [v for v in self._model.variables if self._rounds(v, step)]
-        if not rounded:
-            return []
-        places = self._places(rounded)
-        lost = {}
-        # Where it is now, and where it goes to.
-        for place in zip(*places, strict=True):
-            there = [(v, x) for v, x in zip(rounded, place, strict=True)]
-            there = [(v, x) for v, x in there if x is not None]
-            for key, error in self._errors(there, self._demoted).items():
-                if error > thresholds.LOST_CHANGE:
-                    lost.setdefault(key, (error, there))
+        lost = self._lost(rounded) if rounded else {}
         return [
             self._culprit(entry, lost)
             for entry in walk_with_model(self._model)
             if _lost_of(entry.layer, lost)
         ]
+
+    def stored(self, step: DryStep) -> list[StandsStill]:
+        """Returns the variables that stand still as they are stored.
+
+        No policy of their layer adds digits to them.
+
+        Args:
+            step: `DryStep` of the batch in 16 bits.
+        """
+        narrow = [v for v in self._model.variables if self._is_stored(v, step)]
+        lost = self._lost(narrow) if narrow else {}
+        return [
+            StandsStill(entry.path, v.path, v.dtype, lost[id(v)][0])
+            for entry in walk_with_model(self._model)
+            for v in own_non_trainable(entry.layer)
+            if id(v) in lost
+        ]
+
+    def _lost(self, variables):
+        """What loses its change, by id: its error, and where that is."""
+        places, lost = self._places(variables), {}
+        # Where it is now, and where it goes to.
+        for place in zip(*places, strict=True):
+            there = [
+                (v, _as_stored(v, x))
+                for v, x in zip(variables, place, strict=True)
+                if x is not None
+            ]
+            for key, error in self._errors(there, self._demoted).items():
+                if error > thresholds.LOST_CHANGE:
+                    lost.setdefault(key, (error, there))
+        return lost
 
     def _culprit(self, entry, lost):
         own = _lost_of(entry.layer, lost)
@@ -78,22 +118,34 @@ class StateCheck:
         What a float16 layer assigns to a variable that Keras casts, torch
         writes to the copy and loses.
         """
-        if id(variable) not in self._exact.state:
-            return False
         # No policy of a layer adds digits to what is stored in 16 bits.
-        if variable.dtype in SIXTEEN_BITS:
+        if variable.dtype in SIXTEEN_BITS or not self._changes(variable, step):
+            return False
+        now = to_array(variable.value)
+        low = _after(step, variable, now)
+        return _is_16_bit(low) or (low == now).all()
+
+    def _is_stored(self, variable, step):
+        """Whether a variable that is stored in 16 bits is set to another."""
+        return variable.dtype in SIXTEEN_BITS and self._changes(variable, step)
+
+    def _changes(self, variable, step):
+        """Whether float32 changes it, and 16 bits leave it finite."""
+        if id(variable) not in self._exact.state:
             return False
         now = to_array(variable.value)
         low, wide = (_after(s, variable, now) for s in (step, self._exact))
-        if (wide == now).all() or not np.isfinite(low).all():
-            return False
-        return _is_16_bit(low) or (low == now).all()
+        return (wide != now).any() and np.isfinite(low).all()
 
     def _places(self, variables):
         """For each variable the values to see a step at, as for `_places`."""
         begins = [to_array(v.value) for v in variables]
         firsts = [to_array(self._exact.state[id(v)]) for v in variables]
-        with _set_to(zip(variables, firsts, strict=True)):
+        # What is stored in 16 bits would lose the first step here, too.
+        with (
+            widened(variables, SIXTEEN_BITS),
+            _set_to(zip(variables, firsts, strict=True)),
+        ):
             step = exact_step(self._model, self._data, records=False)
         seconds = [to_array(step.state[id(v)]) for v in variables]
         return [*map(_places, begins, firsts, seconds)]
@@ -123,6 +175,11 @@ class StateCheck:
         worst = max(errors.get(key, 0.0) for key in own)
         enough = worst <= thresholds.LOST_CHANGE
         return [layer] if enough else with_sublayers(layer)
+
+
+def _as_stored(variable, value):
+    """A float32 array as a variable of 16 bits, or of 32, holds it."""
+    return to_array(ops.cast(value, variable.dtype))
 
 
 def _after(step, variable, now):

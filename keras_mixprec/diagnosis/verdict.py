@@ -18,7 +18,8 @@ class Verdict:
             the step raises), or where no layer is to
             blame `"bad_data"`, `"divergence"` (float32 fails too),
             `"weights_lost"`, `"scale_collapsed"`, `"scale_too_low"` (gradients
-            vanish until the loss scale has grown), `"policy"` and, normal,
+            vanish until the loss scale has grown), `"policy"` (of a layer
+            where a variable that it writes stands still) and, normal,
             `"scale_search"`.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.

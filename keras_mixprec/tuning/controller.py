@@ -119,6 +119,7 @@ class Tuning:
             return
         self._state.is_overhead = self._trigger.is_overhead(stuck)
         if due and self._within_budget(step, self._state.is_overhead):
+            self._bad.examined()
             self._state.enter(Phase.CAPTURING, step + self._trigger.span)
         elif session.examiner.schedule.due(taken) and self._audit_within_budget(
             step

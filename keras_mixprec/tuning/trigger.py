@@ -29,7 +29,7 @@ class NonfiniteStepCount:
 
     def __init__(self, session):
         self.total = self._here = self._in_a_row = 0
-        self._stuck = False
+        self._is_known = False
         self._session = session
 
     def count(self) -> int:
@@ -44,9 +44,18 @@ class NonfiniteStepCount:
         return int(new)
 
     def newly_stuck(self) -> bool:
-        """Whether more are skipped in a row than a search explains, once."""
-        before, self._stuck = self._stuck, self._in_a_row >= TRIGGER_STEPS
-        return self._stuck and not before
+        """Whether more are skipped in a row than a search explains.
+
+        Until `examined` says that these are: a run that is stuck while no
+        diagnosis may be made is diagnosed when one may.
+        """
+        stuck = self._in_a_row >= TRIGGER_STEPS
+        self._is_known &= stuck
+        return stuck and not self._is_known
+
+    def examined(self):
+        """The steps that are skipped now are being diagnosed."""
+        self._is_known = self._in_a_row >= TRIGGER_STEPS
 
 
 class Trigger:
