@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from zoo.own_step import OwnStep
 
 import keras_mixprec as kmp
 
@@ -270,3 +271,27 @@ def test_a_loss_that_loses_the_logits_of_a_16_bit_softmax(size, named):
     optimizer = kmp.LossScaleOptimizer("adam", initial_scale=1.0)
     model.compile(optimizer, loss, jit_compile=False)
     assert [v.layer for v in kmp.diagnose(model, size * X, Y)] == named
+
+
+class Direction(layers.Layer):
+    def call(self, x):
+        return x / ops.sqrt(ops.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+class OfPairs(OwnStep):
+    """Of two rows of samples, one loss: the batch is no input of the model."""
+
+    def loss_of(self, pairs, y):
+        first, second = self(pairs[0]), self(pairs[1])
+        loss = ops.mean(ops.square(first - second))
+        return loss, {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [(1, []), (400, [("direction", "forward_overflow", "forward")])],
+)
+def test_a_step_that_takes_the_batch_apart(scale, expected):
+    pairs = scale * RANDOM.normal(size=(2, 32, 8)).astype("float32")
+    model = model_of(Direction(name="direction"), kind=OfPairs)
+    assert found(model, pairs, np.zeros(2)) == expected

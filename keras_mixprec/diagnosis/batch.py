@@ -36,7 +36,13 @@ def build_for(model, data: tuple):
     """
     with variable_scope(model):
         if not _needs_no_call(model):
-            _build_by_call(model, lambda: build_symbolically(model, data))
+            try:
+                _build_by_call(model, lambda: build_symbolically(model, data))
+            except ValueError:
+                # A `train_step` of the user's own may call the model on parts
+                # of the batch, such as the two images of a pair.
+                if not (has_own_step(model) and _all_built(model)):
+                    raise
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
@@ -137,9 +143,13 @@ def _not_built(model, why):
 
 def _needs_no_call(model):
     """Whether a model has only a `train_step`, of layers that are built."""
-    parts = flat_layers(model, include_self=False)
     no_call = type(model).call is keras.Model.call
-    return no_call and all(part.built for part in parts)
+    return no_call and _all_built(model)
+
+
+def _all_built(model):
+    parts = flat_layers(model, include_self=False)
+    return all(part.built for part in parts)
 
 
 # Rows that show whether a layer is numerically stable, unless the fault is in
