@@ -79,6 +79,7 @@ class Probation:
         self._session = session
         self._gap = max(gap, 1)
         self._comparisons = 0
+        self._suspected = None
         self._batch = batch
         with active.processes().single_process(model):
             self._weight = _largest_weight(model)
@@ -114,8 +115,9 @@ class Probation:
 
     def _loss_divergence(self, model, step):
         examiner, later = self._session.examiner, self._comparisons > 1
-        within_budget = examiner.within_budget or not later
-        if not (within_budget and math.isfinite(self._loss)):
+        needed = not later or self._suspected is not None
+        in_time = needed or examiner.within_budget
+        if not (in_time and math.isfinite(self._loss)):
             return None
         now = examiner.exact_loss(model, self._batch, step, is_overhead=later)
         # What is nearly 0 of one batch may be a thousandfold after the next
@@ -123,7 +125,13 @@ class Probation:
         start = examiner.schedule.start
         least = abs(start.loss) if start else 0.0
         grown = Growth("float32 loss of one batch", self._loss, now, least)
-        return grown if grown.diverged else None
+        if not grown.diverged:
+            return None
+        # What was nearly 0 by chance before any training, a hundred times as
+        # much after ten steps, falls again where training is sound.
+        before, self._suspected = self._suspected, now
+        falls = before is None or now < before / 2
+        return None if math.isfinite(now) and falls else grown
 
     def restore(self):
         """Gives weights and optimizer state the values of the demotion."""
