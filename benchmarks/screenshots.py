@@ -1,9 +1,9 @@
 """Pictures of the "Mixed Precision" tab, light and dark, for the docs.
 
 Trains the transformer of `examples/repair_in_training.py`, in float16 as it
-is and with `PrecisionTuner`, and photographs both runs in a real TensorBoard,
-with the panel that asks what would be in another format; then the panel that
-compares the tuned run's speed with that of a third one, in float32.
+is, with `PrecisionTuner` and in float32, and photographs the first two in a
+real TensorBoard, the panel that asks what would be in another format, and the
+one that compares the speed of the last two.
 
     python -m benchmarks.screenshots
 """
@@ -36,10 +36,9 @@ CHOSEN = FAILED | {"layer": "out_2", "step": "100"}
 SPEED = {"run": "tuned/mixprec", "compare": "float32/mixprec"}
 
 
-def train(log_dir, *names, **arguments):
-    """Logs some of the runs."""
-    for name in names:
-        policy, callbacks = RUNS[name]
+def train(log_dir, **arguments):
+    """Logs the runs."""
+    for name, (policy, callbacks) in RUNS.items():
         monitor = MixPrecMonitor(f"{log_dir}/{name}", verbose=0, **arguments)
         example.train(policy, monitor, *callbacks)
 
@@ -71,16 +70,15 @@ def save_panel(name, driver, panel):
 
 @contextlib.contextmanager
 def shown(log_dir):
-    """Serves the two runs that are in a folder, and gives a browser for it."""
+    """Serves the runs that are in a folder, and gives a browser for it."""
     with tensorboard(log_dir) as url, browser(1366, 1290) as driver:
-        poll(lambda: len(get(url, "runs") or ()) >= 2)
+        poll(lambda: len(get(url, "runs") or ()) >= len(RUNS))
         yield url, driver
 
 
 def main():
     with tempfile.TemporaryDirectory() as log_dir:
-        often = {"update_freq": 5, "probe_every": 10, "max_overhead": 1}
-        train(log_dir, "float16", "tuned", **often)
+        train(log_dir, update_freq=5, probe_every=10, max_overhead=1)
         with shown(log_dir) as (url, driver):
             for theme in "light", "dark":
                 open_tab(driver, url, theme, CHOSEN)
@@ -88,10 +86,6 @@ def main():
                 save(f"tab_{theme}.png", driver.get_screenshot_as_png())
             open_tab(driver, url, "light", FAILED)
             save_panel("tab_what_if.png", driver, "what-if")
-    # As a run is logged that is not to be looked at so closely.
-    with tempfile.TemporaryDirectory() as log_dir:
-        train(log_dir, "tuned", "float32", update_freq=5)
-        with shown(log_dir) as (url, driver):
             open_tab(driver, url, "light", SPEED)
             save_panel("tab_speed.png", driver, "performance")
 
