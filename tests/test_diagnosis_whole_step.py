@@ -278,8 +278,14 @@ class Direction(layers.Layer):
         return x / ops.sqrt(ops.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-class OfPairs(OwnStep):
-    """Of two rows of samples, one loss: the batch is no input of the model."""
+class OfPairs(keras.Model):
+    """Of two rows of samples, one loss: the batch is no input of the model.
+
+    Keras makes a functional model of the base of what is given a graph, which
+    other models have `OwnStep` for.
+    """
+
+    train_step, scaled = OwnStep.train_step, OwnStep.scaled
 
     def loss_of(self, pairs, y):
         first, second = self(pairs[0]), self(pairs[1])

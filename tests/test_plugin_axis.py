@@ -16,7 +16,7 @@ from keras_mixprec.reporting.run_log import RunLog
 
 TIMELINE, HEAT = "#timeline canvas", "#heatmap .heat-scroll canvas"
 # Where the timeline begins, and what is right of it.
-LEFT, RIGHT = 66, 14
+LEFT, RIGHT = 66, 58
 EPOCH = 8
 
 
