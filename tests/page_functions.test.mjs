@@ -610,21 +610,6 @@ test("a verdict says since when steps have failed", () => {
   assert.equal(eventText.describeEvent(event), "a, failing since step 2: Do.");
 });
 
-const { gravityOf } = await load("runs");
-
-test("runs are as grave as their state, and then as their finding", () => {
-  const row = (state, finding = null) => ({ headline: { state }, finding });
-  const verdict = (level, repaired = false) => ({ kind: "verdict", level, repaired });
-  const rows = [
-    row("failing", verdict("bad")), row("warning", verdict("bad")),
-    row("warning", verdict("warning")), row("warning"), row("not_measured"),
-    row("repaired", verdict("bad", true)), row("healthy"),
-  ];
-  const found = rows.map(gravityOf);
-  assert.deepEqual(found, [...found].sort((one, other) => one - other));
-  assert.equal(new Set(found).size, rows.length);
-});
-
 const skipGroups = await load("skip_groups");
 
 test("steps skipped in a row are one event, of each optimizer its own", () => {

@@ -73,7 +73,9 @@ def test_the_tuner_repairs_what_fails_without_it(outputs):
 def test_the_report_is_shown_inline(outputs):
     (shown,) = outputs[4]
     assert shown.data["text/html"].startswith('<iframe sandbox="allow-scripts"')
-    assert shown.data["text/plain"].startswith("mixprec: out_2 overflowed")
+    assert shown.data["text/plain"].startswith(
+        "mixprec (repaired): out_2 overflowed"
+    )
     assert "image/png" in shown.data
 
 

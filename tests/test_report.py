@@ -25,6 +25,7 @@ from keras_mixprec import cli
 from keras_mixprec.reporting import report_picture, schema
 from keras_mixprec.reporting.report_page import headroom_colours, level
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.run_summary import gravity, summary
 
 PALETTE = (
     pathlib.Path(kmp.__file__).parent / "tensorboard_plugin/static/palette.js"
@@ -52,14 +53,19 @@ def unpacked(page):
 def test_the_text_says_what_happened(report):
     failed, tuned = str(report).split("\n\n")
     assert failed.startswith(
-        "float16/mixprec: overflowing overflowed (found at step 5, failing "
+        "float16/mixprec (failing): overflowing overflowed (found at step 5, "
     )
     assert "Steps: 40, 40 skipped (100.00%)." in failed
     assert "Loss scale: 2**15 -> 2**-14" in failed
     assert "forward_overflow in overflowing, forward" in failed
-    assert tuned.startswith("tuned/mixprec: overflowing overflowed at step 0")
+    assert tuned.startswith(
+        "tuned/mixprec (repaired): overflowing overflowed at step 0"
+    )
     assert "Steps: 40, none skipped." in tuned
     assert "Now in float32, since step 0: overflowing, because of" in tuned
+    assert "overflowing, forward. Repaired: it is in float32 now." in tuned
+    assert "PrecisionRule('overflowing')" in failed
+    assert "PrecisionRule" not in tuned
     assert all(len(line) <= 100 for line in str(report).splitlines())
     assert len(failed.splitlines()) < 25  # A screen.
 
@@ -198,6 +204,61 @@ def test_events_of_other_people_are_no_hindrance(tmp_path):
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert [event["kind"] for event in run["events"]] == ["mine", "mine"]
     assert "No verdicts" in str(kmp.load_report(tmp_path))
+
+
+def test_the_gravest_run_comes_first(logs, report):
+    runs = report.to_dict()
+    ranks = {name: summary(run)["gravity"] for name, run in runs.items()}
+    assert ranks["float16/mixprec"] < ranks["tuned/mixprec"]
+    shutil.copytree(logs / "float16", logs.parent / "copies" / "z")
+    shutil.copytree(logs / "tuned", logs.parent / "copies" / "a")
+    texts = str(kmp.load_report(logs.parent / "copies")).split("\n\n")
+    assert [text.partition(":")[0] for text in texts] == [
+        "z/mixprec (failing)",
+        "a/mixprec (repaired)",
+    ]
+
+
+def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
+    def rank(state, level=None, repaired=False):
+        finding = {"event": 0, "repaired": repaired}
+        return gravity(
+            {
+                "headline": {"state": state},
+                "finding": level and finding,
+                "events": [{"kind": "verdict", "level": level}],
+            }
+        )
+
+    found = [
+        rank("failing", "bad"),
+        rank("warning", "bad"),
+        rank("warning", "warning"),
+        rank("warning"),
+        rank("not_measured"),
+        rank("repaired", "bad", repaired=True),
+        rank("healthy"),
+    ]
+    assert found == sorted({*found})
+
+
+def test_the_text_has_the_losses_and_names_layers_of_zeros(tmp_path):
+    metrics = {"activation_headroom_bits": "min"}
+    with RunLog(tmp_path) as log:
+        names = ["sound", *(f"dead_{n}" for n in range(7))]
+        log.layers(0, [{"path": p, "compute_dtype": "float16"} for p in names])
+        log.heat(1, [[4.0]] + [[math.inf]] * 7, names, metrics)
+        for row in ([1, 2.5], [2, 0.0625], [3, math.nan], [4, 0.25]):
+            log.rows(row[0], schema.LOSS, [row], schema.LOSS_COLUMNS, 64)
+    text = str(kmp.load_report(tmp_path)).replace("\n    ", " ")
+    assert (
+        "Loss: 0.25 at step 4, first 2.5 at step 1, least 0.0625 at step 2."
+    ) in text
+    assert "Least headroom of activations: sound 4.0 bits at step 1" in text
+    assert (
+        "Activations all zero in every reading: dead_0, dead_1, dead_2, "
+        "dead_3, dead_4 and 2 more layers."
+    ) in text
 
 
 def test_the_page_is_whole_and_asks_nobody(report):
@@ -354,7 +415,8 @@ def test_the_monitor_has_it(tmp_path):
     assert kmp.MixPrecMonitor(tmp_path).report is None
     monitor = train(tmp_path, epochs=1)
     assert "Steps: 20, 20 skipped" in str(monitor.report)
-    assert str(kmp.load_report(tmp_path / "mixprec")).startswith(".: overflow")
+    text = str(kmp.load_report(tmp_path / "mixprec"))
+    assert text.startswith(". (failing): overflow")
 
 
 def test_the_command_line_prints_and_writes_it(logs, report, tmp_path, capsys):

@@ -15,6 +15,9 @@ from keras_mixprec.reporting.facts import (
 )
 from keras_mixprec.verdict_kinds import KINDS
 
+# The states of a run, the gravest first.
+STATES = ("failing", "warning", "not_measured", "repaired", "healthy")
+
 # Skipped in a row, this many are no scale search any more.
 STUCK = 5
 
@@ -85,7 +88,7 @@ def main_finding(facts: Facts) -> dict | None:
 
 
 # The gravest first.
-_LEVELS = ("bad", "warning", "info")
+LEVELS = ("bad", "warning", "info")
 
 
 class _Story:
@@ -134,7 +137,7 @@ class _Story:
 
     def _order(self, verdict):
         kind = KINDS[verdict["verdict"]]
-        return self._is_over(verdict), kind.behind, _LEVELS.index(kind.level)
+        return self._is_over(verdict), kind.behind, LEVELS.index(kind.level)
 
     def _cause(self):
         """The most important finding, and how many more there are."""

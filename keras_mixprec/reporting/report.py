@@ -13,15 +13,18 @@ from keras_mixprec.formats import (
     BATCHES,
     STEPS,
     format_bits,
+    format_count,
+    format_digits,
     format_kinds,
     format_power,
 )
-from keras_mixprec.reporting.facts import dtype_now
+from keras_mixprec.reporting.facts import dtype_now, is_repaired
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.report_picture import png
 from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_summary import gravity
 
 _WIDTH = 100
 _MOST_VERDICTS = 8
@@ -35,8 +38,10 @@ def text(overview: dict) -> str:
         overview: Dict, as `RunData.overview` returns it.
     """
     lines = [
-        f"{overview['run']}: {overview['headline']['text']}",
+        f"{overview['run']} ({_state(overview)}): "
+        f"{overview['headline']['text']}",
         _steps(overview),
+        *_loss(overview["loss"]),
         _dtypes(overview["layers"]),
         *_matmul_precision(overview["matmul_precision"]),
         *_performance(overview["performance"]),
@@ -45,13 +50,34 @@ def text(overview: dict) -> str:
         *_nonfinite(overview["events"]),
         *_before_training(overview["events"]),
         *_demoted(overview["layers"]),
-        *_verdicts(overview["events"]),
+        *_verdicts(overview["events"], overview["layers"]),
         *_headroom(overview["layers"], overview["format"]["name"]),
+        *_all_zero(overview["layers"]),
         *filter(None, [overview["withheld"]]),
     ]
     return "\n".join(
         textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines
     )
+
+
+def _state(overview):
+    return overview["headline"]["state"].replace("_", " ")
+
+
+def _loss(course):
+    """The last loss, and the first and the least that it is seen beside."""
+    if course is None:
+        return
+    found = list(zip(course["values"], course["steps"], strict=True))
+    line = f"Loss: {_at_step(*found[-1])}"
+    finite = [pair for pair in found if math.isfinite(pair[0])]
+    if len(found) > 1 and finite:
+        line += f", first {_at_step(*found[0])}, least {_at_step(*min(finite))}"
+    yield f"{line}."
+
+
+def _at_step(value, step):
+    return f"{format_digits(value)} at step {step:,}"
 
 
 def _steps(overview):
@@ -143,7 +169,8 @@ def _because(layer):
     return f", because of {reason}" if reason else ""
 
 
-def _verdicts(events):
+def _verdicts(events, layers):
+    now = {layer["path"]: dtype_now(layer) for layer in layers}
     verdicts = [event for event in events if event["kind"] == "verdict"]
     # What a cause has brought about comes behind it.
     verdicts.sort(key=lambda event: event["verdict"] == "scale_collapsed")
@@ -157,10 +184,16 @@ def _verdicts(events):
         step = event.get("at_step", event["step"])
         yield (
             f"Step {step:,}{failing}: {event['verdict']}{where}{way}. "
-            f"{event['advice']}"
+            f"{_advice(event, now.get(event['layer']))}"
         )
     if (more := len(verdicts) - _MOST_VERDICTS) > 0:
         yield f"And {more} more verdicts."
+
+
+def _advice(event, dtype):
+    # What was done is not to be done again.
+    repaired = is_repaired(event["verdict"], dtype)
+    return f"Repaired: it is in {dtype} now." if repaired else event["advice"]
 
 
 def _headroom(layers, limit):
@@ -173,6 +206,16 @@ def _headroom(layers, limit):
             f"{x['path']} {_left(x, limit)} at step {x['worst_step']:,}"
             for x in shown[:_MOST_LAYERS]
         )
+
+
+def _all_zero(layers):
+    # No headroom is short there, and yet nothing gets through.
+    paths = [x["path"] for x in layers if x["least_headroom"] == math.inf]
+    if paths:
+        more = len(paths) - _MOST_LAYERS
+        others = f" and {format_count(more, 'more layer')}" if more > 0 else ""
+        named = ", ".join(paths[:_MOST_LAYERS])
+        yield f"Activations all zero in every reading: {named}{others}."
 
 
 def _left(layer, limit):
@@ -211,8 +254,9 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     ...     np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[monitor]
     ... )
     >>> print(load_report(log_dir))  # doctest: +ELLIPSIS
-    mixprec: 1 step, none skipped, no findings; no layer in 16 bits.
+    mixprec (healthy): 1 step, none skipped, no findings; no layer in 16 bits.
     Steps: 1, none skipped.
+    Loss: ... at step 1.
     Layers: 1 in float32.
     Matmul precision of float32: float32, ...
     Loss scale: 2**15.
@@ -242,8 +286,8 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
 class MixPrecReport(HtmlReport):
     """What was logged of one run, or of several side by side.
 
-    `str()` gives text of a screen for each run, a notebook shows the page of
-    the "Mixed Precision" tab.
+    `str()` gives text of a screen for each run, the gravest first, a notebook
+    shows the page of the "Mixed Precision" tab.
 
     Args:
         runs: List of `RunData`.
@@ -252,6 +296,7 @@ class MixPrecReport(HtmlReport):
     def __init__(self, runs: list[RunData]):
         self._runs = runs
         self._overviews = {run.name: run.overview() for run in runs}
+        self._by_gravity = sorted(self._overviews.values(), key=gravity)
 
     def to_dict(self) -> dict:
         """Returns, by run, the layers, the loss scale and all events.
@@ -296,7 +341,7 @@ class MixPrecReport(HtmlReport):
         write_bytes(path, self.to_png())
 
     def __str__(self):
-        return "\n\n".join(map(text, self._overviews.values()))
+        return "\n\n".join(map(text, self._by_gravity))
 
     __repr__ = __str__
 

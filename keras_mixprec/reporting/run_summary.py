@@ -1,6 +1,7 @@
 """What a run comes down to, in a row of the table of runs."""
 
 from keras_mixprec.flop_shares import share_in_16_bits
+from keras_mixprec.reporting.headline import LEVELS, STATES
 
 
 def shares_in_16_bits(layers: list) -> dict:
@@ -30,6 +31,23 @@ def _finding(overview):
     return own | {"repaired": finding["repaired"]}
 
 
+def gravity(overview: dict) -> int:
+    """Returns the rank of a run, 0 of the gravest.
+
+    By its state, and among runs in the same by how grave their finding is.
+
+    Args:
+        overview: Dict, as `RunData.overview` returns it.
+    """
+    finding = _finding(overview)
+    rank = len(LEVELS)
+    if finding and not finding["repaired"]:
+        # What is no verdict has no level.
+        rank = LEVELS.index(finding.get("level", "warning"))
+    state = overview["headline"]["state"]
+    return STATES.index(state) * (len(LEVELS) + 1) + rank
+
+
 def summary(overview: dict) -> dict:
     """Returns the row of a run.
 
@@ -38,8 +56,8 @@ def summary(overview: dict) -> dict:
 
     Returns:
         Dict with the run's name, steps, skipped steps, last loss scales, last
-        loss (`None` if none was logged), main finding, sentence and share of
-        FLOPs in 16 bits.
+        loss (`None` if none was logged), main finding, sentence, gravity (0 of
+        the gravest) and share of FLOPs in 16 bits.
 
     Example:
     >>> from keras_mixprec.reporting.run_summary import summary
@@ -60,6 +78,7 @@ def summary(overview: dict) -> dict:
         "scales": [c["scale"][-1] for c in overview["scale"] if c["scale"]],
         "last_loss": loss["values"][-1] if loss else None,
         "finding": _finding(overview),
+        "gravity": gravity(overview),
         "layers": len(overview["layers"]),
         "demoted": sum(
             layer["demoted_at"] is not None for layer in overview["layers"]

@@ -1,11 +1,8 @@
 import { NOTHING_CHOSEN } from "./actions.js";
 import { card, element, revealIn } from "./dom.js";
-import { eventLevel } from "./event_text.js";
 import { formatInteger, formatNumber, formatScale, formatShare, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
 import { describeFinding, STATES } from "./summary.js";
-
-const gravity = ["failing", "warning", "not_measured", "repaired", "healthy"];
 
 function causeOf({ finding, headline }) {
   if (!finding) return headline.state === "not_measured" ? "not measured" : "none";
@@ -13,17 +10,9 @@ function causeOf({ finding, headline }) {
   return describeFinding(finding, finding.repaired, where).text;
 }
 
-const FINDING_LEVELS = ["bad", "warning", "info"];
-
-// By the state, and of runs in the same by how grave their finding is.
-export function gravityOf({ headline, finding }) {
-  const level = finding && !finding.repaired ? FINDING_LEVELS.indexOf(eventLevel(finding)) : FINDING_LEVELS.length;
-  return gravity.indexOf(headline.state) * (FINDING_LEVELS.length + 1) + level;
-}
-
 const RUN_COLUMNS = [
   { id: "run", label: "Run", of: (row) => row.run },
-  { id: "state", label: "State", of: gravityOf },
+  { id: "state", label: "State", of: (row) => row.gravity },
   { id: "cause", label: "Worst cause", of: causeOf, text: causeOf },
   {
     id: "steps", label: "Steps", number: true, of: (row) => row.last_step,
