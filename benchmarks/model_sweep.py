@@ -5,7 +5,8 @@ weights, trains three steps in mixed_float16 with our optimizer and a monitor
 that probes every step it can, and is then diagnosed. All of them are healthy:
 a verdict, a warning or an error is a fault of this library, or in need of a
 reason. Layers are those that have a path, rows those that the last probe
-measured.
+measured. `--diagnose-only` leaves the training out, most of which is
+compilation: the models are diagnosed with the weights they begin with.
 
     python -m benchmarks.model_sweep
     python -m benchmarks.model_sweep --setup tensorflow-xla --only NASNetMobile
@@ -18,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from typing import NamedTuple
 
 from benchmarks.timing import SETUPS, in_subprocess, markdown
 
@@ -41,17 +43,19 @@ def main():
     parser.add_argument(
         "--all", action="store_true", help="the larger applications too"
     )
+    parser.add_argument("--diagnose-only", action="store_true")
     arguments = parser.parse_args()
     backend, jit_compile = SETUPS[arguments.setup]
     names = arguments.only or in_subprocess(backend, _names, arguments.all)
     rows = []
     for name in names:
-        rows.append([name, *_row(backend, name, jit_compile)])
+        train = not arguments.diagnose_only
+        rows.append([name, *_row(backend, name, jit_compile, train)])
         print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     print(markdown(_HEADER, rows))
 
 
-def examine(name, jit_compile):
+def examine(name, jit_compile, train=True):
     """Trains and diagnoses one model, and returns the cells of its row."""
     import keras
 
@@ -68,11 +72,36 @@ def examine(name, jit_compile):
         jit_compile=jit_compile,
     )
     x, y = batches(name, model, _BATCH * _STEPS)
-    with (
-        tempfile.TemporaryDirectory() as log_dir,
-        warnings.catch_warnings(record=True) as caught,
-    ):
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        fitted = _fitted(model, x, y) if train else _Fitted()
+    x, y = keras.tree.map_structure(lambda array: array[:_BATCH], (x, y))
+    diagnose_seconds, verdicts = _timed(
+        lambda: keras_mixprec.diagnose(model, x, y)
+    )
+    return [
+        str(len(walk(model))),
+        fitted.seconds,
+        f"{diagnose_seconds:.1f}",
+        fitted.skipped,
+        fitted.rows,
+        _found([*fitted.verdicts, *verdicts], caught),
+    ]
+
+
+class _Fitted(NamedTuple):
+    """What a training gave, as cells of a row."""
+
+    seconds: str = "-"
+    skipped: str = "-"
+    rows: str = "-"
+    verdicts: tuple = ()
+
+
+def _fitted(model, x, y):
+    import keras_mixprec
+
+    with tempfile.TemporaryDirectory() as log_dir:
         # A reading within the few steps would diagnose as well.
         monitor = keras_mixprec.MixPrecMonitor(
             log_dir,
@@ -81,27 +110,21 @@ def examine(name, jit_compile):
             max_overhead=1.0,
             verbose=0,
         )
-        fit_seconds, _ = _timed(
+        seconds, _ = _timed(
             lambda: model.fit(x, y, _BATCH, callbacks=[monitor], verbose=0)
         )
-    x, y = keras.tree.map_structure(lambda array: array[:_BATCH], (x, y))
-    diagnose_seconds, verdicts = _timed(
-        lambda: keras_mixprec.diagnose(model, x, y)
-    )
-    return [
-        str(len(walk(model))),
-        f"{fit_seconds:.1f}",
-        f"{diagnose_seconds:.1f}",
+    return _Fitted(
+        f"{seconds:.1f}",
         str(model.optimizer.skipped_steps),
         str(len(monitor._session.prober.readings)),
-        _found([*monitor.verdicts, *verdicts], caught),
-    ]
+        tuple(monitor.verdicts),
+    )
 
 
-def _row(backend, name, jit_compile):
+def _row(backend, name, jit_compile, train):
     # In a process of its own, which gives its memory back, however it ends.
     try:
-        return in_subprocess(backend, examine, name, jit_compile)
+        return in_subprocess(backend, examine, name, jit_compile, train)
     except Exception as error:
         traceback.print_exception(error)
         lines = f"{type(error).__name__}: {error}".split()
