@@ -293,7 +293,7 @@ test("events read as sentences, unknown kinds too", () => {
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
     "ranges_measured", "ranges_withheld", "zero_gradients", "graph_rewrite", "ignored_variable",
     "stopped", "train_end", "step_raised", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
-    "undo", "loss_scale_kept", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
+    "undo", "loss_scale_kept", "loss_scale_low", "loss_scale_recovered", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
   ];
   for (const kind of kinds) {
     const event = { kind, step: 1, wall_time: 0, verdict: "policy" };

@@ -12,6 +12,7 @@ from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import LossCurve, reason_to_stop
+from keras_mixprec.monitoring.low_scale import LowScales
 from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
@@ -282,6 +283,7 @@ class CounterLog:
         count = len(session.model.trainable_variables)
         self._by_variable = Thinning(rows_by_variable(count))
         self._skips = Skips(session.log)
+        self._low_scales = LowScales(session.log)
         self._loss = LossCurve(session.model, session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
         self.step = None
@@ -346,6 +348,8 @@ class CounterLog:
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
+            rule = self._counters.rule(name)
+            self._low_scales.read(name, reading, rule)
         curves[self.step] |= counted
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.

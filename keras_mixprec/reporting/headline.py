@@ -12,6 +12,7 @@ from keras_mixprec.reporting.facts import (
     dtype_now,
     dtype_of,
     is_repaired,
+    low_scales,
 )
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -96,7 +97,10 @@ class _Story:
 
     def __init__(self, facts):
         self._facts = facts
-        events = [e for e in facts.events if e["kind"] in STORY]
+        self._low_scales = low_scales(facts.events)
+        # What came of them: one that has grown back is no story.
+        told = STORY - {"loss_scale_low", "loss_scale_recovered"}
+        events = [e for e in facts.events if e["kind"] in told]
         self._kinds = {event["kind"] for event in events}
         self._last = {event["kind"]: event for event in events}
         self._now = {x["path"]: dtype_now(x) for x in facts.layers}
@@ -121,7 +125,8 @@ class _Story:
         # What is normal, such as a search for the loss scale.
         self.unnamed = next(iter(verdicts), None)
         self.names_layer = bool(causes and causes[0]["layer"])
-        self.quiet = not (verdicts or self._kinds - {"verdict", "sign_off"})
+        found = verdicts or self._kinds - {"verdict", "sign_off"}
+        self.quiet = not (found or self._low_scales)
 
     def clauses(self):
         """What the sentence says of events, causes first, each with its event.
@@ -176,8 +181,8 @@ class _Story:
         elif self._is_collapsed():
             event = self._verdicts["scale_collapsed"]
             yield event, "loss scale at its floor"
-        if event := last.get("zero_gradients"):
-            yield event, event["message"]
+        zeros = [last["zero_gradients"]] if "zero_gradients" in last else []
+        yield from ((e, e["message"]) for e in self._low_scales + zeros)
         if event := last.get("undo"):
             made = "a demotion made training diverge, undone"
             yield event, f"{made}{_at(event)}"
@@ -200,7 +205,7 @@ class _Story:
         stuck = self._is_stuck() or "give_up" in self._kinds
         if self._is_collapsed() or is_open and stuck:
             return "failing"
-        if {"undo", "zero_gradients"} & self._kinds:
+        if {"undo", "zero_gradients"} & self._kinds or self._low_scales:
             return "warning"
         unexplained = self._nonfinite_losses and not self._causes
         if is_open or self._is_stuck() or unexplained:

@@ -18,7 +18,7 @@ from keras_mixprec.formats import (
     format_kinds,
     format_power,
 )
-from keras_mixprec.reporting.facts import dtype_now, is_repaired
+from keras_mixprec.reporting.facts import dtype_now, is_repaired, low_scales
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.report_page import page
@@ -47,6 +47,7 @@ def text(overview: dict) -> str:
         *_performance(overview["performance"]),
         *_messages(overview["events"]),
         *map(_scale, overview["scale"]),
+        *_low_scales(overview["events"]),
         *_nonfinite(overview["events"]),
         *_before_training(overview["events"]),
         *_demoted(overview["layers"]),
@@ -124,6 +125,12 @@ def _scale(course):
         f"{format_power(min(course['scale']))} and at most "
         f"{format_power(max(course['scale']))}."
     )
+
+
+def _low_scales(events):
+    for event in low_scales(events):
+        message = event["message"]
+        yield f"{message[:1].upper()}{message[1:]}. {event.get('advice', '')}"
 
 
 def _nonfinite(events):
