@@ -264,13 +264,16 @@ class _Story:
         if kind == "divergence":
             diverged = self._has_diverged()
             what = "training diverged" if diverged else "the loss is not finite"
-            return f"{what}{at}, in float32 as well"
+            return f"{what}{_found(first)}, in float32 as well"
         if kind == "policy":
             return "16-bit variables lose small updates"
         if kind == "scale_too_low":
             now = self._last["raise_scale"]["after"] if over else None
             fate = f", raised to {format_power(now)}" if over else ""
-            return f"gradients vanished{at} at too low a loss scale{fate}"
+            return (
+                f"gradients vanished{_found(first)} at too low a loss "
+                f"scale{fate}"
+            )
         others = 0 if over else len(alike) - 1
         more = f" and {format_count(others, 'more layer')}" if others else ""
         at = _found(first, "first " if others else "")
@@ -363,12 +366,17 @@ def _at(event):
     return "" if step is None else f" at step {step:,}"
 
 
-def _found(verdict, first):
-    """When, and since when steps have failed if that is before."""
+def _found(verdict, first=""):
+    """When it was found, and since when steps have failed if that is known.
+
+    It may have begun before, but not before the first step.
+    """
     at, since = _at(verdict), verdict.get("failing_since")
-    if since is None:
-        return f", {first.strip()}{at}" if first else at
-    return f" ({first}found{at}, failing since step {since:,})"
+    if since is not None:
+        return f" ({first}found{at}, failing since step {since:,})"
+    if not verdict.get("at_step", verdict["step"]):
+        return f", {first.strip()}{at}" if first and at else at
+    return f" ({first}found{at})"
 
 
 def _last_of(facts):
