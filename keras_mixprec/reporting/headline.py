@@ -260,7 +260,7 @@ class _Story:
         if kind == "bad_data":
             count = self._last.get("bad_batches", {"count": 1})["count"]
             several = f" in {count:,} batches, first" if count > 1 else ""
-            return f"bad data{several}{at}{_rows(first)}"
+            return f"bad data{several}{at}{_rows(first, count)}"
         if kind == "divergence":
             diverged = self._has_diverged()
             what = "training diverged" if diverged else "the loss is not finite"
@@ -342,17 +342,21 @@ def _is_low(layers):
     return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
 
 
-def _rows(verdict):
+def _rows(verdict, batches):
     numbers = verdict.get("numbers", {})
-    # Samples are counted in what `fit` was given.
+    # Samples are counted in what `fit` was given, rows in the first batch.
     rows = [
         f"{what}{'s' if len(listed) > 1 else ''} "
         f"{', '.join(map(str, listed))} of {place}{part}"
         for part in ("x", "y", "sample_weight")
-        for what, place in (("sample", ""), ("row", "the batch's "))
+        for what, place in (("sample", ""), ("row", "that batch's "))
         if (listed := numbers.get(f"{what}s_of_{part}"))
     ]
-    return f" ({'; '.join(rows)} not finite)" if rows else ""
+    several = batches > 1 and any(
+        name.startswith("samples_") for name in numbers
+    )
+    all_of = "of all batches together: " if several else ""
+    return f" ({all_of}{'; '.join(rows)} not finite)" if rows else ""
 
 
 def _named(verdict):

@@ -217,15 +217,29 @@ export function describeEvent(event) {
   return `${kind} ${JSON.stringify(rest)}`;
 }
 
+// Which rows belong to which batch, of one step or of several in a row.
+function badRows({ kind, batches, members, ...event }) {
+  const bad = kind === "bad_batches" ? batches ?? [] : members ?? [event];
+  return bad.flatMap(({ rows, bad_input, epoch, batch, ...step }) => {
+    const parts = Object.entries(rows ?? bad_input ?? {});
+    if (!parts.length) return [];
+    const place = batch === undefined ? "" : `, epoch ${epoch} batch ${batch}`;
+    const listed = parts.map(([part, row]) => `row ${row} of ${part}`).join(", ");
+    return [`step ${formatInteger(momentOf(step))}${place}: not finite, first in ${listed}`];
+  });
+}
+
 export function eventDetails(event) {
-  const lines = [];
+  const lines = badRows(event);
   if (event.message && event.layers) lines.push(event.message);
   if (event.direction) lines.push(`direction: ${event.direction}`);
   for (const [name, value] of Object.entries(event.numbers ?? {})) {
     const readable = typeof value === "number" || /^-?inf$/.test(value);
     const format = name.endsWith("scale") ? formatScale : formatNumber;
     const shown = readable ? format(value) : JSON.stringify(value);
-    lines.push(`${words(name)}: ${shown}`);
+    // Those of a batch are beside its skipped step.
+    const all = name.startsWith("samples_of_") ? ", all batches together" : "";
+    lines.push(`${words(name)}${all}: ${shown}`);
   }
   for (const [path, change] of Object.entries(event.layers ?? {})) {
     const reason = event.reasons?.[path] ? ` (${event.reasons[path]})` : "";
