@@ -12,7 +12,6 @@ from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import LossCurve, reason_to_stop
-from keras_mixprec.monitoring.low_scale import LowScales
 from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
@@ -278,6 +277,9 @@ class CounterLog:
     """
 
     def __init__(self, session, counters):
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.low_scale import LowScales
+
         self._session = session
         self._counters, self._log = counters, session.log
         count = len(session.model.trainable_variables)
