@@ -293,13 +293,36 @@ test("events read as sentences, unknown kinds too", () => {
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
     "ranges_measured", "ranges_withheld", "zero_gradients", "graph_rewrite", "ignored_variable",
     "stopped", "train_end", "step_raised", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
-    "undo", "loss_scale_kept", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
+    "undo", "loss_scale_kept", "loss_scale_low", "loss_scale_recovered", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
   ];
   for (const kind of kinds) {
     const event = { kind, step: 1, wall_time: 0, verdict: "policy" };
     assert.equal(typeof eventText.describeEvent(event), "string");
     assert.ok(eventText.LEVELS[eventText.eventLevel(event)]);
   }
+});
+
+test("each bad batch has its own rows", () => {
+  const skip = (at_step, bad_input) => {
+    return { kind: "skipped_step", step: 60, at_step, scale: 8, bad_input };
+  };
+  const members = [skip(51, { x: 3 }), skip(52, { x: 0, y: 7 }), skip(53)];
+  assert.deepEqual(eventText.eventDetails({ ...members[0], members }), [
+    "step 51: not finite, first in row 3 of x",
+    "step 52: not finite, first in row 0 of x, row 7 of y",
+  ]);
+  assert.deepEqual(eventText.eventDetails(members[0]), [
+    "step 51: not finite, first in row 3 of x",
+  ]);
+  const batches = [{ epoch: 1, batch: 4, step: 15, rows: { x: 3 } }];
+  const all = { kind: "bad_batches", step: 60, count: 1, batches };
+  assert.deepEqual(eventText.eventDetails(all), [
+    "step 15, epoch 1 batch 4: not finite, first in row 3 of x",
+  ]);
+  const verdict = { kind: "verdict", step: 60, numbers: { samples_of_x: [3, 9] } };
+  assert.deepEqual(eventText.eventDetails(verdict), [
+    "samples of x, all batches together: [3,9]",
+  ]);
 });
 
 const LAYER = {

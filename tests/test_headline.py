@@ -96,7 +96,7 @@ def test_bad_data_are_said_to_be_that(tmp_path):
     values = [1.0] * 4 + [np.nan] * 2 + [1.0] * 4
     text, state = headline(tmp_path, chain(), values, tuner())
     assert text.startswith(
-        "Bad data in 2 batches, first at step 5 (row 0 of the batch's x not "
+        "Bad data in 2 batches, first at step 5 (row 0 of that batch's x not "
         "finite); 2"
     )
     assert "2 steps skipped" in text
@@ -208,8 +208,8 @@ WITHIN = {"kind": "sign_off", "step": 9, "within": True, "message": "as before"}
 @pytest.mark.parametrize(
     ("events", "first", "start"),
     [
-        ([LOST, OVERFLOW], OVERFLOW, "a overflowed at step 9"),
-        ([UNDERFLOW, OVERFLOW], OVERFLOW, "a overflowed at step 9"),
+        ([LOST, OVERFLOW], OVERFLOW, "a overflowed (found at step 9)"),
+        ([UNDERFLOW, OVERFLOW], OVERFLOW, "a overflowed (found at step 9)"),
         ([REPAIRED, UNDERFLOW], UNDERFLOW, "b underflowed"),
         ([ZERO, UNDERFLOW], UNDERFLOW, "b underflowed"),
         ([ZERO, LOST], LOST, "Weights not finite"),
@@ -227,6 +227,21 @@ def test_the_main_finding_is_what_the_sentence_begins_with(
     facts = Facts(events, table, 9, {"": 0}, 0, measured=True)
     assert sentence(facts)["text"].startswith(start)
     assert (main_finding(facts) or {"event": None})["event"] is first
+
+
+@pytest.mark.parametrize(
+    ("numbers", "since", "start"),
+    [
+        ({}, None, "The loss is not finite (found at step 107), in float32"),
+        ({"loss": 1e9}, None, "Training diverged (found at step 107), in"),
+        ({}, 103, "The loss is not finite (found at step 107, failing since"),
+    ],
+)
+def test_a_divergence_may_have_begun_before_it_is_found(numbers, since, start):
+    event = found("divergence", None, 107)
+    event |= {"numbers": numbers, "failing_since": since}
+    facts = Facts([event], [], 200, {"": 9}, 0, measured=True)
+    assert sentence(facts)["text"].startswith(start)
 
 
 def test_what_is_over_is_led_to_as_repaired():

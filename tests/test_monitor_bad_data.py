@@ -102,6 +102,28 @@ def test_later_epochs_are_counted(tmp_path):
     assert places == [(0, 2), (1, 2)]
 
 
+def test_each_batch_has_its_own_rows(tmp_path):
+    x, y = data(5, 6, 30)
+    y[28] = np.inf
+    _, watcher = run(tmp_path, x, y, shuffle=False, epochs=1)
+    (event,) = told(tmp_path, "bad_batches")
+    assert event["batches"] == [
+        {"epoch": 0, "batch": 1, "step": 2, "rows": {"x": 1}},
+        {"epoch": 0, "batch": 7, "step": 8, "rows": {"x": 2, "y": 0}},
+    ]
+    each = (
+        "The first bad row of each: step 2 row 1 of x; step 8 row 2 of x, row "
+        "0 of y."
+    )
+    for said in watcher.summary, kmp.load_report(tmp_path):
+        assert each in " ".join(str(said).split())
+    # These are of all arrays, not of the first batch alone.
+    assert (
+        "Bad data in 2 batches, first at step 2 (of all batches together: "
+        "samples 5, 6, 30 of x; sample 28 of y not finite); "
+    ) in watcher.summary.headline["text"]
+
+
 def test_weights_of_samples_are_checked(tmp_path):
     weights = np.ones(40, "float32")
     weights[11] = np.nan

@@ -57,7 +57,7 @@ def test_gradients_that_vanish_at_every_step_are_found(
     assert verdict.kind == "scale_too_low"
     assert verdict.numbers["first"] == "first"
     headline = watcher.summary.headline
-    assert headline["text"].startswith("Gradients vanished at step")
+    assert headline["text"].startswith("Gradients vanished (found at step")
     assert headline["state"] == "warning"
     (step,) = examined(tmp_path)
     assert 32 <= step <= 40

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 
+import numpy as np
 import pytest
 from plugin_client import ask
 from plugin_runs import train, train_both
@@ -12,7 +13,9 @@ from reporting_readers import get, poll, tensorboard
 import keras_mixprec as kmp
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_layers import read_layers, read_paths
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.source import Point
 from keras_mixprec.reporting.text_formats import to_json
 
 RUNS = ["float16/mixprec", "tuned/mixprec"]
@@ -198,3 +201,15 @@ def test_bfloat16_runs_are_measured_against_their_format(tmp_path):
     (run,) = monitor.report.to_dict().values()
     assert run["format"]["name"] == "bfloat16"
     assert run["format"]["maximum_exponent"] == 128
+
+
+def test_the_paths_alone_are_those_of_the_layers():
+    good = [{"path": p, "compute_dtype": "float16"} for p in ("b", "a")]
+    tables = [good[:1], [*good, None, {"path": 3}]]
+    points = [
+        Point(step, np.array(json.dumps(table)))
+        for step, table in enumerate(tables)
+    ]
+    assert read_paths(points) == [row["path"] for row in read_layers(points)]
+    assert read_paths(points) == ["b", "a"]
+    assert read_paths([]) == []

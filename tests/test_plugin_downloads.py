@@ -8,7 +8,7 @@ import numpy as np
 import PIL.Image
 import pytest
 from missing_programs import browser_or_skip
-from plugin_page import LINE, VERMILLION, Page
+from plugin_page import BEYOND, LINE, SKY, VERMILLION, Page
 from plugin_runs import tiny_transformer, train
 from reporting_readers import poll
 
@@ -370,6 +370,21 @@ def test_a_picture_of_the_heatmap(picture, runs):
     row = runs[RUN]["heat"]["layers"].index(LAYER)
     rows, _ = places(pixels[:, 208:], VERMILLION)
     assert rows.min() // 20 == row  # All behind it is infinite as well.
+
+
+def test_the_special_colours_are_explained_in_the_picture(page, save):
+    page.pick("#run", TUNED)
+    image = PIL.Image.open(io.BytesIO(save("heatmap", "png"))).convert("RGB")
+    keys = np.asarray(image).astype(int)[-30:]  # Below the picture.
+    rows, zero = places(keys, SKY, near=2)
+    keys = keys[rows.min() : rows.max() + 1, zero.max() + 1 :]
+    _, wider = places(keys, BEYOND, near=2)
+    counts = np.bincount(wider, minlength=keys.shape[1])
+    left = np.convolve(counts, np.ones(14), "valid").argmax()
+    swatch = keys[1:-1, left + 1 : left + 13]
+    assert counts[left : left + 14].sum() > 30
+    # Hatched as in the picture.
+    assert swatch.std(axis=(0, 1)).min() > 8
 
 
 def test_a_picture_of_the_histogram(page, picture, log):

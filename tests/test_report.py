@@ -51,7 +51,7 @@ def unpacked(page):
 
 
 def test_the_text_says_what_happened(report):
-    failed, tuned = str(report).split("\n\n")
+    _, failed, tuned = str(report).split("\n\n")
     assert failed.startswith(
         "float16/mixprec (failing): overflowing overflowed (found at step 5, "
     )
@@ -212,11 +212,37 @@ def test_the_gravest_run_comes_first(logs, report):
     assert ranks["float16/mixprec"] < ranks["tuned/mixprec"]
     shutil.copytree(logs / "float16", logs.parent / "copies" / "z")
     shutil.copytree(logs / "tuned", logs.parent / "copies" / "a")
-    texts = str(kmp.load_report(logs.parent / "copies")).split("\n\n")
+    _, *texts = str(kmp.load_report(logs.parent / "copies")).split("\n\n")
     assert [text.partition(":")[0] for text in texts] == [
         "z/mixprec (failing)",
         "a/mixprec (repaired)",
     ]
+
+
+def test_several_runs_have_a_table(logs, report):
+    title, heads, *lines = str(report).split("\n\n")[0].splitlines()
+    assert title.startswith("Runs, the gravest first")
+    rows = [re.split(r"\s{2,}", line) for line in lines]
+    assert [row[-1] for row in rows] == ["float16/mixprec", "tuned/mixprec"]
+    ends = [head.end() for head in re.finditer(r"\S+( \S+)*", heads)][1:-1]
+    assert all(line[end : end + 2] == "  " for line in lines for end in ends)
+    for row, run in zip(rows, [*report.to_dict().values()], strict=True):
+        state, steps, skipped, scale, loss, wide, share, speed, _ = row
+        assert state == run["headline"]["state"]
+        assert (int(steps), int(skipped)) == (run["last_step"], run["skipped"])
+        assert float(eval(scale)) == run["scale"][0]["scale"][-1]
+        if run["loss"]:
+            value = run["loss"]["values"][-1]
+            assert float(loss) == pytest.approx(value, rel=1e-2)
+        assert (loss == "-") == (run["loss"] is None)
+        dtypes = [layer["compute_dtype"] for layer in run["layers"]]
+        assert int(wide) == dtypes.count("float32")
+        assert share == f"{run['share_of_flops']['now']:.0%}"
+        figures = (run["performance"] or {"figures": []})["figures"]
+        values = {figure["name"]: figure["value"] for figure in figures}
+        assert (speed != "-") == (values.get("measured_steps", 0) >= 20)
+    alone = str(kmp.load_report(logs / "tuned"))
+    assert alone.startswith("mixprec (repaired): ")
 
 
 def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():

@@ -383,8 +383,10 @@ class Examiner:
             print_message(str(verdict))
 
     def _with_start(self, verdict):
-        """The verdict with the step since which its layer makes steps fail."""
-        harms = verdict.layer and KINDS[verdict.kind].level == "bad"
+        """The verdict with the step since which what it names fails steps."""
+        harms = verdict.kind == "divergence" or (
+            verdict.layer and KINDS[verdict.kind].level == "bad"
+        )
         if not harms or not verdict.step or self.in_a_row < 2:
             return verdict
         since = max(verdict.step - self.in_a_row + 1, 1)

@@ -277,11 +277,15 @@ class CounterLog:
     """
 
     def __init__(self, session, counters):
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.low_scale import LowScales
+
         self._session = session
         self._counters, self._log = counters, session.log
         count = len(session.model.trainable_variables)
         self._by_variable = Thinning(rows_by_variable(count))
         self._skips = Skips(session.log)
+        self._low_scales = LowScales(session.log)
         self._loss = LossCurve(session.model, session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
         self.step = None
@@ -346,6 +350,8 @@ class CounterLog:
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
+            rule = self._counters.rule(name)
+            self._low_scales.read(name, reading, rule)
         curves[self.step] |= counted
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.

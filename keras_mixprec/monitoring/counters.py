@@ -261,6 +261,10 @@ class Counters:
             for name, reader in self._readers.items()
         }
 
+    def rule(self, name: str):
+        """Returns the `LossScale` of an optimizer, by its name in `used`."""
+        return self._readers[name].optimizer.rule
+
     def attempted(self) -> int | None:
         """Returns the steps attempted since the start.
 

@@ -166,7 +166,8 @@ class BadData:
         if not self.count:
             return []
         event = {"kind": "bad_batches", "count": self.count}
-        return [event | {"message": str(self)}]
+        listed = {"batches": self.batches[:_LISTED]}
+        return [event | {"message": str(self)} | listed]
 
     def _add(self, readings):
         """Takes note of readings of all optimizers, at one step."""
@@ -208,14 +209,26 @@ class BadData:
             f"Bad data: inputs not finite in {least}{self.count:,} "
             f"{BATCHES[self.count > 1]}, the first at step "
             f"{self.batches[0]['step']:,}: "
-            f"{format_places(self.batches, self.count)} (counted from 0)."
+            f"{format_places(self.batches, self.count)} (counted from 0). "
+            f"The first bad row of each: {self._rows()}."
         )
+
+    def _rows(self):
+        """Which row belongs to which batch."""
+        listed = self.batches[:_LISTED]
+        rows = [f"step {b['step']:,} {_parts(b['rows'])}" for b in listed]
+        more = self.count - len(listed)
+        return "; ".join(rows) + (f" and {more:,} more" if more else "")
 
     def _locate(self, skipped):
         step = skipped.step
         start, epoch = max(e for e in self._epochs if e[0] < step)
         place = {"epoch": epoch, "batch": step - 1 - start, "step": step}
         return place | {"rows": skipped.inputs}
+
+
+def _parts(rows):
+    return ", ".join(f"row {row} of {part}" for part, row in rows.items())
 
 
 def _fell(reading):

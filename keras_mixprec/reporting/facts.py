@@ -26,6 +26,8 @@ STORY = frozenset(
         "nonfinite_losses",
         "bad_batches",
         "zero_gradients",
+        "loss_scale_low",
+        "loss_scale_recovered",
         "sign_off",
     )
 )
@@ -86,6 +88,22 @@ def severity_of(kind: str) -> int:
     """Returns how grave a verdict is, an int; 0 of an unknown kind."""
     names = [*KINDS]
     return len(names) - names.index(kind) if kind in KINDS else 0
+
+
+def low_scales(events: list) -> list[dict]:
+    """Returns what says of loss scales that they are low, as of the end.
+
+    Args:
+        events: List of dicts, by rising step.
+    """
+    low: dict = {}
+    for event in events:
+        name = event.get("optimizer", "")
+        if event["kind"] == "loss_scale_low":
+            low[name] = event
+        elif event["kind"] == "loss_scale_recovered":
+            low.pop(name, None)
+    return [*low.values()]
 
 
 class Story(list):
@@ -248,6 +266,7 @@ _OF_OURS = {
     "counts": dict,
     "within": bool,
     "optimizer": str,
+    "held": int | float,
 }
 _OF_VERDICT = {
     "verdict": str,
@@ -259,6 +278,7 @@ _NEEDED = {
     "ranges_withheld": {"message"},
     "bad_batches": {"count", "message"},
     "zero_gradients": {"message"},
+    "loss_scale_low": {"message"},
     "before_training": {"finding", "level", "message"},
     "sign_off": {"within", "message"},
     "step_raised": {"at_step", "reason"},

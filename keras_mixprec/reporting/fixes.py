@@ -2,6 +2,7 @@
 
 import glob
 
+from keras_mixprec.formats import format_power
 from keras_mixprec.verdict_kinds import KINDS
 
 _IMPORT = "import keras_mixprec as kmp\n\n"
@@ -45,6 +46,8 @@ def add_fixes(events: list, layers: list):
         elif event["verdict"] == "bad_data" and (part := _bad_part(event)):
             event["fix"] = {"data": _DROP.format(part=part)}
     for event in events:
+        if event["kind"] == "loss_scale_low" and "held" in event:
+            event["fix"] = {"training": _set_scale(event)}
         if event["kind"] == "zero_gradients":
             event["fix"] = {"diagnosis": _IMPORT + _DIAGNOSE}
 
@@ -85,6 +88,12 @@ def _rules(paths, dtype, event):
             f"    model, {low!r}, calibration=x, rules=rules\n)\n"
         )
     return fix
+
+
+def _set_scale(event):
+    optimizer = event.get("optimizer") or "optimizer"
+    scale = format_power(event["held"]).replace("2**", "2.0**")
+    return f"model.{optimizer}.set_loss_scale({scale})\n"
 
 
 def _other(event):

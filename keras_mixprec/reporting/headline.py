@@ -12,6 +12,7 @@ from keras_mixprec.reporting.facts import (
     dtype_now,
     dtype_of,
     is_repaired,
+    low_scales,
 )
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -96,7 +97,10 @@ class _Story:
 
     def __init__(self, facts):
         self._facts = facts
-        events = [e for e in facts.events if e["kind"] in STORY]
+        self._low_scales = low_scales(facts.events)
+        # What came of them: one that has grown back is no story.
+        told = STORY - {"loss_scale_low", "loss_scale_recovered"}
+        events = [e for e in facts.events if e["kind"] in told]
         self._kinds = {event["kind"] for event in events}
         self._last = {event["kind"]: event for event in events}
         self._now = {x["path"]: dtype_now(x) for x in facts.layers}
@@ -121,7 +125,8 @@ class _Story:
         # What is normal, such as a search for the loss scale.
         self.unnamed = next(iter(verdicts), None)
         self.names_layer = bool(causes and causes[0]["layer"])
-        self.quiet = not (verdicts or self._kinds - {"verdict", "sign_off"})
+        found = verdicts or self._kinds - {"verdict", "sign_off"}
+        self.quiet = not (found or self._low_scales)
 
     def clauses(self):
         """What the sentence says of events, causes first, each with its event.
@@ -176,8 +181,8 @@ class _Story:
         elif self._is_collapsed():
             event = self._verdicts["scale_collapsed"]
             yield event, "loss scale at its floor"
-        if event := last.get("zero_gradients"):
-            yield event, event["message"]
+        zeros = [last["zero_gradients"]] if "zero_gradients" in last else []
+        yield from ((e, e["message"]) for e in self._low_scales + zeros)
         if event := last.get("undo"):
             made = "a demotion made training diverge, undone"
             yield event, f"{made}{_at(event)}"
@@ -200,7 +205,7 @@ class _Story:
         stuck = self._is_stuck() or "give_up" in self._kinds
         if self._is_collapsed() or is_open and stuck:
             return "failing"
-        if {"undo", "zero_gradients"} & self._kinds:
+        if {"undo", "zero_gradients"} & self._kinds or self._low_scales:
             return "warning"
         unexplained = self._nonfinite_losses and not self._causes
         if is_open or self._is_stuck() or unexplained:
@@ -255,17 +260,20 @@ class _Story:
         if kind == "bad_data":
             count = self._last.get("bad_batches", {"count": 1})["count"]
             several = f" in {count:,} batches, first" if count > 1 else ""
-            return f"bad data{several}{at}{_rows(first)}"
+            return f"bad data{several}{at}{_rows(first, count)}"
         if kind == "divergence":
             diverged = self._has_diverged()
             what = "training diverged" if diverged else "the loss is not finite"
-            return f"{what}{at}, in float32 as well"
+            return f"{what}{_found(first)}, in float32 as well"
         if kind == "policy":
             return "16-bit variables lose small updates"
         if kind == "scale_too_low":
             now = self._last["raise_scale"]["after"] if over else None
             fate = f", raised to {format_power(now)}" if over else ""
-            return f"gradients vanished{at} at too low a loss scale{fate}"
+            return (
+                f"gradients vanished{_found(first)} at too low a loss "
+                f"scale{fate}"
+            )
         others = 0 if over else len(alike) - 1
         more = f" and {format_count(others, 'more layer')}" if others else ""
         at = _found(first, "first " if others else "")
@@ -334,17 +342,21 @@ def _is_low(layers):
     return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
 
 
-def _rows(verdict):
+def _rows(verdict, batches):
     numbers = verdict.get("numbers", {})
-    # Samples are counted in what `fit` was given.
+    # Samples are counted in what `fit` was given, rows in the first batch.
     rows = [
         f"{what}{'s' if len(listed) > 1 else ''} "
         f"{', '.join(map(str, listed))} of {place}{part}"
         for part in ("x", "y", "sample_weight")
-        for what, place in (("sample", ""), ("row", "the batch's "))
+        for what, place in (("sample", ""), ("row", "that batch's "))
         if (listed := numbers.get(f"{what}s_of_{part}"))
     ]
-    return f" ({'; '.join(rows)} not finite)" if rows else ""
+    several = batches > 1 and any(
+        name.startswith("samples_") for name in numbers
+    )
+    all_of = "of all batches together: " if several else ""
+    return f" ({all_of}{'; '.join(rows)} not finite)" if rows else ""
 
 
 def _named(verdict):
@@ -358,12 +370,17 @@ def _at(event):
     return "" if step is None else f" at step {step:,}"
 
 
-def _found(verdict, first):
-    """When, and since when steps have failed if that is before."""
+def _found(verdict, first=""):
+    """When it was found, and since when steps have failed if that is known.
+
+    It may have begun before, but not before the first step.
+    """
     at, since = _at(verdict), verdict.get("failing_since")
-    if since is None:
-        return f", {first.strip()}{at}" if first else at
-    return f" ({first}found{at}, failing since step {since:,})"
+    if since is not None:
+        return f" ({first}found{at}, failing since step {since:,})"
+    if not verdict.get("at_step", verdict["step"]):
+        return f", {first.strip()}{at}" if first and at else at
+    return f" ({first}found{at})"
 
 
 def _last_of(facts):

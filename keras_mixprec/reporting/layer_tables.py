@@ -227,6 +227,8 @@ class Table:
         zero = f"{part}_zero"
         if quantity in ("below", "subnormal") and zero in self.metrics:
             own = np.where(self._values(zero) == 1, np.inf, own)
+        if layers == self.layers:  # As in most logs: nothing is to be moved.
+            return own.astype("float32", copy=False)
         places = {name: place for place, name in enumerate(layers)}
         result = np.full((len(own), len(layers)), np.nan, "float32")
         result[:, [places[name] for name in self.layers]] = own

@@ -18,13 +18,14 @@ from keras_mixprec.formats import (
     format_kinds,
     format_power,
 )
-from keras_mixprec.reporting.facts import dtype_now, is_repaired
+from keras_mixprec.reporting.facts import dtype_now, is_repaired, low_scales
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.report_picture import png
 from keras_mixprec.reporting.run_data import RunData
-from keras_mixprec.reporting.run_summary import gravity
+from keras_mixprec.reporting.run_summary import gravity, summary
+from keras_mixprec.reporting.runs_table import runs_table
 
 _WIDTH = 100
 _MOST_VERDICTS = 8
@@ -47,6 +48,7 @@ def text(overview: dict) -> str:
         *_performance(overview["performance"]),
         *_messages(overview["events"]),
         *map(_scale, overview["scale"]),
+        *_low_scales(overview["events"]),
         *_nonfinite(overview["events"]),
         *_before_training(overview["events"]),
         *_demoted(overview["layers"]),
@@ -124,6 +126,12 @@ def _scale(course):
         f"{format_power(min(course['scale']))} and at most "
         f"{format_power(max(course['scale']))}."
     )
+
+
+def _low_scales(events):
+    for event in low_scales(events):
+        message = event["message"]
+        yield f"{message[:1].upper()}{message[1:]}. {event.get('advice', '')}"
 
 
 def _nonfinite(events):
@@ -286,8 +294,9 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
 class MixPrecReport(HtmlReport):
     """What was logged of one run, or of several side by side.
 
-    `str()` gives text of a screen for each run, the gravest first, a notebook
-    shows the page of the "Mixed Precision" tab.
+    `str()` gives text of a screen for each run, the gravest first, and above
+    several a table of them; a notebook shows the page of the "Mixed Precision"
+    tab.
 
     Args:
         runs: List of `RunData`.
@@ -341,7 +350,9 @@ class MixPrecReport(HtmlReport):
         write_bytes(path, self.to_png())
 
     def __str__(self):
-        return "\n\n".join(map(text, self._by_gravity))
+        table = [runs_table([*map(summary, self._by_gravity)])]
+        several = len(self._runs) > 1
+        return "\n\n".join(table * several + [*map(text, self._by_gravity)])
 
     __repr__ = __str__
 

@@ -33,6 +33,7 @@ from keras_mixprec.reporting.run_layers import (
     add_headroom,
     add_repairs,
     read_layers,
+    read_paths,
 )
 from keras_mixprec.reporting.run_ranges import smallest_that_counts
 from keras_mixprec.reporting.run_summary import shares_in_16_bits
@@ -174,7 +175,7 @@ class RunData:
         tables = [t for t in self._tables(family) if metric in t.metrics]
         if not tables:
             raise KeyError(metric)
-        layers = rows_in_order(tables, _paths(self.layers()))
+        layers = rows_in_order(tables, read_paths(self._layer_points()))
         pool = tables[-1].metrics[metric]
         steps = np.concatenate([table.steps for table in tables])
         rows = np.concatenate([t.column(metric, layers) for t in tables])
@@ -223,12 +224,12 @@ class RunData:
 
     def layers(self) -> list[dict]:
         """Returns the table of layers as it was last; see `read_layers`."""
-        points = (
-            self._source.read(schema.LAYERS_TAG)
-            if schema.LAYERS_TAG in self._source.contents
-            else []
-        )
-        return read_layers(points)
+        return read_layers(self._layer_points())
+
+    def _layer_points(self):
+        if schema.LAYERS_TAG not in self._source.contents:
+            return []
+        return self._source.read(schema.LAYERS_TAG)
 
     def scale(self) -> list[dict]:
         """Returns the loss scale of each optimizer by step."""

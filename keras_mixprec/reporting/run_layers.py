@@ -46,6 +46,17 @@ def read_layers(points: list) -> list[dict]:
     return [layer | {"dtypes": history[layer["path"]]} for layer in table]
 
 
+def read_paths(points: list) -> list[str]:
+    """Returns the paths of the layers alone, in order: a third of the time.
+
+    Args:
+        points: As for `read_layers`.
+    """
+    rows = parse_json(points[-1].array.item(), list) if points else []
+    paths = (row.get("path") for row in rows if isinstance(row, dict))
+    return [path for path in paths if isinstance(path, str)]
+
+
 def _with_feeders(layer):
     """A row with its feeders, if all of those are names of layers."""
     feeders = layer.pop(FED_BY, None)

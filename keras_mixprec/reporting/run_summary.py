@@ -1,7 +1,9 @@
 """What a run comes down to, in a row of the table of runs."""
 
 from keras_mixprec.flop_shares import share_in_16_bits
+from keras_mixprec.reporting.facts import dtype_now
 from keras_mixprec.reporting.headline import LEVELS, STATES
+from keras_mixprec.reporting.performance import ENOUGH_STEPS
 
 
 def shares_in_16_bits(layers: list) -> dict:
@@ -57,7 +59,8 @@ def summary(overview: dict) -> dict:
     Returns:
         Dict with the run's name, steps, skipped steps, last loss scales, last
         loss (`None` if none was logged), main finding, sentence, gravity (0 of
-        the gravest) and share of FLOPs in 16 bits.
+        the gravest), layers in float32, share of FLOPs in 16 bits and samples
+        a second (`None` if too few steps were timed).
 
     Example:
     >>> from keras_mixprec.reporting.run_summary import summary
@@ -68,6 +71,7 @@ def summary(overview: dict) -> dict:
     ...     "scale": [{"optimizer": "", "scale": [2.0, 4.0]}],
     ...     "share_of_flops": {"before": 1.0, "now": 0.5},
     ...     "loss": {"steps": [1, 9], "values": [2.5, 0.5]},
+    ...     "performance": None,
     ... }
     >>> summary(overview)["scales"], summary(overview)["last_loss"]
     ([4.0], 0.5)
@@ -79,8 +83,18 @@ def summary(overview: dict) -> dict:
         "last_loss": loss["values"][-1] if loss else None,
         "finding": _finding(overview),
         "gravity": gravity(overview),
+        "samples_per_second": _speed(overview["performance"]),
         "layers": len(overview["layers"]),
+        "in_float32": sum(
+            dtype_now(layer) == "float32" for layer in overview["layers"]
+        ),
         "demoted": sum(
             layer["demoted_at"] is not None for layer in overview["layers"]
         ),
     }
+
+
+def _speed(found):
+    values = {f["name"]: f["value"] for f in (found or {}).get("figures", [])}
+    enough = (values.get("measured_steps") or 0) >= ENOUGH_STEPS
+    return values["samples_per_second"] if enough else None

@@ -1,4 +1,4 @@
-import { element } from "./dom.js";
+import { breakable, element } from "./dom.js";
 import { plural } from "./format.js";
 
 const MOST = 300;
@@ -18,7 +18,7 @@ export function dataTable(title) {
         return element("th", { scope: "col", class: "plain" }, head);
       }))),
       element("tbody", {}, ...rows.slice(0, MOST).map((cells) => {
-        return element("tr", {}, ...cells.map((cell) => element("td", {}, String(cell))));
+        return element("tr", {}, ...cells.map((cell) => element("td", {}, ...breakable(String(cell)))));
       })));
     more.textContent = rows.length > MOST ? `The first ${MOST} of ${plural(rows.length, "row")}.` : "";
   };

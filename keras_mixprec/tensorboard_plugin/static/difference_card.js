@@ -1,6 +1,6 @@
 import { chooseLayer } from "./actions.js";
 import { DIFFERENCES, differencesOf } from "./difference.js";
-import { card, element, fillSelect } from "./dom.js";
+import { breakable, card, element, fillSelect } from "./dom.js";
 import { formatNumber, formatShare, plural, words } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { shortRun } from "./names.js";
@@ -56,7 +56,7 @@ export function createDifference(store) {
     return element("tr", { "data-layer": path },
       element("th", { scope: "row", class: "plain" }, element("button", {
         type: "button", onclick: () => chooseLayer(store, path),
-      }, path)),
+      }, ...breakable(path))),
       ...cells.map(({ id, values, size }) => {
         const [one, two] = values.map(SHOW[id]);
         const same = one === two;

@@ -16,6 +16,16 @@ export function card(id, title, controls, ...content) {
   return element("section", attributes, head, ...content);
 }
 
+/**
+ * A text whose long names break where one of their parts ends.
+ * @param {string} text
+ */
+export function breakable(text) {
+  return text.split(/(?<=[/_])(?=[^/_])/).flatMap((part, index) => {
+    return index ? [element("wbr"), part] : [part];
+  });
+}
+
 export function fillSelect(select, options, chosen) {
   const nodes = options.map(([value, label]) => {
     return element("option", { value }, label);

@@ -14,8 +14,10 @@ const PRECISION_KINDS = [
 
 const WARNING_KINDS = [
   "trend", "probe_failed", "ranges_withheld", "loss_scale_not_known", "log_gap",
-  "plan_not_written", "zero_gradients", "bad_batches",
+  "plan_not_written", "zero_gradients", "bad_batches", "loss_scale_low",
 ];
+
+const FINDINGS = ["verdict", "trend", "before_training", "loss_scale_low"];
 
 export function eventLevel(event) {
   const { kind } = event;
@@ -45,7 +47,7 @@ export const LEVELS = {
 
 export function laneOf(event) {
   if (["skipped_step", "skipped_steps_not_kept"].includes(event.kind)) return "skipped";
-  if (["verdict", "trend", "before_training"].includes(event.kind)) return "verdicts";
+  if (FINDINGS.includes(event.kind)) return "verdicts";
   return PRECISION_KINDS.includes(event.kind) ? "precision" : null;
 }
 
@@ -185,6 +187,10 @@ const SENTENCES = {
   loss_scale_kept: (event) => {
     return `Loss scale ${formatScale(event.scale)} again: it fell because of bad data alone.`;
   },
+  loss_scale_low({ message = "", advice = "" }) {
+    return `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. ${advice}`.trim();
+  },
+  loss_scale_recovered: (event) => `Loss scale ${formatScale(event.scale)}: no longer too low.`,
   no_loss_scaling: (event) => `Layers compute in float16 and ${
     event.by === "train_step" ? "`train_step` does not scale" : "nothing scales"
   } the loss.`,
@@ -211,15 +217,29 @@ export function describeEvent(event) {
   return `${kind} ${JSON.stringify(rest)}`;
 }
 
+// Which rows belong to which batch, of one step or of several in a row.
+function badRows({ kind, batches, members, ...event }) {
+  const bad = kind === "bad_batches" ? batches ?? [] : members ?? [event];
+  return bad.flatMap(({ rows, bad_input, epoch, batch, ...step }) => {
+    const parts = Object.entries(rows ?? bad_input ?? {});
+    if (!parts.length) return [];
+    const place = batch === undefined ? "" : `, epoch ${epoch} batch ${batch}`;
+    const listed = parts.map(([part, row]) => `row ${row} of ${part}`).join(", ");
+    return [`step ${formatInteger(momentOf(step))}${place}: not finite, first in ${listed}`];
+  });
+}
+
 export function eventDetails(event) {
-  const lines = [];
+  const lines = badRows(event);
   if (event.message && event.layers) lines.push(event.message);
   if (event.direction) lines.push(`direction: ${event.direction}`);
   for (const [name, value] of Object.entries(event.numbers ?? {})) {
     const readable = typeof value === "number" || /^-?inf$/.test(value);
     const format = name.endsWith("scale") ? formatScale : formatNumber;
     const shown = readable ? format(value) : JSON.stringify(value);
-    lines.push(`${words(name)}: ${shown}`);
+    // Those of a batch are beside its skipped step.
+    const all = name.startsWith("samples_of_") ? ", all batches together" : "";
+    lines.push(`${words(name)}${all}: ${shown}`);
   }
   for (const [path, change] of Object.entries(event.layers ?? {})) {
     const reason = event.reasons?.[path] ? ` (${event.reasons[path]})` : "";

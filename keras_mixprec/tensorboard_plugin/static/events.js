@@ -1,13 +1,15 @@
 import { chooseEvent } from "./actions.js";
 import { copyButton } from "./copy.js";
-import { bringIntoView, card, element, revealIn, walkRows } from "./dom.js";
+import {
+  breakable, bringIntoView, card, element, revealIn, walkRows,
+} from "./dom.js";
 import {
   describeEvent, eventDetails, eventLevel, eventTitle, layersOf, LEVELS,
   momentOf,
 } from "./event_text.js";
 import { formatInteger, words } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
-import { shortRun } from "./names.js";
+import { labelOfRun } from "./names.js";
 import { groupSkips, isChosenEvent, lastMomentOf } from "./skip_groups.js";
 import { countBy } from "./summary.js";
 
@@ -63,7 +65,7 @@ export function createEvents(store) {
     const [of, other] = compared ? [compareData, runData] : [runData, compareData];
     return element("span", {
       class: compared ? "of-run compared" : "of-run", title: of.run,
-    }, shortRun(of.run, other.run));
+    }, labelOfRun(of.run, other.run));
   }
 
   function isAbout(event, paths) {
@@ -99,8 +101,8 @@ export function createEvents(store) {
     },
     element("span", { class: "when" }, formatInteger(moment)),
     element("span", {}, badge, runLabel(event)),
-    element("span", { class: "what" }, describeEvent(event),
-      ...details.map((line) => element("span", { class: "detail" }, line)),
+    element("span", { class: "what" }, ...breakable(describeEvent(event)),
+      ...details.map((line) => element("span", { class: "detail" }, ...breakable(line))),
       ...chosen ? fixesOf(event) : []));
   }
 

@@ -23,6 +23,7 @@ import { nameShownRun } from "./shown_run.js";
 import { createStore } from "./store.js";
 import { createTimeline } from "./timeline.js";
 import { watchTheme } from "./theme.js";
+import { showTitlesOnFocus } from "./tooltip.js";
 import { createWhatIf } from "./what_if_card.js";
 
 const POLL_EMPTY = 5000;
@@ -133,6 +134,7 @@ export async function render() {
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";
   document.body.append(header, selection, empty, main);
+  showTitlesOnFocus(document.body);
 
   watchTheme(inTensorBoard, () => store.set({ theme: store.state.theme + 1 }));
   store.on(["runs", "runData"], ({ runs, runData }) => {

@@ -1,4 +1,4 @@
-import { element } from "./dom.js";
+import { breakable, element } from "./dom.js";
 import { formatInteger, formatShare, plural } from "./format.js";
 import { headroomOf, worstLayer } from "./layer_columns.js";
 import { countBy, describeHeadroom, describeVerdict, shortType } from "./summary.js";
@@ -68,7 +68,7 @@ function demotion(layers) {
 export function pathCell(layer, label) {
   const reason = layer.demoted_because ?? "";
   return element("div", {},
-    element("span", { class: "path whole" }, layer.path),
+    element("span", { class: "path whole" }, ...breakable(layer.path)),
     element("span", { class: "path short", "aria-hidden": "true" }, label),
     element("span", { class: "reason" },
       reason && `${layer.compute_dtype} because: ${reason}`));

@@ -1,5 +1,5 @@
 import { toNumber } from "./format.js";
-import { shortRun } from "./names.js";
+import { labelOfRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
 import { isWider } from "./precision.js";
 
@@ -65,7 +65,7 @@ export function layerColumns(run, compared) {
   return columns.map((column) => {
     if (!column.compares && !compares.has(column.id)) return column;
     const [one, two] = column.compares ? [compared, run] : [run, compared];
-    return { ...column, run: one.run, runLabel: shortRun(one.run, two.run) };
+    return { ...column, run: one.run, runLabel: labelOfRun(one.run, two.run) };
   });
 }
 

@@ -134,6 +134,15 @@ export function shortRun(run, other) {
   return parts.join("/");
 }
 
+const LABEL = 28;
+
+/** What a run is called beside another where there is little room; its title is whole. */
+export function labelOfRun(run, other) {
+  const name = shortRun(run, other);
+  if (name.length <= LABEL) return name;
+  return shortNames([name, shortRun(other ?? "", run)], LABEL).get(name);
+}
+
 // A layer used twice has rows "path" and "path#1", which is its second call.
 export function callName(call, paths) {
   const [whole, path, number] = call.match(/^(.*)#(\d+)$/s) ?? [];

@@ -1,9 +1,9 @@
 import { BY_STEP } from "./axis.js";
 import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js";
 import { dataTable } from "./data_table.js";
-import { card, element } from "./dom.js";
+import { breakable, card, element } from "./dom.js";
 import { formatAmount, formatNumber } from "./format.js";
-import { shortRun } from "./names.js";
+import { labelOfRun } from "./names.js";
 import { linearScale, stepDomain } from "./scales.js";
 import { valueOf } from "./speed.js";
 import { comparison } from "./summary.js";
@@ -41,7 +41,7 @@ export function createPerformance(store) {
     all.hidden = !known.length;
     if (!known.length) return;
     const text = known.length > 1 ? comparison(runData, compareData) : null;
-    line.textContent = text ?? "";
+    line.replaceChildren(...breakable(text ?? ""));
     line.hidden = !text;
     head.replaceChildren(...compareData ? [headOf(known, runData)] : []);
     const figures = known[0].performance.figures.filter(({ name }) => {
@@ -78,7 +78,7 @@ export function createPerformance(store) {
       const compared = data !== runData;
       return element("th", {
         class: compared ? "of-run compared" : "of-run", scope: "col", title: data.run,
-      }, shortRun(data.run, other?.run));
+      }, labelOfRun(data.run, other?.run));
     });
     return element("tr", {}, element("td"), ...names);
   }

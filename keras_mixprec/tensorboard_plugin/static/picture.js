@@ -1,3 +1,4 @@
+import { hatchPattern } from "./canvas.js";
 import { element } from "./dom.js";
 import { themeColor } from "./theme.js";
 
@@ -26,16 +27,19 @@ function keysOf(root) {
     const [mark] = key.children;
     const { color, backgroundColor } = getComputedStyle(mark);
     const glyph = mark.textContent;
-    return { glyph, color: glyph ? color : backgroundColor, text: key.textContent.slice(glyph.length) };
+    return {
+      glyph, color: glyph ? color : backgroundColor, text: key.textContent.slice(glyph.length),
+      hatched: mark.classList.contains("beyond"),
+    };
   });
 }
 
 function drawKeys(pen, keys, left, top, width) {
   let [x, y] = [left, top];
-  for (const { glyph, color, text } of keys) {
+  for (const { glyph, color, text, hatched } of keys) {
     const size = 22 + pen.measureText(text).width + 14;
     if (x > left && x + size > left + width) [x, y] = [left, y + LINE];
-    pen.fillStyle = color;
+    pen.fillStyle = hatched ? hatchPattern(pen, "beyond") : color;
     if (glyph) pen.fillText(glyph, x, y + LINE / 2);
     else pen.fillRect(x, y + LINE / 2 - 5, 14, 10);
     pen.fillStyle = themeColor("--muted");

@@ -1,5 +1,5 @@
 import { NOTHING_CHOSEN } from "./actions.js";
-import { card, element, revealIn } from "./dom.js";
+import { breakable, card, element, revealIn } from "./dom.js";
 import { formatInteger, formatNumber, formatScale, formatShare, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
 import { describeFinding, STATES } from "./summary.js";
@@ -78,11 +78,11 @@ export function createRuns(store) {
 
   function contentOf(column, row) {
     if (column.id !== "run" && !row.headline) return "…";
-    if (column.text) return column.text(row);
+    if (column.text) return element("span", {}, ...breakable(column.text(row)));
     if (column.id === "run") {
       return element("button", {
         type: "button", class: "link", onclick: () => choose(row.run),
-      }, row.run);
+      }, ...breakable(row.run));
     }
     const { glyph, word, level } = STATES[row.headline.state] ?? STATES.warning;
     return element("span", { class: `badge ${level}`, title: row.headline.text },

@@ -1,5 +1,5 @@
 import { element } from "./dom.js";
-import { shortRun } from "./names.js";
+import { labelOfRun } from "./names.js";
 
 // The others show both of two runs that are compared.
 const OF_ONE_RUN = ["histogram", "map", "course", "dtypes", "what-if"];
@@ -14,7 +14,8 @@ export function nameShownRun(main, store) {
   store.on(["runData", "compareData"], ({ runData, compareData }) => {
     for (const name of names) {
       name.hidden = !compareData;
-      name.textContent = compareData ? `of ${shortRun(runData.run, compareData.run)}` : "";
+      name.textContent = compareData ? `of ${labelOfRun(runData.run, compareData.run)}` : "";
+      name.title = runData?.run ?? "";
     }
   });
 }

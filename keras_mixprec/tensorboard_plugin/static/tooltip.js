@@ -18,6 +18,26 @@ export function showTooltip(event, lines) {
   bubble.style.top = `${Math.max(4, top)}px`;
 }
 
+/**
+ * What a mouse shows of an element by its title, the keyboard shows where the focus is:
+ * names that are cut, above all.
+ * @param {HTMLElement} root
+ */
+export function showTitlesOnFocus(root) {
+  root.addEventListener("focusin", ({ target }) => {
+    const node = /** @type {HTMLElement} */ (target);
+    if (!node.matches(":focus-visible")) return;
+    const inner = /** @type {HTMLElement | null} */ (node.querySelector("[title]"));
+    const titles = new Set([node.title, inner?.title].filter(Boolean));
+    const { left, bottom } = node.getBoundingClientRect();
+    if (titles.size) showTooltip({ clientX: left, clientY: bottom - 8 }, [...titles]);
+  });
+  root.addEventListener("focusout", hideTooltip);
+  root.addEventListener("keydown", ({ key }) => {
+    if (key === "Escape") hideTooltip();
+  });
+}
+
 export function hideTooltip() {
   if (bubble) bubble.hidden = true;
 }

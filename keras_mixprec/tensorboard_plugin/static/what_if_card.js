@@ -1,5 +1,5 @@
 import { chooseLayer } from "./actions.js";
-import { card, element, fillSelect } from "./dom.js";
+import { breakable, card, element, fillSelect } from "./dom.js";
 import { formatInteger, formatNumber, formatPower, formatShare, listSome, plural } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
@@ -158,7 +158,7 @@ export function createWhatIf(store) {
     return element("tr", { "data-layer": path, class: level ?? null },
       element("th", { scope: "row", class: "plain" }, element("button", {
         type: "button", title: path, onclick: () => chooseLayer(store, path),
-      }, path)),
+      }, ...breakable(path))),
       refused.length && LEVEL[activation.state] !== "bad" ? cell(foundInWords(refused), "bad") :
         cell(partInWords(activation, type.value), levelOf(activation)),
       cell(windowInWords(gradient), gone),

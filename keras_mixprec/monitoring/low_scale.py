@@ -1,0 +1,129 @@
+"""A loss scale that fell far below what steps were applied at.
+
+While the rule searches for the scale it falls too, and overflows again each
+time it grows. A burst of overflow, or bad data, takes it below what gradients
+need, and it grows back by one factor in each growth interval.
+"""
+
+import itertools
+import math
+
+from keras_mixprec.formats import format_power, get_format
+from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+
+# Less is within what a search for the scale explains.
+_FAR_BITS = 8
+
+# Good steps to grow back; less is soon over.
+_LONG = 1000
+
+# Applied steps that a scale has to last for: one may be by chance.
+_HELD = 5
+
+
+class _Course:
+    """The scale of one optimizer, as far as it is known."""
+
+    def __init__(self):
+        self._start = None
+        self._has_grown = False
+        # The largest scale that suited gradients, and since when it is less.
+        self.held, self.since = 0.0, None
+        self.reported = None
+
+    def add(self, points, bad: set) -> bool:
+        """Follows the scale; returns whether steps are applied at it.
+
+        Args:
+            points: List of `ScalePoint`s, the first that of the last reading.
+            bad: Steps whose inputs were not finite: that such a step is
+                skipped says nothing of its scale.
+        """
+        self._start = self._start or points[0]
+        for before, now in itertools.pairwise(points):
+            scale = before.scale
+            if self._lasts(now):
+                self.held = max(self.held, scale)
+            if now.scale == scale:
+                continue
+            if now.scale < scale:
+                if now.step in bad:
+                    self.held = max(self.held, scale)
+                elif self._has_grown:  # It has found its ceiling.
+                    self.held = now.scale
+                if scale >= self.held:
+                    self.since = now.step
+            self._has_grown = now.scale > scale
+            self._start = now
+        return self._lasts(points[-1])
+
+    def _lasts(self, now):
+        return now.applied - self._start.applied >= _HELD
+
+    def is_low(self, scale) -> bool:
+        return self.held > 0 and math.log2(self.held / scale) >= _FAR_BITS
+
+
+class LowScales:
+    """Logs loss scales that fell far and have long to grow back.
+
+    Args:
+        log: The `RunLog`.
+    """
+
+    def __init__(self, log):
+        self._log = log
+        self._courses: dict = {}
+
+    def read(self, name: str, reading, rule):
+        """Logs what a reading says of it, if that is new.
+
+        Args:
+            name: String. Which of several optimizers it is, `""` if there is
+                one.
+            reading: `Reading` of that optimizer.
+            rule: Its `LossScale`.
+        """
+        if not isinstance(rule, DynamicLossScale):
+            return
+        course = self._courses.setdefault(name, _Course())
+        bad = {skipped.step for skipped in reading.new_steps if skipped.inputs}
+        settled = course.add(reading.points, bad)
+        now, known = reading.loss_scale, course.reported
+        if not course.is_low(now):
+            if known is not None:
+                course.reported = None
+                event = {"kind": "loss_scale_recovered", "optimizer": name}
+                self._log.event(reading.step, event | {"scale": now})
+        elif settled and (known is None or now < known):
+            event = _event(name, course, now, rule)
+            if event["good_steps"] >= _LONG:
+                course.reported = now
+                self._log.event(reading.step, event)
+
+
+def _event(name, course, scale, rule):
+    bits = math.log2(course.held / scale)
+    growths = math.ceil(bits / math.log2(rule.growth_factor))
+    good_steps = growths * rule.growth_interval
+    # Half of the smallest subnormal number is rounded to 0.
+    lost = get_format("float16").smallest_subnormal / 2 / scale
+    of = f" of {name}" if name else ""
+    held = format_power(course.held)
+    return {
+        "kind": "loss_scale_low",
+        "optimizer": name,
+        "at_step": course.since,
+        "held": course.held,
+        "scale": scale,
+        "growth_interval": rule.growth_interval,
+        "good_steps": good_steps,
+        "message": f"the loss scale{of} fell from {held} to "
+        f"{format_power(scale)} from step {course.since:,} on, "
+        f"{good_steps:,} good steps from growing back",
+        "advice": f"Until then float16 has 0 for gradients below "
+        f"{format_power(lost)}: repair what overflowed, or drop the bad data, "
+        f"then optimizer.set_loss_scale({held.replace('2**', '2.0**')}) "
+        "restores the scale at once; with a growth_interval of less than "
+        f"{rule.growth_interval:,} it grows back sooner.",
+    }
