@@ -21,7 +21,7 @@ from keras_mixprec.keras_internals import (
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import NotBuiltError, single_step
 from keras_mixprec.numerics.layer_hooks import in_float32
-from keras_mixprec.policies.layers import has_own_step
+from keras_mixprec.policies.layers import has_own_loss, has_own_step
 
 
 def build_for(model, data: tuple):
@@ -63,8 +63,7 @@ def trains_without_targets(model: keras.Model, x) -> bool:
         return False
     if _needs_no_call(model):
         return True
-    own_loss = type(model).compute_loss is not keras.Model.compute_loss
-    own = has_own_step(model) or own_loss
+    own = has_own_step(model) or has_own_loss(model)
     if compiled_loss(model) is not None and not own:
         return False
     batch = keras.utils.pack_x_y_sample_weight(x)

@@ -30,7 +30,7 @@ from keras_mixprec.keras_internals import updated_variables
 from keras_mixprec.loss_scaling.wrapper import lost_constants
 from keras_mixprec.numerics.dry_step import exact_step, interrupted
 from keras_mixprec.numerics.random_numbers import same_draws
-from keras_mixprec.policies.layers import check_model, has_own_step
+from keras_mixprec.policies.layers import check_model
 
 
 def diagnose(
@@ -214,8 +214,10 @@ class _Verdicts:
         search, raising = self._search(
             exact, None if scale.adapts else scale.bits, effective
         )
+        low = [call for call in exact.calls if computes_low(call.layer)]
+        last = low[-1].path if low else None
         findings = [
-            Finding(self._culprit(c, scale), c.layers)
+            Finding(self._culprit(c, scale, last), c.layers)
             for found in [*raising, *search.culprits]
             for c in found.by_layer(self._model)
         ]
@@ -224,7 +226,6 @@ class _Verdicts:
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
         findings += _blameless(*others).findings
-        low = [call for call in exact.calls if computes_low(call.layer)]
         return Examination(
             findings,
             search.scale_bits,
@@ -285,13 +286,13 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale):
+    def _culprit(self, culprit, scale, last):
         return self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            advice_for(culprit, scale, has_own_step(self._model)),
+            advice_for(culprit, scale, self._model, last),
         )
 
     def _policy(self, entries, still):
