@@ -60,6 +60,14 @@ _CASES = {
     "outside": "It is in the code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`): cast what it computes with by "
     "keras.ops.cast(x, 'float32').",
+    "not_written": "What it assigns to {not_written!r} in its call is lost: "
+    "Keras on torch writes it to the copy that a 16-bit layer casts. Make the "
+    "variable by add_weight(..., autocast=False), or let the layer compute in "
+    "float32: PrecisionRule({layer!r}).",
+    "mixed_outside": "The code outside of layers (the model's `call`, "
+    "`compute_loss` or `train_step`) mixes dtypes, or uses an operation that "
+    "this backend refuses in 16 bits: cast what it computes with by "
+    "keras.ops.cast(x, 'float32').",
     "outside_in_call": "It is in the code outside of layers (the model's "
     "`call` or `predict_step`, or what calls the model): cast what it computes "
     "with by keras.ops.cast(x, 'float32').",
@@ -178,9 +186,10 @@ def _case(culprit):
     numbers = culprit.numbers
     if "in_call_of" in numbers:
         return "between"
-    outside = culprit.path in (None, MODEL_PATH)
-    if outside and culprit.kind != "unsupported":
-        return "outside"
+    if culprit.path in (None, MODEL_PATH):
+        return "outside" if culprit.kind != "unsupported" else "mixed_outside"
+    if "not_written" in numbers:
+        return "not_written"
     if "rounded_integers" in numbers:
         return "integers"
     known = culprit.kind in ("cast_overflow", "precision_loss")

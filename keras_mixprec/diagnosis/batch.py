@@ -38,11 +38,15 @@ def build_for(model, data: tuple):
         if not _needs_no_call(model):
             try:
                 _build_by_call(model, lambda: build_symbolically(model, data))
-            except ValueError:
-                # A `train_step` of the user's own may call the model on parts
-                # of the batch, such as the two images of a pair.
-                if not (has_own_step(model) and _all_built(model)):
+            except active.replay().REFUSALS:
+                if not _all_built(model):
                     raise
+                # A `train_step` of the user's own may call the model on parts
+                # of the batch, such as the two images of a pair. Else it may
+                # be a metric that refuses 16 bits.
+                if not has_own_step(model):
+                    with in_float32(model):
+                        build_symbolically(model, data)
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)

@@ -244,7 +244,9 @@ class WholeSearch:
                 return self._outside(path, [layers[path]])
             fault = self._fault(call)
         rounded = _rounded(self._exact_calls[call.name], call)
-        if rounded:
+        if fault[0] == "forward_overflow":
+            rounded = {}  # Which is not what makes it infinite.
+        elif rounded:
             fault = "precision_loss", "forward"
         return Culprit(path, [call.layer], *fault, self._numbers() | rounded)
 
