@@ -343,9 +343,10 @@ def test_code_outside_of_layers_is_demoted_with_what_it_computes_with():
     model(X)
     model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
     (verdict,) = kmp.diagnose(model, X, LABELS)
-    assert found([verdict]) == [("<model>", "unsupported")]
-    assert "PrecisionRule" not in verdict.advice
-    assert "`train_step`" in verdict.advice
+    # torch multiplies float16 by float32.
+    named = "<model>" if BACKEND == "tensorflow" else "last"
+    assert found([verdict]) == [(named, "unsupported")]
+    assert ("`train_step`" in verdict.advice) == (named == "<model>")
     tuner = kmp.PrecisionTuner(verbose=0)
     model.fit(X, LABELS, verbose=0, callbacks=[tuner])
     assert tuner.plan["first"] == "mixed_float16"
