@@ -1,5 +1,6 @@
 """`diagnose`, and the examination that every diagnosis runs."""
 
+import math
 from typing import Any, NamedTuple
 
 import keras
@@ -140,6 +141,14 @@ class Examination(NamedTuple):
     exact_loss: float | None = None
     errors: dict = {}
     headroom: dict = {}
+
+    def bits_to_fall(self) -> int:
+        """Returns by how many powers of two the scale search has to go down."""
+        for verdict, _ in self.findings:
+            if verdict.kind == "scale_search":
+                own = verdict.numbers
+                return math.ceil(own["loss_scale_bits"] - own["highest_bits"])
+        return 0
 
 
 def examine(
