@@ -260,6 +260,9 @@ class WholeSearch:
         return culprit
 
     def _fault(self, call):
+        if self._overflows and math.isfinite(self._errors.loss):
+            fault = self._whole.fault([call.layer])
+            return fault or ("backward_overflow", "backward")
         if self._overflows:
             known = self._exact_calls.get(call.name)
             replay = LayerReplay(call, self._compiled)
