@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 from monitor_models import BACKEND, each_jit
+from zoo.own_step import FunctionalOwnStep, OwnStep
 
 import keras_mixprec as kmp
 
@@ -235,3 +236,127 @@ def test_a_rule_for_a_part_of_a_layer_makes_no_mix_of_dtypes():
     assert plan["residual/dense"] == plan["residual/turn"] == "float32"
     assert "mixes dtypes" in plan.reasons["residual"]
     assert model.predict(X, verbose=0).shape == (4, 1)
+
+
+class Picky(keras.metrics.Mean):
+    """Refuses float16, as a top-k accuracy does on TensorFlow."""
+
+    def update_state(self, y, outputs, sample_weight=None):
+        if keras.backend.standardize_dtype(outputs.dtype) == "float16":
+            raise TypeError("expected float32")
+        super().update_state(outputs)
+
+
+@each_jit
+def test_a_metric_that_refuses_16_bits_is_traced_to_its_layer(jit):
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(1, name="out")(layers.Dense(4)(inputs))
+    model = keras.Model(inputs, outputs)
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    optimizer = kmp.LossScaleOptimizer("adam")
+    model.compile(optimizer, "mse", metrics=[Picky()], jit_compile=jit)
+    assert found(kmp.diagnose(model, X, LABELS)) == [("out", "unsupported")]
+    tuner = kmp.PrecisionTuner(verbose=0)
+    model.fit(X, LABELS, verbose=0, callbacks=[tuner])
+    assert tuner.plan["out"] == "float32"
+
+
+@each_jit
+def test_a_loss_that_refuses_what_a_sequential_casts(jit):
+    # Built under the policy: it casts its input itself.
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,))
+    x = layers.Rescaling(1.0, name="first")(inputs)
+    x = keras.Sequential(
+        [layers.LayerNormalization(name="norm"), layers.Dense(4)], name="block"
+    )(x)
+    outputs = layers.Dense(1, "sigmoid", dtype="float32")(x)
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        kmp.LossScaleOptimizer("adam"), "binary_crossentropy", jit_compile=jit
+    )
+    large = np.where(np.arange(16)[:, None] == 3, 1e5, X)
+    assert set(found(kmp.diagnose(model, large, LABELS))) == {
+        ("first", "cast_overflow"),
+        ("block/norm", "cast_overflow"),
+    }
+
+
+class Commitment(layers.Layer):
+    def call(self, x):
+        self.add_loss(1e-6 * ops.mean(ops.square(ops.sum(x, axis=-1))))
+        return x
+
+
+class WithAddedLosses(FunctionalOwnStep):
+    """Adds what layers have added to a loss of the dtype of its outputs."""
+
+    def loss_of(self, x, y):
+        outputs = self(x, training=True)
+        squares = ops.square(outputs - ops.cast(y, outputs.dtype))
+        loss = ops.mean(squares) + self.losses[0]
+        return loss, {"loss": loss}
+
+
+def test_a_repair_that_the_train_step_mixes_with_16_bits_takes_both():
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,))
+    x = Commitment(name="commitment")(layers.Dense(64, name="first")(inputs))
+    model = WithAddedLosses(inputs, layers.Dense(1, name="out")(x))
+    model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
+    x = 100 * X
+    named = found(kmp.diagnose(model, x, LABELS))
+    assert named[0] == ("commitment", "forward_overflow")
+    # TensorFlow adds no float32 to a float16.
+    mixed = [("out", "unsupported")] * (BACKEND == "tensorflow")
+    assert named[1:] == mixed
+    tuner = kmp.PrecisionTuner(verbose=0)
+    model.fit(x, LABELS, verbose=0, callbacks=[tuner])
+    assert tuner.plan["first"] == "mixed_float16"
+    assert np.isfinite(model.evaluate(x, LABELS, verbose=0))
+
+
+class Flow(OwnStep):
+    """Multiplies its input by what its layers say, and then by float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = layers.Dense(4, name="first")
+        self.last = layers.Dense(4, name="last")
+
+    def call(self, x, training=False):
+        return x * self.last(self.first(x))
+
+    def loss_of(self, x, y):
+        turned = self(x, training=True) @ ops.eye(4, dtype="float32")
+        loss = ops.mean(ops.square(turned))
+        return loss, {"loss": loss}
+
+
+@refuses_mixes
+def test_code_outside_of_layers_is_demoted_with_what_it_computes_with():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = Flow()
+    model(X)
+    model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
+    (verdict,) = kmp.diagnose(model, X, LABELS)
+    # torch multiplies float16 by float32.
+    named = "<model>" if BACKEND == "tensorflow" else "last"
+    assert found([verdict]) == [(named, "unsupported")]
+    assert ("`train_step`" in verdict.advice) == (named == "<model>")
+    tuner = kmp.PrecisionTuner(verbose=0)
+    model.fit(X, LABELS, verbose=0, callbacks=[tuner])
+    assert tuner.plan["first"] == "mixed_float16"
+    assert tuner.plan["last"] == "float32"
+
+
+def test_an_overflow_of_integers_is_no_rounding_of_them():
+    metres = np.arange(3001, 3065).reshape(16, 4)
+    inputs = keras.Input((4,))
+    x = layers.Rescaling(1.0, name="metres")(inputs)
+    crossed = x * layers.Dense(4, kernel_initializer="ones", name="cross")(x)
+    crossed = layers.BatchNormalization()(crossed)
+    model = compiled(inputs, head()(crossed), jit=False)
+    verdicts = kmp.diagnose(model, metres, LABELS)
+    assert "forward_overflow" in [v.kind for v in verdicts]
+    assert not any("integers" in v.advice for v in verdicts)

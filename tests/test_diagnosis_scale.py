@@ -250,7 +250,7 @@ def test_what_a_loss_does_in_16_bits_is_called_what_it_is(kind, of):
     model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
     verdict = kmp.diagnose(model, 0.1 * X[:32], Y[:32])[0]
     assert (verdict.layer, verdict.kind) == ("head", kind)
-    assert "what is computed from its output" in verdict.advice
+    assert "What the model's own `compute_loss` computes" in verdict.advice
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -349,3 +349,22 @@ def test_growth_that_will_overflow_is_repaired_before_it_does(jit):
     (change,) = [e for e in tuner.history if e["kind"] == "demote"]
     assert 100 < change["step"] < 128
     assert "overflows_in_steps" in str(change["reasons"])
+
+
+def test_a_loss_function_that_does_not_bear_a_rounded_output_is_named():
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((32,))
+    # 1 in float16, so that log(1 - p) is infinite there alone.
+    outputs = layers.Dense(
+        1, "sigmoid", bias_initializer="ones", name="probability"
+    )(10 * ops.ones_like(inputs))
+    model = keras.Model(inputs, outputs)
+    model.set_weights([np.full((32, 1), 0.03), np.zeros(1)])
+
+    def surprise(y, p):
+        return -ops.log(1.0 - p)
+
+    model.compile(kmp.LossScaleOptimizer("adam"), surprise, jit_compile=False)
+    verdict = kmp.diagnose(model, X[:32], Y[:32, None])[0]
+    assert verdict.layer == "probability"
+    assert "in the loss function 'surprise' or elsewhere" in verdict.advice

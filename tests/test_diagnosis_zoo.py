@@ -13,7 +13,7 @@ BACKEND = keras.backend.backend()
 
 # Compilation takes most of the time: JAX compiles every operation by itself,
 # 10 s a case. The rest are slow tests, JAX' compiled as its models are.
-EVERY = {"tensorflow": 3, "jax": 6, "torch": 1}[BACKEND]
+EVERY = {"tensorflow": 5, "jax": 10, "torch": 1}[BACKEND]
 OP_BY_OP = cases()[::EVERY]
 REST = [] if BACKEND == "jax" else [c for c in cases() if c not in OP_BY_OP]
 COMPILED = ["healthy_mlp", "rms_overflow", "ratio_collapse", "range_conflict"]

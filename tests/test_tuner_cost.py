@@ -60,7 +60,17 @@ def test_diagnoses_of_a_run_that_diverges_wait_for_each_other(
     model = case.model("mixed_float16", False)
     case.fit(model, callbacks=[tuner(), ticking(seconds)])
     # 500 steps take as long as a diagnosis; there were 208, and 6 diagnoses.
-    assert diagnosed == [0, 2, 5]
+    # The first explains the skips before step 8: the scale had to fall.
+    assert diagnosed == [0, 8]
+
+
+def test_a_scale_search_that_is_explained_is_not_diagnosed_again(diagnosed):
+    (case,) = cases(["initial_scale_too_high"])
+    callback = tuner()
+    case.fit(case.model("mixed_float16", False), callbacks=[callback])
+    # 8 skips and more; the audits after 16 steps and 48 come all the same.
+    assert diagnosed[:2] == [0, 16]
+    assert not callback.history
 
 
 def test_a_fault_behind_a_divergence_is_repaired(diagnosed, seconds):

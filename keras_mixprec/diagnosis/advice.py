@@ -1,10 +1,15 @@
 """What a person would do about each kind of fault, in one sentence."""
 
 import math
+import types
 
 from keras_mixprec.diagnosis.thresholds import BITS_ABOVE
 from keras_mixprec.loss_scaling.scaling import scaling_call
-from keras_mixprec.policies.layers import MODEL_PATH
+from keras_mixprec.policies.layers import (
+    MODEL_PATH,
+    has_own_loss,
+    has_own_step,
+)
 from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32
 
 # Of an optimizer, added to what is lost by it.
@@ -37,8 +42,11 @@ FLOAT32_FAILS_TOO = (
 _CASES = {
     "in_training": KINDS["forward_overflow"].advice.rstrip(".")
     + "; a smaller loss scale cannot help.",
-    "follows": f"{TO_FLOAT32}: what is computed from its output, in the loss "
-    "or elsewhere after the layer, does not bear 16 bits.",
+    "follows": f"{TO_FLOAT32}: what is computed from its output, in "
+    "{loss_code} or elsewhere after the layer, does not bear 16 bits.",
+    "own_loss": "What {loss_code} computes from the output of {layer!r} does "
+    "not bear 16 bits: cast it there by keras.ops.cast(y_pred, 'float32'), or "
+    "let the layer compute in float32: PrecisionRule({layer!r}).",
     "follows_in_call": f"{TO_FLOAT32}: what is computed from its output, after "
     "the layer, does not bear 16 bits.",
     "own_backward": f"{TO_FLOAT32}: its backward pass overflows on gradients "
@@ -51,6 +59,14 @@ _CASES = {
     "that underflows; keep its small numbers, such as an epsilon, above 6e-8.",
     "outside": "It is in the code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`): cast what it computes with by "
+    "keras.ops.cast(x, 'float32').",
+    "not_written": "What it assigns to {not_written!r} in its call is lost: "
+    "Keras on torch writes it to the copy that a 16-bit layer casts. Make the "
+    "variable by add_weight(..., autocast=False), or let the layer compute in "
+    "float32: PrecisionRule({layer!r}).",
+    "mixed_outside": "The code outside of layers (the model's `call`, "
+    "`compute_loss` or `train_step`) mixes dtypes, or uses an operation that "
+    "this backend refuses in 16 bits: cast what it computes with by "
     "keras.ops.cast(x, 'float32').",
     "outside_in_call": "It is in the code outside of layers (the model's "
     "`call` or `predict_step`, or what calls the model): cast what it computes "
@@ -102,19 +118,23 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     return text
 
 
-def advice_for(culprit, scale, own_step: bool = False) -> str:
+def advice_for(culprit, scale, model, last: str | None = None) -> str:
     """Returns one sentence on a layer at fault.
 
     Args:
         culprit: `Culprit`.
         scale: `ScaleInUse` of the model.
-        own_step: Boolean. Whether the user has written the `train_step`.
-            Defaults to `False`.
+        model: The `keras.Model`.
+        last: String. The path of the last layer that computes in 16 bits: what
+            is computed from its output is the loss. Defaults to `None`.
     """
     case = _case(culprit) or _training_case(culprit, scale)
-    if case == "unscaled" and own_step:
+    if case == "unscaled" and has_own_step(model):
         case = "unscaled_step"
-    window = {"scaling": scaling_call()}
+    code = _own_loss_code(model)
+    if case == "follows" and code and culprit.path == last:
+        case = "own_loss"
+    window = {"scaling": scaling_call(), "loss_code": code or _loss_of(model)}
     if "lowest_bits" in culprit.numbers:
         window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
         window["highest"] = math.floor(culprit.numbers["highest_bits"])
@@ -135,6 +155,21 @@ def advice_in_call(culprit) -> str:
     return _sentence(culprit, case)
 
 
+def _own_loss_code(model):
+    """The user's own code that computes a loss in the dtype of the outputs.
+
+    What `compile` is given is handed float32 by Keras: a cast there is no help.
+    """
+    if has_own_step(model):
+        return "the model's own `train_step`"
+    return "the model's own `compute_loss`" if has_own_loss(model) else None
+
+
+def _loss_of(model):
+    own = isinstance(model.loss, types.FunctionType)
+    return f"the loss function {model.loss.__name__!r}" if own else "the loss"
+
+
 def _sentence(culprit, case, **window):
     text = _CASES[case] if case else KINDS[culprit.kind].advice
     model = culprit.numbers.get("in_call_of", MODEL_PATH)
@@ -151,9 +186,10 @@ def _case(culprit):
     numbers = culprit.numbers
     if "in_call_of" in numbers:
         return "between"
-    outside = culprit.path in (None, MODEL_PATH)
-    if outside and culprit.kind != "unsupported":
-        return "outside"
+    if culprit.path in (None, MODEL_PATH):
+        return "outside" if culprit.kind != "unsupported" else "mixed_outside"
+    if "not_written" in numbers:
+        return "not_written"
     if "rounded_integers" in numbers:
         return "integers"
     known = culprit.kind in ("cast_overflow", "precision_loss")

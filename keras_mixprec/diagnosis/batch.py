@@ -21,7 +21,7 @@ from keras_mixprec.keras_internals import (
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import NotBuiltError, single_step
 from keras_mixprec.numerics.layer_hooks import in_float32
-from keras_mixprec.policies.layers import has_own_step
+from keras_mixprec.policies.layers import has_own_loss, has_own_step
 
 
 def build_for(model, data: tuple):
@@ -38,11 +38,15 @@ def build_for(model, data: tuple):
         if not _needs_no_call(model):
             try:
                 _build_by_call(model, lambda: build_symbolically(model, data))
-            except ValueError:
-                # A `train_step` of the user's own may call the model on parts
-                # of the batch, such as the two images of a pair.
-                if not (has_own_step(model) and _all_built(model)):
+            except active.replay().REFUSALS:
+                if not _all_built(model):
                     raise
+                # A `train_step` of the user's own may call the model on parts
+                # of the batch, such as the two images of a pair. Else it may
+                # be a metric that refuses 16 bits.
+                if not has_own_step(model):
+                    with in_float32(model):
+                        build_symbolically(model, data)
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
@@ -63,8 +67,7 @@ def trains_without_targets(model: keras.Model, x) -> bool:
         return False
     if _needs_no_call(model):
         return True
-    own_loss = type(model).compute_loss is not keras.Model.compute_loss
-    own = has_own_step(model) or own_loss
+    own = has_own_step(model) or has_own_loss(model)
     if compiled_loss(model) is not None and not own:
         return False
     batch = keras.utils.pack_x_y_sample_weight(x)

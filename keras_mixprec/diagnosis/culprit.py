@@ -31,10 +31,11 @@ class Culprit(NamedTuple):
     numbers: dict
 
     def by_layer(self, model) -> list["Culprit"]:
-        """Returns one for each layer, if a model's own code is at fault.
+        """Returns one for each layer that is demoted for the one at fault.
 
-        It computes in the dtype of what its layers return, so that these are
-        demoted for it. `numbers["in_call_of"]` is the model's path.
+        A model's own code computes in the dtype of what its layers return:
+        `numbers["in_call_of"]` is the model's path then. What runs a cell or a
+        layer step by step does what that does.
 
         Args:
             model: The `keras.Model`.
@@ -43,7 +44,10 @@ class Culprit(NamedTuple):
         if any(e.layer in self.layers for e in entries if e.path == self.path):
             return [self]
         inside = {id(layer) for layer in self.layers}
-        numbers = self.numbers | {"in_call_of": self.path}
+        numbers = self.numbers
+        outer = next((e.layer for e in entries if e.path == self.path), None)
+        if isinstance(outer, keras.Model):
+            numbers = numbers | {"in_call_of": self.path}
         return [
             self._replace(path=e.path, layers=[e.layer], numbers=numbers)
             for e in entries

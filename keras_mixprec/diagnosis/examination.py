@@ -1,5 +1,6 @@
 """`diagnose`, and the examination that every diagnosis runs."""
 
+import math
 from typing import Any, NamedTuple
 
 import keras
@@ -30,7 +31,7 @@ from keras_mixprec.keras_internals import updated_variables
 from keras_mixprec.loss_scaling.wrapper import lost_constants
 from keras_mixprec.numerics.dry_step import exact_step, interrupted
 from keras_mixprec.numerics.random_numbers import same_draws
-from keras_mixprec.policies.layers import check_model, has_own_step
+from keras_mixprec.policies.layers import check_model
 
 
 def diagnose(
@@ -141,6 +142,14 @@ class Examination(NamedTuple):
     errors: dict = {}
     headroom: dict = {}
 
+    def bits_to_fall(self) -> int:
+        """Returns by how many powers of two the scale search has to go down."""
+        for verdict, _ in self.findings:
+            if verdict.kind == "scale_search":
+                own = verdict.numbers
+                return math.ceil(own["loss_scale_bits"] - own["highest_bits"])
+        return 0
+
 
 def examine(
     model: keras.Model,
@@ -214,8 +223,10 @@ class _Verdicts:
         search, raising = self._search(
             exact, None if scale.adapts else scale.bits, effective
         )
+        low = [call for call in exact.calls if computes_low(call.layer)]
+        last = low[-1].path if low else None
         findings = [
-            Finding(self._culprit(c, scale), c.layers)
+            Finding(self._culprit(c, scale, last), c.layers)
             for found in [*raising, *search.culprits]
             for c in found.by_layer(self._model)
         ]
@@ -224,7 +235,6 @@ class _Verdicts:
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
         findings += _blameless(*others).findings
-        low = [call for call in exact.calls if computes_low(call.layer)]
         return Examination(
             findings,
             search.scale_bits,
@@ -285,13 +295,13 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale):
+    def _culprit(self, culprit, scale, last):
         return self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            advice_for(culprit, scale, has_own_step(self._model)),
+            advice_for(culprit, scale, self._model, last),
         )
 
     def _policy(self, entries, still):

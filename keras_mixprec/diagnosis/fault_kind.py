@@ -9,6 +9,8 @@ happens among operations, `numerics/layer_replay.py` finds. Faults of the loss
 itself, behind all layers, are decided in `range_fault` and `loss_fault.py`.
 """
 
+import numpy as np
+
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import rounded_integers
@@ -42,10 +44,13 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
         return "precision_loss"
     if spoilt := weight_fault(replay, exact, numbers):
         return spoilt
-    if nonfinite(low) and replay.starts_from_zero():
-        return "underflow"
+    zeros = nonfinite(low) and replay.starts_from_zero()
     numbers["largest_inside_in_float32"] = replay.largest_intermediate()
-    if numbers["largest_inside_in_float32"] > limit:
+    overflows = numbers["largest_inside_in_float32"] > limit
+    if zeros and not (overflows and replay.nothing_vanishes()):
+        del numbers["largest_inside_in_float32"]
+        return "underflow"
+    if overflows:
         return "forward_overflow"
     wider = relative_error(replay.forward("mixed_bfloat16"), exact)
     if wider > thresholds.FORWARD_ERROR:
@@ -53,6 +58,9 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
     vanished = any(
         ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
     )
+    # A sum that overflows on the way to a mean shows in no other number.
+    if any(np.isinf(a).any() for a in low):
+        return "forward_overflow"
     return "underflow" if nonfinite(low) or vanished else "precision_loss"
 
 

@@ -15,7 +15,7 @@ from keras_mixprec.diagnosis.compare import (
     repeats,
     resolved_error,
 )
-from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.culprit import Culprit, computes_low
 from keras_mixprec.diagnosis.fault_kind import (
     kind_of_outputs,
     kind_over_draws,
@@ -46,19 +46,29 @@ def smallest_repair(
     if with_sublayers(replay.call.layer) == alone:
         return alone
     error = _error(replay, exact, alone)
-    if error is None:
-        return without_needless(replay, exact)
-    enough = error <= thresholds.FORWARD_ERROR or kind == "cast_overflow"
-    if enough:
+    runs = error is not None
+    if runs and (error <= thresholds.FORWARD_ERROR or kind == "cast_overflow"):
         return alone
     layers = without_needless(replay, exact)
-    if isinstance(layers[0], keras.Model) and len(layers) > 1:
+    inner = _inner(layers, runs_alone=runs)
+    if inner:
+        error = _error(replay, exact, inner)
+        if error is not None and error <= thresholds.FORWARD_ERROR:
+            return inner
+    return layers
+
+
+def _inner(layers, runs_alone):
+    """Those inside of a layer that may be enough without it, if any."""
+    outer, *inside = layers
+    if type(outer) is keras.layers.TimeDistributed:
+        # It computes nothing itself, and a cell is most of a recurrent layer.
+        return [layer for layer in inside if computes_low(layer)]
+    if runs_alone and isinstance(outer, keras.Model):
         # Its code computes in the dtype of what layers return: mostly these
         # few are enough.
-        error = _error(replay, exact, layers[1:])
-        if error is not None and error <= thresholds.FORWARD_ERROR:
-            return layers[1:]
-    return layers
+        return inside
+    return []
 
 
 def without_needless(replay: LayerReplay, exact: list[np.ndarray]) -> list:

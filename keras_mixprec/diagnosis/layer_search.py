@@ -25,7 +25,12 @@ from keras_mixprec.diagnosis.scales import (
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
 from keras_mixprec.numerics.calls import tick
+from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.policies.summary import costs
+
+# By how many powers of two a lower loss scale is tried before a layer is
+# blamed: a normalization meets 1 to 4 more inside than in its gradients.
+_BITS_LOWER = 4
 
 
 class Search(LossSearch):
@@ -49,7 +54,8 @@ class Search(LossSearch):
         bits = self.scale_bits = self._classify_windows(
             step, windows, scale_bits, effective
         )
-        self._backward(step, bits, effective)
+        self._backward(step, effective, adapts=scale_bits is None)
+        bits = self.scale_bits
         self._widen_to_enclosing(step, known)
         self._keep_what_is_needed(effective)
         if as_run != self._demoted or step.scale != 2.0**bits:
@@ -128,9 +134,17 @@ class Search(LossSearch):
                 self._demote(classify_window(window, bits, calls[path]))
         return bits
 
-    def _backward(self, step, bits, effective):
+    def _backward(self, step, effective, adapts):
+        """Demotes the layers whose gradients are wrong.
+
+        Args:
+            step: `DryStep` with the layers in 16 bits that are left in it.
+            effective: As for `run`.
+            adapts: Boolean. Whether the loss scale adapts itself.
+        """
         known = {c.path for c in self.culprits}
         low = {id(call) for call in self._low(step)}
+        overflows: dict = {}
         fed_by_weights = False
         for call in step.calls:
             tick()
@@ -144,15 +158,51 @@ class Search(LossSearch):
                 culprit = None
                 if own_gradients(exact, self._exact, effective):
                     error, culprit = self._classify_backward(
-                        call, exact, step, bits, fed_by_weights
+                        call, exact, step, fed_by_weights
                     )
                     self._note(call, "backward", error)
                 if culprit is not None:
                     known.add(call.path)
                     self._demote(culprit)
+                    if culprit.kind == "backward_overflow":
+                        overflows[call.path] = call, exact, fed_by_weights
             fed_by_weights |= bool(call.layer.trainable_variables)
+        if adapts and overflows:
+            self._lower_scale(overflows)
 
-    def _classify_backward(self, call, exact, step, bits, fed_by_weights):
+    def _lower_scale(self, overflows):
+        """Takes a lower loss scale that is right without demotions, if any is.
+
+        A number inside of a layer may overflow where its gradients still fit,
+        and the loss scale then falls to where it does not.
+
+        Args:
+            overflows: Dict from the path of a culprit to its call, the same
+                call in float32, and `fed_by_weights` of `check_backward`.
+        """
+        others = [c for c in self.culprits if c.path not in overflows]
+        demoted = [layer for c in others for layer in c.layers]
+
+        def right(bits):
+            with computing_in("float32", demoted):
+                return not any(
+                    check_backward(call, exact, self._compiled, bits, fed)[1]
+                    for call, exact, fed in overflows.values()
+                )
+
+        possible = scale_in_use(self._model).possible[0]
+        lowest = max([possible, *(w.low for w in self.windows.values())])
+        for lower in range(1, _BITS_LOWER + 1):
+            bits = self.scale_bits - lower
+            if bits < lowest:
+                return
+            if right(bits):
+                self.scale_bits = bits
+                self.culprits, self._demoted = others, demoted
+                return
+
+    def _classify_backward(self, call, exact, step, fed_by_weights):
+        bits = self.scale_bits
         for known in self._backward_passes(step, 2.0**bits):
             own = next((c for c in known.calls if c.name == call.name), None)
             if own is not None:

@@ -2,6 +2,7 @@
 
 import math
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
@@ -11,16 +12,35 @@ from keras_mixprec.diagnosis.end_to_end import (
     right_in_xla,
 )
 from keras_mixprec.diagnosis.forward import low_outputs
-from keras_mixprec.diagnosis.loss_fault import fault_behind
+from keras_mixprec.diagnosis.loss_fault import fault_behind, step_fault
 from keras_mixprec.diagnosis.magnified import lost_shares
 from keras_mixprec.diagnosis.run_search import RunSearch
+from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.numerics.arrays import jittered, to_array
-from keras_mixprec.numerics.dry_step import exact_step
+from keras_mixprec.numerics.dry_step import exact_step, interrupted
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
 
 class LossSearch(RunSearch):
     """The search for what no layer by itself is seen to do wrong."""
+
+    def _demote_what_runs(self, culprit, step):
+        try:
+            return super()._demote_what_runs(culprit, step)
+        # The code outside of layers may mix what the culprit returns then with
+        # what others do, as the sum of a loss and those that layers add.
+        except active.replay().REFUSALS:
+            with self._as_demoted():
+                step, mixed = without_what_raises(
+                    lambda: self._dry_step(self._demoted),
+                    self._model,
+                    lambda: interrupted(self._model, self._data),
+                    self._exact.calls,
+                    self._compiled,
+                )
+            for other in mixed:
+                self._demote(other)
+            return step
 
     def _error(self, step):
         return self._loss_error(step.loss)
@@ -45,6 +65,11 @@ class LossSearch(RunSearch):
         replay = LayerReplay(call, self._compiled)
         known = self._exact_calls.get(call.name)
         return fault_behind(replay, known, self._model, self._data, layers)
+
+    def _fault_in(self, layers):
+        # What is divided by an infinity is 0, and finite.
+        found = step_fault(self._model, self._data, layers)
+        return found or super()._fault_in(layers)
 
     def _numbers_of(self, step):
         return {"loss": step.loss, "loss_in_float32": self._exact.loss}

@@ -30,6 +30,7 @@ class Needed:
 
     def __init__(self):
         self._noise: dict = {}
+        self._ignored: set = set()
 
     def _run(self, records: bool) -> Any:
         """Returns the run as the layers compute now, with its `calls`.
@@ -60,6 +61,12 @@ class Needed:
         Args:
             culprits: List of `Culprit`.
         """
+        self._ignored = {
+            c.path
+            for c in culprits
+            if c.numbers.get("nonfinite_gradients")
+            and self._meets_nonfinite(c, culprits)
+        }
         if not any(self._may_go(c) or len(c.layers) > 1 for c in culprits):
             return culprits
         repaired = self._errors(_layers_of(culprits))
@@ -101,10 +108,13 @@ class Needed:
         """Whether the result would be wrong for it, as far as it matters.
 
         Not what is not finite with the cotangents of float32: with those of
-        this batch that arrive in 16 bits it may just fit. Nor what is lost on
-        the way to a loss that is still large.
+        this batch that arrive in 16 bits it may just fit, unless they were seen
+        to do the same. Nor what is lost on the way to a loss that is still
+        large.
         """
         numbers = culprit.numbers
+        if culprit.path in self._ignored:
+            return True
         if "lost_share" in numbers:
             return False
         bad = numbers.get("nonfinite_outputs")
@@ -113,6 +123,14 @@ class Needed:
         kinds = "precision_loss", "underflow", "weight_underflow"
         imprecise = culprit.kind in kinds
         return imprecise and not bad and not state
+
+    def _meets_nonfinite(self, culprit, culprits):
+        """Whether its gradients in the run itself are not finite either.
+
+        A result that is right all the same ignores them, as a ReLU does on
+        torch and JAX, which takes no gradient where it is 0.
+        """
+        return False
 
     def _without_needless(self, culprit, rest, repaired):
         layers = culprit.layers
@@ -211,6 +229,22 @@ class NeededInStep(Needed):
 
     def _run(self, records):
         return dry_step(self._model, self._data, self._scale)
+
+    def _meets_nonfinite(self, culprit, culprits):
+        others = [c for c in culprits if c is not culprit]
+        try:
+            with computing_in("float32", _layers_of(others)):
+                run = self._run(records=True)
+        except active.replay().REFUSALS:
+            return False
+        cotangents = [
+            to_array(x)
+            for call in run.calls
+            if call.path == culprit.path
+            for x in call.input_cotangents
+            if x is not None
+        ]
+        return bool(nonfinite(cotangents))
 
     def _limit(self, part):
         own = part == "loss"

@@ -66,6 +66,10 @@ class RunSearch(SearchState):
         """Kind and direction of what is not finite without the layers."""
         raise NotImplementedError
 
+    def _fault_in(self, layers) -> tuple[str, str]:
+        """The same of a result that is finite, but wrong without the layers."""
+        return "precision_loss", "forward"
+
     def _numbers_of(self, step) -> dict:
         """The evidence of a wrong result."""
         raise NotImplementedError
@@ -218,9 +222,10 @@ class RunSearch(SearchState):
             if best is None or not self._is_cause(step, best_step):
                 break
             call, layers = best
-            fault = ("precision_loss", "forward")
-            if not math.isfinite(self._error(step)):
-                with self._as_demoted():
+            with self._as_demoted():
+                if math.isfinite(self._error(step)):
+                    fault = self._fault_in(layers)
+                else:
                     fault = self._fault_behind(call, layers)
             numbers = self._numbers_of(step)
             culprit = Culprit(call.path, layers, *fault, numbers)

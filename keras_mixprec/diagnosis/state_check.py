@@ -67,7 +67,7 @@ class StateCheck:
         rounded = [v for v in self._model.variables if self._rounds(v, step)]
         lost = self._lost(rounded) if rounded else {}
         return [
-            self._culprit(entry, lost)
+            self._culprit(entry, lost, step)
             for entry in walk_with_model(self._model)
             if _lost_of(entry.layer, lost)
         ]
@@ -104,12 +104,15 @@ class StateCheck:
                     lost.setdefault(key, (error, there))
         return lost
 
-    def _culprit(self, entry, lost):
+    def _culprit(self, entry, lost, step):
         own = _lost_of(entry.layer, lost)
         error, there = max(own.values(), key=lambda found: found[0])
         layers = self._repair(entry.layer, own, there)
         fault = "precision_loss", "update"
         numbers = {"error_of_change": error}
+        for variable in own_non_trainable(entry.layer):
+            if id(variable) in own and id(variable) not in step.state:
+                numbers["not_written"] = variable.path
         return Culprit(entry.path, layers, *fault, numbers)
 
     def _rounds(self, variable, step):

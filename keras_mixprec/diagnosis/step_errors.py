@@ -22,7 +22,7 @@ from keras_mixprec.diagnosis.culprit import (
     computes_low,
     rounded_integers,
 )
-from keras_mixprec.diagnosis.forward import check_forward
+from keras_mixprec.diagnosis.forward import check_forward, is_cast_before
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.interruption import Interrupted
@@ -122,9 +122,19 @@ def _wrong_before(stop, known, compiled):
             if computes_low(call.layer) and not _is_finite(call):
                 exact = known.get(call.name)
                 _, culprit = check_forward(call, exact, compiled, masks_matter)
+                culprit = culprit or _cast_before(call, exact)
                 if culprit is not None:
                     return culprit
     return None
+
+
+def _cast_before(call, exact):
+    """The layer, if what it is in has cast its input, which overflows."""
+    if not is_cast_before(call, exact):
+        return None
+    inputs = [to_array(x) for x in LayerReplay(exact).inputs]
+    numbers = {"largest_input": largest(inputs)}
+    return Culprit(call.path, [call.layer], "cast_overflow", "forward", numbers)
 
 
 def _is_finite(call):
@@ -134,9 +144,10 @@ def _is_finite(call):
 
 def _mended(model, interrupt, stop):
     """The layer in which it raises, or that feeds the code that does."""
-    for path, call in _suspects(model, stop):
-        layer = model if call is None else call.layer
-        for layers in _choices(layer):
+    suspects = _suspects(stop)
+    for path, call in {**suspects, MODEL_PATH: None}.items():
+        fed_by = [] if call else [c.layer for c in suspects.values()]
+        for layers in _choices(call.layer if call else model, fed_by):
             with computing_in("float32", layers):
                 after = interrupt()
             if after is None or after.progress() > stop.progress():
@@ -144,8 +155,8 @@ def _mended(model, interrupt, stop):
     return None
 
 
-def _suspects(model, stop: Interrupted):
-    """Paths and calls, the likely ones first, at last the model."""
+def _suspects(stop: Interrupted):
+    """Dict of paths and calls, the likely ones first."""
     likely = stop.open[::-1]
     if not likely:
         # A backward pass ends in the earliest layer that it has come to.
@@ -153,8 +164,7 @@ def _suspects(model, stop: Interrupted):
         last = sorted(stop.calls[: -_LAST - 1 : -1], key=lambda c: c.nested)
         likely = [*backward[:_LAST], *_ends(stop.calls), *last]
     likely = [call for call in likely if computes_low(call.layer)]
-    yield from {call.path: call for call in likely}.items()
-    yield MODEL_PATH, None
+    return {call.path: call for call in likely}
 
 
 def _ends(calls):
@@ -163,11 +173,13 @@ def _ends(calls):
     return [call for call, outer in pairs if outer.nested][::-1]
 
 
-def _choices(layer):
+def _choices(layer, fed_by):
+    """What to demote, the least first: code of its own with what feeds it."""
     inside = with_sublayers(layer)
     if not any(map(computes_low, inside)):
         return []
-    return [[layer], inside] if len(inside) > 1 else [inside]
+    choices = [[layer], *([layer, other] for other in fed_by), inside]
+    return choices if len(inside) > 1 else [inside]
 
 
 def _fault(stop, call):

@@ -244,7 +244,9 @@ class WholeSearch:
                 return self._outside(path, [layers[path]])
             fault = self._fault(call)
         rounded = _rounded(self._exact_calls[call.name], call)
-        if rounded:
+        if fault[0] == "forward_overflow":
+            rounded = {}  # Which is not what makes it infinite.
+        elif rounded:
             fault = "precision_loss", "forward"
         return Culprit(path, [call.layer], *fault, self._numbers() | rounded)
 
@@ -258,6 +260,9 @@ class WholeSearch:
         return culprit
 
     def _fault(self, call):
+        if self._overflows and math.isfinite(self._errors.loss):
+            fault = self._whole.fault([call.layer])
+            return fault or ("backward_overflow", "backward")
         if self._overflows:
             known = self._exact_calls.get(call.name)
             replay = LayerReplay(call, self._compiled)

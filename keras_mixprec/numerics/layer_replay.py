@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.backend import active
+from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import called_with
 from keras_mixprec.numerics.arrays import (
     is_float,
@@ -40,6 +41,25 @@ def largest_intermediate(function, tensors) -> float:
 
     active.replay().each_operation(function, tensors, visit)
     return largest
+
+
+def smallest_intermediate(function, tensors) -> float:
+    """Returns the smallest magnitude but 0 that any operation meets.
+
+    Args:
+        function: Function of a list of tensors.
+        tensors: The list.
+    """
+    smallest = np.inf
+
+    def visit(inputs, outputs):
+        nonlocal smallest
+        for array in _float_arrays([*inputs, *outputs]):
+            magnitudes = np.abs(array[array != 0])
+            smallest = min(smallest, magnitudes.min(initial=np.inf))
+
+    active.replay().each_operation(function, tensors, visit)
+    return float(smallest)
 
 
 def nonfinite_places(function, tensors) -> set:
@@ -220,6 +240,15 @@ class LayerReplay:
         """Returns the largest magnitude that float32 meets inside."""
         with self._in("float32", None):
             return largest_intermediate(self._run, self._primals())
+
+    def nothing_vanishes(self) -> bool:
+        """Whether its dtype holds even the smallest number that float32 meets.
+
+        A zero inside is the inverse of an infinity then.
+        """
+        least = get_format(self.call.layer.compute_dtype).smallest_subnormal
+        with self._in("float32", None):
+            return smallest_intermediate(self._run, self._primals()) >= least
 
     def starts_from_zero(self) -> bool:
         """Whether zeros make the first non-finite number in 16 bits."""

@@ -34,7 +34,11 @@ from keras_mixprec.numerics.layer_hooks import (
     in_float32,
     with_sublayers,
 )
-from keras_mixprec.policies.layers import has_own_step, walk_with_model
+from keras_mixprec.policies.layers import (
+    has_own_loss,
+    has_own_step,
+    walk_with_model,
+)
 
 # What stands for sizes that are not known: of samples the first at which the
 # model runs, since positions that are learned or tabulated come to an end.
@@ -183,7 +187,7 @@ class _Call:
                 _run_own_step(model, (x, *y))
                 return
             outputs = _called_as_in_fit(model, x)
-            if y and _has_own_loss(model):
+            if y and has_own_loss(model):
                 model.compute_loss(x, *y, outputs, training=True)
 
 
@@ -235,10 +239,6 @@ def _recorded(scope, repeats):
         )
 
     return visit
-
-
-def _has_own_loss(model):
-    return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def _first(data, count):

@@ -91,6 +91,11 @@ def has_own_step(model) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
+def has_own_loss(model) -> bool:
+    """Whether the user has written the `compute_loss` of a model."""
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
 def may_grow(layer) -> bool:
     """Whether a layer is unbuilt and its `build` may make sublayers."""
     plain = (keras.layers.Layer, keras.Model, keras.Sequential)

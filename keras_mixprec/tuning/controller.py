@@ -114,7 +114,7 @@ class Tuning:
         self._state.next_reading = step + max(gap, 1)
         self._bad.count()
         stuck = self._bad.newly_stuck()
-        due = self._trigger.add(step, self._bad.total) or stuck
+        due = self._trigger.add(step, self._bad.total, stuck)
         if self._cooling(step) or self._state.captures:
             return
         self._state.is_overhead = self._trigger.is_overhead(stuck)
@@ -237,6 +237,9 @@ class Tuning:
             What is proposed, `None` if nothing may be changed now.
         """
         self._hurry(step)
+        # All workers are triggered alike, and each examines its own batch.
+        if not self._several_workers:
+            self._trigger.explain(examination.bits_to_fall())
         if self._state.ended or self._cooling(step):
             return None
         model, rungs = self._session.model, self._settings.rungs

@@ -62,7 +62,8 @@ class Trigger:
     """Decides when non-finite steps are reason for a diagnosis.
 
     One non-finite step within 500 triggers a diagnosis; each false alarm, such
-    as bad data, doubles how many it takes.
+    as bad data, doubles how many it takes. A diagnosis that says how far the
+    loss scale has to fall explains as many skipped steps.
 
     Attributes:
         span: Int. Steps that non-finite ones are counted over.
@@ -77,21 +78,33 @@ class Trigger:
         self._patience = _PATIENCE
         self._false_alarms = 0
         self._seen = deque()
+        self._explained = 0
         self.last_nonfinite_step = None
 
-    def add(self, step: int, bad: int) -> bool:
+    def add(self, step: int, bad: int, stuck: bool = False) -> bool:
         """Returns whether this triggers a diagnosis.
 
         Args:
             step: Int. How many steps were taken.
             bad: Int. How many of them were bad, since whenever.
+            stuck: Boolean. Whether more were skipped in a row than a usual
+                search for the loss scale explains. Defaults to `False`.
         """
         if self._seen and bad > self._seen[-1][1]:
             self.last_nonfinite_step = step
         self._seen.append((step, bad))
         while self._seen[0][0] < step - self.span:
             self._seen.popleft()
-        return bad - self._seen[0][1] >= self._patience
+        many = stuck or bad - self._seen[0][1] >= self._patience
+        return many and bad > self._explained
+
+    def explain(self, skips: int):
+        """The next steps that are skipped are known to be the scale search.
+
+        Args:
+            skips: Int. How many it takes, as a diagnosis says.
+        """
+        self._explained = self._seen[-1][1] + skips
 
     def is_overhead(self, in_a_row: bool) -> bool:
         """Whether the next diagnosis counts as overhead.

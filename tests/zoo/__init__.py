@@ -9,6 +9,8 @@ from zoo import (
     more_architectures,
     more_reported_models,
     more_reported_steps,
+    more_unseen_code,
+    more_unseen_layers,
     reported_layers,
     reported_layers_healthy,
     reported_losses,
@@ -17,6 +19,10 @@ from zoo import (
     reported_own_losses,
     reported_state,
     reported_steps,
+    unseen_code,
+    unseen_code_healthy,
+    unseen_layers,
+    unseen_layers_healthy,
 )
 from zoo.case import CASES
 
@@ -45,4 +51,10 @@ __all__ = [
     "reported_models",
     "reported_models_healthy",
     "reported_steps",
+    "more_unseen_code",
+    "more_unseen_layers",
+    "unseen_code",
+    "unseen_code_healthy",
+    "unseen_layers",
+    "unseen_layers_healthy",
 ]
