@@ -163,3 +163,27 @@ def test_a_healthy_run_has_nothing_of_it(policy, tmp_path):
     with open(tmp_path / "mixprec" / "events.jsonl") as lines:
         kinds = {json.loads(line)["kind"] for line in lines}
     assert not kinds & {"nonfinite_losses", "nonfinite_gradients"}
+
+
+@each_jit
+def test_losses_that_are_infinite_are_diagnosed_at_the_next_reading(
+    jit, tmp_path
+):
+    # Its gradients are finite, so that no step is skipped.
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [
+            keras.Input((1,)),
+            keras.layers.Dense(1, name="price"),
+        ]
+    )
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mae", jit_compile=jit)
+    model.get_layer("price").set_weights([np.array([[6e4]]), np.ones(1)])
+    watcher = monitor(tmp_path, update_freq=8)
+    x = np.full((64, 1), 2.0, "float32")
+    model.fit(
+        x, 1e5 * x, batch_size=1, epochs=1, verbose=0, callbacks=[watcher]
+    )
+    (verdict,) = watcher.verdicts
+    assert (verdict.kind, verdict.layer) == ("forward_overflow", "price")
+    assert verdict.step == 8

@@ -13,6 +13,7 @@ from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import LossCurve, reason_to_stop
 from keras_mixprec.monitoring.overhead import READINGS
+from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.monitoring.scale_curve import Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.layer_tables import Thinning, rows_for
@@ -252,7 +253,8 @@ class RunState(NamedTuple):
     Attributes:
         in_a_row: Int. Steps skipped since the last one applied.
         trouble: Boolean. Whether skipped steps are more than a search for the
-            loss scale: five in a row, or five down to a scale below 1.
+            loss scale: five in a row, or five down to a scale below 1; or
+            five losses were not finite since the reading before.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
@@ -288,6 +290,7 @@ class CounterLog:
         self._low_scales = LowScales(session.log)
         self._loss = LossCurve(session.model, session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
+        self._losses = 0
         self.step = None
         self.state = RunState()
 
@@ -312,10 +315,19 @@ class CounterLog:
         self._unscaled.read(step, used, step > session.first_step)
         started = time.perf_counter()
         self._write(readings, counted)
+        if self._new_losses() >= TRIGGER_STEPS:
+            self.state = self.state._replace(trouble=True)
         self._loss.write(step, loss)
         session.examiner.in_a_row = self.state.in_a_row
         session.budget.add(READINGS, time.perf_counter() - started)
         session.bad_data.report(session)
+
+    def _new_losses(self):
+        """How many more are not finite, but those of bad data."""
+        counts = self._counters.nonfinite_losses() or {}
+        before = self._losses
+        self._losses = sum(counts.values()) - self._session.bad_data.count
+        return self._losses - before
 
     def begin_epoch(self):
         """An epoch begins, and what is averaged over one."""

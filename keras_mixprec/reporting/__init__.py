@@ -27,7 +27,8 @@ Files that read:
 - `clock.py`: when steps were taken, by epochs and by time of training.
 - `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and
   those of formats.
-- `run_summary.py`: a run as a row of the table of runs.
+- `run_summary.py`: a run as a row of the table of runs; `runs_table.py`: that
+  table as text.
 - `fixes.py`: what repairs a finding, as code.
 - `facts.py`, `headline.py`: the run in one sentence: the cause, what was done
   about it, what it cost.
