@@ -175,7 +175,7 @@ class Running(layers.Layer):
         return x - ops.cast(self.mean, x.dtype)
 
 
-@case(data=vectors(mean=3.0), optimizer=adam(0.02), kind="scale_search")
+@case(data=vectors(mean=3.0), optimizer=adam(0.02), initial_scale=2.0**10)
 def sound_running_mean():
     """A moving average of small steps, in float32."""
     inputs = keras.Input((32,))
@@ -291,7 +291,7 @@ class StochasticDepth(layers.Layer):
         return x + branch
 
 
-@case(data=vectors(500), optimizer=adam(0.02), epochs=20, kind="scale_search")
+@case(data=vectors(500), optimizer=adam(0.02), epochs=20, initial_scale=2.0**10)
 def sound_stochastic_depth():
     """Branches left out at random, and dropout of their sum."""
     inputs = keras.Input((32,))

@@ -131,7 +131,7 @@ class MeanResponse(layers.Layer):
         return x * weight + x
 
 
-@case(data=photographs, optimizer=adam, epochs=40, kind="scale_search")
+@case(data=photographs, optimizer=adam, epochs=40, initial_scale=2.0**10)
 def healthy_response_norm():
     """Pixels are scaled first, and squares are averaged."""
     inner = keras.Input((8, 8, 3))
@@ -546,7 +546,7 @@ class ClippedLog(layers.Layer):
         return ops.log(ops.clip(p, 1e-3, 1.0))
 
 
-@case(data=vectors(scale=3.0), optimizer=adam, kind="scale_search")
+@case(data=vectors(scale=3.0), optimizer=adam, initial_scale=2.0**10)
 def healthy_clipped_log():
     """Probabilities of exp(-30) are 0, and clipped in either dtype."""
     inputs = keras.Input((32,))
