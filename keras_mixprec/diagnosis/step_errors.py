@@ -122,14 +122,17 @@ def _wrong_before(stop, known, compiled):
             if computes_low(call.layer) and not _is_finite(call):
                 exact = known.get(call.name)
                 _, culprit = check_forward(call, exact, compiled, masks_matter)
-                culprit = culprit or _cast_before(call, exact)
                 if culprit is not None:
                     return culprit
-    return None
+    return _cast_before(stop, known)
 
 
-def _cast_before(call, exact):
-    """The layer, if what it is in has cast its input, which overflows."""
+def _cast_before(stop, known):
+    """The first layer to go wrong, if what it is in has cast its input."""
+    call = next((c for c in stop.calls if not _is_finite(c)), None)
+    if call is None or not computes_low(call.layer):
+        return None
+    exact = known.get(call.name)
     if not is_cast_before(call, exact):
         return None
     inputs = [to_array(x) for x in LayerReplay(exact).inputs]
