@@ -69,7 +69,23 @@ class Search(LossSearch):
             self._model, self._data, self._exact, scale, effective
         )
         self.culprits = needed.among(self.culprits)
+        if self._compiled:
+            self._spare_what_xla_ignores()
         self._demoted = [x for c in self.culprits for x in c.layers]
+
+    def _spare_what_xla_ignores(self):
+        """Drops those whose non-finite gradients a compiled step ignores.
+
+        As that of a ReLU does, which op by op multiplies them by 0.
+        """
+        whole = WholeStep(self._model, self._data, self._exact, self._compiled)
+        for culprit in [*self.culprits]:
+            others = [c for c in self.culprits if c is not culprit]
+            demoted = [layer for c in others for layer in c.layers]
+            if culprit.numbers.get("nonfinite_gradients") and not (
+                whole.wrong_when_compiled(demoted, self.scale_bits)
+            ):
+                self.culprits = others
 
     # Backward.
 

@@ -98,7 +98,7 @@ class WholeStep:
         """
         return (
             not self._reference.is_like(step)
-            and self._wrong_when_compiled(demoted, bits)
+            and self.wrong_when_compiled(demoted, bits)
             and self._wrong_however_rounded(demoted, bits)
         )
 
@@ -131,7 +131,13 @@ class WholeStep:
                 wrong = middle
         return right
 
-    def _wrong_when_compiled(self, demoted, bits):
+    def wrong_when_compiled(self, demoted: list, bits: float) -> bool:
+        """Whether it is wrong as XLA computes it, if that compiles the model.
+
+        Args:
+            demoted: As for `step`.
+            bits: As for `step`.
+        """
         if not self._compiled:
             return True
         with computing_in("float32", demoted):
