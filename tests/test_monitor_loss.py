@@ -87,6 +87,16 @@ def test_a_batch_that_is_not_finite_is_in_no_mean(tmp_path):
     assert len(told["values"]) >= 10
 
 
+def test_where_no_batch_is_finite_there_is_a_gap(tmp_path):
+    x = inputs()
+    x[16:32] = np.inf  # Steps 5 to 8 of 12.
+    told, _ = fit(tmp_path, x)
+    values = dict(zip(told["steps"], told["values"], strict=True))
+    missing = {s % 12 for s, value in values.items() if np.isnan(value)}
+    assert {6, 8} <= missing <= {5, 6, 7, 8}
+    assert np.isfinite([values[4], values[12]]).all()
+
+
 def test_a_log_without_it_says_so(tmp_path):
     with RunLog(tmp_path) as log:
         log.event(0, {"kind": "train_begin", "fit": 1})

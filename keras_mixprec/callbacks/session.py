@@ -164,7 +164,7 @@ class Session:
             self._start()
             after_epoch(self.model)
             self.state.begin_epoch()
-            self.state.counter_log.begin_epoch()
+            self.state.counter_log.begin_epoch(self.step)
             self.bad_data.begin_epoch(self.step, epoch)
 
     def begin_batch(self, callback, batch: int):

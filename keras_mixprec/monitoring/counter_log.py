@@ -330,9 +330,13 @@ class CounterLog:
         self._losses = sum(counts.values()) - self._session.bad_data.count
         return self._losses - before
 
-    def begin_epoch(self):
-        """An epoch begins, and what is averaged over one."""
-        self._loss.begin_epoch()
+    def begin_epoch(self, step: int):
+        """An epoch begins, and what is averaged over one.
+
+        Args:
+            step: Int. How many steps were taken before.
+        """
+        self._loss.begin_epoch(step)
 
     @contextlib.contextmanager
     def synchronized(self):

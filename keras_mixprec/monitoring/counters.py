@@ -150,9 +150,10 @@ class LossCurve:
     """Logs the mean loss of the steps since it was last logged.
 
     At readings of the counters, with which it is transferred: two numbers.
-    Batches that the guard of metrics keeps out are in no mean; where one is
-    not finite, NaN is logged, which the curve leaves out. A `train_step` of
-    the user's own that does not report its loss to Keras has none.
+    Batches that the guard of metrics keeps out are in no mean; where it keeps
+    out all, or one is not finite, NaN is logged, a gap in the curve. A
+    `train_step` of the user's own that does not report its loss to Keras has
+    none.
 
     Args:
         model: The `keras.Model`.
@@ -164,6 +165,7 @@ class LossCurve:
         self._log = log
         self._thinning = Thinning(_LOSSES)
         self._before = 0.0, 0.0
+        self._from = 0
 
     @property
     def variables(self) -> list:
@@ -173,9 +175,14 @@ class LossCurve:
             return []
         return [tracker.total, tracker.count]
 
-    def begin_epoch(self):
-        """Keras has set the variables to 0."""
+    def begin_epoch(self, step: int):
+        """Keras has set the variables to 0.
+
+        Args:
+            step: Int. How many steps were taken before.
+        """
         self._before = 0.0, 0.0
+        self._from = step
 
     def read(self) -> tuple | None:
         """Returns the values of the variables, while they are synchronized."""
@@ -196,9 +203,10 @@ class LossCurve:
         # As `train_on_batch` may begin anew, without an epoch.
         if count < counted or not math.isfinite(before):
             before, counted = 0.0, 0.0
-        if count > counted:
-            self._before = sums
-            loss = (total - before) / (count - counted)
+        if count > counted or step > self._from:
+            self._before, self._from = sums, step
+            new = count - counted
+            loss = (total - before) / new if new else math.nan
             row = [step, loss if math.isfinite(loss) else math.nan]
             size = LOSS_ROWS_PER_CHUNK
             self._log.rows(step, LOSS, [row], LOSS_COLUMNS, size)
