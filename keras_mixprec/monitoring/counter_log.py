@@ -308,6 +308,7 @@ class CounterLog:
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
+            losses = self._counters.nonfinite_losses() or {}
             loss = self._loss.read()
         session.state.performance.clock.waited(step, waited)
         # Before it is logged: a scale that is put back is that of this step.
@@ -316,18 +317,20 @@ class CounterLog:
         started = time.perf_counter()
         self._write(readings, counted)
         # A tuner looks at each of them by itself.
-        if self._new_losses() >= TRIGGER_STEPS and not session.has_tuner:
+        new = self._new_losses(sum(losses.values()))
+        if new >= TRIGGER_STEPS and not session.has_tuner:
             self.state = self.state._replace(trouble=True)
         self._loss.write(step, loss)
         session.examiner.in_a_row = self.state.in_a_row
         session.budget.add(READINGS, time.perf_counter() - started)
         session.bad_data.report(session)
 
-    def _new_losses(self):
+    def _new_losses(self, count):
         """How many more are not finite, but those of bad data."""
-        counts = self._counters.nonfinite_losses() or {}
-        before = self._losses
-        self._losses = sum(counts.values()) - self._session.bad_data.count
+        before, self._losses = (
+            self._losses,
+            count - self._session.bad_data.count,
+        )
         return self._losses - before
 
     def begin_epoch(self, step: int):

@@ -53,7 +53,9 @@ def jax_step(model, state, data):
 
     def scaled_loss(weights):
         trained = zip(model.trainable_variables, weights, strict=True)
-        with keras.StatelessScope(state_mapping=[*trained, *constant]):
+        with keras.StatelessScope(
+            state_mapping=[*trained, *constant], collect_losses=True
+        ):
             loss, logs = model.loss_of(*data)
             return model.scaled(loss), logs
 
