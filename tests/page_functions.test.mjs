@@ -692,6 +692,14 @@ test("a loss has a gap where it is not finite, and the scale of what is in view"
   assert.deepEqual(lossCurve.finiteStretches(null), []);
 });
 
+test("a loss says up to which step it is a mean", () => {
+  const loss = { steps: [50, 64], values: [0.5, "NaN"] };
+  assert.equal(lossCurve.lossInWords(loss, 10), "0.5, mean up to step 50");
+  assert.equal(lossCurve.lossInWords(loss, 63), "0.5, mean up to step 50");
+  assert.equal(lossCurve.lossInWords(loss, 64), "NaN, mean up to step 64");
+  assert.equal(lossCurve.lossInWords(null, 64), null);
+});
+
 test("the second call of a layer is called so", () => {
   assert.equal(names.callName("dense#1", new Set(["dense"])), "dense, call 2");
   assert.equal(names.callName("dense#1", new Set(["dense#1"])), "dense#1");
