@@ -129,6 +129,20 @@ test("runs differ most where their errors, dtypes and headroom do", () => {
   assert.deepEqual(by("all").filter(({ differs }) => !differs), []);
 });
 
+test("a layer with a verdict in either run comes before larger differences", () => {
+  const of = (path, headroom, verdicts) => {
+    return { path, compute_dtype: "float16", least_headroom: headroom, verdicts, severity: null };
+  };
+  const run = { layers: [of("a", 1, []), of("b", 9, []), of("c", 3, ["underflow"])] };
+  const other = { layers: [of("a", 9, []), of("b", 9, ["forward_overflow"]), of("c", 3, [])] };
+  const paths = (by, ...runs) => {
+    return difference.differencesOf(...runs, null, null, by).map(({ path }) => path);
+  };
+  assert.deepEqual(paths("all", run, other), ["b", "c", "a"]);
+  assert.deepEqual(paths("all", other, run).slice(-1), ["a"]);
+  assert.equal(paths("headroom", run, other)[0], "a");
+});
+
 const map = await load("model_map");
 
 test("blocks are folded, and edges between them kept", () => {
