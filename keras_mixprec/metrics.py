@@ -213,7 +213,7 @@ PERFORMANCE = {
         (
             "output_bytes_saved",
             "share",
-            "saved in outputs",
+            "memory saved in outputs",
             "Share of the bytes of layers' outputs that float32 would take "
             "beyond those of now.",
             "min",
@@ -221,7 +221,7 @@ PERFORMANCE = {
         (
             "weight_bytes_saved",
             "share",
-            "saved in weights",
+            "memory saved in weights",
             "Share of the bytes of variables that float32 would take beyond "
             "those of now; mixed policies keep float32 variables.",
             "min",
@@ -229,14 +229,14 @@ PERFORMANCE = {
         (
             "overhead_share",
             "share",
-            "monitor and tuner",
+            "monitor and tuner, share of the time",
             "Share of the training time in readings, probes and diagnoses.",
             "max",
         ),
         (
             "once_seconds",
             "seconds",
-            "the same, once",
+            "monitor and tuner, done once",
             "Seconds of what happens once: compiling the probed step, ranges "
             "beside training, the first audits.",
             "max",

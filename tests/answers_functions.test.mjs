@@ -57,6 +57,24 @@ test("a plan holds the fewest layers in float32, each with its reason", () => {
   assert.deepEqual([...wide.reasons.keys()], ["f"]);
 });
 
+test("a plan is not offered without what other runs found in its 16-bit layers", () => {
+  const run = { run: "wide", layers: [{ path: "block/norm" }, { path: "a" }] };
+  const finding = (layer, level = "bad") => {
+    return { kind: "verdict", verdict: "forward_overflow", layer, level, repaired: true };
+  };
+  const rows = [
+    { run: "wide", finding: finding("a") }, { run: "low", finding: finding("block/norm#2") },
+    { run: "other model", finding: finding("b") }, { run: "mild", finding: finding("a", "info") },
+    { run: "sound", finding: null }, { run: "to be read", unread: true },
+  ];
+  const plan = (...wide) => ({ reasons: new Map(wide.map((path) => [path, "it overflows"])) });
+  assert.deepEqual(whatIf.foundElsewhere(rows, run, plan()), [
+    { layer: "block/norm", verdict: "forward_overflow", run: "low" },
+  ]);
+  assert.deepEqual(whatIf.foundElsewhere(rows, run, plan("block/norm")), []);
+  assert.deepEqual(whatIf.foundElsewhere(null, run, plan()), []);
+});
+
 test("what became infinite is not known in a wider format", () => {
   const lost = { nonfinite: { step: 4, dtype: "float16" }, activation: range(3) };
   const stateIn = (name) => whatIf.judgeLayer(lost, formatOf(name), formats, "worst").state;
@@ -127,6 +145,20 @@ test("runs differ most where their errors, dtypes and headroom do", () => {
   assert.equal(sizes("dtype").b, 13);  // 24 digits and 11.
   assert.equal(by("all")[0].path, "a");
   assert.deepEqual(by("all").filter(({ differs }) => !differs), []);
+});
+
+test("a layer with a verdict in either run comes before larger differences", () => {
+  const of = (path, headroom, verdicts) => {
+    return { path, compute_dtype: "float16", least_headroom: headroom, verdicts, severity: null };
+  };
+  const run = { layers: [of("a", 1, []), of("b", 9, []), of("c", 3, ["underflow"])] };
+  const other = { layers: [of("a", 9, []), of("b", 9, ["forward_overflow"]), of("c", 3, [])] };
+  const paths = (by, ...runs) => {
+    return difference.differencesOf(...runs, null, null, by).map(({ path }) => path);
+  };
+  assert.deepEqual(paths("all", run, other), ["b", "c", "a"]);
+  assert.deepEqual(paths("all", other, run).slice(-1), ["a"]);
+  assert.equal(paths("headroom", run, other)[0], "a");
 });
 
 const map = await load("model_map");

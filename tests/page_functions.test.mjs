@@ -330,6 +330,17 @@ const LAYER = {
   demoted_at: null, least_headroom: null,
 };
 
+test("a sound run leads to the gravest that has an open finding", () => {
+  const row = (run, state, gravity) => ({ run, gravity, headline: { state } });
+  const rows = [row("a", "healthy", 19), row("b", "warning", 5), row("c", "failing", 0)];
+  assert.deepEqual(summary.graverRun(rows, "a"), { run: "c", state: "failing", others: 1 });
+  assert.equal(summary.graverRun(rows, "b"), null);
+  assert.equal(summary.graverRun([rows[0], row("d", "repaired", 15)], "a"), null);
+  // A row that is still to be read has no more than a name.
+  assert.equal(summary.graverRun([rows[0], { run: "e", unread: true }], "a"), null);
+  assert.equal(summary.graverRun(null, "a"), null);
+});
+
 test("the key figures name what the sentence begins with", () => {
   const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
   const run = {
@@ -690,6 +701,14 @@ test("a loss has a gap where it is not finite, and the scale of what is in view"
   assert.deepEqual(lossCurve.lossRange([found], [5, 20]), [2, 3]);
   assert.equal(lossCurve.lossRange([found], [11, 20]), null);
   assert.deepEqual(lossCurve.finiteStretches(null), []);
+});
+
+test("a loss says up to which step it is a mean", () => {
+  const loss = { steps: [50, 64], values: [0.5, "NaN"] };
+  assert.equal(lossCurve.lossInWords(loss, 10), "0.5, mean up to step 50");
+  assert.equal(lossCurve.lossInWords(loss, 63), "0.5, mean up to step 50");
+  assert.equal(lossCurve.lossInWords(loss, 64), "NaN, mean up to step 64");
+  assert.equal(lossCurve.lossInWords(null, 64), null);
 });
 
 test("the second call of a layer is called so", () => {

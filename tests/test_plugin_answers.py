@@ -283,6 +283,22 @@ def test_a_plan_from_ranges_is_one_that_models_follow(page, url, tmp_path):
     assert again["skipped"] == 0
 
 
+def test_a_plan_says_what_another_run_found(page, tmp_path):
+    train(tmp_path / "float16", epochs=1)
+    train(tmp_path / "wide", epochs=1, policy="float32", scaled=False)
+    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
+    page.open_file(tmp_path / "report.html").settle()
+    caution = "#what-if .caution"
+    page.pick("#run", "wide/mixprec")
+    page.one("#what-if")
+    page.until(lambda: page.all("#what-if tr[data-layer]"))
+    page.until(lambda: page.shown(caution))
+    found = "forward overflow in overflowing (float16/mixprec)"
+    assert found in page.text(caution)
+    page.pick("#what-if-format", "float32")  # Of which there is no plan.
+    assert not page.shown(caution)
+
+
 def test_blocks_and_moments_are_chosen_with_the_keyboard(page, url):
     what_if(page, REPAIRED, url)
     assert len(page.all("#what-if tr[data-layer]")) == 3

@@ -25,17 +25,27 @@ def losses():
     return steps, values
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("loss")
+def write(folder, dtype, scaled):
     with RunLog(folder) as log:
-        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
-        log.scale_rows(0, [[0, 2.0**15, 0, 0]])
+        log.layers(0, [{"path": "a", "compute_dtype": dtype}])
+        if scaled:
+            log.scale_rows(0, [[0, 2.0**15, 0, 0]])
         for row in zip(*losses(), strict=True):
             log.rows(int(row[0]), schema.LOSS, [row], schema.LOSS_COLUMNS, 64)
         log.event(LAST, {"kind": "train_end", "summary": "Done."})
     kmp.load_report(folder).save_html(folder / "report.html")
     return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("loss"), "float16", True)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Without a loss scale."""
+    return write(tmp_path_factory.mktemp("wide"), "float32", False)
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +109,17 @@ def test_a_screen_reader_has_its_numbers(page):
     assert len(rows) == len(values)
     assert float(rows[0]) == pytest.approx(values[0], abs=0.01)
     assert "loss" in page.text("#timeline .legend")
+
+
+def test_it_is_a_mean_between_readings(page):
+    assert "mean between readings" in page.text("#timeline .legend")
+
+
+def test_without_a_loss_scale_there_is_no_axis_of_one(page, wide):
+    assert "loss scale" in page.written(TIMELINE)
+    page.open_file(wide).settle()
+    written = page.written(TIMELINE)
+    assert {"loss", "1", "2", "3"} <= written
+    # Powers of two are written with raised digits.
+    assert not [x for x in written if x == "loss scale" or x[-1] in "⁰¹²⁴⁶⁸"]
+    assert "loss scale" not in page.text("#timeline .legend")

@@ -783,6 +783,16 @@ def test_the_gravest_run_comes_first_and_the_one_shown_is_in_view(page, url):
     assert page.in_view("#runs tr.chosen", "#runs .run-scroll")
 
 
+def test_a_sound_run_leads_to_the_gravest(page, url):
+    page.open(url, run=REPAIRED)
+    page.until(lambda: page.shown(".graver"))
+    page.until(lambda: not page.all("#runs[aria-busy=true]"))
+    page.until(lambda: page.text(".graver").startswith(f"▲ {FAILED}: failing"))
+    page.click(".graver")
+    assert page.values("#run", "value") == [FAILED]
+    assert not page.shown(".graver")
+
+
 def test_every_column_of_the_runs_sorts(page, url):
     page.open(url, run=TUNED)
     page.until(lambda: not page.all("#runs[aria-busy=true]"))

@@ -79,11 +79,11 @@ def performance(
     value["peak_memory"] = max(peaks, default=None)
     value["once_seconds"] = rows[-1].once_seconds
     value |= _of_layers(layers)
-    titles = {} if tuner else {"overhead_share": "monitor"}
+    who = "monitor and tuner" if tuner else "monitor"
     figures = [
         {
             "name": name,
-            "title": titles.get(name, metric.title),
+            "title": metric.title.replace("monitor and tuner", who),
             "explanation": metric.explanation,
             "kind": metric.unit,
             "worst": metric.worst,
@@ -170,7 +170,8 @@ for what is done once.'
     parts = [speed]
     if value["peak_memory"] is not None:
         parts.append(f"peak memory {_bytes(value['peak_memory'])}")
-    overhead = f"{title['overhead_share']} {value['overhead_share']:.1%}"
+    who, _, _ = title["overhead_share"].partition(",")
+    overhead = f"{who} {value['overhead_share']:.1%}"
     once = f"{_time(value['once_seconds'])} for what is done once"
     parts.append(f"{overhead}, and {once}")
     return f"{'; '.join(parts)}."

@@ -3,6 +3,11 @@ import { foldersOf } from "./names.js";
 
 export const NOTHING_CHOSEN = { layer: null, step: null, event: null };
 
+export function chooseRun(store, run) {
+  const { missing } = store.state;
+  store.set({ run, zoom: null, ...NOTHING_CHOSEN, missing: { ...missing, run: null } });
+}
+
 export function chooseEvent(store, event) {
   const layer = layersOf(event)[0] ?? store.state.layer;
   store.set({ layer, step: momentOf(event), event: eventKey(event) });

@@ -48,7 +48,8 @@ export const DIFFERENCES = [
 ];
 
 /**
- * Two runs layer by layer, the largest difference first.
+ * Two runs layer by layer, the largest difference first; of all columns, what either run
+ * has a verdict on comes before it.
  * @param {any} run
  * @param {any} other
  * @param {any} ranges What was measured of the layers of the first, with errors.
@@ -78,7 +79,11 @@ export function differencesOf(run, other, ranges, otherRanges, by) {
     if (by !== "all") return id === by ? size : sum;
     return sum + (most[place] ? size / most[place] : 0);
   }, 0);
+  // What differs in several columns may add up to more than a verdict.
+  const isNamed = ({ path }) => by === "all" && [mine, others].some((layers) => {
+    return layers.get(path)?.verdicts.length > 0;
+  });
   return rows
     .map((row) => ({ ...row, size: sizeOf(row), differs: row.cells.some(({ size }) => size > 0) }))
-    .sort((one, two) => two.size - one.size);
+    .sort((one, two) => Number(isNamed(two)) - Number(isNamed(one)) || two.size - one.size);
 }

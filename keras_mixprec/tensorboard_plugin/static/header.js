@@ -1,17 +1,14 @@
-import { bringEvent, bringLayer, NOTHING_CHOSEN } from "./actions.js";
+import { bringEvent, bringLayer, chooseRun, NOTHING_CHOSEN } from "./actions.js";
 import { element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
-import { formatInteger, readablePowers } from "./format.js";
+import { formatInteger, plural, readablePowers } from "./format.js";
 import { callName, shortRun } from "./names.js";
-import { keyFigures, speedAgainstFloat32, STATES } from "./summary.js";
+import { graverRun, keyFigures, speedAgainstFloat32, STATES } from "./summary.js";
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {
     id: "run",
-    onchange: () => store.set({
-      run: run.value, zoom: null, ...NOTHING_CHOSEN,
-      missing: { ...store.state.missing, run: null },
-    }),
+    onchange: () => chooseRun(store, run.value),
   });
   const compare = element("select", {
     id: "compare", onchange: () => store.set({
@@ -21,6 +18,11 @@ export function createHeader(store, { offline, copyLink }) {
   });
   const refreshed = element("span", { class: "refreshed", role: "status" });
   const sentences = element("div", { id: "headline", role: "status" });
+  const graver = element("button", {
+    type: "button", class: "graver", hidden: true,
+    title: "Show that run",
+    onclick: () => chooseRun(store, graverRun(store.state.summaries, store.state.run).run),
+  });
   const chips = element("div", { class: "figures" });
   const copy = copyLink ? element("button", {
     type: "button", class: "quiet",
@@ -72,6 +74,18 @@ export function createHeader(store, { offline, copyLink }) {
     }));
   }
 
+  // A sound run that is shown first would hide that another one of the folder is not.
+  function drawGraver() {
+    const found = graverRun(store.state.summaries, store.state.run);
+    // What it is compared with has its own sentence above.
+    graver.hidden = !found || found.run === store.state.compare;
+    if (graver.hidden) return;
+    const { glyph, word, level } = STATES[found.state];
+    graver.className = `graver ${level}`;
+    const more = found.others ? `; ${plural(found.others, "more run")} with an open finding` : "";
+    graver.textContent = `${glyph} ${found.run}: ${word.toLowerCase()}${more}`;
+  }
+
   function nameOf(data) {
     const { runData, compareData } = store.state;
     return shortRun(data.run, (data === runData ? compareData : runData)?.run);
@@ -121,6 +135,7 @@ export function createHeader(store, { offline, copyLink }) {
     drawSentences();
     drawChips();
   });
+  store.on(["summaries", "run", "compare"], drawGraver);
   store.on(["runs", "run", "failures", "missing"], announce);
   store.on(["refreshed"], tellTime);
   tellTime();
@@ -129,7 +144,7 @@ export function createHeader(store, { offline, copyLink }) {
   const field = (label, control) => {
     return element("label", { class: "field" }, label, control);
   };
-  return element("header", {}, sentences, element("div", { class: "bar-top" },
+  return element("header", {}, sentences, graver, element("div", { class: "bar-top" },
     title, field("run", run), field("compare with", compare),
     element("span", { class: "gap" }), refreshed, copy), problem, chips);
 }

@@ -1,6 +1,6 @@
 import { drawAxisName, drawLine } from "./canvas.js";
-import { formatNumber, toNumber } from "./format.js";
-import { linearScale, niceTicks } from "./scales.js";
+import { formatInteger, formatNumber, toNumber } from "./format.js";
+import { linearScale, niceTicks, valueAtStep } from "./scales.js";
 import { themeColor } from "./theme.js";
 
 // Of the axis at the right, in pixels.
@@ -23,6 +23,20 @@ export function finiteStretches(loss) {
     else stretches.push([]);
   });
   return stretches.filter((stretch) => stretch.length);
+}
+
+/**
+ * The loss as of a step, and up to which step it is a mean: the first is of the steps before
+ * the curve begins.
+ * @param {{steps: number[], values: (number | string | null)[]} | null | undefined} loss
+ * @param {number} step
+ * @returns {string | null}
+ */
+export function lossInWords(loss, step) {
+  if (!loss?.steps.length) return null;
+  const until = valueAtStep(loss.steps, loss.steps, step);
+  return `${formatNumber(valueAtStep(loss.steps, loss.values, step))}, ` +
+    `mean up to step ${formatInteger(until)}`;
 }
 
 /**

@@ -1,4 +1,4 @@
-import { NOTHING_CHOSEN } from "./actions.js";
+import { chooseRun } from "./actions.js";
 import { breakable, card, element, revealIn } from "./dom.js";
 import { formatInteger, formatNumber, formatScale, formatShare, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
@@ -53,11 +53,6 @@ export function createRuns(store) {
   let sort = { column: "state", descending: false };
   let revealed = null;
 
-  function choose(run) {
-    const { missing } = store.state;
-    store.set({ run, zoom: null, ...NOTHING_CHOSEN, missing: { ...missing, run: null } });
-  }
-
   function drawHead() {
     const focused = head.querySelector("button:focus")?.dataset.runColumn;
     head.replaceChildren(element("tr", {}, ...RUN_COLUMNS.map(({ id, label, number }) => {
@@ -81,7 +76,7 @@ export function createRuns(store) {
     if (column.text) return element("span", {}, ...breakable(column.text(row)));
     if (column.id === "run") {
       return element("button", {
-        type: "button", class: "link", onclick: () => choose(row.run),
+        type: "button", class: "link", onclick: () => chooseRun(store, row.run),
       }, ...breakable(row.run));
     }
     const { glyph, word, level } = STATES[row.headline.state] ?? STATES.warning;
@@ -120,7 +115,7 @@ export function createRuns(store) {
       "data-run": row.run, title: row.headline?.text ?? null,
       class: row.run === run ? "chosen" : row.run === compare ? "about" : null,
       "aria-current": String(row.run === run),
-      onclick: (event) => event.target.closest("button") || choose(row.run),
+      onclick: (event) => event.target.closest("button") || chooseRun(store, row.run),
     }, ...RUN_COLUMNS.map((one) => {
       return element("td", { class: one.number ? "number" : null }, contentOf(one, row));
     }), element("td", {}, comparing(row)))));

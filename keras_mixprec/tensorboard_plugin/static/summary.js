@@ -105,6 +105,22 @@ export const STATES = {
   failing: { glyph: "▲", word: "Failing", level: "bad" },
 };
 
+const OPEN_STATES = ["failing", "warning"];
+
+/**
+ * The gravest run of a folder, while the one that is shown needs nothing; `null` if that is
+ * itself the gravest, or the gravest needs nothing either.
+ * @param {any[] | null} summaries The rows of the table of runs, some of them still unread.
+ * @param {string | null} shown
+ * @returns {{run: string, state: string, others: number} | null}
+ */
+export function graverRun(summaries, shown) {
+  const open = (summaries ?? []).filter(({ headline }) => OPEN_STATES.includes(headline?.state));
+  if (!open.length || open.some(({ run }) => run === shown)) return null;
+  const worst = open.reduce((one, two) => (two.gravity < one.gravity ? two : one));
+  return { run: worst.run, state: worst.headline.state, others: open.length - 1 };
+}
+
 function memoryChange(run, other) {
   const peaks = [run, other].map((data) => valueOf(data, "peak_memory"));
   if (!peaks.every((peak) => peak > 0)) return null;

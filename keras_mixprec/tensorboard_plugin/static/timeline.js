@@ -15,7 +15,7 @@ import {
   formatInteger, formatNumber, formatPower, formatScale, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
-import { drawLossAxis, drawLosses, LOSS_AXIS, placeLosses } from "./loss_curve.js";
+import { drawLossAxis, drawLosses, LOSS_AXIS, lossInWords, placeLosses } from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -116,10 +116,8 @@ export function createTimeline(store) {
         lines.push(`${nameOfLine(line, data, other)}: ` +
           `${formatScale(scale)}, ${formatInteger(skipped)} skipped so far`);
       }
-      const loss = data?.loss ? valueAtStep(data.loss.steps, data.loss.values, step) : null;
-      if (loss !== null) {
-        lines.push(`loss${compareData ? ` of ${data.run}` : ""}: ${formatNumber(loss)}`);
-      }
+      const loss = lossInWords(data?.loss, step);
+      if (loss) lines.push(`loss${compareData ? ` of ${data.run}` : ""}: ${loss}`);
     }
     return showTooltip(event, lines);
   }
@@ -147,11 +145,12 @@ export function createTimeline(store) {
       low = Math.min(low, log);
       high = Math.max(high, log);
     }
-    if (!logs.length) [low, high] = [0, 16];
     const y = linearScale([low - 1, high + 1], [TOP + PLOT_HEIGHT, TOP]);
 
     context.textAlign = "right";
-    for (const tick of exponentTicks(Math.floor(low), Math.ceil(high), 6)) {
+    // Beside an axis without a line the loss would be read as the loss scale.
+    const ticks = logs.length ? exponentTicks(Math.floor(low), Math.ceil(high), 6) : [];
+    for (const tick of ticks) {
       drawLine(context, [[LEFT, y(tick)], [plot.right, y(tick)]], themeColor("--grid"));
       context.fillStyle = themeColor("--muted");
       context.fillText(formatPower(tick), LEFT - 8, y(tick));
@@ -171,7 +170,7 @@ export function createTimeline(store) {
     drawStepAxis(context, plot.scale, axis, domain, width / 110, {
       start: LEFT, y: axisY(), top: TOP,
     });
-    drawAxisName(context, "loss scale", 8, TOP + PLOT_HEIGHT / 2, true);
+    if (logs.length) drawAxisName(context, "loss scale", 8, TOP + PLOT_HEIGHT / 2, true);
     const losses = placeLosses(runsOf(store.state), {
       scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + PLOT_HEIGHT,
     });
@@ -333,7 +332,7 @@ export function createTimeline(store) {
       const color = LINE_COLORS[index % LINE_COLORS.length];
       return legendItem("━", color, nameOfLine(line, runData, compareData));
     });
-    if (compareData) {
+    if (compareData?.scale.length) {
       const name = shortRun(compareData.run, runData.run);
       items.push(legendItem("- -", "--compare", `loss scale of ${name}`));
     }
@@ -341,7 +340,7 @@ export function createTimeline(store) {
       if (!data.loss) return;
       const other = place ? runData : compareData;
       const whose = other ? ` of ${shortRun(data.run, other.run)}` : "";
-      items.push(legendItem(place ? "┄" : "━", "--loss", `loss${whose}`));
+      items.push(legendItem(place ? "┄" : "━", "--loss", `loss${whose}, mean between readings`));
     });
     const events = runsOf(store.state).flatMap((data) => data.events);
     /** @type {Set<string>} */

@@ -1,4 +1,5 @@
 import { formatNumber, formatPower, toNumber, words } from "./format.js";
+import { pathOfCall } from "./heat_data.js";
 
 // The next batch may be larger than any that was measured: what `diagnose` leaves too.
 export const SPARE_BITS = 2;
@@ -178,6 +179,24 @@ export function smallestPlan(layers, ranges, name) {
   const narrow = layers.filter(({ path }) => !reasons.has(path));
   const held = narrow.reduce((sum, layer) => sum + costOf(layer), 0);
   return { name, reasons, unmeasured, scale, share: total ? held / total : NaN };
+}
+
+/**
+ * Main findings of other runs on layers of the same path that a plan leaves in 16 bits: the
+ * ranges of a run in float32 do not say what overflows inside a layer.
+ * @param {any[] | null} summaries The rows of the table of runs, some of them still unread.
+ * @param {any} run
+ * @param {{reasons: Map<string, string>}} plan
+ * @returns {{layer: string, verdict: string, run: string}[]}
+ */
+export function foundElsewhere(summaries, run, { reasons }) {
+  const paths = new Set(run.layers.map(({ path }) => path));
+  return (summaries ?? []).flatMap(({ run: other, finding }) => {
+    if (other === run.run || finding?.kind !== "verdict" || finding.level === "info") return [];
+    const layer = finding.layer === undefined ? null : pathOfCall(finding.layer, paths);
+    const isHeld = paths.has(layer) && !reasons.has(layer);
+    return isHeld ? [{ layer, verdict: finding.verdict, run: other }] : [];
+  });
 }
 
 // As `PrecisionPlan.load` reads it.

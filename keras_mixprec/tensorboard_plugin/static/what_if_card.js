@@ -1,10 +1,13 @@
 import { chooseLayer } from "./actions.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
-import { formatInteger, formatNumber, formatPower, formatShare, listSome, plural } from "./format.js";
+import {
+  formatInteger, formatNumber, formatPower, formatShare, listSome, plural, words,
+} from "./format.js";
 import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
 import {
-  GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundInWords, judgeLayer, planFile, smallestPlan,
+  GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundElsewhere, foundInWords, judgeLayer, planFile,
+  smallestPlan,
 } from "./what_if.js";
 
 const ALL = "";
@@ -72,10 +75,11 @@ export function createWhatIf(store) {
   const scroller = element("div", { class: "table-scroll short" }, table);
   const download = element("a", { class: "button", download: "plan.json" }, "Download plan.json");
   const plan = element("p", {});
+  const caution = element("p", { class: "withheld caution", role: "status", hidden: true });
   const nothing = element("p", { class: "absent", hidden: true });
   const body = element("div", {}, answer, scroller,
     element("h3", {}, "Smallest plan that these ranges allow"), plan,
-    element("p", {}, CANNOT), download);
+    caution, element("p", {}, CANNOT), download);
   const root = card("what-if", "What if", [which, type, when], nothing, body);
   root.classList.add("wide");
   const near = new IntersectionObserver((seen) => {
@@ -169,9 +173,11 @@ export function createWhatIf(store) {
     return element("span", { class: `badge ${level}` }, GLYPH[level] + text);
   }
 
-  function fillPlan({ layers }, ranges) {
+  function fillPlan(runData, ranges) {
+    const { layers } = runData;
     const possible = PLANNED.includes(type.value);
     download.hidden = !possible;
+    caution.hidden = true;
     if (!possible) {
       plan.textContent = `A plan holds ${PLANNED.join(" and ")}: ${type.value} is ` +
         (type.value === "float32" ? "what needs none." : "set by Keras' `quantize`.");
@@ -187,12 +193,16 @@ export function createWhatIf(store) {
     const open = found.unmeasured.length ? ` Without a finite reading: ${
       listSome(found.unmeasured, 4)}.` : "";
     plan.textContent = `${text}.${share}${scale}${open}`;
+    const known = foundElsewhere(store.state.summaries, runData, found);
+    caution.hidden = !known.length;
+    caution.textContent = `◆ Of layers that this plan keeps in ${type.value}, other runs found: ${
+      listSome(known.map((one) => `${words(one.verdict)} in ${one.layer} (${one.run})`), 4)}.`;
     download.href = `data:application/json,${
       encodeURIComponent(JSON.stringify(planFile(layers, found), null, 2))}`;
   }
 
   store.on(["runData"], seenFirst(root, offer));
   store.on(["layer"], seenFirst(root, follow));
-  store.on(["ranges"], seenFirst(root, fill));
+  store.on(["ranges", "summaries"], seenFirst(root, fill));
   return root;
 }
