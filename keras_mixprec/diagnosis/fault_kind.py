@@ -45,11 +45,11 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
     if spoilt := weight_fault(replay, exact, numbers):
         return spoilt
     zeros = nonfinite(low) and replay.starts_from_zero()
-    numbers["largest_inside_in_float32"] = replay.largest_intermediate()
-    overflows = numbers["largest_inside_in_float32"] > limit
+    largest_inside = replay.largest_intermediate()
+    overflows = largest_inside > limit
     if zeros and not (overflows and replay.nothing_vanishes()):
-        del numbers["largest_inside_in_float32"]
         return "underflow"
+    numbers["largest_inside_in_float32"] = largest_inside
     if overflows:
         return "forward_overflow"
     wider = relative_error(replay.forward("mixed_bfloat16"), exact)
