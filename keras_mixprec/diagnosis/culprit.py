@@ -55,6 +55,15 @@ class Culprit(NamedTuple):
         ] or [self]
 
 
+def layers_of(culprits: list[Culprit]) -> list:
+    """Returns all layers that are demoted for some culprits.
+
+    Args:
+        culprits: List of `Culprit`.
+    """
+    return [layer for culprit in culprits for layer in culprit.layers]
+
+
 def computes_low(layer) -> bool:
     """Whether a layer itself computes something in a 16-bit float."""
     return (

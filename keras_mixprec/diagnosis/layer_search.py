@@ -14,6 +14,7 @@ from keras_mixprec.diagnosis.backward import (
     output_gradients_overflow,
     own_gradients,
 )
+from keras_mixprec.diagnosis.culprit import layers_of
 from keras_mixprec.diagnosis.loss_search import LossSearch
 from keras_mixprec.diagnosis.needed import NeededInStep
 from keras_mixprec.diagnosis.scales import (
@@ -71,7 +72,7 @@ class Search(LossSearch):
         self.culprits = needed.among(self.culprits)
         if self._compiled:
             self._spare_what_xla_ignores()
-        self._demoted = [x for c in self.culprits for x in c.layers]
+        self._demoted = layers_of(self.culprits)
 
     def _spare_what_xla_ignores(self):
         """Drops those whose non-finite gradients a compiled step ignores.
@@ -81,7 +82,7 @@ class Search(LossSearch):
         whole = WholeStep(self._model, self._data, self._exact, self._compiled)
         for culprit in [*self.culprits]:
             others = [c for c in self.culprits if c is not culprit]
-            demoted = [layer for c in others for layer in c.layers]
+            demoted = layers_of(others)
             if culprit.numbers.get("nonfinite_gradients") and not (
                 whole.wrong_when_compiled(demoted, self.scale_bits)
             ):
@@ -197,7 +198,7 @@ class Search(LossSearch):
                 call in float32, and `fed_by_weights` of `check_backward`.
         """
         others = [c for c in self.culprits if c.path not in overflows]
-        demoted = [layer for c in others for layer in c.layers]
+        demoted = layers_of(others)
 
         def right(bits):
             with computing_in("float32", demoted):

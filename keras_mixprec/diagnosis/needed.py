@@ -10,7 +10,7 @@ import numpy as np
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.culprit import Culprit, layers_of
 from keras_mixprec.diagnosis.end_to_end import loss_error
 from keras_mixprec.keras_internals import own_non_trainable
 from keras_mixprec.numerics.arrays import jittered, to_array
@@ -69,7 +69,7 @@ class Needed:
         }
         if not any(self._may_go(c) or len(c.layers) > 1 for c in culprits):
             return culprits
-        repaired = self._errors(_layers_of(culprits))
+        repaired = self._errors(layers_of(culprits))
         if repaired is None or not all(map(math.isfinite, repaired.values())):
             return culprits
         self._find_unresolved()
@@ -77,7 +77,7 @@ class Needed:
         for culprit in reversed(kept):
             position = kept.index(culprit)
             others = kept[:position] + kept[position + 1 :]
-            rest = _layers_of(others)
+            rest = layers_of(others)
             if self._may_go(culprit) and self._as_right(rest, repaired):
                 kept = others
                 continue
@@ -97,7 +97,7 @@ class Needed:
                 return kept
             gone = set(map(id, spared))
             rest = [c for c in kept if id(c) not in gone]
-            if self._as_right(_layers_of(rest), repaired):
+            if self._as_right(layers_of(rest), repaired):
                 return rest
             middle = len(spared) // 2
             return without(spared[:middle], without(spared[middle:], kept))
@@ -233,7 +233,7 @@ class NeededInStep(Needed):
     def _meets_nonfinite(self, culprit, culprits):
         others = [c for c in culprits if c is not culprit]
         try:
-            with computing_in("float32", _layers_of(others)):
+            with computing_in("float32", layers_of(others)):
                 run = self._run(records=True)
         except active.replay().REFUSALS:
             return False
@@ -268,7 +268,3 @@ def _gradient_error(step, key, exact):
         return math.inf
     low = to_array(step.gradients[key]) / np.float32(step.scale)
     return math.inf if nonfinite([low]) else relative_error([low], [exact])
-
-
-def _layers_of(culprits):
-    return [layer for culprit in culprits for layer in culprit.layers]

@@ -20,6 +20,7 @@ from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.diagnosis.culprit import (
     Culprit,
     computes_low,
+    layers_of,
     rounded_integers,
 )
 from keras_mixprec.diagnosis.forward import check_forward, is_cast_before
@@ -81,7 +82,7 @@ def without_what_raises(
     """
     raising: list[Culprit] = []
     while True:
-        layers = [layer for culprit in raising for layer in culprit.layers]
+        layers = layers_of(raising)
         with computing_in("float32", layers):
             try:
                 return search(), raising
