@@ -33,11 +33,21 @@ class Refusing(layers.Layer):
         return x
 
 
-def model_with(layer):
+class OwnStep(keras.Model):
+    """Has done who knows what when it raises."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def model_with(layer, cls=keras.Model):
     inputs = keras.Input((16,))
     x = layers.Dense(16, use_bias=False, name="first")(inputs)
     outputs = layers.Dense(1, "sigmoid", name="out")(layer(x))
-    model = keras.Model(inputs, outputs)
+    return compiled(cls(inputs, outputs))
+
+
+def compiled(model):
     rules = [kmp.PrecisionRule("out")]
     kmp.apply_policy(model, "mixed_float16", rules=rules)
     optimizer = kmp.LossScaleOptimizer("sgd")
@@ -45,27 +55,97 @@ def model_with(layer):
     return model
 
 
+FIT = {"batch_size": 32, "shuffle": False, "verbose": 0}
+
+
+def headline(tmp_path):
+    [read] = kmp.load_report(tmp_path).to_dict().values()
+    return read["headline"]
+
+
+def monitor(tmp_path):
+    # A reading before would have diagnosed as well.
+    return kmp.MixPrecMonitor(tmp_path, verbose=0, update_freq=100)
+
+
 def run(layer, tmp_path, error=RuntimeError):
     """The exception that ended `fit`, and what the report says of the run."""
     model = model_with(layer)
-    # A reading before would have diagnosed as well.
-    watcher = kmp.MixPrecMonitor(tmp_path, verbose=0, update_freq=100)
-    settings = {"batch_size": 32, "shuffle": False, "verbose": 0}
     with pytest.raises(error) as caught:
-        model.fit(X, Y, callbacks=[watcher], **settings)
-    [read] = kmp.load_report(tmp_path).to_dict().values()
-    return caught.value, read["headline"]
+        model.fit(X, Y, callbacks=[monitor(tmp_path)], **FIT)
+    return caught.value, headline(tmp_path)
 
 
 def test_the_layer_is_named_below_the_exception(tmp_path):
-    error, headline = run(Norm(name="norm"), tmp_path)
+    error, said = run(Norm(name="norm"), tmp_path)
     [note] = error.__notes__
     assert "underflow in 'norm', forward" in note
     assert "float32: PrecisionRule('norm')" in note
-    assert headline["state"] == "failing"
-    assert headline["text"].startswith("norm underflowed")
-    assert "step 2 raised RuntimeError: all elements of" in headline["text"]
-    assert "1 step," in headline["text"]
+    assert said["state"] == "failing"
+    assert said["text"].startswith("norm underflowed")
+    assert "; step 2 raised RuntimeError: all elements of" in said["text"]
+    assert "1 step," in said["text"]
+
+
+def test_the_tuner_repairs_it_and_the_step_is_taken_again(tmp_path):
+    model = model_with(Norm(name="norm"))
+    tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
+    callbacks = [monitor(tmp_path), tuner]
+    history = model.fit(X, Y, epochs=4, callbacks=callbacks, **FIT).history
+    assert np.isfinite(history["loss"]).all()
+    assert model.optimizer.attempted_steps == 12
+    assert tuner.plan["norm"] == "float32"
+    [change] = [e for e in tuner.history if e["kind"] == "demote"]
+    assert change["step"] == 1
+    said = headline(tmp_path)
+    assert said["state"] == "repaired"
+    assert "taken again: step 2 raised RuntimeError" in said["text"]
+
+
+def test_a_second_fault_does_not_wait_for_the_first():
+    inputs = keras.Input((16,))
+    norms = [
+        Norm(name=name)(layers.Dense(16, use_bias=False)(half))
+        for name, half in zip(
+            ("left", "right"), ops.split(inputs, 2, axis=-1), strict=True
+        )
+    ]
+    outputs = layers.Dense(1, "sigmoid", name="out")(layers.add(norms))
+    model = compiled(keras.Model(inputs, outputs))
+    x = RANDOM.normal(size=(96, 16)).astype("float32")
+    x[40:44, :8] = x[70:74, 8:] = 0
+    tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False, cooldown=50)
+    model.fit(x, Y, epochs=2, callbacks=[tuner], **FIT)
+    changes = [e for e in tuner.history if e["kind"] == "demote"]
+    assert [change["step"] for change in changes] == [1, 2]
+    for change, name in zip(changes, ("left", "right"), strict=True):
+        assert name in change["layers"]
+
+
+def test_a_step_of_the_users_own_is_not_taken_again(tmp_path):
+    model = model_with(Norm(name="norm"), OwnStep)
+    tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
+    with pytest.raises(RuntimeError, match="between 0 and 1") as caught:
+        model.fit(X, Y, callbacks=[monitor(tmp_path), tuner], **FIT)
+    assert "norm" in caught.value.__notes__[0]
+    assert headline(tmp_path)["state"] == "failing"
+
+
+def test_an_update_is_not_applied_twice(tmp_path):
+    """A metric raises once the optimizer has updated the weights."""
+
+    class Metric(keras.metrics.MeanSquaredError):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            if y_pred.device.type != "meta" and not y_pred.isfinite().all():
+                raise ValueError("not finite")
+            return super().update_state(y_true, y_pred, sample_weight)
+
+    model = model_with(Norm(name="norm"))
+    model.compile(model.optimizer, "mse", metrics=[Metric()])
+    tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
+    with pytest.raises(ValueError, match="not finite"):
+        model.fit(X, Y, callbacks=[tuner], **FIT)
+    assert model.optimizer.attempted_steps == 2
 
 
 def test_what_raises_in_float32_too_is_passed_on_as_it_is(tmp_path):

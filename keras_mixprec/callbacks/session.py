@@ -39,6 +39,7 @@ class Session:
         state: `FitState` of this `fit`, from its first step on.
         started: Boolean. Whether it watches; not before the model is built.
         bad_data: `BadData` of this `fit`.
+        on_diagnosis: What `join` was given.
     """
 
     def __init__(self, model, settings):
@@ -47,7 +48,8 @@ class Session:
         self.state: Any = None
         self.bad_data = BadData()
         self._members = []
-        self._params = self._on_diagnosis = self._on_end = None
+        self._params = self._on_end = None
+        self.on_diagnosis: Callable | None = None
         self.started = self._finished = self._has_waited = False
 
     @classmethod
@@ -65,7 +67,8 @@ class Session:
             settings: `Settings`.
             on_diagnosis: Function of `Examination`, batch and step, which
                 follows each diagnosis after skipped steps, for a callback that
-                audits the model at times of its own. Defaults to `None`.
+                audits the model at times of its own; with `raised=True` after
+                a step that has raised. Defaults to `None`.
             on_end: Function without arguments, of that callback, for the end of
                 training. Defaults to `None`.
         """
@@ -86,7 +89,7 @@ class Session:
             session._check_only(settings)
             session.parts = Parts.of(model, settings)
         if on_diagnosis:
-            session._on_diagnosis, session._on_end = on_diagnosis, on_end
+            session.on_diagnosis, session._on_end = on_diagnosis, on_end
         session._params = callback.params
         session._members.append(callback)
         return session
@@ -308,7 +311,7 @@ class Session:
     @property
     def has_tuner(self) -> bool:
         """Whether a `PrecisionTuner` is part of this `fit`."""
-        return self._on_diagnosis is not None
+        return self.on_diagnosis is not None
 
     def _examine_if_wanted(self):
         counters, step = self.state.counter_log, self.step
@@ -324,8 +327,8 @@ class Session:
         who = "MixPrecMonitor" * self.settings.verbose
         with self.examiner.diagnosing(step, is_overhead=True):
             found = self.examiner.examine(self.model, batch, step, who)
-            if self._on_diagnosis:
-                self._on_diagnosis(*found, step)
+            if self.on_diagnosis:
+                self.on_diagnosis(*found, step)
 
     def _examine_at_the_end(self):
         """Diagnoses the first batch if no next one came after a reason to."""

@@ -247,7 +247,9 @@ class PrecisionTuner(CopiedCallback):
         self._session = Session.join(
             self,
             Settings(verbose=self.verbose),
-            on_diagnosis=lambda *found: self._tuning.repair(*found),
+            on_diagnosis=lambda *found, **how: self._tuning.repair(
+                *found, **how
+            ),
             on_end=lambda: self._tuning.end(),
         )
         use_bfloat16, why_bfloat16 = self.bfloat16, "`bfloat16=True`"

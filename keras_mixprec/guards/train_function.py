@@ -148,8 +148,9 @@ class GuardedFunction:
 
     Attributes:
         on_error: Function of the exception and the batch, called after a step
-            that raises on torch, where a loss may refuse NaN; `None` for none.
-            Elsewhere steps are compiled, and refuse no values.
+            that raises on torch, where a loss may refuse NaN, and returns
+            whether to take the step again; `None` for none. Elsewhere steps
+            are compiled, and refuse no values.
     """
 
     def __init__(self, model: keras.Model, in_steps: Replacements, wrapped):
@@ -207,11 +208,13 @@ class GuardedFunction:
                 with self._in_steps.in_place():
                     return train(*args)
             except Exception as error:
-                if self.on_error and self._refused is not None:
-                    self.on_error(error, self._refused)
-                raise
-            finally:
-                self._refused = None
+                batch, self._refused = self._refused, None
+                if batch is None or not self.on_error:
+                    raise
+                if not self.on_error(error, batch):
+                    raise
+            # Another one by now, which what was armed above has called.
+            return without_taps(self._model.train_function)(*args)
 
         return guarded
 

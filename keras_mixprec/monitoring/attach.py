@@ -246,7 +246,8 @@ def after_errors(model, work):
 
     Args:
         model: A watched `keras.Model`.
-        work: Function of an exception and a batch as `train_step` takes it.
+        work: Function of an exception and a batch as `train_step` takes it,
+            which returns whether to take the step again.
     """
     guard = vars(model).get(_GUARD_ATTRIBUTE)
     if guard and guard.on:

@@ -9,6 +9,8 @@ from keras_mixprec._checks import raise_if_strict
 from keras_mixprec._console import one_line, without_colours
 from keras_mixprec.backend import active
 from keras_mixprec.numerics.dry_step import NotBuiltError
+from keras_mixprec.policies.layers import has_own_step
+from keras_mixprec.policies.plan import PrecisionPlan
 
 # Characters of the details in the log.
 _LONG = 8000
@@ -63,22 +65,42 @@ def failure_event(kind: str, reason, **fields) -> dict:
     }
 
 
-def explain_error(session, error: Exception, batch) -> None:
+def explain_error(session, error: Exception, batch) -> bool:
     """Says with an exception what was wrong in the step that raised it.
 
     Args:
         session: The `Session`.
         error: What the step raised.
         batch: What it was given, as `train_step` takes it.
+
+    Returns:
+        Whether that is repaired, so that the step can be taken again.
     """
     session.state.counter_log.read(session.step)
-    event = failure_event("step_raised", error, at_step=session.step + 1)
-    session.log.event(session.step, event)
     verdicts = session.examiner.verdicts
-    known, who = len(verdicts), "MixPrecMonitor" * session.settings.verbose
+    known, repaired = len(verdicts), False
     # What raises in float32 as well is no matter of precision.
     with contextlib.suppress(Exception):
         if not active.memory().is_exhausted(error):
-            session.examiner.examine(session.model, batch, session.step, who)
+            repaired = _repaired(session, batch)
+    event = failure_event("step_raised", error, at_step=session.step + 1)
+    session.log.event(session.step, event | {"repaired": repaired})
     for verdict in verdicts[known:]:
         error.add_note(f"keras_mixprec, on the batch of this step: {verdict}")
+    return repaired
+
+
+def _repaired(session, batch):
+    """Diagnoses a batch whose step has raised, and whether that mends it."""
+    model, step = session.model, session.step
+    who = "MixPrecMonitor" * session.settings.verbose
+    found = session.examiner.examine(model, batch, step, who)
+    # Other workers wait for the gradients of this step, and what a
+    # `train_step` of the user's own has done by now nobody knows.
+    alone = not (session.state.several_workers or has_own_step(model))
+    updated = session.counters.attempted() != step - session.first_step
+    if session.on_diagnosis is None or not alone or updated:
+        return False
+    before = PrecisionPlan.from_model(model)
+    session.on_diagnosis(*found, step, raised=True)
+    return PrecisionPlan.from_model(model) != before

@@ -192,14 +192,17 @@ class _Story:
         if event := last.get("stopped"):
             yield event, f"training stopped{_at(event)}"
         if event := last.get("step_raised"):
-            yield event, f"step {event['at_step']:,} raised {event['reason']}"
+            again = "taken again: " * bool(event.get("repaired"))
+            raised = f"step {event['at_step']:,} raised {event['reason']}"
+            yield event, again + raised
         if event := last.get("sign_off"):
             yield None if event["within"] else event, event["message"]
 
     def state(self):
         """Healthy, repaired, warning, failing or not known."""
         dead = "weights_lost" in self._verdicts or self._has_diverged()
-        if dead or {"stopped", "step_raised"} & self._kinds:
+        raised = self._last.get("step_raised", {"repaired": True})
+        if dead or "stopped" in self._kinds or not raised.get("repaired"):
             return "failing"
         is_open = [v for v in self._causes if not self._is_over(v)]
         stuck = self._is_stuck() or "give_up" in self._kinds

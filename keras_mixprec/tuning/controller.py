@@ -148,12 +148,7 @@ class Tuning:
         return self._within_budget(step, is_overhead)
 
     def _within_budget(self, step, is_overhead):
-        """Whether a diagnosis may be made now, on all workers.
-
-        Args:
-            step: Int.
-            is_overhead: Boolean. Whether it counts as overhead.
-        """
+        """Whether a diagnosis may be made now, on all workers."""
         examiner, model = self._session.examiner, self._session.model
         over = is_overhead and not examiner.within_budget or examiner.gave_up
         (not_yet,) = any_worker(model, [over or examiner.pause.lasts(step)])
@@ -185,12 +180,9 @@ class Tuning:
         return step < changed + self._settings.cooldown
 
     def _examine_next(self, step, triggered, is_overhead=False):
-        self._on_next_batch(
-            step,
-            lambda batch: self._examine_together(
-                batch, step, triggered, is_overhead
-            ),
-        )
+        how = {"triggered": triggered, "is_overhead": is_overhead}
+        work = partial(self._examine_together, step=step, **how)
+        self._on_next_batch(step, work)
 
     def _on_next_batch(self, step, work):
         session = self._session
@@ -225,17 +217,22 @@ class Tuning:
 
     # Demoting.
 
-    def repair(self, examination, batch, step) -> WorkerProposal | None:
+    def repair(
+        self, examination, batch, step, raised=False
+    ) -> WorkerProposal | None:
         """Repairs what a diagnosis has found, unless workers have to agree.
 
         Args:
             examination: `Examination`.
             batch: What was examined, as `train_step` takes it.
             step: Int.
+            raised: Boolean. Whether its step has raised, which cannot wait.
 
         Returns:
             What is proposed, `None` if nothing may be changed now.
         """
+        if raised:
+            self._state.changed_at = None
         self._hurry(step)
         # All workers are triggered alike, and each examines its own batch.
         if not self._several_workers:

@@ -21,7 +21,7 @@ const FINDINGS = ["verdict", "trend", "before_training", "loss_scale_low"];
 
 export function eventLevel(event) {
   const { kind } = event;
-  if (event.dry_run) return "info";
+  if (event.dry_run || event.repaired) return "info";
   if (kind === "verdict") return verdictLevel(event);
   if (kind === "before_training") return event.level in LEVELS ? event.level : "info";
   if (kind === "demote") return "demote";
@@ -205,7 +205,8 @@ const SENTENCES = {
       `(${event.reason}); ${plural(event.lost ?? 0, "record")} lost.`;
   },
   plan_not_written: (event) => `Plan not written: ${event.reason}`,
-  step_raised: (event) => `Step ${event.at_step} raised ${event.reason}`,
+  step_raised: (event) => `Step ${event.at_step} raised ${event.reason}` +
+    (event.repaired ? "; it was taken again with the repair" : ""),
   diagnosis_failed: (event) => `Diagnosis failed: ${event.reason}`,
 };
 
