@@ -4,6 +4,8 @@ The search demotes what it finds and runs again, so that it finds the layers
 that would cast a repaired result straight back as well.
 """
 
+import functools
+
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import (
@@ -79,12 +81,11 @@ class Search(LossSearch):
 
         As that of a ReLU does, which op by op multiplies them by 0.
         """
-        whole = WholeStep(self._model, self._data, self._exact, self._compiled)
         for culprit in [*self.culprits]:
             others = [c for c in self.culprits if c is not culprit]
             demoted = layers_of(others)
             if culprit.numbers.get("nonfinite_gradients") and not (
-                whole.wrong_when_compiled(demoted, self.scale_bits)
+                self._whole.wrong_when_compiled(demoted, self.scale_bits)
             ):
                 self.culprits = others
 
@@ -244,6 +245,11 @@ class Search(LossSearch):
 
     # The whole step.
 
+    @functools.cached_property
+    def _whole(self):
+        args = self._model, self._data, self._exact, self._compiled
+        return WholeStep(*args)
+
     def _whole_step(self, step, adapts):
         """Demotes the layers that the step is right without.
 
@@ -251,7 +257,7 @@ class Search(LossSearch):
             step: `DryStep`, `None` if it is not known as the model is now.
             adapts: Boolean. Whether the loss scale adapts itself.
         """
-        whole = WholeStep(self._model, self._data, self._exact, self._compiled)
+        whole = self._whole
         try:
             step = step or whole.step(self._demoted, self.scale_bits)
         # As above, it may not run however it is tried.

@@ -373,6 +373,9 @@ def weibull(scale):
 @case(
     data=machines,
     culprits=frozenset({"parameters"}),
+    # On JAX' first weights the loss of one batch is 1.9e9: its gradients fit
+    # no loss scale of 1 or more, and other batches lead out of there.
+    tolerated=frozenset({"h1"}),
     kind="forward_overflow",
     direction="forward",
     decoy="h1",
