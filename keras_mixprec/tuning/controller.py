@@ -117,8 +117,10 @@ class Tuning:
         due = self._trigger.add(step, self._bad.total, stuck)
         if self._cooling(step) or self._state.captures:
             return
-        self._state.is_overhead = self._trigger.is_overhead(stuck)
-        if due and self._within_budget(step, self._state.is_overhead):
+        bits = self._bad.scale_bits
+        overhead = due and self._trigger.is_overhead(stuck, bits)
+        self._state.is_overhead = overhead
+        if due and self._within_budget(step, overhead):
             self._bad.examined()
             self._state.enter(Phase.CAPTURING, step + self._trigger.span)
         elif session.examiner.schedule.due(taken) and self._audit_within_budget(
@@ -236,7 +238,8 @@ class Tuning:
         self._hurry(step)
         # All workers are triggered alike, and each examines its own batch.
         if not self._several_workers:
-            self._trigger.explain(examination.bits_to_fall())
+            skips, triggered = examination.bits_to_fall(), self._state.triggered
+            self._trigger.explain(skips, self._bad.scale_bits(), triggered)
         if self._state.ended or self._cooling(step):
             return None
         model, rungs = self._session.model, self._settings.rungs

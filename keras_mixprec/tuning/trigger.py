@@ -1,6 +1,8 @@
 """When non-finite steps are more than the search for the loss scale."""
 
+import math
 from collections import deque
+from collections.abc import Callable
 
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
@@ -13,6 +15,10 @@ _PATIENCE = 1
 # skipped in a row. The others have to be within the overhead budget: of a run
 # that diverges nearly every step is bad.
 _FALSE_ALARMS = 2, 4
+
+# Beyond those, by how many powers of two the loss scale has to fall below what
+# the last diagnosis of a step that failed expects: that is no search.
+_FALLEN = 4
 
 
 class NonfiniteStepCount:
@@ -53,6 +59,11 @@ class NonfiniteStepCount:
         self._is_known &= stuck
         return stuck and not self._is_known
 
+    def scale_bits(self) -> float:
+        """Returns the loss scale now, as a power of two."""
+        with self._session.state.counter_log.synchronized():
+            return self._session.counters.scale_bits()
+
     def examined(self):
         """The steps that are skipped now are being diagnosed."""
         self._is_known = self._in_a_row >= TRIGGER_STEPS
@@ -79,6 +90,7 @@ class Trigger:
         self._false_alarms = 0
         self._seen = deque()
         self._explained = 0
+        self._lowest = -math.inf
         self.last_nonfinite_step = None
 
     def add(self, step: int, bad: int, stuck: bool = False) -> bool:
@@ -98,21 +110,29 @@ class Trigger:
         many = stuck or bad - self._seen[0][1] >= self._patience
         return many and bad > self._explained
 
-    def explain(self, skips: int):
+    def explain(self, skips: int, bits: float, triggered: bool):
         """The next steps that are skipped are known to be the scale search.
 
         Args:
             skips: Int. How many it takes, as a diagnosis says.
+            bits: Float. The loss scale now, as a power of two.
+            triggered: Boolean. Whether the diagnosis was of a step that failed.
         """
         self._explained = self._seen[-1][1] + skips
+        if skips or triggered:
+            self._lowest = bits - skips
 
-    def is_overhead(self, in_a_row: bool) -> bool:
+    def is_overhead(self, in_a_row: bool, bits: Callable) -> bool:
         """Whether the next diagnosis counts as overhead.
 
         Args:
             in_a_row: Boolean. Whether it is because of skips in a row.
+            bits: Function without arguments that returns the loss scale now,
+                as a power of two.
         """
-        return self._false_alarms >= _FALSE_ALARMS[in_a_row]
+        if self._false_alarms < _FALSE_ALARMS[in_a_row]:
+            return False
+        return bits() > self._lowest - _FALLEN
 
     def start_over(self):
         """Counts from here on: what there was is known."""
