@@ -158,10 +158,11 @@ def repair_one(case, setup, jit_compile, measure="flops", rungs=None):
 
 def _in_float16(case, jit_compile):
     """The metric without the tuner, NaN where a step raises."""
+    from keras_mixprec.backend import active
+
     try:
         return case.fit(case.model("mixed_float16", jit_compile))
-    # What a backend has not got in 16 bits, or a mix of dtypes.
-    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+    except active.replay().REFUSALS:
         return math.nan
 
 
