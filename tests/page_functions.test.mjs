@@ -334,7 +334,9 @@ test("a sound run leads to the gravest that has an open finding", () => {
   const row = (run, state, gravity) => ({ run, gravity, headline: { state } });
   const rows = [row("a", "healthy", 19), row("b", "warning", 5), row("c", "failing", 0)];
   assert.deepEqual(summary.graverRun(rows, "a"), { run: "c", state: "failing", others: 1 });
-  assert.equal(summary.graverRun(rows, "b"), null);
+  assert.deepEqual(summary.graverRun(rows, "b"), { run: "c", state: "failing", others: 0 });
+  assert.equal(summary.graverRun([rows[0], rows[1], row("f", "warning", 6)], "b"), null);
+  assert.equal(summary.graverRun([...rows, row("g", "severe", 3)], "g"), null);
   assert.equal(summary.graverRun([rows[0], row("d", "repaired", 15)], "a"), null);
   // A row that is still to be read has no more than a name.
   assert.equal(summary.graverRun([rows[0], { run: "e", unread: true }], "a"), null);
@@ -391,6 +393,16 @@ test("a repaired finding is green", () => {
   assert.equal(shown(true).level, "fine");
   assert.equal(shown(true).text, "✓ forward overflow, repaired");
   assert.equal(shown(false).level, "bad");
+});
+
+test("a finding is as grave beside the sentence as in it", () => {
+  const level = (event) => summary.describeFinding(event, false).level;
+  assert.equal(level({ kind: "verdict", level: "bad" }), summary.STATES.severe.level);
+  assert.equal(level({ kind: "verdict", level: "info" }), "info");
+  assert.equal(level({ kind: "stopped" }), summary.STATES.failing.level);
+  for (const kind of ["undo", "no_loss_scaling", "nonfinite_losses", "sign_off"]) {
+    assert.equal(level({ kind, within: false }), summary.STATES.warning.level);
+  }
 });
 
 test("a run that nothing was measured of is not green", () => {

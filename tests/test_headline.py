@@ -10,6 +10,7 @@ import keras_mixprec as kmp
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline as sentence
 from keras_mixprec.reporting.headline import main_finding
+from keras_mixprec.verdict_kinds import KINDS
 
 JIT = BACKEND == "jax"
 
@@ -79,7 +80,7 @@ def test_a_dry_run_says_what_would_be_done(tmp_path):
         "big overflowed at step 0, would be demoted to float32 (dry run); "
         "1 more finding; all 3 steps skipped; 100%"
     )
-    assert state == "warning"
+    assert state == "severe"
 
 
 def test_a_collapse_is_no_more_than_a_symptom(tmp_path):
@@ -100,7 +101,7 @@ def test_bad_data_are_said_to_be_that(tmp_path):
         "finite); 2"
     )
     assert "2 steps skipped" in text
-    assert state == "warning"
+    assert state == "severe"
 
 
 def test_lost_weights_fail(tmp_path):
@@ -242,6 +243,14 @@ def test_a_divergence_may_have_begun_before_it_is_found(numbers, since, start):
     event |= {"numbers": numbers, "failing_since": since}
     facts = Facts([event], [], 200, {"": 9}, 0, measured=True)
     assert sentence(facts)["text"].startswith(start)
+
+
+@pytest.mark.parametrize("kind", ["forward_overflow", "underflow"])
+def test_a_run_that_gets_on_is_as_grave_as_what_is_found(kind):
+    table = [{"path": "a", "compute_dtype": "float16"}]
+    facts = Facts([found(kind, "a")], table, 90, {"": 1}, 0, measured=True)
+    levels = {"bad": "severe", "warning": "warning"}
+    assert sentence(facts)["state"] == levels[KINDS[kind].level]
 
 
 def test_what_is_over_is_led_to_as_repaired():

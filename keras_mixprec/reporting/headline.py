@@ -4,8 +4,7 @@ The console makes it from what it has in memory, the report and the tab from
 the log, all of them here, so that they say the same.
 """
 
-from keras_mixprec.flop_shares import share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS, format_count, format_power
+from keras_mixprec.formats import format_count, format_power
 from keras_mixprec.reporting.facts import (
     STORY,
     Facts,
@@ -14,10 +13,22 @@ from keras_mixprec.reporting.facts import (
     is_repaired,
     low_scales,
 )
+from keras_mixprec.reporting.run_counts import (
+    is_low,
+    share_clause,
+    steps_clause,
+)
 from keras_mixprec.verdict_kinds import KINDS
 
 # The states of a run, the gravest first.
-STATES = ("failing", "warning", "not_measured", "repaired", "healthy")
+STATES = (
+    "failing",
+    "severe",
+    "warning",
+    "not_measured",
+    "repaired",
+    "healthy",
+)
 
 # Skipped in a row, this many are no scale search any more.
 STUCK = 5
@@ -44,9 +55,10 @@ def headline(facts: Facts) -> dict:
 
     Returns:
         Dict with `"text"`, one sentence, and `"state"`: `"healthy"`,
-        `"repaired"`, `"warning"` (there is something to do), `"failing"`
-        (training does not get on) or `"not_measured"` (nothing is known to be
-        wrong, but no range was measured and nothing compared with float32).
+        `"repaired"`, `"warning"` (there is something to do), `"severe"` (what
+        was found harms training), `"failing"` (training does not get on) or
+        `"not_measured"` (nothing is known to be wrong, but no range was
+        measured and nothing compared with float32).
 
     Example:
     >>> from keras_mixprec.reporting.facts import Facts
@@ -59,12 +71,12 @@ def headline(facts: Facts) -> dict:
     state = story.state()
     clauses = [
         *(clause for _, clause in story.clauses()),
-        _last_of(facts) + _skips(facts, story.quiet, state != _UNKNOWN),
-        *_share(facts.layers, story.demoted),
+        steps_clause(facts, story.quiet, state != _UNKNOWN),
+        *share_clause(facts.layers, story.demoted),
     ]
     if state == _UNKNOWN:
         clauses.append(_NOT_KNOWN)
-    elif story.quiet and not facts.measured and _is_low(facts.layers):
+    elif story.quiet and not facts.measured and is_low(facts.layers):
         clauses.append("no range measured")
     text = "; ".join(clauses)
     if not story.names_layer:
@@ -197,7 +209,7 @@ class _Story:
             yield None if event["within"] else event, event["message"]
 
     def state(self):
-        """Healthy, repaired, warning, failing or not known."""
+        """The first of `STATES` that is true."""
         dead = "weights_lost" in self._verdicts or self._has_diverged()
         if dead or {"stopped", "step_raised"} & self._kinds:
             return "failing"
@@ -205,6 +217,9 @@ class _Story:
         stuck = self._is_stuck() or "give_up" in self._kinds
         if self._is_collapsed() or is_open and stuck:
             return "failing"
+        # As grave as what is found: both stand side by side.
+        if any(KINDS[v["verdict"]].level == "bad" for v in is_open):
+            return "severe"
         if {"undo", "zero_gradients"} & self._kinds or self._low_scales:
             return "warning"
         unexplained = self._nonfinite_losses and not self._causes
@@ -217,7 +232,7 @@ class _Story:
             return "repaired"
         known = self._facts.measured or self._facts.examined
         return (
-            _UNKNOWN if _is_low(self._facts.layers) and not known else "healthy"
+            _UNKNOWN if is_low(self._facts.layers) and not known else "healthy"
         )
 
     def _is_stuck(self):
@@ -303,45 +318,6 @@ class _Story:
         return f", still in {now}" if now else ""
 
 
-def _skips(facts, quiet, known):
-    steps, skipped = facts.steps, facts.skipped
-    total = max(skipped.values(), default=0)
-    taken = format_count(steps, "step")
-    if not total:
-        none = ", none skipped" if skipped and steps else ""
-        found = ", no findings" if quiet and known else ""
-        return f"{taken}{none}{found}"
-    if len(skipped) > 1:
-        return ", ".join(
-            f"{_skipped(n, steps)} by {name}" for name, n in skipped.items()
-        )
-    searched = " while the loss scale was searched" if quiet else ""
-    return f"{_skipped(total, steps)}{searched}"
-
-
-def _skipped(count, steps):
-    if count >= steps > 0:
-        return f"all {format_count(steps, 'step')} skipped"
-    return f"{format_count(count, 'step') if count else 'none'} skipped"
-
-
-def _share(layers, demoted):
-    share = share_in_16_bits(layers)
-    if share is None:
-        return
-    if not _is_low(layers):
-        yield "no layer in 16 bits"
-    else:
-        # Neither all nor nothing if it is not.
-        percent = 100 if share == 1 else min(max(round(100 * share), 1), 99)
-        still = "still " if demoted else ""
-        yield f"{percent}% of FLOPs {still}in 16 bits"
-
-
-def _is_low(layers):
-    return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
-
-
 def _rows(verdict, batches):
     numbers = verdict.get("numbers", {})
     # Samples are counted in what `fit` was given, rows in the first batch.
@@ -381,13 +357,6 @@ def _found(verdict, first=""):
     if not verdict.get("at_step", verdict["step"]):
         return f", {first.strip()}{at}" if first and at else at
     return f" ({first}found{at})"
-
-
-def _last_of(facts):
-    """What steps are of, where the log has more than those."""
-    if facts.fits == 1:
-        return ""
-    return f"last of {facts.fits} fits, from step {facts.first:,}: "
 
 
 def _is_cause(kind):

@@ -88,7 +88,9 @@ function findingState(run) {
 export function describeFinding(event, repaired, where = "") {
   const name = eventTitle(event) + where;
   if (repaired) return { text: `✓ ${name}, repaired`, level: "fine" };
-  const level = eventLevel(event);
+  // Only a verdict may be normal: what else the sentence begins with is to be looked into.
+  const own = eventLevel(event);
+  const level = event.kind === "verdict" || own === "bad" ? own : "warning";
   return { text: `${LEVELS[level].glyph} ${name}`, level };
 }
 
@@ -101,24 +103,31 @@ export const STATES = {
   healthy: { glyph: "✓", word: "Healthy", level: "fine" },
   repaired: { glyph: "✓", word: "Repaired", level: "fine" },
   warning: { glyph: "◆", word: "Warning", level: "warning" },
+  severe: { glyph: "▲", word: "Severe finding", level: "bad" },
   not_measured: { glyph: "○", word: "Not measured", level: "unknown" },
   failing: { glyph: "▲", word: "Failing", level: "bad" },
 };
 
-const OPEN_STATES = ["failing", "warning"];
+const URGENCY = { fine: 0, unknown: 0, warning: 1, bad: 2 };
+
+function urgencyOf(row) {
+  return URGENCY[STATES[row?.headline?.state]?.level] ?? 0;
+}
 
 /**
- * The gravest run of a folder, while the one that is shown needs nothing; `null` if that is
- * itself the gravest, or the gravest needs nothing either.
+ * The gravest run of a folder that is more urgent than the one that is shown, and how many
+ * others are; `null` if there is none.
  * @param {any[] | null} summaries The rows of the table of runs, some of them still unread.
  * @param {string | null} shown
  * @returns {{run: string, state: string, others: number} | null}
  */
 export function graverRun(summaries, shown) {
-  const open = (summaries ?? []).filter(({ headline }) => OPEN_STATES.includes(headline?.state));
-  if (!open.length || open.some(({ run }) => run === shown)) return null;
-  const worst = open.reduce((one, two) => (two.gravity < one.gravity ? two : one));
-  return { run: worst.run, state: worst.headline.state, others: open.length - 1 };
+  const rows = summaries ?? [];
+  const own = urgencyOf(rows.find(({ run }) => run === shown));
+  const graver = rows.filter((row) => urgencyOf(row) > own);
+  if (!graver.length) return null;
+  const worst = graver.reduce((one, two) => (two.gravity < one.gravity ? two : one));
+  return { run: worst.run, state: worst.headline.state, others: graver.length - 1 };
 }
 
 function memoryChange(run, other) {
