@@ -15,6 +15,7 @@ const names = await load("names");
 const precision = await load("precision");
 const heatData = await load("heat_data");
 const histogram = await load("histogram_data");
+const fits = await load("fits");
 const eventText = await load("event_text");
 const summary = await load("summary");
 const speed = await load("speed");
@@ -355,6 +356,16 @@ test("the key figures name what the sentence begins with", () => {
   assert.equal(chips["main finding"].event.step, 2);
   assert.equal(chips["main finding"].text, "▲ forward overflow");
   assert.equal(chips["skipped steps"].text, "4 (2\u202f%)");
+});
+
+test("figures say which of several fits they are of", () => {
+  const events = [0, 160].map((step) => ({ kind: "train_begin", step }));
+  const run = { last_step: 320, layers: [LAYER], skipped: 160, events };
+  const shown = Object.fromEntries(summary.keyFigures(run).map(({ name, text }) => [name, text]));
+  assert.equal(shown.steps, "320 in 2 fits");
+  assert.equal(shown["skipped steps"], "160 of 320 (50\u202f%)");
+  assert.equal(fits.lastFit(run), "fit 2 of 2, steps 161 to 320");
+  assert.equal(fits.lastFit({ ...run, events: [events[0]] }), null);
 });
 
 test("the key figures have the matmul precision where it was logged", () => {

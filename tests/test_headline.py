@@ -150,14 +150,28 @@ def test_what_an_earlier_fit_has_repaired_is_reported(tmp_path):
         fit(model, [1000.0] * 9, [watcher, repairs])
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["headline"] == {
-        "text": "big overflowed at step 0, demoted to float32 with 1 more "
-        "layer; last of 2 fits, from step 10: 9 steps, none skipped; 33% of "
-        "FLOPs still in 16 bits.",
+        "text": "big overflowed at step 0 in an earlier fit, demoted to "
+        "float32 with 1 more layer; last of 2 fits, from step 10: 9 steps, "
+        "none skipped; 33% of FLOPs still in 16 bits.",
         "state": "repaired",
     }
     assert str(watcher.summary).startswith(
         "Mixed precision: Last of 2 fits, from step 10: 9 steps, none skipped"
     )
+
+
+def test_a_demotion_later_than_its_finding_has_its_own_step(tmp_path):
+    model = chain()
+    fit(model, [1000.0] * 9, [monitor(tmp_path, update_freq=1)])
+    fit(model, [1000.0] * 9, [monitor(tmp_path, update_freq=1), tuner()])
+    report = kmp.load_report(tmp_path)
+    (run,) = report.to_dict().values()
+    assert run["headline"]["text"].startswith(
+        "big overflowed (found at step 5 in an earlier fit, failing since "
+        "step 1), demoted to float32 at step 9 with 1 more layer; last of 2 "
+        "fits, from step 10: 9 steps, none skipped; "
+    )
+    assert "\nSpeed of fit 2 alone: " in str(report)
 
 
 def test_a_run_that_is_killed_has_one(tmp_path):

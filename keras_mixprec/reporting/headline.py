@@ -263,6 +263,16 @@ class _Story:
         kinds = [e["kind"] for e in self._changes if layer in e["layers"]]
         return kinds[-1:] in (["promote"], ["shrink"])
 
+    def _demoted_at(self, layer):
+        demotions = [
+            event["step"]
+            for event in self._changes
+            if event["kind"] == "demote"
+            and not event.get("dry_run")
+            and layer in event["layers"]
+        ]
+        return demotions[-1]
+
     def _is_like(self, verdict, first):
         """Whether two findings are counted as one."""
         if self._is_over(first):
@@ -279,24 +289,39 @@ class _Story:
         if kind == "divergence":
             diverged = self._has_diverged()
             what = "training diverged" if diverged else "the loss is not finite"
-            return f"{what}{_found(first)}, in float32 as well"
+            return f"{what}{self._found(first)}, in float32 as well"
         if kind == "policy":
             return "16-bit variables lose small updates"
         if kind == "scale_too_low":
             now = self._last["raise_scale"]["after"] if over else None
             fate = f", raised to {format_power(now)}" if over else ""
             return (
-                f"gradients vanished{_found(first)} at too low a loss "
+                f"gradients vanished{self._found(first)} at too low a loss "
                 f"scale{fate}"
             )
         others = 0 if over else len(alike) - 1
         more = f" and {format_count(others, 'more layer')}" if others else ""
-        at = _found(first, "first " if others else "")
+        at = self._found(first, "first " if others else "")
         names = _named(first) + more
         what = KINDS[kind].phrase
         if "overflows_in_steps" in first.get("numbers", {}):
             what = "was about to overflow"
         return f"{names} {what}{at}{self._fate(first)}"
+
+    def _found(self, verdict, first=""):
+        """When it was found, and since when steps have failed if that is known.
+
+        It may have begun before, but not before the first step.
+        """
+        at, since = _at(verdict), verdict.get("failing_since")
+        # Steps count on over all fits of a log.
+        if at and _step(verdict) < self._facts.first - 1:
+            at += " in an earlier fit"
+        if since is not None:
+            return f" ({first}found{at}, failing since step {since:,})"
+        if not _step(verdict):
+            return f", {first.strip()}{at}" if first and at else at
+        return f" ({first}found{at})"
 
     def _fate(self, first):
         layer = first["layer"]
@@ -309,7 +334,9 @@ class _Story:
             beside = (
                 f" with {format_count(others, 'more layer')}" if others else ""
             )
-            return f", demoted to {self.demoted[layer]}{beside}"
+            done = self._demoted_at(layer)
+            at = "" if done == _step(first) else f" at step {done:,}"
+            return f", demoted to {self.demoted[layer]}{at}{beside}"
         for event in self._changes:
             if event.get("dry_run") and layer in event["layers"]:
                 after = dtype_of(event["layers"][layer]["after"])
@@ -341,22 +368,13 @@ def _named(verdict):
     return f"the own call of {model} after {layer}" if model else layer
 
 
+def _step(event):
+    return event.get("at_step", event.get("step"))
+
+
 def _at(event):
-    step = event.get("at_step", event.get("step"))
+    step = _step(event)
     return "" if step is None else f" at step {step:,}"
-
-
-def _found(verdict, first=""):
-    """When it was found, and since when steps have failed if that is known.
-
-    It may have begun before, but not before the first step.
-    """
-    at, since = _at(verdict), verdict.get("failing_since")
-    if since is not None:
-        return f" ({first}found{at}, failing since step {since:,})"
-    if not verdict.get("at_step", verdict["step"]):
-        return f", {first.strip()}{at}" if first and at else at
-    return f" ({first}found{at})"
 
 
 def _is_cause(kind):

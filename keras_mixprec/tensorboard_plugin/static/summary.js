@@ -1,5 +1,6 @@
 import { formatInteger, formatNumber, formatShare, plural } from "./format.js";
 import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
+import { fitsOf } from "./fits.js";
 import { shortRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
 import { isRepaired, isWider } from "./precision.js";
@@ -29,14 +30,20 @@ export function keyFigures(run) {
   // Several optimizers may skip the same step.
   const counted = skipped && skipped <= run.last_step;
   const share = counted ? ` (${formatShare(skipped / run.last_step)})` : "";
+  const steps = formatInteger(run.last_step);
+  const { count: fits } = fitsOf(run);
   const types = [...countBy(run.layers, (layer) => layer.compute_dtype)];
   const demoted = run.layers.filter((layer) => layer.demoted_at !== null);
   const finding = findingState(run);
   return [
-    { name: "steps", text: formatInteger(run.last_step) },
+    {
+      name: "steps", text: steps + (fits > 1 ? ` in ${fits} fits` : ""),
+      title: "steps count on over all calls of fit that logged here",
+    },
     {
       name: "skipped steps",
-      text: formatInteger(skipped) + share,
+      // The sentence is of the last fit alone.
+      text: formatInteger(skipped) + (fits > 1 && skipped ? ` of ${steps}` : "") + share,
       event: run.events.find((event) => event.kind === "skipped_step"),
     },
     {
