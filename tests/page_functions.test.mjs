@@ -19,6 +19,7 @@ const fits = await load("fits");
 const eventText = await load("event_text");
 const summary = await load("summary");
 const speed = await load("speed");
+const comparison = await load("comparison");
 const lossCurve = await load("loss_curve");
 const layerColumns = await load("layer_columns");
 const layerBlocks = await load("layer_blocks");
@@ -389,11 +390,11 @@ test("the key figures have the share of FLOPs in 16 bits before and after", () =
 test("how fast beside float32 is said of a run that is all in float32 alone", () => {
   const low = runOf("low", { samples_per_second: 1900 }, ["float16"]);
   const wide = runOf("wide", { samples_per_second: 1000 }, ["float32"]);
-  assert.equal(summary.speedAgainstFloat32(low, wide), "1.9x (1.9x to 1.9x) the speed of float32.");
-  assert.equal(summary.speedAgainstFloat32(wide, low), null);
-  assert.equal(summary.speedAgainstFloat32(low, null), null);
+  assert.equal(comparison.speedAgainstFloat32(low, wide), "Faster than in float32, at 1.9x (1.9x to 1.9x) the speed of wide.");
+  assert.equal(comparison.speedAgainstFloat32(wide, low), null);
+  assert.equal(comparison.speedAgainstFloat32(low, null), null);
   const larger = { ...wide, layers: [...wide.layers, { path: "b", compute_dtype: "float32" }] };
-  assert.equal(summary.speedAgainstFloat32(low, larger), null);
+  assert.equal(comparison.speedAgainstFloat32(low, larger), null);
 });
 
 test("a repaired finding is green", () => {
@@ -591,15 +592,19 @@ test("two runs are compared in a line, by what is known of both", () => {
   const [one, other] = [
     runOf("tuned", low, ["float16", "float32", "float32"]), runOf("wide", wide, []),
   ];
-  assert.equal(summary.comparison(one, other),
-    "tuned against wide: 1.9x (1.9x to 1.9x), −41\u202f% memory, 2 layers in float32");
+  assert.equal(comparison.comparison(one, other),
+    "tuned is faster than wide, at 1.9x (1.9x to 1.9x) its speed; 41\u202f% less memory; " +
+    "2 layers in float32 (wide: 0)");
+  assert.equal(comparison.comparison(other, one),
+    "wide is slower than tuned, at 0.53x (0.53x to 0.53x) its speed; 69\u202f% more memory; " +
+    "0 layers in float32 (tuned: 2)");
   for (const data of [one, other]) {
     data.performance.figures = data.performance.figures
       .filter(({ name }) => ["step_time", "measured_steps"].includes(name));
   }
-  assert.equal(summary.comparison(one, other),
-    "tuned against wide: 2.0x (2.0x to 2.0x), 2 layers in float32");
-  assert.equal(summary.comparison(one, { ...other, performance: null }), null);
+  assert.equal(comparison.comparison(one, other),
+    "tuned is faster than wide, at 2.0x (2.0x to 2.0x) its speed; 2 layers in float32 (wide: 0)");
+  assert.equal(comparison.comparison(one, { ...other, performance: null }), null);
 });
 
 test("the speed of a run with an open finding does not recommend it", () => {
@@ -611,12 +616,12 @@ test("the speed of a run with an open finding does not recommend it", () => {
     finding: { event: 0, repaired: false },
   };
   const end = "; open finding of broken: forward overflow";
-  assert.ok(summary.comparison(broken, sound).endsWith(end));
-  assert.ok(summary.comparison(sound, broken).endsWith(end));
-  const beside = summary.speedAgainstFloat32({ ...broken, layers: sound.layers }, sound);
-  assert.match(beside, /the speed of float32; open finding: forward overflow\.$/);
+  assert.ok(comparison.comparison(broken, sound).endsWith(end));
+  assert.ok(comparison.comparison(sound, broken).endsWith(end));
+  const beside = comparison.speedAgainstFloat32({ ...broken, layers: sound.layers }, sound);
+  assert.match(beside, /the speed of wide; open finding: forward overflow\.$/);
   broken.finding.repaired = true;
-  assert.doesNotMatch(summary.comparison(broken, sound), /open/);
+  assert.doesNotMatch(comparison.comparison(broken, sound), /open/);
 });
 
 test("a difference in speed is told only where it is more than the spread", () => {
@@ -632,11 +637,11 @@ test("a difference in speed is told only where it is more than the spread", () =
   // NumPy: medians 99, quartiles 95.75 and 103.75, and 1.57 * 8 / 6**0.5 is 5.1276.
   assert.ok(Math.abs(low - 1.1 * (99 - 5.1276) / (99 + 5.1276)) < 1e-4);
   assert.ok(Math.abs(high - 1.1 * (99 + 5.1276) / (99 - 5.1276)) < 1e-4);
-  assert.match(summary.speedAgainstFloat32(run("a", 1.1), run("b", 1)), /^No difference .* seen/);
-  assert.match(summary.speedAgainstFloat32(run("a", 2), run("b", 1)), /^2.0x \(1.8x to 2.2x\)/);
+  assert.match(comparison.speedAgainstFloat32(run("a", 1.1), run("b", 1)), /^No difference .* seen/);
+  assert.match(comparison.speedAgainstFloat32(run("a", 2), run("b", 1)), /^Faster than in float32, at 2.0x \(1.8x to 2.2x\) the speed of b/);
   const short = run("b", 1, { measured_steps: 19 });
-  assert.equal(summary.speedAgainstFloat32(run("a", 2), short), null);
-  assert.match(summary.comparison(run("a", 2), short), /too few steps measured/);
+  assert.equal(comparison.speedAgainstFloat32(run("a", 2), short), null);
+  assert.match(comparison.comparison(run("a", 2), short), /too few steps measured/);
 });
 
 test("a figure is written by its unit", () => {

@@ -1055,8 +1055,8 @@ def speed_in_words(told, *runs):
     ratio = medians[0] / medians[1]
     times = "{:#.2g}x ({:#.2g}x to {:#.2g}x)".format(ratio, *ends)
     if ends[0] <= 1 <= ends[1]:
-        return f"no difference in speed seen {times.partition(' ')[2]}"
-    return times
+        return ": no difference in speed seen " + times.partition(" ")[2]
+    return f", at {times} its speed"
 
 
 def test_two_runs_are_compared_in_a_line(page, paced):
@@ -1064,13 +1064,14 @@ def test_two_runs_are_compared_in_a_line(page, paced):
     page.open(url, run=LOW_RUN, compare=WIDE_RUN)
     said = speed_in_words(told, LOW_RUN, WIDE_RUN)
     line = page.text("#performance .against")
-    start, _, rest = line.partition(": ")
-    assert start == "mixed_float16 against float32"
-    times, layers = rest.split(", ")
-    assert times == said
+    assert line.startswith("mixed_float16 ")
+    speed, layers = line.split("; ")
+    assert speed.endswith(f" float32{said}")
     wide_layers = [x["compute_dtype"] for x in told[LOW_RUN]["layers"]]
     count = wide_layers.count("float32")
-    assert layers == f"{count} layer{'s' * (count != 1)} in float32"
+    others = len(told[WIDE_RUN]["layers"])
+    layers_here = f"{count} layer{'s' * (count != 1)}"
+    assert layers == f"{layers_here} in float32 (float32: {others})"
     heads = page.texts("#performance thead th")
     assert heads == ["mixed_float16", "float32"]
     assert page.colours("#performance canvas")[COMPARED] > 5

@@ -68,8 +68,8 @@ SPEED = "#performance tr[data-figure=step_time]"
 
 QUESTIONS = [
     ("did anything go wrong", TUNED, [], SENTENCE, ["Repaired"]),
-    ("did anything go wrong", ROWS, [], SENTENCE, ["Warning", "Bad data in"]),
-    ("did anything go wrong", HEALTHY, [], "#runs", ["Repaired", "Warning"]),
+    ("did anything go wrong", ROWS, [], SENTENCE, ["Severe finding", "Bad data in"]),
+    ("did anything go wrong", HEALTHY, [], "#runs", ["Repaired", "Severe finding"]),
     ("which layer", TUNED, [], SENTENCE, ["overflowing overflowed at step"]),
     ("which rows", ROWS, [], SENTENCE, ["samples 5, 77 of x not finite"]),
     ("why", TUNED, [FINDING], CHOSEN, ["forward", "largest input:"]),
@@ -88,9 +88,9 @@ QUESTIONS = [
         HEALTHY,
         [AGAINST],
         SENTENCE,
-        ["from float32's speed|the speed of float32"],
+        ["in speed from float32|than in float32, at"],
     ),
-    ("was it worth it", HEALTHY, [AGAINST], "#performance", ["against wide: "]),
+    ("was it worth it", HEALTHY, [AGAINST], "#performance", [" against wide: | than wide, at "]),
     ("share in 16 bits", TUNED, [], FIGURES, ["FLOPs in 16 bits"]),
     ("share in 16 bits", HEALTHY, [], SENTENCE, ["of FLOPs in 16 bits"]),
     ("speed", HEALTHY, [], SPEED, ["ms|µs"]),

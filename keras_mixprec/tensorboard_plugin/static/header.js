@@ -1,9 +1,10 @@
 import { bringEvent, bringLayer, chooseRun, NOTHING_CHOSEN } from "./actions.js";
+import { speedAgainstFloat32 } from "./comparison.js";
 import { element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
 import { formatInteger, plural, readablePowers } from "./format.js";
 import { callName, shortRun } from "./names.js";
-import { graverRun, keyFigures, speedAgainstFloat32, STATES } from "./summary.js";
+import { graverRun, keyFigures, STATES } from "./summary.js";
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {

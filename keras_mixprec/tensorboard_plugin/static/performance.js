@@ -1,5 +1,6 @@
 import { BY_STEP } from "./axis.js";
 import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js";
+import { comparison } from "./comparison.js";
 import { dataTable } from "./data_table.js";
 import { breakable, card, element } from "./dom.js";
 import { lastFit } from "./fits.js";
@@ -7,7 +8,6 @@ import { formatAmount, formatNumber } from "./format.js";
 import { labelOfRun, shortRun } from "./names.js";
 import { linearScale, stepDomain } from "./scales.js";
 import { valueOf } from "./speed.js";
-import { comparison } from "./summary.js";
 import { themeColor } from "./theme.js";
 
 const NOT_TIMED = "No step of this run was timed: it had too few steps without a probe or a " +

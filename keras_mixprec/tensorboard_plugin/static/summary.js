@@ -1,10 +1,8 @@
 import { formatInteger, formatNumber, formatShare, plural } from "./format.js";
 import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
 import { fitsOf } from "./fits.js";
-import { shortRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
 import { isRepaired, isWider } from "./precision.js";
-import { differs, inTimes, speedRatio, timesRange, valueOf } from "./speed.js";
 
 export function countBy(items, keyOf) {
   const counts = new Map();
@@ -135,65 +133,6 @@ export function graverRun(summaries, shown) {
   if (!graver.length) return null;
   const worst = graver.reduce((one, two) => (two.gravity < one.gravity ? two : one));
   return { run: worst.run, state: worst.headline.state, others: graver.length - 1 };
-}
-
-function memoryChange(run, other) {
-  const peaks = [run, other].map((data) => valueOf(data, "peak_memory"));
-  if (!peaks.every((peak) => peak > 0)) return null;
-  const percent = Math.round(100 * (peaks[0] / peaks[1] - 1));
-  return `${percent < 0 ? "−" : "+"}${Math.abs(percent)}\u202f% memory`;
-}
-
-/**
- * How fast a run is beside one of the same layers that computes in float32
- * alone, `null` if the other does not, or too little was measured of either.
- * @returns {string | null}
- */
-export function speedAgainstFloat32(run, other) {
-  const isWide = other?.layers.length && other.layers.every((layer) => {
-    return layer.compute_dtype === "float32";
-  });
-  const isAlike = isWide && layerPaths(run) === layerPaths(other);
-  const speed = isAlike && run !== other ? speedRatio(run, other) : null;
-  if (!speed?.enough) return null;
-  const found = openFinding(run);
-  const beside = found ? `; open finding: ${found}.` : ".";
-  return (differs(speed) ? `${inTimes(speed)} the speed of float32` :
-    `No difference from float32's speed was seen (${timesRange(speed)})`) + beside;
-}
-
-// What is wrong with a run and not repaired: its speed alone would recommend it.
-function openFinding(run) {
-  const event = mainFinding(run);
-  const isOpen = event && !run.finding.repaired && eventLevel(event) !== "info";
-  return isOpen ? eventTitle(event) : null;
-}
-
-function layerPaths(run) {
-  return run.layers.map((layer) => layer.path).sort().join("\n");
-}
-
-/**
- * Two runs in a line, `null` if nothing is known of one.
- * @returns {string | null}
- */
-export function comparison(run, other) {
-  const speed = speedRatio(run, other);
-  if (!speed) return null;
-  const faster = !speed.enough ? "too few steps measured to compare the speed" :
-    differs(speed) ? inTimes(speed) : `no difference in speed seen (${timesRange(speed)})`;
-  const wide = run.layers.filter((layer) => layer.compute_dtype === "float32");
-  const parts = [
-    faster,
-    memoryChange(run, other),
-    `${plural(wide.length, "layer")} in float32`,
-  ];
-  const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
-  const open = [run, other].flatMap((data, place) => {
-    const found = openFinding(data);
-    return found ? [`; open finding of ${names[place]}: ${found}`] : [];
-  });
-  return `${names.join(" against ")}: ${parts.filter(Boolean).join(", ")}${open.join("")}`;
 }
 
 // A layer in float32 may hold what is too large for 16 bits: that is what it is for.
