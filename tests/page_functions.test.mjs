@@ -20,6 +20,7 @@ const eventText = await load("event_text");
 const summary = await load("summary");
 const speed = await load("speed");
 const comparison = await load("comparison");
+const float32Run = await load("float32_run");
 const lossCurve = await load("loss_curve");
 const layerColumns = await load("layer_columns");
 const layerBlocks = await load("layer_blocks");
@@ -605,6 +606,20 @@ test("two runs are compared in a line, by what is known of both", () => {
   assert.equal(comparison.comparison(one, other),
     "tuned is faster than wide, at 2.0x (2.0x to 2.0x) its speed; 2 layers in float32 (wide: 0)");
   assert.equal(comparison.comparison(one, { ...other, performance: null }), null);
+});
+
+test("a run in 16 bits lacks one in float32 until it is compared with it", () => {
+  const [low, wide] = [runOf("a/low", {}, ["float16"]), runOf("wide", {}, ["float32"])];
+  const lacks = (state) => float32Run.missingFloat32({ runs: [{}, {}], runData: low, ...state });
+  const rows = [{ run: low.run, layers: 1, in_float32: 0 }, { run: wide.run, layers: 1, in_float32: 1 }];
+  assert.equal(lacks({ summaries: rows }), wide.run);
+  assert.equal(lacks({ summaries: rows, compareData: wide }), null);
+  assert.equal(lacks({ summaries: rows, runData: wide }), null);
+  assert.equal(lacks({ summaries: [rows[0], { run: "b", unread: true }] }), null);
+  assert.equal(lacks({ summaries: [rows[0]] }), "");
+  assert.equal(lacks({ runs: [{}] }), "");
+  assert.match(float32Run.float32Code(low.run), /MixPrecMonitor\("logs\/a\/float32"\)/);
+  assert.match(float32Run.float32Code("mixprec"), /MixPrecMonitor\("logs\/float32"\)/);
 });
 
 test("the speed of a run with an open finding does not recommend it", () => {

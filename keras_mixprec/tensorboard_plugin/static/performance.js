@@ -4,6 +4,7 @@ import { comparison } from "./comparison.js";
 import { dataTable } from "./data_table.js";
 import { breakable, card, element } from "./dom.js";
 import { lastFit } from "./fits.js";
+import { createFloat32Help } from "./float32_run.js";
 import { formatAmount, formatNumber } from "./format.js";
 import { labelOfRun, shortRun } from "./names.js";
 import { linearScale, stepDomain } from "./scales.js";
@@ -23,7 +24,7 @@ export function createPerformance(store) {
   const times = dataTable("Time of a step");
   const nothing = element("p", { class: "absent", hidden: true }, NOT_TIMED);
   const all = element("div", {}, line, span, element("table", {}, head, rows), box, times.root);
-  const root = card("performance", "Speed", [], nothing, all);
+  const root = card("performance", "Speed", [], createFloat32Help(store), nothing, all);
   const surface = createSurface(box, {
     role: "img", "aria-label": "Time of a step, by steps",
   }, draw);
