@@ -68,8 +68,20 @@ SPEED = "#performance tr[data-figure=step_time]"
 
 QUESTIONS = [
     ("did anything go wrong", TUNED, [], SENTENCE, ["Repaired"]),
-    ("did anything go wrong", ROWS, [], SENTENCE, ["Severe finding", "Bad data in"]),
-    ("did anything go wrong", HEALTHY, [], "#runs", ["Repaired", "Severe finding"]),
+    (
+        "did anything go wrong",
+        ROWS,
+        [],
+        SENTENCE,
+        ["Severe finding", "Bad data in"],
+    ),
+    (
+        "did anything go wrong",
+        HEALTHY,
+        [],
+        "#runs",
+        ["Repaired", "Severe finding"],
+    ),
     ("which layer", TUNED, [], SENTENCE, ["overflowing overflowed at step"]),
     ("which rows", ROWS, [], SENTENCE, ["samples 5, 77 of x not finite"]),
     ("why", TUNED, [FINDING], CHOSEN, ["forward", "largest input:"]),
@@ -90,7 +102,13 @@ QUESTIONS = [
         SENTENCE,
         ["in speed from float32|than in float32, at"],
     ),
-    ("was it worth it", HEALTHY, [AGAINST], "#performance", [" against wide: | than wide, at "]),
+    (
+        "was it worth it",
+        HEALTHY,
+        [AGAINST],
+        "#performance",
+        [" against wide: | than wide, at "],
+    ),
     (
         "was it worth it",
         TUNED,

@@ -43,6 +43,7 @@ def text(overview: dict) -> str:
         f"{overview['headline']['text']}",
         _steps(overview),
         *_loss(overview["loss"]),
+        *filter(None, [overview["flat_loss"]]),
         _dtypes(overview["layers"]),
         *_matmul_precision(overview["matmul_precision"]),
         *_performance(overview),

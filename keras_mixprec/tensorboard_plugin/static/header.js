@@ -61,17 +61,19 @@ export function createHeader(store, { offline, copyLink }) {
   function drawSentences() {
     const { runData, compareData } = store.state;
     const known = [runData, compareData].filter((data) => data?.headline);
-    sentences.replaceChildren(...known.map((data) => {
+    sentences.replaceChildren(...known.flatMap((data) => {
       const { glyph, word, level } = STATES[data.headline.state] ?? STATES.warning;
       const action = actionOf({ event: mainFinding(data) });
       const speed = data === runData ? speedAgainstFloat32(runData, compareData) : null;
-      return element(action ? "button" : "div", {
+      const sentence = element(action ? "button" : "div", {
         class: `sentence ${level}`, type: action ? "button" : null,
         title: action ? "Show its main finding below" : null, onclick: action,
       },
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
       element("span", {}, readablePowers(data.headline.text) + (speed ? ` ${speed}` : "")));
+      // An observation, of a run that may be sound.
+      return data.flat_loss ? [sentence, element("p", { class: "note" }, data.flat_loss)] : [sentence];
     }));
   }
 
