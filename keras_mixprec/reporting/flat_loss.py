@@ -77,12 +77,13 @@ in float32 shows whether that is a matter of precision.'
 def _readings(overview):
     """Steps and finite losses since the last change of a precision."""
     course = overview["loss"] or {"steps": [], "values": []}
-    table = np.array([course["steps"], course["values"]], float)
     changed = max(
         (e["step"] for e in overview["events"] if e["kind"] in _CHANGES),
         default=0,
     )
-    return table[:, (table[0] > changed) & np.isfinite(table[1])]
+    pairs = zip(course["steps"], course["values"], strict=True)
+    found = [p for p in pairs if p[0] > changed and math.isfinite(p[1])]
+    return np.reshape(found, (-1, 2)).T
 
 
 def _is_flat(means):

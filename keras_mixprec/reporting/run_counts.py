@@ -1,6 +1,6 @@
 """What the sentence on a run says of its steps, and of FLOPs in 16 bits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from keras_mixprec.flop_shares import share_in_16_bits
 from keras_mixprec.formats import SIXTEEN_BITS, format_count
@@ -18,7 +18,7 @@ def steps_clause(facts: Facts, quiet: bool, known: bool) -> str:
     return _last_of(facts) + _skips(facts, quiet, known)
 
 
-def share_clause(layers: Sequence, demoted: Mapping) -> Iterator[str]:
+def share_clause(layers: list, demoted: Mapping) -> Iterator[str]:
     """Yields the share of FLOPs in 16 bits, nothing where it is not known.
 
     Args:
@@ -37,7 +37,7 @@ def share_clause(layers: Sequence, demoted: Mapping) -> Iterator[str]:
         yield f"{percent}% of FLOPs {still}in 16 bits"
 
 
-def is_low(layers: Sequence) -> bool:
+def is_low(layers: list) -> bool:
     """Whether any layer computes in 16 bits."""
     return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
 

@@ -13,7 +13,6 @@ import numpy as np
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.clock import clock
-from keras_mixprec.reporting.conclusion import conclusion
 from keras_mixprec.reporting.facts import about, is_event
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
@@ -36,7 +35,7 @@ from keras_mixprec.reporting.run_layers import (
     read_paths,
 )
 from keras_mixprec.reporting.run_ranges import smallest_that_counts
-from keras_mixprec.reporting.run_summary import shares_in_16_bits
+from keras_mixprec.reporting.run_summary import conclusion, shares_in_16_bits
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
 
