@@ -155,6 +155,16 @@ def test_two_clicks_answer(page, run, clicks, place, answer):
     assert place != CHOSEN or page.on_screen(CHOSEN)
 
 
+def test_a_sound_run_leads_to_the_gravest_of_its_folder(page):
+    page.pick("#run", HEALTHY)
+    assert page.text(".graver") == (
+        f"▲ Another run needs attention: {ROWS} (severe finding)"
+    )
+    page.click(".graver")
+    assert page.values("#run", "value") == [ROWS]
+    assert not page.shown(".graver")
+
+
 def test_a_lone_run_says_how_to_make_one_in_float32(
     page, tmp_path, monkeypatch
 ):

@@ -85,8 +85,8 @@ export function createHeader(store, { offline, copyLink }) {
     if (graver.hidden) return;
     const { glyph, word, level } = STATES[found.state];
     graver.className = `graver ${level}`;
-    const more = found.others ? `; ${plural(found.others, "more run")} with an open finding` : "";
-    graver.textContent = `${glyph} ${found.run}: ${word.toLowerCase()}${more}`;
+    const more = found.others ? `, and ${plural(found.others, "more run")} with an open finding` : "";
+    graver.textContent = `${glyph} Another run needs attention: ${found.run} (${word.toLowerCase()})${more}`;
   }
 
   function nameOf(data) {
