@@ -617,6 +617,8 @@ test("a run in 16 bits lacks one in float32 until it is compared with it", () =>
   assert.equal(lacks({ summaries: rows, runData: wide }), null);
   assert.equal(lacks({ summaries: [rows[0], { run: "b", unread: true }] }), null);
   assert.equal(lacks({ summaries: [rows[0]] }), "");
+  // That of another model.
+  assert.equal(lacks({ summaries: [{ run: wide.run, layers: 2, in_float32: 2 }] }), "");
   assert.equal(lacks({ runs: [{}] }), "");
   assert.match(float32Run.float32Code(low.run), /MixPrecMonitor\("logs\/a\/float32"\)/);
   assert.match(float32Run.float32Code("mixprec"), /MixPrecMonitor\("logs\/float32"\)/);

@@ -7,9 +7,9 @@ const MAKE = "Whether 16 bits are worth it is seen beside a run in float32: the 
   "folder that is shown here.";
 
 /**
- * What a run in 16 bits is to be compared with: a run in float32 of the folder, `""` if none
- * is there, `null` if nothing is to be said: it is compared, computes in float32 itself, or
- * not all runs are read yet.
+ * What a run in 16 bits is to be compared with: a run of the folder in float32 with as many
+ * layers, `""` if there is none, `null` if nothing is to be said: it is compared, computes in
+ * float32 itself, or not all runs are read yet.
  * @returns {string | null}
  */
 export function missingFloat32({ runs, runData, compareData, summaries }) {
@@ -17,7 +17,7 @@ export function missingFloat32({ runs, runData, compareData, summaries }) {
   if (compareData && isFloat32(compareData)) return null;
   const rows = summaries ?? [];
   const found = rows.find(({ run, layers, in_float32: wide }) => {
-    return run !== runData.run && layers > 0 && wide === layers;
+    return run !== runData.run && wide === layers && layers === runData.layers.length;
   });
   if (found) return found.run;
   const isRead = runs?.length < 2 || (summaries && !rows.some(({ unread }) => unread));
