@@ -789,7 +789,8 @@ def test_a_sound_run_leads_to_the_gravest(page, url):
     page.open(url, run=REPAIRED)
     page.until(lambda: page.shown(".graver"))
     page.until(lambda: not page.all("#runs[aria-busy=true]"))
-    page.until(lambda: page.text(".graver").startswith(f"▲ {FAILED}: failing"))
+    start = f"▲ Another run needs attention: {FAILED} (failing)"
+    page.until(lambda: page.text(".graver").startswith(start))
     page.click(".graver")
     assert page.values("#run", "value") == [FAILED]
     assert not page.shown(".graver")
