@@ -15,9 +15,12 @@ const names = await load("names");
 const precision = await load("precision");
 const heatData = await load("heat_data");
 const histogram = await load("histogram_data");
+const fits = await load("fits");
 const eventText = await load("event_text");
 const summary = await load("summary");
 const speed = await load("speed");
+const comparison = await load("comparison");
+const float32Run = await load("float32_run");
 const lossCurve = await load("loss_curve");
 const layerColumns = await load("layer_columns");
 const layerBlocks = await load("layer_blocks");
@@ -334,7 +337,9 @@ test("a sound run leads to the gravest that has an open finding", () => {
   const row = (run, state, gravity) => ({ run, gravity, headline: { state } });
   const rows = [row("a", "healthy", 19), row("b", "warning", 5), row("c", "failing", 0)];
   assert.deepEqual(summary.graverRun(rows, "a"), { run: "c", state: "failing", others: 1 });
-  assert.equal(summary.graverRun(rows, "b"), null);
+  assert.deepEqual(summary.graverRun(rows, "b"), { run: "c", state: "failing", others: 0 });
+  assert.equal(summary.graverRun([rows[0], rows[1], row("f", "warning", 6)], "b"), null);
+  assert.equal(summary.graverRun([...rows, row("g", "severe", 3)], "g"), null);
   assert.equal(summary.graverRun([rows[0], row("d", "repaired", 15)], "a"), null);
   // A row that is still to be read has no more than a name.
   assert.equal(summary.graverRun([rows[0], { run: "e", unread: true }], "a"), null);
@@ -353,6 +358,16 @@ test("the key figures name what the sentence begins with", () => {
   assert.equal(chips["main finding"].event.step, 2);
   assert.equal(chips["main finding"].text, "▲ forward overflow");
   assert.equal(chips["skipped steps"].text, "4 (2\u202f%)");
+});
+
+test("figures say which of several fits they are of", () => {
+  const events = [0, 160].map((step) => ({ kind: "train_begin", step }));
+  const run = { last_step: 320, layers: [LAYER], skipped: 160, events };
+  const shown = Object.fromEntries(summary.keyFigures(run).map(({ name, text }) => [name, text]));
+  assert.equal(shown.steps, "320 in 2 fits");
+  assert.equal(shown["skipped steps"], "160 of 320 (50\u202f%)");
+  assert.equal(fits.lastFit(run), "fit 2 of 2, steps 161 to 320");
+  assert.equal(fits.lastFit({ ...run, events: [events[0]] }), null);
 });
 
 test("the key figures have the matmul precision where it was logged", () => {
@@ -376,11 +391,11 @@ test("the key figures have the share of FLOPs in 16 bits before and after", () =
 test("how fast beside float32 is said of a run that is all in float32 alone", () => {
   const low = runOf("low", { samples_per_second: 1900 }, ["float16"]);
   const wide = runOf("wide", { samples_per_second: 1000 }, ["float32"]);
-  assert.equal(summary.speedAgainstFloat32(low, wide), "1.9x (1.9x to 1.9x) the speed of float32.");
-  assert.equal(summary.speedAgainstFloat32(wide, low), null);
-  assert.equal(summary.speedAgainstFloat32(low, null), null);
+  assert.equal(comparison.speedAgainstFloat32(low, wide), "Faster than in float32, at 1.9x (1.9x to 1.9x) the speed of wide.");
+  assert.equal(comparison.speedAgainstFloat32(wide, low), null);
+  assert.equal(comparison.speedAgainstFloat32(low, null), null);
   const larger = { ...wide, layers: [...wide.layers, { path: "b", compute_dtype: "float32" }] };
-  assert.equal(summary.speedAgainstFloat32(low, larger), null);
+  assert.equal(comparison.speedAgainstFloat32(low, larger), null);
 });
 
 test("a repaired finding is green", () => {
@@ -391,6 +406,16 @@ test("a repaired finding is green", () => {
   assert.equal(shown(true).level, "fine");
   assert.equal(shown(true).text, "✓ forward overflow, repaired");
   assert.equal(shown(false).level, "bad");
+});
+
+test("a finding is as grave beside the sentence as in it", () => {
+  const level = (event) => summary.describeFinding(event, false).level;
+  assert.equal(level({ kind: "verdict", level: "bad" }), summary.STATES.severe.level);
+  assert.equal(level({ kind: "verdict", level: "info" }), "info");
+  assert.equal(level({ kind: "stopped" }), summary.STATES.failing.level);
+  for (const kind of ["undo", "no_loss_scaling", "nonfinite_losses", "sign_off"]) {
+    assert.equal(level({ kind, within: false }), summary.STATES.warning.level);
+  }
 });
 
 test("a run that nothing was measured of is not green", () => {
@@ -568,15 +593,35 @@ test("two runs are compared in a line, by what is known of both", () => {
   const [one, other] = [
     runOf("tuned", low, ["float16", "float32", "float32"]), runOf("wide", wide, []),
   ];
-  assert.equal(summary.comparison(one, other),
-    "tuned against wide: 1.9x (1.9x to 1.9x), −41\u202f% memory, 2 layers in float32");
+  assert.equal(comparison.comparison(one, other),
+    "tuned is faster than wide, at 1.9x (1.9x to 1.9x) its speed; 41\u202f% less memory; " +
+    "2 layers in float32 (wide: 0)");
+  assert.equal(comparison.comparison(other, one),
+    "wide is slower than tuned, at 0.53x (0.53x to 0.53x) its speed; 69\u202f% more memory; " +
+    "0 layers in float32 (tuned: 2)");
   for (const data of [one, other]) {
     data.performance.figures = data.performance.figures
       .filter(({ name }) => ["step_time", "measured_steps"].includes(name));
   }
-  assert.equal(summary.comparison(one, other),
-    "tuned against wide: 2.0x (2.0x to 2.0x), 2 layers in float32");
-  assert.equal(summary.comparison(one, { ...other, performance: null }), null);
+  assert.equal(comparison.comparison(one, other),
+    "tuned is faster than wide, at 2.0x (2.0x to 2.0x) its speed; 2 layers in float32 (wide: 0)");
+  assert.equal(comparison.comparison(one, { ...other, performance: null }), null);
+});
+
+test("a run in 16 bits lacks one in float32 until it is compared with it", () => {
+  const [low, wide] = [runOf("a/low", {}, ["float16"]), runOf("wide", {}, ["float32"])];
+  const lacks = (state) => float32Run.missingFloat32({ runs: [{}, {}], runData: low, ...state });
+  const rows = [{ run: low.run, layers: 1, in_float32: 0 }, { run: wide.run, layers: 1, in_float32: 1 }];
+  assert.equal(lacks({ summaries: rows }), wide.run);
+  assert.equal(lacks({ summaries: rows, compareData: wide }), null);
+  assert.equal(lacks({ summaries: rows, runData: wide }), null);
+  assert.equal(lacks({ summaries: [rows[0], { run: "b", unread: true }] }), null);
+  assert.equal(lacks({ summaries: [rows[0]] }), "");
+  // That of another model.
+  assert.equal(lacks({ summaries: [{ run: wide.run, layers: 2, in_float32: 2 }] }), "");
+  assert.equal(lacks({ runs: [{}] }), "");
+  assert.match(float32Run.float32Code(low.run), /MixPrecMonitor\("logs\/a\/float32"\)/);
+  assert.match(float32Run.float32Code("mixprec"), /MixPrecMonitor\("logs\/float32"\)/);
 });
 
 test("the speed of a run with an open finding does not recommend it", () => {
@@ -588,12 +633,12 @@ test("the speed of a run with an open finding does not recommend it", () => {
     finding: { event: 0, repaired: false },
   };
   const end = "; open finding of broken: forward overflow";
-  assert.ok(summary.comparison(broken, sound).endsWith(end));
-  assert.ok(summary.comparison(sound, broken).endsWith(end));
-  const beside = summary.speedAgainstFloat32({ ...broken, layers: sound.layers }, sound);
-  assert.match(beside, /the speed of float32; open finding: forward overflow\.$/);
+  assert.ok(comparison.comparison(broken, sound).endsWith(end));
+  assert.ok(comparison.comparison(sound, broken).endsWith(end));
+  const beside = comparison.speedAgainstFloat32({ ...broken, layers: sound.layers }, sound);
+  assert.match(beside, /the speed of wide; open finding: forward overflow\.$/);
   broken.finding.repaired = true;
-  assert.doesNotMatch(summary.comparison(broken, sound), /open/);
+  assert.doesNotMatch(comparison.comparison(broken, sound), /open/);
 });
 
 test("a difference in speed is told only where it is more than the spread", () => {
@@ -609,11 +654,11 @@ test("a difference in speed is told only where it is more than the spread", () =
   // NumPy: medians 99, quartiles 95.75 and 103.75, and 1.57 * 8 / 6**0.5 is 5.1276.
   assert.ok(Math.abs(low - 1.1 * (99 - 5.1276) / (99 + 5.1276)) < 1e-4);
   assert.ok(Math.abs(high - 1.1 * (99 + 5.1276) / (99 - 5.1276)) < 1e-4);
-  assert.match(summary.speedAgainstFloat32(run("a", 1.1), run("b", 1)), /^No difference .* seen/);
-  assert.match(summary.speedAgainstFloat32(run("a", 2), run("b", 1)), /^2.0x \(1.8x to 2.2x\)/);
+  assert.match(comparison.speedAgainstFloat32(run("a", 1.1), run("b", 1)), /^No difference .* seen/);
+  assert.match(comparison.speedAgainstFloat32(run("a", 2), run("b", 1)), /^Faster than in float32, at 2.0x \(1.8x to 2.2x\) the speed of b/);
   const short = run("b", 1, { measured_steps: 19 });
-  assert.equal(summary.speedAgainstFloat32(run("a", 2), short), null);
-  assert.match(summary.comparison(run("a", 2), short), /too few steps measured/);
+  assert.equal(comparison.speedAgainstFloat32(run("a", 2), short), null);
+  assert.match(comparison.comparison(run("a", 2), short), /too few steps measured/);
 });
 
 test("a figure is written by its unit", () => {

@@ -10,6 +10,7 @@ import keras_mixprec as kmp
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline as sentence
 from keras_mixprec.reporting.headline import main_finding
+from keras_mixprec.verdict_kinds import KINDS
 
 JIT = BACKEND == "jax"
 
@@ -79,7 +80,7 @@ def test_a_dry_run_says_what_would_be_done(tmp_path):
         "big overflowed at step 0, would be demoted to float32 (dry run); "
         "1 more finding; all 3 steps skipped; 100%"
     )
-    assert state == "warning"
+    assert state == "severe"
 
 
 def test_a_collapse_is_no_more_than_a_symptom(tmp_path):
@@ -100,7 +101,7 @@ def test_bad_data_are_said_to_be_that(tmp_path):
         "finite); 2"
     )
     assert "2 steps skipped" in text
-    assert state == "warning"
+    assert state == "severe"
 
 
 def test_lost_weights_fail(tmp_path):
@@ -149,14 +150,28 @@ def test_what_an_earlier_fit_has_repaired_is_reported(tmp_path):
         fit(model, [1000.0] * 9, [watcher, repairs])
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["headline"] == {
-        "text": "big overflowed at step 0, demoted to float32 with 1 more "
-        "layer; last of 2 fits, from step 10: 9 steps, none skipped; 33% of "
-        "FLOPs still in 16 bits.",
+        "text": "big overflowed at step 0 in an earlier fit, demoted to "
+        "float32 with 1 more layer; last of 2 fits, from step 10: 9 steps, "
+        "none skipped; 33% of FLOPs still in 16 bits.",
         "state": "repaired",
     }
     assert str(watcher.summary).startswith(
         "Mixed precision: Last of 2 fits, from step 10: 9 steps, none skipped"
     )
+
+
+def test_a_demotion_later_than_its_finding_has_its_own_step(tmp_path):
+    model = chain()
+    fit(model, [1000.0] * 9, [monitor(tmp_path, update_freq=1)])
+    fit(model, [1000.0] * 9, [monitor(tmp_path, update_freq=1), tuner()])
+    report = kmp.load_report(tmp_path)
+    (run,) = report.to_dict().values()
+    assert run["headline"]["text"].startswith(
+        "big overflowed (found at step 5 in an earlier fit, failing since "
+        "step 1), demoted to float32 at step 9 with 1 more layer; last of 2 "
+        "fits, from step 10: 9 steps, none skipped; "
+    )
+    assert "\nSpeed of fit 2 alone: " in str(report)
 
 
 def test_a_run_that_is_killed_has_one(tmp_path):
@@ -242,6 +257,14 @@ def test_a_divergence_may_have_begun_before_it_is_found(numbers, since, start):
     event |= {"numbers": numbers, "failing_since": since}
     facts = Facts([event], [], 200, {"": 9}, 0, measured=True)
     assert sentence(facts)["text"].startswith(start)
+
+
+@pytest.mark.parametrize("kind", ["forward_overflow", "underflow"])
+def test_a_run_that_gets_on_is_as_grave_as_what_is_found(kind):
+    table = [{"path": "a", "compute_dtype": "float16"}]
+    facts = Facts([found(kind, "a")], table, 90, {"": 1}, 0, measured=True)
+    levels = {"bad": "severe", "warning": "warning"}
+    assert sentence(facts)["state"] == levels[KINDS[kind].level]
 
 
 def test_what_is_over_is_led_to_as_repaired():

@@ -165,7 +165,7 @@ def test_the_sentence_the_report_and_the_console_say_it(tmp_path):
     (run,) = report.to_dict().values()
     for found in watcher.summary.headline, run["headline"]:
         assert clause in found["text"]
-        assert found["state"] == "warning"
+        assert found["state"] == "severe"
     said = " ".join(str(report).split())
     assert f"{clause[:1].upper()}{clause[1:]}. Until then float16 has 0 for "
     assert "gradients below 2**-28: repair what overflowed" in said

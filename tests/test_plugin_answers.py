@@ -436,6 +436,8 @@ def test_two_runs_layer_by_layer(page, url, logs):
     assert first == "overflowing"
     cells = page.texts("#difference tr[data-layer=overflowing] td")
     assert cells[0] == "float32 | float16"
+    heads = page.texts("#difference thead .of-run")
+    assert heads == ["tuned | float16"] * len(cells)
     page.until(
         lambda: "∞" in page.text("#difference tr[data-layer=overflowing]")
     )

@@ -125,6 +125,54 @@ def test_no_width_of_a_window_cuts_the_page(page, width):
         page.driver.set_window_size(1366, 768)
 
 
+_TOPS = """
+const found = [...document.querySelectorAll(arguments[0])];
+const tops = found.map((e) => e.offsetTop);
+return tops.map((top) => tops.filter((other) => other === top).length);
+"""
+
+
+@pytest.fixture
+def at_width(page):
+    def resize(width):
+        page.driver.set_window_size(width, 900)
+        return page.settle()
+
+    yield resize
+    page.driver.set_window_size(1366, 768)
+
+
+@pytest.mark.parametrize("width", [1024, 1280, 1366, 1440, 2560])
+def test_nothing_stands_in_a_row_alone(at_width, width):
+    page = at_width(width)
+    assert min(page.run(_TOPS, "header .health")) > 1
+    for card in "timeline", "heatmap", "histogram", "what-if":
+        beside = page.run(_TOPS, f"#{card} .card-head .export")
+        assert set(beside) == {len(beside)}, card
+
+
+@pytest.mark.parametrize("width", [1440, 2560])
+def test_a_narrow_map_leaves_its_row_to_another_card(at_width, width):
+    page = at_width(width)
+    assert page.run(_TOPS, "#map, #course") == [2, 2]
+    box = "document.getElementById('course').getBoundingClientRect()"
+    assert page.run(f"return {box}.right") > width - 50
+
+
+_CUT = """
+return [...document.querySelectorAll("button.node em")]
+  .filter((e) => e.scrollWidth > e.clientWidth)
+  .filter((e) => !e.closest("button").title.endsWith(e.textContent)).length;
+"""
+
+
+def test_what_a_map_says_is_whole_or_has_all_of_it_in_its_title(page):
+    page.one("#map")
+    page.until(lambda: page.all("button.node em"))
+    assert page.run(_CUT) == 0
+    assert {*page.values("#map .export", "dataset.export")} == {"csv", "json"}
+
+
 # What a picture shows, for those who cannot see it.
 
 

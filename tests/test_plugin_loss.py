@@ -123,3 +123,17 @@ def test_without_a_loss_scale_there_is_no_axis_of_one(page, wide):
     # Powers of two are written with raised digits.
     assert not [x for x in written if x == "loss scale" or x[-1] in "⁰¹²⁴⁶⁸"]
     assert "loss scale" not in page.text("#timeline .legend")
+
+
+def test_a_loss_that_did_not_fall_is_said_below_the_sentence(driver, tmp_path):
+    page = Page(driver)
+    with RunLog(tmp_path) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        for step in range(10, 101, 10):
+            row = [[step, math.log(2)]]
+            log.rows(step, schema.LOSS, row, schema.LOSS_COLUMNS, 64)
+        log.event(100, {"kind": "train_end", "summary": "Done."})
+    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
+    page.open_file(tmp_path / "report.html").settle()
+    (note,) = page.texts("#headline .note")
+    assert note.startswith("The loss did not fall: 0.693 at step 20, 0.693 at")

@@ -789,7 +789,8 @@ def test_a_sound_run_leads_to_the_gravest(page, url):
     page.open(url, run=REPAIRED)
     page.until(lambda: page.shown(".graver"))
     page.until(lambda: not page.all("#runs[aria-busy=true]"))
-    page.until(lambda: page.text(".graver").startswith(f"▲ {FAILED}: failing"))
+    start = f"▲ Another run needs attention: {FAILED} (failing)"
+    page.until(lambda: page.text(".graver").startswith(start))
     page.click(".graver")
     assert page.values("#run", "value") == [FAILED]
     assert not page.shown(".graver")
@@ -1055,8 +1056,8 @@ def speed_in_words(told, *runs):
     ratio = medians[0] / medians[1]
     times = "{:#.2g}x ({:#.2g}x to {:#.2g}x)".format(ratio, *ends)
     if ends[0] <= 1 <= ends[1]:
-        return f"no difference in speed seen {times.partition(' ')[2]}"
-    return times
+        return ": no difference in speed seen " + times.partition(" ")[2]
+    return f", at {times} its speed"
 
 
 def test_two_runs_are_compared_in_a_line(page, paced):
@@ -1064,13 +1065,14 @@ def test_two_runs_are_compared_in_a_line(page, paced):
     page.open(url, run=LOW_RUN, compare=WIDE_RUN)
     said = speed_in_words(told, LOW_RUN, WIDE_RUN)
     line = page.text("#performance .against")
-    start, _, rest = line.partition(": ")
-    assert start == "mixed_float16 against float32"
-    times, layers = rest.split(", ")
-    assert times == said
+    assert line.startswith("mixed_float16 ")
+    speed, layers = line.split("; ")
+    assert speed.endswith(f" float32{said}")
     wide_layers = [x["compute_dtype"] for x in told[LOW_RUN]["layers"]]
     count = wide_layers.count("float32")
-    assert layers == f"{count} layer{'s' * (count != 1)} in float32"
+    others = len(told[WIDE_RUN]["layers"])
+    layers_here = f"{count} layer{'s' * (count != 1)}"
+    assert layers == f"{layers_here} in float32 (float32: {others})"
     heads = page.texts("#performance thead th")
     assert heads == ["mixed_float16", "float32"]
     assert page.colours("#performance canvas")[COMPARED] > 5

@@ -68,8 +68,20 @@ SPEED = "#performance tr[data-figure=step_time]"
 
 QUESTIONS = [
     ("did anything go wrong", TUNED, [], SENTENCE, ["Repaired"]),
-    ("did anything go wrong", ROWS, [], SENTENCE, ["Warning", "Bad data in"]),
-    ("did anything go wrong", HEALTHY, [], "#runs", ["Repaired", "Warning"]),
+    (
+        "did anything go wrong",
+        ROWS,
+        [],
+        SENTENCE,
+        ["Severe finding", "Bad data in"],
+    ),
+    (
+        "did anything go wrong",
+        HEALTHY,
+        [],
+        "#runs",
+        ["Repaired", "Severe finding"],
+    ),
     ("which layer", TUNED, [], SENTENCE, ["overflowing overflowed at step"]),
     ("which rows", ROWS, [], SENTENCE, ["samples 5, 77 of x not finite"]),
     ("why", TUNED, [FINDING], CHOSEN, ["forward", "largest input:"]),
@@ -88,9 +100,22 @@ QUESTIONS = [
         HEALTHY,
         [AGAINST],
         SENTENCE,
-        ["from float32's speed|the speed of float32"],
+        ["in speed from float32|than in float32, at"],
     ),
-    ("was it worth it", HEALTHY, [AGAINST], "#performance", ["against wide: "]),
+    (
+        "was it worth it",
+        HEALTHY,
+        [AGAINST],
+        "#performance",
+        [" against wide: | than wide, at "],
+    ),
+    (
+        "was it worth it",
+        HEALTHY,
+        ["#performance .float32-help button"],
+        "#headline",
+        ["wide\n80 steps|wide 80 steps"],
+    ),
     ("share in 16 bits", TUNED, [], FIGURES, ["FLOPs in 16 bits"]),
     ("share in 16 bits", HEALTHY, [], SENTENCE, ["of FLOPs in 16 bits"]),
     ("speed", HEALTHY, [], SPEED, ["ms|µs"]),
@@ -128,3 +153,20 @@ def test_two_clicks_answer(page, run, clicks, place, answer):
     for part in answer:
         assert any(each in text for each in part.split("|")), (part, text)
     assert place != CHOSEN or page.on_screen(CHOSEN)
+
+
+def test_a_lone_run_says_how_to_make_one_in_float32(
+    page, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    sound("logs/low")
+    kmp.load_report("logs").save_html("report.html")
+    page.open_file(tmp_path / "report.html").settle()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    names = {"model": model, "keras_mixprec": kmp}
+    exec(page.text(".float32-help code"), names)
+    model.compile("sgd", "mse", jit_compile=False)
+    one = np.ones((2, 1))
+    model.fit(one, one, verbose=0, callbacks=[names["monitor"]])
+    made = kmp.load_report("logs").to_dict()["float32/mixprec"]
+    assert [x["compute_dtype"] for x in made["layers"]] == ["float32"]

@@ -258,7 +258,7 @@ def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
 
     found = [
         rank("failing", "bad"),
-        rank("warning", "bad"),
+        rank("severe", "bad"),
         rank("warning", "warning"),
         rank("warning"),
         rank("not_measured"),

@@ -38,7 +38,7 @@ def test_a_demotion_that_makes_training_diverge_is_undone(
         assert (
             "a demotion made training diverge, undone at step" in said["text"]
         )
-        assert said["state"] == "warning"
+        assert said["state"] == "severe"
 
 
 def test_a_demotion_that_makes_the_loss_alone_diverge_is_undone():

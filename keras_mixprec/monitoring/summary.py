@@ -42,7 +42,7 @@ class TrainingSummary(NamedTuple):
         unscaled_float16: String. That layers compute in float16 and nothing
             scales the loss, and what to do about it; empty if it is scaled.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
-            `"healthy"`, `"repaired"`, `"warning"`, `"failing"` or
+            `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"` or
             `"not_measured"`. The report and the tab say the same, and what an
             earlier `fit` into the same log has repaired.
         ranges: String. How often the ranges of layers were measured beside

@@ -30,8 +30,9 @@ Files that read:
 - `run_summary.py`: a run as a row of the table of runs; `runs_table.py`: that
   table as text.
 - `fixes.py`: what repairs a finding, as code.
-- `facts.py`, `headline.py`: the run in one sentence: the cause, what was done
-  about it, what it cost.
+- `facts.py`, `headline.py`, `run_counts.py`: the run in one sentence: the
+  cause, what was done about it, what it cost.
+- `flat_loss.py`: whether the loss stood still.
 - `performance.py`: how fast a run was, from the rows that were logged of it.
 - `report.py`: `load_report`.
 - `report_page.py`: the page of the tab with its data in it, and its colours.

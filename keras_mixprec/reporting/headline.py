@@ -4,8 +4,7 @@ The console makes it from what it has in memory, the report and the tab from
 the log, all of them here, so that they say the same.
 """
 
-from keras_mixprec.flop_shares import share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS, format_count, format_power
+from keras_mixprec.formats import format_count, format_power
 from keras_mixprec.reporting.facts import (
     STORY,
     Facts,
@@ -14,10 +13,22 @@ from keras_mixprec.reporting.facts import (
     is_repaired,
     low_scales,
 )
+from keras_mixprec.reporting.run_counts import (
+    is_low,
+    share_clause,
+    steps_clause,
+)
 from keras_mixprec.verdict_kinds import KINDS
 
 # The states of a run, the gravest first.
-STATES = ("failing", "warning", "not_measured", "repaired", "healthy")
+STATES = (
+    "failing",
+    "severe",
+    "warning",
+    "not_measured",
+    "repaired",
+    "healthy",
+)
 
 # Skipped in a row, this many are no scale search any more.
 STUCK = 5
@@ -44,9 +55,10 @@ def headline(facts: Facts) -> dict:
 
     Returns:
         Dict with `"text"`, one sentence, and `"state"`: `"healthy"`,
-        `"repaired"`, `"warning"` (there is something to do), `"failing"`
-        (training does not get on) or `"not_measured"` (nothing is known to be
-        wrong, but no range was measured and nothing compared with float32).
+        `"repaired"`, `"warning"` (there is something to do), `"severe"` (what
+        was found harms training), `"failing"` (training does not get on) or
+        `"not_measured"` (nothing is known to be wrong, but no range was
+        measured and nothing compared with float32).
 
     Example:
     >>> from keras_mixprec.reporting.facts import Facts
@@ -59,12 +71,12 @@ def headline(facts: Facts) -> dict:
     state = story.state()
     clauses = [
         *(clause for _, clause in story.clauses()),
-        _last_of(facts) + _skips(facts, story.quiet, state != _UNKNOWN),
-        *_share(facts.layers, story.demoted),
+        steps_clause(facts, story.quiet, state != _UNKNOWN),
+        *share_clause(facts.layers, story.demoted),
     ]
     if state == _UNKNOWN:
         clauses.append(_NOT_KNOWN)
-    elif story.quiet and not facts.measured and _is_low(facts.layers):
+    elif story.quiet and not facts.measured and is_low(facts.layers):
         clauses.append("no range measured")
     text = "; ".join(clauses)
     if not story.names_layer:
@@ -199,7 +211,7 @@ class _Story:
             yield None if event["within"] else event, event["message"]
 
     def state(self):
-        """Healthy, repaired, warning, failing or not known."""
+        """The first of `STATES` that is true."""
         dead = "weights_lost" in self._verdicts or self._has_diverged()
         raised = self._last.get("step_raised", {"repaired": True})
         if dead or "stopped" in self._kinds or not raised.get("repaired"):
@@ -208,6 +220,9 @@ class _Story:
         stuck = self._is_stuck() or "give_up" in self._kinds
         if self._is_collapsed() or is_open and stuck:
             return "failing"
+        # As grave as what is found: both stand side by side.
+        if any(KINDS[v["verdict"]].level == "bad" for v in is_open):
+            return "severe"
         if {"undo", "zero_gradients"} & self._kinds or self._low_scales:
             return "warning"
         unexplained = self._nonfinite_losses and not self._causes
@@ -220,7 +235,7 @@ class _Story:
             return "repaired"
         known = self._facts.measured or self._facts.examined
         return (
-            _UNKNOWN if _is_low(self._facts.layers) and not known else "healthy"
+            _UNKNOWN if is_low(self._facts.layers) and not known else "healthy"
         )
 
     def _is_stuck(self):
@@ -251,6 +266,16 @@ class _Story:
         kinds = [e["kind"] for e in self._changes if layer in e["layers"]]
         return kinds[-1:] in (["promote"], ["shrink"])
 
+    def _demoted_at(self, layer):
+        demotions = [
+            event["step"]
+            for event in self._changes
+            if event["kind"] == "demote"
+            and not event.get("dry_run")
+            and layer in event["layers"]
+        ]
+        return demotions[-1]
+
     def _is_like(self, verdict, first):
         """Whether two findings are counted as one."""
         if self._is_over(first):
@@ -267,24 +292,39 @@ class _Story:
         if kind == "divergence":
             diverged = self._has_diverged()
             what = "training diverged" if diverged else "the loss is not finite"
-            return f"{what}{_found(first)}, in float32 as well"
+            return f"{what}{self._found(first)}, in float32 as well"
         if kind == "policy":
             return "16-bit variables lose small updates"
         if kind == "scale_too_low":
             now = self._last["raise_scale"]["after"] if over else None
             fate = f", raised to {format_power(now)}" if over else ""
             return (
-                f"gradients vanished{_found(first)} at too low a loss "
+                f"gradients vanished{self._found(first)} at too low a loss "
                 f"scale{fate}"
             )
         others = 0 if over else len(alike) - 1
         more = f" and {format_count(others, 'more layer')}" if others else ""
-        at = _found(first, "first " if others else "")
+        at = self._found(first, "first " if others else "")
         names = _named(first) + more
         what = KINDS[kind].phrase
         if "overflows_in_steps" in first.get("numbers", {}):
             what = "was about to overflow"
         return f"{names} {what}{at}{self._fate(first)}"
+
+    def _found(self, verdict, first=""):
+        """When it was found, and since when steps have failed if that is known.
+
+        It may have begun before, but not before the first step.
+        """
+        at, since = _at(verdict), verdict.get("failing_since")
+        # Steps count on over all fits of a log.
+        if at and _step(verdict) < self._facts.first - 1:
+            at += " in an earlier fit"
+        if since is not None:
+            return f" ({first}found{at}, failing since step {since:,})"
+        if not _step(verdict):
+            return f", {first.strip()}{at}" if first and at else at
+        return f" ({first}found{at})"
 
     def _fate(self, first):
         layer = first["layer"]
@@ -297,52 +337,15 @@ class _Story:
             beside = (
                 f" with {format_count(others, 'more layer')}" if others else ""
             )
-            return f", demoted to {self.demoted[layer]}{beside}"
+            done = self._demoted_at(layer)
+            at = "" if done == _step(first) else f" at step {done:,}"
+            return f", demoted to {self.demoted[layer]}{at}{beside}"
         for event in self._changes:
             if event.get("dry_run") and layer in event["layers"]:
                 after = dtype_of(event["layers"][layer]["after"])
                 return f", would be demoted to {after} (dry run)"
         now = self._now.get(layer)
         return f", still in {now}" if now else ""
-
-
-def _skips(facts, quiet, known):
-    steps, skipped = facts.steps, facts.skipped
-    total = max(skipped.values(), default=0)
-    taken = format_count(steps, "step")
-    if not total:
-        none = ", none skipped" if skipped and steps else ""
-        found = ", no findings" if quiet and known else ""
-        return f"{taken}{none}{found}"
-    if len(skipped) > 1:
-        return ", ".join(
-            f"{_skipped(n, steps)} by {name}" for name, n in skipped.items()
-        )
-    searched = " while the loss scale was searched" if quiet else ""
-    return f"{_skipped(total, steps)}{searched}"
-
-
-def _skipped(count, steps):
-    if count >= steps > 0:
-        return f"all {format_count(steps, 'step')} skipped"
-    return f"{format_count(count, 'step') if count else 'none'} skipped"
-
-
-def _share(layers, demoted):
-    share = share_in_16_bits(layers)
-    if share is None:
-        return
-    if not _is_low(layers):
-        yield "no layer in 16 bits"
-    else:
-        # Neither all nor nothing if it is not.
-        percent = 100 if share == 1 else min(max(round(100 * share), 1), 99)
-        still = "still " if demoted else ""
-        yield f"{percent}% of FLOPs {still}in 16 bits"
-
-
-def _is_low(layers):
-    return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
 
 
 def _rows(verdict, batches):
@@ -368,29 +371,13 @@ def _named(verdict):
     return f"the own call of {model} after {layer}" if model else layer
 
 
+def _step(event):
+    return event.get("at_step", event.get("step"))
+
+
 def _at(event):
-    step = event.get("at_step", event.get("step"))
+    step = _step(event)
     return "" if step is None else f" at step {step:,}"
-
-
-def _found(verdict, first=""):
-    """When it was found, and since when steps have failed if that is known.
-
-    It may have begun before, but not before the first step.
-    """
-    at, since = _at(verdict), verdict.get("failing_since")
-    if since is not None:
-        return f" ({first}found{at}, failing since step {since:,})"
-    if not verdict.get("at_step", verdict["step"]):
-        return f", {first.strip()}{at}" if first and at else at
-    return f" ({first}found{at})"
-
-
-def _last_of(facts):
-    """What steps are of, where the log has more than those."""
-    if facts.fits == 1:
-        return ""
-    return f"last of {facts.fits} fits, from step {facts.first:,}: "
 
 
 def _is_cause(kind):

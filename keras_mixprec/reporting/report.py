@@ -43,9 +43,10 @@ def text(overview: dict) -> str:
         f"{overview['headline']['text']}",
         _steps(overview),
         *_loss(overview["loss"]),
+        *filter(None, [overview["flat_loss"]]),
         _dtypes(overview["layers"]),
         *_matmul_precision(overview["matmul_precision"]),
-        *_performance(overview["performance"]),
+        *_performance(overview),
         *_messages(overview["events"]),
         *map(_scale, overview["scale"]),
         *_low_scales(overview["events"]),
@@ -84,11 +85,15 @@ def _at_step(value, step):
 
 def _steps(overview):
     count = overview["last_step"]
-    fits = sum(e["kind"] == "train_begin" for e in overview["events"])
+    fits = _fits(overview)
     several = f" in {fits} calls of fit" if fits > 1 else ""
     skipped = overview["skipped"]
     share = f" ({skipped / count:.2%})" if 0 < skipped <= count else ""
     return f"Steps: {count:,}{several}, {skipped or 'none'} skipped{share}."
+
+
+def _fits(overview):
+    return sum(e["kind"] == "train_begin" for e in overview["events"])
 
 
 def _dtypes(layers):
@@ -101,8 +106,11 @@ def _matmul_precision(text):
     return [f"Matmul precision of float32: {text}."] if text else []
 
 
-def _performance(found):
-    return [f"Speed: {sentence(found)}"] if found else []
+def _performance(overview):
+    if found := overview["performance"]:
+        fits = _fits(overview)
+        of = f" of fit {fits} alone" if fits > 1 else ""
+        yield f"Speed{of}: {sentence(found)}"
 
 
 def _messages(events):

@@ -13,7 +13,7 @@ import numpy as np
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.clock import clock
-from keras_mixprec.reporting.facts import about, facts_of, is_event
+from keras_mixprec.reporting.facts import about, is_event
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
@@ -21,7 +21,6 @@ from keras_mixprec.reporting.format_limits import (
     measured_against,
 )
 from keras_mixprec.reporting.grid import Grid
-from keras_mixprec.reporting.headline import headline, main_finding
 from keras_mixprec.reporting.layer_tables import (
     Table,
     pool_groups,
@@ -36,7 +35,7 @@ from keras_mixprec.reporting.run_layers import (
     read_paths,
 )
 from keras_mixprec.reporting.run_ranges import smallest_that_counts
-from keras_mixprec.reporting.run_summary import shares_in_16_bits
+from keras_mixprec.reporting.run_summary import conclusion, shares_in_16_bits
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
 
@@ -137,12 +136,7 @@ class RunData:
                 part: self.histogram_rows(part) for part in schema.EXPONENTS
             },
         }
-        facts = facts_of(overview)
-        finding = main_finding(facts)
-        if finding:
-            places = {id(event): n for n, event in enumerate(events)}
-            finding |= {"event": places[id(finding["event"])]}
-        return overview | {"headline": headline(facts), "finding": finding}
+        return overview | conclusion(overview)
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""

@@ -1,8 +1,14 @@
-"""What a run comes down to, in a row of the table of runs."""
+"""What a run comes down to: as a whole, and in a row of the table of runs."""
 
 from keras_mixprec.flop_shares import share_in_16_bits
-from keras_mixprec.reporting.facts import dtype_now
-from keras_mixprec.reporting.headline import LEVELS, STATES
+from keras_mixprec.reporting.facts import dtype_now, facts_of
+from keras_mixprec.reporting.flat_loss import flat_loss
+from keras_mixprec.reporting.headline import (
+    LEVELS,
+    STATES,
+    headline,
+    main_finding,
+)
 from keras_mixprec.reporting.performance import ENOUGH_STEPS
 
 
@@ -20,6 +26,26 @@ def shares_in_16_bits(layers: list) -> dict:
         "before": share_in_16_bits(first),
         "now": share_in_16_bits(layers),
     }
+
+
+def conclusion(overview: dict) -> dict:
+    """Returns what is read off all the rest of a run.
+
+    Args:
+        overview: Dict, as `RunData.overview` returns it, without these.
+
+    Returns:
+        Dict with `"headline"`, as `headline` returns it, `"finding"`, as
+        `main_finding` does but for its event's place among those of the run,
+        and `"flat_loss"`, as `flat_loss` does.
+    """
+    facts = facts_of(overview)
+    finding = main_finding(facts)
+    if finding:
+        places = {id(event): n for n, event in enumerate(overview["events"])}
+        finding |= {"event": places[id(finding["event"])]}
+    said = {"headline": headline(facts), "finding": finding}
+    return said | {"flat_loss": flat_loss(overview | said)}
 
 
 def _finding(overview):

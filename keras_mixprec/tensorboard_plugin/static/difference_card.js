@@ -3,7 +3,7 @@ import { DIFFERENCES, differencesOf } from "./difference.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
 import { formatNumber, formatShare, plural, words } from "./format.js";
 import { seenFirst } from "./frames.js";
-import { shortRun } from "./names.js";
+import { labelOfRun, shortRun } from "./names.js";
 
 const MOST_ROWS = 200;
 const ALONE = "Choose a second run to compare with, above: a row for each layer then says " +
@@ -29,7 +29,8 @@ export function createDifference(store) {
   const rows = element("tbody");
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...["Layer", ...DIFFERENCES.map(({ label }) => label)].map((head) => {
-      return element("th", { scope: "col", class: "plain" }, head);
+      return element("th", { scope: "col", class: "plain" }, head,
+        head === "Layer" ? null : element("span", { class: "of-run" }));
     }))), rows);
   const scroller = element("div", { class: "table-scroll short" }, table);
   const root = card("difference", "Differences between two runs", [by], caption, nothing, scroller);
@@ -47,8 +48,10 @@ export function createDifference(store) {
     const different = found.filter(({ differs }) => differs);
     const names = [shortRun(runData.run, compareData.run), shortRun(compareData.run, runData.run)];
     caption.textContent = `${plural(different.length, "layer")} of ${found.length} differ. ` +
-      `Each cell: ${names[0]} | ${names[1]}.` +
+      `Each cell: ${names.join(" | ")}.` +
       (found.length > MOST_ROWS ? ` The first ${MOST_ROWS} are shown.` : "");
+    const labels = [labelOfRun(runData.run, compareData.run), labelOfRun(compareData.run, runData.run)];
+    for (const which of table.querySelectorAll("th .of-run")) which.textContent = labels.join(" | ");
     rows.replaceChildren(...found.slice(0, MOST_ROWS).map(row));
   }
 

@@ -14,7 +14,8 @@ const PRECISION_KINDS = [
 
 const WARNING_KINDS = [
   "trend", "probe_failed", "ranges_withheld", "loss_scale_not_known", "log_gap",
-  "plan_not_written", "zero_gradients", "bad_batches", "loss_scale_low",
+  "plan_not_written", "zero_gradients", "bad_batches", "loss_scale_low", "nonfinite_losses",
+  "no_loss_scaling",
 ];
 
 const FINDINGS = ["verdict", "trend", "before_training", "loss_scale_low"];
@@ -26,8 +27,8 @@ export function eventLevel(event) {
   if (kind === "before_training") return event.level in LEVELS ? event.level : "info";
   if (kind === "demote") return "demote";
   if (["promote", "shrink", "undo"].includes(kind)) return "promote";
-  if (["give_up", "diagnosis_failed", "step_raised"].includes(kind)) return "bad";
-  if (WARNING_KINDS.includes(kind)) return "warning";
+  if (["give_up", "diagnosis_failed", "step_raised", "stopped"].includes(kind)) return "bad";
+  if (WARNING_KINDS.includes(kind) || event.within === false) return "warning";
   return laneOf(event) === "skipped" ? "skip" : "info";
 }
 

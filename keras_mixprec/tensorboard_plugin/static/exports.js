@@ -44,17 +44,19 @@ export function addExports(main, store) {
     const run = (store.state.runData?.run ?? "runs").replace(/[^\w.-]+/g, "_");
     return `${run}-${id}.${end}`;
   };
-  for (const root of main.children) {
+  for (const root of main.querySelectorAll(".card")) {
     const { id } = root;
-    const head = root.querySelector(".card-head");
+    // Where there is no room they go to the next line together.
+    const group = element("span", { class: "exports" });
+    root.querySelector(".card-head").append(group);
     const button = (end, title, onclick) => element("button", {
       type: "button", class: "export", "data-export": end, title, onclick,
     }, end.toUpperCase());
     const saveText = (end, type, write) => button(end, `Download these numbers as ${end.toUpperCase()}`,
       () => save(nameOf(id, end), new Blob([write(TABLES[id](store.state))], { type })));
-    head.append(saveText("csv", "text/csv", csvOf), saveText("json", "application/json", jsonOf));
+    group.append(saveText("csv", "text/csv", csvOf), saveText("json", "application/json", jsonOf));
     if (!root.querySelector("canvas")) continue;
-    head.append(button("png", "Download this picture as PNG", () => drawSoon(() => {
+    group.append(button("png", "Download this picture as PNG", () => drawSoon(() => {
       /** @type {HTMLCanvasElement[]} */
       const canvases = [...root.querySelectorAll("canvas")]
         .filter((canvas) => canvas.offsetParent && canvas.width);

@@ -1,9 +1,10 @@
 import { bringEvent, bringLayer, chooseRun, NOTHING_CHOSEN } from "./actions.js";
+import { speedAgainstFloat32 } from "./comparison.js";
 import { element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
 import { formatInteger, plural, readablePowers } from "./format.js";
 import { callName, shortRun } from "./names.js";
-import { graverRun, keyFigures, speedAgainstFloat32, STATES } from "./summary.js";
+import { graverRun, keyFigures, STATES } from "./summary.js";
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {
@@ -60,17 +61,19 @@ export function createHeader(store, { offline, copyLink }) {
   function drawSentences() {
     const { runData, compareData } = store.state;
     const known = [runData, compareData].filter((data) => data?.headline);
-    sentences.replaceChildren(...known.map((data) => {
+    sentences.replaceChildren(...known.flatMap((data) => {
       const { glyph, word, level } = STATES[data.headline.state] ?? STATES.warning;
       const action = actionOf({ event: mainFinding(data) });
       const speed = data === runData ? speedAgainstFloat32(runData, compareData) : null;
-      return element(action ? "button" : "div", {
+      const sentence = element(action ? "button" : "div", {
         class: `sentence ${level}`, type: action ? "button" : null,
         title: action ? "Show its main finding below" : null, onclick: action,
       },
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
       element("span", {}, readablePowers(data.headline.text) + (speed ? ` ${speed}` : "")));
+      // An observation, of a run that may be sound.
+      return data.flat_loss ? [sentence, element("p", { class: "note" }, data.flat_loss)] : [sentence];
     }));
   }
 
@@ -82,8 +85,8 @@ export function createHeader(store, { offline, copyLink }) {
     if (graver.hidden) return;
     const { glyph, word, level } = STATES[found.state];
     graver.className = `graver ${level}`;
-    const more = found.others ? `; ${plural(found.others, "more run")} with an open finding` : "";
-    graver.textContent = `${glyph} ${found.run}: ${word.toLowerCase()}${more}`;
+    const more = found.others ? `, and ${plural(found.others, "more run")} with an open finding` : "";
+    graver.textContent = `${glyph} Another run needs attention: ${found.run} (${word.toLowerCase()})${more}`;
   }
 
   function nameOf(data) {

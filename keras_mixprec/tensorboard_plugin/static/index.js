@@ -126,7 +126,8 @@ export async function render() {
   const empty = createEmpty(offline);
   const main = element("main", { hidden: true },
     createRuns(store), createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
-    createLayers(store), createEvents(store), createMap(store), createCourse(store),
+    createLayers(store), createEvents(store),
+    element("div", { class: "pair" }, createMap(store), createCourse(store)),
     createDtypes(store), createWhatIf(store), createDifference(store),
     createPareto(store));
   addExports(main, store);

@@ -1,12 +1,14 @@
 import { BY_STEP } from "./axis.js";
 import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js";
+import { comparison } from "./comparison.js";
 import { dataTable } from "./data_table.js";
 import { breakable, card, element } from "./dom.js";
+import { lastFit } from "./fits.js";
+import { createFloat32Help } from "./float32_run.js";
 import { formatAmount, formatNumber } from "./format.js";
-import { labelOfRun } from "./names.js";
+import { labelOfRun, shortRun } from "./names.js";
 import { linearScale, stepDomain } from "./scales.js";
 import { valueOf } from "./speed.js";
-import { comparison } from "./summary.js";
 import { themeColor } from "./theme.js";
 
 const NOT_TIMED = "No step of this run was timed: it had too few steps without a probe or a " +
@@ -15,13 +17,14 @@ const TIMES = { left: 66, right: 14, top: 8, height: 56, axis: 26 };
 
 export function createPerformance(store) {
   const line = element("p", { class: "against", hidden: true });
+  const span = element("p", { class: "hint", hidden: true });
   const rows = element("tbody");
   const head = element("thead");
   const box = element("div", { class: "canvas-box" });
   const times = dataTable("Time of a step");
   const nothing = element("p", { class: "absent", hidden: true }, NOT_TIMED);
-  const all = element("div", {}, line, element("table", {}, head, rows), box, times.root);
-  const root = card("performance", "Speed", [], nothing, all);
+  const all = element("div", {}, line, span, element("table", {}, head, rows), box, times.root);
+  const root = card("performance", "Speed", [], createFloat32Help(store), nothing, all);
   const surface = createSurface(box, {
     role: "img", "aria-label": "Time of a step, by steps",
   }, draw);
@@ -43,6 +46,9 @@ export function createPerformance(store) {
     const text = known.length > 1 ? comparison(runData, compareData) : null;
     line.replaceChildren(...breakable(text ?? ""));
     line.hidden = !text;
+    const spans = known.map((data) => spanOf(data, known.length > 1)).filter(Boolean);
+    span.replaceChildren(...breakable(spans.join("; ")));
+    span.hidden = !spans.length;
     head.replaceChildren(...compareData ? [headOf(known, runData)] : []);
     const figures = known[0].performance.figures.filter(({ name }) => {
       return known.some((data) => valueOf(data, name) !== null);
@@ -56,6 +62,14 @@ export function createPerformance(store) {
     }));
     times.fill(() => [["run", "step", "time of a step"], known.flatMap(timesOf)]);
     surface.redraw();
+  }
+
+  // The figures are of the last fit, the curve of step times as well.
+  function spanOf(data, named) {
+    const text = lastFit(data);
+    const { runData, compareData } = store.state;
+    const other = data === runData ? compareData : runData;
+    return text && (named ? `${shortRun(data.run, other.run)}: ${text}` : `Of ${text}`);
   }
 
   // How fast a run is says nothing without what it came to.

@@ -1,9 +1,8 @@
 import { formatInteger, formatNumber, formatShare, plural } from "./format.js";
 import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
-import { shortRun } from "./names.js";
+import { fitsOf } from "./fits.js";
 import { alarmLevel } from "./palette.js";
 import { isRepaired, isWider } from "./precision.js";
-import { differs, inTimes, speedRatio, timesRange, valueOf } from "./speed.js";
 
 export function countBy(items, keyOf) {
   const counts = new Map();
@@ -29,14 +28,20 @@ export function keyFigures(run) {
   // Several optimizers may skip the same step.
   const counted = skipped && skipped <= run.last_step;
   const share = counted ? ` (${formatShare(skipped / run.last_step)})` : "";
+  const steps = formatInteger(run.last_step);
+  const { count: fits } = fitsOf(run);
   const types = [...countBy(run.layers, (layer) => layer.compute_dtype)];
   const demoted = run.layers.filter((layer) => layer.demoted_at !== null);
   const finding = findingState(run);
   return [
-    { name: "steps", text: formatInteger(run.last_step) },
+    {
+      name: "steps", text: steps + (fits > 1 ? ` in ${fits} fits` : ""),
+      title: "steps count on over all calls of fit that logged here",
+    },
     {
       name: "skipped steps",
-      text: formatInteger(skipped) + share,
+      // The sentence is of the last fit alone.
+      text: formatInteger(skipped) + (fits > 1 && skipped ? ` of ${steps}` : "") + share,
       event: run.events.find((event) => event.kind === "skipped_step"),
     },
     {
@@ -88,7 +93,9 @@ function findingState(run) {
 export function describeFinding(event, repaired, where = "") {
   const name = eventTitle(event) + where;
   if (repaired) return { text: `✓ ${name}, repaired`, level: "fine" };
-  const level = eventLevel(event);
+  // Only a verdict may be normal: what else the sentence begins with is to be looked into.
+  const own = eventLevel(event);
+  const level = event.kind === "verdict" || own === "bad" ? own : "warning";
   return { text: `${LEVELS[level].glyph} ${name}`, level };
 }
 
@@ -101,83 +108,31 @@ export const STATES = {
   healthy: { glyph: "✓", word: "Healthy", level: "fine" },
   repaired: { glyph: "✓", word: "Repaired", level: "fine" },
   warning: { glyph: "◆", word: "Warning", level: "warning" },
+  severe: { glyph: "▲", word: "Severe finding", level: "bad" },
   not_measured: { glyph: "○", word: "Not measured", level: "unknown" },
   failing: { glyph: "▲", word: "Failing", level: "bad" },
 };
 
-const OPEN_STATES = ["failing", "warning"];
+const URGENCY = { fine: 0, unknown: 0, warning: 1, bad: 2 };
+
+function urgencyOf(row) {
+  return URGENCY[STATES[row?.headline?.state]?.level] ?? 0;
+}
 
 /**
- * The gravest run of a folder, while the one that is shown needs nothing; `null` if that is
- * itself the gravest, or the gravest needs nothing either.
+ * The gravest run of a folder that is more urgent than the one that is shown, and how many
+ * others are; `null` if there is none.
  * @param {any[] | null} summaries The rows of the table of runs, some of them still unread.
  * @param {string | null} shown
  * @returns {{run: string, state: string, others: number} | null}
  */
 export function graverRun(summaries, shown) {
-  const open = (summaries ?? []).filter(({ headline }) => OPEN_STATES.includes(headline?.state));
-  if (!open.length || open.some(({ run }) => run === shown)) return null;
-  const worst = open.reduce((one, two) => (two.gravity < one.gravity ? two : one));
-  return { run: worst.run, state: worst.headline.state, others: open.length - 1 };
-}
-
-function memoryChange(run, other) {
-  const peaks = [run, other].map((data) => valueOf(data, "peak_memory"));
-  if (!peaks.every((peak) => peak > 0)) return null;
-  const percent = Math.round(100 * (peaks[0] / peaks[1] - 1));
-  return `${percent < 0 ? "−" : "+"}${Math.abs(percent)}\u202f% memory`;
-}
-
-/**
- * How fast a run is beside one of the same layers that computes in float32
- * alone, `null` if the other does not, or too little was measured of either.
- * @returns {string | null}
- */
-export function speedAgainstFloat32(run, other) {
-  const isWide = other?.layers.length && other.layers.every((layer) => {
-    return layer.compute_dtype === "float32";
-  });
-  const isAlike = isWide && layerPaths(run) === layerPaths(other);
-  const speed = isAlike && run !== other ? speedRatio(run, other) : null;
-  if (!speed?.enough) return null;
-  const found = openFinding(run);
-  const beside = found ? `; open finding: ${found}.` : ".";
-  return (differs(speed) ? `${inTimes(speed)} the speed of float32` :
-    `No difference from float32's speed was seen (${timesRange(speed)})`) + beside;
-}
-
-// What is wrong with a run and not repaired: its speed alone would recommend it.
-function openFinding(run) {
-  const event = mainFinding(run);
-  const isOpen = event && !run.finding.repaired && eventLevel(event) !== "info";
-  return isOpen ? eventTitle(event) : null;
-}
-
-function layerPaths(run) {
-  return run.layers.map((layer) => layer.path).sort().join("\n");
-}
-
-/**
- * Two runs in a line, `null` if nothing is known of one.
- * @returns {string | null}
- */
-export function comparison(run, other) {
-  const speed = speedRatio(run, other);
-  if (!speed) return null;
-  const faster = !speed.enough ? "too few steps measured to compare the speed" :
-    differs(speed) ? inTimes(speed) : `no difference in speed seen (${timesRange(speed)})`;
-  const wide = run.layers.filter((layer) => layer.compute_dtype === "float32");
-  const parts = [
-    faster,
-    memoryChange(run, other),
-    `${plural(wide.length, "layer")} in float32`,
-  ];
-  const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
-  const open = [run, other].flatMap((data, place) => {
-    const found = openFinding(data);
-    return found ? [`; open finding of ${names[place]}: ${found}`] : [];
-  });
-  return `${names.join(" against ")}: ${parts.filter(Boolean).join(", ")}${open.join("")}`;
+  const rows = summaries ?? [];
+  const own = urgencyOf(rows.find(({ run }) => run === shown));
+  const graver = rows.filter((row) => urgencyOf(row) > own);
+  if (!graver.length) return null;
+  const worst = graver.reduce((one, two) => (two.gravity < one.gravity ? two : one));
+  return { run: worst.run, state: worst.headline.state, others: graver.length - 1 };
 }
 
 // A layer in float32 may hold what is too large for 16 bits: that is what it is for.

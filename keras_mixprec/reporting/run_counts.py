@@ -1,0 +1,71 @@
+"""What the sentence on a run says of its steps, and of FLOPs in 16 bits."""
+
+from collections.abc import Iterator, Mapping
+
+from keras_mixprec.flop_shares import share_in_16_bits
+from keras_mixprec.formats import SIXTEEN_BITS, format_count
+from keras_mixprec.reporting.facts import Facts
+
+
+def steps_clause(facts: Facts, quiet: bool, known: bool) -> str:
+    """Returns how many steps there were, and how many of them were skipped.
+
+    Args:
+        facts: `Facts`.
+        quiet: Boolean. Whether nothing was found.
+        known: Boolean. Whether anything was measured.
+    """
+    return _last_of(facts) + _skips(facts, quiet, known)
+
+
+def share_clause(layers: list, demoted: Mapping) -> Iterator[str]:
+    """Yields the share of FLOPs in 16 bits, nothing where it is not known.
+
+    Args:
+        layers: List of dicts, as `Facts` has them.
+        demoted: Dict from the paths of demoted layers to their dtypes.
+    """
+    share = share_in_16_bits(layers)
+    if share is None:
+        return
+    if not is_low(layers):
+        yield "no layer in 16 bits"
+    else:
+        # Neither all nor nothing if it is not.
+        percent = 100 if share == 1 else min(max(round(100 * share), 1), 99)
+        still = "still " if demoted else ""
+        yield f"{percent}% of FLOPs {still}in 16 bits"
+
+
+def is_low(layers: list) -> bool:
+    """Whether any layer computes in 16 bits."""
+    return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
+
+
+def _skips(facts, quiet, known):
+    steps, skipped = facts.steps, facts.skipped
+    total = max(skipped.values(), default=0)
+    taken = format_count(steps, "step")
+    if not total:
+        none = ", none skipped" if skipped and steps else ""
+        found = ", no findings" if quiet and known else ""
+        return f"{taken}{none}{found}"
+    if len(skipped) > 1:
+        return ", ".join(
+            f"{_skipped(n, steps)} by {name}" for name, n in skipped.items()
+        )
+    searched = " while the loss scale was searched" if quiet else ""
+    return f"{_skipped(total, steps)}{searched}"
+
+
+def _skipped(count, steps):
+    if count >= steps > 0:
+        return f"all {format_count(steps, 'step')} skipped"
+    return f"{format_count(count, 'step') if count else 'none'} skipped"
+
+
+def _last_of(facts):
+    """What steps are of, where the log has more than those."""
+    if facts.fits == 1:
+        return ""
+    return f"last of {facts.fits} fits, from step {facts.first:,}: "

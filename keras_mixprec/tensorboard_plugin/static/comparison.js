@@ -1,0 +1,81 @@
+import { eventLevel, eventTitle, mainFinding } from "./event_text.js";
+import { plural } from "./format.js";
+import { shortRun } from "./names.js";
+import { differs, inTimes, speedRatio, timesRange, valueOf } from "./speed.js";
+
+function memoryChange(run, other) {
+  const peaks = [run, other].map((data) => valueOf(data, "peak_memory"));
+  if (!peaks.every((peak) => peak > 0)) return null;
+  const percent = Math.round(100 * (peaks[0] / peaks[1] - 1));
+  return percent ? `${Math.abs(percent)}\u202f% ${percent < 0 ? "less" : "more"} memory` :
+    "as much memory";
+}
+
+function inFloat32(run) {
+  return run.layers.filter((layer) => layer.compute_dtype === "float32");
+}
+
+/** Whether a run is what others are compared with to see what 16 bits bring. */
+export function isFloat32(run) {
+  return run.layers.length > 0 && inFloat32(run).length === run.layers.length;
+}
+
+// A ratio alone does not say which of the two it favours.
+function fasterOrSlower({ ratio }) {
+  return ratio > 1 ? "faster" : "slower";
+}
+
+/**
+ * How fast a run is beside one of the same layers that computes in float32
+ * alone, `null` if the other does not, or too little was measured of either.
+ * @returns {string | null}
+ */
+export function speedAgainstFloat32(run, other) {
+  const isAlike = other && isFloat32(other) && layerPaths(run) === layerPaths(other);
+  const speed = isAlike && run !== other ? speedRatio(run, other) : null;
+  if (!speed?.enough) return null;
+  const found = openFinding(run);
+  const beside = found ? `; open finding: ${found}.` : ".";
+  const of = `the speed of ${shortRun(other.run, run.run)}`;
+  const how = fasterOrSlower(speed);
+  return (differs(speed) ?
+    `${how[0].toUpperCase()}${how.slice(1)} than in float32, at ${inTimes(speed)} ${of}` :
+    `No difference in speed from float32 was seen (${timesRange(speed)} ${of})`) + beside;
+}
+
+// What is wrong with a run and not repaired: its speed alone would recommend it.
+function openFinding(run) {
+  const event = mainFinding(run);
+  const isOpen = event && !run.finding.repaired && eventLevel(event) !== "info";
+  return isOpen ? eventTitle(event) : null;
+}
+
+function layerPaths(run) {
+  return run.layers.map((layer) => layer.path).sort().join("\n");
+}
+
+/**
+ * What a run is beside another, in a line; `null` if nothing is known of one.
+ * @returns {string | null}
+ */
+export function comparison(run, other) {
+  const speed = speedRatio(run, other);
+  if (!speed) return null;
+  const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
+  const [own, its] = names;
+  const seen = !speed.enough ? "too few steps measured to compare the speed" :
+    `no difference in speed seen (${timesRange(speed)})`;
+  const first = speed.enough && differs(speed) ?
+    `${own} is ${fasterOrSlower(speed)} than ${its}, at ${inTimes(speed)} its speed` :
+    `${own} against ${its}: ${seen}`;
+  const parts = [
+    first,
+    memoryChange(run, other),
+    `${plural(inFloat32(run).length, "layer")} in float32 (${its}: ${inFloat32(other).length})`,
+  ];
+  const open = [run, other].flatMap((data, place) => {
+    const found = openFinding(data);
+    return found ? [`; open finding of ${names[place]}: ${found}`] : [];
+  });
+  return parts.filter(Boolean).join("; ") + open.join("");
+}
