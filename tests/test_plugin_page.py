@@ -1052,9 +1052,11 @@ def speed_in_words(told, *runs):
         low.append(max(median - off, 0))
         high.append(median + off)
         medians.append(median)
-    ends = low[0] / high[1], high[0] / low[1]
+    # A machine that does other things may leave all or nothing possible.
+    ends = low[0] / high[1], high[0] / low[1] if low[1] else np.inf
     ratio = medians[0] / medians[1]
     times = "{:#.2g}x ({:#.2g}x to {:#.2g}x)".format(ratio, *ends)
+    times = times.replace("infx", "∞")
     if ends[0] <= 1 <= ends[1]:
         return ": no difference in speed seen " + times.partition(" ")[2]
     return f", at {times} its speed"
