@@ -1,6 +1,6 @@
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatInteger } from "./format.js";
+import { formatInteger, readable } from "./format.js";
 import { lastMeasured } from "./heat_data.js";
 import { createHeatLegend } from "./heat_legend.js";
 import { isOfRun } from "./heat_data.js";
@@ -54,7 +54,10 @@ export function createHeatCard(store) {
   const table = dataTable("Worst value of each layer");
   const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
   const formatOf = () => store.state.runData?.format?.name ?? "float16";
-  const legend = createHeatLegend(legendBox, kindOf, formatOf);
+  const hasBadInput = () => [store.state.heat, store.state.compareHeat].some((heat) => {
+    return heat?.badInput.columns.size > 0;
+  });
+  const legend = createHeatLegend(legendBox, kindOf, formatOf, hasBadInput);
 
   function fillMetrics() {
     const { runData, metric } = store.state;
@@ -81,7 +84,7 @@ export function createHeatCard(store) {
     if (metric && select.value !== metric) select.value = metric;
     meaning.textContent = metricOf(runData, metric)?.explanation ?? "";
     const measured = Boolean(runData?.heat);
-    withheld.textContent = [endOfMeasuring(), runData?.withheld].filter(Boolean).join(" ");
+    withheld.textContent = readable([endOfMeasuring(), runData?.withheld].filter(Boolean).join(" "));
     withheld.hidden = !withheld.textContent;
     missing.hidden = measured && Boolean(heat);
     missing.textContent = measured ? "No values of this quantity here." :
@@ -113,7 +116,7 @@ export function createHeatCard(store) {
   store.on(
     ["runData", "heat", "compare", "compareData", "compareHeat", "metric"], update,
   );
-  store.on(["runData", "metric", "theme"], legend.redraw);
+  store.on(["runData", "metric", "theme", "heat", "compareHeat"], legend.redraw);
   const root = card(
     "heatmap", "Layers over time", [fitLabel, select], meaning, withheld, missing, body,
     table.root,
