@@ -352,6 +352,9 @@ def test_what_is_all_zero_is_said_alike(page):
     assert said in page.text("#histogram .nothing")
     cells = "#what-if tr[data-layer=zeros] td"
     assert page.texts(cells)[0] == "all values are zero"
+    show(page, "inside")
+    cells = "#what-if tr[data-layer=sum_of_squares] td"
+    assert page.texts(cells)[-1] == "none"  # It has no weights.
 
 
 @pytest.mark.parametrize("run", ["bad", "inside", "dead", "overflow"])

@@ -7,7 +7,7 @@ import { isOfRun } from "./heat_data.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
-import { groupMetrics, valueInWords } from "./metrics.js";
+import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -105,8 +105,9 @@ export function createHeatCard(store) {
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, "at step"],
-      worstOfRows(heat, layers, layerChoice(store.state)).map(({ name, value, step }) => [
-        name, valueInWords(metric.kind, value, null, formatOf()),
+      worstOfRows(heat, layers, layerChoice(store.state)).map(({ name, value, step, isBad }) => [
+        name, isBad && Number.isNaN(value) ? BAD_INPUT :
+          valueInWords(metric.kind, value, null, formatOf()),
         step === null ? "–" : formatInteger(step),
       ])]);
   }

@@ -73,8 +73,8 @@ export function isBadSince({ ranks, columns }, { until }, step) {
 }
 
 /**
- * The worst value of each row and the first step of it.
- * @returns {{name: string, value: number, step: number | null}[]}
+ * The worst value of each row, the first step of it, and whether any was left out.
+ * @returns {{name: string, value: number, step: number | null, isBad: boolean}[]}
  */
 export function worstOfRows(heat, layers, choice) {
   const size = heat.from.length;
@@ -89,6 +89,7 @@ export function worstOfRows(heat, layers, choice) {
         [value, step] = [found, heat.from[column]];
       }
     }
-    return { name, value, step };
+    const isBad = calls.some((call) => heat.badInput?.rows.has(call));
+    return { name, value, step, isBad };
   });
 }

@@ -142,7 +142,7 @@ export function createWhatIf(store) {
         const isZero = own.activation.state === "unknown" && isAllZero(layer);
         const activation = isZero ? { ...own.activation, state: "zero" } : own.activation;
         const state = isZero && own.state === "unknown" ? "zero" : own.state;
-        return { path: layer.path, ...own, activation, state };
+        return { path: layer.path, hasWeights: layer.parameters !== 0, ...own, activation, state };
       })
       .sort((one, other) => ORDER.indexOf(one.state) - ORDER.indexOf(other.state));
     const count = (state) => found.filter((one) => one.state === state).length;
@@ -159,9 +159,9 @@ export function createWhatIf(store) {
     rows.replaceChildren(...found.slice(0, ROWS_SHOWN).map(row));
   }
 
-  function row({ path, state, activation, gradient, weight, refused }) {
+  function row({ path, hasWeights, state, activation, gradient, weight, refused }) {
     const level = LEVEL[state];
-    const cell = (text, bad) => element("td", {}, bad ? badgeOf(text, bad) : text);
+    const cell = (text, bad = null) => element("td", {}, bad ? badgeOf(text, bad) : text);
     const levelOf = (part) => LEVEL[part.state] ?? null;
     const gone = gradient && gradient.lowest > gradient.highest ? "bad" : null;
     return element("tr", { "data-layer": path, class: level ?? null },
@@ -171,7 +171,7 @@ export function createWhatIf(store) {
       refused.length && LEVEL[activation.state] !== "bad" ? cell(foundInWords(refused), "bad") :
         cell(partInWords(activation, type.value), levelOf(activation)),
       cell(windowInWords(gradient), gone),
-      cell(partInWords(weight, type.value), levelOf(weight)));
+      hasWeights ? cell(partInWords(weight, type.value), levelOf(weight)) : cell("none"));
   }
 
   function badgeOf(text, level) {
