@@ -1,6 +1,7 @@
 """What is a fault of a format and what is not, in the log and on the page."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import keras_mixprec as kmp
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.bad_input import mark_spoiled
 from keras_mixprec.reporting.file_source import FileSource, find_runs
+from keras_mixprec.reporting.report_page import static
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_ranges import run_ranges
@@ -367,3 +369,10 @@ def test_a_layer_that_nobody_chose_is_shown_for_a_reason(page):
     show(page, "search")
     why = "(the least headroom of the layers with a histogram; click"
     assert why in page.text("#histogram .hint")
+
+
+def test_a_run_to_compare_with_has_no_colour_of_an_alarm():
+    colours = re.findall("--compare: #(\\w{6})", static("style.css"))
+    assert len(colours) == 2  # Of the light and of the dark theme.
+    for red, green, blue in map(bytes.fromhex, colours):
+        assert max(red, green, blue) - min(red, green, blue) < 32
