@@ -14,10 +14,9 @@ from plugin_page import Page
 from plugin_runs import train
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting import schema
+from keras_mixprec.reporting import report_page, report_picture, schema
 from keras_mixprec.reporting.bad_input import mark_spoiled
 from keras_mixprec.reporting.file_source import FileSource, find_runs
-from keras_mixprec.reporting.report_page import static
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_ranges import run_ranges
@@ -233,6 +232,17 @@ def test_an_error_is_that_of_now_if_one_is_known(tmp_path, errors, found):
     assert ranges["error_step"] == found
 
 
+def test_the_picture_has_bad_data_in_a_colour_of_its_own(logs):
+    data = data_of(logs, "bad")
+    overviews = {data.name: data.overview()}
+    axis = report_picture.draw([data], overviews).axes[1]
+    said = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert "input not finite" in said
+    (mesh,) = axis.collections
+    colours = np.reshape(mesh.get_array(), (-1, 4))
+    assert [*report_page.level("input"), 1] in colours.tolist()
+
+
 # What the page says.
 
 
@@ -288,11 +298,11 @@ def test_bad_data_is_called_bad_data(page):
     assert BAD_INPUT in page.texts(".heat-legend li")
     assert page.count(HEAT, PURPLE) > 0
     assert "overflow" not in page.text("#map .map-scroll")
-    assert "steps 5, 12, whose input was not" in page.text("#map .hint")
+    assert "not finite at steps 5, 12 (bad data)" in page.text("#map .hint")
     said = page.text("#what-if")
     assert "would overflow" not in said
     assert "not finite in float16" not in said
-    assert "steps 5, 12, whose input was not" in said
+    assert "not finite at steps 5, 12 (bad data)" in said
     assert "hidden" not in page.text("#what-if h3 + p")
 
 
@@ -319,7 +329,7 @@ def test_the_histogram_of_a_bad_batch_raises_no_alarm(page, tmp_path, bad):
     assert (BAD_INPUT in page.text("#histogram .words")) == bool(bad)
     assert page.shown("#histogram .words.alarm") != bool(bad)
     page.one("#course")
-    left_out = "Not counted: what was not finite at step 5"
+    left_out = "The input was not finite at step 5 (bad data)"
     page.until(lambda: page.text("#course .hint"))
     assert (left_out in page.text("#course .hint")) == bool(bad)
     assert ("first at step 5" in page.text("#course .hint")) != bool(bad)
@@ -372,7 +382,9 @@ def test_a_layer_that_nobody_chose_is_shown_for_a_reason(page):
 
 
 def test_a_run_to_compare_with_has_no_colour_of_an_alarm():
-    colours = re.findall("--compare: #(\\w{6})", static("style.css"))
+    colours = re.findall(
+        "--compare: #(\\w{6})", report_page.static("style.css")
+    )
     assert len(colours) == 2  # Of the light and of the dark theme.
     for red, green, blue in map(bytes.fromhex, colours):
         assert max(red, green, blue) - min(red, green, blue) < 32

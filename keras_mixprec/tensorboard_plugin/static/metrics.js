@@ -32,8 +32,8 @@ export const BAD_INPUT = "input not finite: no overflow, no format helps";
 export function leftOut(steps) {
   if (!steps.length) return "";
   const named = listSome(steps.map(formatInteger), 4);
-  return `Not counted: what was not finite at ${steps.length > 1 ? "steps" : "step"} ${named}, ` +
-    "whose input was not: bad data, which no format mends.";
+  return `The input was not finite at ${steps.length > 1 ? "steps" : "step"} ${named} ` +
+    "(bad data): what it made infinite or NaN is not counted, since no format mends it.";
 }
 
 // By the unit of a metric: a number of it in words.
