@@ -191,8 +191,7 @@ PERFORMANCE = {
             "input_share",
             "share",
             "time in input",
-            "Share of the time of steps in which `fit` waits for the next "
-            "batch.",
+            "Share of the time of steps in which fit waits for the next batch.",
             "max",
         ),
         (

@@ -65,7 +65,7 @@ test("a plan is not offered without what other runs found in its 16-bit layers",
   const rows = [
     { run: "wide", finding: finding("a") }, { run: "low", finding: finding("block/norm#2") },
     { run: "other model", finding: finding("b") }, { run: "mild", finding: finding("a", "info") },
-    { run: "sound", finding: null }, { run: "to be read", unread: true },
+    { run: "bad data", finding: finding(null) }, { run: "sound", finding: null }, { run: "to be read", unread: true },
   ];
   const plan = (...wide) => ({ reasons: new Map(wide.map((path) => [path, "it overflows"])) });
   assert.deepEqual(whatIf.foundElsewhere(rows, run, plan()), [
@@ -101,10 +101,10 @@ test("the course of a layer holds its largest, median and smallest numbers", () 
   };
   const histogram = { steps: [3], exponents: [[-4, -3, 1, 128]], counts: [[1, 4, 3, 9]], low: [-3] };
   assert.deepEqual(course.courseOf(heat, histogram, "b", 16), {
-    largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]], nonfinite: [3, 9],
+    largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]], nonfinite: [3, 9], isZero: false,
   });
   assert.deepEqual(course.courseOf(null, null, "b", 16), {
-    largest: [], median: [], smallest: [], nonfinite: [],
+    largest: [], median: [], smallest: [], nonfinite: [], isZero: false,
   });
 });
 
@@ -198,11 +198,12 @@ test("without a graph there is the nesting", () => {
 
 test("the worst of all calls of a layer counts", () => {
   const heat = {
-    layers: ["a", "a#1", "b"], from: [0, 1], pool: "min", values: [3, NaN, 2, 5, NaN, NaN],
+    layers: ["a", "a#1", "b"], from: [0, 1], until: [0, 1], pool: "min", values: [3, NaN, 2, 5, NaN, NaN],
   };
-  const found = map.worstByLayer(heat, new Set(["a", "b"]), (call) => call.split("#")[0]);
-  assert.equal(found.get("a"), 2);
-  assert.ok(Number.isNaN(found.get("b")));
+  const layers = new Map([["a", layer("a")], ["b", layer("b")]]);
+  const found = map.worstByLayer(heat, layers, (call) => call.split("#")[0], "headroom");
+  assert.equal(found.get("a").value, 2);
+  assert.ok(Number.isNaN(found.get("b").value));
 });
 
 const pareto = await load("pareto");

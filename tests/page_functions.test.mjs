@@ -73,7 +73,7 @@ test("numbers and powers read well", () => {
   assert.equal(format.formatNumber("nan"), "NaN");
   assert.equal(format.formatInteger(1234567), "1\u202f234\u202f567");
   assert.equal(
-    format.readablePowers("Loss scale: 2**15 -> 2**-14, x = 2**0.5"),
+    format.readable("Loss scale: 2**15 -> 2**-14, x = 2**0.5"),
     "Loss scale: 2¹⁵ -> 2⁻¹⁴, x = 2**0.5",
   );
   assert.equal(format.listSome(["a", "b", "c"], 2), "a, b and 1 more");
@@ -178,13 +178,19 @@ function heatBuffer(head, values) {
   return buffer;
 }
 
-const HEAD = { layers: ["a", "b"], from: [0, 10, 20], until: [9, 19, 29], pool: "min" };
+const HEAD = {
+  layers: ["a", "b"], from: [0, 10, 20], until: [9, 19, 29], pool: "min",
+  bad_input: { rows: [1], columns: [2] },
+};
 
 test("a heat answer is decoded", () => {
   const values = [1, 2, 3, NaN, -Infinity, 0.5];
   const heat = heatData.decodeHeat(heatBuffer(HEAD, values));
   assert.deepEqual([...heat.values], values);
   assert.deepEqual(heat.layers, ["a", "b"]);
+  assert.ok(heatData.isBadInput(heat, 1, 2));
+  assert.ok(!heatData.isBadInput(heat, 0, 2));
+  assert.ok(!heatData.isBadInput(heat, 1, 0));
 });
 
 test("where measuring ended is the last step with any value", () => {

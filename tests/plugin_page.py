@@ -12,7 +12,7 @@ from selenium.webdriver.support.ui import Select
 from benchmarks.browser import until_ready
 
 # The page's colours: see `static/style.css`.
-LINE, COMPARED, CURSOR = "0072b2", "7d5600", "111827"
+LINE, COMPARED, CURSOR = "0072b2", "46505f", "111827"
 DARK_LINE = "56b4e9"
 VERMILLION = "d55e00"
 SKY, BEYOND = "56b4e9", "b0b6be"

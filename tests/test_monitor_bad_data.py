@@ -206,3 +206,16 @@ def test_structures_of_arrays(tmp_path):
     x, y = data(21)
     model.fit({"a": y, "b": x}, y, batch_size=4, verbose=0, callbacks=[watcher])
     assert watcher.verdicts[0].numbers["samples_of_x"] == [21]
+
+
+@pytest.mark.parametrize("row", [0, 39])
+def test_a_bad_batch_at_the_end_takes_no_headroom(tmp_path, row):
+    x, y = data(row)
+    watcher = kmp.MixPrecMonitor(
+        tmp_path, update_freq=1, probe_every=1, max_overhead=1, verbose=0
+    )
+    model = one_weight(jit=JIT)
+    model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[watcher])
+    said = str(watcher.summary)
+    assert "activations not finite" not in said
+    assert ("Least headroom at the end: activations" in said) == (row == 0)

@@ -78,9 +78,14 @@ class Verdict:
 
     def _evidence(self):
         numbers = ", ".join(
-            f"{name}={_format(value)}" for name, value in self.numbers.items()
+            f"{name}={_format(value)}{_LIMITS.get(name, '')}"
+            for name, value in self.numbers.items()
         )
         return f" ({numbers})" if numbers else ""
+
+
+# What a number is to be seen beside.
+_LIMITS = {"largest_inside_in_float32": "; float16 holds up to 65504"}
 
 
 def _format(value):

@@ -1,5 +1,6 @@
 """The few lines that a run ends with."""
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -36,8 +37,8 @@ class TrainingSummary(NamedTuple):
             scaling. Of several, the one that skipped most is remarked upon.
         headroom: Dict from `"activation"` and `"gradient"` to the path of the
             layer with the least headroom and that headroom in bits, as of the
-            last probed step, `-inf` if numbers are not finite there; empty if
-            none was probed.
+            last probed step, `-inf` if numbers are not finite there though the
+            batch was; empty if none was probed.
         folder: String. Where the log is; empty if another worker has it.
         unscaled_float16: String. That layers compute in float16 and nothing
             scales the loss, and what to do about it; empty if it is scaled.
@@ -230,7 +231,7 @@ def summarize(session) -> TrainingSummary:
     return TrainingSummary(
         dtypes=dict(Counter(dtypes)),
         optimizers=optimizers,
-        headroom=headroom,
+        headroom=_of_formats(headroom, session),
         folder=session.log.folder,
         unscaled_float16=remedy(session.model, lack) if lack else "",
         headline=headline(facts),
@@ -242,3 +243,13 @@ def summarize(session) -> TrainingSummary:
         or not {*SIXTEEN_BITS} & {*dtypes},
         speed=sentence(speed) if speed else "",
     )
+
+
+def _of_formats(headroom, session):
+    """Without what is not finite because the batch of that step was not."""
+    bad = {batch["step"] for batch in session.bad_data.batches}
+    if session.prober.last_step not in bad:
+        return headroom
+    return {
+        part: least for part, least in headroom.items() if least[1] > -math.inf
+    }

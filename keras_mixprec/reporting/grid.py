@@ -17,6 +17,8 @@ class Grid(NamedTuple):
             ends with.
         worst: Array `[layers, columns]`, NaN where nothing was measured.
         pool: String. `"min"` or `"max"`, whichever is the worse.
+        lost: Boolean array `[layers, columns]`, where something is left out
+            because the batch was not finite.
     """
 
     layers: list
@@ -24,6 +26,7 @@ class Grid(NamedTuple):
     last: np.ndarray
     worst: np.ndarray
     pool: str
+    lost: np.ndarray
 
     def to_bytes(self) -> bytes:
         """Returns it for the page.
@@ -39,6 +42,10 @@ class Grid(NamedTuple):
             "from": self.first.tolist(),
             "until": self.last.tolist(),
             "pool": self.pool,
+            "bad_input": {
+                "rows": np.flatnonzero(self.lost.any(axis=1)).tolist(),
+                "columns": np.flatnonzero(self.lost.any(axis=0)).tolist(),
+            },
         }
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 4)

@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.bad_input import nonfinite
 from keras_mixprec.reporting.schema import chunk_tag
 
 # What a run of a million steps, probed every 100, comes to with 500 rows at
@@ -197,12 +198,16 @@ class Table:
             `"metrics"`, a dict from the names of the columns to `"min"` or
             `"max"`, whichever is the worse.
         points: List of `Point`.
+
+    Attributes:
+        spoiled: Boolean array. Of which steps the batch was not finite.
     """
 
     def __init__(self, content, points):
         self.layers = content["layers"]
         self.metrics = schema.with_current_names(content["metrics"])
         self.steps = np.array([point.step for point in points], "int64")
+        self.spoiled = np.zeros(len(points), bool)
         self._points = points
 
     def column(self, metric: str, layers: list) -> np.ndarray:
@@ -217,7 +222,8 @@ class Table:
             headroom of a tensor with an infinity or a NaN is minus infinity:
             its finite elements alone would look sound. For the same reason
             the shares that vanish and that lose digits, which leave zeros
-            out, are infinite where all elements are zero.
+            out, are infinite where all elements are zero. What is not finite
+            because the batch was not is NaN.
         """
         own = self._values(metric)
         count = metric.removesuffix("headroom_bits") + "nonfinite"
@@ -227,10 +233,33 @@ class Table:
         zero = f"{part}_zero"
         if quantity in ("below", "subnormal") and zero in self.metrics:
             own = np.where(self._values(zero) == 1, np.inf, own)
+        if self.spoiled.any():
+            own = np.where(self._lost(metric), np.nan, own)
+        return self._moved(own.astype("float32", copy=False), layers, np.nan)
+
+    def lost(self, metric: str, layers: list) -> np.ndarray:
+        """Returns of which layers a bad batch left nothing to know.
+
+        Args:
+            metric: String.
+            layers: As for `column`.
+
+        Returns:
+            Boolean array `[steps, layers]`.
+        """
+        return self._moved(self._lost(metric), layers, False)
+
+    def _lost(self, metric):
+        if not self.spoiled.any():
+            return np.zeros((len(self.steps), len(self.layers)), bool)
+        lost = nonfinite(metric, self.metrics, self._values)
+        return lost & self.spoiled[:, None]
+
+    def _moved(self, own, layers, fill):
         if layers == self.layers:  # As in most logs: nothing is to be moved.
-            return own.astype("float32", copy=False)
+            return own
         places = {name: place for place, name in enumerate(layers)}
-        result = np.full((len(own), len(layers)), np.nan, "float32")
+        result = np.full((len(own), len(layers)), fill, own.dtype)
         result[:, [places[name] for name in self.layers]] = own
         return result
 

@@ -140,7 +140,7 @@ def category(name: str) -> np.ndarray:
 
 
 def level(name: str) -> np.ndarray:
-    """Returns the colour of `"bad"`, `"warning"`, `"zero"` or `"beyond"`."""
+    """Returns the colour of a level that `colors.js` has, or of `"beyond"`."""
     if name == "beyond":
         return np.array(COLOURS["beyond"]) / 255
     return category(COLOURS["levels"][name])

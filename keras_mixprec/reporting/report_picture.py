@@ -33,7 +33,12 @@ _WIDER = {
 }
 
 # What the legend of the heatmap says besides its scale.
-_OTHERS = {"bad": "overflow", "zero": "all zero", "beyond": "beyond {}"}
+_OTHERS = {
+    "bad": "overflow",
+    "zero": "all zero",
+    "beyond": "beyond {}",
+    "input": "input not finite",
+}
 _LONGEST = 40
 
 
@@ -155,10 +160,12 @@ def _draw_headroom(figure, axis, run, overview):
     shown = slice(None, None, -(-len(layers) // _MOST_LAYERS))
     name = overview["format"]["name"]
     wider = _wider(grid, overview["layers"], name)
+    colours = headroom_colours(grid.worst, wider)
+    colours[grid.lost & np.isnan(grid.worst)] = (*level("input"), 1)
     axis.pcolormesh(
         np.append(grid.first, grid.last[-1] + 1),
         np.arange(len(layers) + 1),
-        headroom_colours(grid.worst, wider),
+        colours,
     )
     axis.invert_yaxis()
     labels = _labels(layers)[shown]
@@ -167,10 +174,10 @@ def _draw_headroom(figure, axis, run, overview):
     )
     axis.tick_params(axis="y", labelsize=6)
     axis.set_xlabel("step")
-    _draw_legend(figure, axis, name)
+    _draw_legend(figure, axis, name, grid.lost.any())
 
 
-def _draw_legend(figure, axis, name):
+def _draw_legend(figure, axis, name, has_bad_input):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.patches import Patch
@@ -184,6 +191,7 @@ def _draw_legend(figure, axis, name):
     others = [
         Patch(color=level(kind), label=text.format(name))
         for kind, text in _OTHERS.items()
+        if kind != "input" or has_bad_input
     ]
     axis.legend(
         handles=others,

@@ -6,12 +6,12 @@ than its schema.
 
 import itertools
 import math
-from collections import Counter
 
 import numpy as np
 
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.bad_input import bad_input_steps, mark_spoiled
 from keras_mixprec.reporting.clock import clock
 from keras_mixprec.reporting.facts import about, is_event
 from keras_mixprec.reporting.fixes import add_fixes
@@ -30,12 +30,14 @@ from keras_mixprec.reporting.performance import Row, performance
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
+    add_inside,
     add_repairs,
     read_layers,
     read_paths,
 )
 from keras_mixprec.reporting.run_ranges import smallest_that_counts
 from keras_mixprec.reporting.run_summary import conclusion, shares_in_16_bits
+from keras_mixprec.reporting.skipped_steps import batches_skipped
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
 
@@ -107,13 +109,14 @@ class RunData:
         add_fixes(events, layers)
         add_events(layers, events)
         add_headroom(layers, heat)
+        add_inside(layers, events, measured_against(layers))
         add_repairs(layers, measured_against(layers))
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
-            "skipped": _batches_skipped(events, scale),
+            "skipped": batches_skipped(events, scale),
             "layers": layers,
             "share_of_flops": shares,
             "matmul_precision": _matmul_precision(events),
@@ -122,6 +125,7 @@ class RunData:
             "loss": self.loss(),
             "clock": clock(self._epoch_ends(), events),
             "events": events,
+            "bad_input": sorted(bad_input_steps(events)),
             "heat": {
                 "metrics": [describe(*item) for item in metrics.items()],
                 "layers": rows_in_order(tables, _paths(layers)),
@@ -140,11 +144,7 @@ class RunData:
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""
-        events = [
-            parse_json(line, dict)
-            for tag in self._chunks(schema.EVENTS)
-            for line in self._entries(tag)
-        ]
+        events = [parse_json(line, dict) for line in self._event_lines()]
         whole = [event | about(event) for event in events if is_event(event)]
         return sorted(whole, key=lambda event: event["step"])
 
@@ -173,11 +173,13 @@ class RunData:
         pool = tables[-1].metrics[metric]
         steps = np.concatenate([table.steps for table in tables])
         rows = np.concatenate([t.column(metric, layers) for t in tables])
+        lost = np.concatenate([t.lost(metric, layers) for t in tables])
         size = math.ceil(len(rows) / min(columns, MAX_COLUMNS))
         first = np.arange(0, len(rows), size)
         last = np.minimum(first + size, len(rows)) - 1
         worst = pool_groups(pool, rows, size).T
-        return Grid(layers, steps[first], steps[last], worst, pool)
+        lost = np.logical_or.reduceat(lost, first).T
+        return Grid(layers, steps[first], steps[last], worst, pool, lost)
 
     def measured(self, metric: str) -> dict:
         """Returns a metric of every layer by step, ready for JSON.
@@ -287,7 +289,13 @@ class RunData:
     def _whole(self, tags, read):
         """The tables of those tags that have values which are not damaged."""
         found = [(self._source.contents[tag], read(tag)) for tag in tags]
-        return [Table(content, points) for content, points in found if points]
+        tables = [Table(content, points) for content, points in found if points]
+        mark_spoiled(tables, self._event_lines())
+        return tables
+
+    def _event_lines(self):
+        chunks = self._chunks(schema.EVENTS)
+        return itertools.chain(*(self._entries(tag) for tag in chunks))
 
     def _chunks(self, family):
         # A tag that does not say what it holds is damaged.
@@ -363,29 +371,3 @@ def _withheld(events):
     """Why ranges of layers were not measured, `None` if that is not logged."""
     logged = [e for e in events if e["kind"] == "ranges_withheld"]
     return logged[-1]["message"] if logged else None
-
-
-def _skipped(course):
-    """How many steps were skipped, by all runs into the folder."""
-    counts = [0, *course["skipped"]]
-    # An optimizer that counts from 0 again was made for another run.
-    return sum(
-        now - before if now >= before else now
-        for before, now in itertools.pairwise(counts)
-    )
-
-
-def _batches_skipped(events, scale):
-    """In how many batches updates were skipped; several may be in one.
-
-    At least: of steps that are not listed one by one, those of the optimizer
-    that skipped most.
-    """
-    listed = [
-        (event.get("optimizer", ""), event["at_step"])
-        for event in events
-        if event["kind"] == "skipped_step" and "at_step" in event
-    ]
-    counts = Counter(name for name, _ in set(listed))
-    others = [_skipped(c) - counts[c["optimizer"]] for c in scale]
-    return len({step for _, step in listed}) + max([0, *others])

@@ -13,6 +13,7 @@ from keras_mixprec.reporting.facts import (
     is_repaired,
     severity_of,
 )
+from keras_mixprec.reporting.format_limits import format_limits
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import (
     FED_BY,
@@ -22,6 +23,7 @@ from keras_mixprec.reporting.schema import (
 from keras_mixprec.reporting.text_formats import parse_json
 
 _METRIC = "activation_headroom_bits"
+_INSIDE = "largest_inside_in_float32"
 
 
 def read_layers(points: list) -> list[dict]:
@@ -109,6 +111,49 @@ def add_headroom(layers: list, tables: list):
         bits, step = least.get(layer["path"], (None, None))
         bits = None if bits is None else round(bits, 2)
         layer |= {"least_headroom": bits, "worst_step": step}
+
+
+def add_inside(layers: list, events: list, limit: str):
+    """Adds what overflows on the way to outputs that fit.
+
+    `"inside"` is `None`, or a dict of the `"step"` at which a verdict said so
+    and of the `"largest"` number inside of the layer in float32. Headroom,
+    which is of outputs, is used up then.
+
+    Args:
+        layers: List of dicts, the table of layers.
+        events: List of dicts.
+        limit: String. The dtype that headroom refers to.
+    """
+    known = {layer["path"]: layer for layer in layers}
+    for layer in layers:
+        layer["inside"] = None
+    for event in events:
+        layer = known.get(event.get("layer"))
+        largest = event.get("numbers", {}).get(_INSIDE)
+        found = event.get("verdict") == "forward_overflow" and largest
+        if layer and found and _still_holds(event, layer, limit):
+            _use_up(layer, event, largest, format_limits(limit)["maximum_bits"])
+
+
+def _still_holds(verdict, layer, limit):
+    """Whether its dtype would make it overflow, or is wider because of that."""
+    if is_repaired("forward_overflow", dtype_now(layer)):
+        return layer["compute_dtype"] != limit
+    # One that was demoted and has returned since was found sound.
+    changed = layer["dtypes"][-1][0] if layer["dtypes"][1:] else -1
+    return verdict["step"] > changed
+
+
+def _use_up(layer, verdict, largest, maximum_bits):
+    # A sum may overflow on the way to a mean, and show in no other number.
+    bits = min(maximum_bits - math.log2(float(largest)), 0.0)
+    left = layer["least_headroom"]
+    # Outputs that are not finite, or as large, say more.
+    if left is None or left > bits:
+        step = verdict.get("at_step", verdict["step"])
+        layer["inside"] = {"step": step, "largest": largest}
+        layer |= {"least_headroom": round(bits, 2), "worst_step": step}
 
 
 def add_repairs(layers: list, limit: str):

@@ -19,6 +19,7 @@ from keras_mixprec.reporting.format_limits import (
 )
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import EXPONENTS
+from keras_mixprec.reporting.skipped_steps import lowest_overflowing_scale
 from keras_mixprec.verdict_kinds import KINDS
 
 PARTS = ("activation", "gradient", "weight")
@@ -40,20 +41,26 @@ def run_ranges(data, columns: int) -> dict:
             each stretch.
 
     Returns:
-        Dict with `"formats"`, the limits of each that there is, and
+        Dict with `"formats"`, the limits of each that there is;
+        `"overflowing_scale"`, the least loss scale, as a power of two, at which
+        steps were skipped since dtypes last changed, `None` if none was; and
         `"layers"`: by path a dict of the parts that were measured, each with
         `"first"`, `"last"` and `"worst"`, and `"nonfinite"`: the step at which
         it was the first layer whose activations were not finite, and the dtype
         it computed in then; `"refused"`, by format the kinds of verdict on it
         that the format does not repair; and `"error"`, the largest against
-        float32. A range is a dict of `"largest"`, the logarithm of the largest
-        magnitude, and `"low"`, the exponent of the smallest magnitude that
-        counts, each with its step. Gradients are without the loss scale.
+        float32 since its dtype last changed, or before if none is known since,
+        with its step as `"error_step"`. A range is a dict of `"largest"`, the
+        logarithm of the largest magnitude, and `"low"`, the exponent of the
+        smallest magnitude that counts, each with its step. Gradients are
+        without the loss scale.
     """
-    begins = _begins(data.events())
+    events = data.events()
+    begins = _begins(events)
     layers = _since_calls(data.layers(), begins)
     paths = {layer["path"] for layer in layers}
     limit = _limits(layers)
+    changed = max((s for x in layers for s, _ in x["dtypes"][1:]), default=-1)
     courses = data.scale()
     found: dict = {}
 
@@ -85,14 +92,15 @@ def run_ranges(data, columns: int) -> dict:
     }
     for path, first in _first_nonfinite(data, layers, columns).items():
         ranges.setdefault(path, {})["nonfinite"] = first
-    for path, kinds in _refused(data.events()).items():
+    for path, kinds in _refused(events).items():
         ranges.setdefault(path, {})["refused"] = kinds
-    for path, error in _errors(data, paths, columns).items():
-        ranges.setdefault(path, {})["error"] = error
+    for path, found in _errors(data, layers, columns).items():
+        ranges.setdefault(path, {}).update(found)
     return {
         "run": data.name,
         "formats": [format_limits(name) for name in CHOICES],
         "layers": ranges,
+        "overflowing_scale": lowest_overflowing_scale(events, changed),
     }
 
 
@@ -283,19 +291,30 @@ def _refused(events):
     return found
 
 
-def _errors(data, paths, columns):
-    worst = {}
+def _errors(data, layers, columns):
+    """By path, the largest error, and the step of it.
+
+    What was found before a layer changed its dtype counts if nothing was since.
+    """
+    changed = {
+        layer["path"]: max((s for s, _ in layer["dtypes"][1:]), default=-1)
+        for layer in layers
+    }
+    worst: dict = {}
     for metric in AUDITED:
         grid = _grid(data, metric, columns)
         for row, errors in (
             zip(grid.layers, grid.worst, strict=True) if grid else ()
         ):
-            known = errors[~np.isnan(errors)]
-            if known.size:
-                path = layer_of(row, paths)
-                largest = float(known.max())
-                worst[path] = max(worst.get(path, largest), largest)
-    return worst
+            path = layer_of(row, changed)
+            after = grid.last > changed.get(path, -1)
+            for place in np.flatnonzero(~np.isnan(errors)):
+                found = after[place], errors[place].item(), grid.last[place]
+                worst[path] = max(worst.get(path, found), found)
+    return {
+        path: {"error": error, "error_step": step.item()}
+        for path, (_, error, step) in worst.items()
+    }
 
 
 def _grid(data, metric, columns):

@@ -84,7 +84,9 @@ export function drawMarker(context, shape, x, y, color) {
   context.stroke();
 }
 
-const HATCHES = { bad: "rgba(0,0,0,0.55)", beyond: "rgba(0,0,0,0.28)" };
+const HATCHES = {
+  bad: "rgba(0,0,0,0.55)", input: "rgba(0,0,0,0.45)", beyond: "rgba(0,0,0,0.28)",
+};
 
 export function hatchPattern(context, level) {
   const tile = document.createElement("canvas");

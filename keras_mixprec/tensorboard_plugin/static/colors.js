@@ -13,7 +13,7 @@ export const COLORS = {
     [254, 232, 56]
   ],
   "quiet": [148, 163, 180],
-  "levels": {"bad": "vermillion", "warning": "orange", "zero": "sky"},
+  "levels": {"bad": "vermillion", "warning": "orange", "zero": "sky", "input": "purple"},
   "beyond": [176, 182, 190],
   "headroom": {"warning": 2, "full": 24, "ramp": 0.72}
 };

@@ -26,17 +26,20 @@ export function headroomOfPart({ part, metric, heat, partHeat, runData }) {
  * @param {string} layer
  * @param {number} limit The logarithm of the number that headroom refers to.
  * @returns {{largest: number[][], median: number[][], smallest: number[][],
- *   nonfinite: number[]}} With the steps at which some were infinite or NaN.
+ *   nonfinite: number[], isZero: boolean}} With the steps at which some were infinite or NaN,
+ *   and whether all were zero in some reading.
  */
 export function courseOf(heat, histogram, layer, limit) {
   const row = heat ? rowOfLayer(heat.layers, layer) : -1;
   const size = heat?.from.length ?? 0;
   const largest = [];
   const infinite = new Set();
+  let isZero = false;
   for (let column = 0; row >= 0 && column < size; column += 1) {
     const bits = heat.values[row * size + column];
     if (Number.isFinite(bits)) largest.push([heat.until[column], limit - bits]);
     else if (bits === -Infinity) infinite.add(heat.until[column]);
+    else if (bits === Infinity) isZero = true;
   }
   const median = [];
   const smallest = [];
@@ -48,7 +51,7 @@ export function courseOf(heat, histogram, layer, limit) {
     smallest.push([step, bars[0].exponent]);
   }
   const nonfinite = [...infinite].sort((one, other) => one - other);
-  return { largest, median, smallest, nonfinite };
+  return { largest, median, smallest, nonfinite, isZero };
 }
 
 /**

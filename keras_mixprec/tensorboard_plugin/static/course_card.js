@@ -6,12 +6,13 @@ import {
 import { courseOf, forecastsOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatInteger, formatNumber, formatPower, plural } from "./format.js";
+import { formatInteger, formatNumber, formatPower, plural, readable } from "./format.js";
+import { leftOut, NO_RANGE } from "./metrics.js";
 import { seenFirst } from "./frames.js";
 import { exponentTicks, linearScale } from "./scales.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
-import { histogramLayer } from "./wanted.js";
+import { histogramLayer, whyShown } from "./wanted.js";
 
 const PLACE = { left: 54, right: 16, top: 12, axis: 30, height: 260 };
 /** @type {["largest" | "median" | "smallest", string, number][]} */
@@ -20,7 +21,7 @@ const LINES = [
 ];
 const NOT_FINITE = "infinite or NaN";
 const NO_COURSE = "The range of this part of the layer was not measured. MixPrecMonitor " +
-  "measures it at every `probe_every` steps, within `max_overhead` of the time.";
+  "measures it at every probe_every steps, within max_overhead of the time.";
 
 function limitsOf(format) {
   return [
@@ -59,7 +60,11 @@ export function createCourse(store) {
     const forecast = part === "activation" ?
       every.find((one) => one.layer === name) ?? null : null;
     const last = Math.max(runData.last_step, forecast?.until ?? 0);
-    return { ...course, name, format, forecast, last, part };
+    const isBad = (step) => runData.bad_input.includes(step);
+    return {
+      ...course, nonfinite: course.nonfinite.filter((step) => !isBad(step)),
+      badInput: course.nonfinite.filter(isBad), name, format, forecast, last, part,
+    };
   }
 
   function update() {
@@ -67,8 +72,8 @@ export function createCourse(store) {
     const measured = shown && steps().length > 0;
     box.hidden = legend.hidden = !measured;
     nothing.hidden = Boolean(measured);
-    nothing.textContent = measured ? "" :
-      [NO_COURSE, store.state.runData?.withheld].filter(Boolean).join(" ");
+    nothing.textContent = measured ? "" : shown?.isZero ? NO_RANGE :
+      readable([NO_COURSE, store.state.runData?.withheld].filter(Boolean).join(" "));
     const every = forecastsOf(store.state.runData?.events ?? []);
     forecasts.hidden = !every.length;
     forecasts.replaceChildren(...every.map(({ layer, until }) => element("button", {
@@ -87,11 +92,12 @@ export function createCourse(store) {
     surface.setHeight(PLACE.top + PLACE.height + PLACE.axis);
   }
 
-  function sentenceOf({ name, part, format, forecast, nonfinite }) {
+  function sentenceOf({ name, part, format, forecast, nonfinite, badInput }) {
     const scaled = part === "gradient" ? ", loss scale included" : "";
     const lost = nonfinite.length ? ` Some are ${NOT_FINITE} in ${
       plural(nonfinite.length, "reading")}, first at step ${formatInteger(nonfinite[0])}.` : "";
-    const what = `${name}, ${part}s${scaled}, against ${format.name}.${lost}`;
+    const left = badInput.length ? ` ${leftOut(badInput)}` : "";
+    const what = `${name}${whyShown(store.state)}, ${part}s${scaled}, against ${format.name}.${lost}${left}`;
     if (!forecast) return what;
     return `${what} At step ${formatInteger(forecast.step)} it had ${
       formatNumber(Number(forecast.bits.toFixed(1)))} bits left and grew: overflow expected at step ${

@@ -1,4 +1,6 @@
 import { toNumber } from "./format.js";
+import { beforeInWords } from "./model_map.js";
+import { changedAt } from "./precision.js";
 
 // How many binary digits a number has: what two dtypes differ by.
 const DIGITS = { float64: 53, float32: 24, float16: 11, bfloat16: 8 };
@@ -39,6 +41,11 @@ export const DIFFERENCES = [
   {
     id: "error", label: "Error against float32",
     of: (layer, ranges) => numberOr(ranges?.error),
+    // What a repair has changed since is no error of now.
+    note: (layer, ranges) => {
+      const step = ranges?.error_step;
+      return layer && step <= changedAt(layer) ? ` at step ${step}, ${beforeInWords(layer, step)}` : "";
+    },
     apart: (one, other, ranges) => apart(
       ...ranges.map((own) => logOf(numberOr(own?.error)))),
   },
@@ -68,7 +75,8 @@ export function differencesOf(run, other, ranges, otherRanges, by) {
       const values = pair.map((layer, place) => column.of(layer, measured[place]));
       const size = column.apart ? column.apart(pair[0], pair[1], measured) :
         apart(...values);
-      return { id: column.id, values, size };
+      const notes = pair.map((layer, place) => column.note?.(layer, measured[place]) ?? "");
+      return { id: column.id, values, size, notes };
     });
     return { path, cells };
   });

@@ -60,8 +60,8 @@ export function createDifference(store) {
       element("th", { scope: "row", class: "plain" }, element("button", {
         type: "button", onclick: () => chooseLayer(store, path),
       }, ...breakable(path))),
-      ...cells.map(({ id, values, size }) => {
-        const [one, two] = values.map(SHOW[id]);
+      ...cells.map(({ id, values, size, notes }) => {
+        const [one, two] = values.map((value, place) => SHOW[id](value) + notes[place]);
         const same = one === two;
         return element("td", { class: size > 0 ? "differs" : null }, same ? one : `${one} | ${two}`);
       }));

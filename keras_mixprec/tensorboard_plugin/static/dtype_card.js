@@ -2,7 +2,7 @@ import { chooseStep } from "./actions.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { dtypeBars } from "./dtype_bars.js";
-import { formatInteger, readablePowers } from "./format.js";
+import { formatInteger, readable } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { shortNames } from "./names.js";
 import { shortType } from "./summary.js";
@@ -13,7 +13,7 @@ const NO_TUNER = " PrecisionTuner changes them where a layer is unstable: " +
 
 function barInWords({ from, until, dtype, reason }) {
   const steps = `${dtype}, steps ${formatInteger(from)} to ${formatInteger(until)}`;
-  return reason ? `${steps}: ${readablePowers(reason)}` : steps;
+  return reason ? `${steps}: ${readable(reason)}` : steps;
 }
 
 export function createDtypes(store) {
@@ -60,7 +60,7 @@ export function createDtypes(store) {
   function rowsOf() {
     return [["Layer", "From step", "To step", "Dtype", "Because"],
       shown.flatMap(({ path, bars }) => bars.map(({ from, until, dtype, reason }) => {
-        return [path, formatInteger(from), formatInteger(until), dtype, readablePowers(reason ?? "")];
+        return [path, formatInteger(from), formatInteger(until), dtype, readable(reason ?? "")];
       }))];
   }
 

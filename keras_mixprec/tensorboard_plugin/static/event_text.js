@@ -1,5 +1,5 @@
 import {
-  formatInteger, formatNumber, formatScale, listSome, plural, readablePowers, words,
+  formatInteger, formatNumber, formatScale, listSome, plural, readable, words,
 } from "./format.js";
 
 // As the table of kinds has it, which Python serves with each finding.
@@ -73,10 +73,17 @@ export function mainFinding({ events, finding }) {
   return finding ? events[finding.event] : null;
 }
 
+// Where the name in the log would say nothing to a reader.
+const TITLES = { probe_compiled: "measured step compiled" };
+
+export function kindTitle(kind) {
+  return TITLES[kind] ?? words(kind);
+}
+
 export function eventTitle(event) {
   const { kind } = event;
   if (kind === "verdict") return words(event.verdict);
-  return words(kind === "before_training" ? event.finding ?? kind : kind);
+  return kind === "before_training" ? words(event.finding ?? kind) : kindTitle(kind);
 }
 
 function changeSentence(verb, event) {
@@ -163,7 +170,8 @@ const SENTENCES = {
     return `Train step rebuilt in ${formatNumber(event.seconds)} s.`;
   },
   probe_compiled: (event) => {
-    return `Probe compiled in ${formatNumber(event.seconds)} s.`;
+    return "The train step that measures every layer, one in probe_every steps, was " +
+      `compiled in ${formatNumber(event.seconds)} s.`;
   },
   probe_failed(event) {
     const at = event.layer ? ` at ${event.layer}` : "";
@@ -193,7 +201,7 @@ const SENTENCES = {
   },
   loss_scale_recovered: (event) => `Loss scale ${formatScale(event.scale)}: no longer too low.`,
   no_loss_scaling: (event) => `Layers compute in float16 and ${
-    event.by === "train_step" ? "`train_step` does not scale" : "nothing scales"
+    event.by === "train_step" ? "train_step does not scale" : "nothing scales"
   } the loss.`,
   first_scale: (event) => `Loss scaling starts at ${formatScale(event.scale)}.`,
   stopped: (event) => `Training stopped: ${event.reason}`,
@@ -213,7 +221,7 @@ const SENTENCES = {
 
 export function describeEvent(event) {
   if (Object.hasOwn(SENTENCES, event.kind)) {
-    return readablePowers(SENTENCES[event.kind](event));
+    return readable(SENTENCES[event.kind](event));
   }
   const { kind, step, wall_time, ...rest } = event;
   return `${kind} ${JSON.stringify(rest)}`;
@@ -231,6 +239,11 @@ function badRows({ kind, batches, members, ...event }) {
   });
 }
 
+const NUMBERS = {
+  largest_inside_in_float32: "largest number inside the layer, computed in float32",
+};
+const LIMITS = { largest_inside_in_float32: `; float16 holds up to ${formatInteger(65504)}` };
+
 export function eventDetails(event) {
   const lines = badRows(event);
   if (event.message && event.layers) lines.push(event.message);
@@ -241,7 +254,7 @@ export function eventDetails(event) {
     const shown = readable ? format(value) : JSON.stringify(value);
     // Those of a batch are beside its skipped step.
     const all = name.startsWith("samples_of_") ? ", all batches together" : "";
-    lines.push(`${words(name)}${all}: ${shown}`);
+    lines.push(`${NUMBERS[name] ?? words(name)}${all}: ${shown}${LIMITS[name] ?? ""}`);
   }
   for (const [path, change] of Object.entries(event.layers ?? {})) {
     const reason = event.reasons?.[path] ? ` (${event.reasons[path]})` : "";
@@ -250,5 +263,5 @@ export function eventDetails(event) {
   if (event.variables?.length) lines.push(`variables: ${event.variables.join(", ")}`);
   if (event.summary) lines.push(event.summary);
   if (event.details) lines.push(event.details);
-  return lines.map(readablePowers);
+  return lines.map(readable);
 }

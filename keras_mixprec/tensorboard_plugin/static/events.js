@@ -4,10 +4,10 @@ import {
   breakable, bringIntoView, card, element, revealIn, walkRows,
 } from "./dom.js";
 import {
-  describeEvent, eventDetails, eventLevel, eventTitle, layersOf, LEVELS,
+  describeEvent, eventDetails, eventLevel, eventTitle, kindTitle, layersOf, LEVELS,
   momentOf,
 } from "./event_text.js";
-import { formatInteger, words } from "./format.js";
+import { formatInteger } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { labelOfRun } from "./names.js";
 import { groupSkips, isChosenEvent, lastMomentOf } from "./skip_groups.js";
@@ -15,7 +15,7 @@ import { countBy } from "./summary.js";
 
 const PAGE = 100;
 const FIXES = {
-  training: "Fix for training", plan: "Fix as a plan", inference: "Fix for inference",
+  training: "Fix for training", plan: "Fix as plan.json, for the next run", inference: "Fix for inference",
   data: "Rows to drop", diagnosis: "Code that finds the cause",
 };
 
@@ -134,7 +134,7 @@ export function createEvents(store) {
         if (!hidden.delete(kind)) hidden.add(kind);
         store.set({ hiddenKinds: hidden });
       },
-    }, `${words(kind)} ${formatInteger(count)}`)));
+    }, `${kindTitle(kind)} ${formatInteger(count)}`)));
     [...chips.children].find((chip) => chip.dataset.filter === focused)?.focus();
   }
 

@@ -8,7 +8,7 @@ import { layerChoice } from "./layer_blocks.js";
 import { worstByLayer } from "./model_map.js";
 import { trialsOf } from "./pareto.js";
 import { valueOf } from "./speed.js";
-import { histogramLayer } from "./wanted.js";
+import { histogramLayer, metricOf } from "./wanted.js";
 import { judgeLayer, MOMENTS } from "./what_if.js";
 
 function runsOf({ runData, compareData }) {
@@ -54,12 +54,12 @@ function histogramRows(state) {
 }
 
 function mapRows({ runData, heat }) {
-  const paths = new Set(runData.layers.map(({ path }) => path));
-  const isShown = isOfRun(heat, runData);
-  const worst = isShown ? worstByLayer(heat, paths, pathOfCall) : new Map();
+  const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
+  const metric = isOfRun(heat, runData) ? metricOf(runData, heat.metric) : null;
+  const worst = metric ? worstByLayer(heat, layers, pathOfCall, metric.kind) : new Map();
   return runData.layers.map(({ path, fed_by: feeders }) => ({
     layer: path, fed_by: feeders ?? null, metric: heat?.metric ?? null,
-    worst: worst.get(path) ?? null,
+    worst: worst.get(path)?.value ?? null, step: worst.get(path)?.step ?? null,
   }));
 }
 

@@ -13,9 +13,9 @@ export function formatPower(exponent) {
   return "2" + sign + [...digits].map((digit) => SUPERSCRIPTS[digit]).join("");
 }
 
-// What Python writes as 2**15 is 2¹⁵ wherever the page shows it.
-export function readablePowers(text) {
-  return String(text).replace(/\b2\*\*(-?\d+)(?![\d.])/g, (_, exponent) => {
+// What Python writes as 2**15 is 2¹⁵ wherever the page shows it, and names of code are plain.
+export function readable(text) {
+  return String(text).replaceAll("`", "").replace(/\b2\*\*(-?\d+)(?![\d.])/g, (_, exponent) => {
     return formatPower(Number(exponent));
   });
 }

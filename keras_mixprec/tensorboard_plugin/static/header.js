@@ -2,7 +2,7 @@ import { bringEvent, bringLayer, chooseRun, NOTHING_CHOSEN } from "./actions.js"
 import { speedAgainstFloat32 } from "./comparison.js";
 import { element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
-import { formatInteger, plural, readablePowers } from "./format.js";
+import { formatInteger, plural, readable } from "./format.js";
 import { callName, shortRun } from "./names.js";
 import { graverRun, keyFigures, STATES } from "./summary.js";
 
@@ -71,7 +71,7 @@ export function createHeader(store, { offline, copyLink }) {
       },
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
-      element("span", {}, readablePowers(data.headline.text) + (speed ? ` ${speed}` : "")));
+      element("span", {}, readable(data.headline.text) + (speed ? ` ${speed}` : "")));
       // An observation, of a run that may be sound.
       return data.flat_loss ? [sentence, element("p", { class: "note" }, data.flat_loss)] : [sentence];
     }));

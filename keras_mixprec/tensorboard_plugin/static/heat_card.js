@@ -1,13 +1,13 @@
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatInteger } from "./format.js";
+import { formatInteger, readable } from "./format.js";
 import { lastMeasured } from "./heat_data.js";
 import { createHeatLegend } from "./heat_legend.js";
 import { isOfRun } from "./heat_data.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
-import { groupMetrics, valueInWords } from "./metrics.js";
+import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -54,7 +54,10 @@ export function createHeatCard(store) {
   const table = dataTable("Worst value of each layer");
   const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
   const formatOf = () => store.state.runData?.format?.name ?? "float16";
-  const legend = createHeatLegend(legendBox, kindOf, formatOf);
+  const hasBadInput = () => [store.state.heat, store.state.compareHeat].some((heat) => {
+    return heat?.badInput.columns.size > 0;
+  });
+  const legend = createHeatLegend(legendBox, kindOf, formatOf, hasBadInput);
 
   function fillMetrics() {
     const { runData, metric } = store.state;
@@ -81,7 +84,7 @@ export function createHeatCard(store) {
     if (metric && select.value !== metric) select.value = metric;
     meaning.textContent = metricOf(runData, metric)?.explanation ?? "";
     const measured = Boolean(runData?.heat);
-    withheld.textContent = [endOfMeasuring(), runData?.withheld].filter(Boolean).join(" ");
+    withheld.textContent = readable([endOfMeasuring(), runData?.withheld].filter(Boolean).join(" "));
     withheld.hidden = !withheld.textContent;
     missing.hidden = measured && Boolean(heat);
     missing.textContent = measured ? "No values of this quantity here." :
@@ -102,8 +105,9 @@ export function createHeatCard(store) {
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, "at step"],
-      worstOfRows(heat, layers, layerChoice(store.state)).map(({ name, value, step }) => [
-        name, valueInWords(metric.kind, value, null, formatOf()),
+      worstOfRows(heat, layers, layerChoice(store.state)).map(({ name, value, step, isBad }) => [
+        name, isBad && Number.isNaN(value) ? BAD_INPUT :
+          valueInWords(metric.kind, value, null, formatOf()),
         step === null ? "–" : formatInteger(step),
       ])]);
   }
@@ -113,7 +117,7 @@ export function createHeatCard(store) {
   store.on(
     ["runData", "heat", "compare", "compareData", "compareHeat", "metric"], update,
   );
-  store.on(["runData", "metric", "theme"], legend.redraw);
+  store.on(["runData", "metric", "theme", "heat", "compareHeat"], legend.redraw);
   const root = card(
     "heatmap", "Layers over time", [fitLabel, select], meaning, withheld, missing, body,
     table.root,

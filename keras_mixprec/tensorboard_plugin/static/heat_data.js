@@ -9,7 +9,14 @@ export function decodeHeat(buffer) {
   const halves = new Uint16Array(buffer, 4 + length, count);
   const bits = new Uint32Array(count);
   for (let index = 0; index < count; index += 1) bits[index] = halves[index] << 16;
-  return { ...head, values: new Float32Array(bits.buffer) };
+  const { rows, columns } = head.bad_input;
+  const badInput = { rows: new Set(rows), columns: new Set(columns) };
+  return { ...head, badInput, values: new Float32Array(bits.buffer) };
+}
+
+// Whether a reading of a layer is left out because the batch was not finite.
+export function isBadInput({ badInput }, row, column) {
+  return Boolean(badInput?.columns.has(column) && badInput.rows.has(row));
 }
 
 // Until that of the chosen run is here, what is shown is still of another.
@@ -51,18 +58,20 @@ export function columnsOfPixels(edges, scale, width) {
   return { first, last };
 }
 
-// The worst value under each pixel, and the column that it is from.
+// The worst value under each pixel, the column that it is from, and one with bad input.
 export function poolRow(heat, row, pixels) {
   const width = pixels.first.length;
   const size = heat.from.length;
   const values = new Float32Array(width).fill(NaN);
   const columns = new Int32Array(width).fill(-1);
+  const bad = new Int32Array(width).fill(-1);
   const least = heat.pool === "min";
   for (let pixel = 0; pixel < width; pixel += 1) {
     if (pixels.first[pixel] < 0) continue;
     let worst = NaN;
     for (let at = pixels.first[pixel]; at <= pixels.last[pixel]; at += 1) {
       const value = heat.values[row * size + at];
+      if (isBadInput(heat, row, at)) bad[pixel] = at;
       if (Number.isNaN(value)) continue;
       if (Number.isNaN(worst) || (least ? value < worst : value > worst)) {
         worst = value;
@@ -71,7 +80,7 @@ export function poolRow(heat, row, pixels) {
     }
     values[pixel] = worst;
   }
-  return { values, columns };
+  return { values, columns, bad };
 }
 
 // The last step of which there is any value, or null.

@@ -1,5 +1,6 @@
 import { createSurface, hatchPattern } from "./canvas.js";
 import { element } from "./dom.js";
+import { BAD_INPUT } from "./metrics.js";
 import { alarmLevel, cssColor, LEGENDS, valueColor } from "./palette.js";
 import { themeColor } from "./theme.js";
 
@@ -17,8 +18,9 @@ function swatch(level, label) {
   return element("li", {}, color, label);
 }
 
-// `kindOf` returns the metric's kind, `formatOf` the format that is referred to.
-export function createHeatLegend(parent, kindOf, formatOf) {
+// `kindOf` returns the metric's kind, `formatOf` the format that is referred to, `hasBadInput`
+// whether readings are left out because the batch was not finite.
+export function createHeatLegend(parent, kindOf, formatOf, hasBadInput) {
   const others = element("ul", { class: "swatches" });
   const surface = createSurface(parent, {
     role: "img", "aria-label": "Colour scale of the heatmap",
@@ -50,12 +52,13 @@ export function createHeatLegend(parent, kindOf, formatOf) {
 
   function redraw() {
     const kind = kindOf();
-    others.hidden = kind !== "headroom" && kind !== "share";
     const wider = `beyond ${formatOf()}, computed in a wider format`;
-    const beyond = swatch("beyond", wider);
-    others.replaceChildren(
-      swatch("zero", "all zero"), ...(kind === "headroom" ? [beyond] : []),
-    );
+    const shown = [
+      ["zero", "all zero", kind === "headroom" || kind === "share"],
+      ["beyond", wider, kind === "headroom"], ["input", BAD_INPUT, hasBadInput()],
+    ].filter(([, , isShown]) => isShown);
+    others.hidden = !shown.length;
+    others.replaceChildren(...shown.map(([level, label]) => swatch(level, label)));
     surface.redraw();
   }
 

@@ -32,11 +32,12 @@ export function rowOfCall(rows, calls, layer) {
   return index < 0 ? -1 : rows.findIndex((row) => row.calls.includes(index));
 }
 
-export const GRAVEST = ["bad", "warning", "quiet", "beyond", "zero", "none"];
+export const GRAVEST = ["bad", "warning", "input", "quiet", "beyond", "zero", "none"];
+const INPUT = GRAVEST.indexOf("input");
 
 /**
  * The worst of several layers under each pixel, which layer it is of, and the place of
- * its `alarmLevel` in `GRAVEST`.
+ * its `alarmLevel` in `GRAVEST`, or of `"input"`, where the batch was not finite.
  * @param {{pool: string}} heat
  * @param {number[]} calls
  * @param {(call: number, column: number) => boolean} isWider
@@ -51,23 +52,29 @@ export function poolRows(heat, calls, pixels, kind, isWider) {
   for (const call of calls) {
     const found = poolRow(heat, call, pixels);
     for (let pixel = 0; pixel < width; pixel += 1) {
-      const value = found.values[pixel];
-      if (Number.isNaN(value)) continue;
-      const rank = GRAVEST.indexOf(
-        alarmLevel(kind, value, isWider(call, found.columns[pixel])),
-      );
+      let [value, column] = [found.values[pixel], found.columns[pixel]];
+      const known = !Number.isNaN(value);
+      let rank = known ? GRAVEST.indexOf(alarmLevel(kind, value, isWider(call, column))) : Infinity;
+      if (found.bad[pixel] >= 0 && rank > INPUT) {
+        [value, column, rank] = [NaN, found.bad[pixel], INPUT];
+      }
       const worse = least ? value < values[pixel] : value > values[pixel];
       if (rank > ranks[pixel] || (rank === ranks[pixel] && !worse)) continue;
-      [values[pixel], columns[pixel]] = [value, found.columns[pixel]];
+      [values[pixel], columns[pixel]] = [value, column];
       [source[pixel], ranks[pixel]] = [call, rank];
     }
   }
   return { values, columns, source, ranks };
 }
 
+// Whether a row overflows now: not alone before a repair.
+export function isBadSince({ ranks, columns }, { until }, step) {
+  return ranks.some((rank, pixel) => GRAVEST[rank] === "bad" && until[columns[pixel]] > step);
+}
+
 /**
- * The worst value of each row and the first step of it.
- * @returns {{name: string, value: number, step: number | null}[]}
+ * The worst value of each row, the first step of it, and whether any was left out.
+ * @returns {{name: string, value: number, step: number | null, isBad: boolean}[]}
  */
 export function worstOfRows(heat, layers, choice) {
   const size = heat.from.length;
@@ -82,6 +89,7 @@ export function worstOfRows(heat, layers, choice) {
         [value, step] = [found, heat.from[column]];
       }
     }
-    return { name, value, step };
+    const isBad = calls.some((call) => heat.badInput?.rows.has(call));
+    return { name, value, step, isBad };
   });
 }

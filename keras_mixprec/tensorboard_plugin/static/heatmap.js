@@ -13,12 +13,13 @@ import { stepGestures } from "./gestures.js";
 import {
   columnAt, columnEdges, columnsOfPixels, isOfRun, pathOfCall,
 } from "./heat_data.js";
-import { GRAVEST, heatRows, poolRows, rowOfCall } from "./heat_rows.js";
+import { GRAVEST, heatRows, isBadSince, poolRows, rowOfCall } from "./heat_rows.js";
+import { insideInWords } from "./inside.js";
 import { layerChoice } from "./layer_blocks.js";
-import { valueInWords } from "./metrics.js";
+import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
-import { valueColor } from "./palette.js";
-import { everWider, widerAt } from "./precision.js";
+import { levelColor, valueColor } from "./palette.js";
+import { changedAt, everWider, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
@@ -42,6 +43,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
   let edges = [];
   let layers = new Map();
+  let repairedAt = -1;
   let labels = { of: null, length: 0, names: new Map() };
   let blockLabels = { of: null, names: new Map() };
   let rows = [];
@@ -77,6 +79,14 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   function readLayers() {
     const rows = store.state[dataSlot]?.layers ?? [];
     layers = new Map(rows.map((layer) => [layer.path, layer]));
+    repairedAt = Math.max(-1, ...rows.map(changedAt));
+  }
+
+  // What the outputs, which the heatmap of headroom is of, do not show.
+  function insideOf(layer) {
+    const { metric } = heatOf();
+    return layer && metric === "activation_headroom_bits" ?
+      insideInWords(layer, store.state[dataSlot].format) : null;
   }
 
   // What the values under the pixels of a row are: see `alarmLevel`.
@@ -144,14 +154,15 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
     const reach = { invert: (pixel) => near(pixel) };
     const pixels = columnsOfPixels(edges, reach, 1);
-    const { values, columns, source, wider: isWide } = poolOf(rows[row], pixels);
+    const { values, columns, source, ranks, wider: isWide } = poolOf(rows[row], pixels);
     const layer = heat.layers[source[0] < 0 ? calls[0] : source[0]];
     const column = Math.max(columns[0], pixels.first[0]);
     if (column < 0) return null;
     const [from, until] = [heat.from[column], heat.until[column]];
     const step = clamp(Math.round(plot.scale.invert(x)), from, until);
     const wider = isWide(0) ? widerAt(layerOf(layer), until, formatName()) : null;
-    return { name, layer, step, value: values[0], from, until, wider };
+    const isBad = GRAVEST[ranks[0]] === "input";
+    return { name, layer, step, value: values[0], from, until, wider, isBad };
   }
 
   function hover(event, at) {
@@ -162,9 +173,13 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const axis = axisOf(store.state);
     const steps = cell.from === cell.until ? stepInWords(axis, cell.from) :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = valueInWords(metric.kind, cell.value, cell.wider, formatName());
+    const words = cell.isBad ? BAD_INPUT :
+      valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
-    return showTooltip(event, [...block, spell(cell.layer), steps, metric.title, words]);
+    const inside = insideOf(layerOf(cell.layer));
+    return showTooltip(event, [
+      ...block, spell(cell.layer), steps, metric.title, words, ...inside ? [inside.long] : [],
+    ]);
   }
 
   function draw(context, width, height) {
@@ -213,9 +228,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const pen = picture.getContext("2d");
     const image = pen.createImageData(size, seen.length);
     const { data } = image;
-    seen.forEach(({ values, wider }, index) => {
+    seen.forEach(({ values, ranks, wider }, index) => {
       for (let pixel = 0; pixel < size; pixel += 1) {
-        const color = valueColor(kind, values[pixel], wider(pixel));
+        const color = GRAVEST[ranks[pixel]] === "input" ? levelColor("input") :
+          valueColor(kind, values[pixel], wider(pixel));
         if (!color) continue;
         const at = (index * size + pixel) * 4;
         [data[at], data[at + 1], data[at + 2], data[at + 3]] = [...color, 255];
@@ -237,7 +253,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       context.fillStyle = themeColor("--card");
       for (const { row } of seen) context.fillRect(plot.left, topOf(row), size, 1);
     }
-    for (const level of ["beyond", "bad"]) {
+    for (const level of ["beyond", "input", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
       for (const row of seen) hatch(context, row, level);
     }
@@ -250,7 +266,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       const start = pixel;
       while (ranks[pixel + 1] === rank) pixel += 1;
       // One non-finite step stays visible however narrow it is.
-      const run = Math.max(level === "bad" ? BAD_WIDTH : 1, pixel - start + 1);
+      const run = Math.max(level === "beyond" ? 1 : BAD_WIDTH, pixel - start + 1);
       context.fillRect(plot.left + start, topOf(row) + gap, run, rowHeight - gap);
     }
   }
@@ -279,9 +295,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const chosenRow = rowOfCall(rows, heat.layers, store.state.layer);
     context.textAlign = "right";
     context.font = FONT;
-    for (const { row, ranks } of seen) {
+    for (const found of seen) {
+      const { row } = found;
       const y = Math.max(topOf(row) + rowHeight / 2, row ? -Infinity : 6);
-      const bad = ranks.includes(GRAVEST.indexOf("bad"));
+      const bad = insideOf(found.layer)?.isOpen || isBadSince(found, heat, repairedAt);
       const chosen = row === chosenRow;
       const crowded = chosenRow >= 0 && Math.abs(row - chosenRow) < stride;
       if (bad && rowHeight >= 6) {

@@ -7,17 +7,18 @@ import {
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import {
-  formatInteger, formatPower, formatShare, toNumber,
+  formatInteger, formatPower, formatShare, readable, toNumber,
 } from "./format.js";
 import {
   exponentDomain, histogramAt, shareByZone, unscaled, zoneOf,
 } from "./histogram_data.js";
 import { pathOfCall } from "./heat_data.js";
+import { BAD_INPUT, NO_RANGE } from "./metrics.js";
 import { cutMiddle, shortNames } from "./names.js";
 import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
-import { histogramLayer } from "./wanted.js";
+import { histogramLayer, whyShown } from "./wanted.js";
 import { scaleWindow, SPARE_BITS } from "./what_if.js";
 
 const MARGIN = { left: 54, right: 12, top: 28, axis: 42 };
@@ -198,11 +199,13 @@ export function createHistogram(store) {
   }
 
   function sentence() {
-    const { nonfinite } = shown;
+    const { nonfinite, step } = shown;
     const rest = nonfinite < 1 ? sentenceOfFinite() : "";
     if (!nonfinite) return rest;
-    words.classList.add("alarm");
-    const lost = `▲ ${formatShare(nonfinite)} infinite or NaN`;
+    const isBad = store.state.runData.bad_input.includes(step);
+    words.classList.toggle("alarm", !isBad);
+    const lost = `${isBad ? "" : "▲ "}${formatShare(nonfinite)} infinite or NaN${
+      isBad ? `, ${BAD_INPUT}` : ""}`;
     return rest ? `${lost}; of the others: ${rest}` : lost;
   }
 
@@ -243,12 +246,11 @@ export function createHistogram(store) {
     if (awaited.histogram) return;
     shown = current();
     const name = histogramLayer(store.state);
-    const automatic = layer === null && name ? " (no layer chosen)" : "";
     const called = name ?? layer ?? "";
     // Another call of a layer is not in the table of layers.
     const what = labels.get(called) ?? cutMiddle(called, 44);
     caption.textContent = shown ?
-      `${what}${automatic} · taken at step ${formatInteger(shown.step)}` : what;
+      `${what}${whyShown(store.state)} · taken at step ${formatInteger(shown.step)}` : what;
     caption.title = name ?? layer ?? "";
     body.hidden = !shown;
     nothing.hidden = Boolean(shown);
@@ -272,7 +274,7 @@ export function createHistogram(store) {
     const { withheld, layers = [] } = runData ?? {};
     const row = layers.find((one) => one.path === layer);
     const text = name ? "No histogram of this part was taken." :
-      row && toNumber(row.least_headroom) === Infinity ? "All its values are zero." :
+      row && toNumber(row.least_headroom) === Infinity ? NO_RANGE :
       names.length ? "No histogram was kept for this layer. Kept for:" :
         "This run keeps no histograms of this part.";
     const offered = name ? [] : names.slice(0, 12);
@@ -283,7 +285,7 @@ export function createHistogram(store) {
       type: "button", class: "quiet", title: other,
       onclick: () => chooseLayer(store, other),
     }, labels.get(other)));
-    const why = withheld && !names.length ? element("p", {}, withheld) : null;
+    const why = withheld && !names.length ? element("p", {}, readable(withheld)) : null;
     nothing.replaceChildren(element("p", {}, text + zero), ...[why].filter(Boolean), ...choices);
   }
 

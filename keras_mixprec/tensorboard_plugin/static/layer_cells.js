@@ -1,5 +1,6 @@
 import { breakable, element } from "./dom.js";
 import { formatInteger, formatShare, plural } from "./format.js";
+import { insideInWords } from "./inside.js";
 import { headroomOf, worstLayer } from "./layer_columns.js";
 import { countBy, describeHeadroom, describeVerdict, shortType } from "./summary.js";
 
@@ -42,15 +43,18 @@ function className(name) {
   }));
 }
 
-function headroomBar(layer, formatName, step) {
+function headroomBar(layer, format, step) {
   const bits = headroomOf(layer);
   if (bits === null) return "–";
   const type = layer.compute_dtype;
-  const { level, text } = describeHeadroom(bits, type, formatName);
+  const inside = insideInWords(layer, format);
+  const { level, text: ofOutputs } = describeHeadroom(bits, type, format.name);
+  const text = inside?.short ?? ofOutputs;
   const fill = element("span", { class: `fill ${level}` });
   fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
   const at = step === null ? "" : ` at step ${formatInteger(step)}`;
-  const title = text + at + (level === "beyond" ? `, computed in ${type}` : "");
+  const title = inside?.long ??
+    text + at + (level === "beyond" ? `, computed in ${type}` : "");
   return element(
     "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
   );
@@ -92,7 +96,7 @@ export function cell(column, { layer, block, layers }, { runData, compareData })
     case "headroom": {
       if (!shown.length) return "–";
       const worst = worstLayer(shown, formatName);
-      return headroomBar(worst, formatName, column.otherOf ? null : worst.worst_step);
+      return headroomBar(worst, data.format, column.otherOf ? null : worst.worst_step);
     }
     case "verdicts": return verdictBadges(shown);
     case "demoted": return demotion(own);

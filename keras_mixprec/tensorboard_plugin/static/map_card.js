@@ -1,14 +1,16 @@
 import { chooseLayer } from "./actions.js";
 import { dataTable } from "./data_table.js";
 import { card, element, walkRows } from "./dom.js";
-import { plural } from "./format.js";
+import { formatInteger, plural } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { isOfRun, pathOfCall } from "./heat_data.js";
-import { valueInWords } from "./metrics.js";
-import { holdersIn, foldedGraph, worseOf, worstByLayer } from "./model_map.js";
+import {
+  describeReading, foldedGraph, gravestOf, holdersIn, worstByLayer,
+} from "./model_map.js";
 import { shortNames } from "./names.js";
-import { alarmLevel, cssColor, valueColor } from "./palette.js";
-import { everWider } from "./precision.js";
+import { cssColor } from "./palette.js";
+import { changedAt } from "./precision.js";
+import { leftOut } from "./metrics.js";
 import { metricOf } from "./wanted.js";
 
 const NODE = { width: 300, height: 26, right: 24, below: 16, margin: 10 };
@@ -71,16 +73,23 @@ export function createMap(store) {
     mark();
   }
 
+  // What was before a repair is no colour of now.
+  function sinceWhen(layers) {
+    const last = Math.max(...layers.map(changedAt));
+    return last < 0 ? "" : ` since dtypes last changed, at step ${formatInteger(last)}`;
+  }
+
   // What the layers measured, on the nodes that there are.
   function colour() {
     const { runData, metric, heat } = store.state;
     const { layers } = runData;
     const shown = metricOf(runData, metric);
-    const fits = isOfRun(heat, runData) && heat.metric === metric;
-    worst = fits ? worstByLayer(heat, new Set(byPath.keys()), pathOfCall) : new Map();
+    const fits = shown && isOfRun(heat, runData) && heat.metric === metric;
+    worst = fits ? worstByLayer(heat, byPath, pathOfCall, shown.kind) : new Map();
     caption.textContent = !layers.length ? NO_LAYERS : [
-      shown ? `Colour: ${shown.title}, the worst of all readings.` :
-        "Without colours: MixPrecMonitor measured nothing of the layers (`probe_every`).",
+      shown ? `Colour: ${shown.title}, the worst of all readings${sinceWhen(layers)}.` :
+        "Without colours: MixPrecMonitor measured nothing of the layers (probe_every).",
+      heat?.badInput.columns.size ? leftOut(runData.bad_input) : "",
       graph.nestedOnly ? NESTED : "",
       graph.nodes.length > DRAWN_AT_MOST ? `The first ${DRAWN_AT_MOST} of ${
         plural(graph.nodes.length, "layer")}.` : "",
@@ -88,27 +97,18 @@ export function createMap(store) {
     for (const node of graph.nodes.slice(0, DRAWN_AT_MOST)) colourNode(node, shown);
     table.fill(!layers.length ? null : () => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
       const before = graph.edges.filter(({ to }) => to === node.path).map(({ from }) => from);
-      return [node.path, before.join(", ") || "–", wordsOf(node, shown)];
+      return [node.path, before.join(", ") || "–", stateOf(node, shown).words];
     })]);
   }
 
-  function valueOfNode(node) {
-    const { heat } = store.state;
-    return node.inside.reduce((value, path) => {
-      return worseOf(value, worst.get(path) ?? NaN, heat?.pool);
-    }, NaN);
-  }
-
-  function widerOf(node) {
-    const formatName = store.state.runData.format?.name;
-    const found = node.inside.find((path) => everWider(byPath.get(path), formatName));
-    return found === undefined ? null : byPath.get(found);
-  }
-
-  function wordsOf(node, shown) {
-    if (!shown) return "not measured";
-    const wide = widerOf(node)?.compute_dtype ?? null;
-    return valueInWords(shown.kind, valueOfNode(node), wide, store.state.runData.format?.name);
+  // Of a folded block the gravest of all layers in it.
+  function stateOf(node, shown) {
+    if (!shown) return { words: "not measured", level: "none", color: null };
+    const { heat, runData } = store.state;
+    return gravestOf(node.inside.map((path) => {
+      const reading = worst.get(path) ?? { value: NaN, step: null };
+      return { reading, ...describeReading(reading, byPath.get(path), shown, runData.format) };
+    }), heat?.pool);
   }
 
   function drawNodes(nodes, edges) {
@@ -182,15 +182,13 @@ export function createMap(store) {
   function colourNode(node, shown) {
     const { button, swatch, label, words, text } = drawn.get(node.path);
     const { path, inside } = node;
-    const value = valueOfNode(node);
-    const wide = Boolean(widerOf(node));
-    const color = shown ? valueColor(shown.kind, value, wide) : null;
-    const told = `${path}: ${wordsOf(node, shown)}`;
+    const { words: said, short = said, level, color } = stateOf(node, shown);
+    const told = `${path}: ${said}`;
     const name = inside.length > 1 ? `${told}; ${plural(inside.length, "layer")}, folded` : told;
     button.title = name;
     button.setAttribute("aria-label", name);
-    label.data = (shown ? MARKS[alarmLevel(shown.kind, value, wide)] ?? "" : "") + text;
-    words.textContent = shown ? wordsOf(node, shown) : "";
+    label.data = (MARKS[level] ?? "") + text;
+    words.textContent = shown ? short.replace("▲ ", "") : "";
     swatch.style.background = color ? cssColor(color) : "transparent";
   }
 

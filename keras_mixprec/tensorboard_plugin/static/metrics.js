@@ -1,4 +1,4 @@
-import { formatInteger, formatNumber, formatShare } from "./format.js";
+import { formatInteger, formatNumber, formatShare, listSome } from "./format.js";
 
 // Title, group and explanation come with the data, from the table of metrics.
 export function groupMetrics(metrics) {
@@ -13,17 +13,34 @@ export function groupMetrics(metrics) {
 function headroomInWords(value, wider, formatName) {
   if (value === -Infinity) return "overflow: infinite or NaN values";
   const bits = formatNumber(Number(Math.abs(value).toFixed(1)));
-  if (value === Infinity) return "all values are zero";
+  if (value === Infinity) return ALL_ZERO;
   if (value > 0) return `${bits} bits below the maximum`;
   if (wider) return `${bits} bits beyond ${formatName}, computed in ${wider}`;
   return `overflow: ${bits} bits too large`;
+}
+
+export const ALL_ZERO = "all values are zero";
+export const NO_RANGE = "All values are zero, which have no range.";
+
+// Of a reading that is left out: what is not finite in it came with the batch.
+export const BAD_INPUT = "input not finite: no overflow, no format helps";
+
+/**
+ * Which readings are left out, empty if none are.
+ * @param {number[]} steps At which the input was not finite.
+ */
+export function leftOut(steps) {
+  if (!steps.length) return "";
+  const named = listSome(steps.map(formatInteger), 4);
+  return `The input was not finite at ${steps.length > 1 ? "steps" : "step"} ${named} ` +
+    "(bad data): what it made infinite or NaN is not counted, since no format mends it.";
 }
 
 // By the unit of a metric: a number of it in words.
 export const WORDS = {
   headroom: headroomInWords,
   count: (value) => (value > 0 ? `${formatInteger(value)} not finite` : "all finite"),
-  share: (value) => value === Infinity ? "all values are zero" : `${formatShare(value)} of elements`,
+  share: (value) => value === Infinity ? ALL_ZERO : `${formatShare(value)} of elements`,
   error: (value) => `relative error ${formatNumber(value)}`,
   magnitude: (value) => value === Infinity ? "not finite" : `at most ${formatNumber(value)}`,
 };

@@ -1,3 +1,10 @@
+import { formatInteger } from "./format.js";
+import { GRAVEST } from "./heat_rows.js";
+import { insideInWords } from "./inside.js";
+import { BAD_INPUT, valueInWords } from "./metrics.js";
+import { alarmLevel, levelColor, valueColor } from "./palette.js";
+import { changedAt, widerAt } from "./precision.js";
+
 const parentOf = (path) => (path.includes("/") ? path.slice(0, path.lastIndexOf("/")) : null);
 
 // The layer above a path that is in the table, or null.
@@ -87,23 +94,99 @@ function placed(names, edges, inside) {
   });
 }
 
-// The worst value of each layer over all steps, of all its calls.
-export function worstByLayer(heat, paths, pathOf) {
+/**
+ * The worst reading of each layer, of all its calls: since dtypes last changed, or of those
+ * before where there is none since.
+ * @param {any} heat
+ * @param {Map<string, any>} layers The table of layers, by path.
+ * @param {(call: string, paths: any) => string} pathOf
+ * @param {string} kind The metric's. Errors of a layer are its own, and all else follows
+ *   from every layer before it.
+ * @returns {Map<string, {path: string, value: number, step: number | null,
+ *   isBefore: boolean, isBad: boolean}>}
+ */
+export function worstByLayer(heat, layers, pathOf, kind) {
   const found = new Map();
-  const size = heat.from.length;
+  const last = Math.max(-1, ...[...layers.values()].map(changedAt));
   heat.layers.forEach((call, row) => {
-    const path = pathOf(call, paths);
-    let worst = found.get(path) ?? NaN;
-    for (let at = row * size; at < (row + 1) * size; at += 1) {
-      worst = worseOf(worst, heat.values[at], heat.pool);
-    }
-    found.set(path, worst);
+    const path = pathOf(call, layers);
+    const since = kind === "error" ? changedAt(layers.get(path)) : last;
+    const reading = { path, ...worstOfRow(heat, row, since) };
+    found.set(path, worseOf(found.get(path) ?? reading, reading, heat.pool));
   });
   return found;
 }
 
+function worstOfRow(heat, row, since) {
+  const size = heat.from.length;
+  let [value, step, isBefore] = [NaN, null, true];
+  for (let column = 0; column < size; column += 1) {
+    const one = heat.values[row * size + column];
+    const before = heat.from[column] <= since;
+    if (Number.isNaN(one) || (before && !isBefore)) continue;
+    const worse = heat.pool === "min" ? one < value : one > value;
+    if (step !== null && before === isBefore && !worse) continue;
+    [value, step, isBefore] = [one, heat.until[column], before];
+  }
+  return { value, step, isBefore: isBefore && step !== null, isBad: Boolean(heat.badInput?.rows.has(row)) };
+}
+
+// What was before a change counts only where nothing else is known.
 export function worseOf(one, other, pool) {
-  if (Number.isNaN(one)) return other;
-  if (Number.isNaN(other)) return one;
-  return pool === "min" ? Math.min(one, other) : Math.max(one, other);
+  if (Number.isNaN(one.value)) return other;
+  if (Number.isNaN(other.value)) return one;
+  if (one.isBefore !== other.isBefore) return one.isBefore ? other : one;
+  return (pool === "min" ? other.value < one.value : other.value > one.value) ? other : one;
+}
+
+// What has changed since a step of which a reading is.
+export function beforeInWords(layer, step) {
+  return step <= changedAt(layer) ? `before it was in ${layer.compute_dtype}` :
+    "before dtypes last changed";
+}
+
+/**
+ * A reading in words, with its colour and how grave it is.
+ * @param {any} reading
+ * @param {any} layer The row of the table of layers.
+ * @param {{name: string, kind: string}} metric
+ * @param {any} format What headroom refers to.
+ * @returns {{words: string, short?: string, level: string, color: number[] | null}} `short`
+ *   where there is room for a few words.
+ */
+export function describeReading({ value, step, isBefore, isBad }, layer, { name, kind }, format) {
+  const inside = name === "activation_headroom_bits" && layer ? insideInWords(layer, format) : null;
+  if (inside && value !== -Infinity) {
+    const level = inside.isOpen ? "bad" : "beyond";
+    return { words: inside.long, short: inside.short, level, color: levelColor(level) };
+  }
+  if (Number.isNaN(value) && isBad) {
+    return { words: BAD_INPUT, level: "input", color: levelColor("input") };
+  }
+  const wider = step === null ? null : widerAt(layer, step, format.name);
+  const words = valueInWords(kind, value, wider, format.name);
+  if (isBefore) {
+    const before = beforeInWords(layer, step);
+    return {
+      words: `${words} at step ${formatInteger(step)}, ${before}`, level: "beyond",
+      short: `${before.replace("it was in ", "")}: ${words}`, color: levelColor("beyond"),
+    };
+  }
+  const isWide = Boolean(wider);
+  return {
+    words, level: alarmLevel(kind, value, isWide), color: valueColor(kind, value, isWide),
+  };
+}
+
+/**
+ * The gravest of several layers, of equally grave ones the worst value.
+ * @param {any[]} states What `describeReading` returned, each with its reading.
+ * @param {string | undefined} pool
+ */
+export function gravestOf(states, pool) {
+  const rank = ({ level }) => GRAVEST.indexOf(level);
+  return states.reduce((one, other) => {
+    if (rank(one) !== rank(other)) return rank(one) < rank(other) ? one : other;
+    return worseOf(one.reading, other.reading, pool) === other.reading ? other : one;
+  });
 }

@@ -12,6 +12,12 @@ export function dtypeAt(layer, step) {
   return (before.at(-1) ?? dtypes[0])[1];
 }
 
+// After which step a layer's dtype last changed, −1 if it never did. A demotion before the
+// first step has no dtype before it.
+export function changedAt(layer) {
+  return Math.max(layer?.dtypes?.slice(1).at(-1)?.[0] ?? -1, layer?.demoted_at ?? -1);
+}
+
 // The dtype in which a layer held what its format does not, or null.
 export function widerAt(layer, step, formatName) {
   const dtype = layer ? dtypeAt(layer, step) : null;

@@ -1,6 +1,6 @@
 import { chooseRun } from "./actions.js";
 import { breakable, card, element, revealIn } from "./dom.js";
-import { formatInteger, formatNumber, formatScale, formatShare, toNumber } from "./format.js";
+import { formatInteger, formatNumber, formatScale, formatShare, readable, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
 import { describeFinding, STATES } from "./summary.js";
 
@@ -80,7 +80,7 @@ export function createRuns(store) {
       }, ...breakable(row.run));
     }
     const { glyph, word, level } = STATES[row.headline.state] ?? STATES.warning;
-    return element("span", { class: `badge ${level}`, title: row.headline.text },
+    return element("span", { class: `badge ${level}`, title: readable(row.headline.text) },
       `${glyph} ${word}`);
   }
 
@@ -112,7 +112,7 @@ export function createRuns(store) {
       /** @type {any} */ (document.activeElement),
     );
     body.replaceChildren(...sorted.map((row) => element("tr", {
-      "data-run": row.run, title: row.headline?.text ?? null,
+      "data-run": row.run, title: row.headline ? readable(row.headline.text) : null,
       class: row.run === run ? "chosen" : row.run === compare ? "about" : null,
       "aria-current": String(row.run === run),
       onclick: (event) => event.target.closest("button") || chooseRun(store, row.run),

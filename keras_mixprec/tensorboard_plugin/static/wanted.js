@@ -39,6 +39,17 @@ export function histogramLayer(state) {
   return leastHeadroom(layers.filter((layer) => listed.has(layer.path))) ?? first ?? null;
 }
 
+// Why that layer is shown while none is chosen.
+export function whyShown(state) {
+  const name = state.layer === null ? histogramLayer(state) : null;
+  if (name === null) return "";
+  const { layers } = state.runData;
+  const why = name === mainFinding(state.runData)?.layer ? "the layer of the main finding" :
+    toNumber(layers.find(({ path }) => path === name)?.least_headroom ?? null) < Infinity ?
+      "the least headroom of the layers with a histogram" : "the first layer";
+  return ` (${why}; click another one to see it here)`;
+}
+
 // The headroom of a part, unless the heatmap shows it already.
 function partMetric({ runData, part, metric }) {
   const name = `${part}_headroom_bits`;

@@ -75,9 +75,13 @@ export function judgeLayer(ranges, format, formats, moment) {
 // The gravest first; what is none of them is not measured, or fits.
 export const GRAVE = ["overflows", "refused", "no scale", "vanishes", "close"];
 
-// A format as wide as float32 needs no loss scale.
-function possibleScales(format) {
-  return format.name === "float16" ? SCALES : [0, 0];
+// A format as wide as float32 needs no loss scale. Where gradients overflowed in the run
+// without a layer that is to blame, a plan stays below.
+function possibleScales(format, overflowing) {
+  if (format.name !== "float16") return [0, 0];
+  const [lowest, highest] = SCALES;
+  const until = overflowing === null ? highest : Math.ceil(overflowing) - 1;
+  return [lowest, Math.max(lowest, Math.min(highest, until))];
 }
 
 /**
@@ -104,6 +108,11 @@ function holds(window, bits) {
 // A layer may overflow on the way to an output that does not.
 export function foundInWords(kinds) {
   return `the run found ${kinds.map(words).join(", ")} in it`;
+}
+
+// Zeros have no range, and yet were measured.
+export function isAllZero(layer) {
+  return toNumber(layer.least_headroom ?? null) === Infinity;
 }
 
 function reasonOf({ activation, weight }, name) {
@@ -157,7 +166,7 @@ export function smallestPlan(layers, ranges, name) {
     } else if (reasonOf(own, name)) reasons.set(path, reasonOf(own, name));
     else if (own.refused.length) reasons.set(path, foundInWords(own.refused));
     else if (feeder) reasons.set(path, `it receives what ${feeder} computes, beyond ${name}`);
-    else if (!measured && toNumber(layer.least_headroom ?? null) === Infinity) {
+    else if (!measured && isAllZero(layer)) {
       reasons.set(path, "its activations were all zero, which have no range");
     } else if (!measured) {
       unmeasured.push(path);
@@ -170,7 +179,10 @@ export function smallestPlan(layers, ranges, name) {
     .map((layer) => {
       return { ...layer, window: judged.get(layer.path).gradient, cost: costOf(layer) };
     });
-  const scale = bestScale(windows, possibleScales(format));
+  const overflowing = ranges.overflowing_scale ?? null;
+  // What the run found in a layer may have skipped those steps, and is in float32 by this plan.
+  const blamed = [...judged].some(([path, own]) => own.refused.length && reasons.has(path));
+  const scale = bestScale(windows, possibleScales(format, blamed ? null : overflowing));
   for (const { path, window } of windows.filter((one) => !holds(one.window, scale))) {
     reasons.set(path, `at the loss scale ${formatPower(scale)} its gradients ${
       window.highest < scale ? "overflow" : "vanish"} in ${name}`);
@@ -178,7 +190,8 @@ export function smallestPlan(layers, ranges, name) {
   const total = layers.reduce((sum, layer) => sum + costOf(layer), 0);
   const narrow = layers.filter(({ path }) => !reasons.has(path));
   const held = narrow.reduce((sum, layer) => sum + costOf(layer), 0);
-  return { name, reasons, unmeasured, scale, share: total ? held / total : NaN };
+  const share = total ? held / total : NaN;
+  return { name, reasons, unmeasured, scale, overflowing, blamed, share };
 }
 
 /**
@@ -193,10 +206,28 @@ export function foundElsewhere(summaries, run, { reasons }) {
   const paths = new Set(run.layers.map(({ path }) => path));
   return (summaries ?? []).flatMap(({ run: other, finding }) => {
     if (other === run.run || finding?.kind !== "verdict" || finding.level === "info") return [];
-    const layer = finding.layer === undefined ? null : pathOfCall(finding.layer, paths);
+    // Bad data are of no layer.
+    const layer = finding.layer ? pathOfCall(finding.layer, paths) : null;
     const isHeld = paths.has(layer) && !reasons.has(layer);
     return isHeld ? [{ layer, verdict: finding.verdict, run: other }] : [];
   });
+}
+
+/**
+ * The loss scale of a plan, and what the run's skipped steps say of it.
+ * @param {{name: string, scale: number, overflowing: number | null, blamed: boolean}} plan
+ */
+export function scaleInWords({ name, scale, overflowing, blamed }) {
+  if (name !== "float16") return "";
+  const advised = `Loss scale ${formatPower(scale)}`;
+  if (overflowing === null) return `${advised}.`;
+  const from = formatPower(Math.ceil(overflowing));
+  if (blamed) {
+    return `${advised}; the run skipped steps from ${from} on, which may be due to the layers ` +
+      "with a verdict.";
+  }
+  return scale < overflowing ? `${advised}: from ${from} on the run skipped steps.` :
+    `No loss scale is known: the run skipped steps even at ${from}.`;
 }
 
 // As `PrecisionPlan.load` reads it.

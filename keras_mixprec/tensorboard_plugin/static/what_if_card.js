@@ -1,18 +1,19 @@
 import { chooseLayer } from "./actions.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
 import {
-  formatInteger, formatNumber, formatPower, formatShare, listSome, plural, words,
+  formatInteger, formatNumber, formatPower, formatShare, listSome, plural, readable, words,
 } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
+import { ALL_ZERO, leftOut } from "./metrics.js";
 import {
   GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundElsewhere, foundInWords, judgeLayer, planFile,
-  smallestPlan,
+  isAllZero, scaleInWords, smallestPlan,
 } from "./what_if.js";
 
 const ALL = "";
 const ROWS_SHOWN = 200;
-const ORDER = [...GRAVE, "unknown", "fits"];
+const ORDER = [...GRAVE, "unknown", "zero", "fits"];
 const LEVEL = {
   overflows: "bad", refused: "bad", "no scale": "bad", vanishes: "warning", close: "warning",
 };
@@ -20,7 +21,7 @@ const GLYPH = { bad: "▲ ", warning: "◆ " };
 const CANNOT = "Ranges are of what layers return. A layer may overflow on the way to that, or " +
   "lose digits: before training check the plan with keras_mixprec.diagnose on a batch.";
 const NO_RANGES = "Nothing was measured of the layers of this run. MixPrecMonitor measures " +
-  "them at every `probe_every` steps, within `max_overhead` of the time.";
+  "them at every probe_every steps, within max_overhead of the time.";
 
 // Every folder that layers are in, before them.
 export function layersAndBlocks(layers) {
@@ -39,6 +40,7 @@ function isOf(path, chosen) {
 }
 
 function partInWords({ state, bits, step, lost }, name) {
+  if (state === "zero") return ALL_ZERO;
   const at = step === null ? "" : `, step ${formatInteger(step)}`;
   if (lost) return state === "overflows" ? `not finite${at}` : `not finite in ${lost}${at}: not known`;
   if (state === "unknown") return "not measured";
@@ -120,7 +122,7 @@ export function createWhatIf(store) {
     body.hidden = which.hidden = type.hidden = when.hidden = !measured;
     nothing.hidden = Boolean(measured);
     nothing.textContent = !ready ? "Reading the ranges of all layers …" :
-      [NO_RANGES, runData.withheld].filter(Boolean).join(" ");
+      readable([NO_RANGES, runData.withheld].filter(Boolean).join(" "));
     if (!measured) return;
     const names = ranges.formats.map(({ name }) => name);
     if (type.options.length !== names.length) {
@@ -135,9 +137,12 @@ export function createWhatIf(store) {
     const format = ranges.formats.find(({ name }) => name === type.value);
     const found = runData.layers
       .filter(({ path }) => isOf(path, which.value))
-      .map(({ path }) => {
-        const own = judgeLayer(ranges.layers[path], format, ranges.formats, when.value);
-        return { path, ...own };
+      .map((layer) => {
+        const own = judgeLayer(ranges.layers[layer.path], format, ranges.formats, when.value);
+        const isZero = own.activation.state === "unknown" && isAllZero(layer);
+        const activation = isZero ? { ...own.activation, state: "zero" } : own.activation;
+        const state = isZero && own.state === "unknown" ? "zero" : own.state;
+        return { path: layer.path, hasWeights: layer.parameters !== 0, ...own, activation, state };
       })
       .sort((one, other) => ORDER.indexOf(one.state) - ORDER.indexOf(other.state));
     const count = (state) => found.filter((one) => one.state === state).length;
@@ -147,16 +152,16 @@ export function createWhatIf(store) {
       [count("no scale"), "no loss scale would fit"],
       [count("vanishes"), "would lose small numbers that count"],
       [count("close"), `within ${SPARE_BITS} bits of overflowing`],
-      [count("unknown"), "not measured"], [count("fits"), "would fit"],
+      [count("unknown"), "not measured"], [count("zero"), "with zeros alone"], [count("fits"), "would fit"],
     ].filter(([n]) => n);
     answer.textContent = `In ${format.name}, of ${plural(found.length, "layer")}: ` +
       parts.map(([n, text]) => `${formatInteger(n)} ${text}`).join(", ") + ".";
     rows.replaceChildren(...found.slice(0, ROWS_SHOWN).map(row));
   }
 
-  function row({ path, state, activation, gradient, weight, refused }) {
+  function row({ path, hasWeights, state, activation, gradient, weight, refused }) {
     const level = LEVEL[state];
-    const cell = (text, bad) => element("td", {}, bad ? badgeOf(text, bad) : text);
+    const cell = (text, bad = null) => element("td", {}, bad ? badgeOf(text, bad) : text);
     const levelOf = (part) => LEVEL[part.state] ?? null;
     const gone = gradient && gradient.lowest > gradient.highest ? "bad" : null;
     return element("tr", { "data-layer": path, class: level ?? null },
@@ -166,7 +171,7 @@ export function createWhatIf(store) {
       refused.length && LEVEL[activation.state] !== "bad" ? cell(foundInWords(refused), "bad") :
         cell(partInWords(activation, type.value), levelOf(activation)),
       cell(windowInWords(gradient), gone),
-      cell(partInWords(weight, type.value), levelOf(weight)));
+      hasWeights ? cell(partInWords(weight, type.value), levelOf(weight)) : cell("none"));
   }
 
   function badgeOf(text, level) {
@@ -180,7 +185,7 @@ export function createWhatIf(store) {
     caution.hidden = true;
     if (!possible) {
       plan.textContent = `A plan holds ${PLANNED.join(" and ")}: ${type.value} is ` +
-        (type.value === "float32" ? "what needs none." : "set by Keras' `quantize`.");
+        (type.value === "float32" ? "what needs none." : "set by Keras' quantize.");
       return;
     }
     const found = smallestPlan(layers, ranges, type.value);
@@ -189,10 +194,11 @@ export function createWhatIf(store) {
       listSome(wide.map(([path, reason]) => `${path} (${reason})`), 4) : "No layer in float32";
     const share = Number.isNaN(found.share) ? "" :
       ` ${formatShare(found.share)} of FLOPs in ${type.value}.`;
-    const scale = type.value === "float16" ? ` Loss scale ${formatPower(found.scale)}.` : "";
+    const scale = ` ${scaleInWords(found)}`.trimEnd();
     const open = found.unmeasured.length ? ` Without a finite reading: ${
       listSome(found.unmeasured, 4)}.` : "";
-    plan.textContent = `${text}.${share}${scale}${open}`;
+    const left = leftOut(runData.bad_input);
+    plan.textContent = `${text}.${share}${scale}${open}${left && ` ${left}`}`;
     const known = foundElsewhere(store.state.summaries, runData, found);
     caution.hidden = !known.length;
     caution.textContent = `◆ Of layers that this plan keeps in ${type.value}, other runs found: ${
