@@ -1,7 +1,7 @@
 """The monitoring callback."""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
@@ -14,8 +14,10 @@ from keras_mixprec.monitoring.before_training import (
     check_before_training,
     events_before_training,
 )
-from keras_mixprec.monitoring.summary import TrainingSummary, summarize
 from keras_mixprec.reporting.run_log import NoLog, RunLog
+
+if TYPE_CHECKING:
+    from keras_mixprec.monitoring.summary import TrainingSummary
 
 
 class MixPrecMonitor(CopiedCallback):
@@ -273,6 +275,9 @@ class MixPrecMonitor(CopiedCallback):
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Reads the counters, writes the summary and closes the log."""
+        # Not needed before a `fit` ends.
+        from keras_mixprec.monitoring.summary import summarize
+
         session = self._session
         session.finish()
         self.summary = summarize(session)

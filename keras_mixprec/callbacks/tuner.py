@@ -15,7 +15,6 @@ from keras_mixprec.loss_scaling.ensure import (
     lacks_loss_scaling,
 )
 from keras_mixprec.monitoring.failures import failure_event
-from keras_mixprec.monitoring.summary import summarize
 from keras_mixprec.numerics.evaluation import held_back
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.hardware import recommend_policy
@@ -315,6 +314,9 @@ class PrecisionTuner(CopiedCallback):
         self._save_plan(tuning.repairs)
         # The monitor's summary begins with the same sentence.
         if self.verbose and self.history and not session.settings.summary:
+            # As in the monitor, not needed before.
+            from keras_mixprec.monitoring.summary import summarize
+
             said = summarize(session).headline["text"]
             print_message(f"PrecisionTuner: {said}")
         session.leave(self)
