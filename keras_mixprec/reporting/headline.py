@@ -15,6 +15,7 @@ from keras_mixprec.reporting.facts import (
 )
 from keras_mixprec.reporting.run_counts import (
     is_low,
+    not_known,
     share_clause,
     steps_clause,
 )
@@ -35,10 +36,6 @@ STUCK = 5
 
 # The state of a run of which nothing but skipped steps is known.
 _UNKNOWN = "not_measured"
-_NOT_KNOWN = (
-    "no range measured, nothing compared with float32: "
-    "keras_mixprec.diagnose(model, x, y) does"
-)
 
 # An older log does not have what it is that scales no loss.
 _UNSCALED = {
@@ -65,7 +62,8 @@ def headline(facts: Facts) -> dict:
     >>> from keras_mixprec.reporting.headline import headline
     >>> layer = {"path": "a", "compute_dtype": "float16"}
     >>> headline(Facts([], [layer], 9, {"": 0}, 0, measured=True))["text"]
-    '9 steps, none skipped, no findings; 100% of FLOPs in 16 bits.'
+    '9 steps, none skipped, no findings; 100% of FLOPs in 16 bits; nothing \
+compared with float32: keras_mixprec.diagnose(model, x, y) does.'
     """
     story = _Story(facts)
     state = story.state()
@@ -74,10 +72,8 @@ def headline(facts: Facts) -> dict:
         steps_clause(facts, story.quiet, state != _UNKNOWN),
         *share_clause(facts.layers, story.demoted),
     ]
-    if state == _UNKNOWN:
-        clauses.append(_NOT_KNOWN)
-    elif story.quiet and not facts.measured and is_low(facts.layers):
-        clauses.append("no range measured")
+    if story.quiet and is_low(facts.layers):
+        clauses += not_known(facts)
     text = "; ".join(clauses)
     if not story.names_layer:
         text = text[:1].upper() + text[1:]

@@ -37,6 +37,25 @@ def share_clause(layers: list, demoted: Mapping) -> Iterator[str]:
         yield f"{percent}% of FLOPs {still}in 16 bits"
 
 
+def not_known(facts: Facts) -> Iterator[str]:
+    """Yields what was not looked at of a run in which nothing was found.
+
+    What is wrong in 16 bits need not show in the ranges of outputs: where
+    `sum(x**2)` overflows, `x / sqrt(sum(x**2))` is 0.
+
+    Args:
+        facts: `Facts`.
+    """
+    missing = [] if facts.measured else ["no range measured"]
+    if not facts.examined:
+        missing.append(
+            "nothing compared with float32: "
+            "keras_mixprec.diagnose(model, x, y) does"
+        )
+    if missing:
+        yield ", ".join(missing)
+
+
 def is_low(layers: list) -> bool:
     """Whether any layer computes in 16 bits."""
     return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
