@@ -1,5 +1,6 @@
 """The cards that answer "what if": their arithmetic, and they in a browser."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -61,6 +62,14 @@ def page(driver):
     page.errors()
     yield page
     assert page.errors() == []
+
+
+@contextlib.contextmanager
+def served(page, folder):
+    """A server for one test, which the page no longer asks when it ends."""
+    with tensorboard(str(folder)) as url:
+        yield url
+        page.driver.get("about:blank")
 
 
 def ask(url, route, **query):
@@ -314,7 +323,7 @@ def test_without_ranges_it_says_what_measures_them(page, tmp_path):
     with RunLog(tmp_path / "bare") as log:
         log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
         log.event(0, {"kind": "train_begin"})
-    with tensorboard(str(tmp_path)) as url:
+    with served(page, tmp_path) as url:
         poll(lambda: ask(url, "runs"))
         page.open(url, run="bare/mixprec")
         page.one("#what-if")
@@ -341,7 +350,7 @@ def write_forecast(log_dir):
 
 def test_a_forecast_is_drawn_up_to_the_maximum(page, tmp_path):
     write_forecast(tmp_path / "own")
-    with tensorboard(str(tmp_path)) as url:
+    with served(page, tmp_path) as url:
         assert poll(lambda: ask(url, "runs"))
         page.open(url, run="own/mixprec")
         page.click("#course .chip")
@@ -486,7 +495,7 @@ def test_blocks_of_the_map_are_unfolded(page, tmp_path):
         bits = np.array([[9.0], [-1.0], [5.0]])
         metric = {"activation_headroom_bits": "min"}
         log.heat(0, bits, paths, metric)
-    with tensorboard(str(tmp_path)) as url:
+    with served(page, tmp_path) as url:
         assert poll(lambda: ask(url, "runs"))
         page.open(url, run="own/mixprec")
         page.click("#map button.quiet")
@@ -507,7 +516,7 @@ def test_the_trials_of_a_search_are_a_curve(page, tmp_path):
     x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
     plan = kmp.minimize_float32(model, x, np.arange(16) % 3, log_dir=tmp_path)
     trials = plan.trade_off
-    with tensorboard(str(tmp_path)) as url:
+    with served(page, tmp_path) as url:
         assert poll(lambda: ask(url, "runs"))
         page.open(url, run="mixprec")
         best = len(trials.pareto())

@@ -211,6 +211,11 @@ RETURNED = [(4, "float32"), (6, "float16")]
         ({"largest_inside_in_float32": 100.0}, [], 0),  # A sum for a mean.
         (INSIDE, RETURNED, 9),  # Found sound in float16 since.
         ({"headroom_bits": 1, "overflows_in_steps": 30}, [], 9),  # A forecast.
+        *(
+            ({"largest_inside_in_float32": x}, [], 9)
+            for x in ("damaged", None, [], -1.0, "nan")
+        ),
+        ({"largest_inside_in_float32": "inf"}, [], -np.inf),
     ],
 )
 def test_a_verdict_uses_headroom_up_while_it_holds(

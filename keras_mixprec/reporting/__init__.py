@@ -24,6 +24,8 @@ Files that read:
 - `sized_cache.py`: what was read, kept within a number of bytes.
 - `run_data.py`, `run_layers.py`: what a log says of a run and of its layers, as
   the page asks for it; `grid.py`: one metric of all layers by step.
+- `bad_input.py`: readings of batches that were not finite; `skipped_steps.py`:
+  how many steps were skipped, and at which loss scales.
 - `clock.py`: when steps were taken, by epochs and by time of training.
 - `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and
   those of formats.

@@ -11,12 +11,9 @@ import numpy as np
 from keras_mixprec.reporting.facts import is_event
 from keras_mixprec.reporting.text_formats import parse_json
 
-# The parts of a layer that follow from the batch; weights do not.
-_PARTS = ("activation", "weight_gradient", "gradient")
-_LOGITS = "attention_logits_largest"
-
-# What is in the line of each event that is read here.
+# What is in the line of each event that is read here, and of those of bad data.
 _MARKS = (b'"skipped_step"', b'"bad_batches"', b'"bad_data"')
+_BAD = b'"bad_'
 
 
 def bad_input_steps(events: Iterable[dict]) -> set[int]:
@@ -31,8 +28,9 @@ def bad_input_steps(events: Iterable[dict]) -> set[int]:
 def _steps_of(event):
     kind, step = event["kind"], event.get("at_step", event["step"])
     if kind == "bad_batches":
-        batches = filter(_is_batch, event.get("batches", []))
-        yield from (batch["step"] for batch in batches)
+        batches = event.get("batches")
+        known = filter(_is_batch, batches if isinstance(batches, list) else [])
+        yield from (batch["step"] for batch in known)
     elif event.get("bad_input") or event.get("verdict") == "bad_data":
         yield step
 
@@ -41,7 +39,7 @@ def _is_batch(batch):
     return isinstance(batch, dict) and isinstance(batch.get("step"), int)
 
 
-def mark_spoiled(tables: list, lines: Iterable[bytes]):
+def mark_spoiled(tables: list, lines: Iterable[str | bytes]):
     """Marks the rows of tables that were measured on such batches.
 
     A long log has one row for several readings, the worst of them, at the step
@@ -50,10 +48,13 @@ def mark_spoiled(tables: list, lines: Iterable[bytes]):
 
     Args:
         tables: List of `Table`, the tables of a family by rising step.
-        lines: Bytes, each event of the log as JSON.
+        lines: Strings or bytes, each event of the log as JSON.
     """
-    # Most events are others, and each metric that is shown asks for this.
-    marked = (line for line in lines if any(mark in line for mark in _MARKS))
+    # Each metric that is shown asks for this, of a log that may have thousands.
+    known = (x.encode() if isinstance(x, str) else x for x in lines)
+    marked = [line for line in known if any(mark in line for mark in _MARKS)]
+    if not any(_BAD in line for line in marked):
+        return
     events = [*filter(is_event, (parse_json(line, dict) for line in marked))]
     bad = sorted(bad_input_steps(events))
     if not bad or not tables:
@@ -73,23 +74,3 @@ def mark_spoiled(tables: list, lines: Iterable[bytes]):
     ends = np.cumsum([len(table.steps) for table in tables])
     for table, rows in zip(tables, np.split(spoiled, ends), strict=False):
         table.spoiled = rows
-
-
-def nonfinite(metric: str, metrics: dict, values_of) -> np.ndarray:
-    """Returns where a metric is of numbers that were not finite.
-
-    Args:
-        metric: String.
-        metrics: Dict whose keys are all metrics that there are.
-        values_of: Function from the name of a metric to its values.
-
-    Returns:
-        Boolean array, nowhere true of what does not follow from the batch.
-    """
-    if metric == _LOGITS:
-        return values_of(metric) == np.inf
-    part = next((p for p in _PARTS if metric.startswith(f"{p}_")), None)
-    count = f"{part}_nonfinite"
-    if count not in metrics:
-        return np.zeros_like(values_of(metric), bool)
-    return values_of(count) > 0

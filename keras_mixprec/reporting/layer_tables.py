@@ -5,7 +5,6 @@ import re
 import numpy as np
 
 from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.bad_input import nonfinite
 from keras_mixprec.reporting.schema import chunk_tag
 
 # What a run of a million steps, probed every 100, comes to with 500 rows at
@@ -186,6 +185,10 @@ def _worse(pools, first, second):
     return np.stack([pooled(*column) for column in columns], axis=1)
 
 
+# The parts of a layer that follow from the batch; weights do not.
+_OF_BATCH = ("activation", "weight_gradient", "gradient")
+_LOGITS = "attention_logits_largest"
+
 # What follows the path of a layer in the name of a call but its first.
 _SECOND_CALL = re.compile(r"#\d+$")
 
@@ -252,8 +255,17 @@ class Table:
     def _lost(self, metric):
         if not self.spoiled.any():
             return np.zeros((len(self.steps), len(self.layers)), bool)
-        lost = nonfinite(metric, self.metrics, self._values)
-        return lost & self.spoiled[:, None]
+        return self._nonfinite(metric) & self.spoiled[:, None]
+
+    def _nonfinite(self, metric):
+        """Where what a metric is of was not finite, if it follows the batch."""
+        if metric == _LOGITS:
+            return self._values(metric) == np.inf
+        part = next((p for p in _OF_BATCH if metric.startswith(f"{p}_")), None)
+        count = f"{part}_nonfinite"
+        if count not in self.metrics:
+            return np.zeros((len(self.steps), len(self.layers)), bool)
+        return self._values(count) > 0
 
     def _moved(self, own, layers, fill):
         if layers == self.layers:  # As in most logs: nothing is to be moved.

@@ -128,12 +128,21 @@ def add_inside(layers: list, events: list, limit: str):
     known = {layer["path"]: layer for layer in layers}
     for layer in layers:
         layer["inside"] = None
+    maximum_bits = format_limits(limit)["maximum_bits"]
     for event in events:
-        layer = known.get(event.get("layer"))
-        largest = event.get("numbers", {}).get(_INSIDE)
-        found = event.get("verdict") == "forward_overflow" and largest
-        if layer and found and _still_holds(event, layer, limit):
-            _use_up(layer, event, largest, format_limits(limit)["maximum_bits"])
+        if event["kind"] != "verdict" or event["verdict"] != "forward_overflow":
+            continue
+        layer, largest = known.get(event["layer"]), _largest_inside(event)
+        if layer and largest > 0 and _still_holds(event, layer, limit):
+            _use_up(layer, event, largest, maximum_bits)
+
+
+def _largest_inside(verdict):
+    """0 if it does not say, as a forecast does not."""
+    try:
+        return float(verdict.get("numbers", {}).get(_INSIDE, 0))
+    except (TypeError, ValueError):
+        return 0.0
 
 
 def _still_holds(verdict, layer, limit):
@@ -147,7 +156,7 @@ def _still_holds(verdict, layer, limit):
 
 def _use_up(layer, verdict, largest, maximum_bits):
     # A sum may overflow on the way to a mean, and show in no other number.
-    bits = min(maximum_bits - math.log2(float(largest)), 0.0)
+    bits = min(maximum_bits - math.log2(largest), 0.0)
     left = layer["least_headroom"]
     # Outputs that are not finite, or as large, say more.
     if left is None or left > bits:
