@@ -187,3 +187,17 @@ def test_losses_that_are_infinite_are_diagnosed_at_the_next_reading(
     (verdict,) = watcher.verdicts
     assert (verdict.kind, verdict.layer) == ("forward_overflow", "price")
     assert verdict.step == 8
+
+
+@each_jit
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_lost_weights_are_found_where_no_loss_is_scaled(jit, policy, tmp_path):
+    """No optimizer skips a step of theirs, and no batch is counted."""
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=jit)
+    watcher = monitor(tmp_path, update_freq=1)
+    fit(model, [1.0, 1.0, NAN, 1.0, 1.0, 1.0], [watcher])
+    [verdict] = watcher.verdicts
+    assert verdict.kind == "weights_lost"
+    assert watcher.summary.headline["state"] == "failing"

@@ -254,7 +254,8 @@ class RunState(NamedTuple):
         in_a_row: Int. Steps skipped since the last one applied.
         trouble: Boolean. Whether skipped steps are more than a search for the
             loss scale: five in a row, or five down to a scale below 1; or
-            five losses were not finite since the reading before.
+            five losses were not finite since the reading before, or where none
+            are counted their mean is not.
         collapsed: Boolean. Whether steps are skipped and no loss scale can
             fall any further.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
@@ -318,7 +319,8 @@ class CounterLog:
         self._write(readings, counted)
         # A tuner looks at each of them by itself.
         new = self._new_losses(sum(losses.values()))
-        if new >= TRIGGER_STEPS and not session.has_tuner:
+        many = new >= TRIGGER_STEPS and not session.has_tuner
+        if many or self._counters.only_mean_is_lost(loss):
             self.state = self.state._replace(trouble=True)
         self._loss.write(step, loss)
         session.examiner.in_a_row = self.state.in_a_row
@@ -327,10 +329,8 @@ class CounterLog:
 
     def _new_losses(self, count):
         """How many more are not finite, but those of bad data."""
-        before, self._losses = (
-            self._losses,
-            count - self._session.bad_data.count,
-        )
+        before = self._losses
+        self._losses = count - self._session.bad_data.count
         return self._losses - before
 
     def begin_epoch(self, step: int):

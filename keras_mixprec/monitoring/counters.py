@@ -299,6 +299,14 @@ class Counters:
         """
         return self._losses and self._losses.counts()
 
+    def only_mean_is_lost(self, sums: tuple | None) -> bool:
+        """Whether no loss is counted, and their mean is not finite.
+
+        Args:
+            sums: What `LossCurve.read` returned.
+        """
+        return not (self._losses or sums is None or math.isfinite(sums[0]))
+
     def nonfinite_gradients(self, name: str) -> dict:
         """Returns, by kind, in how many steps a gradient was not finite.
 
