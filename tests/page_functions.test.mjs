@@ -398,6 +398,9 @@ test("how fast beside float32 is said of a run that is all in float32 alone", ()
   const low = runOf("low", { samples_per_second: 1900 }, ["float16"]);
   const wide = runOf("wide", { samples_per_second: 1000 }, ["float32"]);
   assert.equal(comparison.speedAgainstFloat32(low, wide), "Faster than in float32, at 1.9x (1.9x to 1.9x) the speed of wide.");
+  const [lossy, exact] = [{ ...low, loss: { values: [2, 0.907] } }, { ...wide, loss: { values: [0.159] } }];
+  assert.match(comparison.speedAgainstFloat32(lossy, exact), /wide; last loss 0.907 \(there: 0.159\)\.$/);
+  assert.match(comparison.comparison(lossy, exact), /; last loss 0.907 \(wide: 0.159\); /);
   assert.equal(comparison.speedAgainstFloat32(wide, low), null);
   assert.equal(comparison.speedAgainstFloat32(low, null), null);
   const larger = { ...wide, layers: [...wide.layers, { path: "b", compute_dtype: "float32" }] };
@@ -664,7 +667,7 @@ test("a difference in speed is told only where it is more than the spread", () =
   assert.match(comparison.speedAgainstFloat32(run("a", 2), run("b", 1)), /^Faster than in float32, at 2.0x \(1.8x to 2.2x\) the speed of b/);
   const short = run("b", 1, { measured_steps: 19 });
   assert.equal(comparison.speedAgainstFloat32(run("a", 2), short), null);
-  assert.match(comparison.comparison(run("a", 2), short), /too few steps measured/);
+  assert.match(comparison.comparison(run("a", 2), short), /too few steps, or readings/);
 });
 
 test("a figure is written by its unit", () => {

@@ -368,3 +368,16 @@ def test_a_loss_function_that_does_not_bear_a_rounded_output_is_named():
     verdict = kmp.diagnose(model, X[:32], Y[:32, None])[0]
     assert verdict.layer == "probability"
     assert "in the loss function 'surprise' or elsewhere" in verdict.advice
+
+
+@each_jit
+def test_a_scale_that_fell_is_not_to_start_higher(jit):
+    """What made it fall would do so again."""
+    model = classifier(jit=jit)
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.set_loss_scale(2.0**8)
+    verdict = kmp.diagnose(model, X[:32], Y[:32])[0]
+    assert verdict.kind == "scale_too_low"
+    assert verdict.numbers["fell_from_bits"] == 15
+    assert "initial_scale" not in verdict.advice
+    assert "grows back by itself" in verdict.advice

@@ -10,6 +10,7 @@ import pytest
 from keras import layers
 from optimizer_models import BACKEND
 
+import keras_mixprec
 from keras_mixprec import LossScaleOptimizer, ensure_loss_scaling
 
 X = np.linspace(-1, 1, 8, dtype="float32").reshape(4, 2)
@@ -26,6 +27,14 @@ def make(policy, compiled=True, optimizer="sgd"):
     )
     if compiled:
         model.compile(optimizer, loss="mse", **JIT)
+    return model
+
+
+def made_before():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    keras_mixprec.apply_policy(model, "float32")
+    model.compile("sgd", loss="mse", **JIT)
     return model
 
 
@@ -47,6 +56,7 @@ NEEDY = {
     "a nested model": nested,
 }
 FINE = {
+    "float32 behind an input made under another policy": made_before,
     "float32": lambda: make("float32"),
     "bfloat16": lambda: make("mixed_bfloat16"),
     "ours": lambda: make("mixed_float16", optimizer=LossScaleOptimizer("sgd")),

@@ -1068,7 +1068,8 @@ def test_two_runs_are_compared_in_a_line(page, paced):
     said = speed_in_words(told, LOW_RUN, WIDE_RUN)
     line = page.text("#performance .against")
     assert line.startswith("mixed_float16 ")
-    speed, layers = line.split("; ")
+    speed, losses, layers = line.split("; ")
+    assert losses.startswith("last loss ")
     assert speed.endswith(f" float32{said}")
     wide_layers = [x["compute_dtype"] for x in told[LOW_RUN]["layers"]]
     count = wide_layers.count("float32")

@@ -262,6 +262,7 @@ def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
         rank("warning", "warning"),
         rank("warning"),
         rank("not_measured"),
+        rank("not_compared"),
         rank("repaired", "bad", repaired=True),
         rank("healthy"),
     ]

@@ -76,6 +76,9 @@ _CASES = {
     "in float32: PrecisionRule({layer!r}).",
     "epsilon": f"{TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
+    "fell": "The loss scale fell with the steps that were skipped: once what "
+    "overflows in them is mended it grows back by itself, and PrecisionTuner "
+    "raises it to 2**{needed_bits} at once.",
     "vanishes": f"{TO_FLOAT32}: its gradients vanish at a loss scale that the "
     "other layers need.",
     "unscaled": "Its gradients vanish because nothing scales the loss enough: "
@@ -105,7 +108,8 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         return bad_data_advice("x")
     text = _CASES["in_training"]
     if kind != "forward_overflow":
-        text = KINDS[kind].advice
+        fell = "fell_from_bits" in numbers
+        text = _CASES["fell"] if fell else KINDS[kind].advice
     text = text.format(layer=layer, **numbers)
     for name, value in numbers.items():
         if name.startswith(("epsilon", "beta")):

@@ -286,6 +286,8 @@ class _Verdicts:
             "layers": len(vanishing),
             "first": vanishing[0],
         }
+        if scale.bits < scale.first_bits:
+            numbers["fell_from_bits"] = scale.first_bits
         return [self._verdict("scale_too_low", None, "backward", numbers)]
 
     def _scale_search(self, windows, bits):

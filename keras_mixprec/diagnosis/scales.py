@@ -26,6 +26,7 @@ class ScaleInUse(NamedTuple):
         scales: Boolean. Whether anything scales the loss.
         steps_per_bit: Float. Finite steps that it takes to double, `None` if
             it does not grow by a factor.
+        first_bits: Float. What it started from, as a power of two.
     """
 
     bits: float
@@ -33,6 +34,7 @@ class ScaleInUse(NamedTuple):
     possible: range
     scales: bool = True
     steps_per_bit: float | None = None
+    first_bits: float = 0.0
 
     def steps_to(self, bits: float) -> int | None:
         """Returns how many finite steps it takes to grow to `2**bits`."""
@@ -65,6 +67,7 @@ def scale_in_use(model: keras.Model) -> ScaleInUse:
         not given,
         possible,
         steps_per_bit=_steps_per_bit(scaling),
+        first_bits=float(np.log2(scaling.initial_scale)),
     )
 
 

@@ -130,6 +130,9 @@ def lacks_loss_scaling(model: keras.Model) -> bool:
         isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         or optimizer.loss_scale_factor is not None
     )
+    # An `InputLayer` computes nothing, and keeps the policy it was made under.
     return not scales_loss and any(
-        layer.compute_dtype == "float16" for layer in flat_layers(model)
+        layer.compute_dtype == "float16"
+        for layer in flat_layers(model)
+        if not isinstance(layer, keras.layers.InputLayer)
     )

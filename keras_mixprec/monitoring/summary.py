@@ -43,9 +43,9 @@ class TrainingSummary(NamedTuple):
         unscaled_float16: String. That layers compute in float16 and nothing
             scales the loss, and what to do about it; empty if it is scaled.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
-            `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"` or
-            `"not_measured"`. The report and the tab say the same, and what an
-            earlier `fit` into the same log has repaired.
+            `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"`,
+            `"not_compared"` or `"not_measured"`. The report and the tab say
+            the same, and what an earlier `fit` into the same log has repaired.
         ranges: String. How often the ranges of layers were measured beside
             training, what that took, and why any were withheld.
         bad_data: String. How many batches had inputs that are not finite and

@@ -98,7 +98,9 @@ def _set_scale(event):
 
 def _other(event):
     numbers = event.get("numbers", {})
-    if event["verdict"] == "scale_too_low" and "needed_bits" in numbers:
+    # One that fell by skipped steps would fall again.
+    low = "needed_bits" in numbers and "fell_from_bits" not in numbers
+    if event["verdict"] == "scale_too_low" and low:
         return (
             "optimizer = kmp.LossScaleOptimizer(\n    optimizer, "
             f"initial_scale=2.0**{numbers['needed_bits']}\n)\n"

@@ -27,6 +27,7 @@ STATES = (
     "severe",
     "warning",
     "not_measured",
+    "not_compared",
     "repaired",
     "healthy",
 )
@@ -53,9 +54,9 @@ def headline(facts: Facts) -> dict:
     Returns:
         Dict with `"text"`, one sentence, and `"state"`: `"healthy"`,
         `"repaired"`, `"warning"` (there is something to do), `"severe"` (what
-        was found harms training), `"failing"` (training does not get on) or
-        `"not_measured"` (nothing is known to be wrong, but no range was
-        measured and nothing compared with float32).
+        was found harms training), `"failing"` (training does not get on),
+        `"not_compared"` (nothing is known to be wrong, but nothing was compared
+        with float32) or `"not_measured"` (nor was any range measured).
 
     Example:
     >>> from keras_mixprec.reporting.facts import Facts
@@ -229,10 +230,9 @@ class _Story:
             return "warning"
         if not self.quiet:
             return "repaired"
-        known = self._facts.measured or self._facts.examined
-        return (
-            _UNKNOWN if is_low(self._facts.layers) and not known else "healthy"
-        )
+        if not is_low(self._facts.layers) or self._facts.examined:
+            return "healthy"
+        return "not_compared" if self._facts.measured else _UNKNOWN
 
     def _is_stuck(self):
         return self._facts.in_a_row >= STUCK

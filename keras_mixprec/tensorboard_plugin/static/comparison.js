@@ -1,5 +1,5 @@
 import { eventLevel, eventTitle, mainFinding } from "./event_text.js";
-import { plural } from "./format.js";
+import { formatNumber, plural } from "./format.js";
 import { shortRun } from "./names.js";
 import { differs, inTimes, speedRatio, timesRange, valueOf } from "./speed.js";
 
@@ -20,6 +20,13 @@ export function isFloat32(run) {
   return run.layers.length > 0 && inFloat32(run).length === run.layers.length;
 }
 
+// What is faster and ends elsewhere is no gain.
+function lastLosses(run, other, of) {
+  const [own, its] = [run, other].map(({ loss }) => loss?.values.at(-1));
+  return [own, its].every(Number.isFinite) ?
+    `last loss ${formatNumber(own)} (${of}: ${formatNumber(its)})` : null;
+}
+
 // A ratio alone does not say which of the two it favours.
 function fasterOrSlower({ ratio }) {
   return ratio > 1 ? "faster" : "slower";
@@ -35,7 +42,8 @@ export function speedAgainstFloat32(run, other) {
   const speed = isAlike && run !== other ? speedRatio(run, other) : null;
   if (!speed?.enough) return null;
   const found = openFinding(run);
-  const beside = found ? `; open finding: ${found}.` : ".";
+  const losses = lastLosses(run, other, "there");
+  const beside = `${losses ? `; ${losses}` : ""}${found ? `; open finding: ${found}.` : "."}`;
   const of = `the speed of ${shortRun(other.run, run.run)}`;
   const how = fasterOrSlower(speed);
   return (differs(speed) ?
@@ -63,13 +71,14 @@ export function comparison(run, other) {
   if (!speed) return null;
   const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
   const [own, its] = names;
-  const seen = !speed.enough ? "too few steps measured to compare the speed" :
+  const seen = !speed.enough ? "too few steps, or readings of them, to compare the speed" :
     `no difference in speed seen (${timesRange(speed)})`;
   const first = speed.enough && differs(speed) ?
     `${own} is ${fasterOrSlower(speed)} than ${its}, at ${inTimes(speed)} its speed` :
     `${own} against ${its}: ${seen}`;
   const parts = [
     first,
+    lastLosses(run, other, its),
     memoryChange(run, other),
     `${plural(inFloat32(run).length, "layer")} in float32 (${its}: ${inFloat32(other).length})`,
   ];

@@ -234,7 +234,7 @@ export function createHistogram(store) {
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
       .map(([zone, share]) => `${formatShare(share)} ${names[zone]}`)
-      .join(" · ");
+      .join(" · ") + ", of those not 0";
   }
 
   function update() {

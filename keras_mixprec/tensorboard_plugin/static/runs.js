@@ -2,10 +2,10 @@ import { chooseRun } from "./actions.js";
 import { breakable, card, element, revealIn } from "./dom.js";
 import { formatInteger, formatNumber, formatScale, formatShare, readable, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
-import { describeFinding, STATES } from "./summary.js";
+import { describeFinding, STATES, UNKNOWN } from "./summary.js";
 
 function causeOf({ finding, headline }) {
-  if (!finding) return headline.state === "not_measured" ? "not measured" : "none";
+  if (!finding) return UNKNOWN[headline.state] ?? "none";
   const where = finding.layer ? ` in ${finding.layer}` : "";
   return describeFinding(finding, finding.repaired, where).text;
 }

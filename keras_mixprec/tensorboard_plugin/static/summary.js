@@ -77,11 +77,14 @@ function shareIn16Bits({ share_of_flops: share }) {
   }];
 }
 
+/** What is said in place of a finding where little is known, by the state of the run. */
+export const UNKNOWN = { not_measured: "not measured", not_compared: "none seen" };
+
 /** @returns {{text: string, level?: string, event?: any}} */
 function findingState(run) {
   const event = mainFinding(run);
   if (event) return { ...describeFinding(event, run.finding.repaired), event };
-  if (run.headline?.state === "not_measured") return { text: "not measured" };
+  if (UNKNOWN[run.headline?.state]) return { text: UNKNOWN[run.headline.state] };
   return { text: "✓ none", level: "fine" };
 }
 
@@ -110,6 +113,7 @@ export const STATES = {
   warning: { glyph: "◆", word: "Warning", level: "warning" },
   severe: { glyph: "▲", word: "Severe finding", level: "bad" },
   not_measured: { glyph: "○", word: "Not measured", level: "unknown" },
+  not_compared: { glyph: "○", word: "Not compared", level: "unknown" },
   failing: { glyph: "▲", word: "Failing", level: "bad" },
 };
 
