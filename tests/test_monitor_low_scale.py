@@ -210,7 +210,11 @@ AGAIN = {"kind": "loss_scale_recovered", "optimizer": "", "step": 900}
 
 @pytest.mark.parametrize(
     ("events", "state"),
-    [([LOW], "warning"), ([LOW, AGAIN], "healthy"), ([AGAIN, LOW], "warning")],
+    [
+        ([LOW], "warning"),
+        ([LOW, AGAIN], "not_compared"),
+        ([AGAIN, LOW], "warning"),
+    ],
 )
 def test_what_is_over_is_not_said(events, state):
     layers = [{"path": "a", "compute_dtype": "float16"}]

@@ -32,6 +32,11 @@ export const DIFFERENCES = [
   },
   {
     id: "headroom", label: "Activation headroom", of: (layer) => numberOr(layer?.least_headroom),
+    // Less than a power of two comes of training once more.
+    apart: (one, other) => {
+      const bits = apart(...[one, other].map((layer) => numberOr(layer?.least_headroom)));
+      return bits < 1 ? 0 : bits;
+    },
   },
   {
     id: "verdicts", label: "Verdicts", of: (layer) => layer?.verdicts ?? null,

@@ -273,6 +273,7 @@ export function createTimeline(store) {
 
   function drawMarksOf(context, events, domain, place) {
     const taken = new Set();
+    const drawn = [];
     for (const event of events) {
       const lane = LANES.indexOf(laneOf(event));
       const moment = momentOf(event);
@@ -291,7 +292,12 @@ export function createTimeline(store) {
       if (shape === "triangle" && !place) {
         drawLine(context, [[x, TOP], [x, mark.y]], themeColor(color), 1, [2, 3]);
       }
-      drawMarker(context, shape, mark.x, mark.y, themeColor(color));
+      drawn.push({ ...mark, shape, color });
+    }
+    // What is severe stands before what is less.
+    const isSevere = ({ shape }) => Number(shape === "triangle");
+    for (const { shape, x, y, color } of drawn.toSorted((a, b) => isSevere(a) - isSevere(b))) {
+      drawMarker(context, shape, x, y, themeColor(color));
     }
   }
 
