@@ -176,7 +176,7 @@ class Vae(keras.Model):
 # Keras' trainer adds up losses of two dtypes, which TensorFlow alone refuses.
 @each_jit
 def test_a_loss_that_a_layer_adds_in_16_bits_is_repaired(jit):
-    refused = keras.backend.backend() == "tensorflow"
+    refused = BACKEND == "tensorflow"
     model = Vae()
     kmp.apply_policy(model, "mixed_float16", rules=[])
     model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
@@ -363,3 +363,19 @@ def test_an_overflow_of_integers_is_no_rounding_of_them():
     verdicts = kmp.diagnose(model, metres, LABELS)
     assert "forward_overflow" in [v.kind for v in verdicts]
     assert not any("integers" in v.advice for v in verdicts)
+
+
+@each_jit
+def test_two_layers_that_add_losses_are_found_among_many(jit):
+    """TensorFlow alone does not add up losses of several dtypes."""
+    inputs = x = keras.Input((8,))
+    for n in range(6):
+        adds = {"activity_regularizer": "l2"} if n in (1, 4) else {}
+        x = layers.Dense(8, "relu", name=f"dense_{n}", **adds)(x)
+    model = keras.Model(inputs, layers.Dense(1, name="out")(x))
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
+    x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+    found = [v.layer for v in kmp.diagnose(model, x, x[:, :1]) if v.layer]
+    mixes = BACKEND == "tensorflow"
+    assert found == (["dense_1", "dense_4"] if mixes else [])

@@ -21,9 +21,11 @@ from keras_mixprec.diagnosis.culprit import (
     Culprit,
     computes_low,
     layers_of,
+    low_layers,
     rounded_integers,
 )
 from keras_mixprec.diagnosis.forward import check_forward, is_cast_before
+from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.interruption import Interrupted
@@ -59,6 +61,9 @@ def user_line(error: Exception) -> dict:
 
 # Of an error's message, which may be a page.
 _LETTERS = 160
+
+# A model, and a layer that feeds what it computes itself.
+_PAIR = 2
 
 # How many layers are tried that were called before code outside of all raised.
 _LAST = 4
@@ -148,15 +153,36 @@ def _is_finite(call):
 
 def _mended(model, interrupt, stop):
     """The layer in which it raises, or that feeds the code that does."""
+
+    def is_further(layers):
+        with computing_in("float32", layers):
+            after = interrupt()
+        return after is None or after.progress() > stop.progress()
+
     suspects = _suspects(stop)
     for path, call in {**suspects, MODEL_PATH: None}.items():
         fed_by = [] if call else [c.layer for c in suspects.values()]
         for layers in _choices(call.layer if call else model, fed_by):
-            with computing_in("float32", layers):
-                after = interrupt()
-            if after is None or after.progress() > stop.progress():
+            if is_further(layers):
+                if call is None and len(layers) > _PAIR:
+                    layers = _fewest(model, is_further) or layers
                 return Culprit(path, layers, *_fault(stop, call))
     return None
+
+
+def _fewest(model, is_further):
+    """The fewest layers of a model that together let it get further.
+
+    Such as two with an `activity_regularizer`: TensorFlow does not add up
+    losses of several dtypes.
+    """
+    layers = {e.path: e.layer for e in low_layers(model)}
+    layers.pop(MODEL_PATH, None)
+    ranked = sorted(layers, key=lambda p: not layers[p].activity_regularizer)
+    found = smallest_set(
+        ranked, lambda paths: is_further([layers[p] for p in paths])
+    )
+    return [layers[path] for path in ranked if path in (found or ())]
 
 
 def _suspects(stop: Interrupted):
