@@ -50,6 +50,9 @@ def open_tab(driver, url, theme, chosen):
     driver.get("about:blank")
     driver.get(f"{url}?darkMode={dark}#mixed_precision{link}")
     until_ready(driver)
+    # The table of runs is read in the background, a row after the other.
+    read = "return document.querySelector('#runs').ariaBusy === 'false'"
+    assert poll(lambda: driver.execute_script(read))
 
 
 def save(name, screenshot):
