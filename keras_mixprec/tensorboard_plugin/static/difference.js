@@ -1,4 +1,5 @@
 import { toNumber } from "./format.js";
+import { headroomOf } from "./layer_columns.js";
 import { beforeInWords } from "./model_map.js";
 import { changedAt } from "./precision.js";
 
@@ -31,10 +32,10 @@ export const DIFFERENCES = [
       Number(one?.compute_dtype !== other?.compute_dtype),
   },
   {
-    id: "headroom", label: "Activation headroom", of: (layer) => numberOr(layer?.least_headroom),
+    id: "headroom", label: "Activation headroom", of: headroomOf,
     // Less than a power of two comes of training once more.
     apart: (one, other) => {
-      const bits = apart(...[one, other].map((layer) => numberOr(layer?.least_headroom)));
+      const bits = apart(headroomOf(one), headroomOf(other));
       return bits < 1 ? 0 : bits;
     },
   },
