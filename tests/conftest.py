@@ -113,6 +113,28 @@ def _fresh_state():
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.fixture(scope="module")
+def driver():
+    """A browser, for the tests of a module."""
+    # Only torch's environment has what drives one.
+    from missing_programs import browser_or_skip
+
+    with browser_or_skip() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(driver, report):
+    """The page of a module's `report`, on which no test leaves an error."""
+    from plugin_page import Page
+
+    page = Page(driver)
+    page.errors()
+    page.open_file(report).settle()
+    yield page
+    assert page.errors() == []
+
+
 @pytest.fixture(autouse=True)
 def _doctest_names(doctest_namespace):
     names = {n: getattr(keras_mixprec, n) for n in keras_mixprec.__all__}

@@ -13,7 +13,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
-from missing_programs import browser_or_skip, skip_without
+from missing_programs import skip_without
 from plugin_page import VERMILLION, Page
 from plugin_runs import tiny_transformer, train, train_growing
 from reporting_readers import get, poll, tensorboard
@@ -48,12 +48,6 @@ def url(logs):
     with tensorboard(str(logs)) as url:
         assert poll(lambda: len(ask(url, "runs") or ()) >= 3)
         yield url
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
 
 
 @pytest.fixture

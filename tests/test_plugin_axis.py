@@ -5,7 +5,6 @@ import time
 import keras
 import numpy as np
 import pytest
-from missing_programs import browser_or_skip
 from plugin_page import CURSOR, Page
 from selenium.webdriver.support.ui import Select
 
@@ -40,12 +39,6 @@ def folder(tmp_path_factory):
         log.scale_rows(9, [[0, 2.0**15, 0, 0], [9, 2.0**14, 1, 9]])
     kmp.load_report(folder).save_html(folder / "report.html")
     return folder
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
 
 
 @pytest.fixture

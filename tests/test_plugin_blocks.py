@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from missing_programs import browser_or_skip
-from plugin_page import VERMILLION, Page
+from plugin_page import VERMILLION
 from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
@@ -18,12 +17,6 @@ WIDE = PATHS[7]
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
 ROW = 20
 STEPS = 200
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +44,6 @@ def report(tmp_path_factory):
     loaded = kmp.load_report(folder)
     loaded.save_html(folder / "report.html")
     return folder / "report.html"
-
-
-@pytest.fixture
-def page(driver, report):
-    page = Page(driver)
-    page.errors()
-    page.open_file(report).settle()
-    yield page
-    assert page.errors() == []
 
 
 def blocks(page):

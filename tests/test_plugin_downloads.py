@@ -7,7 +7,6 @@ import json
 import numpy as np
 import PIL.Image
 import pytest
-from missing_programs import browser_or_skip
 from plugin_page import BEYOND, LINE, SKY, VERMILLION, Page
 from plugin_runs import tiny_transformer, train
 from reporting_readers import poll
@@ -64,12 +63,6 @@ def runs(log):
 
 def data_of(log, run):
     return RunData(run, FileSource(find_runs(str(log))[run]))
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
 
 
 @pytest.fixture

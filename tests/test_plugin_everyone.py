@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from missing_programs import browser_or_skip
 from plugin_page import Page
 from plugin_runs import train
 
@@ -13,12 +12,6 @@ import keras_mixprec as kmp
 from keras_mixprec.reporting.report_page import static
 
 RUN = "float16/mixprec"
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
 
 
 @pytest.fixture(scope="module")

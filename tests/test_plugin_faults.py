@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from missing_programs import browser_or_skip, skip_without
-from plugin_page import Page
+from missing_programs import skip_without
 from plugin_runs import train
 
 import keras_mixprec as kmp
@@ -265,21 +264,6 @@ def test_its_functions_without_a_browser():
 def report(logs):
     kmp.load_report(logs).save_html(logs / "report.html")
     return logs / "report.html"
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, report):
-    page = Page(driver)
-    page.errors()
-    page.open_file(report).settle()
-    yield page
-    assert page.errors() == []
 
 
 def show(page, run, layer=None):

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from missing_programs import browser_or_skip
 from plugin_page import Page
 
 import keras_mixprec as kmp
@@ -46,21 +45,6 @@ def report(tmp_path_factory):
 def wide(tmp_path_factory):
     """Without a loss scale."""
     return write(tmp_path_factory.mktemp("wide"), "float32", False)
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, report):
-    page = Page(driver)
-    page.errors()
-    page.open_file(report).settle()
-    yield page
-    assert page.errors() == []
 
 
 # Rows of a column that are more of that colour than of any other: of a thin

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from lint_cases import compiled, samples, scale_of_a_billionth
-from missing_programs import browser_or_skip, skip_without
+from missing_programs import skip_without
 from plugin_page import (
     BEYOND,
     COMPARED,
@@ -125,12 +125,6 @@ def slow_url(logs):
     with tensorboard(str(logs), *flags) as url:
         assert poll(lambda: len(ask(url, "runs") or ()) >= 9)
         yield url
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import socket
 import urllib.parse
 
 import pytest
-from missing_programs import browser_or_skip
 from page_server import ask, interrupt, served
 from plugin_page import Page
 from plugin_runs import train_both
@@ -248,12 +247,6 @@ def test_wrong_calls_are_refused(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", *arguments])
     assert "\nkeras-mixprec" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
 
 
 def test_the_page_shows_new_events_and_asks_nobody_else(driver, tmp_path):

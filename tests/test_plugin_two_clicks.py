@@ -3,8 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from missing_programs import browser_or_skip
-from plugin_page import Page
 from plugin_runs import tiny_transformer, train
 
 import keras_mixprec as kmp
@@ -41,21 +39,6 @@ def report(tmp_path_factory):
     sound(folder / "wide", policy=None)
     kmp.load_report(folder).save_html(folder / "report.html")
     return folder / "report.html"
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, report):
-    page = Page(driver)
-    page.errors()
-    page.open_file(report).settle()
-    yield page
-    assert page.errors() == []
 
 
 SENTENCE, FIGURES = "#headline .sentence", "header .figures"

@@ -4,7 +4,6 @@ import contextlib
 
 import numpy as np
 import pytest
-from missing_programs import browser_or_skip
 from page_server import served
 from plugin_page import Page
 
@@ -38,12 +37,6 @@ def url(tmp_path_factory):
         write_run(log_dir / name, seed)
     with served(log_dir) as (port, _):
         yield f"http://127.0.0.1:{port}/"
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browser_or_skip() as driver:
-        yield driver
 
 
 @pytest.fixture
