@@ -7,6 +7,8 @@ from monitor_models import BACKEND, BAD, fit, good, monitor, one_weight
 from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
+from keras_mixprec.monitoring import overhead
+from keras_mixprec.monitoring.audit_schedule import audit_schedule
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline as sentence
 from keras_mixprec.reporting.headline import main_finding
@@ -37,6 +39,45 @@ def test_a_healthy_run(tmp_path):
         "does."
     )
     assert state == "not_compared"
+
+
+class Squares(keras.layers.Layer):
+    """1 where the square of a small number is above 0: in float16 it is 0."""
+
+    def call(self, x):
+        return keras.ops.sign(keras.ops.square(x))
+
+
+@pytest.mark.parametrize("affordable", [True, False])
+def test_a_run_is_compared_with_float32_when_it_is_over(
+    affordable, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(overhead, "_COMPARISON", np.inf * (affordable or -1))
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [keras.Input((1,)), Squares(name="squares"), keras.layers.Dense(1)]
+    )
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=JIT)
+    text, state = headline(
+        tmp_path, model, [1e-4] * 3, probe_every=1, max_overhead=0.02
+    )
+    if affordable:
+        assert "squares" in text, text
+        assert state == "warning"
+    else:
+        assert state == "not_compared", text
+
+
+def test_a_sound_model_is_compared_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(overhead, "_COMPARISON", np.inf)
+    model, costs = one_weight(jit=JIT), []
+    for _ in range(2):
+        _, state = headline(
+            tmp_path, model, good(3), probe_every=9, max_overhead=0.02
+        )
+        costs.append(audit_schedule(model).cost)
+        assert state == "healthy"
+    assert costs[0] == costs[1] is not None
 
 
 def test_nothing_is_called_healthy_that_was_not_measured(tmp_path):

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from keras_mixprec.backend import active
 from keras_mixprec.monitoring.overhead import OverheadBudget, Pause
 
 
@@ -96,3 +97,15 @@ def test_a_pause_ends_after_256_steps(wait):
     pause.begin(10, 3600.0)
     assert pause.lasts(10 + 255)
     assert not pause.lasts(10 + 256)
+
+
+def test_a_run_that_is_over_may_be_compared_for_a_twentieth_of_it(wait):
+    budget = OverheadBudget(0.02)
+    expected = 10.0 * active.replay().FIRST_DIAGNOSIS
+    wait(10.0)  # Compiling.
+    assert not budget.allows_comparison
+    budget.begin(1)
+    wait(19 * expected)
+    assert not budget.allows_comparison
+    wait(2 * expected)
+    assert budget.allows_comparison

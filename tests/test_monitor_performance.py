@@ -1,5 +1,6 @@
 """Step time, samples a second and time in input, by a second clock."""
 
+import math
 import time
 from types import SimpleNamespace
 
@@ -257,3 +258,14 @@ def test_rows_of_many_steps_have_the_percentile_of_most():
 def test_of_few_steps_no_percentile_is_said():
     found = performance([row(9, 9, 1.0, 2.0)], [])
     assert sentence(found).startswith("1 s a step, of only 9 steps, 1 samples")
+
+
+@pytest.mark.parametrize("times", [(1.0, 2.0), (1.0, 2.0, 4.0), (2.0, 1.0)])
+def test_samples_a_second_and_the_time_of_a_step_are_of_the_same_steps(times):
+    rows = [row(9 * n, 9, t, t) for n, t in enumerate(times, 1)]
+    rows = [r._replace(samples=8 * r.steps) for r in rows]
+    # TensorFlow's first batch is looked at after 16 steps.
+    for first in rows[0], rows[0]._replace(samples=math.nan):
+        found = performance([first, *rows[1:]], [])["figures"]
+        value = {f["name"]: f["value"] for f in found}
+        assert value["samples_per_second"] * value["step_time"] == 8

@@ -193,6 +193,11 @@ class Replay(Protocol):
     # first; 0 where nothing is compiled and it can be interrupted.
     FIRST_RUN: float
 
+    # Of a step's first call, what the first diagnosis of a model takes: of
+    # three models and the small ones of the tests (`docs/costs.md`), the upper
+    # end of most.
+    FIRST_DIAGNOSIS: float
+
     # What a step raises if its dtypes do not mix, or have no such operation. An
     # error of another type is a defect, of the model's code or of ours.
     REFUSALS: tuple[type[Exception], ...]

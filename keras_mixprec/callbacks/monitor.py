@@ -121,10 +121,13 @@ class MixPrecMonitor(CopiedCallback):
         max_overhead: Float, share of the training time. Readings of
             the counters, probes and diagnoses of healthy runs are thinned to
             stay below it, all that happens once apart: setting up, compiling
-            the probed step, the last reading. Up to half of it, at most 1.25
-            percentage points, is reserved for overhead that cannot be timed;
-            readings and probes take at most half of the rest each. At 1 these
-            two are not thinned. At 0 no ranges are read. Defaults to `0.02`.
+            the probed step, the last reading, and, for a model that no
+            diagnosis has compared with float32 yet, one when the run is over,
+            if it is expected to take a twentieth of the run at most. Up to
+            half of it, at most 1.25 percentage points, is reserved for
+            overhead that cannot be timed; readings and probes take at most
+            half of the rest each. At 1 these two are not thinned. At 0 no
+            ranges are read. Defaults to `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,
             every batch is held until its step is known to have succeeded,

@@ -321,11 +321,11 @@ class Session:
             work = partial(self._examine, step=step)
             self.examiner.on_next_batch(self.model, step, work)
 
-    def _examine(self, batch, step):
+    def _examine(self, batch, step, is_overhead=True):
         if batch is None:
             return
         who = "MixPrecMonitor" * self.settings.verbose
-        with self.examiner.diagnosing(step, is_overhead=True):
+        with self.examiner.diagnosing(step, is_overhead):
             found = self.examiner.examine(self.model, batch, step, who)
             if self.on_diagnosis:
                 self.on_diagnosis(*found, step)
@@ -334,11 +334,17 @@ class Session:
         """Diagnoses the first batch if no next one came after a reason to."""
         trouble = self.state.counter_log.state.trouble
         batch = self.parts.ranges.batch
-        reason = trouble or self.examiner.wants_zeros
         # A tuner has diagnosed one by now.
-        may = reason and batch is not None and not self.has_tuner
-        if may and self.examiner.wants(trouble, self.has_tuner):
+        if batch is None or self.has_tuner:
+            return
+        reason = trouble or self.examiner.wants_zeros
+        if reason and self.examiner.wants(trouble, self.has_tuner):
             self._examine(batch, self.step)
+        elif (
+            self.examiner.wants_comparison(self.prober.dtypes)
+            and not self.state.several_workers
+        ):
+            self._examine(batch, self.step, is_overhead=False)
 
     def _probe_if_wanted(self):
         if self._wants_probe() and not self.state.several_workers:

@@ -28,6 +28,9 @@ _OUTPUT_ZERO = [*PROBED].index("activation_zero")
 _ZERO_READINGS = 3
 _ZERO_STEPS = 30
 
+# Layers with gradients of zero that a sentence names.
+_NAMED = 3
+
 
 def metrics_table(
     readings: Sequence[LayerReading], limits: Format
@@ -136,6 +139,27 @@ class ZeroGradients:
             for path in found
             if not any(other.startswith(f"{path}/") for other in found)
         ]
+
+    def event(self) -> dict | None:
+        """Returns what to log of lasting ones that nobody has compared."""
+        found = self.lasting()
+        if not found:
+            return None
+        readings = max(map(len, found.values()))
+        names = ", ".join([*found][:_NAMED])
+        more = len(found) - _NAMED
+        # Causes first: what is around a layer of zeros is none.
+        layer = next(iter(self.outputs()), None)
+        message = (
+            f"{f'outputs of {layer} and ' if layer else ''}"
+            f"weight gradients of {names}"
+            f"{f' and {more} more' if more > 0 else ''} all zero in the last "
+            f"{readings} readings, from step "
+            f"{min(steps[0] for steps in found.values()):,} on, not compared "
+            "with float32: keras_mixprec.diagnose(model, x, y) does"
+        )
+        event = {"kind": "zero_gradients", "paths": [*found]}
+        return event | {"layer": layer or [*found][0], "message": message}
 
 
 def _that_suffice(found):

@@ -11,6 +11,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import (
@@ -25,9 +26,6 @@ from keras_mixprec.verdict_kinds import KINDS
 
 # What a column of `AUDITED` is called after the direction.
 _ERROR = "_error_against_float32"
-
-# Layers with gradients of zero that a sentence names.
-_NAMED = 3
 
 # What float32 does not repair either, and what the next steps have as well.
 _LASTING = {"divergence", "weights_lost"}
@@ -132,6 +130,16 @@ class Examiner:
         begun = [steps[0] for steps in self._zeros.lasting().values()]
         new = any(step > self._examined_at for step in begun)
         return new and not self._examined_zeros
+
+    def wants_comparison(self, dtypes: dict) -> bool:
+        """Whether to diagnose a run that is over and was never diagnosed.
+
+        Args:
+            dtypes: Dict from layer path to compute dtype.
+        """
+        never = self.schedule.cost is None and not self.gave_up
+        narrow = not {*SIXTEEN_BITS}.isdisjoint(dtypes.values())
+        return never and narrow and self._budget.allows_comparison
 
     @contextlib.contextmanager
     def diagnosing(self, step: int, is_overhead: bool, who: str = ""):
@@ -300,25 +308,9 @@ class Examiner:
         Args:
             step: Int.
         """
-        found = self._zeros.lasting()
-        if not found or self._examined_at >= 0:
-            return
-        readings = max(map(len, found.values()))
-        names = ", ".join([*found][:_NAMED])
-        more = len(found) - _NAMED
-        # Causes first: what is around a layer of zeros is none.
-        layer = next(iter(self._zeros.outputs()), None)
-        message = (
-            f"{f'outputs of {layer} and ' if layer else ''}"
-            f"weight gradients of {names}"
-            f"{f' and {more} more' if more > 0 else ''} all zero in the last "
-            f"{readings} readings, from step "
-            f"{min(steps[0] for steps in found.values()):,} on, not compared "
-            "with float32: keras_mixprec.diagnose(model, x, y) does"
-        )
-        event = {"kind": "zero_gradients", "paths": [*found]}
-        event |= {"layer": layer or [*found][0], "message": message}
-        self._log.event(step, event)
+        event = self._zeros.event()
+        if event and self._examined_at < 0:
+            self._log.event(step, event)
 
     def give_up(self, step: int, reason):
         """Reports that diagnoses fail; training continues.

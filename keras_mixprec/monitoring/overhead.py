@@ -4,6 +4,8 @@ import math
 import time
 from collections import Counter
 
+from keras_mixprec.backend import active
+
 # Share of the training time that cannot be timed from here: guarding metrics
 # and state in every step (0.3% to 1.1% on torch), the hooks' own microseconds,
 # and steps that wait for each other when counters are read.
@@ -14,6 +16,10 @@ _UNTIMED = 0.0125
 # as a hundred readings. A diagnosis has to wait until enough is left of all.
 READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
 
+# What a run that was never compared with float32 may take for that once it is
+# over: as much of it as the ranges of its first steps of theirs.
+_COMPARISON = 0.05
+
 
 class OverheadBudget:
     """Counts the seconds that `fit` spends beside training.
@@ -21,7 +27,8 @@ class OverheadBudget:
     What it does not limit happens once or a few times in a run: compiling the
     probed step (`probe_schedule._COMPILING`, five times the probes' share),
     ranges of the first steps, which have an allowance of their own
-    (`range_schedule._SHARE` and `_SECONDS`), the first three audits of a model
+    (`range_schedule._SHARE` and `_SECONDS`), a comparison with float32 at the
+    end of a run without one (`_COMPARISON`), the first three audits of a model
     and up to eight that are brought forward (`_AUDITS_AT_ANY_COST` and
     `_HURRIES` of `audit_schedule.py`), the first diagnosis after trouble
     (`audits.Examiner.wants`), and with a tuner the first false alarms
@@ -45,6 +52,7 @@ class OverheadBudget:
         self.counted = Counter()
         self._limited = max_overhead < 1
         self._share = max_overhead - min(max_overhead / 2, _UNTIMED)
+        self._made = time.perf_counter()
         self._origin: float | None = None
         self.once = 0.0
         self.special = 0
@@ -67,6 +75,15 @@ class OverheadBudget:
             return 0.0
         elapsed = time.perf_counter() - self._origin
         return elapsed - self.once - self.counted.total()
+
+    @property
+    def allows_comparison(self) -> bool:
+        """Whether the run, which is over, may be compared with float32 once."""
+        if self._origin is None:
+            return False
+        first_call = self._origin - self._made
+        expected = active.replay().FIRST_DIAGNOSIS * first_call
+        return expected <= _COMPARISON * self.trained
 
     @property
     def share(self) -> float:

@@ -223,7 +223,7 @@ def summarize(session) -> TrainingSummary:
         steps=steps,
         skipped={name: o.skipped for name, o in optimizers.items()},
         in_a_row=max((o.in_a_row for o in optimizers.values()), default=0),
-        measured="activation" in headroom,
+        measured=any("activation" in r.parts for r in session.prober.readings),
         fits=session.log.fits + 1,
         first=session.first_step + 1,
         examined=bool(session.examiner.schedule.errors),

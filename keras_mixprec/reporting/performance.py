@@ -66,10 +66,12 @@ def performance(
     """
     if not rows:
         return None
+    rows = _with_samples(rows)
     rates = [rates_of(row) for row in rows]
     weights = [row.steps for row in rows]
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
     value = {name: _weighted(values[name], weights) for name in values}
+    value["samples_per_second"] = _sample_rate(values, weights)
     value["step_time_p95"] = _percentile_95(rows)
     value["measured_steps"] = sum(weights)
     for name in "overhead_share", "output_bytes_saved":
@@ -93,6 +95,32 @@ def performance(
         for name, metric in PERFORMANCE.items()
     ]
     return {"steps": [int(row.step) for row in rows], "figures": figures}
+
+
+def _with_samples(rows):
+    """Rows from before TensorFlow's first batch was looked at have them too.
+
+    Otherwise samples a second would be of other rows than the time of a step.
+    """
+    known = [row for row in rows if not math.isnan(row.samples)]
+    steps = sum(row.steps for row in known)
+    if not steps:
+        return rows
+    per_step = sum(row.samples for row in known) / steps
+    return [
+        row._replace(samples=row.steps * per_step)
+        if math.isnan(row.samples)
+        else row
+        for row in rows
+    ]
+
+
+def _sample_rate(values, weights):
+    """Of two rows, that of which the time of a step is told as well."""
+    rates = values["samples_per_second"]
+    slowness = [None if rate is None else -rate for rate in rates]
+    found = _weighted(slowness, weights)
+    return None if found is None else -found
 
 
 def _percentile_95(rows):

@@ -20,6 +20,7 @@ from keras_mixprec.keras_internals import (
 )
 
 FIRST_RUN = 0.35
+FIRST_DIAGNOSIS = 1.5
 
 REFUSALS = (
     jax.errors.JaxRuntimeError,

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from keras_mixprec.keras_internals import casts_value, stored_value
 
 FIRST_RUN = 0.0
+FIRST_DIAGNOSIS = 4.0
 
 # IndexError: of a token id that 16 bits rounded up.
 REFUSALS = (IndexError, RuntimeError, TypeError, ValueError)
