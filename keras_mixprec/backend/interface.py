@@ -311,7 +311,7 @@ class Trace(Protocol):
 class Batches(Protocol):
     """The batches of a running `fit`."""
 
-    def tapped(self, model, train_function, visit):
+    def tapped(self, model, train_function, visit, raised=None):
         """Returns a function to be called in place of `train_function`.
 
         It calls `visit(batch)` with the next batch, while the model's variables
@@ -319,6 +319,11 @@ class Batches(Protocol):
         `visit` left them with. The batch is what this process trains on, of all
         its replicas; `None` if it has no data left but other processes may
         have.
+
+        If `train_function` raises, as where XLA refuses to compile it,
+        `raised(error)` is called, while variables have their values as well,
+        and if that returns true the same batch is trained on once more. Not on
+        torch, where any step may raise: see `GuardedFunction`.
         """
 
     def synchronized(self, model, variables) -> AbstractContextManager:

@@ -280,7 +280,8 @@ class Session:
         self.started = True
         self.model.make_train_function()  # `train_on_batch` does it too late.
         self.state = FitState.begin(self)
-        after_errors(self.model, partial(explain_error, self))
+        explain = self.examiner.on_error = partial(explain_error, self)
+        after_errors(self.model, explain)
         self.log.layout(self.step, CHARTS)
         self.log.settings(settings_of(self.model), SETTINGS, METRICS)
         # Not needed before a `fit` begins.
@@ -332,18 +333,16 @@ class Session:
 
     def _examine_at_the_end(self):
         """Diagnoses the first batch if no next one came after a reason to."""
-        trouble = self.state.counter_log.state.trouble
-        batch = self.parts.ranges.batch
+        state, batch = self.state, self.parts.ranges.batch
+        trouble = state.counter_log.state.trouble
         # A tuner has diagnosed one by now.
         if batch is None or self.has_tuner:
             return
+        alone = not state.several_workers
         reason = trouble or self.examiner.wants_zeros
         if reason and self.examiner.wants(trouble, self.has_tuner):
             self._examine(batch, self.step)
-        elif (
-            self.examiner.wants_comparison(self.prober.dtypes)
-            and not self.state.several_workers
-        ):
+        elif alone and self.examiner.wants_comparison(self.prober.dtypes):
             self._examine(batch, self.step, is_overhead=False)
 
     def _probe_if_wanted(self):
@@ -351,10 +350,8 @@ class Session:
             self.prober.arm(self.model, self.step)
 
     def _wants_probe(self):
-        steps = self.step - self.first_step
-        return not self.examiner.armed and self.prober.wants(
-            self.model, self.step, steps
-        )
+        at = self.step, self.step - self.first_step
+        return not self.examiner.armed and self.prober.wants(self.model, *at)
 
     def _agree(self):
         """Does what all workers must do at one step, if all are for it.
@@ -376,10 +373,12 @@ class Session:
         if self.step > self.first_step:
             return
         for reader in self.counters.all():
-            optimizer = reader.optimizer
-            automatic = getattr(optimizer.rule, "initial_scale", None) == "auto"
-            if automatic and not optimizer.attempted_steps:
-                self.examiner.arm_first_scale(self.model, reader, self.step)
+            initial = getattr(reader.optimizer.rule, "initial_scale", None)
+            if initial == "auto" and not reader.optimizer.attempted_steps:
+                # Few runs begin with a scale that is measured.
+                from keras_mixprec.monitoring import first_scale
+
+                first_scale.arm_first_scale(self, reader)
 
     def _keep_if_failed(self):
         if not self.parts.recorder.full:

@@ -106,7 +106,11 @@ class _Verdicts:
             return interruption(self._model, self._prediction.tensors)
 
         search, raising = without_what_raises(
-            run, self._model, stop, exact.calls, compiled
+            run,
+            self._model,
+            stop,
+            exact.calls,
+            self._prediction.compiled if compiled else None,
         )
         return [*raising, *search.culprits]
 

@@ -29,7 +29,11 @@ from keras_mixprec.diagnosis.weights import lost_weights
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import updated_variables
 from keras_mixprec.loss_scaling.wrapper import lost_constants
-from keras_mixprec.numerics.dry_step import exact_step, interrupted
+from keras_mixprec.numerics.dry_step import (
+    compiled_step,
+    exact_step,
+    interrupted,
+)
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import check_model
 
@@ -158,6 +162,7 @@ def examine(
     sample_weight: Any = None,
     *,
     step: int | None = None,
+    raised: bool = False,
 ) -> Examination:
     """Diagnoses, and says as well which layers to demote.
 
@@ -167,6 +172,9 @@ def examine(
         y: As for `diagnose`.
         sample_weight: As for `diagnose`.
         step: As for `diagnose`.
+        raised: Boolean. Whether the model's step raises, so that it is asked
+            as well which layers XLA refuses to compile, which compiles the
+            step several times. Defaults to `False`.
     """
     data = to_tensors((x, y, sample_weight))
     compiled = bool(model.jit_compile) and not model.run_eagerly
@@ -174,7 +182,7 @@ def examine(
     with np.errstate(all="ignore"):
         build_for(model, data)
         with active.processes().single_process(model), same_draws():
-            return _Verdicts(model, data, compiled, step).find()
+            return _Verdicts(model, data, compiled, step, raised).find()
 
 
 def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
@@ -199,8 +207,9 @@ def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
 
 
 class _Verdicts:
-    def __init__(self, model, data, compiled, step):
+    def __init__(self, model, data, compiled, step, raised):
         self._model = model
+        self._raised = raised
         self._data = data
         # As `fit` hands it on: a `train_step` may know of no weights.
         self._batch = keras.utils.pack_x_y_sample_weight(*data)
@@ -247,7 +256,12 @@ class _Verdicts:
         """Returns the search, and the culprits without which it runs."""
         compiled = self._common["compiled"]
 
+        def compile_step():
+            compiled_step(self._model, self._batch, 1.0)
+
         def run():
+            if self._raised and compiled:
+                compile_step()
             search = Search(self._model, self._batch, exact, compiled)
             search.run(bits, effective)
             return search
@@ -256,7 +270,11 @@ class _Verdicts:
             return interrupted(self._model, self._batch)
 
         return without_what_raises(
-            run, self._model, stop, exact.calls, compiled
+            run,
+            self._model,
+            stop,
+            exact.calls,
+            compile_step if compiled else None,
         )
 
     def _lost_weights(self):

@@ -19,7 +19,9 @@ from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.arrays import to_array
 
 
-def examine_in_training(model, batch, step: int, schedule) -> Examination:
+def examine_in_training(
+    model, batch, step: int, schedule, raised: bool = False
+) -> Examination:
     """Returns what is wrong with a model in `fit`.
 
     Args:
@@ -27,8 +29,10 @@ def examine_in_training(model, batch, step: int, schedule) -> Examination:
         batch: As `train_step` takes it.
         step: Int.
         schedule: The model's `AuditSchedule`, updated with what was found.
+        raised: As for `examine`. Defaults to `False`.
     """
-    found = examine(model, *unpack_x_y_sample_weight(batch), step=step)
+    parts = unpack_x_y_sample_weight(batch)
+    found = examine(model, *parts, step=step, raised=raised)
     schedule.found(found)
     found = _unless_diverged(model, found, step, schedule)
     return _with_foreseen(model, found, step, schedule.forecast)

@@ -17,7 +17,11 @@ from keras_mixprec.diagnosis.magnified import lost_shares
 from keras_mixprec.diagnosis.run_search import RunSearch
 from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.numerics.arrays import jittered, to_array
-from keras_mixprec.numerics.dry_step import exact_step, interrupted
+from keras_mixprec.numerics.dry_step import (
+    compiled_step,
+    exact_step,
+    interrupted,
+)
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
 
@@ -36,11 +40,14 @@ class LossSearch(RunSearch):
                     self._model,
                     lambda: interrupted(self._model, self._data),
                     self._exact.calls,
-                    self._compiled,
+                    self._compile_step if self._compiled else None,
                 )
             for other in mixed:
                 self._demote(other)
             return step
+
+    def _compile_step(self):
+        compiled_step(self._model, self._data, 1.0)
 
     def _error(self, step):
         return self._loss_error(step.loss)

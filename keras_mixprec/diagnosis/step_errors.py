@@ -28,6 +28,7 @@ from keras_mixprec.diagnosis.forward import check_forward, is_cast_before
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.calls import tick
 from keras_mixprec.numerics.interruption import Interrupted
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
@@ -74,7 +75,7 @@ def without_what_raises(
     model: keras.Model,
     interrupt: Callable,
     calls: list,
-    compiled: bool,
+    compile_run: Callable | None,
 ) -> tuple[Any, list[Culprit]]:
     """Returns what a search finds, and the culprits without which it runs.
 
@@ -83,7 +84,8 @@ def without_what_raises(
         model: As for `why_it_raises`.
         interrupt: As for `why_it_raises`.
         calls: As for `why_it_raises`.
-        compiled: As for `why_it_raises`.
+        compile_run: Function without arguments that compiles the run with XLA,
+            as the model's own is compiled; `None` if that is not.
     """
     raising: list[Culprit] = []
     while True:
@@ -91,11 +93,15 @@ def without_what_raises(
         with computing_in("float32", layers):
             try:
                 return search(), raising
-            except active.replay().REFUSALS:
+            except active.replay().REFUSALS as error:
+                compiled = compile_run is not None
                 culprit = why_it_raises(model, interrupt, calls, compiled)
-                if culprit is None:
+                found = [culprit] if culprit else []
+                if compiled and not found:
+                    found = _refused_by_xla(model, error, compile_run)
+                if not found:
                     raise
-        raising.append(culprit)
+        raising += found
 
 
 def why_it_raises(
@@ -165,24 +171,60 @@ def _mended(model, interrupt, stop):
         for layers in _choices(call.layer if call else model, fed_by):
             if is_further(layers):
                 if call is None and len(layers) > _PAIR:
-                    layers = _fewest(model, is_further) or layers
+                    layers = [*_together(model, is_further)] or layers
                 return Culprit(path, layers, *_fault(stop, call))
     return None
 
 
-def _fewest(model, is_further):
+def _fewest(model, is_further, is_unlikely):
     """The fewest layers of a model that together let it get further.
 
-    Such as two with an `activity_regularizer`: TensorFlow does not add up
-    losses of several dtypes.
+    A dict from their paths; empty if none do.
     """
     layers = {e.path: e.layer for e in low_layers(model)}
     layers.pop(MODEL_PATH, None)
-    ranked = sorted(layers, key=lambda p: not layers[p].activity_regularizer)
+    ranked = sorted(layers, key=lambda path: is_unlikely(layers[path]))
     found = smallest_set(
         ranked, lambda paths: is_further([layers[p] for p in paths])
     )
-    return [layers[path] for path in ranked if path in (found or ())]
+    return {path: x for path, x in layers.items() if path in (found or ())}
+
+
+def _together(model, is_further):
+    """Such as two with an `activity_regularizer`.
+
+    TensorFlow does not add up losses of several dtypes.
+    """
+    found = _fewest(
+        model, is_further, lambda layer: not layer.activity_regularizer
+    )
+    return found.values()
+
+
+def _refused_by_xla(model, error, compile_run):
+    """The layers that XLA refuses in 16 bits, though they run one by one.
+
+    As the gradients of a bilinear `UpSampling2D` before a normalization on
+    TensorFlow (tensorflow/tensorflow#81273), or attention's products of float16
+    that are added up in float32 on a CPU with JAX.
+    """
+
+    def compiles(layers):
+        tick()
+        try:
+            with computing_in("float32", layers):
+                compile_run()
+        except active.replay().REFUSALS:
+            return False
+        return True
+
+    # Products of weights are what XLA is made for.
+    layers = _fewest(model, compiles, lambda layer: bool(layer.weights))
+    numbers = _evidence(error)
+    return [
+        Culprit(path, [layer], "unsupported", None, numbers)
+        for path, layer in layers.items()
+    ]
 
 
 def _suspects(stop: Interrupted):
@@ -214,8 +256,7 @@ def _choices(layer, fed_by):
 
 def _fault(stop, call):
     """Kind, direction and evidence."""
-    numbers = {"error": str(stop.error).strip().split("\n")[0][:_LETTERS]}
-    numbers |= user_line(stop.error)
+    numbers = _evidence(stop.error)
     if call is not None and call.layer.compute_dtype in SIXTEEN_BITS:
         inputs = [to_array(x) for x in LayerReplay(call).inputs]
         rounded = rounded_integers(inputs, call.layer.compute_dtype)
@@ -223,3 +264,8 @@ def _fault(stop, call):
             numbers |= {"largest_input": largest(inputs)} | rounded
             return "precision_loss", "forward", numbers
     return "unsupported", None, numbers
+
+
+def _evidence(error):
+    first = str(error).strip().split("\n")[0]
+    return {"error": first[:_LETTERS]} | user_line(error)

@@ -150,7 +150,8 @@ class GuardedFunction:
         on_error: Function of the exception and the batch, called after a step
             that raises on torch, where a loss may refuse NaN, and returns
             whether to take the step again; `None` for none. Elsewhere steps
-            are compiled, and refuse no values.
+            are compiled, and refuse no values; what refuses to compile them
+            does so on a batch that was `tapped`.
     """
 
     def __init__(self, model: keras.Model, in_steps: Replacements, wrapped):

@@ -3,12 +3,12 @@
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.formats import SIXTEEN_BITS
@@ -54,6 +54,9 @@ class Examiner:
         in_a_row: Int. Steps skipped since the last one applied, as last read.
         pause: `Pause` after what no precision repairs.
         gave_up: Boolean. Whether a diagnosis failed, so that none follows.
+        on_error: Function of an exception and a batch, as for `after_errors`,
+            called after a step that raises on a batch that was handed over
+            before, as that which compiles it is; `None` for none.
     """
 
     def __init__(self, log, verbose, budget, zeros, who):
@@ -74,6 +77,7 @@ class Examiner:
         self._collapse = None
         self._examined_trouble = self._found = False
         self.gave_up = False
+        self.on_error: Callable | None = None
         self._deferred_call = DeferredCall()
 
     def follow_schedule_of(self, model, new: bool = False):
@@ -152,7 +156,7 @@ class Examiner:
             is_overhead: Boolean. Whether it counts as overhead.
             who: String. The callback that asks, if it is another one.
         """
-        with self._asked_by(who or self._who), self._errors_reported(step):
+        with self._asked_by(who or self._who), self.errors_reported(step):
             started = time.perf_counter()
             self._last_kinds = set()
             try:
@@ -163,7 +167,9 @@ class Examiner:
                 if not self._last_kinds.isdisjoint(_LASTING):
                     self.pause.begin(step, cost)
 
-    def examine(self, model, batch, step: int, who: str, rows=None):
+    def examine(
+        self, model, batch, step: int, who: str, rows=None, raised=False
+    ):
         """Diagnoses a batch now, after `step` steps, and reports what is wrong.
 
         Args:
@@ -174,6 +180,7 @@ class Examiner:
                 nobody.
             rows: Function of the batch that returns the rows to examine.
                 Defaults to `None`, all.
+            raised: Boolean. Whether the step has raised. Defaults to `False`.
 
         Returns:
             The `Examination`, and the rows that were examined.
@@ -185,7 +192,9 @@ class Examiner:
         when = f"after step {step}" if step else "before the first step"
         with progress(model, who, when, self.schedule.cost):
             batch = rows(batch) if rows else batch
-            found = examine_in_training(model, batch, step, self.schedule)
+            found = examine_in_training(
+                model, batch, step, self.schedule, raised
+            )
         self._last_kinds = {f.verdict.kind for f in found.findings}
         for finding in found.findings:
             if finding.verdict.kind != "scale_search":  # That is normal.
@@ -207,34 +216,13 @@ class Examiner:
                 `False`, as a part of a repair.
         """
         loss, started = np.nan, time.perf_counter()
-        with self._errors_reported(step):
+        with self.errors_reported(step):
             if batch is not None:
                 from keras_mixprec.diagnosis.batch import loss_in_float32
 
                 loss = loss_in_float32(model, batch)
         self._budget.add(DIAGNOSES, time.perf_counter() - started, is_overhead)
         return loss
-
-    def arm_first_scale(self, model, reader, step: int):
-        """Sets the loss scale to what the next batch's gradients need.
-
-        Of several workers' batches, the one that needs the smallest.
-        """
-
-        def predict(batch):
-            bits = [np.inf]
-            with self._errors_reported(step):
-                bits.append(_bits(model, batch))
-            (lowest,) = any_worker(model, [-min(bits)])
-            if np.isinf(lowest):
-                return
-            scale, rule = 2.0**-lowest, reader.optimizer.rule
-            scale = max(scale, rule.min_scale or 0.0)
-            scale = min(scale, rule.max_scale or scale)
-            reader.set_scale(step, scale)
-            self._log.event(step, {"kind": "first_scale", "scale": scale})
-
-        self.on_next_batch(model, step, predict)
 
     def on_next_batch(self, model, step: int, work):
         """Calls `work(batch)` before the model trains on its next batch.
@@ -248,16 +236,22 @@ class Examiner:
         self._works.append(work)
         if self.armed:
             return
+        taken = None
 
         def examine(batch):
-            works = self._works
+            nonlocal taken
+            taken, works = batch, self._works
             self.disarm()
             for work in works:
-                with self._errors_reported(step):
+                with self.errors_reported(step):
                     work(batch)
 
+        def raised(error):
+            known = self.on_error is not None and taken is not None
+            return known and self.on_error(error, taken)
+
         tapped = active.batches().tapped(
-            model, lambda *args: model.train_function(*args), examine
+            model, lambda *args: model.train_function(*args), examine, raised
         )
         self._deferred_call.arm(model, tapped)
 
@@ -342,7 +336,12 @@ class Examiner:
             self._who = before
 
     @contextlib.contextmanager
-    def _errors_reported(self, step):
+    def errors_reported(self, step: int):
+        """Context in which what fails ends diagnoses, not training.
+
+        Args:
+            step: Int.
+        """
         try:
             yield
         except NotBuiltError as error:
@@ -383,9 +382,3 @@ class Examiner:
             return verdict
         since = max(verdict.step - self.in_a_row + 1, 1)
         return dataclasses.replace(verdict, failing_since=since)
-
-
-def _bits(model, batch):
-    from keras_mixprec.diagnosis.in_training import suitable_scale_bits
-
-    return np.inf if batch is None else suitable_scale_bits(model, batch)

@@ -94,7 +94,7 @@ def _repaired(session, batch):
     """Diagnoses a batch whose step has raised, and whether that mends it."""
     model, step = session.model, session.step
     who = "MixPrecMonitor" * session.settings.verbose
-    found = session.examiner.examine(model, batch, step, who)
+    found = session.examiner.examine(model, batch, step, who, raised=True)
     # Other workers wait for the gradients of this step, and what a
     # `train_step` of the user's own has done by now nobody knows.
     alone = not (session.state.several_workers or has_own_step(model))

@@ -1,6 +1,7 @@
 """The batches of `fit` on JAX; see `interface.py`."""
 
 import contextlib
+import functools
 import itertools
 
 import jax
@@ -13,13 +14,31 @@ from keras_mixprec.keras_internals import (
 )
 
 
-def tapped(model, train_function, visit):
+def tapped(model, train_function, visit, raised=None):
     def train(state, iterator):
         iterator = iter(iterator)
         first = next(iterator)
         own = jax.tree.map(_own_rows, first)
         state = _with_values(model, state, lambda: visit(own))
-        return train_function(state, itertools.chain([first], iterator))
+
+        def step():
+            return train_function(state, itertools.chain([first], iterator))
+
+        try:
+            return step()
+        except StopIteration:  # The end of the data.
+            raise
+        except Exception as error:
+            # What ran, or began to, has taken the state.
+            taken = any(x.is_deleted() for x in jax.tree.leaves(state))
+            if raised is None or taken:
+                raise
+            answers = []
+            ask = functools.partial(raised, error)
+            state = _with_values(model, state, lambda: answers.append(ask()))
+            if not answers[0]:
+                raise
+        return step()
 
     return train
 

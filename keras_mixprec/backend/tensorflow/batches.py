@@ -11,7 +11,7 @@ from keras_mixprec.backend.tensorflow.processes import workers
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
-def tapped(model, train_function, visit):
+def tapped(model, train_function, visit, raised=None):
     strategy = model.distribute_strategy
 
     def train(iterator):
@@ -35,7 +35,18 @@ def tapped(model, train_function, visit):
                 _dataset(values, pipeline.element_spec, first[0])
                 for values, pipeline in zip(taken, pipelines, strict=True)
             ]
-            return train_function(_iterator(datasets, iterator, strategy))
+
+            def step():
+                return train_function(_iterator(datasets, iterator, strategy))
+
+            try:
+                return step()
+            except tf.errors.OutOfRangeError:  # The end of the data.
+                raise
+            except Exception as error:
+                if raised is None or not raised(error):
+                    raise
+            return step()
         if workers(model) == 1:
             raise StopIteration  # It ends the epoch.
         visit(None)

@@ -3,7 +3,7 @@
 import contextlib
 
 
-def tapped(model, train_function, visit):
+def tapped(model, train_function, visit, raised=None):
     def train(data):
         visit(data[0])
         return train_function(data)
