@@ -376,6 +376,8 @@ def test_two_layers_that_add_losses_are_found_among_many(jit):
     kmp.apply_policy(model, "mixed_float16", rules=[])
     model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
     x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
-    found = [v.layer for v in kmp.diagnose(model, x, x[:, :1]) if v.layer]
+    verdicts = [v for v in kmp.diagnose(model, x, x[:, :1]) if v.layer]
+    found = [v.layer for v in verdicts]
+    assert all("`activity_regularizer`" in v.advice for v in verdicts)
     mixes = BACKEND == "tensorflow"
     assert found == (["dense_1", "dense_4"] if mixes else [])

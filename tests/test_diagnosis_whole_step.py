@@ -117,6 +117,21 @@ def test_the_gradients_of_an_activity_regularizer():
     assert (path, direction) == ("dense", "backward")
 
 
+@pytest.mark.parametrize("factor", [1, 1000])
+def test_a_regularizer_that_overflows_is_told_from_its_layer(factor):
+    dense = layers.Dense(
+        64, kernel_initializer="ones", activity_regularizer="l2", name="dense"
+    )
+    model = model_of(dense)
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=False)
+    x = np.full((8, 8), 100.0 * factor, "float32")
+    verdict = kmp.diagnose(model, x, np.ones((8, 3)))[0]
+    assert verdict.kind in ("forward_overflow", "cast_overflow")
+    assert verdict.layer == "dense"
+    assert ("`activity_regularizer`" in verdict.advice) == (factor == 1)
+
+
 def test_a_sound_activity_regularizer():
     # TensorFlow does not add the float16 that Keras' own returns.
     refused = keras.backend.backend() == "tensorflow"

@@ -74,6 +74,11 @@ _CASES = {
     "between": "It is in {own_call}, after layer {layer!r}: cast what it "
     "computes with by keras.ops.cast(x, 'float32'), or let the layer compute "
     "in float32: PrecisionRule({layer!r}).",
+    "regularizer": f"{TO_FLOAT32}: the loss of its `activity_regularizer`, a "
+    "sum over its output in 16 bits, overflows; a smaller loss scale cannot "
+    "help.",
+    "regularizer_refused": f"{TO_FLOAT32}: this backend does not add the loss "
+    "of its `activity_regularizer`, which is in 16 bits, to the others.",
     "epsilon": f"{TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
     "fell": "The loss scale fell with the steps that were skipped: once what "
@@ -188,6 +193,13 @@ def _sentence(culprit, case, **window):
 
 def _case(culprit):
     numbers = culprit.numbers
+    if any(layer.activity_regularizer for layer in culprit.layers[:1]):
+        if culprit.kind == "unsupported":
+            return "regularizer_refused"
+        # Its loss counts as an output; of others the penalty is infinite too.
+        only = numbers.get("nonfinite_outputs") == 1
+        if culprit.kind == "forward_overflow" and only:
+            return "regularizer"
     if "in_call_of" in numbers:
         return "between"
     if culprit.path in (None, MODEL_PATH):
