@@ -18,9 +18,9 @@ def diagnosed(monkeypatch):
     """The steps at which a batch is diagnosed."""
     steps, examine = [], in_training.examine
 
-    def noted(*args, step=None):
-        steps.append(step)
-        return examine(*args, step=step)
+    def noted(*args, **kwargs):
+        steps.append(kwargs["step"])
+        return examine(*args, **kwargs)
 
     monkeypatch.setattr(in_training, "examine", noted)
     return steps
