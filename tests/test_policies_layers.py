@@ -5,6 +5,8 @@ import pytest
 from keras import layers
 from policies_models import BUILDERS, INPUT, Subclassed, functional
 
+import keras_mixprec as kmp
+from keras_mixprec.policies import layers as policy_layers
 from keras_mixprec.policies.layers import keras_path, stable_names, walk
 
 
@@ -114,3 +116,64 @@ def test_keras_path_gives_the_names_of_this_process():
     inner = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     entry = walk(keras.Sequential([keras.Input((2,)), inner]))[1]
     assert keras_path(entry) == f"{inner.name}/{inner.layers[0].name}"
+
+
+# Names that end in a number, by the code or by Keras' counter.
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """As in a process that has made no layer yet."""
+    keras.backend.clear_session()
+    monkeypatch.setattr(policy_layers, "_GIVEN", set())
+
+
+def named(*names):
+    parts = [layers.Dense(2, name=name) for name in names]
+    return keras.Sequential([keras.Input((2,)), *parts])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("dense_1", "dense_2"), ("dense_0", "dense_1"), ("dense_2", "dense_1")],
+)
+def test_names_that_the_code_gives_stay(fresh, names):
+    model = named(*names)
+    assert paths(model) == [*names]
+    for _ in range(5):
+        layers.Dense(1)  # Keras' counter passes them.
+    assert paths(model) == paths(keras.models.clone_model(model)) == [*names]
+
+
+def test_counters_of_a_second_model_are_none(fresh):
+    layers.Dense(1)
+    assert paths(named(None, None)) == ["dense", "dense_1"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_plan_fits_whether_names_were_known_to_be_given(fresh, known):
+    plan = kmp.apply_policy(
+        named("dense_1", "dense_2"),
+        "mixed_float16",
+        rules=[kmp.PrecisionRule("dense_2")],
+    )
+    assert plan["dense_2"] == "float32"
+    for _ in range(5):
+        layers.Dense(1)
+    if not known:
+        policy_layers._GIVEN.clear()
+    again = named("dense_1", "dense_2")
+    plan.apply(again)
+    dtypes = [layer.compute_dtype for layer in again.layers]
+    assert dtypes == ["float16", "float32"]
+
+
+def test_a_rule_for_keras_name_says_what_the_path_is(fresh):
+    for _ in range(3):
+        layers.Dense(1)
+    with pytest.warns(UserWarning, match="its path is 'dense_1'"):
+        kmp.apply_policy(
+            named(None, None),
+            "mixed_float16",
+            rules=[kmp.PrecisionRule("dense_4")],
+        )

@@ -70,6 +70,11 @@ def sublayers(layer) -> list:
     return layer._layers
 
 
+def names_made(prefix: str) -> int:
+    """Returns the number that the next automatic name of a prefix gets."""
+    return (get_global_attribute("object_name_uids") or {}).get(prefix, 0)
+
+
 def own_trainable(layer) -> list:
     """Returns a layer's trainable variables without those of its sublayers."""
     return layer._trainable_variables

@@ -1,12 +1,13 @@
 """Walking a model's layers and giving each one stable path."""
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import keras
 
-from keras_mixprec.keras_internals import sublayers
+from keras_mixprec.keras_internals import names_made, sublayers
 
 # Stands for the model itself among layer paths, which its name is no part of.
 MODEL_PATH = "<model>"
@@ -40,7 +41,9 @@ def walk(model) -> list[LayerEntry]:
     Keras' own, but the counter in an automatic name, which depends on what
     else the process has built, starts again in each parent: `dense_17` and
     `dense_18` of one model are `dense` and `dense_1`, as they are in the
-    first model of a fresh process. The model's own name is no part of a path.
+    first model of a fresh process. Names that the code has given stay, as far
+    as they can be told from these: see `stable_names`. The model's own name is
+    no part of a path.
 
     Args:
         model: A `keras.Model`, built or not.
@@ -49,8 +52,34 @@ def walk(model) -> list[LayerEntry]:
         A list of `LayerEntry`. A shared layer appears once, at its first
         place; `InputLayer`s, which compute nothing, do not.
     """
+    return _walk(model, stable_names)
+
+
+def other_paths(model) -> list[dict]:
+    """Returns the paths of a model if its numbers were told otherwise.
+
+    Whether names such as `dense_1` were given is known only where they are: a
+    plan may come from a process that took them for what they are not.
+
+    Args:
+        model: As for `walk`.
+
+    Returns:
+        List of dicts from such a path to the one that `walk` gives.
+    """
+    paths = [entry.path for entry in walk(model)]
+    found = []
+    for given in (frozenset(), None):
+        others = _walk(model, functools.partial(_names, given=given))
+        found.append(
+            {e.path: path for e, path in zip(others, paths, strict=True)}
+        )
+    return found
+
+
+def _walk(model, name_siblings):
     entries = []
-    _collect(model, None, {id(model)}, entries)
+    _collect(model, None, {id(model)}, entries, name_siblings)
     return entries
 
 
@@ -109,17 +138,17 @@ def keras_path(entry: LayerEntry) -> str:
     return "/".join(reversed([e.layer.name for e in entry.lineage()]))
 
 
-def _collect(holder, parent, seen, entries):
+def _collect(holder, parent, seen, entries, name_siblings):
     children = [x for x in _children(holder) if id(x) not in seen]
     prefix = f"{parent.path}/" if parent else ""
-    for layer, name in zip(children, stable_names(children), strict=True):
+    for layer, name in zip(children, name_siblings(children), strict=True):
         # It may have been reached through an earlier sibling by now.
         if id(layer) in seen:
             continue
         seen.add(id(layer))
         entry = LayerEntry(prefix + name, layer, parent)
         entries.append(entry)
-        _collect(layer, entry, seen, entries)
+        _collect(layer, entry, seen, entries, name_siblings)
 
 
 def _children(holder):
@@ -129,13 +158,76 @@ def _children(holder):
     return [layer for layer in found if not isinstance(layer, inputs)]
 
 
+class _Numbered(NamedTuple):
+    """Siblings whose numbers may be the code's own.
+
+    Attributes:
+        stem: String. What their names begin with.
+        prefix: String. What Keras counts such layers by.
+        counts: Tuple of ints, rising. The numbers.
+        from_zero: Boolean. Whether there is a `dense_0`, which Keras makes not.
+    """
+
+    stem: str
+    prefix: str
+    counts: tuple
+    from_zero: bool
+
+    def is_given(self):
+        """Whether the code must have given them."""
+        return self.from_zero or self.counts[-1] >= names_made(self.prefix)
+
+
+# Those that were found to be given: later the counter may have passed them,
+# and a copy of the model is to have the same paths.
+_GIVEN: set[_Numbered] = set()
+
+
 def stable_names(layers) -> list[str]:
     """Returns one unique name per sibling that no counter can shift.
+
+    Names that end in a number were given by the code, and stay, if there is a
+    `dense_0`, or if without them one sibling would be called as another is and
+    Keras' counter has not come that far: as `dense_1` and `dense_2` in a model
+    without a `dense`.
 
     Args:
         layers: The sublayers of one parent, in the order Keras tracks them.
     """
+    ambiguous = [*_ambiguous(layers)]
+    _GIVEN.update(own for own in ambiguous if own.is_given())
+    return _names(layers, {own.stem for own in ambiguous if own in _GIVEN})
+
+
+def _ambiguous(layers):
+    names, groups = {layer.name for layer in layers}, {}
+    for layer in layers:
+        stem, count = _split_name(layer)
+        if count is not None:
+            key = stem, _snake_case(type(layer).__name__)
+            groups.setdefault(key, []).append(count)
+    for (stem, prefix), counts in groups.items():
+        counts, from_zero = tuple(sorted(counts)), f"{stem}_0" in names
+        clash = any(n != i and n < len(counts) for i, n in enumerate(counts))
+        if clash or from_zero:
+            yield _Numbered(stem, prefix, counts, from_zero)
+
+
+def _names(layers, given):
+    """The names of siblings.
+
+    Args:
+        layers: List of layers.
+        given: Set of the stems whose numbers are no counters; `None` for all of
+            which that is possible.
+    """
     stems = [_split_name(layer) for layer in layers]
+    if given is None:
+        given = {own.stem for own in _ambiguous(layers)}
+    stems = [
+        (layer.name, None) if stem in given else (stem, count)
+        for layer, (stem, count) in zip(layers, stems, strict=True)
+    ]
     taken = {stem for stem, count in stems if count is None}
     names = {}
     # Automatic counters rank creation order, which the code fixes.
@@ -164,7 +256,8 @@ def _split_name(layer):
     stem = _snake_case(type(layer).__name__)
     # `Bidirectional` puts these before the name of the layer it was given.
     match = re.fullmatch(
-        rf"((?:forward_|backward_)?{re.escape(stem)})(?:_(\d+))?", layer.name
+        rf"((?:forward_|backward_)?{re.escape(stem)})(?:_([1-9]\d*))?",
+        layer.name,
     )
     if match is None:
         return layer.name, None

@@ -15,6 +15,7 @@ from keras_mixprec.policies.layers import (
     check_model,
     keras_path,
     may_grow,
+    other_paths,
     walk,
 )
 from keras_mixprec.policies.names import can_be_set, policy_name
@@ -242,8 +243,9 @@ class PrecisionPlan(Mapping):
             TypeError: If `model` is not a model.
             ValueError: If the plan belongs to another model; see `validate`.
         """
-        self.validate(model)
-        reasons, notes = set_policies(model, self.default, self.decide)
+        plan = self._named_as_in(check_model(model))
+        plan.validate(model)
+        reasons, notes = set_policies(model, plan.default, plan.decide)
         return PrecisionPlan.from_model(model, reasons, notes)
 
     def validate(self, model: keras.Model) -> None:
@@ -261,6 +263,25 @@ class PrecisionPlan(Mapping):
                 "A plan fits models made by the same code; "
                 "`PrecisionPlan.from_model(model)` starts a new one."
             )
+
+    def _named_as_in(self, model):
+        """This plan, or if only so it fits, with other numbers in its paths.
+
+        Of names like `dense_1` a loaded copy, say, does not know that the code
+        has given them.
+        """
+        if problems(self, model):
+            for paths in other_paths(model):
+                if paths.keys() >= self.keys():
+                    renamed = PrecisionPlan(
+                        {paths[path]: policy for path, policy in self.items()},
+                        self.default,
+                        {paths[p]: why for p, why in self.reasons.items()},
+                        {paths[p]: why for p, why in self.notes.items()},
+                    )
+                    if not problems(renamed, model):
+                        return renamed
+        return self
 
     def diff(self, other: "PrecisionPlan") -> list[Change]:
         """Returns what changes from this plan to the other.

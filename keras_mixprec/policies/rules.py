@@ -12,7 +12,12 @@ from keras_mixprec.policies.graph import (
     feeds_sensitive_operation,
     output_layers,
 )
-from keras_mixprec.policies.layers import LayerEntry, check_model, walk
+from keras_mixprec.policies.layers import (
+    LayerEntry,
+    check_model,
+    keras_path,
+    walk,
+)
 from keras_mixprec.policies.names import check_policy
 
 # Matched by the model's graph instead of by the layer's path.
@@ -173,11 +178,19 @@ class PrecisionRules(Sequence):
 
     def warn_unmatched(self, model: keras.Model) -> None:
         """Warns of each rule that matches no layer of the model."""
+        entries = walk(model)
+        ours = {keras_path(entry): entry.path for entry in entries}
         for rule in self.unmatched(model):
-            paths = ", ".join(entry.path for entry in walk(model)[:8])
+            paths = ", ".join(entry.path for entry in entries[:8])
+            hint = f"The model's layers start with: {paths}"
+            if isinstance(rule.match, str) and rule.match in ours:
+                hint = (
+                    "That is the name Keras gave a layer in this process; its "
+                    f"path is {ours[rule.match]!r}"
+                )
             warnings.warn(
                 f"{rule!r} matches no layer of model {model.name!r}, so it "
-                f"has no effect. The model's layers start with: {paths}",
+                f"has no effect. {hint}",
                 UserWarning,
                 stacklevel=4,
             )
