@@ -113,6 +113,8 @@ class RunData:
         add_repairs(layers, measured_against(layers))
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
+        # Of a part that the model does not have, such as attention, are none.
+        known = {m: p for m, p in metrics.items() if _is_measured(m, tables)}
         overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
@@ -127,7 +129,7 @@ class RunData:
             "events": events,
             "bad_input": sorted(bad_input_steps(events)),
             "heat": {
-                "metrics": [describe(*item) for item in metrics.items()],
+                "metrics": [describe(*item) for item in known.items()],
                 "layers": rows_in_order(tables, _paths(layers)),
             }
             if tables
@@ -354,6 +356,10 @@ def _searches_apart(events):
     kind = schema.TRADE_OFF_EVENT
     found = [event for event in events if event["kind"] == kind]
     return found, [event for event in events if event["kind"] != kind]
+
+
+def _is_measured(metric, tables):
+    return any(t.has_values(metric) for t in tables if metric in t.metrics)
 
 
 def _paths(layers):

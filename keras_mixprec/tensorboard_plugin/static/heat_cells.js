@@ -1,10 +1,15 @@
+import { FONT, hatchPattern } from "./canvas.js";
 import { element } from "./dom.js";
 import { GRAVEST } from "./heat_rows.js";
 import { levelColor, valueColor } from "./palette.js";
+import { changedAt } from "./precision.js";
+import { themeColor } from "./theme.js";
 
 const BAD_WIDTH = 3;
 // Between two readings, of 255.
 const PALE = 96;
+// The part of a row that what its outputs do not show takes.
+const STRIP = 0.4;
 
 /**
  * The rows that are in view, a pixel for each cell. What was not measured is pale, and left
@@ -48,4 +53,36 @@ export function stretchesOf({ ranks, unread }, level) {
     found.push([start, Math.max(level === "beyond" ? 1 : BAD_WIDTH, pixel - start + 1)]);
   }
   return found;
+}
+
+/**
+ * What overflowed inside of a layer, along the lower edge of its row: from the step at which
+ * it was found, in another hatching once a wider dtype holds it.
+ * @param {{amount: string, isOpen: boolean}} inside What `insideInWords` returned.
+ * @param {{left: number, right: number, scale: (step: number) => number}} plot
+ * @param {{top: number, height: number}} place The row's.
+ */
+export function drawInside(context, layer, inside, plot, place) {
+  const { top, height } = place;
+  const inView = (x) => Math.min(Math.max(x, plot.left), plot.right);
+  const found = inView(plot.scale(layer.inside.step));
+  const held = inside.isOpen ? plot.right : inView(plot.scale(changedAt(layer)));
+  const strip = Math.max(2, Math.round(height * STRIP));
+  /** @type {[string, number, number][]} */
+  const stretches = [["bad", found, held], ["beyond", Math.max(found, held), plot.right]];
+  for (const [level, start, end] of stretches) {
+    if (end <= start) continue;
+    context.fillStyle = hatchPattern(context, level);
+    context.fillRect(start, top + height - strip, end - start, strip);
+  }
+  if (height < 12 || found >= plot.right) return;
+  context.font = FONT;
+  context.textAlign = "left";
+  const room = plot.right - found - 8;
+  const width = context.measureText(inside.amount).width;
+  if (width > room) return;
+  context.fillStyle = themeColor("--card");
+  context.fillRect(found + 12, top + 2, width + 6, height - 3);
+  context.fillStyle = themeColor("--ink");
+  context.fillText(inside.amount, found + 15, top + height / 2);
 }

@@ -13,7 +13,7 @@ import { stepGestures } from "./gestures.js";
 import {
   columnAt, columnEdges, columnsOfPixels, isOfRun, pathOfCall, unreadPixels,
 } from "./heat_data.js";
-import { pictureOfCells, stretchesOf } from "./heat_cells.js";
+import { drawInside, pictureOfCells, stretchesOf } from "./heat_cells.js";
 import { GRAVEST, heatRows, isBadSince, poolRows, rowOfCall } from "./heat_rows.js";
 import { insideInWords } from "./inside.js";
 import { layerChoice } from "./layer_blocks.js";
@@ -246,6 +246,11 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     for (const level of ["beyond", "input", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
       for (const row of seen) hatch(context, row, level, topOf(row.row));
+    }
+    for (const { row, layer } of seen) {
+      const inside = insideOf(layer);
+      const place = { top: topOf(row), height: rowHeight };
+      if (inside) drawInside(context, layer, inside, plot, place);
     }
   }
 
