@@ -5,13 +5,14 @@ import pytest
 from plugin_page import BEYOND
 
 import keras_mixprec as kmp
+from keras_mixprec.reporting.passed_on import add_passed_on
 from keras_mixprec.reporting.run_log import RunLog
 
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
 LABELS = 208  # Pixels of the heatmap.
 READ = (1, 50, 100)
 QUIET = "94a3b4"  # As `colors.js` has it.
-ALARM = "d55e00"
+ALARM, PASSED = "d55e00", "eeb896"
 METRICS = {
     "activation_headroom_bits": "min",
     "activation_nonfinite": "max",
@@ -128,3 +129,90 @@ def test_the_table_of_two_runs_is_not_cut(page, width):
     )
     page.driver.set_window_size(size["width"], size["height"])
     assert inner <= outer
+
+
+@pytest.mark.parametrize(
+    ("fed_by", "verdicts", "expected"),
+    [
+        # Without a graph, all behind it in the model's order.
+        ({}, {"b": "forward_overflow"}, {"c": "b", "d": "b"}),
+        # A branch beside it has its own.
+        ({"c": ["a"], "d": ["c"]}, {"b": "forward_overflow"}, {}),
+        (
+            {"c": ["b"], "d": ["c"]},
+            {"b": "cast_overflow"},
+            {"c": "b", "d": "b"},
+        ),
+        ({}, {"b": "forward_overflow", "c": "cast_overflow"}, {"d": "c"}),
+        ({}, {"b": "precision_loss"}, {}),
+    ],
+)
+def test_what_is_behind_a_layer_passes_on_what_it_made(
+    fed_by, verdicts, expected
+):
+    layers = [{"path": path} for path in "abcd"]
+    for layer in layers if fed_by else ():
+        layer["fed_by"] = fed_by.get(layer["path"], [])
+    add_passed_on(
+        layers,
+        [
+            {"kind": "verdict", "verdict": kind, "layer": path}
+            for path, kind in verdicts.items()
+        ],
+    )
+    found = {x["path"]: x["passes_on"].get("activation") for x in layers}
+    assert {p: o for p, o in found.items() if o} == expected
+
+
+def test_what_flows_back_is_passed_on_the_other_way():
+    layers = [{"path": path} for path in "abc"]
+    verdict = {"kind": "verdict", "verdict": "backward_overflow", "layer": "b"}
+    add_passed_on(layers, [verdict])
+    assert [x["passes_on"] for x in layers] == [{"gradient": "b"}, {}, {}]
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory):
+    """The first layer overflows, and so does all behind it."""
+    folder = tmp_path_factory.mktemp("overflowing")
+    names = ["a", "b", "c"]
+    with RunLog(folder) as log:
+        log.layers(
+            0,
+            [
+                {"path": p, "compute_dtype": "float16", "fed_by": feeders}
+                for p, feeders in zip(names, ([], ["a"], ["b"]), strict=True)
+            ],
+        )
+        log.event(1, INSIDE | {"layer": "b", "numbers": {}})
+        for step in range(1, 9):
+            heat = np.array([[9.0, 0, np.nan], *[[3.0, 5.0, np.nan]] * 2])
+            log.heat(step, heat, names, METRICS)
+    kmp.load_report(folder).save_html(folder / "report.html")
+    return folder / "report.html"
+
+
+def test_the_layer_to_blame_stands_out_from_those_that_pass_it_on(
+    page, overflowing
+):
+    page.open_file(overflowing).settle()
+    assert colour(ALARM) in pixels(page, ROW + 10)
+    behind = pixels(page, 2 * ROW + 10)
+    assert colour(ALARM) not in behind
+    assert colour(PASSED) in behind
+    assert "▲ not finite" in page.text("#layers tr[data-layer=b]")
+    said = "passes on what b made"
+    assert said in page.text("#layers tr[data-layer=c]")
+    page.one("#map")
+    page.settle()
+    marks = dict(
+        zip(
+            page.values("#map .node", "dataset.layer"),
+            page.texts("#map .node"),
+            strict=True,
+        )
+    )
+    assert marks["b"].startswith("▲")
+    assert marks["c"] == f"c{said}"
+    page.hover(HEAT, LABELS + 300, 2 * ROW + 10)
+    assert f"{said} infinite or NaN" in page.text(".tooltip")

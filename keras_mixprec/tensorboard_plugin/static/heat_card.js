@@ -7,6 +7,7 @@ import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
+import { isPassedOn } from "./passed_on.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -59,6 +60,9 @@ export function createHeatCard(store) {
   const legend = createHeatLegend(legendBox, {
     kind: kindOf, format: formatOf,
     hasBadInput: () => someHeat((heat) => heat.badInput.columns.size > 0),
+    hasPassed: () => [store.state.runData, store.state.compareData].some((data) => {
+      return data?.layers.some((layer) => isPassedOn(layer, store.state.metric));
+    }),
     isSparse: () => someHeat(hasGaps),
   });
 

@@ -26,7 +26,8 @@ export function pictureOfCells(rows, kind) {
   rows.forEach(({ values, ranks, wider, unread }, index) => {
     for (let pixel = 0; pixel < size; pixel += 1) {
       if (unread[pixel] && kind === "count") continue;
-      const color = GRAVEST[ranks[pixel]] === "input" ? levelColor("input") :
+      const level = GRAVEST[ranks[pixel]];
+      const color = level === "input" || level === "passed" ? levelColor(level) :
         valueColor(kind, values[pixel], wider(pixel));
       if (!color) continue;
       const at = (index * size + pixel) * 4;

@@ -1,6 +1,7 @@
 import { createSurface, hatchPattern } from "./canvas.js";
 import { element } from "./dom.js";
 import { BAD_INPUT } from "./metrics.js";
+import { ANY_PASSED } from "./passed_on.js";
 import { alarmLevel, cssColor, LEGENDS, valueColor } from "./palette.js";
 import { themeColor } from "./theme.js";
 
@@ -21,9 +22,9 @@ function swatch(level, label) {
 /**
  * @param {HTMLElement} parent
  * @param {{kind: () => string | undefined, format: () => string, hasBadInput: () => boolean,
- *   isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
- *   to, whether readings are left out because the batch was not finite, and whether there are
- *   steps between the readings.
+ *   hasPassed: () => boolean, isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
+ *   to, whether readings are left out because the batch was not finite, whether any layer
+ *   passes on what another made, and whether there are steps between the readings.
  */
 export function createHeatLegend(parent, of) {
   const others = element("ul", { class: "swatches" });
@@ -60,7 +61,8 @@ export function createHeatLegend(parent, of) {
     const wider = `beyond ${of.format()}, computed in a wider format`;
     const shown = [
       ["zero", "all zero", kind === "headroom" || kind === "share"],
-      ["beyond", wider, kind === "headroom"], ["input", BAD_INPUT, of.hasBadInput()],
+      ["beyond", wider, kind === "headroom"], ["passed", ANY_PASSED, of.hasPassed()],
+      ["input", BAD_INPUT, of.hasBadInput()],
       kind === "count" ? ["blank", "not measured", of.isSparse()] :
         ["pale", "not measured: as the nearest reading", of.isSparse()],
     ].filter(([, , isShown]) => isShown);

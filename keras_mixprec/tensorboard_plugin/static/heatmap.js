@@ -19,6 +19,7 @@ import { insideInWords } from "./inside.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
+import { originsIn, passedInWords } from "./passed_on.js";
 import { changedAt, everWider, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -41,6 +42,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }, draw);
   const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
   let edges = [];
+  /** @type {(call: number, column: number) => string | null} */
+  let originAt = () => null;
   let layers = new Map();
   let repairedAt = -1;
   let labels = { of: null, length: 0, names: new Map() };
@@ -108,7 +111,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     }));
     const isWider = (call, column) => ever.has(call) &&
       Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
-    const found = poolRows(heat, calls, pixels, kind, isWider);
+    const found = poolRows(heat, calls, pixels, kind, isWider, originAt);
     const { columns, source } = found;
     const wider = (pixel) => source[pixel] >= 0 && isWider(source[pixel], columns[pixel]);
     const layer = block ? null : layerOf(heat.layers[calls[0]]);
@@ -132,6 +135,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     choose();
     edges = heat ? columnEdges(heat.from, heat.until) : [];
+    originAt = heat ? originsIn(heat, layers, pathOfCall) : () => null;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows.length));
     rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
     const height = rows.length * rowHeight + AXIS_HEIGHT;
@@ -169,7 +173,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const wider = isWide(0) ? widerAt(layerOf(layer), until, formatName()) : null;
     const isBad = GRAVEST[ranks[0]] === "input";
     const between = pixels.unread[0] ? Math.round(plot.scale.invert(x)) : null;
-    return { name, layer, step, value: values[0], from, until, wider, isBad, between };
+    const origin = GRAVEST[ranks[0]] === "passed" ? originAt(source[0], columns[0]) : null;
+    return { name, layer, step, value: values[0], from, until, wider, isBad, between, origin };
   }
 
   function hover(event, at) {
@@ -180,7 +185,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const axis = axisOf(store.state);
     const steps = cell.from === cell.until ? stepInWords(axis, cell.from) :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = cell.isBad ? BAD_INPUT :
+    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin)) :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));
@@ -243,7 +248,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       context.fillStyle = themeColor("--card");
       for (const { row } of seen) context.fillRect(plot.left, topOf(row), size, 1);
     }
-    for (const level of ["beyond", "input", "bad"]) {
+    for (const level of ["beyond", "input", "passed", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
       for (const row of seen) hatch(context, row, level, topOf(row.row));
     }
