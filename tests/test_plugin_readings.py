@@ -35,6 +35,7 @@ def write(log_dir, dtype):
     rows = [table | {"path": p} for p in names]
     with RunLog(log_dir) as log:
         log.layers(0, rows)
+        log.event(0, {"kind": "train_begin", "fit": 1})
         log.event(1, INSIDE)
         for step in READ:
             heat = np.array([[b, 0.0, np.nan] for b in (9.0, 12.85, 20.0)])
@@ -216,3 +217,52 @@ def test_the_layer_to_blame_stands_out_from_those_that_pass_it_on(
     assert marks["c"] == f"c{said}"
     page.hover(HEAT, LABELS + 300, 2 * ROW + 10)
     assert f"{said} infinite or NaN" in page.text(".tooltip")
+
+
+def write_chain(log_dir, size):
+    """A chain of layers, the last of which overflows."""
+    names = [f"layer_{n}" for n in range(size)]
+    table = {"class": "Dense", "compute_dtype": "float16"}
+    heat = np.array([[9.0, 0, np.nan]] * size)
+    heat[-1, 1] = 5
+    with RunLog(log_dir) as log:
+        feeders = [[], *([name] for name in names[:-1])]
+        log.layers(
+            0,
+            [
+                table | {"path": path, "fed_by": own}
+                for path, own in zip(names, feeders, strict=True)
+            ],
+        )
+        log.heat(1, heat, names, METRICS)
+    kmp.load_report(log_dir).save_html(log_dir / "report.html")
+    return log_dir / "report.html"
+
+
+@pytest.mark.parametrize("size", [15, 40])
+def test_the_worst_layer_is_in_view_on_the_map(page, tmp_path, size):
+    page.open_file(write_chain(tmp_path / "own", size)).settle()
+    page.one("#map")
+    page.settle()
+    last = f"#map .node[data-layer=layer_{size - 1}]"
+    page.until(lambda: page.text(last).startswith("▲"))
+    assert page.in_view(last, "#map .map-scroll")
+    top = page.run("return document.querySelector('.map-scroll').scrollTop")
+    assert (top == 0) == (size < 20)
+
+
+def test_the_timeline_fills_its_card_beside_a_taller_one(page):
+    measure = (
+        "const bottom = css =>"
+        " document.querySelector(css).getBoundingClientRect().bottom;"
+        "return bottom('#timeline details') - bottom('#timeline canvas')"
+    )
+    size = page.driver.get_window_size()
+    page.driver.set_window_size(1440, 900)
+    before = page.run(measure)
+    page.run("document.querySelector('#performance').style.minHeight = '480px'")
+    page.until(lambda: page.one("#timeline canvas").size["height"] > 300)
+    assert page.settle().run(measure) == pytest.approx(before, abs=2)
+    page.run("document.querySelector('#performance').style.minHeight = ''")
+    page.until(lambda: page.one("#timeline canvas").size["height"] < 300)
+    page.driver.set_window_size(size["width"], size["height"])

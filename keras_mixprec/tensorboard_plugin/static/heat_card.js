@@ -1,13 +1,13 @@
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, readable } from "./format.js";
-import { hasGaps, isOfRun, lastMeasured } from "./heat_data.js";
+import { hasGaps, isOfRun, lastMeasured, pathOfCall } from "./heat_data.js";
 import { createHeatLegend } from "./heat_legend.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
-import { isPassedOn } from "./passed_on.js";
+import { hasPassed } from "./passed_on.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -60,8 +60,10 @@ export function createHeatCard(store) {
   const legend = createHeatLegend(legendBox, {
     kind: kindOf, format: formatOf,
     hasBadInput: () => someHeat((heat) => heat.badInput.columns.size > 0),
-    hasPassed: () => [store.state.runData, store.state.compareData].some((data) => {
-      return data?.layers.some((layer) => isPassedOn(layer, store.state.metric));
+    hasPassed: () => [["heat", "runData"], ["compareHeat", "compareData"]].some(([heat, data]) => {
+      const { [heat]: values, [data]: run } = store.state;
+      if (!values || !run) return false;
+      return hasPassed(values, new Map(run.layers.map((layer) => [layer.path, layer])), pathOfCall);
     }),
     isSparse: () => someHeat(hasGaps),
   });

@@ -7,11 +7,6 @@ function partOf(metric) {
   return /^(weight_)?gradient_/.test(metric ?? "") ? "gradient" : null;
 }
 
-/** Whether a layer would pass on what another made, in what a metric is of. */
-export function isPassedOn(layer, metric) {
-  return Boolean(layer.passes_on?.[partOf(metric)]);
-}
-
 const isNonfinite = (metric, value) => {
   return metric.endsWith("_nonfinite") ? value > 0 : value === -Infinity;
 };
@@ -37,6 +32,15 @@ export function originsIn(heat, layers, pathOf) {
     if (origin === null || column < 0 || !is(call, column)) return null;
     return rows.get(origin).some((row) => is(row, column)) ? origin : null;
   };
+}
+
+/** Whether any layer passes on what another made. */
+export function hasPassed(heat, layers, pathOf) {
+  const originAt = originsIn(heat, layers, pathOf);
+  return heat.layers.some((call, row) => {
+    if (!layers.get(pathOf(call, layers))?.passes_on?.[partOf(heat.metric)]) return false;
+    return heat.from.some((_, column) => originAt(row, column) !== null);
+  });
 }
 
 /**
