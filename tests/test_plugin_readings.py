@@ -5,6 +5,8 @@ import pytest
 from plugin_page import BEYOND
 
 import keras_mixprec as kmp
+from keras_mixprec.reporting.facts import Facts, join_failing
+from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.passed_on import add_passed_on
 from keras_mixprec.reporting.run_log import RunLog
 
@@ -255,7 +257,7 @@ def test_the_timeline_fills_its_card_beside_a_taller_one(page):
     measure = (
         "const bottom = css =>"
         " document.querySelector(css).getBoundingClientRect().bottom;"
-        "return bottom('#timeline details') - bottom('#timeline canvas')"
+        "return bottom('#timeline') - bottom('#timeline canvas')"
     )
     size = page.driver.get_window_size()
     page.driver.set_window_size(1440, 900)
@@ -266,3 +268,30 @@ def test_the_timeline_fills_its_card_beside_a_taller_one(page):
     page.run("document.querySelector('#performance').style.minHeight = ''")
     page.until(lambda: page.one("#timeline canvas").size["height"] < 300)
     page.driver.set_window_size(size["width"], size["height"])
+
+
+def test_a_fault_is_dated_back_over_several_fits():
+    skips = [
+        {"kind": "skipped_step", "at_step": n, "step": n} for n in (1, 3, 4, 5)
+    ]
+
+    def verdict(layer, step, since):
+        about = {"kind": "verdict", "verdict": "forward_overflow"}
+        return about | {"layer": layer, "step": step, "failing_since": since}
+
+    first, again = verdict("a", 4, 3), verdict("a", 6, 5)
+    other = verdict("b", 6, 5)  # Not what made the steps before it fail.
+    join_failing([*skips, first, again, other])
+    assert [v["failing_since"] for v in (first, again, other)] == [3, 3, 5]
+
+
+def test_the_sentence_says_that_a_fault_is_of_an_earlier_fit():
+    about = {"kind": "verdict", "verdict": "forward_overflow", "advice": ""}
+    where = {"layer": "a", "direction": "forward", "step": 9}
+    layer = {"path": "a", "compute_dtype": "float16"}
+    facts = Facts(
+        [about | where | {"failing_since": 2}], [layer], 5, {"": 5}, 5, True
+    )
+    said = "failing since step 2 of an earlier fit"
+    assert said in headline(facts._replace(fits=2, first=6))["text"]
+    assert said not in headline(facts)["text"]

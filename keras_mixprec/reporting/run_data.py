@@ -13,7 +13,7 @@ from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, mark_spoiled
 from keras_mixprec.reporting.clock import clock
-from keras_mixprec.reporting.facts import about, is_event
+from keras_mixprec.reporting.facts import about, is_event, join_failing
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
@@ -103,6 +103,7 @@ class RunData:
 
     def _overview(self, heat, errors):
         searches, events = _searches_apart(self.events())
+        join_failing(events)
         scale = self.scale()
         layers = self.layers()
         # Before events: a change at the first step hides what was before it.
