@@ -6,9 +6,12 @@ from plugin_page import BEYOND
 
 import keras_mixprec as kmp
 from keras_mixprec.reporting.facts import Facts, join_failing
+from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.passed_on import add_passed_on
+from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.run_ranges import run_ranges
 
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
 LABELS = 208  # Pixels of the heatmap.
@@ -295,3 +298,14 @@ def test_the_sentence_says_that_a_fault_is_of_an_earlier_fit():
     said = "failing since step 2 of an earlier fit"
     assert said in headline(facts._replace(fits=2, first=6))["text"]
     assert said not in headline(facts)["text"]
+
+
+def test_the_plan_knows_the_loss_scale_that_a_verdict_advises(tmp_path):
+    verdict = {"kind": "verdict", "verdict": "scale_too_low", "layer": None}
+    about = {"direction": "backward", "advice": "", "numbers": {}}
+    with RunLog(tmp_path) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        log.event(1, verdict | about | {"numbers": {"needed_bits": 13}})
+    ((name, source),) = find_runs(str(tmp_path)).items()
+    data = RunData(name, FileSource(source))
+    assert run_ranges(data, 100)["needed_scale"] == 13
