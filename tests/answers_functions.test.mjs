@@ -89,6 +89,7 @@ test("the loss scale suits the layers with the most FLOPs", () => {
   const layers = [of(0, 4, 1), of(8, 12, 3), of(10, 20, 3)];
   assert.equal(whatIf.bestScale(layers, [-14, 126]), 12);
   assert.equal(whatIf.bestScale([], [-14, 126]), 15);
+  assert.equal(whatIf.bestScale([], [-14, 126], 13), 13);
 });
 
 const course = await load("course");

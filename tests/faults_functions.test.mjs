@@ -141,7 +141,7 @@ test("an error of before a repair is said to be one", () => {
 
 test("names of code are plain text, and of events say what happened", () => {
   assert.equal(format.readable("every `probe_every` steps, 2**15"), "every probe_every steps, 2¹⁵");
-  assert.equal(eventText.eventTitle({ kind: "probe_compiled" }), "measured step compiled");
+  assert.equal(eventText.eventTitle({ kind: "probe_compiled" }), "probed step compiled");
   assert.match(eventText.describeEvent({ kind: "probe_compiled", seconds: 2 }), /measures every layer/);
 });
 

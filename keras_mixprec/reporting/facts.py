@@ -218,7 +218,39 @@ def _skipped_since(first, course):
     )
 
 
+def join_failing(events: list):
+    """Dates faults that span several fits back to the first failing step.
+
+    What trains knows of its own `fit` alone; the log has those before it.
+
+    Args:
+        events: List of dicts, by rising step; verdicts are changed in place.
+    """
+    skipped, known = None, {}
+    for event in events:
+        if event["kind"] != "verdict":
+            continue
+        since = event.get("failing_since")
+        fault = event.get("verdict"), event.get("layer")
+        # Other faults may have made the steps before it fail.
+        if since is not None and fault in known:
+            skipped = _skipped_steps(events) if skipped is None else skipped
+            while since > known[fault] and since - 1 in skipped:
+                since -= 1
+            event["failing_since"] = since
+        first = event.get("at_step", event["step"]) if since is None else since
+        known[fault] = min(known.get(fault, first), first)
+
+
 def _in_a_row(events, last_step):
+    skipped = _skipped_steps(events)
+    count = 0
+    while last_step - count in skipped:
+        count += 1
+    return count
+
+
+def _skipped_steps(events):
     skipped = {
         event["at_step"]
         for event in events
@@ -227,10 +259,7 @@ def _in_a_row(events, last_step):
     for event in events:
         if event["kind"] == "skipped_steps_not_kept" and _is_full(event):
             skipped |= {*range(event["first_step"], event["last_step"] + 1)}
-    count = 0
-    while last_step - count in skipped:
-        count += 1
-    return count
+    return skipped
 
 
 def _is_full(block):

@@ -317,7 +317,10 @@ class _Story:
         if at and _step(verdict) < self._facts.first - 1:
             at += " in an earlier fit"
         if since is not None:
-            return f" ({first}found{at}, failing since step {since:,})"
+            # Said once, if it was found there as well.
+            begun = since < self._facts.first and "earlier fit" not in at
+            earlier = " of an earlier fit" * begun
+            return f" ({first}found{at}, failing since step {since:,}{earlier})"
         if not _step(verdict):
             return f", {first.strip()}{at}" if first and at else at
         return f" ({first}found{at})"

@@ -240,6 +240,11 @@ class Table:
             own = np.where(self._lost(metric), np.nan, own)
         return self._moved(own.astype("float32", copy=False), layers, np.nan)
 
+    def has_values(self, metric: str) -> bool:
+        """Returns whether a metric was measured of any layer at any step."""
+        index = list(self.metrics).index(metric)
+        return any(not np.isnan(p.array[:, index]).all() for p in self._points)
+
     def lost(self, metric: str, layers: list) -> np.ndarray:
         """Returns of which layers a bad batch left nothing to know.
 

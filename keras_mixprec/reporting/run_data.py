@@ -13,7 +13,7 @@ from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, mark_spoiled
 from keras_mixprec.reporting.clock import clock
-from keras_mixprec.reporting.facts import about, is_event
+from keras_mixprec.reporting.facts import about, is_event, join_failing
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
@@ -26,6 +26,7 @@ from keras_mixprec.reporting.layer_tables import (
     pool_groups,
     rows_in_order,
 )
+from keras_mixprec.reporting.passed_on import add_passed_on
 from keras_mixprec.reporting.performance import Row, performance
 from keras_mixprec.reporting.run_layers import (
     add_events,
@@ -102,6 +103,7 @@ class RunData:
 
     def _overview(self, heat, errors):
         searches, events = _searches_apart(self.events())
+        join_failing(events)
         scale = self.scale()
         layers = self.layers()
         # Before events: a change at the first step hides what was before it.
@@ -111,8 +113,11 @@ class RunData:
         add_headroom(layers, heat)
         add_inside(layers, events, measured_against(layers))
         add_repairs(layers, measured_against(layers))
+        add_passed_on(layers, events)
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
+        # Of a part that the model does not have, such as attention, are none.
+        known = {m: p for m, p in metrics.items() if _is_measured(m, tables)}
         overview = {
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
@@ -127,7 +132,7 @@ class RunData:
             "events": events,
             "bad_input": sorted(bad_input_steps(events)),
             "heat": {
-                "metrics": [describe(*item) for item in metrics.items()],
+                "metrics": [describe(*item) for item in known.items()],
                 "layers": rows_in_order(tables, _paths(layers)),
             }
             if tables
@@ -354,6 +359,10 @@ def _searches_apart(events):
     kind = schema.TRADE_OFF_EVENT
     found = [event for event in events if event["kind"] == kind]
     return found, [event for event in events if event["kind"] != kind]
+
+
+def _is_measured(metric, tables):
+    return any(t.has_values(metric) for t in tables if metric in t.metrics)
 
 
 def _paths(layers):

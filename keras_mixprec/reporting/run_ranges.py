@@ -43,7 +43,9 @@ def run_ranges(data, columns: int) -> dict:
     Returns:
         Dict with `"formats"`, the limits of each that there is;
         `"overflowing_scale"`, the least loss scale, as a power of two, at which
-        steps were skipped since dtypes last changed, `None` if none was; and
+        steps were skipped since dtypes last changed, `None` if none was;
+        `"needed_scale"`, the one that the last verdict on it starts from, as a
+        power of two; and
         `"layers"`: by path a dict of the parts that were measured, each with
         `"first"`, `"last"` and `"worst"`, and `"nonfinite"`: the step at which
         it was the first layer whose activations were not finite, and the dtype
@@ -101,6 +103,7 @@ def run_ranges(data, columns: int) -> dict:
         "formats": [format_limits(name) for name in CHOICES],
         "layers": ranges,
         "overflowing_scale": lowest_overflowing_scale(events, changed),
+        "needed_scale": _needed_scale(events),
     }
 
 
@@ -271,6 +274,16 @@ def _dtype_at(layer, step):
     # A change made after a step is of the steps behind it.
     before = [dtype for since, dtype in layer["dtypes"] if since < step]
     return before[-1] if before else layer["dtypes"][0][1]
+
+
+def _needed_scale(events):
+    found = [
+        event.get("numbers", {}).get("needed_bits")
+        for event in events
+        if event.get("verdict") == "scale_too_low"
+    ]
+    known = [bits for bits in found if isinstance(bits, int | float)]
+    return known[-1] if known else None
 
 
 def _refused(events):

@@ -14,6 +14,7 @@ export const COLORS = {
   ],
   "quiet": [148, 163, 180],
   "levels": {"bad": "vermillion", "warning": "orange", "zero": "sky", "input": "purple"},
+  "passed": [238, 184, 150],
   "beyond": [176, 182, 190],
   "headroom": {"warning": 2, "full": 24, "ramp": 0.72}
 };

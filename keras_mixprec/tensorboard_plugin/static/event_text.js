@@ -74,7 +74,7 @@ export function mainFinding({ events, finding }) {
 }
 
 // Where the name in the log would say nothing to a reader.
-const TITLES = { probe_compiled: "measured step compiled" };
+const TITLES = { probe_compiled: "probed step compiled" };
 
 export function kindTitle(kind) {
   return TITLES[kind] ?? words(kind);
@@ -170,7 +170,7 @@ const SENTENCES = {
     return `Train step rebuilt in ${formatNumber(event.seconds)} s.`;
   },
   probe_compiled: (event) => {
-    return "The train step that measures every layer, one in probe_every steps, was " +
+    return "The probed step, which trains and measures every layer, one in probe_every steps, was " +
       `compiled in ${formatNumber(event.seconds)} s.`;
   },
   probe_failed(event) {

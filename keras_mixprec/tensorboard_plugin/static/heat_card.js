@@ -1,13 +1,13 @@
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, readable } from "./format.js";
-import { lastMeasured } from "./heat_data.js";
+import { hasGaps, isOfRun, lastMeasured, pathOfCall } from "./heat_data.js";
 import { createHeatLegend } from "./heat_legend.js";
-import { isOfRun } from "./heat_data.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
+import { hasPassed } from "./passed_on.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -54,10 +54,19 @@ export function createHeatCard(store) {
   const table = dataTable("Worst value of each layer");
   const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
   const formatOf = () => store.state.runData?.format?.name ?? "float16";
-  const hasBadInput = () => [store.state.heat, store.state.compareHeat].some((heat) => {
-    return heat?.badInput.columns.size > 0;
+  const someHeat = (is) => [store.state.heat, store.state.compareHeat].some((heat) => {
+    return Boolean(heat && is(heat));
   });
-  const legend = createHeatLegend(legendBox, kindOf, formatOf, hasBadInput);
+  const legend = createHeatLegend(legendBox, {
+    kind: kindOf, format: formatOf,
+    hasBadInput: () => someHeat((heat) => heat.badInput.columns.size > 0),
+    hasPassed: () => [["heat", "runData"], ["compareHeat", "compareData"]].some(([heat, data]) => {
+      const { [heat]: values, [data]: run } = store.state;
+      if (!values || !run) return false;
+      return hasPassed(values, new Map(run.layers.map((layer) => [layer.path, layer])), pathOfCall);
+    }),
+    isSparse: () => someHeat(hasGaps),
+  });
 
   function fillMetrics() {
     const { runData, metric } = store.state;

@@ -58,6 +58,31 @@ export function columnsOfPixels(edges, scale, width) {
   return { first, last };
 }
 
+// How far a reading is drawn on both sides, in pixels: it stays visible however narrow.
+const REACH = 1;
+
+/**
+ * Which pixels lie between two readings, at steps of which nothing is known.
+ * @param {{from: number[], until: number[]}} heat
+ * @param {{first: Int32Array, last: Int32Array}} pixels What is nearest to each.
+ * @param {{invert: (pixel: number) => number}} scale
+ */
+export function unreadPixels({ from, until }, { first, last }, scale) {
+  return Uint8Array.from(first, (column, pixel) => {
+    if (column < 0) return 0;
+    const [low, high] = [scale.invert(pixel - REACH), scale.invert(pixel + 1 + REACH)];
+    for (let at = column; at <= last[pixel]; at += 1) {
+      if (from[at] - 0.5 < high && until[at] + 0.5 > low) return 0;
+    }
+    return 1;
+  });
+}
+
+// Whether there are steps between the readings.
+export function hasGaps({ from, until }) {
+  return from.some((step, column) => column > 0 && step - until[column - 1] > 1);
+}
+
 // The worst value under each pixel, the column that it is from, and one with bad input.
 export function poolRow(heat, row, pixels) {
   const width = pixels.first.length;

@@ -1,6 +1,7 @@
 import { createSurface, hatchPattern } from "./canvas.js";
 import { element } from "./dom.js";
 import { BAD_INPUT } from "./metrics.js";
+import { ANY_PASSED } from "./passed_on.js";
 import { alarmLevel, cssColor, LEGENDS, valueColor } from "./palette.js";
 import { themeColor } from "./theme.js";
 
@@ -18,14 +19,19 @@ function swatch(level, label) {
   return element("li", {}, color, label);
 }
 
-// `kindOf` returns the metric's kind, `formatOf` the format that is referred to, `hasBadInput`
-// whether readings are left out because the batch was not finite.
-export function createHeatLegend(parent, kindOf, formatOf, hasBadInput) {
+/**
+ * @param {HTMLElement} parent
+ * @param {{kind: () => string | undefined, format: () => string, hasBadInput: () => boolean,
+ *   hasPassed: () => boolean, isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
+ *   to, whether readings are left out because the batch was not finite, whether any layer
+ *   passes on what another made, and whether there are steps between the readings.
+ */
+export function createHeatLegend(parent, of) {
   const others = element("ul", { class: "swatches" });
   const surface = createSurface(parent, {
     role: "img", "aria-label": "Colour scale of the heatmap",
   }, (context) => {
-    const kind = kindOf();
+    const kind = of.kind();
     if (!kind) return;
     const { stops, labels, unit } = LEGENDS[kind];
     const band = LEGEND_HEIGHT / (stops.length - 1);
@@ -51,11 +57,14 @@ export function createHeatLegend(parent, kindOf, formatOf, hasBadInput) {
   parent.append(others);
 
   function redraw() {
-    const kind = kindOf();
-    const wider = `beyond ${formatOf()}, computed in a wider format`;
+    const kind = of.kind();
+    const wider = `beyond ${of.format()}, computed in a wider format`;
     const shown = [
       ["zero", "all zero", kind === "headroom" || kind === "share"],
-      ["beyond", wider, kind === "headroom"], ["input", BAD_INPUT, hasBadInput()],
+      ["beyond", wider, kind === "headroom"], ["passed", ANY_PASSED, of.hasPassed()],
+      ["input", BAD_INPUT, of.hasBadInput()],
+      kind === "count" ? ["blank", "not measured", of.isSparse()] :
+        ["pale", "not measured: as the nearest reading", of.isSparse()],
     ].filter(([, , isShown]) => isShown);
     others.hidden = !shown.length;
     others.replaceChildren(...shown.map(([level, label]) => swatch(level, label)));

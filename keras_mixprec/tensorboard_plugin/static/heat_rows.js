@@ -32,17 +32,19 @@ export function rowOfCall(rows, calls, layer) {
   return index < 0 ? -1 : rows.findIndex((row) => row.calls.includes(index));
 }
 
-export const GRAVEST = ["bad", "warning", "input", "quiet", "beyond", "zero", "none"];
-const INPUT = GRAVEST.indexOf("input");
+export const GRAVEST = ["bad", "passed", "warning", "input", "quiet", "beyond", "zero", "none"];
+const [BAD, PASSED, INPUT] = ["bad", "passed", "input"].map((level) => GRAVEST.indexOf(level));
 
 /**
  * The worst of several layers under each pixel, which layer it is of, and the place of
- * its `alarmLevel` in `GRAVEST`, or of `"input"`, where the batch was not finite.
+ * its `alarmLevel` in `GRAVEST`, or of `"input"`, where the batch was not finite, or of
+ * `"passed"`, where another layer made what is not.
  * @param {{pool: string}} heat
  * @param {number[]} calls
  * @param {(call: number, column: number) => boolean} isWider
+ * @param {(call: number, column: number) => string | null} originAt
  */
-export function poolRows(heat, calls, pixels, kind, isWider) {
+export function poolRows(heat, calls, pixels, kind, isWider, originAt = () => null) {
   const width = pixels.first.length;
   const values = new Float32Array(width).fill(NaN);
   const columns = new Int32Array(width).fill(-1);
@@ -55,6 +57,7 @@ export function poolRows(heat, calls, pixels, kind, isWider) {
       let [value, column] = [found.values[pixel], found.columns[pixel]];
       const known = !Number.isNaN(value);
       let rank = known ? GRAVEST.indexOf(alarmLevel(kind, value, isWider(call, column))) : Infinity;
+      if (rank === BAD && originAt(call, column) !== null) rank = PASSED;
       if (found.bad[pixel] >= 0 && rank > INPUT) {
         [value, column, rank] = [NaN, found.bad[pixel], INPUT];
       }

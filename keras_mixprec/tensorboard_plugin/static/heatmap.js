@@ -11,14 +11,15 @@ import { formatInteger } from "./format.js";
 import { drawSoon } from "./frames.js";
 import { stepGestures } from "./gestures.js";
 import {
-  columnAt, columnEdges, columnsOfPixels, isOfRun, pathOfCall,
+  columnAt, columnEdges, columnsOfPixels, isOfRun, pathOfCall, unreadPixels,
 } from "./heat_data.js";
+import { drawInside, pictureOfCells, stretchesOf } from "./heat_cells.js";
 import { GRAVEST, heatRows, isBadSince, poolRows, rowOfCall } from "./heat_rows.js";
 import { insideInWords } from "./inside.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
-import { levelColor, valueColor } from "./palette.js";
+import { originsIn, passedInWords } from "./passed_on.js";
 import { changedAt, everWider, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -29,7 +30,6 @@ const LABEL_SHARE = 0.25;
 const CHARACTER = 5.8;
 const VIEW_HEIGHT = 440;
 const AXIS_HEIGHT = 24;
-const BAD_WIDTH = 3;
 
 // Only the rows in view are drawn: a canvas cannot be as tall as 1,000 layers.
 export function createHeatmap(store, heatSlot, dataSlot) {
@@ -42,6 +42,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }, draw);
   const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
   let edges = [];
+  /** @type {(call: number, column: number) => string | null} */
+  let originAt = () => null;
   let layers = new Map();
   let repairedAt = -1;
   let labels = { of: null, length: 0, names: new Map() };
@@ -89,6 +91,12 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       insideInWords(layer, store.state[dataSlot].format) : null;
   }
 
+  // The columns under each pixel, and whether it lies between two of them.
+  function pixelsOf(scale, width) {
+    const pixels = columnsOfPixels(edges, scale, width);
+    return { ...pixels, unread: unreadPixels(heatOf(), pixels, scale) };
+  }
+
   // What the values under the pixels of a row are: see `alarmLevel`.
   function pooledRow(place, pixels) {
     if (!pooled.rows.has(place)) pooled.rows.set(place, poolOf(rows[place], pixels));
@@ -103,10 +111,11 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     }));
     const isWider = (call, column) => ever.has(call) &&
       Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
-    const found = poolRows(heat, calls, pixels, kind, isWider);
+    const found = poolRows(heat, calls, pixels, kind, isWider, originAt);
     const { columns, source } = found;
     const wider = (pixel) => source[pixel] >= 0 && isWider(source[pixel], columns[pixel]);
-    return { ...found, layer: block ? null : layerOf(heat.layers[calls[0]]), wider };
+    const layer = block ? null : layerOf(heat.layers[calls[0]]);
+    return { ...found, unread: pixels.unread, layer, wider };
   }
 
   // Pooled again only if what is under the pixels is another.
@@ -126,6 +135,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     choose();
     edges = heat ? columnEdges(heat.from, heat.until) : [];
+    originAt = heat ? originsIn(heat, layers, pathOfCall) : () => null;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows.length));
     rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
     const height = rows.length * rowHeight + AXIS_HEIGHT;
@@ -153,7 +163,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     }
     const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
     const reach = { invert: (pixel) => near(pixel) };
-    const pixels = columnsOfPixels(edges, reach, 1);
+    const pixels = pixelsOf(reach, 1);
     const { values, columns, source, ranks, wider: isWide } = poolOf(rows[row], pixels);
     const layer = heat.layers[source[0] < 0 ? calls[0] : source[0]];
     const column = Math.max(columns[0], pixels.first[0]);
@@ -162,7 +172,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const step = clamp(Math.round(plot.scale.invert(x)), from, until);
     const wider = isWide(0) ? widerAt(layerOf(layer), until, formatName()) : null;
     const isBad = GRAVEST[ranks[0]] === "input";
-    return { name, layer, step, value: values[0], from, until, wider, isBad };
+    const between = pixels.unread[0] ? Math.round(plot.scale.invert(x)) : null;
+    const origin = GRAVEST[ranks[0]] === "passed" ? originAt(source[0], columns[0]) : null;
+    return { name, layer, step, value: values[0], from, until, wider, isBad, between, origin };
   }
 
   function hover(event, at) {
@@ -173,12 +185,15 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const axis = axisOf(store.state);
     const steps = cell.from === cell.until ? stepInWords(axis, cell.from) :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = cell.isBad ? BAD_INPUT :
+    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin)) :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));
+    const unread = cell.between === null ? [] :
+      [`${stepInWords(axis, cell.between)}: not measured. The nearest reading:`];
     return showTooltip(event, [
-      ...block, spell(cell.layer), steps, metric.title, words, ...inside ? [inside.long] : [],
+      ...block, spell(cell.layer), ...unread, steps, metric.title, words,
+      ...inside ? [inside.long] : [],
     ]);
   }
 
@@ -194,7 +209,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
     const size = Math.floor(plot.right - plot.left);
-    const pixels = columnsOfPixels(edges, {
+    const pixels = pixelsOf({
       invert: (pixel) => plot.scale.invert(pixel + plot.left),
     }, size);
     const first = Math.floor(scroller.scrollTop / rowHeight);
@@ -219,32 +234,12 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
 
-  // A pixel for each cell; the same one until other rows or other steps are in view.
-  function pictureOf(seen, kind) {
-    const view = `${seen[0].row} ${seen.length}`;
-    if (pooled.view === view) return pooled.picture;
-    const size = seen[0].values.length;
-    const picture = element("canvas", { width: size, height: seen.length });
-    const pen = picture.getContext("2d");
-    const image = pen.createImageData(size, seen.length);
-    const { data } = image;
-    seen.forEach(({ values, ranks, wider }, index) => {
-      for (let pixel = 0; pixel < size; pixel += 1) {
-        const color = GRAVEST[ranks[pixel]] === "input" ? levelColor("input") :
-          valueColor(kind, values[pixel], wider(pixel));
-        if (!color) continue;
-        const at = (index * size + pixel) * 4;
-        [data[at], data[at + 1], data[at + 2], data[at + 3]] = [...color, 255];
-      }
-    });
-    pen.putImageData(image, 0, 0);
-    Object.assign(pooled, { view, picture });
-    return picture;
-  }
-
   function drawCells(context, seen, kind) {
     if (!seen.length) return;
-    const picture = pictureOf(seen, kind);
+    // The same one until other rows or other steps are in view.
+    const view = `${seen[0].row} ${seen.length}`;
+    if (pooled.view !== view) Object.assign(pooled, { view, picture: pictureOfCells(seen, kind) });
+    const { picture } = pooled;
     const size = picture.width;
     context.imageSmoothingEnabled = false;
     const height = seen.length * rowHeight;
@@ -253,21 +248,14 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       context.fillStyle = themeColor("--card");
       for (const { row } of seen) context.fillRect(plot.left, topOf(row), size, 1);
     }
-    for (const level of ["beyond", "input", "bad"]) {
+    for (const level of ["beyond", "input", "passed", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
-      for (const row of seen) hatch(context, row, level);
+      for (const row of seen) hatch(context, row, level, topOf(row.row));
     }
-  }
-
-  function hatch(context, { row, ranks }, level) {
-    const rank = GRAVEST.indexOf(level);
-    const gap = rowHeight >= 6 ? 1 : 0;
-    for (let pixel = ranks.indexOf(rank); pixel >= 0; pixel = ranks.indexOf(rank, pixel + 1)) {
-      const start = pixel;
-      while (ranks[pixel + 1] === rank) pixel += 1;
-      // One non-finite step stays visible however narrow it is.
-      const run = Math.max(level === "beyond" ? 1 : BAD_WIDTH, pixel - start + 1);
-      context.fillRect(plot.left + start, topOf(row) + gap, run, rowHeight - gap);
+    for (const { row, layer } of seen) {
+      const inside = insideOf(layer);
+      const place = { top: topOf(row), height: rowHeight };
+      if (inside) drawInside(context, layer, inside, plot, place);
     }
   }
 
@@ -286,6 +274,13 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     return ({ name, block }) => {
       return block ? `▸ ${blockLabels.names.get(name)}` : labels.names.get(spell(name));
     };
+  }
+
+  function hatch(context, row, level, top) {
+    const gap = rowHeight >= 6 ? 1 : 0;
+    for (const [start, width] of stretchesOf(row, level)) {
+      context.fillRect(plot.left + start, top + gap, width, rowHeight - gap);
+    }
   }
 
   function drawLabels(context, seen) {

@@ -144,6 +144,9 @@ export async function render() {
     // Rows can be scrolled to only once they are laid out.
     if (runData) drawSoon(() => store.set({ shown: runData.run }));
   });
+  store.on(["compareData"], ({ compareData }) => {
+    main.classList.toggle("compared", Boolean(compareData));
+  });
   store.on(["awaited"], ({ awaited }) => {
     main.setAttribute("aria-busy", String(Boolean(awaited.runData)));
   });

@@ -5,21 +5,23 @@ import { isWider } from "./precision.js";
  * What overflows inside of a layer, whose outputs alone would look sound.
  * @param {any} layer A row of the table of layers.
  * @param {any} format What headroom refers to.
- * @returns {{short: string, long: string, isOpen: boolean} | null} Open until a wider dtype
- *   holds it.
+ * @returns {{short: string, long: string, isOpen: boolean, amount: string} | null} Open until
+ *   a wider dtype holds it; how much it is.
  */
 export function insideInWords(layer, format) {
   if (!layer.inside) return null;
   const { largest, step } = layer.inside;
-  const numbers = toNumber(largest) > 2 ** format.maximum_bits ?
-    `: numbers up to ${formatNumber(largest)}, ${format.name} holds up to ${
-      formatNumber(2 ** format.maximum_bits)}` : "";
+  const bits = Math.log2(toNumber(largest)) - format.maximum_bits;
+  const numbers = bits > 0 ? `: numbers up to ${formatNumber(largest)}, ${format.name} holds up to ${
+    formatNumber(2 ** format.maximum_bits)}` : "";
+  const amount = bits > 0 && bits < Infinity ?
+    `inside ${formatNumber(Number(bits.toFixed(1)))} bits beyond ${format.name}` : "overflow inside";
   const at = `, found at step ${formatInteger(step)}`;
   if (isWider(layer.compute_dtype, format.name)) {
     const computed = `, computed in ${layer.compute_dtype}`;
     const short = `beyond ${format.name} inside`;
-    return { short, long: `${short} the layer${numbers}${computed}`, isOpen: false };
+    return { short, long: `${short} the layer${numbers}${computed}`, isOpen: false, amount };
   }
   const long = `overflow inside the layer${numbers}${at}`;
-  return { short: "▲ overflow inside", long, isOpen: true };
+  return { short: "▲ overflow inside", long, isOpen: true, amount };
 }

@@ -2,6 +2,7 @@ import { breakable, element } from "./dom.js";
 import { formatInteger, formatShare, plural } from "./format.js";
 import { insideInWords } from "./inside.js";
 import { headroomOf, worstLayer } from "./layer_columns.js";
+import { originOf, passedInWords } from "./passed_on.js";
 import { countBy, describeHeadroom, describeVerdict, shortType } from "./summary.js";
 
 const FULL_HEADROOM = 24;
@@ -43,13 +44,20 @@ function className(name) {
   }));
 }
 
-function headroomBar(layer, format, step) {
+function headroomBar(layer, data, step) {
+  const { format } = data;
   const bits = headroomOf(layer);
   if (bits === null) return "–";
   const type = layer.compute_dtype;
   const inside = insideInWords(layer, format);
   const { level, text: ofOutputs } = describeHeadroom(bits, type, format.name);
   const text = inside?.short ?? ofOutputs;
+  const origin = originOf(layer, data.layers, format.name);
+  if (origin) {
+    return element("span", { class: "headroom passed", title: passedInWords(origin) },
+      element("span", { class: "bar" }, element("span", { class: "fill passed" })),
+      element("span", {}, ...breakable(`passes on what ${origin} made`)));
+  }
   const fill = element("span", { class: `fill ${level}` });
   fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
   const at = step === null ? "" : ` at step ${formatInteger(step)}`;
@@ -96,7 +104,7 @@ export function cell(column, { layer, block, layers }, { runData, compareData })
     case "headroom": {
       if (!shown.length) return "–";
       const worst = worstLayer(shown, formatName);
-      return headroomBar(worst, data.format, column.otherOf ? null : worst.worst_step);
+      return headroomBar(worst, data, column.otherOf ? null : worst.worst_step);
     }
     case "verdicts": return verdictBadges(shown);
     case "demoted": return demotion(own);

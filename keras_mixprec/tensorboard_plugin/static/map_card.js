@@ -4,6 +4,7 @@ import { card, element, walkRows } from "./dom.js";
 import { formatInteger, plural } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { isOfRun, pathOfCall } from "./heat_data.js";
+import { GRAVEST } from "./heat_rows.js";
 import {
   describeReading, foldedGraph, gravestOf, holdersIn, worstByLayer,
 } from "./model_map.js";
@@ -11,9 +12,13 @@ import { shortNames } from "./names.js";
 import { cssColor } from "./palette.js";
 import { changedAt } from "./precision.js";
 import { leftOut } from "./metrics.js";
+import { clamp } from "./scales.js";
 import { metricOf } from "./wanted.js";
 
-const NODE = { width: 300, height: 26, right: 24, below: 16, margin: 10 };
+const NODE = { width: 300, height: 26, right: 24, margin: 10 };
+// Between two nodes, the closer the deeper the graph is: a small one fits into the view.
+const BELOW = [6, 16];
+const VIEW_OF_MAP = 500;
 // More than these are folded at first, and more than those are not drawn at all.
 const OPEN_AT_MOST = 60;
 const DRAWN_AT_MOST = 400;
@@ -40,6 +45,8 @@ export function createMap(store) {
   let graph = { nodes: [], edges: [], nestedOnly: false };
   let drawn = new Map();
   let drawnShape = null;
+  let below = BELOW[1];
+  let broughtOf = null;
   walkRows(canvas, "button.node");
 
   function unfold(all) {
@@ -94,11 +101,26 @@ export function createMap(store) {
       graph.nodes.length > DRAWN_AT_MOST ? `The first ${DRAWN_AT_MOST} of ${
         plural(graph.nodes.length, "layer")}.` : "",
     ].filter(Boolean).join(" ");
-    for (const node of graph.nodes.slice(0, DRAWN_AT_MOST)) colourNode(node, shown);
+    const ranks = graph.nodes.slice(0, DRAWN_AT_MOST).map((node) => {
+      return [GRAVEST.indexOf(colourNode(node, shown)), node];
+    });
+    const of = fits ? `${runData.run} ${metric}` : null;
+    // Once: who scrolls is not to be brought back by what comes in.
+    if (of && of !== broughtOf) bringGravest(ranks);
+    broughtOf = of ?? broughtOf;
     table.fill(!layers.length ? null : () => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
       const before = graph.edges.filter(({ to }) => to === node.path).map(({ from }) => from);
       return [node.path, before.join(", ") || "–", stateOf(node, shown).words];
     })]);
+  }
+
+  function bringGravest(ranks) {
+    const alarm = GRAVEST.indexOf("warning");
+    const found = ranks.filter(([rank]) => rank >= 0 && rank <= alarm);
+    if (!found.length) return;
+    const [, node] = found.reduce((one, other) => other[0] < one[0] ? other : one);
+    const bottom = placeOf(node).y + NODE.height + NODE.margin;
+    scroller.scrollTop = bottom > VIEW_OF_MAP ? bottom - VIEW_OF_MAP / 2 : 0;
   }
 
   // Of a folded block the gravest of all layers in it.
@@ -113,6 +135,9 @@ export function createMap(store) {
 
   function drawNodes(nodes, edges) {
     const labels = shortNames(nodes.map(({ path }) => path), 26);
+    const deepest = Math.max(0, ...nodes.map(({ depth }) => depth));
+    const room = VIEW_OF_MAP - 2 * NODE.margin - (deepest + 1) * NODE.height;
+    below = clamp(Math.floor(room / Math.max(1, deepest)), ...BELOW);
     const places = new Map(nodes.map((node) => [node.path, placeOf(node)]));
     const far = (key) => Math.max(0, ...[...places.values()].map((place) => place[key]));
     const width = far("x") + NODE.width + 150;
@@ -141,7 +166,7 @@ export function createMap(store) {
   function placeOf({ depth, column }) {
     return {
       x: NODE.margin + column * (NODE.width + NODE.right),
-      y: NODE.margin + depth * (NODE.height + NODE.below), depth,
+      y: NODE.margin + depth * (NODE.height + below), depth,
     };
   }
 
@@ -190,6 +215,7 @@ export function createMap(store) {
     label.data = (MARKS[level] ?? "") + text;
     words.textContent = shown ? short.replace("▲ ", "") : "";
     swatch.style.background = color ? cssColor(color) : "transparent";
+    return level;
   }
 
   function mark() {

@@ -3,6 +3,7 @@ import { GRAVEST } from "./heat_rows.js";
 import { insideInWords } from "./inside.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { alarmLevel, levelColor, valueColor } from "./palette.js";
+import { originsIn, passedInWords } from "./passed_on.js";
 import { changedAt, widerAt } from "./precision.js";
 
 const parentOf = (path) => (path.includes("/") ? path.slice(0, path.lastIndexOf("/")) : null);
@@ -103,15 +104,17 @@ function placed(names, edges, inside) {
  * @param {string} kind The metric's. Errors of a layer are its own, and all else follows
  *   from every layer before it.
  * @returns {Map<string, {path: string, value: number, step: number | null,
- *   isBefore: boolean, isBad: boolean}>}
+ *   isBefore: boolean, isBad: boolean, column: number, origin: string | null}>}
  */
 export function worstByLayer(heat, layers, pathOf, kind) {
   const found = new Map();
   const last = Math.max(-1, ...[...layers.values()].map(changedAt));
+  const originAt = originsIn(heat, layers, pathOf);
   heat.layers.forEach((call, row) => {
     const path = pathOf(call, layers);
     const since = kind === "error" ? changedAt(layers.get(path)) : last;
-    const reading = { path, ...worstOfRow(heat, row, since) };
+    const worst = worstOfRow(heat, row, since);
+    const reading = { path, ...worst, origin: originAt(row, worst.column) };
     found.set(path, worseOf(found.get(path) ?? reading, reading, heat.pool));
   });
   return found;
@@ -119,16 +122,17 @@ export function worstByLayer(heat, layers, pathOf, kind) {
 
 function worstOfRow(heat, row, since) {
   const size = heat.from.length;
-  let [value, step, isBefore] = [NaN, null, true];
+  let [value, step, isBefore, at] = [NaN, null, true, -1];
   for (let column = 0; column < size; column += 1) {
     const one = heat.values[row * size + column];
     const before = heat.from[column] <= since;
     if (Number.isNaN(one) || (before && !isBefore)) continue;
     const worse = heat.pool === "min" ? one < value : one > value;
     if (step !== null && before === isBefore && !worse) continue;
-    [value, step, isBefore] = [one, heat.until[column], before];
+    [value, step, isBefore, at] = [one, heat.until[column], before, column];
   }
-  return { value, step, isBefore: isBefore && step !== null, isBad: Boolean(heat.badInput?.rows.has(row)) };
+  const isBad = Boolean(heat.badInput?.rows.has(row));
+  return { value, step, isBefore: isBefore && step !== null, isBad, column: at };
 }
 
 // What was before a change counts only where nothing else is known.
@@ -154,7 +158,7 @@ export function beforeInWords(layer, step) {
  * @returns {{words: string, short?: string, level: string, color: number[] | null}} `short`
  *   where there is room for a few words.
  */
-export function describeReading({ value, step, isBefore, isBad }, layer, { name, kind }, format) {
+export function describeReading({ value, step, isBefore, isBad, origin }, layer, { name, kind }, format) {
   const inside = name === "activation_headroom_bits" && layer ? insideInWords(layer, format) : null;
   if (inside && value !== -Infinity) {
     const level = inside.isOpen ? "bad" : "beyond";
@@ -162,6 +166,11 @@ export function describeReading({ value, step, isBefore, isBad }, layer, { name,
   }
   if (Number.isNaN(value) && isBad) {
     return { words: BAD_INPUT, level: "input", color: levelColor("input") };
+  }
+  if (origin && !isBefore) {
+    const words = passedInWords(origin);
+    const short = words.replace(" infinite or NaN", "");
+    return { words, short, level: "passed", color: levelColor("passed") };
   }
   const wider = step === null ? null : widerAt(layer, step, format.name);
   const words = valueInWords(kind, value, wider, format.name);

@@ -49,7 +49,8 @@ export function alarmLevel(kind, value, wider = false) {
 }
 
 export function levelColor(level) {
-  return CATEGORY[COLORS.levels[level]] ?? (level === "beyond" ? COLORS.beyond : null);
+  return CATEGORY[COLORS.levels[level]] ?? { beyond: COLORS.beyond, passed: COLORS.passed }[level] ??
+    null;
 }
 
 export function valueColor(kind, value, wider = false) {

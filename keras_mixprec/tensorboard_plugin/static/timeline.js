@@ -12,22 +12,23 @@ import {
   describeEvent, eventKey, eventLevel, eventTitle, laneOf, LEVELS, momentOf,
 } from "./event_text.js";
 import {
-  formatInteger, formatNumber, formatPower, formatScale, toNumber,
+  formatInteger, formatPower, formatScale, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import { drawLossAxis, drawLosses, LOSS_AXIS, lossInWords, placeLosses } from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { themeColor } from "./theme.js";
+import { rowsOfLoss, rowsOfScale } from "./timeline_rows.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 
 const LEFT = 66;
 const RIGHT = 14;
 const TOP = 10;
-const PLOT_HEIGHT = 128;
+// Of the curves, which take the room that a taller card beside this one leaves.
+const PLOT_HEIGHTS = [128, 400];
 const LANE_HEIGHT = 20;
 const LANES = ["skipped", "verdicts", "precision"];
 const LANE_NAMES = ["skipped", "verdicts", "changes"];
-const LANES_TOP = TOP + PLOT_HEIGHT + 6;
 const LINE_COLORS = ["--line-1", "--line-2", "--line-3"];
 
 function legendItem(mark, color, label) {
@@ -63,8 +64,17 @@ export function createTimeline(store) {
   const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
   // Each run has a row of marks in each lane.
   const laneHeight = () => LANE_HEIGHT * Math.max(1, runsOf(store.state).length);
-  const axisY = () => LANES_TOP + LANES.length * laneHeight();
-  surface.setHeight(axisY() + 24);
+  let plotHeight = PLOT_HEIGHTS[0];
+  const lanesTop = () => TOP + plotHeight + 6;
+  const axisY = () => lanesTop() + LANES.length * laneHeight();
+  const resize = (room = 0) => {
+    const others = axisY() + 24 - plotHeight;
+    body.style.minHeight = `${others + PLOT_HEIGHTS[0]}px`;
+    plotHeight = clamp(room - others, ...PLOT_HEIGHTS);
+    surface.setHeight(others + plotHeight);
+  };
+  resize();
+  new ResizeObserver(([{ contentRect }]) => resize(Math.floor(contentRect.height))).observe(body);
   const plot = { left: LEFT, right: 0, scale: null, cursor: null, marks: [], blocks: [] };
 
   const limits = () => stepDomain(store.state.runData?.last_step ?? 0, null);
@@ -145,7 +155,7 @@ export function createTimeline(store) {
       low = Math.min(low, log);
       high = Math.max(high, log);
     }
-    const y = linearScale([low - 1, high + 1], [TOP + PLOT_HEIGHT, TOP]);
+    const y = linearScale([low - 1, high + 1], [TOP + plotHeight, TOP]);
 
     context.textAlign = "right";
     // Beside an axis without a line the loss would be read as the loss scale.
@@ -156,7 +166,7 @@ export function createTimeline(store) {
       context.fillText(formatPower(tick), LEFT - 8, y(tick));
     }
     LANES.forEach((lane, index) => {
-      const top = LANES_TOP + index * laneHeight();
+      const top = lanesTop() + index * laneHeight();
       context.fillStyle = themeColor(index % 2 ? "--card" : "--stripe");
       context.fillRect(LEFT, top, plot.right - LEFT, laneHeight());
       context.fillStyle = themeColor("--muted");
@@ -170,9 +180,9 @@ export function createTimeline(store) {
     drawStepAxis(context, plot.scale, axis, domain, width / 110, {
       start: LEFT, y: axisY(), top: TOP,
     });
-    if (logs.length) drawAxisName(context, "loss scale", 8, TOP + PLOT_HEIGHT / 2, true);
+    if (logs.length) drawAxisName(context, "loss scale", 8, TOP + plotHeight / 2, true);
     const losses = placeLosses(runsOf(store.state), {
-      scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + PLOT_HEIGHT,
+      scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + plotHeight,
     });
     if (losses) drawLossAxis(context, losses);
 
@@ -251,7 +261,7 @@ export function createTimeline(store) {
       const [start, end] = [first, last].map(plot.scale);
       const left = Math.max(Math.min(start, end - 2), LEFT);
       const right = Math.min(end, plot.right);
-      const lane = LANES_TOP + LANES.indexOf("skipped") * laneHeight();
+      const lane = lanesTop() + LANES.indexOf("skipped") * laneHeight();
       const y = lane + (place + 0.5) * LANE_HEIGHT;
       plot.blocks.push({ event, left, right, x: (left + right) / 2, y });
       context.fillStyle = themeColor("--skip");
@@ -286,7 +296,7 @@ export function createTimeline(store) {
       const spot = `${lane} ${Math.round(x)} ${shape}`;
       if (taken.has(spot)) continue;
       taken.add(spot);
-      const y = LANES_TOP + lane * laneHeight() + (place + 0.5) * LANE_HEIGHT;
+      const y = lanesTop() + lane * laneHeight() + (place + 0.5) * LANE_HEIGHT;
       const mark = { event, x, y };
       plot.marks.push(mark);
       if (shape === "triangle" && !place) {
@@ -301,28 +311,12 @@ export function createTimeline(store) {
     }
   }
 
-  // What the lines show: a row for each change.
-  function rowsOfScale() {
-    return runsOf(store.state).flatMap((data) => data.scale.flatMap((line) => {
-      return line.steps.map((step, index) => [
-        data.run, line.optimizer, formatInteger(step), formatScale(line.scale[index]),
-        formatInteger(line.skipped[index]),
-      ]);
-    }));
-  }
-
-  function rowsOfLoss() {
-    return runsOf(store.state).flatMap(({ run, loss }) => (loss?.steps ?? []).map((step, index) => {
-      return [run, formatInteger(step), formatNumber(loss.values[index])];
-    }));
-  }
-
   function updateTable() {
     const heads = ["run", "optimizer", "step", "loss scale", "skipped so far"];
     table.fill(runsOf(store.state).some((data) => data.scale.length) ?
-      () => [heads, rowsOfScale()] : null);
+      () => [heads, rowsOfScale(runsOf(store.state))] : null);
     losses.fill(runsOf(store.state).some((data) => data.loss) ?
-      () => [["run", "step", "loss"], rowsOfLoss()] : null);
+      () => [["run", "step", "loss"], rowsOfLoss(runsOf(store.state))] : null);
   }
 
   function updateAxes() {
@@ -384,7 +378,7 @@ export function createTimeline(store) {
   store.on(["runData", "compareData", "zoom"], updateLegend);
   store.on(["runData", "compareData", "axis"], updateAxes);
   store.on(["runData", "compareData"], () => {
-    surface.setHeight(axisY() + 24);
+    resize(body.clientHeight);
     updateTable();
   });
   store.on(

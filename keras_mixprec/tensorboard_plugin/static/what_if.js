@@ -88,13 +88,14 @@ function possibleScales(format, overflowing) {
  * The loss scale that suits the layers with the most FLOPs, as a power of two.
  * @param {{window: any, cost: number}[]} layers
  * @param {number[]} possible
+ * @param {number} usual Of several that suit as many, the nearest to it.
  */
-export function bestScale(layers, [from, until]) {
+export function bestScale(layers, [from, until], usual = USUAL_SCALE) {
   let best = null;
   for (let bits = from; bits <= until; bits += 1) {
     const held = layers.filter(({ window }) => holds(window, bits));
     const cost = held.reduce((sum, layer) => sum + layer.cost, 0);
-    const score = [cost, held.length, -Math.abs(bits - USUAL_SCALE)];
+    const score = [cost, held.length, -Math.abs(bits - usual)];
     const place = best ? score.findIndex((value, index) => value !== best.score[index]) : 0;
     if (!best || (place >= 0 && score[place] > best.score[place])) best = { bits, score };
   }
@@ -182,7 +183,9 @@ export function smallestPlan(layers, ranges, name) {
   const overflowing = ranges.overflowing_scale ?? null;
   // What the run found in a layer may have skipped those steps, and is in float32 by this plan.
   const blamed = [...judged].some(([path, own]) => own.refused.length && reasons.has(path));
-  const scale = bestScale(windows, possibleScales(format, blamed ? null : overflowing));
+  // As a verdict on the loss scale advises, where these ranges allow it.
+  const advised = ranges.needed_scale ?? undefined;
+  const scale = bestScale(windows, possibleScales(format, blamed ? null : overflowing), advised);
   for (const { path, window } of windows.filter((one) => !holds(one.window, scale))) {
     reasons.set(path, `at the loss scale ${formatPower(scale)} its gradients ${
       window.highest < scale ? "overflow" : "vanish"} in ${name}`);

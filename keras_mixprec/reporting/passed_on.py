@@ -1,0 +1,100 @@
+"""Which layer made what others only pass on: infinities and NaNs.
+
+All layers behind one that overflows are not finite, and so are all gradients
+where the loss is not: a verdict names the one that is to blame.
+"""
+
+import collections
+import itertools
+
+from keras_mixprec.reporting.schema import FED_BY
+
+_FORWARD = ("forward_overflow", "cast_overflow", "weight_overflow")
+_BACKWARD = ("backward_overflow",)
+
+
+def add_passed_on(layers: list, events: list):
+    """Adds from which layer each would have received what is not finite.
+
+    `"passes_on"` is a dict of paths by part, `"activation"` and `"gradient"`,
+    without those parts in which a layer has a verdict of its own, or none is
+    before it that does. Whether anything was not finite is another matter.
+
+    Args:
+        layers: List of dicts, the table of layers in the order of the model.
+        events: List of dicts.
+    """
+    paths = [layer["path"] for layer in layers]
+    forward, backward = (
+        [p for p in paths if p in _culprits(events, kinds)]
+        for kinds in (_FORWARD, _BACKWARD)
+    )
+    if all(FED_BY in layer for layer in layers):
+        fed_by = {layer["path"]: layer[FED_BY] for layer in layers}
+        activation = _reached(forward, _behind(fed_by))
+        gradient = _reached(backward, _before(fed_by))
+    else:
+        activation = _later(forward, paths)
+        gradient = _later(backward, paths[::-1])
+    if forward:  # The loss is not finite, so no gradient is.
+        gradient = dict.fromkeys(paths, forward[0]) | gradient
+    parts = {"activation": activation, "gradient": gradient}
+    for layer in layers:
+        path = layer["path"]
+        found = {name: own.get(path) for name, own in parts.items()}
+        layer["passes_on"] = {
+            name: origin
+            for name, origin in found.items()
+            if origin not in (None, path) and path not in backward + forward
+        }
+
+
+def _culprits(events, kinds):
+    return {
+        event["layer"]
+        for event in events
+        if event["kind"] == "verdict"
+        and event["verdict"] in kinds
+        and "overflows_in_steps" not in event.get("numbers", {})
+    }
+
+
+def _holders(path):
+    """`a/b/c` is in `a` and in `a/b`; the innermost first."""
+    folders = path.split("/")[:-1]
+    return [*itertools.accumulate(folders, "{}/{}".format)][::-1]
+
+
+def _behind(fed_by):
+    """By path, what a layer feeds, and what it is in."""
+    edges = {path: _holders(path) for path in fed_by}
+    for path, feeders in fed_by.items():
+        for feeder in feeders:
+            edges.setdefault(feeder, []).append(path)
+    return edges
+
+
+def _before(fed_by):
+    return {path: [*own, *_holders(path)] for path, own in fed_by.items()}
+
+
+def _reached(sources, edges):
+    """From which source each is reached first, over the fewest edges."""
+    origins = {source: source for source in sources}
+    queue = collections.deque(sources)
+    while queue:
+        path = queue.popleft()
+        for reached in edges.get(path, ()):
+            if reached not in origins:
+                origins[reached] = origins[path]
+                queue.append(reached)
+    return origins
+
+
+def _later(sources, paths):
+    """Without a graph: the last source before each in the model's order."""
+    origins, last = {}, None
+    for path in paths:
+        last = path if path in sources else last
+        origins[path] = last
+    return origins

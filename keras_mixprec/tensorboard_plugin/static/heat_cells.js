@@ -1,0 +1,89 @@
+import { FONT, hatchPattern } from "./canvas.js";
+import { element } from "./dom.js";
+import { GRAVEST } from "./heat_rows.js";
+import { levelColor, valueColor } from "./palette.js";
+import { changedAt } from "./precision.js";
+import { themeColor } from "./theme.js";
+
+const BAD_WIDTH = 3;
+// Between two readings, of 255.
+const PALE = 96;
+// The part of a row that what its outputs do not show takes.
+const STRIP = 0.4;
+
+/**
+ * The rows that are in view, a pixel for each cell. What was not measured is pale, and left
+ * out where the metric counts: that none is infinite says nothing of other steps.
+ * @param {any[]} rows What `poolRows` returned of each, with `wider` and `unread` by pixel.
+ * @param {string} kind The metric's.
+ */
+export function pictureOfCells(rows, kind) {
+  const size = rows[0].values.length;
+  const picture = element("canvas", { width: size, height: rows.length });
+  const pen = picture.getContext("2d");
+  const image = pen.createImageData(size, rows.length);
+  const { data } = image;
+  rows.forEach(({ values, ranks, wider, unread }, index) => {
+    for (let pixel = 0; pixel < size; pixel += 1) {
+      if (unread[pixel] && kind === "count") continue;
+      const level = GRAVEST[ranks[pixel]];
+      const color = level === "input" || level === "passed" ? levelColor(level) :
+        valueColor(kind, values[pixel], wider(pixel));
+      if (!color) continue;
+      const at = (index * size + pixel) * 4;
+      [data[at], data[at + 1], data[at + 2]] = color;
+      data[at + 3] = unread[pixel] ? PALE : 255;
+    }
+  });
+  pen.putImageData(image, 0, 0);
+  return picture;
+}
+
+/**
+ * Where a row is of a level, of what was measured.
+ * @returns {number[][]} First pixel and width of each stretch.
+ */
+export function stretchesOf({ ranks, unread }, level) {
+  const rank = GRAVEST.indexOf(level);
+  const found = [];
+  for (let pixel = ranks.indexOf(rank); pixel >= 0; pixel = ranks.indexOf(rank, pixel + 1)) {
+    if (unread[pixel]) continue;
+    const start = pixel;
+    while (ranks[pixel + 1] === rank && !unread[pixel + 1]) pixel += 1;
+    // One non-finite step stays visible however narrow it is.
+    found.push([start, Math.max(level === "beyond" ? 1 : BAD_WIDTH, pixel - start + 1)]);
+  }
+  return found;
+}
+
+/**
+ * What overflowed inside of a layer, along the lower edge of its row: from the step at which
+ * it was found, in another hatching once a wider dtype holds it.
+ * @param {{amount: string, isOpen: boolean}} inside What `insideInWords` returned.
+ * @param {{left: number, right: number, scale: (step: number) => number}} plot
+ * @param {{top: number, height: number}} place The row's.
+ */
+export function drawInside(context, layer, inside, plot, place) {
+  const { top, height } = place;
+  const inView = (x) => Math.min(Math.max(x, plot.left), plot.right);
+  const found = inView(plot.scale(layer.inside.step));
+  const held = inside.isOpen ? plot.right : inView(plot.scale(changedAt(layer)));
+  const strip = Math.max(2, Math.round(height * STRIP));
+  /** @type {[string, number, number][]} */
+  const stretches = [["bad", found, held], ["beyond", Math.max(found, held), plot.right]];
+  for (const [level, start, end] of stretches) {
+    if (end <= start) continue;
+    context.fillStyle = hatchPattern(context, level);
+    context.fillRect(start, top + height - strip, end - start, strip);
+  }
+  if (height < 12 || found >= plot.right) return;
+  context.font = FONT;
+  context.textAlign = "left";
+  const room = plot.right - found - 8;
+  const width = context.measureText(inside.amount).width;
+  if (width > room) return;
+  context.fillStyle = themeColor("--card");
+  context.fillRect(found + 12, top + 2, width + 6, height - 3);
+  context.fillStyle = themeColor("--ink");
+  context.fillText(inside.amount, found + 15, top + height / 2);
+}

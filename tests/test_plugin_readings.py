@@ -1,0 +1,311 @@
+"""What the page shows of readings, and of the steps between two of them."""
+
+import numpy as np
+import pytest
+from plugin_page import BEYOND
+
+import keras_mixprec as kmp
+from keras_mixprec.reporting.facts import Facts, join_failing
+from keras_mixprec.reporting.file_source import FileSource, find_runs
+from keras_mixprec.reporting.headline import headline
+from keras_mixprec.reporting.passed_on import add_passed_on
+from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.run_ranges import run_ranges
+
+HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
+LABELS = 208  # Pixels of the heatmap.
+READ = (1, 50, 100)
+QUIET = "94a3b4"  # As `colors.js` has it.
+ALARM, PASSED = "d55e00", "eeb896"
+METRICS = {
+    "activation_headroom_bits": "min",
+    "activation_nonfinite": "max",
+    "attention_logits_largest": "max",  # Of a model without attention.
+}
+INSIDE = {
+    "kind": "verdict",
+    "verdict": "forward_overflow",
+    "layer": "c",
+    "direction": "forward",
+    "advice": "",
+    "numbers": {"largest_inside_in_float32": 2.0**18},
+}
+
+
+def write(log_dir, dtype):
+    """Three layers, measured at a few of 100 steps; the third overflows."""
+    names = ["a", "b", "c"]
+    table = {"class": "LayerNormalization", "compute_dtype": "float16"}
+    rows = [table | {"path": p} for p in names]
+    with RunLog(log_dir) as log:
+        log.layers(0, rows)
+        log.event(0, {"kind": "train_begin", "fit": 1})
+        log.event(1, INSIDE)
+        for step in READ:
+            heat = np.array([[b, 0.0, np.nan] for b in (9.0, 12.85, 20.0)])
+            log.heat(step, heat, names, METRICS)
+        log.layers(30, [*rows[:2], rows[2] | {"compute_dtype": dtype}])
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A run in which nothing is done about it, and one that is repaired."""
+    folder = tmp_path_factory.mktemp("sparse")
+    write(folder / "open", "float16")
+    write(folder / "repaired", "float32")
+    kmp.load_report(folder).save_html(folder / "report.html")
+    return folder / "report.html"
+
+
+def pixels(page, y=10):
+    """The colours of a row of pixels, from the left end of the cells."""
+    return page.run(
+        "const canvas = document.querySelector(arguments[0]);"
+        "const size = canvas.width - arguments[1] - 22;"
+        "const { data } = canvas.getContext('2d')"
+        ".getImageData(arguments[1], arguments[2], size, 1);"
+        "return Array.from({ length: size }, (_, x) =>"
+        " [...data.slice(4 * x, 4 * x + 4)]);",
+        HEAT,
+        LABELS,
+        y,
+    )
+
+
+def test_that_none_is_infinite_is_said_of_steps_that_were_measured(page):
+    page.pick("#metric", "activation_nonfinite")
+    row = pixels(page)
+    quiet = [*bytes.fromhex(QUIET), 255]
+    read = [x for x, colour in enumerate(row) if colour == quiet]
+    assert 3 * len(READ) <= len(read) < 0.1 * len(row)
+    assert sum(colour[3] == 0 for colour in row) > 0.9 * len(row)
+    assert "not measured" in page.texts(".heat-legend li")
+
+
+def test_between_two_readings_a_range_is_pale(page):
+    row = pixels(page)
+    strong = [x for x, colour in enumerate(row) if colour[3] == 255]
+    pale = [x for x, colour in enumerate(row) if 0 < colour[3] < 200]
+    assert len(strong) < 0.1 * len(row) < 0.8 * len(row) < len(pale)
+    page.hover(HEAT, LABELS + len(row) // 4, 10)
+    said = page.text(".tooltip")
+    assert ": not measured. The nearest reading:step " in said
+    page.hover(HEAT, LABELS + strong[-1], 10)
+    assert "not measured" not in page.text(".tooltip")
+
+
+ROW = 20
+STRIP = 3 * ROW - 4  # Near the lower edge of the third row.
+
+
+def colour(text):
+    return [*bytes.fromhex(text), 255]
+
+
+def test_what_overflowed_inside_is_in_the_row_of_the_layer(page):
+    page.pick("#run", "open/mixprec")
+    row = pixels(page, STRIP)
+    assert row.count(colour(ALARM)) > 0.2 * len(row)  # It is hatched.
+    assert "inside 2 bits beyond float16" in page.written(HEAT)
+    assert colour(ALARM) not in pixels(page, STRIP - ROW)
+    page.pick("#run", "repaired/mixprec")
+    row = pixels(page, STRIP)
+    since = int(0.35 * len(row))
+    assert colour(ALARM) in row[:since]
+    assert colour(ALARM) not in row[since:]
+    assert row[since:].count(colour(BEYOND)) > 0.2 * (len(row) - since)
+
+
+def test_what_was_measured_of_no_layer_is_no_choice(page):
+    assert len(page.all("#metric option")) == 2
+    assert "attention" not in page.text("#metric").lower()
+
+
+@pytest.mark.parametrize("width", [1440, 1024])
+def test_the_table_of_two_runs_is_not_cut(page, width):
+    size = page.driver.get_window_size()
+    page.driver.set_window_size(width, 900)
+    page.pick("#run", "repaired/mixprec")
+    page.pick("#compare", "open/mixprec")
+    inner, outer = page.run(
+        "const { scrollWidth, clientWidth } ="
+        " document.querySelector('#layers .table-scroll');"
+        "return [scrollWidth, clientWidth]"
+    )
+    page.driver.set_window_size(size["width"], size["height"])
+    assert inner <= outer
+
+
+@pytest.mark.parametrize(
+    ("fed_by", "verdicts", "expected"),
+    [
+        # Without a graph, all behind it in the model's order.
+        ({}, {"b": "forward_overflow"}, {"c": "b", "d": "b"}),
+        # A branch beside it has its own.
+        ({"c": ["a"], "d": ["c"]}, {"b": "forward_overflow"}, {}),
+        (
+            {"c": ["b"], "d": ["c"]},
+            {"b": "cast_overflow"},
+            {"c": "b", "d": "b"},
+        ),
+        ({}, {"b": "forward_overflow", "c": "cast_overflow"}, {"d": "c"}),
+        ({}, {"b": "precision_loss"}, {}),
+    ],
+)
+def test_what_is_behind_a_layer_passes_on_what_it_made(
+    fed_by, verdicts, expected
+):
+    layers = [{"path": path} for path in "abcd"]
+    for layer in layers if fed_by else ():
+        layer["fed_by"] = fed_by.get(layer["path"], [])
+    add_passed_on(
+        layers,
+        [
+            {"kind": "verdict", "verdict": kind, "layer": path}
+            for path, kind in verdicts.items()
+        ],
+    )
+    found = {x["path"]: x["passes_on"].get("activation") for x in layers}
+    assert {p: o for p, o in found.items() if o} == expected
+
+
+def test_what_flows_back_is_passed_on_the_other_way():
+    layers = [{"path": path} for path in "abc"]
+    verdict = {"kind": "verdict", "verdict": "backward_overflow", "layer": "b"}
+    add_passed_on(layers, [verdict])
+    assert [x["passes_on"] for x in layers] == [{"gradient": "b"}, {}, {}]
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory):
+    """The first layer overflows, and so does all behind it."""
+    folder = tmp_path_factory.mktemp("overflowing")
+    names = ["a", "b", "c"]
+    with RunLog(folder) as log:
+        log.layers(
+            0,
+            [
+                {"path": p, "compute_dtype": "float16", "fed_by": feeders}
+                for p, feeders in zip(names, ([], ["a"], ["b"]), strict=True)
+            ],
+        )
+        log.event(1, INSIDE | {"layer": "b", "numbers": {}})
+        for step in range(1, 9):
+            heat = np.array([[9.0, 0, np.nan], *[[3.0, 5.0, np.nan]] * 2])
+            log.heat(step, heat, names, METRICS)
+    kmp.load_report(folder).save_html(folder / "report.html")
+    return folder / "report.html"
+
+
+def test_the_layer_to_blame_stands_out_from_those_that_pass_it_on(
+    page, overflowing
+):
+    page.open_file(overflowing).settle()
+    assert colour(ALARM) in pixels(page, ROW + 10)
+    behind = pixels(page, 2 * ROW + 10)
+    assert colour(ALARM) not in behind
+    assert colour(PASSED) in behind
+    assert "▲ not finite" in page.text("#layers tr[data-layer=b]")
+    said = "passes on what b made"
+    assert said in page.text("#layers tr[data-layer=c]")
+    page.one("#map")
+    page.settle()
+    marks = dict(
+        zip(
+            page.values("#map .node", "dataset.layer"),
+            page.texts("#map .node"),
+            strict=True,
+        )
+    )
+    assert marks["b"].startswith("▲")
+    assert marks["c"] == f"c{said}"
+    page.hover(HEAT, LABELS + 300, 2 * ROW + 10)
+    assert f"{said} infinite or NaN" in page.text(".tooltip")
+
+
+def write_chain(log_dir, size):
+    """A chain of layers, the last of which overflows."""
+    names = [f"layer_{n}" for n in range(size)]
+    table = {"class": "Dense", "compute_dtype": "float16"}
+    heat = np.array([[9.0, 0, np.nan]] * size)
+    heat[-1, 1] = 5
+    with RunLog(log_dir) as log:
+        feeders = [[], *([name] for name in names[:-1])]
+        log.layers(
+            0,
+            [
+                table | {"path": path, "fed_by": own}
+                for path, own in zip(names, feeders, strict=True)
+            ],
+        )
+        log.heat(1, heat, names, METRICS)
+    kmp.load_report(log_dir).save_html(log_dir / "report.html")
+    return log_dir / "report.html"
+
+
+@pytest.mark.parametrize("size", [15, 40])
+def test_the_worst_layer_is_in_view_on_the_map(page, tmp_path, size):
+    page.open_file(write_chain(tmp_path / "own", size)).settle()
+    page.one("#map")
+    page.settle()
+    last = f"#map .node[data-layer=layer_{size - 1}]"
+    page.until(lambda: page.text(last).startswith("▲"))
+    assert page.in_view(last, "#map .map-scroll")
+    top = page.run("return document.querySelector('.map-scroll').scrollTop")
+    assert (top == 0) == (size < 20)
+
+
+def test_the_timeline_fills_its_card_beside_a_taller_one(page):
+    measure = (
+        "const bottom = css =>"
+        " document.querySelector(css).getBoundingClientRect().bottom;"
+        "return bottom('#timeline') - bottom('#timeline canvas')"
+    )
+    size = page.driver.get_window_size()
+    page.driver.set_window_size(1440, 900)
+    before = page.run(measure)
+    page.run("document.querySelector('#performance').style.minHeight = '480px'")
+    page.until(lambda: page.one("#timeline canvas").size["height"] > 300)
+    assert page.settle().run(measure) == pytest.approx(before, abs=2)
+    page.run("document.querySelector('#performance').style.minHeight = ''")
+    page.until(lambda: page.one("#timeline canvas").size["height"] < 300)
+    page.driver.set_window_size(size["width"], size["height"])
+
+
+def test_a_fault_is_dated_back_over_several_fits():
+    skips = [
+        {"kind": "skipped_step", "at_step": n, "step": n} for n in (1, 3, 4, 5)
+    ]
+
+    def verdict(layer, step, since):
+        about = {"kind": "verdict", "verdict": "forward_overflow"}
+        return about | {"layer": layer, "step": step, "failing_since": since}
+
+    first, again = verdict("a", 4, 3), verdict("a", 6, 5)
+    other = verdict("b", 6, 5)  # Not what made the steps before it fail.
+    join_failing([*skips, first, again, other])
+    assert [v["failing_since"] for v in (first, again, other)] == [3, 3, 5]
+
+
+def test_the_sentence_says_that_a_fault_is_of_an_earlier_fit():
+    about = {"kind": "verdict", "verdict": "forward_overflow", "advice": ""}
+    where = {"layer": "a", "direction": "forward", "step": 9}
+    layer = {"path": "a", "compute_dtype": "float16"}
+    facts = Facts(
+        [about | where | {"failing_since": 2}], [layer], 5, {"": 5}, 5, True
+    )
+    said = "failing since step 2 of an earlier fit"
+    assert said in headline(facts._replace(fits=2, first=6))["text"]
+    assert said not in headline(facts)["text"]
+
+
+def test_the_plan_knows_the_loss_scale_that_a_verdict_advises(tmp_path):
+    verdict = {"kind": "verdict", "verdict": "scale_too_low", "layer": None}
+    about = {"direction": "backward", "advice": "", "numbers": {}}
+    with RunLog(tmp_path) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        log.event(1, verdict | about | {"numbers": {"needed_bits": 13}})
+    ((name, source),) = find_runs(str(tmp_path)).items()
+    data = RunData(name, FileSource(source))
+    assert run_ranges(data, 100)["needed_scale"] == 13
