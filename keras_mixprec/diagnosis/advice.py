@@ -74,6 +74,9 @@ _CASES = {
     "between": "It is in {own_call}, after layer {layer!r}: cast what it "
     "computes with by keras.ops.cast(x, 'float32'), or let the layer compute "
     "in float32: PrecisionRule({layer!r}).",
+    "not_held": "Layer {not_held!r} is called in {dtype} and is no part of the "
+    "model: make it with dtype='float32', or make it an attribute of the "
+    "model, so that policies, plans and diagnoses know of it.",
     "regularizer": f"{TO_FLOAT32}: the loss of its `activity_regularizer`, a "
     "sum over its output in 16 bits, overflows; a smaller loss scale cannot "
     "help.",
@@ -193,6 +196,8 @@ def _sentence(culprit, case, **window):
 
 def _case(culprit):
     numbers = culprit.numbers
+    if "not_held" in numbers:
+        return "not_held"
     if any(layer.activity_regularizer for layer in culprit.layers[:1]):
         if culprit.kind == "unsupported":
             return "regularizer_refused"

@@ -22,10 +22,12 @@ from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.end_to_end import is_finite
 from keras_mixprec.diagnosis.headroom import headroom
 from keras_mixprec.diagnosis.layer_search import Search
+from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.diagnosis.weights import lost_weights
+from keras_mixprec.diagnosis.whole_step import WholeStep
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import updated_variables
 from keras_mixprec.loss_scaling.wrapper import lost_constants
@@ -34,6 +36,7 @@ from keras_mixprec.numerics.dry_step import (
     exact_step,
     interrupted,
 )
+from keras_mixprec.numerics.layer_hooks import others_in_float32
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import check_model
 
@@ -210,17 +213,39 @@ class _Verdicts:
     def __init__(self, model, data, compiled, step, raised):
         self._model = model
         self._raised = raised
+        self._exact: Any = None
         self._data = data
         # As `fit` hands it on: a `train_step` may know of no weights.
         self._batch = keras.utils.pack_x_y_sample_weight(*data)
         self._common = {"compiled": compiled, "step": step}
 
     def find(self):
+        with others_in_float32(self._model) as others:
+            found = self._find()
+        if found.exact_loss is None or not others.narrow:
+            return found
+        return self._with_others(found, others.narrow)
+
+    def _with_others(self, found, others):
+        """Adds what is wrong with layers that the model does not hold."""
+        demoted = [layer for f in found.findings for layer in f.layers]
+        scale, bits = scale_in_use(self._model), found.scale_bits or 0.0
+        whole = WholeStep(
+            self._model, self._batch, self._exact, self._common["compiled"]
+        )
+        adapts = scale.adapts and self._exact.scales
+        culprit = other_layers_at_fault(whole, others, demoted, bits, adapts)
+        if culprit is None:
+            return found
+        finding = Finding(self._culprit(culprit, scale, None), [])
+        return found._replace(findings=[*found.findings, finding])
+
+    def _find(self):
         lost = self._lost_weights()
         if lost:
             return _blameless(lost)
         entries = low_layers(self._model)
-        exact = exact_step(self._model, self._batch)
+        exact = self._exact = exact_step(self._model, self._batch)
         if not is_finite(exact):
             return _blameless(self._not_precision())
         if not entries:

@@ -220,7 +220,7 @@ def _refused_by_xla(model, error, compile_run):
 
     # Products of weights are what XLA is made for.
     layers = _fewest(model, compiles, lambda layer: bool(layer.weights))
-    numbers = _evidence(error)
+    numbers = evidence(error)
     return [
         Culprit(path, [layer], "unsupported", None, numbers)
         for path, layer in layers.items()
@@ -256,7 +256,7 @@ def _choices(layer, fed_by):
 
 def _fault(stop, call):
     """Kind, direction and evidence."""
-    numbers = _evidence(stop.error)
+    numbers = evidence(stop.error)
     if call is not None and call.layer.compute_dtype in SIXTEEN_BITS:
         inputs = [to_array(x) for x in LayerReplay(call).inputs]
         rounded = rounded_integers(inputs, call.layer.compute_dtype)
@@ -266,6 +266,11 @@ def _fault(stop, call):
     return "unsupported", None, numbers
 
 
-def _evidence(error):
+def evidence(error: Exception) -> dict:
+    """Returns what an exception says, as the numbers of a `Culprit`.
+
+    Args:
+        error: The exception.
+    """
     first = str(error).strip().split("\n")[0]
     return {"error": first[:_LETTERS]} | user_line(error)

@@ -187,11 +187,70 @@ def _patch():
 
 
 def _dispatch(layer, *args, **kwargs):
-    original = CallHook._original
-    hook = CallHook._active.get(threading.get_ident())
-    if hook is None:
-        return original(layer, *args, **kwargs)
-    return hook._call(original, layer, args, kwargs)
+    original, thread = CallHook._original, threading.get_ident()
+    hook, others = CallHook._active.get(thread), _OTHERS.get(thread)
+    with others.in_float32(layer) if others else contextlib.nullcontext():
+        if hook is None:
+            return original(layer, *args, **kwargs)
+        return hook._call(original, layer, args, kwargs)
+
+
+class OtherLayers:
+    """Layers that a model calls and does not hold, such as its loss' own.
+
+    Args:
+        held: List of the layers that it does.
+        outer: `OtherLayers` of what is around it, if anything is: its layers
+            are none of these either, and both find the same. Defaults to
+            `None`.
+
+    Attributes:
+        narrow: List of those that compute in 16 bits.
+    """
+
+    def __init__(self, held: list, outer: "OtherLayers | None" = None):
+        # Kept as well: another layer might get the id of one that is gone.
+        self._held = {id(layer): layer for layer in held}
+        self.narrow: list = []
+        if outer is not None:
+            self._held |= outer._held
+            self.narrow = outer.narrow
+
+    def in_float32(self, layer):
+        """Returns the context of a call, in float32 of a layer like these."""
+        if id(layer) in self._held or layer.compute_dtype not in SIXTEEN_BITS:
+            return contextlib.nullcontext()
+        if not any(layer is known for known in self.narrow):
+            self.narrow.append(layer)
+        return computing_in("float32", [layer])
+
+
+# By thread, as hooks.
+_OTHERS: dict[int, OtherLayers] = {}
+
+
+@contextlib.contextmanager
+def others_in_float32(layer):
+    """Context in which what a layer or a model calls beside is in float32.
+
+    Args:
+        layer: The layer or the model.
+
+    Yields:
+        `OtherLayers`.
+    """
+    thread = threading.get_ident()
+    outer = _OTHERS.get(thread)
+    others = OtherLayers(with_sublayers(layer), outer)
+    with _patch():
+        _OTHERS[thread] = others
+        try:
+            yield others
+        finally:
+            if outer is None:
+                del _OTHERS[thread]
+            else:
+                _OTHERS[thread] = outer
 
 
 # What attention layers call, and may not return.
@@ -249,14 +308,15 @@ def computing_in(policy: str, layers):
 def in_float32(layer):
     """Makes a layer or a model its float32 reference within the context.
 
-    With everything inside it, variables as well, whose gradients would be of
-    16 bits. Products have all 24 bits, though TF32 with 11, as many as float16,
-    is the default of some backends.
+    With everything inside it or called by it, variables as well, whose
+    gradients would be of 16 bits. Products have all 24 bits, though TF32 with
+    11, as many as float16, is the default of some backends.
     """
     with (
         widened(layer.variables, SIXTEEN_BITS),
         computing_in("float32", with_sublayers(layer)),
         computed_in("float32"),
+        others_in_float32(layer),
     ):
         yield
 
