@@ -477,7 +477,7 @@ def test_a_layer_is_picked_from_the_map(page, url):
     page.click("#map details summary")
     rows = [row.split("\t") for row in page.values("#map tr", "innerText")]
     (row,) = [row for row in rows if row[0] == "add_1"]
-    assert sorted(row[1].split(", ")) == ["add", "out_1"]
+    assert sorted(row[1].split(", ")) == ["add_0", "out_1"]
 
 
 def test_blocks_of_the_map_are_unfolded(page, tmp_path):

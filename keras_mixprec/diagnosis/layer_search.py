@@ -5,6 +5,7 @@ that would cast a repaired result straight back as well.
 """
 
 import functools
+import math
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
@@ -16,6 +17,7 @@ from keras_mixprec.diagnosis.backward import (
     output_gradients_overflow,
     own_gradients,
 )
+from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.culprit import layers_of
 from keras_mixprec.diagnosis.loss_search import LossSearch
 from keras_mixprec.diagnosis.needed import NeededInStep
@@ -27,7 +29,9 @@ from keras_mixprec.diagnosis.scales import (
 )
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
+from keras_mixprec.numerics.arrays import jittered
 from keras_mixprec.numerics.calls import tick
+from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.policies.summary import costs
 
@@ -49,6 +53,9 @@ class Search(LossSearch):
                 whether the optimizer would move the variable by it.
         """
         windows = self._find_windows(effective)
+        bits = self._bits(windows, scale_bits, effective)
+        if not all(window.holds(bits) for window in windows.values()):
+            windows = self._without_noise(windows)
         self._scale = 2.0 ** self._bits(windows, scale_bits, effective)
         step = self._forward()
         step = self._end_to_end(step)
@@ -136,6 +143,32 @@ class Search(LossSearch):
         """The `ScaleWindow` of each float16 layer's gradients in float32."""
         gradients = self._own_gradients(effective)
         return {path: scale_window(own) for path, own in gradients.items()}
+
+    def _without_noise(self, windows):
+        """Windows without a lower end where gradients are but rounding errors.
+
+        As those are that reach attention through a normalization of a single
+        channel, where they cancel: weights off by half an ulp make others of
+        them, and no training misses them.
+        """
+        with jittered(self._model, 0):
+            other = exact_step(self._model, self._data)
+        others, resolved = {call.name: call for call in other.calls}, set()
+        for call in self._low(self._exact):
+            own = [
+                own_gradients(call, step, lambda *_: True)
+                for call, step in (
+                    (others.get(call.name, call), other),
+                    (call, self._exact),
+                )
+            ]
+            same = len(own[0]) == len(own[1])
+            if not same or relative_error(*own) <= thresholds.NOISE:
+                resolved.add(call.path)
+        return {
+            path: window if path in resolved else window._replace(low=-math.inf)
+            for path, window in windows.items()
+        }
 
     def _own_gradients(self, effective):
         low = [call for call in self._low(self._exact) if not call.nested]

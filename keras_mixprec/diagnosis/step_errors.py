@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 import keras_mixprec
+from keras_mixprec._console import without_colours
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.compare import largest
 from keras_mixprec.diagnosis.culprit import (
@@ -62,6 +63,8 @@ def user_line(error: Exception) -> dict:
 
 # Of an error's message, which may be a page.
 _LETTERS = 160
+
+_WRAPPED = "Exception encountered when calling"
 
 # A model, and a layer that feeds what it computes itself.
 _PAIR = 2
@@ -272,5 +275,9 @@ def evidence(error: Exception) -> dict:
     Args:
         error: The exception.
     """
-    first = str(error).strip().split("\n")[0]
-    return {"error": first[:_LETTERS]} | user_line(error)
+    lines = [line.strip() for line in without_colours(str(error)).split("\n")]
+    lines = [line for line in lines if line]
+    # What Keras puts before the message of an error in a layer's call.
+    if len(lines) > 1 and lines[0].startswith(_WRAPPED):
+        lines = lines[1:]
+    return {"error": "".join(lines[:1])[:_LETTERS]} | user_line(error)

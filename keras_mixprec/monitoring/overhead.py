@@ -44,6 +44,8 @@ class OverheadBudget:
     Attributes:
         counted: `collections.Counter`, seconds by purpose.
         once: Float. Seconds of what is no overhead, since it happens once.
+        before: Float. Seconds of what came before the second call, as the
+            diagnosis before the first step.
         special: Int. How often something else than counters was read: steps
             that are not like others.
     """
@@ -54,7 +56,7 @@ class OverheadBudget:
         self._share = max_overhead - min(max_overhead / 2, _UNTIMED)
         self._made = time.perf_counter()
         self._origin: float | None = None
-        self.once = 0.0
+        self.once = self.before = 0.0
         self.special = 0
         self._first_step = 0
 
@@ -116,8 +118,8 @@ class OverheadBudget:
         """
         self.special += purpose != READINGS or not is_overhead
         if self._origin is None:
-            return
-        if is_overhead:
+            self.before += seconds
+        elif is_overhead:
             self.counted[purpose] += seconds  # type: ignore[assignment]
         else:
             self.once += seconds

@@ -125,7 +125,7 @@ class PerformanceLog:
             self._peak_memory(),
             self._saved_in_outputs(),
             budget.share,
-            budget.once,
+            budget.once + budget.before,
         )
 
     def _input_seconds(self, stretch):

@@ -21,6 +21,11 @@ _FALSE_ALARMS = 2, 4
 _FALLEN = 4
 
 
+# Skips beyond those that a diagnosis expects of a search for the loss scale:
+# gradients of the first steps grow, and each diagnosis would expect a few more.
+_SLACK = 3
+
+
 class NonfiniteStepCount:
     """Counts the steps that were skipped or had a loss that is not finite.
 
@@ -118,7 +123,7 @@ class Trigger:
             bits: Float. The loss scale now, as a power of two.
             triggered: Boolean. Whether the diagnosis was of a step that failed.
         """
-        self._explained = self._seen[-1][1] + skips
+        self._explained = self._seen[-1][1] + skips + _SLACK * bool(skips)
         if skips or triggered:
             self._lowest = bits - skips
 
