@@ -174,11 +174,28 @@ def head(batch):
         return batch
 
 
-def to_tensors(data: tuple) -> tuple:
+def packed(data: tuple, like=()):
+    """Returns a batch as `fit` hands it to `train_step`.
+
+    Args:
+        data: What `to_tensors` returned.
+        like: A batch of this `fit`: one of torch's `DataLoader` is a list.
+            Defaults to `()`.
+    """
+    batch = keras.utils.pack_x_y_sample_weight(*data)
+    if not isinstance(like, list):
+        return batch
+    return [*batch] if isinstance(batch, tuple) else [batch]
+
+
+def to_tensors(data: tuple, model: keras.Model | None = None) -> tuple:
     """Returns `(x, y, sample_weight)` as tensors.
 
     Args:
         data: Tuple of the three, each an array or a structure of arrays.
+        model: The `keras.Model` that they are for: with a `train_step` of its
+            own, which may take anything, they need not have the same number of
+            samples. Defaults to `None`.
 
     Raises:
         ValueError: If that is not one batch.
@@ -194,7 +211,8 @@ def to_tensors(data: tuple) -> tuple:
             raise ValueError(_not_a_batch(name, part)) from error
     if not sizes.get("x"):
         raise ValueError(_not_a_batch("x", data[0]))
-    if len(set(sizes.values())) > 1:
+    aligned = model is None or not has_own_step(model)
+    if aligned and len(set(sizes.values())) > 1:
         raise ValueError(
             "All parts of the batch must have the same number of samples. "
             f"Received: {sizes}"
@@ -254,10 +272,10 @@ def rows_to_examine(model: keras.Model, batch):
     if _count(few) == _count(batch):
         return batch
     parts = keras.utils.unpack_x_y_sample_weight(batch)
-    data = to_tensors(parts)
+    data = to_tensors(parts, model)
     build_for(model, data)
     with active.processes().single_process(model):
-        data = keras.utils.pack_x_y_sample_weight(*data)
+        data = packed(data, like=batch)
         return few if _is_sound(model, data) else batch
 
 
@@ -268,8 +286,8 @@ def loss_in_float32(model: keras.Model, batch) -> float:
         model: A built and compiled `keras.Model`.
         batch: As `train_step` takes it.
     """
-    data = to_tensors(keras.utils.unpack_x_y_sample_weight(batch))
-    data = keras.utils.pack_x_y_sample_weight(*data)
+    data = to_tensors(keras.utils.unpack_x_y_sample_weight(batch), model)
+    data = packed(data, like=batch)
     with active.processes().single_process(model), in_float32(model):
         return single_step(model, data, 1.0).loss
 

@@ -16,18 +16,18 @@ class Culprit(NamedTuple):
     """A layer at fault.
 
     Attributes:
-        path: String. Its path.
+        path: String. Its path; `None` for no layer of the model.
         layers: List of the layers to demote: it alone, or some inside it too;
             for a model's own code those that it follows.
         kind: String. As in `Verdict`.
-        direction: String. `"forward"` or `"backward"`.
+        direction: String. `"forward"`, `"backward"`, or `None` for neither.
         numbers: Dict. The evidence.
     """
 
-    path: str
+    path: str | None
     layers: list
     kind: str
-    direction: str
+    direction: str | None
     numbers: dict
 
     def by_layer(self, model) -> list["Culprit"]:

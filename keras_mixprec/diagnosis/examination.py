@@ -13,6 +13,7 @@ from keras_mixprec.diagnosis.advice import advice, advice_for
 from keras_mixprec.diagnosis.batch import (
     build_for,
     nonfinite_rows,
+    packed,
     to_tensors,
     trains_without_targets,
 )
@@ -166,6 +167,7 @@ def examine(
     *,
     step: int | None = None,
     raised: bool = False,
+    like: Any = (),
 ) -> Examination:
     """Diagnoses, and says as well which layers to demote.
 
@@ -178,45 +180,25 @@ def examine(
         raised: Boolean. Whether the model's step raises, so that it is asked
             as well which layers XLA refuses to compile, which compiles the
             step several times. Defaults to `False`.
+        like: As for `packed`. Defaults to `()`.
     """
-    data = to_tensors((x, y, sample_weight))
+    data = to_tensors((x, y, sample_weight), model)
     compiled = bool(model.jit_compile) and not model.run_eagerly
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for(model, data)
         with active.processes().single_process(model), same_draws():
-            return _Verdicts(model, data, compiled, step, raised).find()
-
-
-def predict_loss_scale(model, x, y=None, sample_weight=None) -> float:
-    """Predicts the loss scale at which the gradients of a batch survive.
-
-    The power of two that the gradients of most float16 layers fit, as they
-    are in float32: after the adaptive loss scaling of Zhao et al., 2019
-    (arXiv 1910.12385).
-
-    Args:
-        model: A compiled `keras.Model`.
-        x: One batch of inputs, as for `diagnose`.
-        y: Its targets. Defaults to `None`.
-        sample_weight: Its weights. Defaults to `None`.
-    """
-    data = to_tensors((x, y, sample_weight))
-    build_for(model, data)
-    batch = keras.utils.pack_x_y_sample_weight(*data)
-    with active.processes().single_process(model):
-        search = Search(model, batch, exact_step(model, batch), compiled=False)
-        return 2.0 ** search.predict_scale_bits(effective_update(model))
+            return _Verdicts(model, data, like, compiled, step, raised).find()
 
 
 class _Verdicts:
-    def __init__(self, model, data, compiled, step, raised):
+    def __init__(self, model, data, like, compiled, step, raised):
         self._model = model
         self._raised = raised
         self._exact: Any = None
         self._data = data
         # As `fit` hands it on: a `train_step` may know of no weights.
-        self._batch = keras.utils.pack_x_y_sample_weight(*data)
+        self._batch = packed(data, like)
         self._common = {"compiled": compiled, "step": step}
 
     def find(self):

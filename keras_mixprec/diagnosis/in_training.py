@@ -2,21 +2,23 @@
 
 from typing import NamedTuple
 
-import numpy as np
 from keras.utils import unpack_x_y_sample_weight
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice
-from keras_mixprec.diagnosis.compare import largest
+from keras_mixprec.diagnosis.batch import build_for, packed, to_tensors
+from keras_mixprec.diagnosis.compare import effective_update, largest
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import (
     Examination,
     Finding,
     examine,
-    predict_loss_scale,
 )
+from keras_mixprec.diagnosis.layer_search import Search
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.dry_step import exact_step
 
 
 def examine_in_training(
@@ -32,16 +34,28 @@ def examine_in_training(
         raised: As for `examine`. Defaults to `False`.
     """
     parts = unpack_x_y_sample_weight(batch)
-    found = examine(model, *parts, step=step, raised=raised)
+    found = examine(model, *parts, step=step, raised=raised, like=batch)
     schedule.found(found)
     found = _unless_diverged(model, found, step, schedule)
     return _with_foreseen(model, found, step, schedule.forecast)
 
 
 def suitable_scale_bits(model, batch) -> float:
-    """Returns the power of two that suits a batch's gradients."""
-    parts = unpack_x_y_sample_weight(batch)
-    return float(np.log2(predict_loss_scale(model, *parts)))
+    """Returns the power of two that suits a batch's gradients.
+
+    At which those of most float16 layers survive, as they are in float32:
+    after the adaptive loss scaling of Zhao et al., 2019 (arXiv 1910.12385).
+
+    Args:
+        model: A compiled `keras.Model`.
+        batch: As `train_step` takes it.
+    """
+    data = to_tensors(unpack_x_y_sample_weight(batch), model)
+    build_for(model, data)
+    batch = packed(data, like=batch)
+    with active.processes().single_process(model):
+        search = Search(model, batch, exact_step(model, batch), compiled=False)
+        return search.predict_scale_bits(effective_update(model))
 
 
 def _unless_diverged(model, found, step, schedule):
