@@ -40,6 +40,8 @@ _SLOW_ELSEWHERE = {
     "test_cli_compare.py",
     "test_comparison_end_to_end.py",
     "test_damaged_files.py",
+    "test_gpu_benchmark.py",
+    "test_gpu_benchmark_processes.py",
     "test_monitor_killed.py",
     "test_monitor_lost_disk.py",
     "test_tuner_killed.py",

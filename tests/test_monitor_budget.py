@@ -37,6 +37,7 @@ def test_what_happened_before_the_second_call_is_neither_here_nor_there(wait):
     assert budget.left("diagnoses") == pytest.approx(4.0)
     budget.begin(9)
     assert budget.trained == 100.0
+    assert budget.before == 30.0  # Which the summary tells all the same.
 
 
 def test_readings_and_probes_have_a_half_each(wait):

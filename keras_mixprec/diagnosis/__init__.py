@@ -35,6 +35,7 @@ Files:
 - `state_check.py`: moving averages that 16-bit rounding stops.
 - `rescaling.py`: whether a layer may stay in float16 on rescaled inputs.
 - `step_errors.py`: steps that raise in 16 bits and run in float32.
+- `other_layers.py`: layers that a step calls and the model does not hold.
 - `scales.py`: the loss scales that a layer's gradients fit into.
 - `compare.py`: how far a 16-bit result is from float32's, and whether that
   matters.

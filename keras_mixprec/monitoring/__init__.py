@@ -27,6 +27,7 @@ Files:
 - `audit_schedule.py`: when a model is due for an audit; `progress.py`: how far
   a long one is.
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
+- `first_scale.py`: the loss scale that a run begins with, if it is measured.
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which
   had bad data.
 - `performance.py`: logs how fast training is.

@@ -31,6 +31,7 @@ Files that read:
   those of formats.
 - `run_summary.py`: a run as a row of the table of runs; `runs_table.py`: that
   table as text.
+- `passed_on.py`: layers that pass on what another one made not finite.
 - `fixes.py`: what repairs a finding, as code.
 - `facts.py`, `headline.py`, `run_counts.py`: the run in one sentence: the
   cause, what was done about it, what it cost.
