@@ -122,6 +122,16 @@ def test_what_was_measured_of_no_layer_is_no_choice(page):
     assert "attention" not in page.text("#metric").lower()
 
 
+def test_why_there_is_no_speed_is_said_of_two_runs_as_well(page):
+    page.pick("#run", "open/mixprec")
+    page.pick("#compare", "repaired/mixprec")
+    (said,) = page.values("#performance .absent", "innerText")
+    assert said.startswith("No step of either run was timed, so speeds are")
+    page.pick("#compare", "")
+    (said,) = page.values("#performance .absent", "innerText")
+    assert said.startswith("No step of this run was timed: it had")
+
+
 @pytest.mark.parametrize("width", [1440, 1024])
 def test_the_table_of_two_runs_is_not_cut(page, width):
     size = page.driver.get_window_size()

@@ -11,8 +11,8 @@ import { linearScale, stepDomain } from "./scales.js";
 import { valueOf } from "./speed.js";
 import { themeColor } from "./theme.js";
 
-const NOT_TIMED = "No step of this run was timed: it had too few steps without a probe or a " +
-  "diagnosis, or the log is of an older version.";
+const NOT_TIMED = "had too few steps without a probe or a diagnosis, or the log is of an older " +
+  "version.";
 const TIMES = { left: 66, right: 14, top: 8, height: 56, axis: 26 };
 
 export function createPerformance(store) {
@@ -22,7 +22,7 @@ export function createPerformance(store) {
   const head = element("thead");
   const box = element("div", { class: "canvas-box" });
   const times = dataTable("Time of a step");
-  const nothing = element("p", { class: "absent", hidden: true }, NOT_TIMED);
+  const nothing = element("p", { class: "absent", hidden: true });
   const all = element("div", {}, line, span, element("table", {}, head, rows), box, times.root);
   const root = card("performance", "Speed", [], createFloat32Help(store), nothing, all);
   const surface = createSurface(box, {
@@ -40,7 +40,8 @@ export function createPerformance(store) {
     // Not of a log that is no training.
     const trained = runData?.events.some(({ kind }) => kind === "train_begin");
     root.hidden = !known.length && !trained;
-    nothing.hidden = known.length > 0;
+    nothing.replaceChildren(...breakable(untimed(runData, compareData)));
+    nothing.hidden = !nothing.textContent;
     all.hidden = !known.length;
     if (!known.length) return;
     const text = known.length > 1 ? comparison(runData, compareData) : null;
@@ -62,6 +63,16 @@ export function createPerformance(store) {
     }));
     times.fill(() => [["run", "step", "time of a step"], known.flatMap(timesOf)]);
     surface.redraw();
+  }
+
+  // Of two runs, too: their speeds are not compared then, and nobody else says why.
+  function untimed(runData, compareData) {
+    const [first, second] = [runData, compareData].filter((data) => data && !data.performance);
+    if (!first) return "";
+    if (!compareData) return `No step of this run was timed: it ${NOT_TIMED}`;
+    const other = first === runData ? compareData : runData;
+    const whose = second ? "either run" : shortRun(first.run, other?.run);
+    return `No step of ${whose} was timed, so speeds are not compared: it ${NOT_TIMED}`;
   }
 
   // The figures are of the last fit, the curve of step times as well.
