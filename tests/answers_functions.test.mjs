@@ -57,6 +57,16 @@ test("a plan holds the fewest layers in float32, each with its reason", () => {
   assert.deepEqual([...wide.reasons.keys()], ["f"]);
 });
 
+test("zeros behind a layer at fault keep their layers in 16 bits", () => {
+  const zero = (path) => layer(path, { least_headroom: "inf" });
+  const plan = (refused) => whatIf.smallestPlan([zero("a"), zero("b")], {
+    formats, layers: { a: { refused: { float16: refused } }, b: {} },
+  }, "float16");
+  assert.deepEqual([...plan(["forward_overflow"]).reasons.keys()], ["a"]);
+  assert.deepEqual(plan(["forward_overflow"]).unmeasured, ["b"]);
+  assert.deepEqual([...plan([]).reasons.keys()], ["a", "b"]);
+});
+
 test("a plan is not offered without what other runs found in its 16-bit layers", () => {
   const run = { run: "wide", layers: [{ path: "block/norm" }, { path: "a" }] };
   const finding = (layer, level = "bad") => {

@@ -155,9 +155,12 @@ export function smallestPlan(layers, ranges, name) {
     (activation.lost && activation.state === "unknown");
   const reasons = new Map();
   const unmeasured = [];
-  for (const layer of layers) {
+  const cause = layers.findIndex(({ path }) => judged.get(path).refused.length);
+  for (const [index, layer] of layers.entries()) {
     const { path } = layer;
     const own = judged.get(path);
+    // Zeros behind a layer that a verdict names may be its doing.
+    const unexplained = cause < 0 || index < cause;
     const feeder = (layer.fed_by ?? []).find((one) => {
       return judged.has(one) && beyond(judged.get(one));
     });
@@ -167,7 +170,7 @@ export function smallestPlan(layers, ranges, name) {
     } else if (reasonOf(own, name)) reasons.set(path, reasonOf(own, name));
     else if (own.refused.length) reasons.set(path, foundInWords(own.refused));
     else if (feeder) reasons.set(path, `it receives what ${feeder} computes, beyond ${name}`);
-    else if (!measured && isAllZero(layer)) {
+    else if (!measured && isAllZero(layer) && unexplained) {
       reasons.set(path, "its activations were all zero, which have no range");
     } else if (!measured) {
       unmeasured.push(path);
