@@ -56,7 +56,8 @@ class Search(LossSearch):
         bits = self._bits(windows, scale_bits, effective)
         if not all(window.holds(bits) for window in windows.values()):
             windows = self._without_noise(windows)
-        self._scale = 2.0 ** self._bits(windows, scale_bits, effective)
+            bits = self._bits(windows, scale_bits, effective)
+        self._scale = 2.0**bits
         step = self._forward()
         step = self._end_to_end(step)
         step = self._magnified(step)

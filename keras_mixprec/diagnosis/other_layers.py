@@ -4,13 +4,10 @@ Such as the feature network of a loss, or a layer that is a global of a script:
 no plan names them, and `model.dtype_policy` says nothing of them.
 """
 
-import math
-
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.step_errors import evidence
-from keras_mixprec.diagnosis.whole_step import WholeStep
+from keras_mixprec.diagnosis.whole_step import WholeStep, fault_of_errors
 
 
 def other_layers_at_fault(
@@ -36,9 +33,5 @@ def other_layers_at_fault(
     except active.replay().REFUSALS as error:
         numbers |= evidence(error)
         return Culprit(None, [], "unsupported", None, numbers)
-    forward = errors.loss > thresholds.LOSS_ERROR
-    direction = "forward" if forward else "backward"
-    overflows = math.inf in errors
-    kind = f"{direction}_overflow" if overflows else "precision_loss"
     numbers |= {"loss_error": errors.loss, "gradient_error": errors.gradient}
-    return Culprit(None, [], kind, direction, numbers)
+    return Culprit(None, [], *fault_of_errors(errors), numbers)

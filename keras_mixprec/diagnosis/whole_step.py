@@ -156,6 +156,19 @@ class WholeStep:
         return True
 
 
+def fault_of_errors(errors: Errors) -> tuple[str, str]:
+    """Returns the kind and the direction of what makes a step wrong.
+
+    Args:
+        errors: `Errors` of the step.
+    """
+    forward = errors.loss > thresholds.LOSS_ERROR
+    direction = "forward" if forward else "backward"
+    overflows = math.inf in errors
+    kind = f"{direction}_overflow" if overflows else "precision_loss"
+    return kind, direction
+
+
 class WholeSearch:
     """Seeks the smallest set of layers that the step is right without.
 
@@ -274,19 +287,13 @@ class WholeSearch:
             replay = LayerReplay(call, self._compiled)
             return self._whole.fault_behind(replay, known)
         fault = self._whole.fault([call.layer])
-        return fault or ("precision_loss", self._direction)
+        return fault or fault_of_errors(self._errors)
 
     def _outside(self, path, layers):
         """The code outside of layers, such as that of the loss."""
-        direction = self._direction
-        kind = f"{direction}_overflow" if self._overflows else "precision_loss"
-        fault = layers and self._whole.fault(layers) or (kind, direction)
+        fault = layers and self._whole.fault(layers)
+        fault = fault or fault_of_errors(self._errors)
         return Culprit(path, layers, *fault, self._numbers())
-
-    @property
-    def _direction(self):
-        off = self._errors.loss > thresholds.LOSS_ERROR
-        return "forward" if off else "backward"
 
     def _numbers(self):
         return {

@@ -25,10 +25,9 @@ def add_passed_on(layers: list, events: list):
         events: List of dicts.
     """
     paths = [layer["path"] for layer in layers]
-    forward, backward = (
-        [p for p in paths if p in _culprits(events, kinds)]
-        for kinds in (_FORWARD, _BACKWARD)
-    )
+    culprits = [_culprits(events, kinds) for kinds in (_FORWARD, _BACKWARD)]
+    forward, backward = ([p for p in paths if p in own] for own in culprits)
+    to_blame = {*forward, *backward}
     if all(FED_BY in layer for layer in layers):
         fed_by = {layer["path"]: layer[FED_BY] for layer in layers}
         activation = _reached(forward, _behind(fed_by))
@@ -45,7 +44,7 @@ def add_passed_on(layers: list, events: list):
         layer["passes_on"] = {
             name: origin
             for name, origin in found.items()
-            if origin not in (None, path) and path not in backward + forward
+            if origin not in (None, path) and path not in to_blame
         }
 
 
@@ -93,7 +92,7 @@ def _reached(sources, edges):
 
 def _later(sources, paths):
     """Without a graph: the last source before each in the model's order."""
-    origins, last = {}, None
+    sources, origins, last = {*sources}, {}, None
     for path in paths:
         last = path if path in sources else last
         origins[path] = last
