@@ -89,6 +89,7 @@ class FitState:
         counters: `Counters` of the model.
         counter_log: `CounterLog` of them.
         performance: `PerformanceLog`.
+        metrics: `MetricValues`.
     """
 
     first_step: int
@@ -100,6 +101,7 @@ class FitState:
     counters: Counters
     counter_log: CounterLog
     performance: Any
+    metrics: Any
 
     @classmethod
     def begin(cls, session) -> "FitState":
@@ -109,6 +111,7 @@ class FitState:
             session: The `Session`.
         """
         # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.metric_values import MetricValues
         from keras_mixprec.monitoring.performance import PerformanceLog
 
         model, log, settings = session.model, session.log, session.settings
@@ -132,12 +135,29 @@ class FitState:
             counters,
             CounterLog(session, counters),
             PerformanceLog(session, first_step),
+            MetricValues(log),
         )
 
     def begin_epoch(self) -> None:
         """An epoch begins, or the last one has ended."""
         in_progress_bar(False)
         self.count.begin_epoch()
+
+    def end_epoch(
+        self, model: Any, params: dict | None, logs: dict | None
+    ) -> None:
+        """An epoch has ended.
+
+        Args:
+            model: The `keras.Model`.
+            params: As for `begin_batch`.
+            logs: Dict, as `fit` gives it to `on_epoch_end`.
+        """
+        steps = (params or {}).get("steps")
+        attempted = None if steps else self.counters.attempted()
+        self.performance.clock.end_epoch(bool(steps))
+        self.count.end_epoch(steps, attempted)
+        self.metrics.read(model, self.count.step, logs)
 
     def begin_batch(self, batch: int, params: dict | None) -> None:
         """A batch begins; after the first, Keras may show a progress bar.

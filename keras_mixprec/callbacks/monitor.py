@@ -274,7 +274,7 @@ class MixPrecMonitor(CopiedCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Reads the counters at the end of the epoch."""
-        self._session.end_epoch(self)
+        self._session.end_epoch(self, logs)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Reads the counters, writes the summary and closes the log."""

@@ -223,15 +223,12 @@ class Session:
             )
         self.state.idle_until = self.step + self.state.idle_steps(self.parts)
 
-    def end_epoch(self, callback):
-        """Reads the counters at the end of an epoch."""
+    def end_epoch(self, callback, logs: dict | None):
+        """Reads the counters at the end of an epoch, and what it reports."""
         if callback is not self._members[0] or not self.started:
             return
         self.parts.recorder.end_epoch()
-        steps = (callback.params or {}).get("steps")
-        attempted = None if steps else self.counters.attempted()
-        self.state.performance.clock.end_epoch(bool(steps))
-        self.state.count.end_epoch(steps, attempted)
+        self.state.end_epoch(self.model, callback.params, logs)
         self.prober.collect(self.step)
         self.parts.ranges.end_epoch(self.step)
         if self.budget.left(READINGS) > 0:

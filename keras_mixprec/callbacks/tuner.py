@@ -302,7 +302,7 @@ class PrecisionTuner(CopiedCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Reads the counters at the end of the epoch."""
-        self._session.end_epoch(self)
+        self._session.end_epoch(self, logs)
         self._tuning.end_epoch()
 
     def on_train_end(self, logs: dict | None = None) -> None:

@@ -30,6 +30,7 @@ Files:
 - `first_scale.py`: the loss scale that a run begins with, if it is measured.
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which
   had bad data.
+- `metric_values.py`: metrics that float16 makes infinite or NaN.
 - `performance.py`: logs how fast training is.
 - `step_clock.py`: how long steps take, from time stamps of the host.
 - `input_clock.py`: how long `fit` waits for batches, and their samples.

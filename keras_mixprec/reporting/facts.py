@@ -28,6 +28,7 @@ STORY = frozenset(
         "zero_gradients",
         "loss_scale_low",
         "loss_scale_recovered",
+        "metric_not_finite",
         "sign_off",
     )
 )
@@ -308,6 +309,7 @@ _NEEDED = {
     "bad_batches": {"count", "message"},
     "zero_gradients": {"message"},
     "loss_scale_low": {"message"},
+    "metric_not_finite": {"message"},
     "before_training": {"finding", "level", "message"},
     "sign_off": {"within", "message"},
     "step_raised": {"at_step", "reason"},

@@ -191,7 +191,9 @@ class _Story:
             event = self._verdicts["scale_collapsed"]
             yield event, "loss scale at its floor"
         zeros = [last["zero_gradients"]] if "zero_gradients" in last else []
-        yield from ((e, e["message"]) for e in self._low_scales + zeros)
+        metrics = [e for k, e in last.items() if k == "metric_not_finite"]
+        others = self._low_scales + zeros + metrics
+        yield from ((e, e["message"]) for e in others)
         if event := last.get("undo"):
             made = "a demotion made training diverge, undone"
             yield event, f"{made}{_at(event)}"
@@ -220,7 +222,8 @@ class _Story:
         # As grave as what is found: both stand side by side.
         if any(KINDS[v["verdict"]].level == "bad" for v in is_open):
             return "severe"
-        if {"undo", "zero_gradients"} & self._kinds or self._low_scales:
+        odd = {"undo", "zero_gradients", "metric_not_finite"}
+        if odd & self._kinds or self._low_scales:
             return "warning"
         unexplained = self._nonfinite_losses and not self._causes
         if is_open or self._is_stuck() or unexplained:

@@ -15,6 +15,7 @@ const PRECISION_KINDS = [
 const WARNING_KINDS = [
   "trend", "probe_failed", "ranges_withheld", "loss_scale_not_known", "log_gap",
   "plan_not_written", "zero_gradients", "bad_batches", "loss_scale_low", "nonfinite_losses",
+  "metric_not_finite",
   "no_loss_scaling",
 ];
 
@@ -117,6 +118,10 @@ function countsOf(event, one, several) {
   }).join(", ");
 }
 
+function withAdvice({ message = "", advice = "" }) {
+  return `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. ${advice}`.trim();
+}
+
 const SENTENCES = {
   skipped_step(event) {
     const variables = event.variables ?? [];
@@ -196,9 +201,8 @@ const SENTENCES = {
   loss_scale_kept: (event) => {
     return `Loss scale ${formatScale(event.scale)} again: it fell because of bad data alone.`;
   },
-  loss_scale_low({ message = "", advice = "" }) {
-    return `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. ${advice}`.trim();
-  },
+  loss_scale_low: withAdvice,
+  metric_not_finite: withAdvice,
   loss_scale_recovered: (event) => `Loss scale ${formatScale(event.scale)}: no longer too low.`,
   no_loss_scaling: (event) => `Layers compute in float16 and ${
     event.by === "train_step" ? "train_step does not scale" : "nothing scales"
