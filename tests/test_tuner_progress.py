@@ -1,5 +1,6 @@
 """A diagnosis that takes long says so before, and shows how far it is."""
 
+import re
 import sys
 
 import keras
@@ -37,7 +38,15 @@ def test_one_that_takes_its_time_shows_a_bar(terminal, capsys, monkeypatch):
     # In a file a bar would be a line for each layer, with colours.
     assert ("12/12" in out, "\x1b" in out) == (terminal, terminal)
     assert out.startswith("PrecisionTuner: checking 3 layers before")
-    assert "checked 3 layers in" in out
+    # How many are at fault is said in the same line.
+    assert re.search(r"checked 3 layers in [\d.]+ s: none at fault\.\n", out)
+
+
+def test_it_says_how_many_layers_are_at_fault(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    # `big`, and `last` that casts its output.
+    fit(chain(), [219.0], kmp.PrecisionTuner())
+    assert " s: 2 at fault.\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("patience", "verbose"), [(0.0, 0), (60.0, 1)])

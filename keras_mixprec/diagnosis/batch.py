@@ -188,6 +188,17 @@ def packed(data: tuple, like=()):
     return [*batch] if isinstance(batch, tuple) else [batch]
 
 
+def of_tensors(batch, model: keras.Model):
+    """Returns a batch with tensors in the place of arrays.
+
+    Args:
+        batch: As `train_step` takes it.
+        model: As for `to_tensors`.
+    """
+    parts = keras.utils.unpack_x_y_sample_weight(batch)
+    return packed(to_tensors(parts, model), like=batch)
+
+
 def to_tensors(data: tuple, model: keras.Model | None = None) -> tuple:
     """Returns `(x, y, sample_weight)` as tensors.
 
@@ -286,10 +297,9 @@ def loss_in_float32(model: keras.Model, batch) -> float:
         model: A built and compiled `keras.Model`.
         batch: As `train_step` takes it.
     """
-    data = to_tensors(keras.utils.unpack_x_y_sample_weight(batch), model)
-    data = packed(data, like=batch)
+    batch = of_tensors(batch, model)
     with active.processes().single_process(model), in_float32(model):
-        return single_step(model, data, 1.0).loss
+        return single_step(model, batch, 1.0).loss
 
 
 def _is_sound(model, data):

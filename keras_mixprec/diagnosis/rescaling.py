@@ -19,7 +19,7 @@ import numpy as np
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.batch import packed, to_tensors
+from keras_mixprec.diagnosis.batch import of_tensors
 from keras_mixprec.diagnosis.compare import (
     largest,
     nonfinite,
@@ -67,8 +67,7 @@ class Rescalings:
 
     def __init__(self, model: keras.Model, batch):
         self._model = model
-        parts = keras.utils.unpack_x_y_sample_weight(batch)
-        self._batch = packed(to_tensors(parts, model), like=batch)
+        self._batch = of_tensors(batch, model)
         self._calls = None
 
     def policy_for(self, finding, scale_bits: float | None) -> str | None:

@@ -190,15 +190,19 @@ class Examiner:
         from keras_mixprec.monitoring.progress import progress
 
         when = f"after step {step}" if step else "before the first step"
-        with progress(model, who, when, self.schedule.cost):
+        with progress(model, who, when, self.schedule.cost) as shown:
             batch = rows(batch) if rows else batch
             found = examine_in_training(
                 model, batch, step, self.schedule, raised
             )
+            shown.findings = [
+                finding
+                for finding in found.findings
+                if finding.verdict.kind != "scale_search"  # That is normal.
+            ]
         self._last_kinds = {f.verdict.kind for f in found.findings}
-        for finding in found.findings:
-            if finding.verdict.kind != "scale_search":  # That is normal.
-                self._report(finding.verdict, step)
+        for finding in shown.findings:
+            self._report(finding.verdict, step)
         self.log_errors(found.errors, step)
         self._examined_at = step
         return found, batch
@@ -315,7 +319,7 @@ class Examiner:
         """
         self.gave_up = True
         self._log.event(step, failure_event("diagnosis_failed", reason))
-        warn_disabled("diagnose this model any more", reason, self._who)
+        warn_disabled("diagnose this model", reason, self._who)
 
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""

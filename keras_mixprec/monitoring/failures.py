@@ -35,8 +35,7 @@ def warn_disabled(what: str, reason, who: str = "MixPrecMonitor") -> None:
     error = reason if isinstance(reason, BaseException) else None
     _LOGGER.warning("%s cannot %s", who, what, exc_info=error)
     warnings.warn(
-        f"{who} cannot {what}; that is disabled, training continues: "
-        f"{one_line(reason)}",
+        f"{who} cannot {what}; training goes on without: {one_line(reason)}",
         UserWarning,
         stacklevel=3,
     )

@@ -255,7 +255,7 @@ class Prober:
     def _give_up(self, step, reason):
         self._failed = True
         self._log.event(step, failure_event("probe_failed", reason))
-        warn_disabled("probe this model any more", reason)
+        warn_disabled("probe this model", reason)
 
 
 def _interval(every, model):

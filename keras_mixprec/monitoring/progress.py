@@ -30,16 +30,20 @@ def progress(model, who: str, when: str, seconds: float | None):
         when: String, `"before the first step"`.
         seconds: Float. How long it is expected to take; `None` if that is not
             known.
+
+    Yields:
+        Object whose `findings` are to be set to the findings that are no
+        search for the loss scale.
     """
-    if not who:
-        yield
-        return
     layers = len(walk_with_model(model)) - 1  # The model itself is in it.
     shown = _Shown(who, layers, when)
+    if not who:
+        yield shown
+        return
     if layers > _MANY if seconds is None else seconds > _PATIENCE:
         shown.announce()
     with counted_by(shown.tick):
-        yield
+        yield shown
     shown.conclude()
 
 
@@ -53,6 +57,7 @@ class _Shown:
         self._total, self._done = layers * _PASSES, 0
         self._bar = None
         self._said = False
+        self.findings: list = []
         self._begun = time.perf_counter()
 
     def announce(self):
@@ -78,7 +83,12 @@ class _Shown:
             self._bar.update(self._total, finalize=True)
         if self._said:
             took = f"{self._seconds():.1f} s"
-            self._say(f"checked {self._layers} layers in {took}.")
+            named = {finding.verdict.layer for finding in self.findings}
+            count = len(named - {None})
+            what = f": {count} at fault" if count else ""
+            if not named:
+                what = ": none at fault"
+            self._say(f"checked {self._layers} layers in {took}{what}.")
 
     def _seconds(self):
         return time.perf_counter() - self._begun
