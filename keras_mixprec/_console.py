@@ -48,6 +48,18 @@ def print_message(message: str):
         print(known.decode(encoding), flush=True)
 
 
+def listed(paths, shown: int = 4) -> str:
+    """Returns the first of some paths in words, and how many more there are.
+
+    Args:
+        paths: Iterable of strings.
+        shown: Int. How many are named. Defaults to `4`.
+    """
+    names = [repr(path) for path in paths]
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def without_colours(text: str) -> str:
     """Returns a text as a file or a table shows it.
 

@@ -49,6 +49,29 @@ def test_it_says_how_many_layers_are_at_fault(capsys, monkeypatch):
     assert " s: 2 at fault.\n" in capsys.readouterr().out
 
 
+def test_the_same_of_several_layers_is_said_once(capsys):
+    keras.config.set_dtype_policy("mixed_float16")
+    start = keras.initializers.Constant(300.0)
+    inputs = keras.Input((1,))
+    big = [
+        keras.layers.Dense(1, kernel_initializer=start, name=f"big{n}")(inputs)
+        for n in range(3)
+    ]
+    ends = [keras.layers.Rescaling(1 / 256, dtype="float32")(b) for b in big]
+    model = keras.Model(inputs, keras.layers.Add(dtype="float32")(ends))
+    model.compile("sgd", loss="mse", jit_compile=False)
+    fit(model, [219.0], kmp.PrecisionTuner())
+    out = capsys.readouterr().out
+    assert out.count("Let it compute in float32") == 1
+    (same,) = re.findall("    The same in (.*)\\.\n", out)
+    named = re.search("forward_overflow in '(.*)', forward", out).group(1)
+    assert {named, *same.replace("'", "").split(", ")} == {
+        "big0",
+        "big1",
+        "big2",
+    }
+
+
 @pytest.mark.parametrize(("patience", "verbose"), [(0.0, 0), (60.0, 1)])
 def test_else_it_is_silent(patience, verbose, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_PATIENCE", patience)

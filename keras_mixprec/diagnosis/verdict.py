@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from keras_mixprec._console import listed
 from keras_mixprec.verdict_kinds import KINDS
 
 
@@ -82,6 +83,27 @@ class Verdict:
             for name, value in self.numbers.items()
         )
         return f" ({numbers})" if numbers else ""
+
+
+def without_repeats(verdicts: list[Verdict]) -> list[str]:
+    """Returns what to print of verdicts: the same of several layers once.
+
+    Args:
+        verdicts: List of `Verdict`s, found together.
+    """
+    alike: dict = {}
+    for verdict in verdicts:
+        advice = verdict.advice.replace(repr(verdict.layer), "")
+        key = verdict.kind, verdict.direction, advice
+        alike.setdefault(key, []).append(verdict)
+    return [
+        str(first) + _likewise([other.layer for other in others])
+        for first, *others in alike.values()
+    ]
+
+
+def _likewise(paths):
+    return f"\n    The same in {listed(paths, shown=8)}." if paths else ""
 
 
 # What a number is to be seen beside.

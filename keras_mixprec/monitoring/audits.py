@@ -10,7 +10,7 @@ import numpy as np
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice
-from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.diagnosis.verdict import Verdict, without_repeats
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import AUDITED
@@ -201,8 +201,7 @@ class Examiner:
                 if finding.verdict.kind != "scale_search"  # That is normal.
             ]
         self._last_kinds = {f.verdict.kind for f in found.findings}
-        for finding in shown.findings:
-            self._report(finding.verdict, step)
+        self._report([f.verdict for f in shown.findings], step)
         self.log_errors(found.errors, step)
         self._examined_at = step
         return found, batch
@@ -289,7 +288,7 @@ class Examiner:
             verdict: `Verdict`.
             step: Int.
         """
-        self._report(verdict, step)
+        self._report([verdict], step)
 
     def has_reported(self, kind: str) -> bool:
         """Whether a fault of no layer has been reported."""
@@ -298,7 +297,7 @@ class Examiner:
     def report_rest(self, step: int):
         """Reports a collapse that no diagnosis has found the cause of."""
         if self._collapse and not self._found:
-            self._report(self._collapse, step)
+            self._report([self._collapse], step)
 
     def report_zeros(self, step: int):
         """Reports gradients of zero that no diagnosis has compared.
@@ -362,20 +361,25 @@ class Examiner:
             what = "diagnose this model before its first step"
             warn_disabled(what, error, self._who)
 
-    def _report(self, verdict, step):
+    def _report(self, verdicts, step):
+        new = [*filter(self._is_new, verdicts)]
+        new = [self._with_start(verdict) for verdict in new]
+        self.verdicts.extend(new)
+        for verdict in new:
+            kind = verdict.kind
+            self._found |= kind != "scale_collapsed"
+            event = verdict.to_dict() | {"kind": "verdict", "verdict": kind}
+            if verdict.step != step:  # It is reported later than it happened.
+                event["at_step"] = verdict.step
+            self._log.event(step, event)
+        for text in without_repeats(new) if self._verbose else []:
+            print_message(text)
+
+    def _is_new(self, verdict):
         fault = (verdict.kind, verdict.layer, verdict.direction)
-        if fault in self._reported:
-            return
+        known = fault in self._reported
         self._reported.add(fault)
-        verdict = self._with_start(verdict)
-        self.verdicts.append(verdict)
-        self._found |= verdict.kind != "scale_collapsed"
-        event = verdict.to_dict() | {"kind": "verdict", "verdict": verdict.kind}
-        if verdict.step != step:  # It is reported later than it happened.
-            event["at_step"] = verdict.step
-        self._log.event(step, event)
-        if self._verbose:
-            print_message(str(verdict))
+        return not known
 
     def _with_start(self, verdict):
         """The verdict with the step since which what it names fails steps."""

@@ -1,6 +1,6 @@
 """What a tuner has done: its history, in the log and on the console."""
 
-from keras_mixprec._console import print_message
+from keras_mixprec._console import listed, print_message
 
 # What to do where the tuner gives up.
 BY_HAND = (
@@ -142,15 +142,3 @@ class TunerHistory:
             self.history[-1]["seconds"] = seconds
             event = {"kind": "rebuild", "seconds": round(seconds, 3)}
             self._session.log.event(step, event)
-
-
-def listed(paths, shown: int = 4) -> str:
-    """Returns the first of some paths in words, and how many more there are.
-
-    Args:
-        paths: Iterable of strings.
-        shown: Int. How many are named. Defaults to `4`.
-    """
-    names = [repr(path) for path in paths]
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more

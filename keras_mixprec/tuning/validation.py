@@ -8,14 +8,13 @@ import math
 import time
 from typing import Any
 
-from keras_mixprec._console import print_message
+from keras_mixprec._console import listed, print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.numerics.evaluation import Evaluation
 from keras_mixprec.tuning.demotions import find_obstacle
-from keras_mixprec.tuning.history import listed
 from keras_mixprec.tuning.proposal import Proposal
 
 # Share of the training time that evaluations may take, or these seconds if that
