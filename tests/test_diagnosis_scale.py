@@ -386,6 +386,45 @@ def test_a_scale_that_fell_is_not_to_start_higher(jit):
 @each_jit
 def test_gradients_that_are_rounding_errors_need_no_loss_scale(jit):
     """Those of attention, which cancel in a normalization of one channel."""
+    model, x, y = cancelling(jit)
+    for _ in range(3):
+        found = {v.kind for v in kmp.diagnose(model, x[:8], y[:8])}
+        assert found <= {"scale_search"}
+        model.fit(x, y, 8, verbose=0)
+
+
+class Shift(layers.Layer):
+    def build(self, shape):
+        self.by = self.add_weight(shape=shape[1:])
+
+    def call(self, x):
+        return x + self.by
+
+
+class Ripple(layers.Layer):
+    """Adds 1e-7 at most, with a slope of up to 100 that half an ulp turns."""
+
+    def call(self, x):
+        return x + 1e-7 * ops.sin(1e9 * x)
+
+
+@each_jit
+def test_rounding_errors_may_overflow_all_the_same(jit):
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    ends = [Ripple(dtype="float32"), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), Shift(name="shift"), *ends])
+    optimizer = kmp.LossScaleOptimizer("adam", kmp.FixedLossScale(2.0**60))
+    model.compile(optimizer, "mse", jit_compile=jit)
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(32, 4)), random.normal(size=(32, 1))
+    numbers = {v.layer: v.numbers for v in kmp.diagnose(model, x, y)}
+    assert numbers["shift"]["highest_bits"] < 60
+    # No scale is too low for it.
+    assert "lowest_bits" not in numbers["shift"]
+
+
+def cancelling(jit):
     keras.utils.set_random_seed(2)
     keras.config.set_dtype_policy("mixed_float16")
     # Without dropout it does not compile on JAX on a CPU.
@@ -404,8 +443,4 @@ def test_gradients_that_are_rounding_errors_need_no_loss_scale(jit):
     loss = "sparse_categorical_crossentropy"
     model.compile(optimizer, loss, jit_compile=jit)
     random = np.random.default_rng(0)
-    x, y = random.normal(size=(128, 16, 1)), random.integers(0, 2, 128)
-    for _ in range(3):
-        found = {v.kind for v in kmp.diagnose(model, x[:8], y[:8])}
-        assert found <= {"scale_search"}
-        model.fit(x, y, 8, verbose=0)
+    return model, random.normal(size=(128, 16, 1)), random.integers(0, 2, 128)

@@ -100,6 +100,14 @@ def test_waiting_for_batches_is_time_in_input(tmp_path):
     assert is_near(found["step_time"], pace.per_call())
 
 
+def test_a_run_without_a_budget_is_timed_as_well(tmp_path):
+    watching = monitor(tmp_path, max_overhead=0.0)
+    arguments = {"callbacks": [watching], "verbose": 0, "shuffle": False}
+    small().fit(batches(20), **arguments)
+    # The first wait ends a stretch of eight, wherever the device is by then.
+    assert logged(tmp_path)["step_time"] > 0
+
+
 def test_what_is_between_epochs_is_no_part_of_a_step(tmp_path):
     x = np.ones((ROWS * 12, 4), "float32")
     validation = {"validation_data": (x, x[:, :1])}

@@ -147,9 +147,9 @@ def advice_for(culprit, scale, model, last: str | None = None) -> str:
     if case == "follows" and code and culprit.path == last:
         case = "own_loss"
     window = {"scaling": scaling_call(), "loss_code": code or _loss_of(model)}
-    if "lowest_bits" in culprit.numbers:
-        window["lowest"] = math.ceil(culprit.numbers["lowest_bits"])
-        window["highest"] = math.floor(culprit.numbers["highest_bits"])
+    for name, whole in {"lowest": math.ceil, "highest": math.floor}.items():
+        if f"{name}_bits" in culprit.numbers:
+            window[name] = whole(culprit.numbers[f"{name}_bits"])
     return _sentence(culprit, case, **window)
 
 
@@ -225,7 +225,7 @@ def _training_case(culprit, scale):
         return "in_training"
     if culprit.direction != "backward":
         return None
-    if "lowest_bits" in numbers:
+    if "highest_bits" in numbers:
         return _scale_case(culprit.kind, numbers, scale)
     cases = {"backward_overflow": "own_backward", "underflow": "zero_backward"}
     return cases.get(culprit.kind)

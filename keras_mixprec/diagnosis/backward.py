@@ -144,11 +144,10 @@ def classify_window(
         call: `LayerCall` of the layer.
     """
     kind = kind_of_window(window, bits)
-    numbers = {
-        "loss_scale_bits": bits,
-        "lowest_bits": window.low,
-        "highest_bits": window.high,
-    }
+    numbers = {"loss_scale_bits": bits, "highest_bits": window.high}
+    # Gradients that are rounding errors need no scale at all.
+    if math.isfinite(window.low):
+        numbers["lowest_bits"] = window.low
     layers = with_sublayers(call.layer)
     return Culprit(call.path, layers, kind, "backward", numbers)
 
