@@ -61,3 +61,24 @@ def until_ready(driver, seconds: float = 60.0, frame: str = OURS):
                 return
         time.sleep(0.02)
     raise TimeoutError("The page was not drawn.")
+
+
+def until_runs_read(driver, seconds: float = 600.0) -> float:
+    """Waits until the table of runs has all of them.
+
+    They are read in the background, a row after the other.
+
+    Returns:
+        Float. Seconds since the page was opened.
+    """
+    script = (
+        "const runs = document.querySelectorAll('#run option').length;"
+        "const read = document.querySelector('#runs').ariaBusy === 'false';"
+        "return runs === 1 || read ? performance.now() / 1000 : 0"
+    )
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if taken := driver.execute_script(script):
+            return taken
+        time.sleep(0.1)
+    raise TimeoutError("The table of runs was not read.")

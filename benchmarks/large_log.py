@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
 
 from page_server import ask, served
 
-from benchmarks.browser import browser
+from benchmarks.browser import browser, until_runs_read
 from benchmarks.page_times import INTERACTIONS, cpu_seconds, opened, taken
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring.counter_log import rows_by_variable
@@ -159,7 +159,7 @@ def measure(port, pid, rounds):
     print_row("skipped steps shown", skips_shown(port), f"of {RARE}")
     with browser() as driver:
         opened(driver, url)
-        print_row("table of all runs", taken_for_runs(driver), "s")
+        print_row("table of all runs", until_runs_read(driver), "s")
         for name in INTERACTIONS:
             interact(driver, name, 2 * rounds, pid)
     print_row("server's memory", megabytes(pid), "MB")
@@ -179,18 +179,6 @@ def interact(driver, name, times, pid):
     print_row(f"{name}, shown, median", np.median(shown), "ms")
     print_row(f"{name}, page alone, median", np.median(computed), "ms")
     print_row(f"{name}, CPU time of server", cpu, "ms")
-
-
-def taken_for_runs(driver):
-    """Seconds from opening until the table of runs has all of them."""
-    script = (
-        "const runs = document.querySelectorAll('#run option').length;"
-        "const read = document.querySelector('#runs').ariaBusy === 'false';"
-        "return runs === 1 || read ? performance.now() / 1000 : 0"
-    )
-    while not (seconds := driver.execute_script(script)):
-        time.sleep(0.1)
-    return seconds
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
 from PIL import Image
 from reporting_readers import get, poll, tensorboard
 
-from benchmarks.browser import browser, until_ready
+from benchmarks.browser import browser, until_ready, until_runs_read
 from examples import repair_in_training as example
 from keras_mixprec import MixPrecMonitor, PrecisionTuner
 
@@ -50,9 +50,7 @@ def open_tab(driver, url, theme, chosen):
     driver.get("about:blank")
     driver.get(f"{url}?darkMode={dark}#mixed_precision{link}")
     until_ready(driver)
-    # The table of runs is read in the background, a row after the other.
-    read = "return document.querySelector('#runs').ariaBusy === 'false'"
-    assert poll(lambda: driver.execute_script(read))
+    until_runs_read(driver)
 
 
 def save(name, screenshot):

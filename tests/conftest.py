@@ -126,15 +126,23 @@ def driver():
 
 
 @pytest.fixture
-def page(driver, report):
-    """The page of a module's `report`, on which no test leaves an error."""
+def any_page(driver):
+    """The page of what a test opens, on which it leaves no error."""
     from plugin_page import Page
 
     page = Page(driver)
     page.errors()
-    page.open_file(report).settle()
     yield page
     assert page.errors() == []
+
+
+@pytest.fixture
+def page(any_page, report, request):
+    """The page of a module's `report`, of the run that it calls `RUN`."""
+    any_page.open_file(report).settle()
+    if run := getattr(request.module, "RUN", None):
+        any_page.pick("#run", run)
+    return any_page
 
 
 @pytest.fixture(autouse=True)

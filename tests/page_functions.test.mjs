@@ -711,7 +711,7 @@ test("steps skipped in a row are one event, of each optimizer its own", () => {
   assert.deepEqual(shown.map((event) => event.members?.length ?? 1), [3, 1, 1, 1]);
   assert.match(
     eventText.describeEvent(shown[0]),
-    /^3 updates skipped in a row, steps 1 to 3, at scale 2⁸ → 2⁶/,
+    /^3 updates skipped in a row, steps 1 to 3, at loss scale 2⁸ → 2⁶/,
   );
   assert.ok(skipGroups.isChosenEvent(shown[0], eventText.eventKey(events[4])));
   assert.equal(skipGroups.lastMomentOf(shown[0]), 3);

@@ -134,6 +134,18 @@ def test_bad_data_from_the_first_step_are_no_search():
     assert (event["held"], event["at_step"]) == (2.0**15, 1)
 
 
+@pytest.mark.parametrize("overflows", [False, True])
+def test_what_bad_data_alone_have_lowered_is_told_apart(overflows):
+    finite = steps((50, True), (12, False), (50, True))
+    bad = range(51, 62 if overflows else 63)
+    (event,) = follow(finite, every=20, bad=bad)
+    assert event["cause"] == ("overflow" if overflows else "bad_data")
+    said = event["message"] + event["advice"]
+    by_data = "bad data lowered the loss scale from 2**15"
+    assert (by_data in said) != overflows
+    assert ("overflow" in said) == overflows
+
+
 def test_a_scale_that_falls_on_is_reported_on():
     # One step of twenty overflows.
     finite = steps((50, True), *[(1, False), (19, True)] * 12)

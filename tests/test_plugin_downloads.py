@@ -7,7 +7,7 @@ import json
 import numpy as np
 import PIL.Image
 import pytest
-from plugin_page import BEYOND, LINE, SKY, VERMILLION, Page
+from plugin_page import BEYOND, LINE, SKY, VERMILLION
 from plugin_runs import tiny_transformer, train
 from reporting_readers import poll
 
@@ -55,6 +55,11 @@ def log(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def report(log):
+    return log / "report.html"
+
+
 @pytest.fixture(scope="module")
 def runs(log):
     """What the log holds, read without the page."""
@@ -63,16 +68,6 @@ def runs(log):
 
 def data_of(log, run):
     return RunData(run, FileSource(find_runs(str(log))[run]))
-
-
-@pytest.fixture
-def page(driver, log):
-    page = Page(driver)
-    page.errors()
-    page.open_file(log / "report.html").settle()
-    page.pick("#run", RUN)
-    yield page
-    assert page.errors() == []
 
 
 @pytest.fixture

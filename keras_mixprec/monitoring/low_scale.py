@@ -30,6 +30,8 @@ class _Course:
         # The largest scale that suited gradients, and since when it is less.
         self.held, self.since = 0.0, None
         self.reported = None
+        # Whether nothing but bad data has lowered it since.
+        self.by_data_alone = True
 
     def add(self, points, bad: set) -> bool:
         """Follows the scale; returns whether steps are applied at it.
@@ -52,7 +54,8 @@ class _Course:
                 elif self._has_grown:  # It has found its ceiling.
                     self.held = now.scale
                 if scale >= self.held:
-                    self.since = now.step
+                    self.since, self.by_data_alone = now.step, True
+                self.by_data_alone &= now.step in bad
             self._has_grown = now.scale > scale
             self._start = now
         return self._lasts(points[-1])
@@ -110,6 +113,17 @@ def _event(name, course, scale, rule):
     lost = get_format("float16").smallest_subnormal / 2 / scale
     of = f" of {name}" if name else ""
     held = format_power(course.held)
+    by_data = course.by_data_alone
+    fell = (
+        f"bad data lowered the loss scale{of}"
+        if by_data
+        else f"the loss scale{of} fell"
+    )
+    remedy = (
+        "drop the bad data"
+        if by_data
+        else "repair what overflowed, or drop the bad data"
+    )
     return {
         "kind": "loss_scale_low",
         "optimizer": name,
@@ -118,11 +132,12 @@ def _event(name, course, scale, rule):
         "scale": scale,
         "growth_interval": rule.growth_interval,
         "good_steps": good_steps,
-        "message": f"the loss scale{of} fell from {held} to "
+        "cause": "bad_data" if by_data else "overflow",
+        "message": f"{fell} from {held} to "
         f"{format_power(scale)} from step {course.since:,} on, "
         f"{good_steps:,} good steps from growing back",
         "advice": f"Until then float16 has 0 for gradients below "
-        f"{format_power(lost)}: repair what overflowed, or drop the bad data, "
+        f"{format_power(lost)}: {remedy}, "
         f"then optimizer.set_loss_scale({held.replace('2**', '2.0**')}) "
         "restores the scale at once; with a growth_interval of less than "
         f"{rule.growth_interval:,} it grows back sooner.",

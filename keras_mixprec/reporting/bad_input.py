@@ -4,7 +4,7 @@ A NaN in the inputs makes all activations and gradients behind it NaN, which
 looks like an overflow where only numbers are seen. The log names those steps.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -16,13 +16,21 @@ _MARKS = (b'"skipped_step"', b'"bad_batches"', b'"bad_data"')
 _BAD = b'"bad_'
 
 
-def bad_input_steps(events: Iterable[dict]) -> set[int]:
+def bad_input_steps(events: Iterable[dict]) -> dict[int, dict]:
     """Returns the steps whose inputs were not finite, as far as is logged.
 
     Args:
         events: Dicts that `is_event` accepts.
+
+    Returns:
+        Dict from steps to the first bad row of each part of the batch, empty
+        where that is not known.
     """
-    return {step for event in events for step in _steps_of(event)}
+    found: dict = {}
+    for event in events:
+        for step, rows in _steps_of(event):
+            found[step] = rows or found.get(step, {})
+    return found
 
 
 def _steps_of(event):
@@ -30,13 +38,57 @@ def _steps_of(event):
     if kind == "bad_batches":
         batches = event.get("batches")
         known = filter(_is_batch, batches if isinstance(batches, list) else [])
-        yield from (batch["step"] for batch in known)
+        yield from ((b["step"], _rows(b.get("rows"))) for b in known)
     elif event.get("bad_input") or event.get("verdict") == "bad_data":
-        yield step
+        yield step, _rows(event.get("bad_input"))
 
 
 def _is_batch(batch):
     return isinstance(batch, dict) and isinstance(batch.get("step"), int)
+
+
+def _rows(rows):
+    return rows if isinstance(rows, dict) else {}
+
+
+def bad_data_clause(verdict: Mapping, events: list) -> str:
+    """Returns how many batches were bad, and which rows of the first.
+
+    A diagnosis may be of a later one, the first that its schedule met.
+
+    Args:
+        verdict: Dict, an event of that.
+        events: List of dicts, as `Facts` has them.
+    """
+    steps = bad_input_steps(events)
+    counts = [e["count"] for e in events if e["kind"] == "bad_batches"]
+    count = max(len(steps), *counts[-1:], 1)
+    at = verdict.get("at_step", verdict["step"])
+    first = min([*steps, at])
+    numbers = verdict.get("numbers", {})
+    of_all = any(name.startswith("samples_") for name in numbers)
+    if first != at and not of_all:
+        rows = steps[first].items()
+        numbers = {f"rows_of_{part}": [row] for part, row in rows}
+    several = f" in {count:,} batches, first" if count > 1 else ""
+    return f"bad data{several} at step {first:,}{_named(numbers, count)}"
+
+
+def _named(numbers, batches):
+    """Which rows, in parentheses, as far as is known."""
+    # Samples are counted in what `fit` was given, rows in the first batch.
+    rows = [
+        f"{what}{'s' if len(listed) > 1 else ''} "
+        f"{', '.join(map(str, listed))} of {place}{part}"
+        for part in ("x", "y", "sample_weight")
+        for what, place in (("sample", ""), ("row", "that batch's "))
+        if (listed := numbers.get(f"{what}s_of_{part}"))
+    ]
+    several = batches > 1 and any(
+        name.startswith("samples_") for name in numbers
+    )
+    all_of = "of all batches together: " if several else ""
+    return f" ({all_of}{'; '.join(rows)} not finite)" if rows else ""
 
 
 def mark_spoiled(tables: list, lines: Iterable[str | bytes]):

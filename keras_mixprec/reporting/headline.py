@@ -5,6 +5,7 @@ the log, all of them here, so that they say the same.
 """
 
 from keras_mixprec.formats import format_count, format_power
+from keras_mixprec.reporting.bad_input import bad_data_clause
 from keras_mixprec.reporting.facts import (
     STORY,
     Facts,
@@ -283,11 +284,9 @@ class _Story:
         return alike and not self._is_over(verdict)
 
     def _describe(self, first, alike):
-        kind, at, over = first["verdict"], _at(first), self._is_over(first)
+        kind, over = first["verdict"], self._is_over(first)
         if kind == "bad_data":
-            count = self._last.get("bad_batches", {"count": 1})["count"]
-            several = f" in {count:,} batches, first" if count > 1 else ""
-            return f"bad data{several}{at}{_rows(first, count)}"
+            return bad_data_clause(first, self._facts.events)
         if kind == "divergence":
             diverged = self._has_diverged()
             what = "training diverged" if diverged else "the loss is not finite"
@@ -348,23 +347,6 @@ class _Story:
                 return f", would be demoted to {after} (dry run)"
         now = self._now.get(layer)
         return f", still in {now}" if now else ""
-
-
-def _rows(verdict, batches):
-    numbers = verdict.get("numbers", {})
-    # Samples are counted in what `fit` was given, rows in the first batch.
-    rows = [
-        f"{what}{'s' if len(listed) > 1 else ''} "
-        f"{', '.join(map(str, listed))} of {place}{part}"
-        for part in ("x", "y", "sample_weight")
-        for what, place in (("sample", ""), ("row", "that batch's "))
-        if (listed := numbers.get(f"{what}s_of_{part}"))
-    ]
-    several = batches > 1 and any(
-        name.startswith("samples_") for name in numbers
-    )
-    all_of = "of all batches together: " if several else ""
-    return f" ({all_of}{'; '.join(rows)} not finite)" if rows else ""
 
 
 def _named(verdict):

@@ -84,6 +84,7 @@ export function kindTitle(kind) {
 export function eventTitle(event) {
   const { kind } = event;
   if (kind === "verdict") return words(event.verdict);
+  if (kind === "loss_scale_low" && event.cause === "bad_data") return "loss scale lowered by bad data";
   return kind === "before_training" ? words(event.finding ?? kind) : kindTitle(kind);
 }
 
@@ -122,23 +123,40 @@ function withAdvice({ message = "", advice = "" }) {
   return `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. ${advice}`.trim();
 }
 
+/** Whether the batch of a skipped step, not its precision, is the reason. */
+export function hasBadInput({ bad_input }) {
+  return Object.keys(bad_input ?? {}).length > 0;
+}
+
+function rowsInWords(parts) {
+  return Object.entries(parts).map(([part, row]) => `row ${row} of ${part}`).join(", ");
+}
+
+function whySkipped(event) {
+  if (hasBadInput(event)) {
+    const which = event.members ? "these batches were" : "the batch was";
+    return `${which} not finite, first in ${rowsInWords(event.bad_input)}, ` +
+      "which no loss scale or dtype changes.";
+  }
+  const variables = event.variables ?? [];
+  const where = variables.length ? ` in ${listSome(variables, 2)}` : "";
+  const loss = event.loss?.length ? `loss ${event.loss.join(", ")}, ` : "";
+  return `${loss}gradients not finite${where}${kindsOf(event)}.`;
+}
+
 const SENTENCES = {
   skipped_step(event) {
-    const variables = event.variables ?? [];
-    const where = variables.length ? ` in ${listSome(variables, 2)}` : "";
     const optimizer = event.optimizer ? ` of ${event.optimizer}` : "";
-    const loss = event.loss?.length ? `loss ${event.loss.join(", ")}, ` : "";
+    const why = whySkipped(event);
     if (event.members) {
       const [first, last] = [event.members[0], event.members.at(-1)];
       const steps = [first, last].map((one) => formatInteger(momentOf(one)));
       const [from, until] = [first, last].map((one) => formatScale(one.scale));
       const scale = from === until ? from : `${from} → ${until}`;
       return `${plural(event.members.length, "update")}${optimizer} skipped in a row, ` +
-        `steps ${steps.join(" to ")}, at scale ${scale}: ` +
-        `${loss}gradients not finite${where}${kindsOf(event)}.`;
+        `steps ${steps.join(" to ")}, at loss scale ${scale}: ${why}`;
     }
-    return `Update${optimizer} skipped at scale ${formatScale(event.scale)}: ` +
-      `${loss}gradients not finite${where}${kindsOf(event)}.`;
+    return `Update${optimizer} skipped at loss scale ${formatScale(event.scale)}: ${why}`;
   },
   skipped_steps_not_kept(event) {
     const more = plural(event.count ?? 0, "more skipped step");
@@ -235,10 +253,9 @@ export function describeEvent(event) {
 function badRows({ kind, batches, members, ...event }) {
   const bad = kind === "bad_batches" ? batches ?? [] : members ?? [event];
   return bad.flatMap(({ rows, bad_input, epoch, batch, ...step }) => {
-    const parts = Object.entries(rows ?? bad_input ?? {});
-    if (!parts.length) return [];
+    const listed = rowsInWords(rows ?? bad_input ?? {});
+    if (!listed) return [];
     const place = batch === undefined ? "" : `, epoch ${epoch} batch ${batch}`;
-    const listed = parts.map(([part, row]) => `row ${row} of ${part}`).join(", ");
     return [`step ${formatInteger(momentOf(step))}${place}: not finite, first in ${listed}`];
   });
 }

@@ -1,9 +1,11 @@
-import { eventKey, momentOf } from "./event_text.js";
+import { eventKey, hasBadInput, momentOf } from "./event_text.js";
 
 function follows(event, group) {
   const last = group?.members.at(-1);
   return last && event.kind === "skipped_step" && last.kind === event.kind &&
     (event.optimizer ?? "") === (last.optimizer ?? "") &&
+    // What is said of it is another cause.
+    hasBadInput(event) === hasBadInput(last) &&
     momentOf(event) === momentOf(last) + 1;
 }
 
