@@ -330,7 +330,7 @@ test("each bad batch has its own rows", () => {
   ]);
   const verdict = { kind: "verdict", step: 60, numbers: { samples_of_x: [3, 9] } };
   assert.deepEqual(eventText.eventDetails(verdict), [
-    "samples of x, all batches together: [3,9]",
+    "samples of x, all batches together: 3, 9",
   ]);
 });
 
@@ -588,6 +588,7 @@ test("a store tells only those whose keys changed", () => {
 const runOf = (name, figures, types) => ({
   run: `${name}/mixprec`,
   layers: types.map((type) => ({ compute_dtype: type })),
+  policy: types.includes("float16") ? "mixed_float16" : "float32",
   // Of each a reading every 10 steps, as near to each other as 1 in 1,000.
   performance: {
     figures: Object.entries({ measured_steps: 60, ...figures }).map(([key, value]) => {
@@ -604,33 +605,51 @@ test("two runs are compared in a line, by what is known of both", () => {
   ];
   assert.equal(comparison.comparison(one, other),
     "tuned is faster than wide, at 1.9x (1.9x to 1.9x) its speed; 41\u202f% less memory; " +
-    "2 layers in float32 (wide: 0)");
+    "compiled with mixed_float16 (wide: float32)");
   assert.equal(comparison.comparison(other, one),
     "wide is slower than tuned, at 0.53x (0.53x to 0.53x) its speed; 69\u202f% more memory; " +
-    "0 layers in float32 (tuned: 2)");
+    "compiled with float32 (tuned: mixed_float16)");
   for (const data of [one, other]) {
     data.performance.figures = data.performance.figures
       .filter(({ name }) => ["step_time", "measured_steps"].includes(name));
   }
   assert.equal(comparison.comparison(one, other),
-    "tuned is faster than wide, at 2.0x (2.0x to 2.0x) its speed; 2 layers in float32 (wide: 0)");
-  assert.equal(comparison.comparison(one, { ...other, performance: null }), null);
+    "tuned is faster than wide, at 2.0x (2.0x to 2.0x) its speed; " +
+    "compiled with mixed_float16 (wide: float32)");
+  assert.match(comparison.comparison(one, { ...other, performance: null }), /: speeds not known; /);
 });
 
 test("a run in 16 bits lacks one in float32 until it is compared with it", () => {
   const [low, wide] = [runOf("a/low", {}, ["float16"]), runOf("wide", {}, ["float32"])];
   const lacks = (state) => float32Run.missingFloat32({ runs: [{}, {}], runData: low, ...state });
-  const rows = [{ run: low.run, layers: 1, in_float32: 0 }, { run: wide.run, layers: 1, in_float32: 1 }];
+  const rows = [
+    { run: low.run, layers: 1, policy: "mixed_float16" }, { run: wide.run, layers: 1, policy: "float32" },
+  ];
   assert.equal(lacks({ summaries: rows }), wide.run);
   assert.equal(lacks({ summaries: rows, compareData: wide }), null);
   assert.equal(lacks({ summaries: rows, runData: wide }), null);
   assert.equal(lacks({ summaries: [rows[0], { run: "b", unread: true }] }), null);
   assert.equal(lacks({ summaries: [rows[0]] }), "");
   // That of another model.
-  assert.equal(lacks({ summaries: [{ run: wide.run, layers: 2, in_float32: 2 }] }), "");
+  assert.equal(lacks({ summaries: [{ run: wide.run, layers: 2, policy: "float32" }] }), "");
   assert.equal(lacks({ runs: [{}] }), "");
   assert.match(float32Run.float32Code(low.run), /MixPrecMonitor\("logs\/a\/float32"\)/);
   assert.match(float32Run.float32Code("mixprec"), /MixPrecMonitor\("logs\/float32"\)/);
+});
+
+test("a run that a tuner moved to float32 is none to compare with", () => {
+  const low = { ...runOf("low", { step_time: 1 }, ["float16"]), share_of_flops: { now: 0.934 } };
+  const moved = { ...runOf("moved", { step_time: 2 }, ["float32"]), share_of_flops: { now: 0 } };
+  const wide = { ...moved, run: "wide/mixprec" };
+  moved.policy = "mixed_float16";
+  assert.equal(comparison.speedAgainstFloat32(low, moved), null);
+  const lacks = float32Run.missingFloat32({ runs: [{}], runData: moved, summaries: [] });
+  assert.equal(lacks, "");
+  assert.equal(comparison.comparison(low, moved),
+    "low is faster than moved, at 2.0x (2.0x to 2.0x) its speed; both compiled with mixed_float16; " +
+    "93\u202f% of FLOPs in 16 bits (moved: 0\u202f%)");
+  assert.match(comparison.comparison(moved, wide),
+    /^Was it worth it\? .*; compiled with mixed_float16 \(wide: float32\); 0\u202f% of FLOPs/);
 });
 
 test("the speed of a run with an open finding does not recommend it", () => {
@@ -698,7 +717,7 @@ test("a verdict says since when steps have failed", () => {
   assert.equal(eventText.describeEvent(event), "a, failing since step 2: Do.");
 });
 
-const skipGroups = await load("skip_groups");
+const eventGroups = await load("event_groups");
 
 test("steps skipped in a row are one event, of each optimizer its own", () => {
   const skip = (at_step, more = {}) => {
@@ -707,14 +726,14 @@ test("steps skipped in a row are one event, of each optimizer its own", () => {
   const events = [
     skip(1), skip(1, { optimizer: "d" }), skip(2), { kind: "verdict", step: 3 }, skip(3), skip(5),
   ];
-  const shown = skipGroups.groupSkips(events);
+  const shown = eventGroups.groupEvents(events);
   assert.deepEqual(shown.map((event) => event.members?.length ?? 1), [3, 1, 1, 1]);
   assert.match(
     eventText.describeEvent(shown[0]),
     /^3 updates skipped in a row, steps 1 to 3, at loss scale 2⁸ → 2⁶/,
   );
-  assert.ok(skipGroups.isChosenEvent(shown[0], eventText.eventKey(events[4])));
-  assert.equal(skipGroups.lastMomentOf(shown[0]), 3);
+  assert.ok(eventGroups.isChosenEvent(shown[0], eventText.eventKey(events[4])));
+  assert.equal(eventGroups.lastMomentOf(shown[0]), 3);
 });
 
 test("layers are in blocks by their folders, and a folder of one is none", () => {

@@ -1,6 +1,7 @@
 """What the page says of a run is true, and in words a newcomer knows."""
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
 from keras_mixprec.reporting.run_log import RunLog
@@ -21,16 +22,14 @@ def layers(*paths, dtype="float16"):
     ]
 
 
-def write(log_dir, *events, table=None, scale=None):
+def write(log_dir, *events, table=None, tuner=False):
     """A log of two layers, or of others, and these events by their step."""
     with RunLog(log_dir) as log:
         log.layers(0, table or layers("a", "b"))
-        log.event(0, {"kind": "train_begin", "fit": 1})
-        for step, value in (scale or {}).items():
-            log.scalars(step, {"loss_scale": value, "skipped_steps": 0.0})
+        log.event(0, {"kind": "train_begin", "fit": 1, "tuner": tuner})
         for event in events:
-            log.event(event.pop("step"), event)
-    return log_dir
+            about = {name: x for name, x in event.items() if name != "step"}
+            log.event(event["step"], about)
 
 
 @pytest.fixture
@@ -43,6 +42,11 @@ def show(any_page, tmp_path):
         return any_page.open_file(path).settle()
 
     return opened
+
+
+def overview_of(log_dir):
+    (run,) = kmp.load_report(log_dir).to_dict().values()
+    return run
 
 
 def skip(step, **event):
@@ -86,3 +90,157 @@ def test_a_step_skipped_for_bad_data_says_so_and_no_overflow(show, tmp_path):
         "dtype changes."
     )
     assert "gradients not finite in a/kernel (inf)" in other
+
+
+# What a tuner did, and what is left to do.
+
+
+def change(step, kind, *paths, after="float32", **event):
+    reason = f"forward_overflow in {paths[0]!r}, forward at step {step} (x=1)"
+    return event | {
+        "kind": kind,
+        "step": step,
+        "message": "changes",
+        "layers": {
+            p: {"before": "mixed_float16", "after": after} for p in paths
+        },
+        "reasons": {path: reason for path in paths},
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([], "watched and changed nothing: no layer was at fault."),
+        (
+            [BAD_DATA | {"step": 12}, {"kind": "loss_scale_kept", "step": 20}],
+            "watched and changed nothing: the batches were at fault, not the "
+            "layers; the loss scale that they lowered is restored.",
+        ),
+        # It has reasons of its own.
+        ([VERDICT | {"step": 3}], "watched and changed nothing."),
+        (
+            [change(3, "demote", "a", "b"), change(9, "promote", "a")],
+            "demoted 2 layers to float32 at step 3, and returned 1 layer to 16 "
+            "bits.",
+        ),
+        (
+            [change(3, "demote", "a", dry_run=True)],
+            "changed nothing: it only advises (dry_run=True).",
+        ),
+    ],
+    ids=["quiet", "bad data", "open", "changes", "dry run"],
+)
+def test_what_a_tuner_did_is_told_also_that_it_did_nothing(
+    show, tmp_path, events, said
+):
+    write(tmp_path, *events, tuner=True)
+    assert f"The tuner {said}" in show().texts("#headline .note")
+    assert f"The tuner {said}" in " ".join(
+        str(kmp.load_report(tmp_path)).split()
+    )
+
+
+def test_of_a_run_without_a_tuner_nothing_of_it_is_told(tmp_path):
+    write(tmp_path)
+    assert overview_of(tmp_path)["tuner"] is None
+
+
+def test_after_a_repair_it_is_told_what_the_next_run_needs(show, tmp_path):
+    write(tmp_path, VERDICT | {"step": 3}, change(3, "demote", "b"))
+    with RunLog(tmp_path) as log:
+        log.layers(9, [*layers("a"), *layers("b", dtype="float32")])
+    page = show()
+    said = page.text("#headline .next")
+    assert said.startswith("Nothing is left to do in this run. The next one")
+    assert "PrecisionTuner(plan='plan.json')" in said
+    page.click("#headline .next button")
+    page.type("#layer-filter", Keys.CONTROL + "v")
+    (pasted,) = page.values("#layer-filter", "value")
+    assert "PrecisionPlan.load('plan.json')" in pasted
+
+
+def test_an_open_finding_has_what_to_do_above_all(show, tmp_path):
+    alike = [VERDICT | {"layer": name} for name in "ab"]
+    alike = [
+        v | {"advice": v["advice"].replace("'b'", repr(v["layer"]))}
+        for v in alike
+    ]
+    write(tmp_path, *(v | {"step": 3} for v in alike))
+    said = show().text("#headline .next")
+    assert said.startswith(
+        "What to do: Let it compute in float32: PrecisionRule('a') The same "
+        "for 1 more layer."
+    )
+    assert said.endswith("Copy code")
+
+
+# Events.
+
+
+def test_what_is_advised_alike_of_several_layers_is_said_once(show, tmp_path):
+    own = {"error": "inf", "largest_input": 2.0}
+    advice = "Let it compute in float32: PrecisionRule({!r})"
+    verdicts = [
+        VERDICT
+        | {"layer": p, "step": 3, "advice": advice.format(p), "numbers": own}
+        for p in "abcd"
+    ]
+    write(tmp_path, *verdicts, table=layers(*"abcd"))
+    page = show().click("#headline button.sentence")
+    (said,) = page.texts("#events li[data-kind=verdict] .what")
+    # Not as in the code, which is of all of them.
+    assert said.count("PrecisionRule('a')") == 1
+    assert "The same for 3 more layers: b, c, d." in said
+    details = page.texts("#events li[data-kind=verdict] .detail")
+    assert details[:3] == [
+        "in the forward pass",
+        "error against float32: ∞",
+        "largest number that it received: 2",
+    ]
+    text = " ".join(str(kmp.load_report(tmp_path)).split())
+    assert text.count("Let it compute in float32") == 1
+    assert "PrecisionRule('a') The same for 3 more layers: b, c, d." in text
+
+
+def test_why_a_layer_was_changed_is_in_words(show, tmp_path):
+    write(tmp_path, change(3, "demote", "b"))
+    page = show()
+    (said,) = page.texts("#events li[data-kind=demote] .what")
+    assert said == "Demoted b to float32: forward overflow at step 3."
+    assert "x=1" not in page.text("#layers")
+
+
+def test_the_fix_of_a_long_finding_is_in_view(show, tmp_path):
+    numbers = {f"measured_{n}": 1.5 for n in range(60)}
+    write(tmp_path, VERDICT | {"step": 3, "numbers": numbers})
+    page = show().click("#headline button.sentence")
+    for part in "li.chosen .badge", "li.chosen .fix button":
+        place = f"#events {part}"
+        assert page.in_view(place, "#events .event-scroll"), part
+
+
+# Whether it was worth it.
+
+
+def test_a_lone_run_says_that_it_does_not_tell_what_16_bits_bring(
+    show, tmp_path
+):
+    write(tmp_path)
+    page = show()
+    assert page.text("#performance .hint").startswith(
+        "Was it worth it? This run alone does not say: there is none in float32"
+    )
+    assert "more steps, or a larger probe_every" in page.text("#performance")
+
+
+def test_a_run_that_ended_in_float32_is_not_said_to_be_one(show, tmp_path):
+    write(tmp_path / "low")
+    both = [VERDICT | {"step": 3}, change(3, "demote", "a", "b")]
+    write(tmp_path / "moved", *both)
+    with RunLog(tmp_path / "moved") as log:
+        log.layers(9, layers("a", "b", dtype="float32"))
+    page = show().pick("#run", "low/mixprec")
+    assert "This run alone does not say" in page.text("#performance .hint")
+    page.pick("#compare", "moved/mixprec")
+    assert "both compiled with mixed_float16" in page.text(".against")

@@ -78,7 +78,7 @@ def test_the_dict_has_every_event_of_the_log(logs, report):
         served = sorted(run["events"], key=key)
         for event, line in zip(served, sorted(written, key=key), strict=True):
             assert event.items() >= line.items()
-            assert event.keys() - line.keys() <= {"fix", "level"}
+            assert event.keys() - line.keys() <= {"fix", "level", "because"}
 
 
 def test_the_scale_is_that_of_every_step(report):
@@ -93,7 +93,7 @@ def test_layers_know_their_worst_step_and_why_they_were_demoted(logs, report):
     layer = layers["overflowing"]
     assert layer["compute_dtype"] == "float32"
     assert layer["demoted_at"] == 0
-    assert "forward_overflow" in layer["demoted_because"]
+    assert layer["demoted_because"] == "forward overflow at step 0"
     assert layer["verdicts"] == ["forward_overflow"]
     tables = read_tag(str(logs / "tuned" / "mixprec"), "mixprec/heat/00000")
     bits = {step: table[:, 0] for step, table in tables.items()}

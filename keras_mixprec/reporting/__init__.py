@@ -36,8 +36,9 @@ Files that read:
 - `facts.py`, `headline.py`, `run_counts.py`: the run in one sentence: the
   cause, what was done about it, what it cost.
 - `flat_loss.py`: whether the loss stood still.
+- `what_next.py`: what a tuner did, and what is left to do.
 - `performance.py`: how fast a run was, from the rows that were logged of it.
-- `report.py`: `load_report`.
+- `report.py`: `load_report`; `verdict_lines.py`: the verdicts in its text.
 - `report_page.py`: the page of the tab with its data in it, and its colours.
 - `report_picture.py`: the run as a picture, for where no page is shown.
 """

@@ -27,13 +27,16 @@ def add_fixes(events: list, layers: list):
     `"diagnosis"` where nothing has been compared with float32, to the code, in
     which `model` is the user's model, `optimizer` that of the loss, and `x` and
     `y` arrays that it is trained on. Layers that were found together are
-    repaired together: one of them alone leaves the steps bad.
+    repaired together: one of them alone leaves the steps bad. A verdict that
+    says the same of another layer than one before it has the layer of that as
+    `"same_as"`.
 
     Args:
         events: List of dicts, as `RunData.events` returns them.
         layers: List of dicts, as `read_layers` returns them.
     """
     found = [e for e in events if e["kind"] == "verdict"]
+    _add_same(found)
     first = {x["path"]: x["dtypes"][0][1] for x in layers}
     for event in found:
         if _layer_of(event):
@@ -50,6 +53,17 @@ def add_fixes(events: list, layers: list):
             event["fix"] = {"training": _set_scale(event)}
         if event["kind"] == "zero_gradients":
             event["fix"] = {"diagnosis": _IMPORT + _DIAGNOSE}
+
+
+def _add_same(verdicts):
+    first: dict = {}
+    for event in verdicts:
+        if layer := event["layer"]:
+            advice = event.get("advice", "").replace(repr(layer), "")
+            about = (event["verdict"], event["direction"], event["step"])
+            same = first.setdefault((*about, advice), layer)
+            if same != layer:
+                event["same_as"] = same
 
 
 def _bad_part(event):

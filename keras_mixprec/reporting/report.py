@@ -18,7 +18,7 @@ from keras_mixprec.formats import (
     format_kinds,
     format_power,
 )
-from keras_mixprec.reporting.facts import dtype_now, is_repaired, low_scales
+from keras_mixprec.reporting.facts import dtype_now, low_scales
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.report_page import page
@@ -26,9 +26,9 @@ from keras_mixprec.reporting.report_picture import png
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_summary import gravity, summary
 from keras_mixprec.reporting.runs_table import runs_table
+from keras_mixprec.reporting.verdict_lines import MOST_VERDICTS, verdict_lines
 
 _WIDTH = 100
-_MOST_VERDICTS = 8
 _MOST_LAYERS = 5
 
 
@@ -43,7 +43,8 @@ def text(overview: dict) -> str:
         f"{overview['headline']['text']}",
         _steps(overview),
         *_loss(overview["loss"]),
-        *filter(None, [overview["flat_loss"]]),
+        *filter(None, [overview["flat_loss"], overview["tuner"]]),
+        *_next(overview["next"]),
         _dtypes(overview["layers"]),
         *_matmul_precision(overview["matmul_precision"]),
         *_performance(overview),
@@ -53,7 +54,7 @@ def text(overview: dict) -> str:
         *_nonfinite(overview["events"]),
         *_before_training(overview["events"]),
         *_demoted(overview["layers"]),
-        *_verdicts(overview["events"], overview["layers"]),
+        *verdict_lines(overview["events"], overview["layers"]),
         *_headroom(overview["layers"], overview["format"]["name"]),
         *_all_zero(overview["layers"]),
         *filter(None, [overview["withheld"]]),
@@ -61,6 +62,12 @@ def text(overview: dict) -> str:
     return "\n".join(
         textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines
     )
+
+
+def _next(found):
+    # What is open has its advice with the verdict, below.
+    if found and not found["text"].startswith("What to do"):
+        yield found["text"]
 
 
 def _state(overview):
@@ -162,7 +169,7 @@ def _before_training(events):
         for event in events
         if event["kind"] == "before_training" and event["level"] == "bad"
     }
-    for event in [*found.values()][:_MOST_VERDICTS]:
+    for event in [*found.values()][:MOST_VERDICTS]:
         where = f" in {event['layer']}" if event.get("layer") else ""
         yield (
             f"Before training: {event['finding']}{where}. {event['message']} "
@@ -180,36 +187,8 @@ def _demoted(layers):
 
 
 def _because(layer):
-    # Without the numbers, which the verdict has.
-    reason = (layer["demoted_because"] or "").partition(" (")[0]
+    reason = layer["demoted_because"]
     return f", because of {reason}" if reason else ""
-
-
-def _verdicts(events, layers):
-    now = {layer["path"]: dtype_now(layer) for layer in layers}
-    verdicts = [event for event in events if event["kind"] == "verdict"]
-    # What a cause has brought about comes behind it.
-    verdicts.sort(key=lambda event: event["verdict"] == "scale_collapsed")
-    if not verdicts:
-        yield "No verdicts."
-    for event in verdicts[:_MOST_VERDICTS]:
-        where = f" in {event['layer']}" if event["layer"] else ""
-        way = f", {event['direction']}" if event["direction"] else ""
-        since = event.get("failing_since")
-        failing = "" if since is None else f", failing since step {since:,}"
-        step = event.get("at_step", event["step"])
-        yield (
-            f"Step {step:,}{failing}: {event['verdict']}{where}{way}. "
-            f"{_advice(event, now.get(event['layer']))}"
-        )
-    if (more := len(verdicts) - _MOST_VERDICTS) > 0:
-        yield f"And {more} more verdicts."
-
-
-def _advice(event, dtype):
-    # What was done is not to be done again.
-    repaired = is_repaired(event["verdict"], dtype)
-    return f"Repaired: it is in {dtype} now." if repaired else event["advice"]
 
 
 def _headroom(layers, limit):

@@ -37,7 +37,11 @@ from keras_mixprec.reporting.run_layers import (
     read_paths,
 )
 from keras_mixprec.reporting.run_ranges import smallest_that_counts
-from keras_mixprec.reporting.run_summary import conclusion, shares_in_16_bits
+from keras_mixprec.reporting.run_summary import (
+    conclusion,
+    policy_of,
+    shares_in_16_bits,
+)
 from keras_mixprec.reporting.skipped_steps import batches_skipped
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
@@ -107,7 +111,7 @@ class RunData:
         scale = self.scale()
         layers = self.layers()
         # Before events: a change at the first step hides what was before it.
-        shares = shares_in_16_bits(layers)
+        shares, policy = shares_in_16_bits(layers), policy_of(layers)
         add_fixes(events, layers)
         add_events(layers, events)
         add_headroom(layers, heat)
@@ -124,6 +128,7 @@ class RunData:
             "skipped": batches_skipped(events, scale),
             "layers": layers,
             "share_of_flops": shares,
+            "policy": policy,
             "matmul_precision": _matmul_precision(events),
             "performance": self._performance(events, layers),
             "scale": scale,

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 
@@ -69,7 +70,11 @@ def _with_feeders(layer):
 
 
 def add_events(layers: list, events: list):
-    """Adds the findings about each layer, and when it was demoted."""
+    """Adds the findings about each layer, and when it was demoted.
+
+    Events that change layers get why as `"because"`, by path and in words: the
+    numbers are those of the verdicts.
+    """
     known = {layer["path"]: layer for layer in layers}
     for layer in layers:
         layer |= {"verdicts": [], "demoted_at": None, "demoted_because": None}
@@ -80,6 +85,8 @@ def add_events(layers: list, events: list):
             layer["verdicts"].append(event["verdict"])
             severity = severity_of(event["verdict"])
             layer["severity"] = max(layer["severity"] or 0, severity)
+        if reasons := event.get("reasons"):
+            event["because"] = {p: _in_words(r, p) for p, r in reasons.items()}
         made = event["kind"] in PRECISION_CHANGES and not event.get("dry_run")
         for path, change in event["layers"].items() if made else ():
             if path in known:
@@ -197,8 +204,24 @@ def _add_change(layer, event, path, change):
     # Not if it is undone, or was in an earlier run.
     demoted = dtype == dtype_now(layer) and event["kind"] == "demote"
     layer["demoted_at"] = event["step"] if demoted else None
-    reason = event.get("reasons", {}).get(path)
+    reason = event.get("because", {}).get(path)
     layer["demoted_because"] = reason if demoted else None
+
+
+# What `Verdict.finding` begins with, before its numbers.
+_FINDING = re.compile(r"(\w+) in '([^']+)'(?:, (\w+))?(.*?)(?: \(.*)?", re.S)
+
+
+def _in_words(reason, path):
+    """Why a layer was demoted, without the numbers of the verdict."""
+    found = isinstance(reason, str) and _FINDING.fullmatch(reason)
+    if not found:
+        return reason
+    kind, layer, direction, when = found.groups()
+    # Most kinds say which way it was.
+    way = f", {direction}" if direction and direction not in kind else ""
+    where = "" if layer == path else f" in {layer}"
+    return f"{kind.replace('_', ' ')}{where}{way}{when}"
 
 
 def _merged(dtypes):

@@ -1,6 +1,7 @@
 """What a run comes down to: as a whole, and in a row of the table of runs."""
 
 from keras_mixprec.flop_shares import share_in_16_bits
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.reporting.facts import dtype_now, facts_of
 from keras_mixprec.reporting.flat_loss import flat_loss
 from keras_mixprec.reporting.headline import (
@@ -10,6 +11,7 @@ from keras_mixprec.reporting.headline import (
     main_finding,
 )
 from keras_mixprec.reporting.performance import ENOUGH_STEPS
+from keras_mixprec.reporting.what_next import tuner_did, what_next
 
 
 def shares_in_16_bits(layers: list) -> dict:
@@ -28,6 +30,29 @@ def shares_in_16_bits(layers: list) -> dict:
     }
 
 
+def policy_of(layers: list) -> str:
+    """Returns the policy that layers were compiled with.
+
+    Args:
+        layers: List of dicts, as `read_layers` returns them.
+
+    Returns:
+        String, such as `"mixed_float16"`: that of the layers in 16 bits, or
+        else `"float32"`, whatever they compute in by now.
+
+    Example:
+    >>> from keras_mixprec.reporting.run_summary import policy_of
+    >>> policy_of([{"dtypes": [[0, "float16"], [9, "float32"]]}])
+    'mixed_float16'
+    """
+    for layer in layers:
+        first = layer["dtypes"][0][1]
+        if first in SIXTEEN_BITS:
+            pure = layer.get("variable_dtype") == first
+            return first if pure else f"mixed_{first}"
+    return "float32"
+
+
 def conclusion(overview: dict) -> dict:
     """Returns what is read off all the rest of a run.
 
@@ -37,7 +62,8 @@ def conclusion(overview: dict) -> dict:
     Returns:
         Dict with `"headline"`, as `headline` returns it, `"finding"`, as
         `main_finding` does but for its event's place among those of the run,
-        and `"flat_loss"`, as `flat_loss` does.
+        `"flat_loss"`, as `flat_loss` does, `"tuner"`, as `tuner_did` does, and
+        `"next"`, as `what_next` does.
     """
     facts = facts_of(overview)
     finding = main_finding(facts)
@@ -45,7 +71,12 @@ def conclusion(overview: dict) -> dict:
         places = {id(event): n for n, event in enumerate(overview["events"])}
         finding |= {"event": places[id(finding["event"])]}
     said = {"headline": headline(facts), "finding": finding}
-    return said | {"flat_loss": flat_loss(overview | said)}
+    overview = overview | said
+    return said | {
+        "flat_loss": flat_loss(overview),
+        "tuner": tuner_did(overview["events"]),
+        "next": what_next(overview),
+    }
 
 
 def _finding(overview):
@@ -83,16 +114,16 @@ def summary(overview: dict) -> dict:
         overview: Dict, as `RunData.overview` returns it.
 
     Returns:
-        Dict with the run's name, steps, skipped steps, last loss scales, last
-        loss (`None` if none was logged), main finding, sentence, gravity (0 of
-        the gravest), layers in float32, share of FLOPs in 16 bits and samples
-        a second (`None` if too few steps were timed).
+        Dict with the run's name, policy, steps, skipped steps, last loss
+        scales, last loss (`None` if none was logged), main finding, sentence,
+        gravity (0 of the gravest), layers in float32, share of FLOPs in 16 bits
+        and samples a second (`None` if too few steps were timed).
 
     Example:
     >>> from keras_mixprec.reporting.run_summary import summary
     >>> overview = {
     ...     "run": "a", "last_step": 9, "skipped": 1, "events": [],
-    ...     "layers": [], "finding": None,
+    ...     "layers": [], "finding": None, "policy": "mixed_float16",
     ...     "headline": {"text": "9 steps.", "state": "healthy"},
     ...     "scale": [{"optimizer": "", "scale": [2.0, 4.0]}],
     ...     "share_of_flops": {"before": 1.0, "now": 0.5},
@@ -103,7 +134,8 @@ def summary(overview: dict) -> dict:
     ([4.0], 0.5)
     """
     loss = overview["loss"]
-    copied = ("run", "last_step", "skipped", "headline", "share_of_flops")
+    copied = ("run", "policy", "last_step", "skipped")
+    copied += ("headline", "share_of_flops")
     return {name: overview[name] for name in copied} | {
         "scales": [c["scale"][-1] for c in overview["scale"] if c["scale"]],
         "last_loss": loss["values"][-1] if loss else None,

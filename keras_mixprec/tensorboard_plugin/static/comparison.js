@@ -1,5 +1,5 @@
 import { eventLevel, eventTitle, mainFinding } from "./event_text.js";
-import { formatNumber, plural } from "./format.js";
+import { formatNumber, formatShare } from "./format.js";
 import { shortRun } from "./names.js";
 import { differs, inTimes, speedRatio, timesRange, valueOf } from "./speed.js";
 
@@ -11,13 +11,23 @@ function memoryChange(run, other) {
     "as much memory";
 }
 
-function inFloat32(run) {
-  return run.layers.filter((layer) => layer.compute_dtype === "float32");
+/**
+ * Whether a run is what others are compared with to see what 16 bits bring: one that a tuner
+ * has moved to float32 is not.
+ */
+export function isFloat32(run) {
+  return run.layers.length > 0 && run.policy === "float32";
 }
 
-/** Whether a run is what others are compared with to see what 16 bits bring. */
-export function isFloat32(run) {
-  return run.layers.length > 0 && inFloat32(run).length === run.layers.length;
+// What runs were compiled with, and how much of them is in 16 bits by now.
+function precisions(run, other, its) {
+  const shares = [run, other].map((data) => data.share_of_flops?.now ?? null);
+  return [
+    run.policy === other.policy ? `both compiled with ${run.policy}` :
+      `compiled with ${run.policy} (${its}: ${other.policy})`,
+    shares.includes(null) ? null :
+      `${formatShare(shares[0])} of FLOPs in 16 bits (${its}: ${formatShare(shares[1])})`,
+  ];
 }
 
 // What is faster and ends elsewhere is no gain.
@@ -63,28 +73,30 @@ function layerPaths(run) {
 }
 
 /**
- * What a run is beside another, in a line; `null` if nothing is known of one.
- * @returns {string | null}
+ * What a run is beside another, in a line; with one in float32 that is whether 16 bits were
+ * worth it.
+ * @returns {string}
  */
 export function comparison(run, other) {
   const speed = speedRatio(run, other);
-  if (!speed) return null;
   const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
   const [own, its] = names;
-  const seen = !speed.enough ? "too few steps, or readings of them, to compare the speed" :
-    `no difference in speed seen (${timesRange(speed)})`;
-  const first = speed.enough && differs(speed) ?
+  const seen = !speed ? "speeds not known" :
+    !speed.enough ? "too few steps, or readings of them, to compare the speed" :
+      `no difference in speed seen (${timesRange(speed)})`;
+  const first = speed?.enough && differs(speed) ?
     `${own} is ${fasterOrSlower(speed)} than ${its}, at ${inTimes(speed)} its speed` :
     `${own} against ${its}: ${seen}`;
   const parts = [
     first,
     lastLosses(run, other, its),
     memoryChange(run, other),
-    `${plural(inFloat32(run).length, "layer")} in float32 (${its}: ${inFloat32(other).length})`,
+    ...precisions(run, other, its),
   ];
   const open = [run, other].flatMap((data, place) => {
     const found = openFinding(data);
     return found ? [`; open finding of ${names[place]}: ${found}`] : [];
   });
-  return parts.filter(Boolean).join("; ") + open.join("");
+  const question = isFloat32(run) === isFloat32(other) ? "" : "Was it worth it? ";
+  return question + parts.filter(Boolean).join("; ") + open.join("");
 }

@@ -65,9 +65,12 @@ export function walkRows(list, selector) {
   });
 }
 
-export function bringIntoView(row) {
+/** Scrolls the page to a row; to the beginning of one that is taller than its scroller. */
+export function bringIntoView(row, scroller = null) {
   if (!row) return;
-  row.scrollIntoView({ block: "center" });
+  const isTall = scroller && row.offsetHeight > scroller.clientHeight;
+  (isTall ? scroller : row).scrollIntoView({ block: "center" });
+  if (isTall) revealIn(scroller, row);
   row.focus({ preventScroll: true });
 }
 
@@ -78,6 +81,8 @@ export function revealIn(scroller, row, margin = 0) {
   if (inner.top < outer.top + margin) {
     scroller.scrollTop -= outer.top + margin - inner.top;
   } else if (inner.bottom > outer.top + scroller.clientHeight) {
-    scroller.scrollTop += inner.bottom - outer.top - scroller.clientHeight;
+    // Of a row that is taller the beginning stays in view.
+    const below = inner.bottom - outer.top - scroller.clientHeight;
+    scroller.scrollTop += Math.min(below, inner.top - outer.top - margin);
   }
 }

@@ -1,5 +1,5 @@
 import {
-  formatInteger, formatNumber, formatScale, listSome, plural, readable, words,
+  formatInteger, formatNumber, formatScale, listSome, plural, readable, toNumber, words,
 } from "./format.js";
 
 // As the table of kinds has it, which Python serves with each finding.
@@ -59,7 +59,7 @@ export function momentOf(event) {
 }
 
 export function layersOf(event) {
-  if (event.layer) return [event.layer];
+  if (event.layer) return [event, ...event.members ?? []].map(({ layer }) => layer);
   return event.layers ? Object.keys(event.layers) : [];
 }
 
@@ -93,7 +93,7 @@ function changeSentence(verb, event) {
   const names = listSome(changes.map(([path]) => path), 2);
   const after = changes[0]?.[1]?.after;
   const where = after ? ` to ${after.replace(/^mixed_/, "")}` : "";
-  const reason = Object.values(event.reasons ?? {})[0];
+  const reason = Object.values(event.because ?? {})[0];
   const why = reason ? `: ${reason}` : "";
   const what = changes.length ? `${names}${where}${why}` : event.message ?? "";
   return `${verb} ${what}`.trim() + ".";
@@ -174,8 +174,11 @@ const SENTENCES = {
   verdict(event) {
     const since = event.failing_since ?? null;
     const failing = since === null ? "" : `, failing since step ${formatInteger(since)}`;
-    const at = event.layer ? `${event.layer}${failing}: ` : "";
-    return at + (event.advice || words(event.verdict));
+    const [layer, ...others] = layersOf(event);
+    const at = layer ? `${layer}${failing}: ` : "";
+    const same = others.length ?
+      ` The same for ${plural(others.length, "more layer")}: ${others.join(", ")}.` : "";
+    return at + (event.advice || words(event.verdict)) + same;
   },
   before_training(event) {
     const at = event.layer ? `${event.layer}: ` : "";
@@ -235,6 +238,12 @@ const SENTENCES = {
     return `Nothing could be logged from step ${event.from_step} on ` +
       `(${event.reason}); ${plural(event.lost ?? 0, "record")} lost.`;
   },
+  validate: (event) => {
+    return `Before the first step ${event.metric} is ${formatNumber(event.float32)} in float32.`;
+  },
+  keep: (event) => `The tuner ${event.message}.`,
+  sign_off: (event) => `At the end of training: ${event.message}.`,
+  validation_failed: (event) => `The metric is not evaluated any more: ${event.reason}`,
   plan_not_written: (event) => `Plan not written: ${event.reason}`,
   step_raised: (event) => `Step ${event.at_step} raised ${event.reason}` +
     (event.repaired ? "; it was taken again with the repair" : ""),
@@ -260,25 +269,54 @@ function badRows({ kind, batches, members, ...event }) {
   });
 }
 
+const asScale = (bits) => formatScale(2 ** toNumber(bits));
+// What numbers of a verdict are called, and how they are written.
 const NUMBERS = {
-  largest_inside_in_float32: "largest number inside the layer, computed in float32",
+  error: ["error against float32"],
+  error_of_change: ["error of its change against float32"],
+  largest_input: ["largest number that it received"],
+  largest_output_in_float32: ["largest number that it returns, computed in float32"],
+  largest_inside_in_float32: ["largest number inside the layer, computed in float32"],
+  largest_gradient_in_float32: ["largest gradient, computed in float32"],
+  batch_rows: ["rows of the batch in which it fails"],
+  batch_rows_in_all: ["rows of the batch in which it fails, in all"],
+  nonfinite_outputs: ["numbers that it returned infinite or NaN"],
+  nonfinite_gradients: ["gradients that were infinite or NaN"],
+  loss_scale_bits: ["loss scale", asScale],
+  lowest_bits: ["lowest loss scale that its gradients fit", asScale],
+  highest_bits: ["highest loss scale that its gradients fit", asScale],
+  needed_bits: ["loss scale that gradients need", asScale],
+  fell_from_bits: ["loss scale before it fell", asScale],
+  headroom_bits: ["headroom", (bits) => `${formatNumber(bits)} bits`],
+  overflows_in_steps: ["steps until an overflow is expected"],
 };
 const LIMITS = { largest_inside_in_float32: `; float16 holds up to ${formatInteger(65504)}` };
 
+function inWords([name, value]) {
+  const isNumber = typeof value === "number" || /^-?inf$/.test(value);
+  const [title, format] = NUMBERS[name] ?? [words(name)];
+  const write = format ?? (name.endsWith("scale") ? formatScale : formatNumber);
+  const text = isNumber ? write(value) : [value].flat().join(", ");
+  // Those of a batch are beside its skipped step.
+  const all = name.startsWith("samples_of_") ? ", all batches together" : "";
+  return `${title}${all}: ${text}${LIMITS[name] ?? ""}`;
+}
+
 export function eventDetails(event) {
   const lines = badRows(event);
-  if (event.message && event.layers) lines.push(event.message);
-  if (event.direction) lines.push(`direction: ${event.direction}`);
-  for (const [name, value] of Object.entries(event.numbers ?? {})) {
-    const readable = typeof value === "number" || /^-?inf$/.test(value);
-    const format = name.endsWith("scale") ? formatScale : formatNumber;
-    const shown = readable ? format(value) : JSON.stringify(value);
-    // Those of a batch are beside its skipped step.
-    const all = name.startsWith("samples_of_") ? ", all batches together" : "";
-    lines.push(`${NUMBERS[name] ?? words(name)}${all}: ${shown}${LIMITS[name] ?? ""}`);
+  // The sentence has what comes first.
+  if (event.message && event.layers) lines.push(...event.message.split("; ").slice(1));
+  if (event.direction) {
+    lines.push(event.direction === "update" ? "in the update of weights" : `in the ${event.direction} pass`);
   }
+  const others = event.kind === "verdict" ? event.members ?? [] : [];
+  const all = [event, ...others].map(({ numbers }) => Object.entries(numbers ?? {}).map(inWords));
+  lines.push(...all[0]);
+  others.forEach(({ layer }, place) => {
+    if (all[place + 1].length) lines.push(`${layer}: ${all[place + 1].join("; ")}`);
+  });
   for (const [path, change] of Object.entries(event.layers ?? {})) {
-    const reason = event.reasons?.[path] ? ` (${event.reasons[path]})` : "";
+    const reason = event.because?.[path] ? ` (${event.because[path]})` : "";
     lines.push(`${path}: ${change?.before} → ${change?.after}${reason}`);
   }
   if (event.variables?.length) lines.push(`variables: ${event.variables.join(", ")}`);

@@ -3,6 +3,7 @@ import { copyButton } from "./copy.js";
 import {
   breakable, bringIntoView, card, element, revealIn, walkRows,
 } from "./dom.js";
+import { groupEvents, isChosenEvent, lastMomentOf } from "./event_groups.js";
 import {
   describeEvent, eventDetails, eventLevel, eventTitle, kindTitle, layersOf, LEVELS,
   momentOf,
@@ -10,7 +11,6 @@ import {
 import { formatInteger } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { labelOfRun } from "./names.js";
-import { groupSkips, isChosenEvent, lastMomentOf } from "./skip_groups.js";
 import { countBy } from "./summary.js";
 
 const PAGE = 100;
@@ -101,9 +101,10 @@ export function createEvents(store) {
     },
     element("span", { class: "when" }, formatInteger(moment)),
     element("span", {}, badge, runLabel(event)),
+    // What repairs it before what was measured, of which there may be more than fits.
     element("span", { class: "what" }, ...breakable(describeEvent(event)),
-      ...details.map((line) => element("span", { class: "detail" }, ...breakable(line))),
-      ...chosen ? fixesOf(event) : []));
+      ...chosen ? fixesOf(event) : [],
+      ...details.map((line) => element("span", { class: "detail" }, ...breakable(line)))));
   }
 
   // What repairs it, to be copied; what is open stays so when the run has gone on.
@@ -144,7 +145,7 @@ export function createEvents(store) {
     only.checked = onlyLayer;
     const { runData, compareData } = store.state;
     shown = [runData, compareData].flatMap((data) => {
-      return groupSkips(data?.events ?? []);
+      return groupEvents(data?.events ?? []);
     }).filter((event) => {
       if (hiddenKinds.has(event.kind)) return false;
       return !onlyLayer || layer === null || isAbout(event, paths);
@@ -217,7 +218,7 @@ export function createEvents(store) {
     update();
   });
   store.on(["brought"], ({ brought }) => {
-    if (brought.panel === "events") bringIntoView(list.querySelector("li.chosen"));
+    if (brought.panel === "events") bringIntoView(list.querySelector("li.chosen"), scroller);
   });
   store.on(["hiddenKinds", "onlyLayer"], restart);
   store.on(["event", "step", "layer", "shown"], follow);

@@ -2,9 +2,9 @@ import { isFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
 import { breakable, element } from "./dom.js";
 
-const MAKE = "Whether 16 bits are worth it is seen beside a run in float32: the same script with " +
-  "these two lines before compile, this monitor in callbacks, and no tuner. “logs” is the " +
-  "folder that is shown here.";
+const NO_FLOAT32 = "Was it worth it? This run alone does not say: there is none in float32 to compare it with.";
+const MAKE = "One is made by the same script with these two lines before compile, this monitor in " +
+  "callbacks, and no tuner. “logs” is the folder that is shown here.";
 
 /**
  * What a run in 16 bits is to be compared with: a run of the folder in float32 with as many
@@ -16,8 +16,8 @@ export function missingFloat32({ runs, runData, compareData, summaries }) {
   if (!runData?.layers.length || isFloat32(runData)) return null;
   if (compareData && isFloat32(compareData)) return null;
   const rows = summaries ?? [];
-  const found = rows.find(({ run, layers, in_float32: wide }) => {
-    return run !== runData.run && wide === layers && layers === runData.layers.length;
+  const found = rows.find(({ run, layers, policy }) => {
+    return run !== runData.run && policy === "float32" && layers === runData.layers.length;
   });
   if (found) return found.run;
   const isRead = runs?.length < 2 || (summaries && !rows.some(({ unread }) => unread));
@@ -49,7 +49,8 @@ export function createFloat32Help(store) {
     root.hidden = run === null;
     if (run === null) return root.replaceChildren();
     const code = run ? null : float32Code(state.runData.run);
-    const text = run ? `${run} is in float32: whether 16 bits are worth it is seen beside it.` : MAKE;
+    const text = run ? `Was it worth it? This is seen beside ${run}, which was compiled with float32.` :
+      `${NO_FLOAT32} ${MAKE}`;
     root.replaceChildren(
       element("p", { class: "hint" }, ...breakable(text)),
       ...code ? [element("pre", {}, element("code", {}, code)), copyButton("Copy code", () => code)] :

@@ -1,5 +1,6 @@
 import { bringEvent, bringLayer, chooseRun, NOTHING_CHOSEN } from "./actions.js";
 import { speedAgainstFloat32 } from "./comparison.js";
+import { copyButton } from "./copy.js";
 import { element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
 import { formatInteger, plural, readable } from "./format.js";
@@ -72,9 +73,20 @@ export function createHeader(store, { offline, copyLink }) {
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
       element("span", {}, readable(data.headline.text) + (speed ? ` ${speed}` : "")));
-      // An observation, of a run that may be sound.
-      return data.flat_loss ? [sentence, element("p", { class: "note" }, data.flat_loss)] : [sentence];
+      return [sentence, ...notesOf(data)];
     }));
+  }
+
+  // What a tuner did, an observation of a run that may be sound, and what is left to do.
+  function notesOf(data) {
+    const { tuner, flat_loss: flat, next } = data;
+    const texts = [tuner, flat].filter(Boolean).map(readable);
+    const code = next?.code;
+    return [
+      ...texts.map((text) => element("p", { class: "note" }, text)),
+      ...next ? [element("p", { class: "note next" }, readable(next.text), " ",
+        code ? copyButton("Copy code", () => code) : null)] : [],
+    ];
   }
 
   // A sound run that is shown first would hide that another one of the folder is not.

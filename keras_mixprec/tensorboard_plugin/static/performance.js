@@ -11,8 +11,8 @@ import { linearScale, stepDomain } from "./scales.js";
 import { valueOf } from "./speed.js";
 import { themeColor } from "./theme.js";
 
-const NOT_TIMED = "had too few steps without a probe or a diagnosis, or the log is of an older " +
-  "version.";
+const NOT_TIMED = "had too few steps without a probe or a diagnosis (more steps, or a larger " +
+  "probe_every, leave some), or the log is of an older version.";
 const TIMES = { left: 66, right: 14, top: 8, height: 56, axis: 26 };
 
 export function createPerformance(store) {
@@ -23,8 +23,8 @@ export function createPerformance(store) {
   const box = element("div", { class: "canvas-box" });
   const times = dataTable("Time of a step");
   const nothing = element("p", { class: "absent", hidden: true });
-  const all = element("div", {}, line, span, element("table", {}, head, rows), box, times.root);
-  const root = card("performance", "Speed", [], createFloat32Help(store), nothing, all);
+  const all = element("div", {}, span, element("table", {}, head, rows), box, times.root);
+  const root = card("performance", "Speed", [], createFloat32Help(store), line, nothing, all);
   const surface = createSurface(box, {
     role: "img", "aria-label": "Time of a step, by steps",
   }, draw);
@@ -43,10 +43,10 @@ export function createPerformance(store) {
     nothing.replaceChildren(...breakable(untimed(runData, compareData)));
     nothing.hidden = !nothing.textContent;
     all.hidden = !known.length;
+    const both = runData && compareData;
+    line.replaceChildren(...breakable(both ? comparison(runData, compareData) : ""));
+    line.hidden = !both;
     if (!known.length) return;
-    const text = known.length > 1 ? comparison(runData, compareData) : null;
-    line.replaceChildren(...breakable(text ?? ""));
-    line.hidden = !text;
     const spans = known.map((data) => spanOf(data, known.length > 1)).filter(Boolean);
     span.replaceChildren(...breakable(spans.join("; ")));
     span.hidden = !spans.length;
@@ -54,7 +54,7 @@ export function createPerformance(store) {
     const figures = known[0].performance.figures.filter(({ name }) => {
       return known.some((data) => valueOf(data, name) !== null);
     });
-    rows.replaceChildren(...lossRow(known), ...figures.map(({ name, title, explanation, kind }) => {
+    rows.replaceChildren(policyRow(known), ...lossRow(known), ...figures.map(({ name, title, explanation, kind }) => {
       return element("tr", { "data-figure": name, title: explanation },
         element("th", { scope: "row" }, title),
         ...known.map((data) => {
@@ -81,6 +81,13 @@ export function createPerformance(store) {
     const { runData, compareData } = store.state;
     const other = data === runData ? compareData : runData;
     return text && (named ? `${shortRun(data.run, other.run)}: ${text}` : `Of ${text}`);
+  }
+
+  // What a run ends in may be what a tuner has made of it.
+  function policyRow(known) {
+    return element("tr", { "data-figure": "policy", title: "the policy of its layers when the run began" },
+      element("th", { scope: "row" }, "compiled with"),
+      ...known.map(({ policy }) => element("td", { class: "number" }, policy)));
   }
 
   // How fast a run is says nothing without what it came to.

@@ -10,11 +10,22 @@ function follows(event, group) {
 }
 
 /**
- * Steps skipped in a row as one event, which has them as `members`.
+ * What is said once of several events: steps skipped in a row, and verdicts that say the same
+ * of several layers. The event has the others as `members`, of skips itself as well.
  * @param {any[]} events of one run, by rising step
  * @returns {any[]}
  */
-export function groupSkips(events) {
+export function groupEvents(events) {
+  const same = events.filter((event) => event.same_as);
+  const isSame = (one, other) => one.same_as === other.layer && one.step === other.step &&
+    one.verdict === other.verdict && one.direction === other.direction;
+  return groupSkips(events.filter((event) => !event.same_as)).map((event) => {
+    const members = same.filter((one) => isSame(one, event));
+    return members.length ? { ...event, members } : event;
+  });
+}
+
+function groupSkips(events) {
   const shown = [];
   // The last of each optimizer: others may skip the same steps.
   const open = new Map();
