@@ -5,6 +5,7 @@ import pytest
 from plugin_page import BEYOND
 
 import keras_mixprec as kmp
+from keras_mixprec.reporting import report_picture
 from keras_mixprec.reporting.facts import Facts, join_failing
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.headline import headline
@@ -232,6 +233,27 @@ def test_the_layer_to_blame_stands_out_from_those_that_pass_it_on(
     assert marks["c"] == f"c{said}"
     page.hover(HEAT, LABELS + 300, 2 * ROW + 10)
     assert f"{said} infinite or NaN" in page.text(".tooltip")
+
+
+def test_the_text_of_a_report_knows_what_is_passed_on(overflowing):
+    report = kmp.load_report(overflowing.parent)
+    (run,) = report.to_dict().values()
+    assert [x["passed_from"] for x in run["layers"]] == [None, None, "b"]
+    said = str(report)
+    assert "b not finite at step 1" in said
+    assert "c not finite" not in said
+    assert "c passes on what b made infinite or NaN." in said
+
+
+def test_the_picture_of_a_report_knows_what_is_passed_on(overflowing):
+    report = kmp.load_report(overflowing.parent)
+    _, cells, *_ = report_picture.draw(report._runs, report.to_dict()).axes
+    colours = cells.collections[0].get_array()
+    rgb = lambda name: np.frombuffer(bytes.fromhex(name), "uint8") / 255  # noqa: E731
+    np.testing.assert_allclose(colours[1, :, :3] - rgb(ALARM), 0, atol=0.01)
+    np.testing.assert_allclose(colours[2, :, :3] - rgb(PASSED), 0, atol=0.01)
+    legend = [text.get_text() for text in cells.get_legend().get_texts()]
+    assert "passes on what another layer made infinite or NaN" in legend
 
 
 def write_chain(log_dir, size):

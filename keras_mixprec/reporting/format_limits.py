@@ -35,6 +35,23 @@ def format_limits(dtype: str) -> dict:
     }
 
 
+# The dtypes of more range, as in `precision.js`.
+_WIDER = {
+    "float16": ("bfloat16", "float32", "float64"),
+    "bfloat16": ("float64",),
+}
+
+
+def is_wider(dtype: str, limit: str) -> bool:
+    """Returns whether a dtype has more range than what headroom refers to.
+
+    Args:
+        dtype: String.
+        limit: String, as `measured_against` returns it.
+    """
+    return dtype in _WIDER[limit]
+
+
 def measured_against(layers: list) -> str:
     """Returns the dtype that the headroom of a run refers to.
 

@@ -6,7 +6,12 @@ where the loss is not: a verdict names the one that is to blame.
 
 import collections
 import itertools
+import math
 
+import numpy as np
+
+from keras_mixprec.reporting.format_limits import is_wider
+from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import FED_BY
 
 _FORWARD = ("forward_overflow", "cast_overflow", "weight_overflow")
@@ -46,6 +51,55 @@ def add_passed_on(layers: list, events: list):
             for name, origin in found.items()
             if origin not in (None, path) and path not in to_blame
         }
+
+
+def add_origins(layers: list, limit: str):
+    """Adds which layer made what is not finite in the table of layers.
+
+    `"passed_from"` is the path of the layer that `"passes_on"` names for
+    activations, if the worst of both since dtypes last changed is not finite;
+    else `None`.
+
+    Args:
+        layers: List of dicts, the table of layers, with headroom.
+        limit: String. The dtype that headroom refers to.
+    """
+    by_path = {layer["path"]: layer for layer in layers}
+    lost = {p for p, x in by_path.items() if x["least_headroom"] == -math.inf}
+    for layer in layers:
+        origin = layer["passes_on"].get("activation")
+        both = origin in lost and layer["path"] in lost
+        own = not both or is_wider(by_path[origin]["compute_dtype"], limit)
+        layer["passed_from"] = None if own else origin
+
+
+def passed_cells(calls: list, worst: np.ndarray, layers: list) -> np.ndarray:
+    """Returns where a layer passes on what another made, of its activations.
+
+    Args:
+        calls: List of strings, the rows: calls of layers.
+        worst: Array `[calls, steps]`, headrooms, minus infinity where numbers
+            were not finite.
+        layers: List of dicts, the table of layers.
+
+    Returns:
+        Boolean array like `worst`.
+    """
+    by_path = {layer["path"]: layer for layer in layers}
+    paths = [layer_of(call, by_path) for call in calls]
+    is_lost = worst == -np.inf
+    lost = {
+        path: is_lost[
+            [row for row, own in enumerate(paths) if own == path]
+        ].any(axis=0)
+        for path in {*paths}
+    }
+    passed = np.zeros(worst.shape, bool)
+    for row, path in enumerate(paths):
+        origin = by_path.get(path, {}).get("passes_on", {}).get("activation")
+        if origin in lost:
+            passed[row] = is_lost[row] & lost[origin]
+    return passed
 
 
 def _culprits(events, kinds):

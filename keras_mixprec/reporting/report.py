@@ -56,6 +56,7 @@ def text(overview: dict) -> str:
         *_demoted(overview["layers"]),
         *verdict_lines(overview["events"], overview["layers"]),
         *_headroom(overview["layers"], overview["format"]["name"]),
+        *_passed_on(overview["layers"]),
         *_all_zero(overview["layers"]),
         *filter(None, [overview["withheld"]]),
     ]
@@ -194,7 +195,9 @@ def _because(layer):
 def _headroom(layers, limit):
     # What a wider layer holds would be no matter for it.
     low = [x for x in layers if x["compute_dtype"] != "float32"]
-    shown = [x for x in low if _is_range(x["least_headroom"])]
+    # Of what a layer passes on another has the finding.
+    own = [x for x in low if x["passed_from"] is None]
+    shown = [x for x in own if _is_range(x["least_headroom"])]
     shown.sort(key=lambda layer: layer["least_headroom"])
     if shown:
         yield "Least headroom of activations: " + ", ".join(
@@ -203,14 +206,30 @@ def _headroom(layers, limit):
         )
 
 
+def _passed_on(layers):
+    behind = defaultdict(list)
+    for layer in layers:
+        if layer["passed_from"] is not None:
+            behind[layer["passed_from"]].append(layer["path"])
+    for origin, paths in [*behind.items()][:_MOST_LAYERS]:
+        passes = "pass" if paths[1:] else "passes"
+        yield f"{_named(paths)} {passes} on what {origin} made infinite or NaN."
+    if more := sum(map(len, [*behind.values()][_MOST_LAYERS:])):
+        count = format_count(more, "more layer")
+        yield f"And {count} on what others made infinite or NaN."
+
+
+def _named(paths):
+    more = len(paths) - _MOST_LAYERS
+    others = f" and {format_count(more, 'more layer')}" if more > 0 else ""
+    return ", ".join(paths[:_MOST_LAYERS]) + others
+
+
 def _all_zero(layers):
     # No headroom is short there, and yet nothing gets through.
     paths = [x["path"] for x in layers if x["least_headroom"] == math.inf]
     if paths:
-        more = len(paths) - _MOST_LAYERS
-        others = f" and {format_count(more, 'more layer')}" if more > 0 else ""
-        named = ", ".join(paths[:_MOST_LAYERS])
-        yield f"Activations all zero in every reading: {named}{others}."
+        yield f"Activations all zero in every reading: {_named(paths)}."
 
 
 def _left(layer, limit):

@@ -140,9 +140,9 @@ def category(name: str) -> np.ndarray:
 
 
 def level(name: str) -> np.ndarray:
-    """Returns the colour of a level that `colors.js` has, or of `"beyond"`."""
-    if name == "beyond":
-        return np.array(COLOURS["beyond"]) / 255
+    """Returns the colour of a level of the page, RGB between 0 and 1."""
+    if name in ("beyond", "passed"):
+        return np.array(COLOURS[name]) / 255
     return category(COLOURS["levels"][name])
 
 

@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 
+from keras_mixprec.reporting.format_limits import is_wider
 from keras_mixprec.reporting.layer_tables import layer_of
+from keras_mixprec.reporting.passed_on import passed_cells
 from keras_mixprec.reporting.report_page import (
     COLOURS,
     category,
@@ -26,15 +28,10 @@ _MARKS = {
     "promote": ("^", category("green")),
 }
 
-# The dtypes of more range, as in `precision.js`.
-_WIDER = {
-    "float16": ("bfloat16", "float32", "float64"),
-    "bfloat16": ("float64",),
-}
-
 # What the legend of the heatmap says besides its scale.
 _OTHERS = {
     "bad": "overflow",
+    "passed": "passes on what another layer made infinite or NaN",
     "zero": "all zero",
     "beyond": "beyond {}",
     "input": "input not finite",
@@ -162,6 +159,8 @@ def _draw_headroom(figure, axis, run, overview):
     wider = _wider(grid, overview["layers"], name)
     colours = headroom_colours(grid.worst, wider)
     colours[grid.lost & np.isnan(grid.worst)] = (*level("input"), 1)
+    passed = passed_cells(layers, grid.worst, overview["layers"]) & ~wider
+    colours[passed] = (*level("passed"), 1)
     axis.pcolormesh(
         np.append(grid.first, grid.last[-1] + 1),
         np.arange(len(layers) + 1),
@@ -174,10 +173,12 @@ def _draw_headroom(figure, axis, run, overview):
     )
     axis.tick_params(axis="y", labelsize=6)
     axis.set_xlabel("step")
-    _draw_legend(figure, axis, name, grid.lost.any())
+    seen = {"input": grid.lost.any(), "passed": passed.any()}
+    absent = {kind for kind, is_seen in seen.items() if not is_seen}
+    _draw_legend(figure, axis, name, absent)
 
 
-def _draw_legend(figure, axis, name, has_bad_input):
+def _draw_legend(figure, axis, name, absent):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.patches import Patch
@@ -191,7 +192,7 @@ def _draw_legend(figure, axis, name, has_bad_input):
     others = [
         Patch(color=level(kind), label=text.format(name))
         for kind, text in _OTHERS.items()
-        if kind != "input" or has_bad_input
+        if kind not in absent
     ]
     axis.legend(
         handles=others,
@@ -210,7 +211,7 @@ def _wider(grid, layers, name):
     dtypes = {layer["path"]: layer["dtypes"] for layer in layers}
     for row, call in enumerate(grid.layers):
         for since, dtype in dtypes.get(layer_of(call, dtypes), []):
-            wider[row, grid.last > since] = dtype in _WIDER[name]
+            wider[row, grid.last > since] = is_wider(dtype, name)
     return wider
 
 

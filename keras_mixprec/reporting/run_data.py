@@ -26,7 +26,7 @@ from keras_mixprec.reporting.layer_tables import (
     pool_groups,
     rows_in_order,
 )
-from keras_mixprec.reporting.passed_on import add_passed_on
+from keras_mixprec.reporting.passed_on import add_origins, add_passed_on
 from keras_mixprec.reporting.performance import Row, performance
 from keras_mixprec.reporting.run_layers import (
     add_events,
@@ -118,6 +118,7 @@ class RunData:
         add_inside(layers, events, measured_against(layers))
         add_repairs(layers, measured_against(layers))
         add_passed_on(layers, events)
+        add_origins(layers, measured_against(layers))
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         # Of a part that the model does not have, such as attention, are none.

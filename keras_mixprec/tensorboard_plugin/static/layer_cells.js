@@ -2,7 +2,7 @@ import { breakable, element } from "./dom.js";
 import { formatInteger, formatShare, plural } from "./format.js";
 import { insideInWords } from "./inside.js";
 import { headroomOf, worstLayer } from "./layer_columns.js";
-import { originOf, passedInWords } from "./passed_on.js";
+import { passedInWords } from "./passed_on.js";
 import { countBy, describeHeadroom, describeVerdict, shortType } from "./summary.js";
 
 const FULL_HEADROOM = 24;
@@ -52,7 +52,7 @@ function headroomBar(layer, data, step) {
   const inside = insideInWords(layer, format);
   const { level, text: ofOutputs } = describeHeadroom(bits, type, format.name);
   const text = inside?.short ?? ofOutputs;
-  const origin = originOf(layer, data.layers, format.name);
+  const origin = layer.passed_from;
   if (origin) {
     return element("span", { class: "headroom passed", title: passedInWords(origin) },
       element("span", { class: "bar" }, element("span", { class: "fill passed" })),

@@ -1,6 +1,3 @@
-import { toNumber } from "./format.js";
-import { isWider } from "./precision.js";
-
 // The part of a layer that a metric is of, or null where nothing is passed on.
 function partOf(metric) {
   if (metric?.startsWith("activation_")) return "activation";
@@ -41,19 +38,6 @@ export function hasPassed(heat, layers, pathOf) {
     if (!layers.get(pathOf(call, layers))?.passes_on?.[partOf(heat.metric)]) return false;
     return heat.from.some((_, column) => originAt(row, column) !== null);
   });
-}
-
-/**
- * The same of the row of the table of layers, which has the worst since dtypes last changed.
- * @param {any} layer
- * @param {any[]} layers
- * @param {string} formatName What headroom refers to.
- */
-export function originOf(layer, layers, formatName) {
-  const origin = layers.find(({ path }) => path === layer.passes_on?.activation);
-  const isLost = (one) => toNumber(one?.least_headroom ?? null) === -Infinity;
-  return isLost(layer) && isLost(origin) && !isWider(origin.compute_dtype, formatName) ?
-    origin.path : null;
 }
 
 export const passedInWords = (path) => `passes on what ${path} made infinite or NaN`;
