@@ -1,6 +1,7 @@
 """The loss in the timeline, where the log's numbers say, and as a table."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ LAST = 100
 # Of the picture: where the plot begins and ends, and the loss in it.
 LEFT, RIGHT, LOWEST, HIGHEST = 66, 58, 130, 18
 GAP = range(40, 60)
+LOSS = "8a4b9e"
 
 
 def losses():
@@ -96,7 +98,56 @@ def test_a_screen_reader_has_its_numbers(page):
 
 
 def test_it_is_a_mean_between_readings(page):
-    assert "mean between readings" in page.text("#timeline .legend")
+    assert (
+        "loss, mean between readings: the first at step 2, then every 2 steps"
+    ) in page.text("#timeline .legend")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [(40, 1.0), (90, 0.5), (100, 0.4)],
+            "the first at step 40, then every 10 to 50 steps",
+        ),
+        ([(80, 1.0)], "mean up to its only reading, at step 80"),
+        ([(n, 1.0) for n in range(1, 9)], "loss, read at every step"),
+    ],
+    ids=["late", "one", "all"],
+)
+def test_when_it_was_read_is_said_beside_it(any_page, tmp_path, rows, said):
+    write_losses(tmp_path, rows)
+    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
+    page = any_page.open_file(tmp_path / "report.html").settle()
+    assert said in page.text("#timeline .legend")
+    # A legend stands for something that is seen.
+    assert page.count(TIMELINE, LOSS) > 10
+
+
+def write_losses(folder, rows):
+    with RunLog(folder) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        for row in rows:
+            log.rows(row[0], schema.LOSS, [row], schema.LOSS_COLUMNS, 64)
+        log.event(LAST, {"kind": "train_end", "summary": "Done."})
+
+
+def test_the_loss_of_a_compared_run_has_the_colour_of_its_legend(
+    any_page, tmp_path
+):
+    write_losses(tmp_path / "a", [(10, 4.0)])
+    write_losses(tmp_path / "b", [(n, 1.0) for n in range(10, 101, 10)])
+    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
+    page = any_page.open_file(tmp_path / "report.html").settle()
+    page.pick("#run", "a/mixprec").pick("#compare", "b/mixprec")
+    (colour,) = page.run(
+        "return [...document.querySelectorAll('#timeline .legend-item')]"
+        ".filter(e => e.textContent.startsWith('- -loss'))"
+        ".map(e => getComputedStyle(e.firstChild).color)"
+    )
+    assert "".join(f"{int(x):02x}" for x in re.findall(r"\d+", colour)) == LOSS
+    # As it is and not only mixed with white.
+    assert page.count(TIMELINE, LOSS) > 200
 
 
 def test_without_a_loss_scale_there_is_no_axis_of_one(page, wide):

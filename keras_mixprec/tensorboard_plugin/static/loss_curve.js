@@ -1,5 +1,5 @@
-import { drawAxisName, drawLine } from "./canvas.js";
-import { formatInteger, formatNumber, toNumber } from "./format.js";
+import { drawAxisName, drawLine, drawMarker } from "./canvas.js";
+import { formatInteger, formatNumber, plural, toNumber } from "./format.js";
 import { linearScale, niceTicks, valueAtStep } from "./scales.js";
 import { themeColor } from "./theme.js";
 
@@ -9,6 +9,31 @@ export const LOSS_AXIS = 58;
 // spans a tenth of it at least.
 const LEAST_SPAN = 0.1;
 const TICKS = 4;
+
+/** How the loss of a run is drawn, and its sample in the legend: the first solid. */
+export function lossStyle(place) {
+  return place ? { color: "--loss", glyph: "- -", width: 1.75, dash: [5, 3] } :
+    { color: "--loss", glyph: "━", width: 1.25, dash: [] };
+}
+
+export const WHY_READINGS = "The loss is read with the counters, every update_freq steps of the " +
+  "monitor at most: a value is the mean of the steps since the reading before, the first of all " +
+  "steps until then.";
+
+/**
+ * What the legend says of a loss: when it was read.
+ * @param {{steps: number[]}} loss
+ */
+export function readingsInWords({ steps }) {
+  const first = `the first at step ${formatInteger(steps[0])}`;
+  if (steps.length < 2) return `mean up to its only reading, at step ${formatInteger(steps[0])}`;
+  const gaps = steps.slice(1).map((step, index) => step - steps[index]);
+  const [least, most] = [Math.min(...gaps), Math.max(...gaps)];
+  if (steps[0] === 1 && most === 1) return "read at every step";
+  const every = least === most ? (most === 1 ? "every step" : `every ${plural(most, "step")}`) :
+    `every ${formatInteger(least)} to ${plural(most, "step")}`;
+  return `mean between readings: ${first}, then ${every}`;
+}
 
 /**
  * The stretches of a loss that are finite, each a list of steps and losses.
@@ -74,14 +99,14 @@ export function placeLosses(runs, { scale, left, right, top, bottom }) {
   return { curves, axis, scale, right, y, middle: (top + bottom) / 2 };
 }
 
-// The first solid.
 export function drawLosses(context, { curves, scale, y }) {
   curves.forEach((stretches, place) => {
     for (const stretch of stretches) {
       const points = stretch.map(([step, value]) => [scale(step), y(value)]);
-      // One reading between two gaps is seen as well.
-      if (points.length === 1) points.push([points[0][0] + 2, points[0][1]]);
-      drawLine(context, points, themeColor("--loss"), 1.25, place ? [2, 2] : []);
+      const { color, width, dash } = lossStyle(place);
+      drawLine(context, points, themeColor(color), width, dash);
+      // An only reading, or one between two gaps, is no line.
+      if (points.length === 1) drawMarker(context, "circle", ...points[0], themeColor(color));
     }
   });
 }

@@ -15,7 +15,10 @@ import {
   formatInteger, formatPower, formatScale, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
-import { drawLossAxis, drawLosses, LOSS_AXIS, lossInWords, placeLosses } from "./loss_curve.js";
+import {
+  drawLossAxis, drawLosses, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
+  WHY_READINGS,
+} from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { themeColor } from "./theme.js";
 import { rowsOfLoss, rowsOfScale } from "./timeline_rows.js";
@@ -340,7 +343,10 @@ export function createTimeline(store) {
       if (!data.loss) return;
       const other = place ? runData : compareData;
       const whose = other ? ` of ${shortRun(data.run, other.run)}` : "";
-      items.push(legendItem(place ? "┄" : "━", "--loss", `loss${whose}, mean between readings`));
+      const { glyph, color } = lossStyle(place);
+      const item = legendItem(glyph, color, `loss${whose}, ${readingsInWords(data.loss)}`);
+      item.title = WHY_READINGS;
+      items.push(item);
     });
     const events = runsOf(store.state).flatMap((data) => data.events);
     /** @type {Set<string>} */
