@@ -170,7 +170,7 @@ def test_an_open_finding_has_what_to_do_above_all(show, tmp_path):
     said = show().text("#headline .next")
     assert said.startswith(
         "What to do: Let it compute in float32: PrecisionRule('a') The same "
-        "for 1 more layer."
+        "in 1 more layer."
     )
     assert said.endswith("Copy code")
 
@@ -191,7 +191,7 @@ def test_what_is_advised_alike_of_several_layers_is_said_once(show, tmp_path):
     (said,) = page.texts("#events li[data-kind=verdict] .what")
     # Not as in the code, which is of all of them.
     assert said.count("PrecisionRule('a')") == 1
-    assert "The same for 3 more layers: b, c, d." in said
+    assert "The same in 3 more layers: b, c, d." in said
     details = page.texts("#events li[data-kind=verdict] .detail")
     assert details[:3] == [
         "in the forward pass",
@@ -200,7 +200,7 @@ def test_what_is_advised_alike_of_several_layers_is_said_once(show, tmp_path):
     ]
     text = " ".join(str(kmp.load_report(tmp_path)).split())
     assert text.count("Let it compute in float32") == 1
-    assert "PrecisionRule('a') The same for 3 more layers: b, c, d." in text
+    assert "PrecisionRule('a') The same in 3 more layers: b, c, d." in text
 
 
 def test_why_a_layer_was_changed_is_in_words(show, tmp_path):

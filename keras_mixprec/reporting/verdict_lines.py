@@ -64,4 +64,4 @@ def _same_for(events):
     more = len(paths) - _MOST_LAYERS
     others = f" and {more:,} more" if more > 0 else ""
     count = format_count(len(paths), "more layer")
-    return f" The same for {count}: {', '.join(paths[:_MOST_LAYERS])}{others}."
+    return f" The same in {count}: {', '.join(paths[:_MOST_LAYERS])}{others}."

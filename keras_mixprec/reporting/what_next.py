@@ -131,7 +131,7 @@ def what_next(overview: Mapping) -> dict | None:
         )
         text = f"What to do: {event['advice']}"
         if same := _say_the_same(overview["events"], event):
-            text += f" The same for {format_count(same, 'more layer')}."
+            text += f" The same in {format_count(same, 'more layer')}."
         return {"text": text, "code": code}
     if event["verdict"] == "scale_too_low":
         text = f"{_NEXT_RUN}, unless its loss scale starts higher."

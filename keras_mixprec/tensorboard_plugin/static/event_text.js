@@ -177,7 +177,7 @@ const SENTENCES = {
     const [layer, ...others] = layersOf(event);
     const at = layer ? `${layer}${failing}: ` : "";
     const same = others.length ?
-      ` The same for ${plural(others.length, "more layer")}: ${others.join(", ")}.` : "";
+      ` The same in ${plural(others.length, "more layer")}: ${others.join(", ")}.` : "";
     return at + (event.advice || words(event.verdict)) + same;
   },
   before_training(event) {
