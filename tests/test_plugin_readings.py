@@ -9,7 +9,11 @@ from keras_mixprec.reporting import report_picture
 from keras_mixprec.reporting.facts import Facts, join_failing
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.headline import headline
-from keras_mixprec.reporting.passed_on import add_passed_on
+from keras_mixprec.reporting.passed_on import (
+    add_origins,
+    add_passed_on,
+    passed_cells,
+)
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_ranges import run_ranges
@@ -245,6 +249,33 @@ def test_the_text_of_a_report_knows_what_is_passed_on(overflowing):
     assert "c passes on what b made infinite or NaN." in said
 
 
+@pytest.mark.parametrize(
+    ("made", "received", "origin"),
+    [
+        (-np.inf, -np.inf, "b"),
+        (np.inf, np.inf, "b"),
+        # Of infinities no layer makes zeros, and a finite one made nothing.
+        (-np.inf, np.inf, None),
+        (2.0, -np.inf, None),
+        (None, None, None),
+    ],
+)
+def test_who_made_it_is_told_alike_in_table_and_picture(made, received, origin):
+    layers = [
+        {"path": path, "compute_dtype": "float16", "inside": None}
+        | {
+            "least_headroom": bits,
+            "passes_on": {"activation": "b"} if own else {},
+        }
+        for path, bits, own in (("b", made, False), ("c", received, True))
+    ]
+    add_origins(layers, "float16")
+    assert [x["passed_from"] for x in layers] == [None, origin]
+    worst = np.array([[made], [received]], float)
+    passed = passed_cells(["b", "c"], worst, layers)
+    assert passed.tolist() == [[False], [origin is not None]]
+
+
 def test_the_picture_of_a_report_knows_what_is_passed_on(overflowing):
     report = kmp.load_report(overflowing.parent)
     _, cells, *_ = report_picture.draw(report._runs, report.to_dict()).axes
@@ -253,7 +284,7 @@ def test_the_picture_of_a_report_knows_what_is_passed_on(overflowing):
     np.testing.assert_allclose(colours[1, :, :3] - rgb(ALARM), 0, atol=0.01)
     np.testing.assert_allclose(colours[2, :, :3] - rgb(PASSED), 0, atol=0.01)
     legend = [text.get_text() for text in cells.get_legend().get_texts()]
-    assert "passes on what another layer made infinite or NaN" in legend
+    assert "infinite, NaN or all zero because of another layer" in legend
 
 
 def write_chain(log_dir, size):

@@ -54,23 +54,29 @@ def add_passed_on(layers: list, events: list):
 
 
 def add_origins(layers: list, limit: str):
-    """Adds which layer made what is not finite in the table of layers.
+    """Adds which layer made what in the table of layers is not finite or zero.
 
     `"passed_from"` is the path of the layer that `"passes_on"` names for
-    activations, if the worst of both since dtypes last changed is not finite;
-    else `None`.
+    activations, if the worst of both since dtypes last changed is not finite,
+    or all zero; else `None`.
 
     Args:
         layers: List of dicts, the table of layers, with headroom.
         limit: String. The dtype that headroom refers to.
     """
     by_path = {layer["path"]: layer for layer in layers}
-    lost = {p for p, x in by_path.items() if x["least_headroom"] == -math.inf}
     for layer in layers:
-        origin = layer["passes_on"].get("activation")
-        both = origin in lost and layer["path"] in lost
-        own = not both or is_wider(by_path[origin]["compute_dtype"], limit)
-        layer["passed_from"] = None if own else origin
+        origin = by_path.get(layer["passes_on"].get("activation"))
+        same = origin and _outputs(layer) == _outputs(origin)
+        made = same and abs(_outputs(layer) or 0) == math.inf
+        narrow = made and not is_wider(origin["compute_dtype"], limit)
+        layer["passed_from"] = origin["path"] if narrow else None
+
+
+def _outputs(layer):
+    """The least headroom of what it returns, whatever overflows inside."""
+    inside = layer["inside"] or {}
+    return inside.get("outputs", layer["least_headroom"])
 
 
 def passed_cells(calls: list, worst: np.ndarray, layers: list) -> np.ndarray:
@@ -79,7 +85,7 @@ def passed_cells(calls: list, worst: np.ndarray, layers: list) -> np.ndarray:
     Args:
         calls: List of strings, the rows: calls of layers.
         worst: Array `[calls, steps]`, headrooms, minus infinity where numbers
-            were not finite.
+            were not finite, infinity where all were zero.
         layers: List of dicts, the table of layers.
 
     Returns:
@@ -87,18 +93,15 @@ def passed_cells(calls: list, worst: np.ndarray, layers: list) -> np.ndarray:
     """
     by_path = {layer["path"]: layer for layer in layers}
     paths = [layer_of(call, by_path) for call in calls]
-    is_lost = worst == -np.inf
-    lost = {
-        path: is_lost[
-            [row for row, own in enumerate(paths) if own == path]
-        ].any(axis=0)
-        for path in {*paths}
-    }
+    rows = collections.defaultdict(list)
+    for row, path in enumerate(paths):
+        rows[path].append(row)
     passed = np.zeros(worst.shape, bool)
     for row, path in enumerate(paths):
         origin = by_path.get(path, {}).get("passes_on", {}).get("activation")
-        if origin in lost:
-            passed[row] = is_lost[row] & lost[origin]
+        if origin in rows:
+            alike = (worst[rows[origin]] == worst[row]).any(axis=0)
+            passed[row] = np.isinf(worst[row]) & alike
     return passed
 
 

@@ -210,13 +210,14 @@ def _passed_on(layers):
     behind = defaultdict(list)
     for layer in layers:
         if layer["passed_from"] is not None:
-            behind[layer["passed_from"]].append(layer["path"])
-    for origin, paths in [*behind.items()][:_MOST_LAYERS]:
+            zero = layer["least_headroom"] == math.inf
+            behind[layer["passed_from"], zero].append(layer["path"])
+    for (origin, zero), paths in [*behind.items()][:_MOST_LAYERS]:
+        what = "all zero" if zero else "infinite or NaN"
         passes = "pass" if paths[1:] else "passes"
-        yield f"{_named(paths)} {passes} on what {origin} made infinite or NaN."
+        yield f"{_named(paths)} {passes} on what {origin} made {what}."
     if more := sum(map(len, [*behind.values()][_MOST_LAYERS:])):
-        count = format_count(more, "more layer")
-        yield f"And {count} on what others made infinite or NaN."
+        yield f"And {format_count(more, 'more layer')} on what others made."
 
 
 def _named(paths):
@@ -227,7 +228,8 @@ def _named(paths):
 
 def _all_zero(layers):
     # No headroom is short there, and yet nothing gets through.
-    paths = [x["path"] for x in layers if x["least_headroom"] == math.inf]
+    zero = [x for x in layers if x["least_headroom"] == math.inf]
+    paths = [x["path"] for x in zero if x["passed_from"] is None]
     if paths:
         yield f"Activations all zero in every reading: {_named(paths)}."
 

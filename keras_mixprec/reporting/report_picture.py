@@ -31,7 +31,7 @@ _MARKS = {
 # What the legend of the heatmap says besides its scale.
 _OTHERS = {
     "bad": "overflow",
-    "passed": "passes on what another layer made infinite or NaN",
+    "passed": "infinite, NaN or all zero because of another layer",
     "zero": "all zero",
     "beyond": "beyond {}",
     "input": "input not finite",

@@ -54,9 +54,11 @@ function headroomBar(layer, data, step) {
   const text = inside?.short ?? ofOutputs;
   const origin = layer.passed_from;
   if (origin) {
-    return element("span", { class: "headroom passed", title: passedInWords(origin) },
+    const isZero = bits === Infinity;
+    const short = isZero ? `all zero: comes from ${origin}` : `passes on what ${origin} made`;
+    return element("span", { class: "headroom passed", title: isZero ? short : passedInWords(origin) },
       element("span", { class: "bar" }, element("span", { class: "fill passed" })),
-      element("span", {}, ...breakable(`passes on what ${origin} made`)));
+      element("span", {}, ...breakable(short)));
   }
   const fill = element("span", { class: `fill ${level}` });
   fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
