@@ -132,7 +132,7 @@ test("a bar for each dtype that a layer ever had, with the reason", () => {
   const layers = [
     { path: "a", dtypes: [[0, "float16"], [7, "float32"]] }, { path: "b", dtypes: [[0, "float16"]] },
   ];
-  const because = { kind: "demote", step: 7, layers: { a: {} }, reasons: { a: "overflow" } };
+  const because = { kind: "demote", step: 7, layers: { a: {} }, because: { a: "overflow" } };
   const would = { ...because, dry_run: true, layers: { b: {} } };
   assert.deepEqual(bars.dtypeBars(layers, [because, would], 20), [{
     path: "a", bars: [

@@ -18,7 +18,7 @@ export function dtypeBars(layers, events, lastStep) {
       const event = own.findLast(({ step }) => step === from);
       return {
         from, until: dtypes[place + 1]?.[0] ?? Math.max(lastStep, from), dtype,
-        reason: event ? event.reasons?.[layer.path] ?? event.message ?? event.kind : null,
+        reason: event ? event.because?.[layer.path] ?? event.message ?? event.kind : null,
       };
     });
     return [{ path: layer.path, bars }];
