@@ -253,7 +253,8 @@ def test_differences(page, rows, runs):
         for layers, end in (one, ""), (two, "_of_other"):
             layer = layers[row["layer"]]
             assert row[f"dtype{end}"] == layer["compute_dtype"]
-            assert float(row[f"headroom{end}"]) == layer["least_headroom"]
+            inside = layer["inside"] or {"outputs": layer["least_headroom"]}
+            assert float(row[f"headroom{end}"]) == inside["outputs"]
 
 
 def test_trials(page, rows):

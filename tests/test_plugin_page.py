@@ -681,7 +681,13 @@ COLUMNS = {
     "path": lambda layer: layer["path"],
     "class": lambda layer: layer["class"],
     "dtype": lambda layer: layer["compute_dtype"],
-    "headroom": lambda layer: layer["least_headroom"],
+    # In its own dtype: 112 powers of two more in float32.
+    "headroom": lambda layer: (
+        None
+        if layer["least_headroom"] is None
+        else layer["least_headroom"]
+        + 112 * (layer["compute_dtype"] == "float32")
+    ),
     "verdicts": lambda layer: len(layer["verdicts"]) or None,
     "demoted": lambda layer: layer["demoted_at"],
     "parameters": lambda layer: layer["parameters"],

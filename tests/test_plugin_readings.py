@@ -107,7 +107,7 @@ def test_what_overflowed_inside_is_in_the_row_of_the_layer(page):
     page.pick("#run", "open/mixprec")
     row = pixels(page, STRIP)
     assert row.count(colour(ALARM)) > 0.2 * len(row)  # It is hatched.
-    assert "inside 2 bits beyond float16" in page.written(HEAT)
+    assert "overflow inside by 2 bits" in page.written(HEAT)
     assert colour(ALARM) not in pixels(page, STRIP - ROW)
     page.pick("#run", "repaired/mixprec")
     row = pixels(page, STRIP)

@@ -86,7 +86,7 @@ export function drawMarker(context, shape, x, y, color) {
 
 const HATCHES = {
   bad: "rgba(0,0,0,0.55)", input: "rgba(0,0,0,0.45)", beyond: "rgba(0,0,0,0.28)",
-  passed: "rgba(213,94,0,0.75)",
+  passed: "rgba(213,94,0,0.75)", zero: "rgba(255,255,255,0.9)",
 };
 
 export function hatchPattern(context, level) {

@@ -8,6 +8,7 @@ import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
 import { hasPassed } from "./passed_on.js";
+import { isAsIf, isWider } from "./precision.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -54,11 +55,12 @@ export function createHeatCard(store) {
   const table = dataTable("Worst value of each layer");
   const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
   const formatOf = () => store.state.runData?.format?.name ?? "float16";
+  const isShownAsIf = () => isAsIf(store.state.runData?.layers ?? [], formatOf());
   const someHeat = (is) => [store.state.heat, store.state.compareHeat].some((heat) => {
     return Boolean(heat && is(heat));
   });
   const legend = createHeatLegend(legendBox, {
-    kind: kindOf, format: formatOf,
+    kind: kindOf, format: formatOf, isAsIf: isShownAsIf,
     hasBadInput: () => someHeat((heat) => heat.badInput.columns.size > 0),
     hasPassed: () => [["heat", "runData"], ["compareHeat", "compareData"]].some(([heat, data]) => {
       const { [heat]: values, [data]: run } = store.state;
@@ -79,6 +81,14 @@ export function createHeatCard(store) {
     select.value = metric ?? "";
   }
 
+  function formatInWords() {
+    const { layers } = store.state.runData;
+    const dtypes = new Set(layers.map(({ compute_dtype: dtype }) => dtype));
+    const wide = [...dtypes].filter((dtype) => isWider(dtype, formatOf())).join(" or ");
+    if (isShownAsIf()) return ` All layers are in ${wide}: shown is what they would have left if they were ${formatOf()}.`;
+    return wide ? ` The format is that of the layer: ${formatOf()} or ${wide}.` : ` The format is ${formatOf()}.`;
+  }
+
   // Between two readings it is no end.
   function endOfMeasuring() {
     const { runData, heat } = store.state;
@@ -91,7 +101,8 @@ export function createHeatCard(store) {
   function update() {
     const { runData, heat, compare, compareData, compareHeat, metric } = store.state;
     if (metric && select.value !== metric) select.value = metric;
-    meaning.textContent = metricOf(runData, metric)?.explanation ?? "";
+    const { explanation = "", kind } = metricOf(runData, metric) ?? {};
+    meaning.textContent = explanation + (kind === "headroom" ? formatInWords() : "");
     const measured = Boolean(runData?.heat);
     withheld.textContent = readable([endOfMeasuring(), runData?.withheld].filter(Boolean).join(" "));
     withheld.hidden = !withheld.textContent;
@@ -107,6 +118,8 @@ export function createHeatCard(store) {
     other.hidden = !compareHeat;
   }
 
+  const rowsOfTable = (heat, layers) => worstOfRows(heat, layers, layerChoice(store.state), formatOf());
+
   // What the rows come down to: a picture cannot be heard.
   function updateTable() {
     const { runData, heat } = store.state;
@@ -114,9 +127,9 @@ export function createHeatCard(store) {
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, "at step"],
-      worstOfRows(heat, layers, layerChoice(store.state)).map(({ name, value, step, isBad }) => [
+      rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad }) => [
         name, isBad && Number.isNaN(value) ? BAD_INPUT :
-          valueInWords(metric.kind, value, null, formatOf()),
+          valueInWords(metric.kind, value, wider, formatOf()),
         step === null ? "–" : formatInteger(step),
       ])]);
   }

@@ -6,6 +6,7 @@ import { changedAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 
 const BAD_WIDTH = 3;
+const HARMLESS = ["beyond", "zero"];
 // Between two readings, of 255.
 const PALE = 96;
 // The part of a row that what its outputs do not show takes.
@@ -51,7 +52,7 @@ export function stretchesOf({ ranks, unread }, level) {
     const start = pixel;
     while (ranks[pixel + 1] === rank && !unread[pixel + 1]) pixel += 1;
     // One non-finite step stays visible however narrow it is.
-    found.push([start, Math.max(level === "beyond" ? 1 : BAD_WIDTH, pixel - start + 1)]);
+    found.push([start, Math.max(HARMLESS.includes(level) ? 1 : BAD_WIDTH, pixel - start + 1)]);
   }
   return found;
 }

@@ -21,9 +21,9 @@ function swatch(level, label) {
 
 /**
  * @param {HTMLElement} parent
- * @param {{kind: () => string | undefined, format: () => string, hasBadInput: () => boolean,
+ * @param {{kind: () => string | undefined, format: () => string, isAsIf: () => boolean, hasBadInput: () => boolean,
  *   hasPassed: () => boolean, isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
- *   to, whether readings are left out because the batch was not finite, whether any layer
+ *   to, whether no layer ever computed in it, whether readings are left out because the batch was not finite, whether any layer
  *   passes on what another made, and whether there are steps between the readings.
  */
 export function createHeatLegend(parent, of) {
@@ -47,7 +47,8 @@ export function createHeatLegend(parent, of) {
     }
     context.textAlign = "left";
     context.fillStyle = themeColor("--muted");
-    context.fillText(unit, 0, 10);
+    context.fillText(unit, 0, 8);
+    if (kind === "headroom" && of.isAsIf()) context.fillText(`if ${of.format()}`, 0, 20);
     labels.forEach((label, index) => {
       const y = LEGEND_TOP + index * band;
       context.fillText(label, LEGEND_BAR + 6, y);

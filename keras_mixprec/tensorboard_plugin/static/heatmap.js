@@ -20,7 +20,7 @@ import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
 import { originsIn, passedInWords } from "./passed_on.js";
-import { changedAt, everWider, widerAt } from "./precision.js";
+import { changedAt, everWider, isAsIf, widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
@@ -46,6 +46,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   let originAt = () => null;
   let layers = new Map();
   let repairedAt = -1;
+  let asIf = false;
   let labels = { of: null, length: 0, names: new Map() };
   let blockLabels = { of: null, names: new Map() };
   let rows = [];
@@ -82,6 +83,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const rows = store.state[dataSlot]?.layers ?? [];
     layers = new Map(rows.map((layer) => [layer.path, layer]));
     repairedAt = Math.max(-1, ...rows.map(changedAt));
+    asIf = isAsIf(rows, formatName());
   }
 
   // What the outputs, which the heatmap of headroom is of, do not show.
@@ -109,7 +111,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const ever = new Set(calls.filter((call) => {
       return everWider(layerOf(heat.layers[call]), formatName());
     }));
-    const isWider = (call, column) => ever.has(call) &&
+    // What a run in float32 would do in float16 is shown as far as that holds it.
+    const isHeld = (call, column) => !asIf || heat.values[call * heat.from.length + column] <= 0;
+    const isWider = (call, column) => ever.has(call) && isHeld(call, column) &&
       Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
     const found = poolRows(heat, calls, pixels, kind, isWider, originAt);
     const { columns, source } = found;
@@ -170,7 +174,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (column < 0) return null;
     const [from, until] = [heat.from[column], heat.until[column]];
     const step = clamp(Math.round(plot.scale.invert(x)), from, until);
-    const wider = isWide(0) ? widerAt(layerOf(layer), until, formatName()) : null;
+    const wider = isWide(0) || asIf ? widerAt(layerOf(layer), until, formatName()) : null;
     const isBad = GRAVEST[ranks[0]] === "input";
     const between = pixels.unread[0] ? Math.round(plot.scale.invert(x)) : null;
     const origin = GRAVEST[ranks[0]] === "passed" ? originAt(source[0], columns[0]) : null;
@@ -185,7 +189,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const axis = axisOf(store.state);
     const steps = cell.from === cell.until ? stepInWords(axis, cell.from) :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin)) :
+    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin), cell.value).long :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));
@@ -248,7 +252,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       context.fillStyle = themeColor("--card");
       for (const { row } of seen) context.fillRect(plot.left, topOf(row), size, 1);
     }
-    for (const level of ["beyond", "input", "passed", "bad"]) {
+    for (const level of ["zero", "beyond", "input", "passed", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
       for (const row of seen) hatch(context, row, level, topOf(row.row));
     }

@@ -2,7 +2,7 @@ import { formatInteger, formatNumber, formatShare, plural } from "./format.js";
 import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
 import { fitsOf } from "./fits.js";
 import { alarmLevel } from "./palette.js";
-import { isRepaired, isWider } from "./precision.js";
+import { isRepaired, isWider, ownHeadroom } from "./precision.js";
 
 export function countBy(items, keyOf) {
   const counts = new Map();
@@ -142,7 +142,8 @@ export function graverRun(summaries, shown) {
 // A layer in float32 may hold what is too large for 16 bits: that is what it is for.
 export function describeHeadroom(bits, type, formatName) {
   const level = alarmLevel("headroom", bits, isWider(type, formatName));
-  const number = `${formatNumber(Number(bits.toFixed(1)))} bits`;
+  const own = ownHeadroom(bits, type, formatName);
+  const number = `${formatNumber(Number(own.toFixed(1)))} bits`;
   const texts = {
     zero: "all zero", beyond: `beyond ${formatName}`,
     bad: bits === -Infinity ? "▲ not finite" : "▲ overflow",
