@@ -93,10 +93,11 @@ def said_of(page, layer, x=300):
     return page.text(".tooltip")
 
 
-def test_its_functions_without_a_browser():
+@pytest.mark.parametrize("name", ["headroom", "readings"])
+def test_its_functions_without_a_browser(name):
     if not shutil.which("node"):
         skip_without("node", "apt-get install nodejs")
-    tests = pathlib.Path(__file__).with_name("headroom_functions.test.mjs")
+    tests = pathlib.Path(__file__).with_name(f"{name}_functions.test.mjs")
     done = subprocess.run(
         ["node", "--test", tests], capture_output=True, text=True
     )
@@ -111,21 +112,24 @@ def test_zeros_behind_a_layer_at_fault_are_not_healthy(page):
     page.one("#map")
     page.settle()
     assert said in page.text("#map .node[data-layer=behind]")
-    legend = page.texts(".heat-legend li")
+    legend = page.texts("#heatmap .swatches li")
     assert "infinite, NaN or all zero because of another layer" in legend
     assert "all zero" in legend
 
 
-def test_zeros_have_a_hatching_and_an_empty_bar(page):
+def test_zeros_are_hatched_and_float32_has_a_full_bar(page):
     page.pick("#run", "fault/mixprec")
-    assert page.colours(HEAT)[SKY] > 0
-    sky = page.count(HEAT, SKY)
-    size = page.run(
-        "const c = document.querySelector(arguments[0]);"
-        "return c.offsetHeight - 24",
+    # Two rows of four: of the one with the fault, hatched, what is above its
+    # strip is left; the other comes from it.
+    width, height = page.run(
+        "const { width, height } = document.querySelector(arguments[0]);"
+        "return [width - arguments[1] - 22, (height - 24) / 4]",
         HEAT,
+        LABELS,
     )
-    assert sky < 0.9 * size / 4 * 20  # Of the readings alone, and hatched.
+    assert 0.1 < page.count(HEAT, SKY) / (width * height) < 0.5
+    (width,) = page.values("#layers tr[data-layer=logits] .fill", "style.width")
+    assert width == "100%"
     assert "overflow inside by 4 bits" in page.written(HEAT)
 
 
@@ -147,6 +151,35 @@ def test_a_run_in_float32_is_shown_as_if_it_were_in_float16(page):
     assert "if they were float16" in page.text("#metric-meaning")
     assert "if float16" in page.written(".heat-legend canvas")
     assert "3 bits if it were float16" in said_of(page, "logits")
+
+
+def test_the_closest_to_an_overflow_is_on_top(page, logs):
+    page.pick("#run", "fault/mixprec")
+    found = dict(
+        zip(
+            page.texts(".health .name"),
+            page.values(".health", "title"),
+            strict=True,
+        )
+    )
+    values = dict(
+        zip(
+            page.texts(".health .name"),
+            page.texts(".health .value"),
+            strict=True,
+        )
+    )
+    activations = "least headroom, activations"
+    assert values[activations] == "▲ overflow inside"
+    assert found[activations].startswith("energy, step 1:")
+    gradients = "least headroom, gradients"
+    assert values[gradients] == "6.1 bits"
+    assert found[gradients].startswith("energy, step 1, loss scale included")
+    (run,) = kmp.load_report(logs / "fault").to_dict().values()
+    bits = [layer["least_gradient_headroom"] for layer in run["layers"]]
+    assert bits == [9.25, 6.125, np.inf, 7.5]
+    page.pick("#run", "wide/mixprec")
+    assert not [n for n in page.texts(".health .name") if "headroom" in n]
 
 
 def test_of_two_runs_a_cell_has_one_quantity(page):

@@ -10,14 +10,19 @@ function floatOfHalf(bits) {
   return bits >> 15 ? -size : size;
 }
 
+// Of two million numbers loops take a tenth of the time of `Float32Array.from`.
 function floatsOfHalves(halves) {
   halfFloats ??= Float32Array.from({ length: 65536 }, (_, bits) => floatOfHalf(bits));
-  return Float32Array.from(halves, (bits) => halfFloats[bits]);
+  const values = new Float32Array(halves.length);
+  for (let index = 0; index < halves.length; index += 1) values[index] = halfFloats[halves[index]];
+  return values;
 }
 
 // bfloat16 is the upper half of float32.
 function floatsOfUpperHalves(halves) {
-  return new Float32Array(Uint32Array.from(halves, (bits) => bits << 16).buffer);
+  const bits = new Uint32Array(halves.length);
+  for (let index = 0; index < halves.length; index += 1) bits[index] = halves[index] << 16;
+  return new Float32Array(bits.buffer);
 }
 
 export function decodeHeat(buffer) {

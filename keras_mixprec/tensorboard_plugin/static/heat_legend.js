@@ -21,13 +21,13 @@ function swatch(level, label) {
 
 /**
  * @param {HTMLElement} parent
+ * @param {HTMLElement} others What is not on the scale.
  * @param {{kind: () => string | undefined, format: () => string, isAsIf: () => boolean, hasBadInput: () => boolean,
  *   hasPassed: () => boolean, isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
  *   to, whether no layer ever computed in it, whether readings are left out because the batch was not finite, whether any layer
  *   passes on what another made, and whether there are steps between the readings.
  */
-export function createHeatLegend(parent, of) {
-  const others = element("ul", { class: "swatches" });
+export function createHeatLegend(parent, others, of) {
   const surface = createSurface(parent, {
     role: "img", "aria-label": "Colour scale of the heatmap",
   }, (context) => {
@@ -55,7 +55,6 @@ export function createHeatLegend(parent, of) {
     });
   });
   surface.setHeight(LEGEND_TOP + LEGEND_HEIGHT + 14);
-  parent.append(others);
 
   function redraw() {
     const kind = of.kind();

@@ -21,6 +21,7 @@ import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
 import { originsIn, passedInWords } from "./passed_on.js";
 import { changedAt, everWider, isAsIf, widerAt } from "./precision.js";
+import { heatAxis, isByReading } from "./reading_axis.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
@@ -29,6 +30,8 @@ const LABEL_WIDTHS = [208, 380];
 const LABEL_SHARE = 0.25;
 const CHARACTER = 5.8;
 const VIEW_HEIGHT = 440;
+// Of a few rows each may be as high as this.
+const ROW_HEIGHTS = [12, 36];
 const AXIS_HEIGHT = 24;
 
 // Only the rows in view are drawn: a canvas cannot be as tall as 1,000 layers.
@@ -125,7 +128,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   // Pooled again only if what is under the pixels is another.
   function keepPooled(size) {
     const ends = [plot.left, plot.right].map(plot.scale.invert);
-    const of = [...ends, size, axisOf(store.state).name].join();
+    const { axis } = store.state;
+    const of = [...ends, size, axis, isByReading(store.state, heatOf())].join();
     if (pooled.of !== of) pooled = { of, rows: new Map() };
   }
 
@@ -141,7 +145,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     edges = heat ? columnEdges(heat.from, heat.until) : [];
     originAt = heat ? originsIn(heat, layers, pathOfCall) : () => null;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows.length));
-    rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
+    rowHeight = clamp(fitting, store.state.fit ? 1 : ROW_HEIGHTS[0], ROW_HEIGHTS[1]);
     const height = rows.length * rowHeight + AXIS_HEIGHT;
     const view = Math.min(height, VIEW_HEIGHT + AXIS_HEIGHT);
     spacer.style.height = `${height}px`;
@@ -208,7 +212,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     plot.left = clamp(Math.round(width * LABEL_SHARE), ...LABEL_WIDTHS);
     plot.right = width - 22;
     const domain = stepDomain(lastStep(), store.state.zoom);
-    const axis = axisOf(store.state);
+    const axis = heatAxis(store.state, heatOf(), domain);
     plot.scale = stepScale(axis, domain, [plot.left, plot.right]);
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
@@ -389,7 +393,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }));
   store.on(["layer"], unlessOld(reveal));
   store.on(
-    ["runData", "compareData", "zoom", "axis", "step", "layer", "theme"],
+    ["runData", "compareData", "zoom", "axis", "toScale", "step", "layer", "theme"],
     unlessOld(surface.redraw),
   );
   return scroller;

@@ -49,9 +49,11 @@ export function alarmLevel(kind, value, wider = false) {
   return "quiet";
 }
 
+const LEVEL_COLORS = { beyond: COLORS.beyond, passed: COLORS.passed };
+for (const [level, name] of Object.entries(COLORS.levels)) LEVEL_COLORS[level] = CATEGORY[name];
+
 export function levelColor(level) {
-  return CATEGORY[COLORS.levels[level]] ?? { beyond: COLORS.beyond, passed: COLORS.passed }[level] ??
-    null;
+  return LEVEL_COLORS[level] ?? null;
 }
 
 export function valueColor(kind, value, wider = false) {

@@ -57,7 +57,8 @@ export function hasPassed(heat, layers, pathOf) {
  * @param {string} formatName What headroom refers to.
  */
 export function originOf(layer, layers, formatName) {
-  const origin = layers.find(({ path }) => path === layer.passes_on?.activation);
+  const path = layer.passes_on?.activation;
+  const origin = path === undefined ? null : layers.find((one) => one.path === path);
   if (!origin || isWider(origin.compute_dtype, formatName)) return null;
   const bits = outputHeadroom(layer);
   return Math.abs(bits) === Infinity && bits === outputHeadroom(origin) ? origin.path : null;

@@ -1,6 +1,7 @@
 import { formatInteger, formatNumber, formatShare, plural } from "./format.js";
 import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
 import { fitsOf } from "./fits.js";
+import { leastHeadroom } from "./least_headroom.js";
 import { alarmLevel } from "./palette.js";
 import { isRepaired, isWider, ownHeadroom } from "./precision.js";
 
@@ -54,6 +55,7 @@ export function keyFigures(run) {
       layer: demoted[0],
     },
     ...shareIn16Bits(run),
+    ...leastHeadroom(run),
     ...matmulPrecision(run),
     {
       name: "main finding", text: finding.text, level: finding.level,

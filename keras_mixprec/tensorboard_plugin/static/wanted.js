@@ -46,10 +46,10 @@ export function whyShown(state) {
   return ` (${why}; click another one to see it here)`;
 }
 
-// The headroom of a part, unless the heatmap shows it already.
+// The headroom of a part, unless the heatmap shows it already, or is about to.
 function partMetric({ runData, part, metric }) {
   const name = `${part}_headroom_bits`;
-  return name !== metric && metricOf(runData, name) ? name : null;
+  return metric !== null && name !== metric && metricOf(runData, name) ? name : null;
 }
 
 export function wantedPaths(state) {
