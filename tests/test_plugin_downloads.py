@@ -412,7 +412,7 @@ def test_a_picture_of_the_range_by_step(page, picture, log):
     known = np.flatnonzero(np.isfinite(bits))
     share = np.asarray(grid.last)[known[-1]] / grid.last[-1]
     rows, columns = places(pixels[:, 60:], LINE)
-    wanted = 54 + share * (pixels.shape[1] - 54 - 16)
+    wanted = 54 + share * (pixels.shape[1] - 54 - 100)
     assert abs(columns.max() + 60 - wanted) <= 3
 
 

@@ -112,6 +112,10 @@ def test_zeros_behind_a_layer_at_fault_are_not_healthy(page):
     page.one("#map")
     page.settle()
     assert said in page.text("#map .node[data-layer=behind]")
+    page.one("#what-if")
+    page.settle()
+    cells = page.texts("#what-if tr[data-layer=behind] td")
+    assert cells[0] == said
     legend = page.texts("#heatmap .swatches li")
     assert "infinite, NaN or all zero because of another layer" in legend
     assert "all zero" in legend
