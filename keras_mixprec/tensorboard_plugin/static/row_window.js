@@ -1,9 +1,11 @@
 import { element } from "./dom.js";
+import { drawLater } from "./frames.js";
 import { clamp } from "./scales.js";
 
 // Rows in the document at once: with thousands every layout would be slow.
 const KEPT_ROWS = 110;
 const NEAR_END = 20;
+const IN_VIEW = 5;
 
 /**
  * The rows of a table of which only those near what is in view exist. They
@@ -78,12 +80,19 @@ export function createRowWindow(table, body, makeRow) {
     if (same) scroller.scrollTop += same.getBoundingClientRect().top - before;
   }
 
-  function follow() {
+  // Makes others if fewer than these are left beyond what is in view.
+  function follow(least = NEAR_END) {
     const seen = Math.floor(scroller.scrollTop / height);
     const until = seen + Math.ceil(scroller.clientHeight / height);
-    const near = (first > 0 && seen < first + NEAR_END) ||
-      (last < items.length && until > last - NEAR_END);
+    const near = (first > 0 && seen < first + least) ||
+      (last < items.length && until > last - least);
     if (near) shift(seen - Math.floor((KEPT_ROWS - (until - seen)) / 2));
+  }
+
+  // Only rows that are in view, or all but, are made at once.
+  function followSoon() {
+    follow(IN_VIEW);
+    drawLater(follow);
   }
 
   function bring(index) {
@@ -119,7 +128,7 @@ export function createRowWindow(table, body, makeRow) {
     row.tabIndex = 0;
     stop = Number(row.dataset.index);
   });
-  scroller.addEventListener("scroll", follow);
+  scroller.addEventListener("scroll", followSoon);
 
   return {
     scroller, rowAt, bring,
