@@ -66,7 +66,7 @@ test("the map leaves out batches that were not finite", () => {
 test("the map is of what is so since a repair", () => {
   const own = layer("a", { compute_dtype: "float32", dtypes: [[0, "float16"], [1, "float32"]] });
   assert.equal(stateOf([-Infinity, -Infinity, 5], own, HEADROOM).words,
-    "117 bits below the maximum of float32, 5 bits if it were float16");
+    "117 bits left in float32, 5 bits if it were float16");
   const before = stateOf([0.999, NaN, NaN], own, ERROR, { pool: "max" });
   assert.equal(before.words, "relative error 0.999 at step 0, before it was in float32");
   assert.equal(before.level, "beyond");

@@ -123,7 +123,7 @@ test("all zero has a colour of its own, and so has what a wider dtype holds", ()
   assert.ok(![0, 0.5, 1].map(share).includes(share(Infinity)));
   assert.equal(
     metrics.valueInWords("headroom", -2.5, "float32", "float16"),
-    "110 bits below the maximum of float32, 2.5 bits beyond float16",
+    "110 bits left in float32, 2.5 bits beyond float16",
   );
 });
 

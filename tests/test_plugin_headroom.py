@@ -140,7 +140,7 @@ def test_zeros_are_hatched_and_float32_has_a_full_bar(page):
 def test_a_layer_in_float32_has_the_headroom_of_float32(page):
     page.pick("#run", "fault/mixprec")
     assert "115 bits" in row_of(page, "logits")
-    words = "115 bits below the maximum of float32, 3 bits if it were float16"
+    words = "115 bits left in float32, 3 bits if it were float16"
     assert words in said_of(page, "logits")
     (title,) = page.values("#layers tr[data-layer=logits] .headroom", "title")
     assert title == f"{words} at step 1"

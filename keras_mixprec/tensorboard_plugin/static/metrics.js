@@ -18,7 +18,7 @@ function headroomInWords(value, wider, formatName) {
   if (wider) {
     const own = formatNumber(Number(ownHeadroom(value, wider, formatName).toFixed(1)));
     const other = value > 0 ? `${bits} bits if it were ${formatName}` : `${bits} bits beyond ${formatName}`;
-    return `${own} bits below the maximum of ${wider}, ${other}`;
+    return `${own} bits left in ${wider}, ${other}`;
   }
   if (value > 0) return `${bits} bits below the maximum`;
   return `overflow: ${bits} bits too large`;

@@ -183,7 +183,9 @@ export function describeReading({ value, step, isBefore, isBad, origin }, layer,
   }
   const isWide = Boolean(wider) && !(asIf && value > 0);
   return {
-    words, level: alarmLevel(kind, value, isWide), color: valueColor(kind, value, isWide),
+    // The first part: what it would have in another format is said under the mouse.
+    words, short: wider && kind === "headroom" ? words.split(", ")[0] : words,
+    level: alarmLevel(kind, value, isWide), color: valueColor(kind, value, isWide),
   };
 }
 
