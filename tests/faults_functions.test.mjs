@@ -65,7 +65,8 @@ test("the map leaves out batches that were not finite", () => {
 
 test("the map is of what is so since a repair", () => {
   const own = layer("a", { compute_dtype: "float32", dtypes: [[0, "float16"], [1, "float32"]] });
-  assert.equal(stateOf([-Infinity, -Infinity, 5], own, HEADROOM).words, "5 bits below the maximum");
+  assert.equal(stateOf([-Infinity, -Infinity, 5], own, HEADROOM).words,
+    "117 bits left in float32, 5 bits if it were float16");
   const before = stateOf([0.999, NaN, NaN], own, ERROR, { pool: "max" });
   assert.equal(before.words, "relative error 0.999 at step 0, before it was in float32");
   assert.equal(before.level, "beyond");
@@ -88,7 +89,7 @@ test("an overflow inside of a layer is said with what float16 holds", () => {
   assert.equal(level, "bad");
   const wide = { ...own, compute_dtype: "float32" };
   assert.equal(stateOf([9, 9, 9], wide, HEADROOM).level, "beyond");
-  assert.match(insideInWords(wide, FLOAT16).long, /^beyond float16 inside.*computed in float32$/);
+  assert.match(insideInWords(wide, FLOAT16).long, /^beyond float16 inside the layer.*computed in float32$/);
   assert.equal(insideInWords(layer("a"), FLOAT16), null);
   const details = eventText.eventDetails({
     kind: "verdict", numbers: { largest_inside_in_float32: 4125380 },
@@ -148,6 +149,7 @@ test("names of code are plain text, and of events say what happened", () => {
 test("why a layer is shown that nobody chose", () => {
   const of = (finding, layers, chosen = null) => wanted.whyShown({
     part: "activation", layer: chosen, runData: {
+      format: FLOAT16,
       finding, layers, events: [{ kind: "verdict", layer: "b" }],
       histograms: { activation: ["a", "b"] },
     },
@@ -157,4 +159,6 @@ test("why a layer is shown that nobody chose", () => {
   assert.match(of(null, layers), /least headroom of the layers with a histogram/);
   assert.match(of(null, layers.map((one) => ({ ...one, least_headroom: null }))), /first layer/);
   assert.equal(of(null, layers, "a"), "");
+  const wide = layers.map((one) => ({ ...one, compute_dtype: "float32" }));
+  assert.match(of(null, wide), /with a histogram, if they were float16;/);
 });

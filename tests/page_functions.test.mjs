@@ -85,7 +85,7 @@ test("each kind of metric has its alarms", () => {
   assert.equal(palette.alarmLevel("headroom", 1.5), "warning");
   assert.equal(palette.alarmLevel("headroom", -1, true), "beyond");
   assert.equal(palette.alarmLevel("headroom", -Infinity, true), "bad");
-  assert.equal(palette.alarmLevel("headroom", 1.5, true), "quiet");
+  assert.equal(palette.alarmLevel("headroom", 1.5, true), "roomy");
   assert.equal(palette.alarmLevel("count", 1), "bad");
   assert.equal(palette.alarmLevel("error", 0.1), "warning");
   assert.equal(palette.alarmLevel("share", NaN), "none");
@@ -123,7 +123,7 @@ test("all zero has a colour of its own, and so has what a wider dtype holds", ()
   assert.ok(![0, 0.5, 1].map(share).includes(share(Infinity)));
   assert.equal(
     metrics.valueInWords("headroom", -2.5, "float32", "float16"),
-    "2.5 bits beyond float16, computed in float32",
+    "110 bits left in float32, 2.5 bits beyond float16",
   );
 });
 
@@ -494,7 +494,7 @@ test("what is beyond 16 bits is no fault of a layer in float32", () => {
   const state = (bits, type) => summary.describeHeadroom(bits, type, "float16");
   assert.deepEqual(state(-3, "float16"), { level: "bad", text: "▲ overflow" });
   assert.deepEqual(state(-3, "float32"), { level: "beyond", text: "beyond float16" });
-  assert.deepEqual(state(1.25, "float32"), { level: "quiet", text: "1.3 bits" });
+  assert.deepEqual(state(1.25, "float32"), { level: "roomy", text: "113 bits" });
   assert.deepEqual(state(Infinity, "float16"), { level: "zero", text: "all zero" });
   assert.deepEqual(state(-Infinity, "float32"), { level: "bad", text: "▲ not finite" });
   assert.deepEqual(state(1.25, "float16"), { level: "warning", text: "1.3 bits" });

@@ -23,6 +23,7 @@ import keras_mixprec as kmp
 from keras_mixprec.reporting import run_ranges
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.format_limits import CHOICES, format_limits
+from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_summary import summary
@@ -172,7 +173,7 @@ def test_ranges_are_those_of_the_log(logs):
     data = data_of(logs, REPAIRED)
     own = run_ranges.run_ranges(data, 2000)["layers"]["logits"]["activation"]
     grid = data.grid("activation_headroom_bits", 2000)
-    bits = grid.worst[grid.layers.index("logits")]
+    bits = as_sent(grid.worst[grid.layers.index("logits")])
     known = np.isfinite(bits)  # What overflows makes all behind it infinite.
     largest = (np.log2(65504) - bits)[known]
     assert own["worst"]["largest"] == pytest.approx(largest.max(), abs=1e-3)
@@ -266,7 +267,10 @@ def test_the_chart_and_what_if_say_the_same_of_loss_scales(page, url):
     page.open(url, run=TUNED, layer="in_1", part="gradient", step=1)
     assert first["steps"][0] == 1
     words = page.text("#histogram .words")
-    assert f"fits loss scales {said[0]} to {said[1]}, 2 bits" in words
+    assert f"; fits loss scales {said[0]} to {said[1]}; in use: " in words
+    assert words.startswith("least headroom of the run: ")
+    (title,) = page.values("#histogram .words", "title")
+    assert "2 bits to spare for the reading of step 1" in title
 
 
 def test_a_plan_from_ranges_is_one_that_models_follow(page, url, tmp_path):
@@ -351,7 +355,7 @@ def test_a_forecast_is_drawn_up_to_the_maximum(page, tmp_path):
         words = page.text("#course .hint")
         assert "4 bits left" in words
         assert "expected at step 60" in words
-        assert {"step 60", "float16: maximum"} <= page.written("#course canvas")
+        assert {"step 60", "maximum"} <= page.written("#course canvas")
         page.click("#course details summary")
         rows = [r.split() for r in page.values("#course tr", "innerText")]
         assert ["60", "(expected)", "2^16", "–", "–"] in rows
@@ -392,7 +396,7 @@ def test_what_is_not_finite_is_at_the_top_edge(page, url, logs):
     assert [*map(int, lost)] == steps.tolist()
     # `PLACE` of course_card.js; a triangle is 11 pixels wide at its foot.
     width = page.one("#course canvas").size["width"]
-    places = 54 + steps[[0, -1]] / data.overview()["last_step"] * (width - 70)
+    places = 54 + steps[[0, -1]] / data.overview()["last_step"] * (width - 154)
     marks = page.pixels("#course canvas")[12 + 6 + 3][VERMILLION]
     found = marks["first"] + 5, marks["last"] - 5
     assert np.abs(places - found).max() <= 2

@@ -15,7 +15,7 @@ CULPRIT = PATHS[1234]  # encoder/block_61/o or so.
 BLOCK = "/".join(CULPRIT.split("/")[:2])
 WIDE = PATHS[7]
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
-ROW = 20
+ROW = 36
 STEPS = 200
 
 

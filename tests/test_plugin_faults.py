@@ -284,7 +284,7 @@ PURPLE = "cc79a7"
 
 def test_bad_data_is_called_bad_data(page):
     show(page, "bad")
-    assert BAD_INPUT in page.texts(".heat-legend li")
+    assert BAD_INPUT in page.texts("#heatmap .swatches li")
     assert page.count(HEAT, PURPLE) > 0
     assert "overflow" not in page.text("#map .map-scroll")
     assert "not finite at steps 5, 12 (bad data)" in page.text("#map .hint")

@@ -41,7 +41,7 @@ TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
 SECOND_HEAT = "#heatmap .heat-scroll:nth-of-type(2) canvas"
 SKIPPED, AXIS = "5c6675", "98a1ae"  # As `style.css` has them.
-ROW, LABELS = 20, 208  # Pixels of the heatmap, if there are few layers.
+ROW, LABELS = 29, 208  # Pixels of the heatmap, of 15 layers.
 MANY = [f"block_{n}/dense" for n in range(100)]
 DEEP = [
     f"bert_base_en_uncased_backbone/transformer_encoder_layer_{n}/{part}"
@@ -388,9 +388,9 @@ def test_all_zero_has_a_colour_of_its_own_with_a_legend(page, url):
         if row.get(SKY, {}).get("count", 0) > 99
     ]
     assert set(sky) == {2}
-    assert "all zero" in page.texts(".heat-legend li")
+    assert "all zero" in page.texts("#heatmap .swatches li")
     assert "beyond float16, computed in a wider format" in page.texts(
-        ".heat-legend li"
+        "#heatmap .swatches li"
     )
     page.hover(HEAT, LABELS + 100, 2 * 12 + 6)
     assert "all values are zero" in page.text(".tooltip")
@@ -684,7 +684,13 @@ COLUMNS = {
     "path": lambda layer: layer["path"],
     "class": lambda layer: layer["class"],
     "dtype": lambda layer: layer["compute_dtype"],
-    "headroom": lambda layer: layer["least_headroom"],
+    # In its own dtype: 112 powers of two more in float32.
+    "headroom": lambda layer: (
+        None
+        if layer["least_headroom"] is None
+        else layer["least_headroom"]
+        + 112 * (layer["compute_dtype"] == "float32")
+    ),
     "verdicts": lambda layer: len(layer["verdicts"]) or None,
     "demoted": lambda layer: layer["demoted_at"],
     "parameters": lambda layer: layer["parameters"],
@@ -725,7 +731,7 @@ def test_two_runs_are_shown_side_by_side(page, url):
     assert len(page.colours(SECOND_HEAT)) > 5
     assert page.texts("#layers th .of-run") == ["float16", "tuned"] * 3
     versus = page.texts(".versus")
-    assert len(versus) == 7
+    assert len(versus) == 8
     assert all(text.startswith("tuned: ") for text in versus)
     assert page.texts("#heatmap h3") == [FAILED, TUNED]
     page.pick("#compare", "")

@@ -78,17 +78,40 @@ def pixels(page, y=10):
     )
 
 
+def to_scale(page):
+    """Steps as far from each other as they are."""
+    if not page.one("#to-scale").is_selected():
+        page.click("#to-scale")
+
+
+def test_a_few_readings_are_a_column_each(page):
+    assert not page.one("#to-scale").is_selected()
+    row = pixels(page)
+    assert {colour[3] for colour in row} == {255}
+    assert "not measured" not in " ".join(page.texts("#heatmap .swatches li"))
+    said = "A column is a reading: 3 of 100 steps."
+    assert page.text("#metric-meaning").endswith(said)
+    assert {"1", "50", "100"} <= page.written(HEAT)
+    page.click_at(HEAT, LABELS + len(row) // 2, 10)
+    assert page.text("#selection span").endswith("step 50")
+    to_scale(page)
+    assert {colour[3] for colour in pixels(page)} > {255}
+    assert "A column" not in page.text("#metric-meaning")
+
+
 def test_that_none_is_infinite_is_said_of_steps_that_were_measured(page):
+    to_scale(page)
     page.pick("#metric", "activation_nonfinite")
     row = pixels(page)
     quiet = [*bytes.fromhex(QUIET), 255]
     read = [x for x, colour in enumerate(row) if colour == quiet]
     assert 3 * len(READ) <= len(read) < 0.1 * len(row)
     assert sum(colour[3] == 0 for colour in row) > 0.9 * len(row)
-    assert "not measured" in page.texts(".heat-legend li")
+    assert "not measured" in page.texts("#heatmap .swatches li")
 
 
 def test_between_two_readings_a_range_is_pale(page):
+    to_scale(page)
     row = pixels(page)
     strong = [x for x, colour in enumerate(row) if colour[3] == 255]
     pale = [x for x, colour in enumerate(row) if 0 < colour[3] < 200]
@@ -100,7 +123,7 @@ def test_between_two_readings_a_range_is_pale(page):
     assert "not measured" not in page.text(".tooltip")
 
 
-ROW = 20
+ROW = 36
 STRIP = 3 * ROW - 4  # Near the lower edge of the third row.
 
 
@@ -110,12 +133,14 @@ def colour(text):
 
 def test_what_overflowed_inside_is_in_the_row_of_the_layer(page):
     page.pick("#run", "open/mixprec")
+    to_scale(page)
     row = pixels(page, STRIP)
     assert row.count(colour(ALARM)) > 0.2 * len(row)  # It is hatched.
-    assert "inside 2 bits beyond float16" in page.written(HEAT)
+    assert "overflow inside by 2 bits" in page.written(HEAT)
     assert colour(ALARM) not in pixels(page, STRIP - ROW)
     page.pick("#run", "repaired/mixprec")
     row = pixels(page, STRIP)
+    assert "beyond float16 inside by 2 bits" in page.written(HEAT)
     since = int(0.35 * len(row))
     assert colour(ALARM) in row[:since]
     assert colour(ALARM) not in row[since:]
@@ -317,6 +342,54 @@ def test_the_worst_layer_is_in_view_on_the_map(page, tmp_path, size):
     assert page.in_view(last, "#map .map-scroll")
     top = page.run("return document.querySelector('.map-scroll').scrollTop")
     assert (top == 0) == (size < 20)
+
+
+def test_rows_that_stay_in_the_table_are_not_made_again(page, tmp_path):
+    page.open_file(write_chain(tmp_path / "own", 200)).settle()
+    page.run(
+        "document.querySelector('#layers tr[data-layer=layer_100]').seen = 1;"
+        "document.querySelector('#layers .table-scroll').scrollTop = 2600"
+    )
+    last = "#layers tr[data-layer=layer_120]"
+    page.until(lambda: page.all(last))
+    assert page.values("#layers tr[data-layer=layer_100]", "seen") == [1]
+    page.click(last)
+    page.click("#layers tr[data-layer=layer_119]")
+    assert page.chosen()[1] == "layer_119"
+    assert page.values("#layers tr[aria-current=true]", "dataset.layer") == [
+        "layer_119"
+    ]
+
+
+def test_what_is_said_under_the_mouse_covers_no_keys(page):
+    keys = "#heatmap .heat-legend, #heatmap .swatches"
+    covered = (
+        "const box = e => e.getBoundingClientRect();"
+        "const own = box(document.querySelector('.tooltip'));"
+        "return [...document.querySelectorAll(arguments[0])].map(box)"
+        ".filter(one => own.left < one.right && one.left < own.right &&"
+        " own.top < one.bottom && one.top < own.bottom).length"
+    )
+    size = len(pixels(page))
+    for y in 10, 3 * ROW - 4:
+        page.hover(HEAT, LABELS + size - 4, y)
+        assert page.shown(".tooltip")
+        assert page.run(covered, keys) == 0
+
+
+def test_limits_are_beside_the_curves(page):
+    page.click("#layers tr[data-layer=a]")
+    page.one("#course")
+    page.settle()
+    size, inner = page.run(
+        "const canvas = document.querySelector('#course canvas');"
+        "const pen = canvas.getContext('2d');"
+        "return [canvas.offsetWidth, pen.measureText('smallest normal').width]"
+    )
+    assert inner < 100 < size
+    assert {"maximum", "smallest normal", "smallest"} <= page.written(
+        "#course canvas"
+    )
 
 
 def test_the_timeline_fills_its_card_beside_a_taller_one(page):

@@ -163,7 +163,8 @@ def headroom_colours(bits: np.ndarray, wider: np.ndarray) -> np.ndarray:
     place = (high - bits) / (high - low) * limits["ramp"]
     colours = np.ones((*bits.shape, 4))
     colours[..., :3] = _ramp(place)
-    colours[(bits < low) & ~wider, :3] = level("warning")
+    colours[bits < low, :3] = level("warning")
+    colours[wider, :3] = np.array(COLOURS["ramp"][0]) / 255
     colours[bits <= 0, :3] = level("bad")
     colours[(bits <= 0) & wider, :3] = level("beyond")
     colours[bits == -np.inf, :3] = level("bad")

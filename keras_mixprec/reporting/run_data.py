@@ -20,7 +20,7 @@ from keras_mixprec.reporting.format_limits import (
     limits_in_use,
     measured_against,
 )
-from keras_mixprec.reporting.grid import Grid
+from keras_mixprec.reporting.grid import HEADROOM_DTYPE, Grid
 from keras_mixprec.reporting.layer_tables import (
     Table,
     pool_groups,
@@ -184,13 +184,18 @@ class RunData:
         pool = tables[-1].metrics[metric]
         steps = np.concatenate([table.steps for table in tables])
         rows = np.concatenate([t.column(metric, layers) for t in tables])
-        lost = np.concatenate([t.lost(metric, layers) for t in tables])
         size = math.ceil(len(rows) / min(columns, MAX_COLUMNS))
         first = np.arange(0, len(rows), size)
         last = np.minimum(first + size, len(rows)) - 1
         worst = pool_groups(pool, rows, size).T
-        lost = np.logical_or.reduceat(lost, first).T
-        return Grid(layers, steps[first], steps[last], worst, pool, lost)
+        lost = np.zeros(worst.shape, bool)
+        if any(table.spoiled.any() for table in tables):  # As in few logs.
+            rows = np.concatenate([t.lost(metric, layers) for t in tables])
+            lost = np.logical_or.reduceat(rows, first).T
+        # Counts and magnitudes go beyond float16.
+        is_headroom = metric.endswith("headroom_bits")
+        dtype = HEADROOM_DTYPE if is_headroom else "bfloat16"
+        return Grid(layers, steps[first], steps[last], worst, pool, dtype, lost)
 
     def measured(self, metric: str) -> dict:
         """Returns a metric of every layer by step, ready for JSON.

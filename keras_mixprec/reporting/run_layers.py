@@ -15,6 +15,7 @@ from keras_mixprec.reporting.facts import (
     severity_of,
 )
 from keras_mixprec.reporting.format_limits import format_limits
+from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import (
     FED_BY,
@@ -23,7 +24,11 @@ from keras_mixprec.reporting.schema import (
 )
 from keras_mixprec.reporting.text_formats import parse_json
 
-_METRIC = "activation_headroom_bits"
+# Part: what its least headroom and the step of it are called.
+_LEAST = {
+    "activation": ("least_headroom", "worst_step"),
+    "gradient": ("least_gradient_headroom", "worst_gradient_step"),
+}
 _INSIDE = "largest_inside_in_float32"
 
 
@@ -96,36 +101,47 @@ def add_events(layers: list, events: list):
 def add_headroom(layers: list, tables: list):
     """Adds the least headroom of each layer's activations, and its step.
 
-    Only since the last change of precision: what overflowed before that is
-    in the findings. Infinite if all numbers were zero.
+    And of its gradients, loss scale included, without those of steps that
+    overflowed, since a dynamic loss scale is found by these. Only since the
+    last change of precision: what overflowed before that is in the findings.
+    Infinite if all numbers were zero.
     """
     changes = [step for layer in layers for step, _ in layer["dtypes"][1:]]
     since = max(changes, default=-1)
     paths = {layer["path"] for layer in layers}
-    least = {}
+    for part, (bits, step) in _LEAST.items():
+        least = _least_headroom(tables, part, since, paths)
+        for layer in layers:
+            found = least.get(layer["path"], (None, None))
+            layer |= dict(zip((bits, step), found, strict=True))
+
+
+def _least_headroom(tables, part, since, paths):
+    """By path, the least headroom since a step, and when that was."""
+    metric, least = f"{part}_headroom_bits", {}
     for table in tables:
-        if _METRIC not in table.metrics or not len(table.steps):
+        if metric not in table.metrics or not len(table.steps):
             continue
-        values = table.column(_METRIC, table.layers)
+        values = as_sent(table.column(metric, table.layers))
         values[table.steps <= since] = np.nan
+        if part == "gradient":
+            values[values == -np.inf] = np.nan
         rows = np.flatnonzero(~np.isnan(values).all(axis=0))
         places = np.nanargmin(values[:, rows], axis=0)
         for row, place in zip(rows, places, strict=True):
             found = values[place, row].item(), table.steps[place].item()
             path = layer_of(table.layers[row], paths)
             least[path] = min(least.get(path, found), found)
-    for layer in layers:
-        bits, step = least.get(layer["path"], (None, None))
-        bits = None if bits is None else round(bits, 2)
-        layer |= {"least_headroom": bits, "worst_step": step}
+    return least
 
 
 def add_inside(layers: list, events: list, limit: str):
     """Adds what overflows on the way to outputs that fit.
 
-    `"inside"` is `None`, or a dict of the `"step"` at which a verdict said so
-    and of the `"largest"` number inside of the layer in float32. Headroom,
-    which is of outputs, is used up then.
+    `"inside"` is `None`, or a dict of the `"step"` at which a verdict said so,
+    of the `"largest"` number inside of the layer in float32, and of the
+    `"outputs"`, their least headroom. `"least_headroom"`, which is of outputs
+    otherwise, is used up then.
 
     Args:
         layers: List of dicts, the table of layers.
@@ -168,8 +184,8 @@ def _use_up(layer, verdict, largest, maximum_bits):
     # Outputs that are not finite, or as large, say more.
     if left is None or left > bits:
         step = verdict.get("at_step", verdict["step"])
-        layer["inside"] = {"step": step, "largest": largest}
-        layer |= {"least_headroom": round(bits, 2), "worst_step": step}
+        layer["inside"] = {"step": step, "largest": largest, "outputs": left}
+        layer |= {"least_headroom": bits, "worst_step": step}
 
 
 def add_repairs(layers: list, limit: str):

@@ -17,6 +17,7 @@ from keras_mixprec.reporting.format_limits import (
     format_limits,
     measured_against,
 )
+from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.skipped_steps import lowest_overflowing_scale
@@ -178,7 +179,7 @@ def _finite_headroom(data, part, columns):
     steps = np.asarray(grid.last)
     for row, bits, lost in zip(grid.layers, grid.worst, bad, strict=True):
         known = np.isfinite(bits) & ~lost
-        yield row, steps[known].tolist(), bits[known].tolist()
+        yield row, steps[known].tolist(), as_sent(bits[known]).tolist()
 
 
 def _no_shift(_step):

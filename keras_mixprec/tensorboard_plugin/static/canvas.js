@@ -14,14 +14,21 @@ export function createSurface(parent, attributes, draw) {
     const height = parseInt(canvas.style.height, 10);
     if (!width || !height) return;
     const ratio = window.devicePixelRatio || 1;
-    canvas.style.width = `${width}px`;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
+    const size = [Math.round(width * ratio), Math.round(height * ratio)];
     const context = canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.font = FONT;
-    context.textBaseline = "middle";
+    if (canvas.width === size[0] && canvas.height === size[1]) {
+      context.clearRect(0, 0, width, height);
+    } else {
+      // Which takes new memory, and up to 10 ms.
+      canvas.style.width = `${width}px`;
+      [canvas.width, canvas.height] = size;
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.font = FONT;
+      context.textBaseline = "middle";
+    }
+    context.save();
     draw(context, width, height);
+    context.restore();
   };
   const redraw = seenFirst(parent, paint);
   new ResizeObserver(([report]) => {
@@ -86,10 +93,17 @@ export function drawMarker(context, shape, x, y, color) {
 
 const HATCHES = {
   bad: "rgba(0,0,0,0.55)", input: "rgba(0,0,0,0.45)", beyond: "rgba(0,0,0,0.28)",
-  passed: "rgba(213,94,0,0.75)",
+  passed: "rgba(213,94,0,0.75)", zero: "rgba(255,255,255,0.9)",
 };
 
+const tiles = new Map();
+
 export function hatchPattern(context, level) {
+  if (!tiles.has(level)) tiles.set(level, hatchTile(level));
+  return context.createPattern(tiles.get(level), "repeat");
+}
+
+function hatchTile(level) {
   const tile = document.createElement("canvas");
   tile.width = 5;
   tile.height = 5;
@@ -104,7 +118,7 @@ export function hatchPattern(context, level) {
     pen.lineTo(shift + 5, 0);
     pen.stroke();
   }
-  return context.createPattern(tile, "repeat");
+  return tile;
 }
 
 /**

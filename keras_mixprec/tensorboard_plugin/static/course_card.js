@@ -14,7 +14,8 @@ import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
 
-const PLACE = { left: 54, right: 16, top: 12, axis: 30, height: 260 };
+// On the right there is room for what the limits are, beside the curves.
+const PLACE = { left: 54, right: 100, top: 12, axis: 30, height: 260 };
 /** @type {["largest" | "median" | "smallest", string, number][]} */
 const LINES = [
   ["largest", "--line-1", 2], ["median", "--line-2", 1.5], ["smallest", "--line-3", 1.5],
@@ -148,7 +149,7 @@ export function createCourse(store) {
         themeColor(color), 1, [2, 3]);
       context.textAlign = "left";
       context.fillStyle = themeColor("--muted");
-      context.fillText(`${format.name}: ${label}`, PLACE.left + 6, y(bits) - 7);
+      context.fillText(label, width - PLACE.right + 6, y(bits));
     }
     for (const [name, color, thick] of LINES) {
       const points = shown[name].map(([step, bits]) => [x(step), y(bits)]);

@@ -1,7 +1,7 @@
 import { toNumber } from "./format.js";
-import { headroomOf } from "./layer_columns.js";
+import { outputHeadroom } from "./inside.js";
 import { beforeInWords } from "./model_map.js";
-import { changedAt } from "./precision.js";
+import { changedAt, isWider } from "./precision.js";
 
 // How many binary digits a number has: what two dtypes differ by.
 const DIGITS = { float64: 53, float32: 24, float16: 11, bfloat16: 8 };
@@ -32,12 +32,21 @@ export const DIFFERENCES = [
       Number(one?.compute_dtype !== other?.compute_dtype),
   },
   {
-    id: "headroom", label: "Activation headroom", of: headroomOf,
+    id: "headroom", label: "Activation headroom", of: (layer) => numberOr(outputHeadroom(layer)),
+    note: (layer, ranges, formatName) => {
+      const isRange = Math.abs(outputHeadroom(layer)) < Infinity;
+      return isRange && isWider(layer.compute_dtype, formatName) ? ` if it were ${formatName}` : "";
+    },
     // Less than a power of two comes of training once more.
     apart: (one, other) => {
-      const bits = apart(headroomOf(one), headroomOf(other));
+      const bits = apart(...[one, other].map((layer) => numberOr(outputHeadroom(layer))));
       return bits < 1 ? 0 : bits;
     },
+  },
+  {
+    id: "inside", label: "Overflow inside the layer",
+    of: (layer) => numberOr(layer?.inside?.largest),
+    apart: (one, other) => Number(Boolean(one?.inside) !== Boolean(other?.inside)),
   },
   {
     id: "verdicts", label: "Verdicts", of: (layer) => layer?.verdicts ?? null,
@@ -81,7 +90,9 @@ export function differencesOf(run, other, ranges, otherRanges, by) {
       const values = pair.map((layer, place) => column.of(layer, measured[place]));
       const size = column.apart ? column.apart(pair[0], pair[1], measured) :
         apart(...values);
-      const notes = pair.map((layer, place) => column.note?.(layer, measured[place]) ?? "");
+      const notes = pair.map((layer, place) => {
+        return column.note?.(layer, measured[place], [run, other][place].format?.name) ?? "";
+      });
       return { id: column.id, values, size, notes };
     });
     return { path, cells };

@@ -9,10 +9,14 @@ const MOST_ROWS = 200;
 const ALONE = "Choose a second run to compare with, above: a row for each layer then says " +
   "what is different in it.";
 
+const inBits = (value) => formatNumber(Number(value.toFixed(1)));
+
 const SHOW = {
   dtype: (value) => value ?? "–",
   headroom: (value) => (value === null ? "–" : value === -Infinity ? "not finite" :
-    value === Infinity ? "all zero" : `${formatNumber(Number(value.toFixed(1)))} bits`),
+    value === Infinity ? "all zero" : value > 0 ? `${inBits(value)} bits` :
+      `${inBits(-value)} bits too large`),
+  inside: (value) => (value === null ? "none" : `numbers up to ${formatNumber(value)}`),
   verdicts: (value) => (value ? value.map(words).join(", ") || "none" : "–"),
   error: (value) => (value === null ? "–" : formatNumber(value)),
   flops: (value) => (value === null ? "–" : formatShare(value)),
@@ -27,11 +31,8 @@ export function createDifference(store) {
   const caption = element("p", { class: "hint", role: "status" });
   const nothing = element("p", { class: "absent" }, ALONE);
   const rows = element("tbody");
-  const table = element("table", {}, element("thead", {}, element("tr", {},
-    ...["Layer", ...DIFFERENCES.map(({ label }) => label)].map((head) => {
-      return element("th", { scope: "col", class: "plain" }, head,
-        head === "Layer" ? null : element("span", { class: "of-run" }));
-    }))), rows);
+  const head = element("tr");
+  const table = element("table", {}, element("thead", {}, head), rows);
   const scroller = element("div", { class: "table-scroll short" }, table);
   const root = card("difference", "Differences between two runs", [by], caption, nothing, scroller);
   root.classList.add("wide");
@@ -51,11 +52,19 @@ export function createDifference(store) {
       `Each cell: ${names.join(" | ")}.` +
       (found.length > MOST_ROWS ? ` The first ${MOST_ROWS} are shown.` : "");
     const labels = [labelOfRun(runData.run, compareData.run), labelOfRun(compareData.run, runData.run)];
-    for (const which of table.querySelectorAll("th .of-run")) which.textContent = labels.join(" | ");
-    rows.replaceChildren(...found.slice(0, MOST_ROWS).map(row));
+    // What overflows inside of no layer is no column.
+    const shown = DIFFERENCES.filter((column, place) => column.id !== "inside" ||
+      found.some(({ cells }) => cells[place].values.some((value) => value !== null)));
+    head.replaceChildren(element("th", { scope: "col", class: "plain" }, "Layer"),
+      ...shown.map(({ label }) => element("th", { scope: "col", class: "plain" }, label,
+        element("span", { class: "of-run" }, labels.join(" | ")))));
+    const ids = new Set(shown.map(({ id }) => id));
+    rows.replaceChildren(...found.slice(0, MOST_ROWS).map(({ path, cells }) => {
+      return row(path, cells.filter(({ id }) => ids.has(id)));
+    }));
   }
 
-  function row({ path, cells }) {
+  function row(path, cells) {
     return element("tr", { "data-layer": path },
       element("th", { scope: "row", class: "plain" }, element("button", {
         type: "button", onclick: () => chooseLayer(store, path),

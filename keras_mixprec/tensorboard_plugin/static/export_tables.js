@@ -41,7 +41,7 @@ function heatExport(state) {
   const { runData, heat } = state;
   if (!isOfRun(heat, runData)) return [];  // It may be loading.
   const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
-  return worstOfRows(heat, layers, layerChoice(state)).map(({ name, value, step }) => {
+  return worstOfRows(heat, layers, layerChoice(state), runData.format.name).map(({ name, value, step }) => {
     return { layer: name, metric: heat.metric, worst: value, step };
   });
 }

@@ -2,19 +2,35 @@
 const READER_FIRST = 150;
 
 const queue = new Set();
+// What was drawn in this frame already.
+let drawn = null;
 const later = new Set();
 let timer = 0;
 
-// In the next frame, once however often it is asked for.
+/**
+ * In the next frame, once however often it is asked for. What is asked for while that frame is
+ * drawn is drawn in it as well: a card that fills itself and then its picture takes one.
+ * @param {() => void} draw
+ */
 export function drawSoon(draw) {
-  if (!queue.size) {
-    requestAnimationFrame(() => {
-      const draws = [...queue];
-      queue.clear();
-      for (const queued of draws) queued();
-    });
-  }
+  if (!queue.size && !drawn) requestAnimationFrame(drawFrame);
   queue.add(draw);
+}
+
+function drawFrame() {
+  drawn = new Set();
+  try {
+    for (const draw of queue) {
+      // Not one for ever that asks for itself.
+      if (drawn.has(draw)) continue;
+      queue.delete(draw);
+      drawn.add(draw);
+      draw();
+    }
+  } finally {
+    drawn = null;
+    if (queue.size) requestAnimationFrame(drawFrame);
+  }
 }
 
 // One at a time, so that a reader who comes between waits for one at most.
@@ -26,7 +42,11 @@ function drawNext() {
   else delete document.body.dataset.later;
 }
 
-function drawLater(draw) {
+/**
+ * After what the reader sees is drawn, once however often it is asked for.
+ * @param {() => void} draw
+ */
+export function drawLater(draw) {
   later.add(draw);
   document.body.dataset.later = "1";
   clearTimeout(timer);

@@ -116,7 +116,7 @@ export function createHeader(store, { offline, copyLink }) {
       const other = same ? `${nameOf(compareData)}: ${same.text}` : null;
       return element(action ? "button" : "div", {
         class: `health ${entry.level ?? ""}`, type: action ? "button" : null,
-        title: action ? "Show it below" : entry.title, onclick: action,
+        title: entry.title ?? (action ? "Show it below" : null), onclick: action,
       },
       element("span", { class: "name" }, entry.name),
       element("span", { class: "value" }, entry.text),

@@ -8,6 +8,8 @@ import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
 import { hasPassed } from "./passed_on.js";
+import { isAsIf, isWider } from "./precision.js";
+import { canBeByReading, isByReading } from "./reading_axis.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -40,6 +42,13 @@ export function createHeatCard(store) {
     onchange: () => store.set({ fit: fit.checked }),
   });
   const fitLabel = element("label", { class: "check" }, fit, "fit all rows");
+  const scale = element("input", {
+    type: "checkbox", id: "to-scale",
+    onchange: () => store.set({ toScale: scale.checked }),
+  });
+  const scaleLabel = element("label", {
+    class: "check", title: "Steps as far from each other as they are; otherwise a column for each reading",
+  }, scale, "steps to scale");
   const meaning = element("p", { id: "metric-meaning", class: "hint" });
   const withheld = element("p", { class: "withheld", hidden: true });
   const missing = element("p", { class: "nothing", hidden: true });
@@ -50,22 +59,24 @@ export function createHeatCard(store) {
   scrollTogether(own, other);
   const legendBox = element("div", { class: "heat-legend" });
   const maps = element("div", { class: "heat-maps" }, ownTitle, own, otherTitle, other);
-  const body = element("div", { class: "heat-body" }, maps, legendBox);
+  const keys = element("ul", { class: "swatches" });
+  const body = element("div", { class: "heat-body" }, maps, legendBox, keys);
   const table = dataTable("Worst value of each layer");
   const kindOf = () => metricOf(store.state.runData, store.state.metric)?.kind;
   const formatOf = () => store.state.runData?.format?.name ?? "float16";
+  const isShownAsIf = () => isAsIf(store.state.runData?.layers ?? [], formatOf());
   const someHeat = (is) => [store.state.heat, store.state.compareHeat].some((heat) => {
     return Boolean(heat && is(heat));
   });
-  const legend = createHeatLegend(legendBox, {
-    kind: kindOf, format: formatOf,
+  const legend = createHeatLegend(legendBox, keys, {
+    kind: kindOf, format: formatOf, isAsIf: isShownAsIf,
     hasBadInput: () => someHeat((heat) => heat.badInput.columns.size > 0),
     hasPassed: () => [["heat", "runData"], ["compareHeat", "compareData"]].some(([heat, data]) => {
       const { [heat]: values, [data]: run } = store.state;
       if (!values || !run) return false;
       return hasPassed(values, new Map(run.layers.map((layer) => [layer.path, layer])), pathOfCall);
     }),
-    isSparse: () => someHeat(hasGaps),
+    isSparse: () => someHeat((heat) => hasGaps(heat) && !isByReading(store.state, heat)),
   });
 
   function fillMetrics() {
@@ -77,6 +88,20 @@ export function createHeatCard(store) {
       }));
     }));
     select.value = metric ?? "";
+  }
+
+  function formatInWords() {
+    const { layers } = store.state.runData;
+    const dtypes = new Set(layers.map(({ compute_dtype: dtype }) => dtype));
+    const wide = [...dtypes].filter((dtype) => isWider(dtype, formatOf())).join(" or ");
+    if (isShownAsIf()) return ` All layers are in ${wide}: shown is what they would have left if they were ${formatOf()}.`;
+    return wide ? ` The format is that of the layer: ${formatOf()} or ${wide}.` : ` The format is ${formatOf()}.`;
+  }
+
+  function readingsInWords() {
+    const { heat, runData } = store.state;
+    return isByReading(store.state, heat) ?
+      ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.` : "";
   }
 
   // Between two readings it is no end.
@@ -91,7 +116,10 @@ export function createHeatCard(store) {
   function update() {
     const { runData, heat, compare, compareData, compareHeat, metric } = store.state;
     if (metric && select.value !== metric) select.value = metric;
-    meaning.textContent = metricOf(runData, metric)?.explanation ?? "";
+    const { explanation = "", kind } = metricOf(runData, metric) ?? {};
+    meaning.textContent = explanation + (kind === "headroom" ? formatInWords() : "") + readingsInWords();
+    scaleLabel.hidden = !canBeByReading(store.state, heat);
+    scale.checked = !isByReading(store.state, heat);
     const measured = Boolean(runData?.heat);
     withheld.textContent = readable([endOfMeasuring(), runData?.withheld].filter(Boolean).join(" "));
     withheld.hidden = !withheld.textContent;
@@ -107,6 +135,8 @@ export function createHeatCard(store) {
     other.hidden = !compareHeat;
   }
 
+  const rowsOfTable = (heat, layers) => worstOfRows(heat, layers, layerChoice(store.state), formatOf());
+
   // What the rows come down to: a picture cannot be heard.
   function updateTable() {
     const { runData, heat } = store.state;
@@ -114,9 +144,9 @@ export function createHeatCard(store) {
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, "at step"],
-      worstOfRows(heat, layers, layerChoice(store.state)).map(({ name, value, step, isBad }) => [
+      rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad }) => [
         name, isBad && Number.isNaN(value) ? BAD_INPUT :
-          valueInWords(metric.kind, value, null, formatOf()),
+          valueInWords(metric.kind, value, wider, formatOf()),
         step === null ? "–" : formatInteger(step),
       ])]);
   }
@@ -124,11 +154,11 @@ export function createHeatCard(store) {
   store.on(["runData"], fillMetrics);
   store.on(["runData", "heat", "filter", "onlyProblems", "folded"], updateTable);
   store.on(
-    ["runData", "heat", "compare", "compareData", "compareHeat", "metric"], update,
+    ["runData", "heat", "compare", "compareData", "compareHeat", "metric", "axis", "toScale"], update,
   );
-  store.on(["runData", "metric", "theme", "heat", "compareHeat"], legend.redraw);
+  store.on(["runData", "metric", "theme", "heat", "compareHeat", "axis", "toScale"], legend.redraw);
   const root = card(
-    "heatmap", "Layers over time", [fitLabel, select], meaning, withheld, missing, body,
+    "heatmap", "Layers over time", [scaleLabel, fitLabel, select], meaning, withheld, missing, body,
     table.root,
   );
   store.on(["awaited"], ({ awaited }) => {

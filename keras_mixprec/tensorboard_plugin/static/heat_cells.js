@@ -6,10 +6,12 @@ import { changedAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 
 const BAD_WIDTH = 3;
+const HARMLESS = ["beyond", "zero"];
 // Between two readings, of 255.
 const PALE = 96;
 // The part of a row that what its outputs do not show takes.
 const STRIP = 0.4;
+const TEXT_HEIGHT = 16;
 
 /**
  * The rows that are in view, a pixel for each cell. What was not measured is pale, and left
@@ -51,7 +53,7 @@ export function stretchesOf({ ranks, unread }, level) {
     const start = pixel;
     while (ranks[pixel + 1] === rank && !unread[pixel + 1]) pixel += 1;
     // One non-finite step stays visible however narrow it is.
-    found.push([start, Math.max(level === "beyond" ? 1 : BAD_WIDTH, pixel - start + 1)]);
+    found.push([start, Math.max(HARMLESS.includes(level) ? 1 : BAD_WIDTH, pixel - start + 1)]);
   }
   return found;
 }
@@ -82,8 +84,10 @@ export function drawInside(context, layer, inside, plot, place) {
   const room = plot.right - found - 8;
   const width = context.measureText(inside.amount).width;
   if (width > room) return;
+  // A low row has no room for it above the strip.
+  const free = height - strip < TEXT_HEIGHT ? height : height - strip;
   context.fillStyle = themeColor("--card");
-  context.fillRect(found + 12, top + 2, width + 6, height - 3);
+  context.fillRect(found + 12, top + 2, width + 6, free - 3);
   context.fillStyle = themeColor("--ink");
-  context.fillText(inside.amount, found + 15, top + height / 2);
+  context.fillText(inside.amount, found + 15, top + free / 2);
 }

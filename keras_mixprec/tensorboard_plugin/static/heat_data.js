@@ -1,5 +1,30 @@
 import { countAtMost } from "./scales.js";
 
+// The float32 numbers that the 65,536 bit patterns of float16 stand for.
+let halfFloats = null;
+
+function floatOfHalf(bits) {
+  const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
+  const size = exponent === 31 ? (fraction ? NaN : Infinity) :
+    exponent ? (1024 + fraction) * 2 ** (exponent - 25) : fraction * 2 ** -24;
+  return bits >> 15 ? -size : size;
+}
+
+// Of two million numbers loops take a tenth of the time of `Float32Array.from`.
+function floatsOfHalves(halves) {
+  halfFloats ??= Float32Array.from({ length: 65536 }, (_, bits) => floatOfHalf(bits));
+  const values = new Float32Array(halves.length);
+  for (let index = 0; index < halves.length; index += 1) values[index] = halfFloats[halves[index]];
+  return values;
+}
+
+// bfloat16 is the upper half of float32.
+function floatsOfUpperHalves(halves) {
+  const bits = new Uint32Array(halves.length);
+  for (let index = 0; index < halves.length; index += 1) bits[index] = halves[index] << 16;
+  return new Float32Array(bits.buffer);
+}
+
 export function decodeHeat(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const text = new TextDecoder().decode(new Uint8Array(buffer, 4, length));
@@ -7,11 +32,10 @@ export function decodeHeat(buffer) {
   const count = head.layers.length * head.from.length;
   // Little-endian, as every machine is that browsers run on.
   const halves = new Uint16Array(buffer, 4 + length, count);
-  const bits = new Uint32Array(count);
-  for (let index = 0; index < count; index += 1) bits[index] = halves[index] << 16;
+  const decode = head.dtype === "float16" ? floatsOfHalves : floatsOfUpperHalves;
   const { rows, columns } = head.bad_input;
   const badInput = { rows: new Set(rows), columns: new Set(columns) };
-  return { ...head, badInput, values: new Float32Array(bits.buffer) };
+  return { ...head, badInput, values: decode(halves) };
 }
 
 // Whether a reading of a layer is left out because the batch was not finite.

@@ -21,13 +21,13 @@ function swatch(level, label) {
 
 /**
  * @param {HTMLElement} parent
- * @param {{kind: () => string | undefined, format: () => string, hasBadInput: () => boolean,
+ * @param {HTMLElement} others What is not on the scale.
+ * @param {{kind: () => string | undefined, format: () => string, isAsIf: () => boolean, hasBadInput: () => boolean,
  *   hasPassed: () => boolean, isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
- *   to, whether readings are left out because the batch was not finite, whether any layer
+ *   to, whether no layer ever computed in it, whether readings are left out because the batch was not finite, whether any layer
  *   passes on what another made, and whether there are steps between the readings.
  */
-export function createHeatLegend(parent, of) {
-  const others = element("ul", { class: "swatches" });
+export function createHeatLegend(parent, others, of) {
   const surface = createSurface(parent, {
     role: "img", "aria-label": "Colour scale of the heatmap",
   }, (context) => {
@@ -47,14 +47,14 @@ export function createHeatLegend(parent, of) {
     }
     context.textAlign = "left";
     context.fillStyle = themeColor("--muted");
-    context.fillText(unit, 0, 10);
+    context.fillText(unit, 0, 8);
+    if (kind === "headroom" && of.isAsIf()) context.fillText(`if ${of.format()}`, 0, 20);
     labels.forEach((label, index) => {
       const y = LEGEND_TOP + index * band;
       context.fillText(label, LEGEND_BAR + 6, y);
     });
   });
   surface.setHeight(LEGEND_TOP + LEGEND_HEIGHT + 14);
-  parent.append(others);
 
   function redraw() {
     const kind = of.kind();

@@ -1,6 +1,7 @@
 import { pathOfCall, poolRow } from "./heat_data.js";
 import { foldedBlockOf } from "./layer_blocks.js";
 import { alarmLevel } from "./palette.js";
+import { ownHeadroom, widerAt } from "./precision.js";
 
 // A row that the table of layers does not have is found by its name alone.
 function unknown(path) {
@@ -32,13 +33,13 @@ export function rowOfCall(rows, calls, layer) {
   return index < 0 ? -1 : rows.findIndex((row) => row.calls.includes(index));
 }
 
-export const GRAVEST = ["bad", "passed", "warning", "input", "quiet", "beyond", "zero", "none"];
-const [BAD, PASSED, INPUT] = ["bad", "passed", "input"].map((level) => GRAVEST.indexOf(level));
+export const GRAVEST = ["bad", "passed", "warning", "input", "quiet", "roomy", "beyond", "zero", "none"];
+const [BAD, PASSED, INPUT, ZERO] = ["bad", "passed", "input", "zero"].map((level) => GRAVEST.indexOf(level));
 
 /**
  * The worst of several layers under each pixel, which layer it is of, and the place of
  * its `alarmLevel` in `GRAVEST`, or of `"input"`, where the batch was not finite, or of
- * `"passed"`, where another layer made what is not.
+ * `"passed"`, where another layer made what is not, or is zero.
  * @param {{pool: string}} heat
  * @param {number[]} calls
  * @param {(call: number, column: number) => boolean} isWider
@@ -57,7 +58,7 @@ export function poolRows(heat, calls, pixels, kind, isWider, originAt = () => nu
       let [value, column] = [found.values[pixel], found.columns[pixel]];
       const known = !Number.isNaN(value);
       let rank = known ? GRAVEST.indexOf(alarmLevel(kind, value, isWider(call, column))) : Infinity;
-      if (rank === BAD && originAt(call, column) !== null) rank = PASSED;
+      if ((rank === BAD || rank === ZERO) && originAt(call, column) !== null) rank = PASSED;
       if (found.bad[pixel] >= 0 && rank > INPUT) {
         [value, column, rank] = [NaN, found.bad[pixel], INPUT];
       }
@@ -76,23 +77,30 @@ export function isBadSince({ ranks, columns }, { until }, step) {
 }
 
 /**
- * The worst value of each row, the first step of it, and whether any was left out.
- * @returns {{name: string, value: number, step: number | null, isBad: boolean}[]}
+ * The worst value of each row, the first step of it, the dtype of more range than the format's
+ * in which it was computed, and whether any was left out.
+ * @param {string} formatName What headroom refers to.
+ * @returns {{name: string, value: number, step: number | null, wider: string | null,
+ *   isBad: boolean}[]}
  */
-export function worstOfRows(heat, layers, choice) {
+export function worstOfRows(heat, layers, choice, formatName) {
   const size = heat.from.length;
   const least = heat.pool === "min";
+  const isHeadroom = heat.metric.endsWith("headroom_bits");
   return heatRows(heat.layers, layers, choice).map(({ name, calls }) => {
-    let [value, step] = [NaN, null];
+    let [value, own, step, wider] = [NaN, NaN, null, null];
     for (const call of calls) {
+      const layer = layers.get(pathOfCall(heat.layers[call], layers));
       for (let column = 0; column < size; column += 1) {
         const found = heat.values[call * size + column];
         if (Number.isNaN(found)) continue;
-        if (step !== null && !(least ? found < value : found > value)) continue;
-        [value, step] = [found, heat.from[column]];
+        const dtype = isHeadroom ? widerAt(layer, heat.until[column], formatName) : null;
+        const compared = ownHeadroom(found, dtype, formatName);
+        if (step !== null && !(least ? compared < own : compared > own)) continue;
+        [value, own, step, wider] = [found, compared, heat.from[column], dtype];
       }
     }
     const isBad = calls.some((call) => heat.badInput?.rows.has(call));
-    return { name, value, step, isBad };
+    return { name, value, step, wider, isBad };
   });
 }

@@ -20,7 +20,8 @@ import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
 import { originsIn, passedInWords } from "./passed_on.js";
-import { changedAt, everWider, widerAt } from "./precision.js";
+import { changedAt, everWider, isAsIf, widerAt } from "./precision.js";
+import { heatAxis, isByReading } from "./reading_axis.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
@@ -29,6 +30,8 @@ const LABEL_WIDTHS = [208, 380];
 const LABEL_SHARE = 0.25;
 const CHARACTER = 5.8;
 const VIEW_HEIGHT = 440;
+// Of a few rows each may be as high as this.
+const ROW_HEIGHTS = [12, 36];
 const AXIS_HEIGHT = 24;
 
 // Only the rows in view are drawn: a canvas cannot be as tall as 1,000 layers.
@@ -46,6 +49,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   let originAt = () => null;
   let layers = new Map();
   let repairedAt = -1;
+  let asIf = false;
   let labels = { of: null, length: 0, names: new Map() };
   let blockLabels = { of: null, names: new Map() };
   let rows = [];
@@ -82,6 +86,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const rows = store.state[dataSlot]?.layers ?? [];
     layers = new Map(rows.map((layer) => [layer.path, layer]));
     repairedAt = Math.max(-1, ...rows.map(changedAt));
+    asIf = isAsIf(rows, formatName());
   }
 
   // What the outputs, which the heatmap of headroom is of, do not show.
@@ -109,7 +114,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const ever = new Set(calls.filter((call) => {
       return everWider(layerOf(heat.layers[call]), formatName());
     }));
-    const isWider = (call, column) => ever.has(call) &&
+    // What a run in float32 would do in float16 is shown as far as that holds it.
+    const isHeld = (call, column) => !asIf || heat.values[call * heat.from.length + column] <= 0;
+    const isWider = (call, column) => ever.has(call) && isHeld(call, column) &&
       Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
     const found = poolRows(heat, calls, pixels, kind, isWider, originAt);
     const { columns, source } = found;
@@ -121,7 +128,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   // Pooled again only if what is under the pixels is another.
   function keepPooled(size) {
     const ends = [plot.left, plot.right].map(plot.scale.invert);
-    const of = [...ends, size, axisOf(store.state).name].join();
+    const { axis } = store.state;
+    const of = [...ends, size, axis, isByReading(store.state, heatOf())].join();
     if (pooled.of !== of) pooled = { of, rows: new Map() };
   }
 
@@ -137,7 +145,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     edges = heat ? columnEdges(heat.from, heat.until) : [];
     originAt = heat ? originsIn(heat, layers, pathOfCall) : () => null;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows.length));
-    rowHeight = clamp(fitting, store.state.fit ? 1 : 12, 20);
+    rowHeight = clamp(fitting, store.state.fit ? 1 : ROW_HEIGHTS[0], ROW_HEIGHTS[1]);
     const height = rows.length * rowHeight + AXIS_HEIGHT;
     const view = Math.min(height, VIEW_HEIGHT + AXIS_HEIGHT);
     spacer.style.height = `${height}px`;
@@ -170,7 +178,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (column < 0) return null;
     const [from, until] = [heat.from[column], heat.until[column]];
     const step = clamp(Math.round(plot.scale.invert(x)), from, until);
-    const wider = isWide(0) ? widerAt(layerOf(layer), until, formatName()) : null;
+    const wider = isWide(0) || asIf ? widerAt(layerOf(layer), until, formatName()) : null;
     const isBad = GRAVEST[ranks[0]] === "input";
     const between = pixels.unread[0] ? Math.round(plot.scale.invert(x)) : null;
     const origin = GRAVEST[ranks[0]] === "passed" ? originAt(source[0], columns[0]) : null;
@@ -185,7 +193,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const axis = axisOf(store.state);
     const steps = cell.from === cell.until ? stepInWords(axis, cell.from) :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin)) :
+    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin), cell.value).long :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));
@@ -204,7 +212,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     plot.left = clamp(Math.round(width * LABEL_SHARE), ...LABEL_WIDTHS);
     plot.right = width - 22;
     const domain = stepDomain(lastStep(), store.state.zoom);
-    const axis = axisOf(store.state);
+    const axis = heatAxis(store.state, heatOf(), domain);
     plot.scale = stepScale(axis, domain, [plot.left, plot.right]);
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
@@ -248,7 +256,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       context.fillStyle = themeColor("--card");
       for (const { row } of seen) context.fillRect(plot.left, topOf(row), size, 1);
     }
-    for (const level of ["beyond", "input", "passed", "bad"]) {
+    for (const level of ["zero", "beyond", "input", "passed", "bad"]) {
       context.fillStyle = hatchPattern(context, level);
       for (const row of seen) hatch(context, row, level, topOf(row.row));
     }
@@ -385,7 +393,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }));
   store.on(["layer"], unlessOld(reveal));
   store.on(
-    ["runData", "compareData", "zoom", "axis", "step", "layer", "theme"],
+    ["runData", "compareData", "zoom", "axis", "toScale", "step", "layer", "theme"],
     unlessOld(surface.redraw),
   );
   return scroller;

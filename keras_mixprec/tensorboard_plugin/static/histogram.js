@@ -14,6 +14,7 @@ import {
 } from "./histogram_data.js";
 import { pathOfCall } from "./heat_data.js";
 import { BAD_INPUT, NO_RANGE } from "./metrics.js";
+import { gradientHeadroomInWords } from "./least_headroom.js";
 import { cutMiddle, shortNames } from "./names.js";
 import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
@@ -59,7 +60,7 @@ export function createHistogram(store) {
     const paths = new Map(runData.layers.map((layer) => [layer.path, layer]));
     const layer = paths.get(pathOfCall(name, paths));
     return {
-      ...taken, bars, shift, format: runData.format, part,
+      ...taken, bars, shift, format: runData.format, part, layer,
       wider: widerAt(layer, taken.step, runData.format.name),
       range: part === "gradient" ? windowOf(taken, name, shift ?? 0) : null,
     };
@@ -220,12 +221,11 @@ export function createHistogram(store) {
       const off = highest < lowest ||
         (shift !== null && (shift > highest + SPARE_BITS || shift < lowest));
       const fits = highest >= lowest ?
-        `fits loss scales ${formatPower(lowest)} to ${formatPower(highest)}, ` +
-          `${SPARE_BITS} bits to spare` :
+        `fits loss scales ${formatPower(lowest)} to ${formatPower(highest)}` :
         "no loss scale fits: the gradients span more than the format holds";
       const alarm = off && !wider;
       words.classList.toggle("alarm", alarm);
-      return `${alarm ? "▲ " : ""}${fits}${use}${off && wider ? computed : ""}`;
+      return `${alarm ? "▲ " : ""}${gradientHeadroomInWords(shown.layer)}${fits}${use}${off && wider ? computed : ""}`;
     }
     const shares = shareByZone(bars, format);
     words.classList.toggle("alarm", shares.overflow > 0 && !wider);
@@ -255,6 +255,8 @@ export function createHistogram(store) {
     body.hidden = !shown;
     nothing.hidden = Boolean(shown);
     words.textContent = shown ? sentence() : "";
+    words.title = shown?.range ?
+      `Loss scales with ${SPARE_BITS} bits to spare for the reading of step ${formatInteger(shown.step)}` : "";
     if (!shown) offerOthers(runData?.histograms?.[part] ?? [], name);
     table.fill(shown && (() => [["magnitude", "elements", "range of the format"],
       shown.bars.map(({ exponent, count }) => [

@@ -7,14 +7,14 @@ import { createDifference } from "./difference_card.js";
 import { createDtypes } from "./dtype_card.js";
 import { createEvents } from "./events.js";
 import { addExports } from "./exports.js";
-import { drawSoon } from "./frames.js";
+import { drawLater, drawSoon } from "./frames.js";
 import { connectHost } from "./guest.js";
 import { createEmpty, createHeader, createSelection } from "./header.js";
 import { createHeatCard } from "./heat_card.js";
 import { createHistogram } from "./histogram.js";
 import { createLayers } from "./layers.js";
 import { hostLink, readHash, readHostHash, readLink, writeHash } from "./link.js";
-import { createLoader } from "./loader.js";
+import { chooseDefaults, createLoader } from "./loader.js";
 import { createPareto } from "./pareto_card.js";
 import { createPerformance } from "./performance.js";
 import { createMap } from "./map_card.js";
@@ -32,7 +32,7 @@ const POLL = 30000;
 const INITIAL = {
   runs: null, run: null, compare: null, metric: null, part: "activation",
   ...NOTHING_CHOSEN,
-  zoom: null, axis: "step", fit: false, filter: "", onlyProblems: false, folded: new Set(),
+  zoom: null, axis: "step", toScale: null, fit: false, filter: "", onlyProblems: false, folded: new Set(),
   onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
@@ -79,13 +79,15 @@ function copyHostLink(store) {
 }
 
 function keepHash(store) {
-  store.on(["run", "compare", "metric", "layer", "step", "part"], (state) => {
+  // A browser takes up to 10 ms for an address.
+  const keep = () => {
     try {
-      window.history.replaceState(null, "", writeHash(state));
+      window.history.replaceState(null, "", writeHash(store.state));
     } catch {
       // A sandboxed frame has no address of its own.
     }
-  });
+  };
+  store.on(["run", "compare", "metric", "layer", "step", "part"], () => drawLater(keep));
 }
 
 function addStyle() {
@@ -120,6 +122,7 @@ export async function render() {
     offline ? null : addStyle(),
   ]);
   const store = createStore(INITIAL);
+  const loader = createLoader(store);
   const copyLink = inTensorBoard ? () => copyHostLink(store) : null;
   const header = createHeader(store, { offline, copyLink });
   const selection = createSelection(store);
@@ -156,7 +159,7 @@ export async function render() {
     if (store.state.zoom) store.set({ zoom: null });
     else store.set(NOTHING_CHOSEN);
   });
-  const loader = createLoader(store);
+  chooseDefaults(store);
   store.set(link);
   if (!inTensorBoard) keepHash(store);
   await loader.refresh();

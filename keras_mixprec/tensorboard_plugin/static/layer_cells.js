@@ -1,8 +1,11 @@
 import { breakable, element } from "./dom.js";
-import { formatInteger, formatShare, plural } from "./format.js";
+import { formatInteger, formatShare, plural, toNumber } from "./format.js";
 import { insideInWords } from "./inside.js";
-import { headroomOf, worstLayer } from "./layer_columns.js";
+import { worstLayer } from "./layer_columns.js";
+import { valueInWords } from "./metrics.js";
 import { passedInWords } from "./passed_on.js";
+import { isWider, ownHeadroom } from "./precision.js";
+import { clamp } from "./scales.js";
 import { countBy, describeHeadroom, describeVerdict, shortType } from "./summary.js";
 
 const FULL_HEADROOM = 24;
@@ -46,25 +49,27 @@ function className(name) {
 
 function headroomBar(layer, data, step) {
   const { format } = data;
-  const bits = headroomOf(layer);
-  if (bits === null) return "–";
+  const bits = toNumber(layer.least_headroom ?? null);
+  if (Number.isNaN(bits)) return "–";
   const type = layer.compute_dtype;
   const inside = insideInWords(layer, format);
   const { level, text: ofOutputs } = describeHeadroom(bits, type, format.name);
   const text = inside?.short ?? ofOutputs;
   const origin = layer.passed_from;
   if (origin) {
-    const isZero = bits === Infinity;
-    const short = isZero ? `all zero: comes from ${origin}` : `passes on what ${origin} made`;
-    return element("span", { class: "headroom passed", title: isZero ? short : passedInWords(origin) },
+    const { long, short } = passedInWords(origin, bits);
+    return element("span", { class: "headroom passed", title: long },
       element("span", { class: "bar" }, element("span", { class: "fill passed" })),
       element("span", {}, ...breakable(short)));
   }
   const fill = element("span", { class: `fill ${level}` });
-  fill.style.width = `${Math.max(4, Math.min(100, (bits / FULL_HEADROOM) * 100))}%`;
+  // A full bar would say that all is well with zeros.
+  const full = level === "zero" ? 0 :
+    clamp(ownHeadroom(bits, type, format.name) / FULL_HEADROOM, 0.04, 1);
+  fill.style.width = `${100 * full}%`;
   const at = step === null ? "" : ` at step ${formatInteger(step)}`;
-  const title = inside?.long ??
-    text + at + (level === "beyond" ? `, computed in ${type}` : "");
+  const wider = isWider(type, format.name) ? type : null;
+  const title = inside?.long ?? valueInWords("headroom", bits, wider, format.name) + at;
   return element(
     "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
   );

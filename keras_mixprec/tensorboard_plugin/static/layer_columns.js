@@ -1,7 +1,7 @@
 import { toNumber } from "./format.js";
 import { labelOfRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
-import { isWider } from "./precision.js";
+import { isWider, ownHeadroom } from "./precision.js";
 
 /**
  * The columns of the table of layers: what each is of a layer, and of a block.
@@ -13,9 +13,9 @@ export function layerColumns(run, compared) {
   const others = new Map((compared?.layers ?? []).map((layer) => [layer.path, layer]));
   const otherOf = (layer) => others.get(layer.path);
   const otherLayers = (layers) => layers.map(otherOf).filter(Boolean);
-  const least = (data) => (layers) => {
-    const formatName = data?.format?.name ?? "float16";
-    return layers.length ? headroomOf(worstLayer(layers, formatName)) : null;
+  const [own, other] = [run, compared].map((data) => data?.format?.name ?? "float16");
+  const least = (formatName) => (layers) => {
+    return layers.length ? headroomOf(worstLayer(layers, formatName), formatName) : null;
   };
   const gravest = (layers) => most(layers.map(severityOfLayer));
   const columns = [
@@ -33,12 +33,13 @@ export function layerColumns(run, compared) {
       ofBlock: (layers) => typesOf(otherLayers(layers)),
     },
     {
-      id: "headroom", label: "Activation headroom", of: headroomOf, ofBlock: least(run),
+      id: "headroom", label: "Activation headroom", of: (layer) => headroomOf(layer, own),
+      ofBlock: least(own),
     },
     {
       id: "other-headroom", label: "Activation headroom", compares: "headroom", otherOf,
-      of: (layer) => headroomOf(otherOf(layer)),
-      ofBlock: (layers) => least(compared)(otherLayers(layers)),
+      of: (layer) => headroomOf(otherOf(layer), other),
+      ofBlock: (layers) => least(other)(otherLayers(layers)),
     },
     { id: "verdicts", label: "Verdicts", of: severityOfLayer, ofBlock: gravest },
     {
@@ -88,16 +89,17 @@ function typesOf(layers) {
   return [...new Set(layers.map((layer) => layer.compute_dtype))].sort().join(" ");
 }
 
-export function headroomOf(layer) {
+// In the dtype that the layer computes in.
+export function headroomOf(layer, formatName) {
   const bits = toNumber(layer?.least_headroom ?? null);
-  return Number.isNaN(bits) ? null : bits;
+  return Number.isNaN(bits) ? null : ownHeadroom(bits, layer.compute_dtype, formatName);
 }
 
 function severityOfLayer(layer) {
   return layer?.severity ?? null;
 }
 
-const LEVEL_ORDER = ["bad", "warning", "quiet", "beyond", "zero", "none"];
+const LEVEL_ORDER = ["bad", "warning", "quiet", "roomy", "beyond", "zero", "none"];
 
 function rankOf(layer, formatName) {
   const bits = toNumber(layer.least_headroom ?? null);

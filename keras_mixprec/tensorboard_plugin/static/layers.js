@@ -160,11 +160,13 @@ export function createLayers(store) {
   }
 
   function mark() {
+    const before = body.querySelector("tr.chosen");
     choose();
-    for (const row of body.children) markRow(row);
+    if (before) markRow(before);
     const index = indexOf(chosen);
     if (index < 0) return;
     const row = list.bring(index);
+    if (row) markRow(row);
     if (row) revealIn(list.scroller, row, head.offsetHeight);
   }
 

@@ -17,10 +17,10 @@ export function createLoader(store) {
   const settle = () => {
     pending -= 1;
     if (pending) return;
-    // The second frame comes after the panels have drawn theirs.
-    requestAnimationFrame(() => requestAnimationFrame(() => {
+    // After the panels, which asked for the same frame before.
+    requestAnimationFrame(() => {
       if (!pending) document.body.dataset.ready = "1";
-    }));
+    });
   };
 
   // What is shown stays until what was asked for in its place is here.
@@ -106,6 +106,24 @@ export function createLoader(store) {
     }
   }
 
+  // The first to know, so that the server answers while the panels are drawn.
+  store.on(TRIGGERS, sync);
+
+  return {
+    async refresh() {
+      await load("runs", "./data/runs");
+      for (const slot of ["runData", "compareData"]) {
+        const path = wantedPaths(store.state)[slot];
+        if (path && store.state[slot]) load(slot, path);
+      }
+      sync();
+      store.set({ refreshed: new Date() });
+    },
+  };
+}
+
+// What is shown where nothing was chosen, or what was chosen is not there.
+export function chooseDefaults(store) {
   store.on(["runs"], ({ runs, run, compare, missing }) => {
     const isHere = (name) => runs.some((entry) => entry.run === name);
     // A link may name a run that is still to come.
@@ -129,17 +147,4 @@ export function createLoader(store) {
     const usual = metricOf(runData, "activation_headroom_bits") ?? metrics[0];
     store.set({ metric: usual?.name ?? null });
   });
-  store.on(TRIGGERS, sync);
-
-  return {
-    async refresh() {
-      await load("runs", "./data/runs");
-      for (const slot of ["runData", "compareData"]) {
-        const path = wantedPaths(store.state)[slot];
-        if (path && store.state[slot]) load(slot, path);
-      }
-      sync();
-      store.set({ refreshed: new Date() });
-    },
-  };
 }

@@ -10,7 +10,7 @@ import {
 } from "./model_map.js";
 import { shortNames } from "./names.js";
 import { cssColor } from "./palette.js";
-import { changedAt } from "./precision.js";
+import { changedAt, isAsIf } from "./precision.js";
 import { leftOut } from "./metrics.js";
 import { clamp } from "./scales.js";
 import { metricOf } from "./wanted.js";
@@ -42,6 +42,7 @@ export function createMap(store) {
   let known = null;
   let worst = new Map();
   let byPath = new Map();
+  let asIf = false;
   let graph = { nodes: [], edges: [], nestedOnly: false };
   let drawn = new Map();
   let drawnShape = null;
@@ -66,6 +67,7 @@ export function createMap(store) {
       open = layers.length <= OPEN_AT_MOST ? holdersIn(layers) : new Set();
     }
     byPath = new Map(layers.map((layer) => [layer.path, layer]));
+    asIf = isAsIf(layers, runData.format?.name);
     graph = foldedGraph(layers, open);
     fold.hidden = !holdersIn(layers).size;
     fold.textContent = open.size ? "Fold blocks" : "Unfold blocks";
@@ -129,7 +131,7 @@ export function createMap(store) {
     const { heat, runData } = store.state;
     return gravestOf(node.inside.map((path) => {
       const reading = worst.get(path) ?? { value: NaN, step: null };
-      return { reading, ...describeReading(reading, byPath.get(path), shown, runData.format) };
+      return { reading, ...describeReading(reading, byPath.get(path), shown, runData.format, asIf) };
     }), heat?.pool);
   }
 
@@ -214,7 +216,10 @@ export function createMap(store) {
     button.setAttribute("aria-label", name);
     label.data = (MARKS[level] ?? "") + text;
     words.textContent = shown ? short.replace("▲ ", "") : "";
-    swatch.style.background = color ? cssColor(color) : "transparent";
+    // A hatching is in the style of the page.
+    swatch.className = level;
+    swatch.style.background = ["zero", "passed"].includes(level) ? "" :
+      color ? cssColor(color) : "transparent";
     return level;
   }
 

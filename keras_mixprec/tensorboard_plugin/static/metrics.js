@@ -1,4 +1,5 @@
 import { formatInteger, formatNumber, formatShare, listSome } from "./format.js";
+import { ownHeadroom } from "./precision.js";
 
 // Title, group and explanation come with the data, from the table of metrics.
 export function groupMetrics(metrics) {
@@ -14,8 +15,12 @@ function headroomInWords(value, wider, formatName) {
   if (value === -Infinity) return "overflow: infinite or NaN values";
   const bits = formatNumber(Number(Math.abs(value).toFixed(1)));
   if (value === Infinity) return ALL_ZERO;
+  if (wider) {
+    const own = formatNumber(Number(ownHeadroom(value, wider, formatName).toFixed(1)));
+    const other = value > 0 ? `${bits} bits if it were ${formatName}` : `${bits} bits beyond ${formatName}`;
+    return `${own} bits left in ${wider}, ${other}`;
+  }
   if (value > 0) return `${bits} bits below the maximum`;
-  if (wider) return `${bits} bits beyond ${formatName}, computed in ${wider}`;
   return `overflow: ${bits} bits too large`;
 }
 

@@ -155,10 +155,11 @@ export function beforeInWords(layer, step) {
  * @param {any} layer The row of the table of layers.
  * @param {{name: string, kind: string}} metric
  * @param {any} format What headroom refers to.
+ * @param {boolean} asIf Whether no layer ever computed in it.
  * @returns {{words: string, short?: string, level: string, color: number[] | null}} `short`
  *   where there is room for a few words.
  */
-export function describeReading({ value, step, isBefore, isBad, origin }, layer, { name, kind }, format) {
+export function describeReading({ value, step, isBefore, isBad, origin }, layer, { name, kind }, format, asIf) {
   const inside = name === "activation_headroom_bits" && layer ? insideInWords(layer, format) : null;
   if (inside && value !== -Infinity) {
     const level = inside.isOpen ? "bad" : "beyond";
@@ -168,8 +169,7 @@ export function describeReading({ value, step, isBefore, isBad, origin }, layer,
     return { words: BAD_INPUT, level: "input", color: levelColor("input") };
   }
   if (origin && !isBefore) {
-    const words = passedInWords(origin);
-    const short = words.replace(" infinite or NaN", "");
+    const { long: words, short } = passedInWords(origin, value);
     return { words, short, level: "passed", color: levelColor("passed") };
   }
   const wider = step === null ? null : widerAt(layer, step, format.name);
@@ -181,9 +181,11 @@ export function describeReading({ value, step, isBefore, isBad, origin }, layer,
       short: `${before.replace("it was in ", "")}: ${words}`, color: levelColor("beyond"),
     };
   }
-  const isWide = Boolean(wider);
+  const isWide = Boolean(wider) && !(asIf && value > 0);
   return {
-    words, level: alarmLevel(kind, value, isWide), color: valueColor(kind, value, isWide),
+    // The first part: what it would have in another format is said under the mouse.
+    words, short: wider && kind === "headroom" ? words.split(", ")[0] : words,
+    level: alarmLevel(kind, value, isWide), color: valueColor(kind, value, isWide),
   };
 }
 

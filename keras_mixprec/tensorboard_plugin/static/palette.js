@@ -30,8 +30,9 @@ const MAGNITUDE_TOP = 5;
 function headroomLevel(value, wider) {
   if (value === Infinity) return "zero";
   if (value === -Infinity) return "bad";
-  if (value <= 0) return wider ? "beyond" : "bad";
-  return value < HEADROOM.warning && !wider ? "warning" : "quiet";
+  if (wider) return value <= 0 ? "beyond" : "roomy";
+  if (value <= 0) return "bad";
+  return value < HEADROOM.warning ? "warning" : "quiet";
 }
 
 export function alarmLevel(kind, value, wider = false) {
@@ -48,14 +49,18 @@ export function alarmLevel(kind, value, wider = false) {
   return "quiet";
 }
 
+const LEVEL_COLORS = { beyond: COLORS.beyond, passed: COLORS.passed };
+for (const [level, name] of Object.entries(COLORS.levels)) LEVEL_COLORS[level] = CATEGORY[name];
+
 export function levelColor(level) {
-  return CATEGORY[COLORS.levels[level]] ?? { beyond: COLORS.beyond, passed: COLORS.passed }[level] ??
-    null;
+  return LEVEL_COLORS[level] ?? null;
 }
 
 export function valueColor(kind, value, wider = false) {
   const level = alarmLevel(kind, value, wider);
   if (level === "none") return null;
+  // A hundred powers of two are left in its own dtype.
+  if (level === "roomy") return rampColor(0);
   if (level !== "quiet") return levelColor(level);
   if (kind === "headroom") {
     const { full, warning, ramp } = HEADROOM;

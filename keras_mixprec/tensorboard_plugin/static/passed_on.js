@@ -4,13 +4,16 @@ function partOf(metric) {
   return /^(weight_)?gradient_/.test(metric ?? "") ? "gradient" : null;
 }
 
-const isNonfinite = (metric, value) => {
-  return metric.endsWith("_nonfinite") ? value > 0 : value === -Infinity;
-};
+// Infinities and NaNs are passed on, and so are outputs that are all zero. Gradients that are
+// zero may have vanished on their own.
+function isPassed(metric, value) {
+  if (metric.endsWith("_nonfinite")) return value > 0;
+  return value === -Infinity || (value === Infinity && metric.startsWith("activation_"));
+}
 
 /**
- * From which layer a call has what is not finite in a column, if not from itself: the one
- * with a verdict that comes before it, if that was not finite then.
+ * From which layer a call has what is not finite or all zero in a column, if not from itself:
+ * the one with a verdict that comes before it, if that was the same then.
  * @param {any} heat
  * @param {Map<string, any>} layers The table of layers, by path.
  * @param {(call: string, paths: any) => string} pathOf
@@ -23,11 +26,15 @@ export function originsIn(heat, layers, pathOf) {
   const wanted = new Set(own);
   const rows = new Map([...wanted].map((path) => [path, []]));
   heat.layers.forEach((call, row) => rows.get(pathOf(call, layers))?.push(row));
-  const is = (row, column) => isNonfinite(heat.metric, heat.values[row * size + column]);
+  const valueAt = (row, column) => heat.values[row * size + column];
   return (call, column) => {
     const origin = own[call];
-    if (origin === null || column < 0 || !is(call, column)) return null;
-    return rows.get(origin).some((row) => is(row, column)) ? origin : null;
+    const value = valueAt(call, column);
+    if (origin === null || column < 0 || !isPassed(heat.metric, value)) return null;
+    return rows.get(origin).some((row) => {
+      const before = valueAt(row, column);
+      return isPassed(heat.metric, before) && value > 0 === before > 0;
+    }) ? origin : null;
   };
 }
 
@@ -40,6 +47,17 @@ export function hasPassed(heat, layers, pathOf) {
   });
 }
 
-export const passedInWords = (path) => `passes on what ${path} made infinite or NaN`;
+/**
+ * What a layer has from another one, in words and shorter.
+ * @param {string} path The layer with the verdict.
+ * @param {number} value What was measured: all is zero where it is infinite.
+ */
+export function passedInWords(path, value) {
+  if (value === Infinity) {
+    return { long: `all zero: comes from ${path}, which has a verdict`, short: `all zero: comes from ${path}` };
+  }
+  const short = `passes on what ${path} made`;
+  return { long: `${short} infinite or NaN`, short };
+}
 
-export const ANY_PASSED = "passes on what another layer made infinite or NaN";
+export const ANY_PASSED = "infinite, NaN or all zero because of another layer";

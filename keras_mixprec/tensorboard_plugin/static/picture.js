@@ -4,6 +4,7 @@ import { themeColor } from "./theme.js";
 
 const EDGE = 12;
 const LINE = 18;
+const HATCHED = ["beyond", "zero", "passed", "input"];
 const FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 
 // What the card says of its picture: title, runs, what was chosen in it, and its caption.
@@ -29,7 +30,7 @@ function keysOf(root) {
     const glyph = mark.textContent;
     return {
       glyph, color: glyph ? color : backgroundColor, text: key.textContent.slice(glyph.length),
-      hatched: mark.classList.contains("beyond"),
+      hatched: HATCHED.find((level) => mark.classList.contains(level)),
     };
   });
 }
@@ -39,7 +40,7 @@ function drawKeys(pen, keys, left, top, width) {
   for (const { glyph, color, text, hatched } of keys) {
     const size = 22 + pen.measureText(text).width + 14;
     if (x > left && x + size > left + width) [x, y] = [left, y + LINE];
-    pen.fillStyle = hatched ? hatchPattern(pen, "beyond") : color;
+    pen.fillStyle = hatched ? hatchPattern(pen, hatched) : color;
     if (glyph) pen.fillText(glyph, x, y + LINE / 2);
     else pen.fillRect(x, y + LINE / 2 - 5, 14, 10);
     pen.fillStyle = themeColor("--muted");

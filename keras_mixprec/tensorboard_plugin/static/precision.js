@@ -5,6 +5,22 @@ export function isWider(dtype, formatName) {
   return EXPONENT_BITS[dtype] > EXPONENT_BITS[formatName];
 }
 
+// How many powers of two the maximum of a dtype is above a format's, to 1/100.
+function bitsAbove(dtype, formatName) {
+  const [own, other] = [dtype, formatName].map((name) => 2 ** (EXPONENT_BITS[name] - 1));
+  return own - other;
+}
+
+/**
+ * Headroom in the dtype that a layer computes in.
+ * @param {number} bits Below the maximum of the format that headroom refers to.
+ * @param {string | null} dtype
+ * @param {string} formatName
+ */
+export function ownHeadroom(bits, dtype, formatName) {
+  return isWider(dtype, formatName) ? bits + bitsAbove(dtype, formatName) : bits;
+}
+
 // A change made after a step is of the steps behind it.
 export function dtypeAt(layer, step) {
   const dtypes = layer.dtypes ?? [[0, layer.compute_dtype]];
@@ -22,6 +38,13 @@ export function changedAt(layer) {
 export function widerAt(layer, step, formatName) {
   const dtype = layer ? dtypeAt(layer, step) : null;
   return isWider(dtype, formatName) ? dtype : null;
+}
+
+// Whether no layer ever computed in the format: then headroom says what it would do there.
+export function isAsIf(layers, formatName) {
+  return layers.every(({ dtypes, compute_dtype: dtype }) => {
+    return (dtypes ?? [[0, dtype]]).every(([, one]) => isWider(one, formatName));
+  });
 }
 
 export function everWider(layer, formatName) {

@@ -1,9 +1,11 @@
 import { element } from "./dom.js";
+import { drawLater } from "./frames.js";
 import { clamp } from "./scales.js";
 
 // Rows in the document at once: with thousands every layout would be slow.
 const KEPT_ROWS = 110;
 const NEAR_END = 20;
+const IN_VIEW = 5;
 
 /**
  * The rows of a table of which only those near what is in view exist. They
@@ -14,6 +16,8 @@ export function createRowWindow(table, body, makeRow) {
   const below = element("div", { "aria-hidden": "true" });
   const scroller = element("div", { class: "table-scroll" }, above, table, below);
   let items = [];
+  // What rows were made of, by item: those that stay in the document are not made again.
+  let made = new Map();
   let first = 0;
   let last = 0;
   let height = 26;
@@ -21,6 +25,13 @@ export function createRowWindow(table, body, makeRow) {
   let stop = 0;
 
   const rowAt = (index) => body.children[index - first] ?? null;
+
+  function rowOf(item, index) {
+    const row = made.get(item) ?? makeRow(item);
+    row.dataset.index = index;
+    row.setAttribute("aria-rowindex", index + 2);
+    return row;
+  }
 
   function draw(from) {
     /** @type {HTMLElement | null} */
@@ -31,13 +42,12 @@ export function createRowWindow(table, body, makeRow) {
     last = Math.min(first + KEPT_ROWS, items.length);
     stop = clamp(stop, 0, Math.max(0, items.length - 1));
     const tabbed = stop >= first && stop < last ? stop : first;
-    body.replaceChildren(...items.slice(first, last).map((item, at) => {
-      const row = makeRow(item);
-      row.dataset.index = first + at;
-      row.setAttribute("aria-rowindex", first + at + 2);
+    made = new Map(items.slice(first, last).map((item, at) => {
+      const row = rowOf(item, first + at);
       row.tabIndex = first + at === tabbed ? 0 : -1;
-      return row;
+      return [item, row];
     }));
+    keepOnly([...made.values()]);
     table.setAttribute("aria-rowcount", items.length + 1);
     if (last > first && body.offsetHeight) height = body.offsetHeight / (last - first);
     above.style.height = `${first * height}px`;
@@ -46,6 +56,15 @@ export function createRowWindow(table, body, makeRow) {
     const row = rowAt(clamp(place, first, Math.max(first, last - 1)));
     const target = control ? row?.querySelector(`[data-control="${control}"]`) : row;
     (target ?? row)?.focus({ preventScroll: true });
+  }
+
+  // Rows that are left where they are need not be laid out again.
+  function keepOnly(rows) {
+    const stay = new Set(rows);
+    for (const row of [...body.children]) if (!stay.has(row)) row.remove();
+    rows.forEach((row, at) => {
+      if (body.children[at] !== row) body.insertBefore(row, body.children[at] ?? null);
+    });
   }
 
   // The rows that stay must not move under the reader's eyes.
@@ -61,12 +80,19 @@ export function createRowWindow(table, body, makeRow) {
     if (same) scroller.scrollTop += same.getBoundingClientRect().top - before;
   }
 
-  function follow() {
+  // Makes others if fewer than these are left beyond what is in view.
+  function follow(least = NEAR_END) {
     const seen = Math.floor(scroller.scrollTop / height);
     const until = seen + Math.ceil(scroller.clientHeight / height);
-    const near = (first > 0 && seen < first + NEAR_END) ||
-      (last < items.length && until > last - NEAR_END);
+    const near = (first > 0 && seen < first + least) ||
+      (last < items.length && until > last - least);
     if (near) shift(seen - Math.floor((KEPT_ROWS - (until - seen)) / 2));
+  }
+
+  // Only rows that are in view, or all but, are made at once.
+  function followSoon() {
+    follow(IN_VIEW);
+    drawLater(follow);
   }
 
   function bring(index) {
@@ -102,12 +128,13 @@ export function createRowWindow(table, body, makeRow) {
     row.tabIndex = 0;
     stop = Number(row.dataset.index);
   });
-  scroller.addEventListener("scroll", follow);
+  scroller.addEventListener("scroll", followSoon);
 
   return {
     scroller, rowAt, bring,
     show(next) {
       items = next;
+      made = new Map();
       draw(first);
     },
   };

@@ -1,8 +1,9 @@
 import { formatInteger, formatNumber, formatShare, plural } from "./format.js";
 import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
 import { fitsOf } from "./fits.js";
+import { leastHeadroom } from "./least_headroom.js";
 import { alarmLevel } from "./palette.js";
-import { isRepaired, isWider } from "./precision.js";
+import { isRepaired, isWider, ownHeadroom } from "./precision.js";
 
 export function countBy(items, keyOf) {
   const counts = new Map();
@@ -54,6 +55,7 @@ export function keyFigures(run) {
       layer: demoted[0],
     },
     ...shareIn16Bits(run),
+    ...leastHeadroom(run),
     ...matmulPrecision(run),
     {
       name: "main finding", text: finding.text, level: finding.level,
@@ -142,7 +144,8 @@ export function graverRun(summaries, shown) {
 // A layer in float32 may hold what is too large for 16 bits: that is what it is for.
 export function describeHeadroom(bits, type, formatName) {
   const level = alarmLevel("headroom", bits, isWider(type, formatName));
-  const number = `${formatNumber(Number(bits.toFixed(1)))} bits`;
+  const own = ownHeadroom(bits, type, formatName);
+  const number = `${formatNumber(Number(own.toFixed(1)))} bits`;
   const texts = {
     zero: "all zero", beyond: `beyond ${formatName}`,
     bad: bits === -Infinity ? "▲ not finite" : "▲ overflow",

@@ -1,5 +1,7 @@
 import { dataUrl } from "./api.js";
 import { mainFinding } from "./event_text.js";
+import { worstLayer } from "./layer_columns.js";
+import { isWider } from "./precision.js";
 import { toNumber } from "./format.js";
 
 export function isReadable(runs, name) {
@@ -19,15 +21,6 @@ export function metricOf(data, name) {
   return data?.heat?.metrics.find((metric) => metric.name === name) ?? null;
 }
 
-function leastHeadroom(layers) {
-  let [least, path] = [Infinity, layers[0]?.path];
-  for (const layer of layers) {
-    const found = toNumber(layer.least_headroom ?? null);
-    if (found < least) [least, path] = [found, layer.path];
-  }
-  return path;
-}
-
 // With no layer chosen the histogram of the likeliest culprit is worth showing.
 export function histogramLayer(state) {
   const { layers = [], histograms } = state.runData ?? {};
@@ -36,24 +29,27 @@ export function histogramLayer(state) {
   const culprit = state.runData && mainFinding(state.runData)?.layer;
   if (listed.has(culprit)) return culprit;
   const [first] = listed;
-  return leastHeadroom(layers.filter((layer) => listed.has(layer.path))) ?? first ?? null;
+  const known = layers.filter((layer) => listed.has(layer.path));
+  return known.length ? worstLayer(known, state.runData.format?.name).path : first ?? null;
 }
 
 // Why that layer is shown while none is chosen.
 export function whyShown(state) {
   const name = state.layer === null ? histogramLayer(state) : null;
   if (name === null) return "";
-  const { layers } = state.runData;
+  const { layers, format } = state.runData;
+  const layer = layers.find(({ path }) => path === name);
+  const asIf = isWider(layer?.compute_dtype, format?.name) ? `, if they were ${format.name}` : "";
   const why = name === mainFinding(state.runData)?.layer ? "the layer of the main finding" :
-    toNumber(layers.find(({ path }) => path === name)?.least_headroom ?? null) < Infinity ?
-      "the least headroom of the layers with a histogram" : "the first layer";
+    toNumber(layer?.least_headroom ?? null) < Infinity ?
+      `the least headroom of the layers with a histogram${asIf}` : "the first layer";
   return ` (${why}; click another one to see it here)`;
 }
 
-// The headroom of a part, unless the heatmap shows it already.
+// The headroom of a part, unless the heatmap shows it already, or is about to.
 function partMetric({ runData, part, metric }) {
   const name = `${part}_headroom_bits`;
-  return name !== metric && metricOf(runData, name) ? name : null;
+  return metric !== null && name !== metric && metricOf(runData, name) ? name : null;
 }
 
 export function wantedPaths(state) {

@@ -6,6 +6,7 @@ import {
 import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
 import { ALL_ZERO, leftOut } from "./metrics.js";
+import { passedInWords } from "./passed_on.js";
 import {
   GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundElsewhere, foundInWords, judgeLayer, planFile,
   isAllZero, scaleInWords, smallestPlan,
@@ -39,8 +40,8 @@ function isOf(path, chosen) {
     chosen === ALL || path === chosen;
 }
 
-function partInWords({ state, bits, step, lost }, name) {
-  if (state === "zero") return ALL_ZERO;
+function partInWords({ state, bits, step, lost, origin }, name) {
+  if (state === "zero") return origin ? passedInWords(origin, Infinity).short : ALL_ZERO;
   const at = step === null ? "" : `, step ${formatInteger(step)}`;
   if (lost) return state === "overflows" ? `not finite${at}` : `not finite in ${lost}${at}: not known`;
   if (state === "unknown") return "not measured";
@@ -140,7 +141,8 @@ export function createWhatIf(store) {
       .map((layer) => {
         const own = judgeLayer(ranges.layers[layer.path], format, ranges.formats, when.value);
         const isZero = own.activation.state === "unknown" && isAllZero(layer);
-        const activation = isZero ? { ...own.activation, state: "zero" } : own.activation;
+        const origin = isZero ? layer.passed_from : null;
+        const activation = isZero ? { ...own.activation, state: "zero", origin } : own.activation;
         const state = isZero && own.state === "unknown" ? "zero" : own.state;
         return { path: layer.path, hasWeights: layer.parameters !== 0, ...own, activation, state };
       })

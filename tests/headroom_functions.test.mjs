@@ -1,0 +1,94 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+const folder = fileURLToPath(
+  new URL("../keras_mixprec/tensorboard_plugin/static", import.meta.url),
+);
+const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
+
+const { decodeHeat } = await load("heat_data");
+const { GRAVEST, poolRows, worstOfRows } = await load("heat_rows");
+const { layerColumns, worstLayer } = await load("layer_columns");
+const { originsIn } = await load("passed_on");
+const { isAsIf } = await load("precision");
+const { differencesOf, DIFFERENCES } = await load("difference");
+
+const LAYER = { path: "a", compute_dtype: "float16", verdicts: [], severity: null };
+const HEADROOM = "activation_headroom_bits";
+
+function heatBuffer(head, halves) {
+  const text = JSON.stringify(head).padEnd(4 * Math.ceil(JSON.stringify(head).length / 4));
+  const buffer = new ArrayBuffer(4 + text.length + halves.length * 2);
+  const view = new DataView(buffer);
+  view.setUint32(0, text.length, true);
+  new Uint8Array(buffer, 4).set(new TextEncoder().encode(text));
+  halves.forEach((bits, index) => view.setUint16(4 + text.length + index * 2, bits, true));
+  return buffer;
+}
+
+test("headroom comes as float16, of which each number is read", () => {
+  const head = {
+    layers: ["a", "b"], from: [0, 10, 20], until: [9, 19, 29], pool: "min", dtype: "float16",
+    bad_input: { rows: [], columns: [] },
+  };
+  const halves = [0x3c00, 0xc680, 0x4a6d, 0x7e00, 0xfc00, 1];
+  const { values } = decodeHeat(heatBuffer(head, halves));
+  assert.deepEqual([...values], [1, -6.5, 12.8515625, NaN, -Infinity, 2 ** -24]);
+});
+
+const heatOf = (values, metric = HEADROOM) => ({
+  metric, layers: ["a", "b"], from: [1], until: [1], pool: "min", values,
+});
+const paths = new Map([
+  ["a", { ...LAYER, passes_on: {} }],
+  ["b", { ...LAYER, path: "b", passes_on: { activation: "a", gradient: "a" } }],
+]);
+const itself = (call) => call;
+
+test("zeros come from the layer with a verdict if that gives zeros as well", () => {
+  const origin = (values, metric) => originsIn(heatOf(values, metric), paths, itself)(1, 0);
+  assert.equal(origin([Infinity, Infinity]), "a");
+  assert.equal(origin([9, Infinity]), null);
+  assert.equal(origin([-Infinity, Infinity]), null);
+  assert.equal(origin([-Infinity, -Infinity]), "a");
+  // Those may have vanished on their own.
+  assert.equal(origin([Infinity, Infinity], "gradient_headroom_bits"), null);
+});
+
+const narrow = { ...LAYER, path: "narrow", least_headroom: 12 };
+const wide = { ...LAYER, path: "wide", compute_dtype: "float32", least_headroom: 3 };
+
+test("a layer in float32 is not the closest to overflow", () => {
+  assert.equal(worstLayer([wide, narrow], "float16"), narrow);
+  const run = { format: { name: "float16" }, layers: [wide, narrow] };
+  const { of, ofBlock } = layerColumns(run, null).find(({ id }) => id === "headroom");
+  assert.deepEqual([of(narrow), of(wide), ofBlock([wide, narrow])], [12, 115, 12]);
+  const layers = new Map([["wide", { ...wide, dtypes: [[0, "float32"]] }], ["narrow", narrow]]);
+  const heat = { ...heatOf([3, 12]), layers: ["wide", "narrow"] };
+  const choice = { keeps: () => true, folded: new Set() };
+  const found = worstOfRows(heat, layers, choice, "float16");
+  assert.deepEqual(found.map((row) => [row.value, row.wider]), [[3, "float32"], [12, null]]);
+  const pixels = { first: Int32Array.of(0), last: Int32Array.of(0) };
+  const pooled = poolRows(heat, [0, 1], pixels, "headroom", (call) => call === 0);
+  assert.deepEqual([pooled.source[0], GRAVEST[pooled.ranks[0]]], [1, "quiet"]);
+});
+
+test("a run without a layer in 16 bits is shown as if it were in them", () => {
+  assert.ok(isAsIf([wide], "float16"));
+  assert.ok(!isAsIf([wide, narrow], "float16"));
+  assert.ok(!isAsIf([{ ...wide, dtypes: [[0, "float16"], [3, "float32"]] }], "float16"));
+});
+
+test("of two runs a cell has one quantity, of outputs or of what is inside", () => {
+  const run = (dtype, headroom, inside) => ({
+    format: { name: "float16" },
+    layers: [{ ...LAYER, compute_dtype: dtype, least_headroom: headroom, inside }],
+  });
+  const one = run("float16", -4.9, { step: 3, largest: 2e6, outputs: 17.1 });
+  const [{ cells }] = differencesOf(one, run("float32", 16.8, null), null, null, "all");
+  const cell = (id) => cells[DIFFERENCES.findIndex((column) => column.id === id)];
+  assert.deepEqual(cell("headroom").values, [17.1, 16.8]);
+  assert.deepEqual(cell("headroom").notes, ["", " if it were float16"]);
+  assert.deepEqual(cell("inside").values, [2e6, null]);
+});
