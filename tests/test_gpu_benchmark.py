@@ -34,6 +34,7 @@ def rows(results):
     }
 
 
+@pytest.mark.slow
 def test_every_part_runs_with_nothing_but_the_backend(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", BARE, "--tiny", "--here", "--out", tmp_path],

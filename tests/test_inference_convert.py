@@ -328,7 +328,9 @@ def test_the_format_is_chosen_and_what_it_brings_is_said():
     assert ("no speed" in said) == (report.latency["speedup"] < 1.1)
 
 
-@pytest.mark.parametrize("policy", ["auto", "float16"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("auto", marks=pytest.mark.slow), "float16"]
+)
 def test_what_16_bits_cannot_hold_is_refused(policy):
     with pytest.raises(ValueError, match="is the worst"):
         converted(policy=policy, tolerance=1e-9)
