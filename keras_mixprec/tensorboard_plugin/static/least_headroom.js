@@ -8,7 +8,7 @@ const PARTS = [
 
 const bitsOf = (layer, key) => toNumber(layer[key] ?? null);
 
-function inWords(layer, bits) {
+function spareInWords(layer, bits) {
   if (layer.inside && bits === bitsOf(layer, "least_headroom")) return "▲ overflow inside";
   if (bits === -Infinity) return "▲ not finite";
   return bits > 0 ? `${formatNumber(Number(bits.toFixed(1)))} bits` : "▲ overflow";
@@ -31,7 +31,7 @@ export function leastHeadroom({ layers, format }) {
     const worst = known.reduce((one, two) => bitsOf(two, key) < bitsOf(one, key) ? two : one);
     const scaled = part === "gradients" ? ", loss scale included, without skipped steps" : "";
     return [{
-      name: `least headroom, ${part}`, text: inWords(worst, bitsOf(worst, key)), layer: worst,
+      name: `least headroom, ${part}`, text: spareInWords(worst, bitsOf(worst, key)), layer: worst,
       title: `${worst.path}, step ${formatInteger(worst[step])}${scaled}: the least since dtypes last changed`,
     }];
   });
@@ -44,5 +44,5 @@ export function leastHeadroom({ layers, format }) {
 export function gradientHeadroomInWords(layer) {
   const bits = bitsOf(layer ?? {}, "least_gradient_headroom");
   if (!Number.isFinite(bits)) return "";
-  return `least headroom of the run: ${inWords(layer, bits)}, step ${formatInteger(layer.worst_gradient_step)}; `;
+  return `least headroom of the run: ${spareInWords(layer, bits)}, step ${formatInteger(layer.worst_gradient_step)}; `;
 }
