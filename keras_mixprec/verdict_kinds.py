@@ -154,3 +154,17 @@ _TABLE = (
     ),
 )
 KINDS = {kind.name: kind for kind in _TABLE}
+
+
+def what_is_said(
+    kind: str, layer: str | None, direction: str | None, advice: str
+) -> tuple:
+    """Returns what verdicts that say the same of several layers have in common.
+
+    Args:
+        kind: String.
+        layer: String, or `None`.
+        direction: String, or `None`.
+        advice: String.
+    """
+    return kind, direction, advice.replace(repr(layer), "")

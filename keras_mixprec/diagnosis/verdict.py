@@ -3,7 +3,7 @@
 import dataclasses
 
 from keras_mixprec._console import listed
-from keras_mixprec.verdict_kinds import KINDS
+from keras_mixprec.verdict_kinds import KINDS, what_is_said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +93,8 @@ def without_repeats(verdicts: list[Verdict]) -> list[str]:
     """
     alike: dict = {}
     for verdict in verdicts:
-        advice = verdict.advice.replace(repr(verdict.layer), "")
-        key = verdict.kind, verdict.direction, advice
-        alike.setdefault(key, []).append(verdict)
+        own = verdict.kind, verdict.layer, verdict.direction, verdict.advice
+        alike.setdefault(what_is_said(*own), []).append(verdict)
     return [
         str(first) + _likewise([other.layer for other in others])
         for first, *others in alike.values()

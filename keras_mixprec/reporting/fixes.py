@@ -3,7 +3,7 @@
 import glob
 
 from keras_mixprec.formats import format_power
-from keras_mixprec.verdict_kinds import KINDS
+from keras_mixprec.verdict_kinds import KINDS, what_is_said
 
 _IMPORT = "import keras_mixprec as kmp\n\n"
 _PLAN = (
@@ -59,9 +59,9 @@ def _add_same(verdicts):
     first: dict = {}
     for event in verdicts:
         if layer := event["layer"]:
-            advice = event.get("advice", "").replace(repr(layer), "")
-            about = (event["verdict"], event["direction"], event["step"])
-            same = first.setdefault((*about, advice), layer)
+            advice, way = event.get("advice", ""), event["direction"]
+            said = what_is_said(event["verdict"], layer, way, advice)
+            same = first.setdefault((event["step"], *said), layer)
             if same != layer:
                 event["same_as"] = same
 
