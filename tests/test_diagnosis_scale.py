@@ -444,3 +444,28 @@ def cancelling(jit):
     model.compile(optimizer, loss, jit_compile=jit)
     random = np.random.default_rng(0)
     return model, random.normal(size=(128, 16, 1)), random.integers(0, 2, 128)
+
+
+@each_jit
+def test_large_gradients_all_over_need_a_scale_below_1_alone(jit):
+    """Sample weights of 2e5, with a few probabilities that are nearly 0."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(16, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    random = np.random.default_rng(6)
+    first, _, last = model.layers
+    first.kernel.assign(random.normal(0, 0.4, (8, 16)))
+    last.kernel.assign(random.normal(0, 0.5, (16, 1)))
+    optimizer = kmp.LossScaleOptimizer("adam")
+    model.compile(optimizer, "binary_crossentropy", jit_compile=jit)
+    x = np.random.default_rng(0).normal(size=(64, 8))
+    y, weights = x[:, :1] > 0, np.full(64, 2e5)
+    (verdict,) = kmp.diagnose(model, x, y, sample_weight=weights)
+    assert verdict.kind == "scale_search"
+    assert verdict.numbers["highest_bits"] < 0

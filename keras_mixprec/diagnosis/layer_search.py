@@ -111,7 +111,9 @@ class Search(LossSearch):
         """The given scale, or the best one; below 1 for large gradients only.
 
         Where the weights' gradients are not large, the layers whose outputs'
-        gradients overflow are at fault, and left out.
+        gradients overflow are at fault, and left out; not if all other layers
+        need a scale below 1 as well, as with sample weights of 2e5, and one
+        suits them all.
         """
         if scale_bits is not None:
             return scale_bits
@@ -119,9 +121,10 @@ class Search(LossSearch):
         if bits >= 0:
             return bits
         steep = output_gradients_overflow(self._low(self._exact), self._exact)
-        return self._best_bits(
-            {p: w for p, w in windows.items() if p not in steep}
-        )
+        others = {p: w for p, w in windows.items() if p not in steep}
+        of_others = self._best_bits(others)
+        suits_all = all(window.holds(bits) for window in windows.values())
+        return bits if of_others < 0 and suits_all else of_others
 
     def _best_bits(self, windows):
         possible = scale_in_use(self._model).possible
