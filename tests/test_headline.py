@@ -41,6 +41,17 @@ def test_a_healthy_run(tmp_path):
     assert state == "not_compared"
 
 
+def test_steps_skipped_at_the_end_are_those_the_optimizer_counted(tmp_path):
+    # Of 43 skipped steps between two readings the first are not kept one by
+    # one, so that the step applied among them is none that the log knows.
+    values = [*good(1), *[BAD] * 3, *good(1), *[BAD] * 40]
+    watcher = monitor(tmp_path, update_freq=100)
+    fit(one_weight(jit=JIT), values, [watcher])
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    for text in run["headline"]["text"], watcher.summary.headline["text"]:
+        assert "last 40 steps were all skipped" in text
+
+
 class Squares(keras.layers.Layer):
     """1 where the square of a small number is above 0: in float16 it is 0."""
 

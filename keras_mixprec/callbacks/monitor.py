@@ -279,14 +279,12 @@ class MixPrecMonitor(CopiedCallback):
     def on_train_end(self, logs: dict | None = None) -> None:
         """Reads the counters, writes the summary and closes the log."""
         # Not needed before a `fit` ends.
-        from keras_mixprec.monitoring.summary import summarize
+        from keras_mixprec.monitoring.summary import end_event, summarize
 
         session = self._session
         session.finish()
         self.summary = summarize(session)
-        session.log.event(
-            session.step, {"kind": "train_end", "summary": str(self.summary)}
-        )
+        session.log.event(session.step, end_event(self.summary))
         session.leave(self)
         if self.loggers and session.log.writes:
             session.log.finish(self.summary, lambda: self.report)

@@ -245,6 +245,17 @@ def summarize(session) -> TrainingSummary:
     )
 
 
+def end_event(summary: TrainingSummary) -> dict:
+    """Returns the event for the log that a `fit` has ended.
+
+    Args:
+        summary: `TrainingSummary`.
+    """
+    stuck = max((o.in_a_row for o in summary.optimizers.values()), default=0)
+    # Of skipped steps that were not kept one by one nobody else knows it.
+    return {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
+
+
 def _of_formats(headroom, session):
     """Without what is not finite because the batch of that step was not."""
     bad = {batch["step"] for batch in session.bad_data.batches}

@@ -244,6 +244,10 @@ def join_failing(events: list):
 
 
 def _in_a_row(events, last_step):
+    ends = [e for e in events if e["kind"] == "train_end"]
+    if ends and isinstance(ends[-1].get("in_a_row"), int):
+        return ends[-1]["in_a_row"]
+    # A run that goes on, or was killed: what is known of single steps.
     skipped = _skipped_steps(events)
     count = 0
     while last_step - count in skipped:
