@@ -71,6 +71,19 @@ def format_bits(bits: float) -> str:
     return "not finite" if bits == -math.inf else f"{bits:.1f} bits"
 
 
+def format_share(share: float) -> str:
+    """Formats a share; what is neither all nor nothing is not shown as such.
+
+    Example:
+    >>> from keras_mixprec.formats import format_share
+    >>> [format_share(share) for share in (1.0, 0.99974, 0.99, 0.836, 1e-6)]
+    ['100%', '99.97%', '99%', '84%', '1%']
+    """
+    if share > 0.99:  # Rounded down, to hundredths of a percent.
+        return f"{math.floor(share * 1e4) / 100:g}%"
+    return f"{max(round(100 * share), int(share > 0))}%"
+
+
 def format_power(number: float) -> str:
     """Formats a number so that powers of two can be read at sight.
 

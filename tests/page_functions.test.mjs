@@ -389,7 +389,7 @@ test("the key figures have the share of FLOPs in 16 bits before and after", () =
   const run = { last_step: 1, layers: [LAYER], skipped: 0, events: [] };
   const shown = (share_of_flops) => summary.keyFigures({ ...run, share_of_flops })
     .find(({ name }) => name === "FLOPs in 16 bits")?.text;
-  assert.equal(shown({ before: 0.993, now: 0.83 }), "99\u202f% → 83\u202f%");
+  assert.equal(shown({ before: 0.993, now: 0.83 }), "99.3\u202f% → 83\u202f%");
   assert.equal(shown({ before: 1, now: 1 }), "100\u202f%");
   assert.equal(shown({ before: null, now: null }), undefined);
 });
@@ -695,7 +695,7 @@ test("a figure is written by its unit", () => {
   assert.equal(format.formatAmount(2.5e9, "bytes"), "2.5\u202fGB");
   assert.equal(format.formatAmount(13850.4, "rate"), "13\u202f850");
   assert.equal(format.formatAmount(null, "share"), "–");
-  assert.equal(format.formatAmount(0.996, "share"), "99\u202f%");
+  assert.equal(format.formatAmount(0.99974, "share"), "99.97\u202f%");
   assert.equal(format.formatAmount(1, "share"), "100\u202f%");
 });
 

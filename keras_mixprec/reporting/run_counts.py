@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from keras_mixprec.flop_shares import share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS, format_count
+from keras_mixprec.formats import SIXTEEN_BITS, format_count, format_share
 from keras_mixprec.reporting.facts import Facts
 
 
@@ -31,10 +31,8 @@ def share_clause(layers: list, demoted: Mapping) -> Iterator[str]:
     if not is_low(layers):
         yield "no layer in 16 bits"
     else:
-        # Neither all nor nothing if it is not.
-        percent = 100 if share == 1 else min(max(round(100 * share), 1), 99)
         still = "still " if demoted else ""
-        yield f"{percent}% of FLOPs {still}in 16 bits"
+        yield f"{format_share(share)} of FLOPs {still}in 16 bits"
 
 
 def not_known(facts: Facts) -> Iterator[str]:

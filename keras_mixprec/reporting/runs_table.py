@@ -1,6 +1,6 @@
 """Runs side by side, as text: what the table of runs of the page has."""
 
-from keras_mixprec.formats import format_digits, format_power
+from keras_mixprec.formats import format_digits, format_power, format_share
 
 _HEADS = (
     "state",
@@ -51,6 +51,7 @@ def _line(cells, widths):
 
 def _cells(row):
     loss, speed = row["last_loss"], row["samples_per_second"]
+    share = row["share_of_flops"]["now"]
     return (
         row["headline"]["state"].replace("_", " "),
         f"{row['last_step']:,}",
@@ -58,14 +59,7 @@ def _cells(row):
         ", ".join(map(format_power, row["scales"])) or "-",
         "-" if loss is None else format_digits(loss),
         str(row["in_float32"]),
-        _percent(row["share_of_flops"]["now"]),
+        "-" if share is None else format_share(share),
         "-" if speed is None else format_digits(speed),
         row["run"],
     )
-
-
-def _percent(share):
-    if share is None:
-        return "-"
-    # Neither all nor nothing if it is not.
-    return f"{share if share in (0, 1) else min(max(share, 0.01), 0.99):.0%}"

@@ -44,9 +44,9 @@ export function formatShare(share) {
   if (!Number.isFinite(share)) return "–";
   if (share === 0) return "0\u202f%";
   if (share < 0.0001) return "<\u202f0.01\u202f%";
-  const percent = Number((share * 100).toPrecision(2));
   // What is not all of it is not shown as all of it.
-  return `${share < 1 ? Math.min(percent, 99) : percent}\u202f%`;
+  const percent = share > 0.99 ? Math.floor(share * 1e4) / 100 : Number((share * 100).toPrecision(2));
+  return `${percent}\u202f%`;
 }
 
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
