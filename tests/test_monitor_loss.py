@@ -21,7 +21,7 @@ class Losses(keras.callbacks.Callback):
         self.means.append(float(logs["loss"]))
 
 
-def fit(log_dir, x, epochs=2, **options):
+def fit(log_dir, x, epochs=2, max_overhead=1.0, **options):
     """Trains with a reading every second step; returns the loss logged."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
@@ -30,7 +30,7 @@ def fit(log_dir, x, epochs=2, **options):
         kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False, **options
     )
     monitor = kmp.MixPrecMonitor(
-        log_dir, update_freq=2, max_overhead=1, verbose=0
+        log_dir, update_freq=2, max_overhead=max_overhead, verbose=0
     )
     losses = Losses()
     model.fit(
@@ -44,6 +44,13 @@ def fit(log_dir, x, epochs=2, **options):
 
 def inputs():
     return np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+
+
+def test_epochs_that_no_budget_lets_read_have_a_mean_each(tmp_path):
+    told, means = fit(tmp_path, inputs(), epochs=4, max_overhead=0.0)
+    per_epoch = means.shape[1]
+    assert told["steps"] == [per_epoch * n for n in range(1, 5)]
+    np.testing.assert_allclose(told["values"], means[:, -1], rtol=1e-6)
 
 
 def test_it_is_the_mean_of_the_steps_since_the_last(tmp_path):

@@ -233,6 +233,7 @@ class Session:
         self.parts.ranges.end_epoch(self.step)
         if self.budget.left(READINGS) > 0:
             self._read_counters()
+        self.state.counter_log.loss.end_epoch(self.step, logs)
         started = time.perf_counter()
         self.log_layers()
         log_epoch(self.log, self.step)

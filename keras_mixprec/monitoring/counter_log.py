@@ -11,7 +11,8 @@ import keras
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.scaling import scaling_call
-from keras_mixprec.monitoring.counters import LossCurve, reason_to_stop
+from keras_mixprec.monitoring.counters import reason_to_stop
+from keras_mixprec.monitoring.loss_curve import LossCurve
 from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.monitoring.scale_curve import Block
@@ -277,11 +278,11 @@ class CounterLog:
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
         state: `RunState`, as of the last reading.
+        loss: `LossCurve`.
     """
 
     def __init__(self, session, counters):
-        # Not needed before a `fit` begins.
-        from keras_mixprec.monitoring.low_scale import LowScales
+        from keras_mixprec.monitoring.low_scale import LowScales  # In `fit`.
 
         self._session = session
         self._counters, self._log = counters, session.log
@@ -289,10 +290,9 @@ class CounterLog:
         self._by_variable = Thinning(rows_by_variable(count))
         self._skips = Skips(session.log)
         self._low_scales = LowScales(session.log)
-        self._loss = LossCurve(session.model, session.log)
+        self.loss = LossCurve(session.model, session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
-        self._losses = 0
-        self.step = None
+        self._losses, self.step = 0, None
         self.state = RunState()
 
     def read(self, step: int):
@@ -310,7 +310,7 @@ class CounterLog:
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
             losses = self._counters.nonfinite_losses() or {}
-            loss = self._loss.read()
+            loss = self.loss.read()
         session.state.performance.clock.waited(step, waited)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
@@ -322,7 +322,7 @@ class CounterLog:
         many = new >= TRIGGER_STEPS and not session.has_tuner
         if many or self._counters.only_mean_is_lost(loss):
             self.state = self.state._replace(trouble=True)
-        self._loss.write(step, loss)
+        self.loss.write(step, loss)
         session.examiner.in_a_row = self.state.in_a_row
         session.budget.add(READINGS, time.perf_counter() - started)
         session.bad_data.report(session)
@@ -339,7 +339,7 @@ class CounterLog:
         Args:
             step: Int. How many steps were taken before.
         """
-        self._loss.begin_epoch(step)
+        self.loss.begin_epoch(step)
 
     @contextlib.contextmanager
     def synchronized(self):
@@ -348,7 +348,7 @@ class CounterLog:
         It is given the seconds that the steps under way took to end.
         """
         started = time.perf_counter()
-        with self._counters.synchronized(self._loss.variables) as waited:
+        with self._counters.synchronized(self.loss.variables) as waited:
             yield waited
         seconds = time.perf_counter() - started
         self._session.budget.add(READINGS, seconds - waited)

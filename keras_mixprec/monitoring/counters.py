@@ -5,21 +5,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-import keras
-
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import NONFINITE_KINDS
-from keras_mixprec.keras_internals import loss_tracker
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.monitoring.attach import guard_of, watch_optimizers
 from keras_mixprec.monitoring.recorded_steps import StepReader
-from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.schema import (
-    LOSS,
-    LOSS_COLUMNS,
-    LOSS_ROWS_PER_CHUNK,
     NONFINITE_GRADIENTS_TAG,
     NONFINITE_LOSSES_TAG,
     SKIPPED_TAG,
@@ -140,76 +133,6 @@ class Tally:
             for kind, count in self.counts().items()
         }
         return {tag: count for tag, count in counts.items() if count > 0}
-
-
-# Points of the loss of an interval, after which they are half as often.
-_LOSSES = 128
-
-
-class LossCurve:
-    """Logs the mean loss of the steps since it was last logged.
-
-    At readings of the counters, with which it is transferred: two numbers.
-    Batches that the guard of metrics keeps out are in no mean; where it keeps
-    out all, or one is not finite, NaN is logged, a gap in the curve. A
-    `train_step` of the user's own that does not report its loss to Keras has
-    none.
-
-    Args:
-        model: The `keras.Model`.
-        log: The `RunLog`.
-    """
-
-    def __init__(self, model: keras.Model, log):
-        self._model = model
-        self._log = log
-        self._thinning = Thinning(_LOSSES)
-        self._before = 0.0, 0.0
-        self._from = 0
-
-    @property
-    def variables(self) -> list:
-        """The sum of the losses and their weights; none without a loss."""
-        tracker = loss_tracker(self._model)
-        if not isinstance(tracker, keras.metrics.Mean):
-            return []
-        return [tracker.total, tracker.count]
-
-    def begin_epoch(self, step: int):
-        """Keras has set the variables to 0.
-
-        Args:
-            step: Int. How many steps were taken before.
-        """
-        self._before = 0.0, 0.0
-        self._from = step
-
-    def read(self) -> tuple | None:
-        """Returns the values of the variables, while they are synchronized."""
-        found = [float(active.step().read_sum(v)) for v in self.variables]
-        return tuple(found) if found else None
-
-    def write(self, step: int, sums: tuple | None):
-        """Logs the mean since the last time, unless it is too early for one.
-
-        Args:
-            step: Int. Step of the log.
-            sums: What `read` returned.
-        """
-        if sums is None or not self._thinning.due():
-            return
-        total, count = sums
-        before, counted = self._before
-        # As `train_on_batch` may begin anew, without an epoch.
-        if count < counted or not math.isfinite(before):
-            before, counted = 0.0, 0.0
-        if count > counted or step > self._from:
-            self._before, self._from = sums, step
-            new = count - counted
-            loss = (total - before) / new if new else math.nan
-            row = [step, loss if math.isfinite(loss) else math.nan]
-            size = LOSS_ROWS_PER_CHUNK
-            self._log.rows(step, LOSS, [row], LOSS_COLUMNS, size)
 
 
 class Counters:
