@@ -67,10 +67,12 @@ def add_origins(layers: list, limit: str):
     by_path = {layer["path"]: layer for layer in layers}
     for layer in layers:
         origin = by_path.get(layer["passes_on"].get("activation"))
-        same = origin and _outputs(layer) == _outputs(origin)
-        made = same and abs(_outputs(layer) or 0) == math.inf
-        narrow = made and not is_wider(origin["compute_dtype"], limit)
-        layer["passed_from"] = origin["path"] if narrow else None
+        layer["passed_from"] = None
+        if origin is None or is_wider(origin["compute_dtype"], limit):
+            continue
+        made = _outputs(layer)
+        if made == _outputs(origin) and abs(made or 0) == math.inf:
+            layer["passed_from"] = origin["path"]
 
 
 def _outputs(layer):

@@ -107,6 +107,16 @@ def gravity(overview: dict) -> int:
     return STATES.index(state) * (len(LEVELS) + 1) + rank
 
 
+_COPIED = (
+    "run",
+    "policy",
+    "last_step",
+    "skipped",
+    "headline",
+    "share_of_flops",
+)
+
+
 def summary(overview: dict) -> dict:
     """Returns the row of a run.
 
@@ -134,9 +144,7 @@ def summary(overview: dict) -> dict:
     ([4.0], 0.5)
     """
     loss = overview["loss"]
-    copied = ("run", "policy", "last_step", "skipped")
-    copied += ("headline", "share_of_flops")
-    return {name: overview[name] for name in copied} | {
+    return {name: overview[name] for name in _COPIED} | {
         "scales": [c["scale"][-1] for c in overview["scale"] if c["scale"]],
         "last_loss": loss["values"][-1] if loss else None,
         "finding": _finding(overview),
