@@ -280,7 +280,7 @@ test("events read as sentences, unknown kinds too", () => {
   };
   assert.equal(
     eventText.describeEvent(block),
-    "7 more skipped steps between steps 5 and 12, not listed one by one.",
+    "7 more skipped steps between steps 5 and 12, of which the log has the number alone.",
   );
   assert.equal(eventText.laneOf(block), "skipped");
   assert.equal(eventText.momentOf(block), 5);

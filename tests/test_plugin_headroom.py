@@ -93,7 +93,7 @@ def said_of(page, layer, x=300):
     return page.text(".tooltip")
 
 
-@pytest.mark.parametrize("name", ["headroom", "readings"])
+@pytest.mark.parametrize("name", ["headroom", "readings", "steps"])
 def test_its_functions_without_a_browser(name):
     if not shutil.which("node"):
         skip_without("node", "apt-get install nodejs")

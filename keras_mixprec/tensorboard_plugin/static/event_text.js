@@ -75,7 +75,9 @@ export function mainFinding({ events, finding }) {
 }
 
 // Where the name in the log would say nothing to a reader.
-const TITLES = { probe_compiled: "probed step compiled" };
+const TITLES = {
+  probe_compiled: "probed step compiled", skipped_steps_not_kept: "more skipped steps",
+};
 
 export function kindTitle(kind) {
   return TITLES[kind] ?? words(kind);
@@ -160,7 +162,7 @@ const SENTENCES = {
   },
   skipped_steps_not_kept(event) {
     const more = plural(event.count ?? 0, "more skipped step");
-    return `${more}${span(event)}, not listed one by one.`;
+    return `${more}${span(event)}, of which the log has the number alone.`;
   },
   loss_scale_not_known(event) {
     return `Loss scale set by hand or not known at each step${span(event)}.`;
