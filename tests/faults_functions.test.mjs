@@ -68,7 +68,7 @@ test("the map is of what is so since a repair", () => {
   assert.equal(stateOf([-Infinity, -Infinity, 5], own, HEADROOM).words,
     "117 bits left in float32, 5 bits if it were float16");
   const before = stateOf([0.999, NaN, NaN], own, ERROR, { pool: "max" });
-  assert.equal(before.words, "relative error 0.999 at step 0, before it was in float32");
+  assert.equal(before.words, "relative error 0.999 before the first step, before it was in float32");
   assert.equal(before.level, "beyond");
   const first = { ...own, dtypes: [[0, "float32"]], demoted_at: 0 };
   assert.match(stateOf([0.999, NaN, NaN], first, ERROR, { pool: "max" }).words, /before it was/);

@@ -288,7 +288,10 @@ def test_a_hostile_log_is_shown_as_text(page, url):
     page.pick("#compare", TUNED)
     page.click("#events li:nth-child(1)")
     page.click("#layers tbody tr:nth-child(2)")
-    assert page.chosen() == (f"Selected: {paths[1]} · step 0", paths[1])
+    assert page.chosen() == (
+        f"Selected: {paths[1]} · before the first step",
+        paths[1],
+    )
     page.hover(HEAT, LABELS + 10, ROW // 2)
     assert HOSTILE in page.text(".tooltip")
     assert page.all("main img, header img") == []
@@ -594,7 +597,10 @@ def test_a_click_on_the_verdict_moves_all_to_its_layer(page, url, told):
     page.open_tab(url, run=TUNED, layer="embed", step=9)
     assert outlined(page) == 0
     page.click(VERDICT)
-    assert page.chosen() == ("Selected: overflowing · step 0", "overflowing")
+    assert page.chosen() == (
+        "Selected: overflowing · before the first step",
+        "overflowing",
+    )
     row = told[TUNED]["heat"]["layers"].index("overflowing")
     assert outlined(page) == row
     assert page.text("#histogram .hint").startswith("overflowing · taken at")
@@ -894,7 +900,10 @@ def test_enter_selects_and_escape_clears(page, url, rows):
     page.press(Keys.ARROW_DOWN, Keys.ENTER)
     wanted = {
         "#layers tbody tr": ("Selected: norm_0", "norm_0"),
-        "#events li": ("Selected: overflowing · step 0", "overflowing"),
+        "#events li": (
+            "Selected: overflowing · before the first step",
+            "overflowing",
+        ),
     }
     assert page.chosen() == wanted[rows]
     page.press(Keys.ESCAPE)

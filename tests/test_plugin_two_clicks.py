@@ -65,7 +65,7 @@ QUESTIONS = [
         "#runs",
         ["Repaired", "Severe finding"],
     ),
-    ("which layer", TUNED, [], SENTENCE, ["overflowing overflowed at step"]),
+    ("which layer", TUNED, [], SENTENCE, ["overflowing overflowed before the first step"]),
     ("which rows", ROWS, [], SENTENCE, ["samples 5, 77 of x not finite"]),
     (
         "why",
@@ -110,7 +110,10 @@ QUESTIONS = [
         TUNED,
         [],
         "#headline",
-        ["The tuner demoted 1 layer to float32|bfloat16 at step 0."],
+        [
+            "The tuner demoted 1 layer to float32|bfloat16 before the first "
+            "step."
+        ],
     ),
     (
         "what is left to do",

@@ -7,6 +7,7 @@ from keras_mixprec.reporting.flat_loss import flat_loss
 from keras_mixprec.reporting.headline import (
     LEVELS,
     STATES,
+    STUCK,
     headline,
     main_finding,
 )
@@ -62,8 +63,10 @@ def conclusion(overview: dict) -> dict:
     Returns:
         Dict with `"headline"`, as `headline` returns it, `"finding"`, as
         `main_finding` does but for its event's place among those of the run,
-        `"flat_loss"`, as `flat_loss` does, `"tuner"`, as `tuner_did` does, and
-        `"next"`, as `what_next` does.
+        `"stuck"`, how many steps were skipped in a row at the end, 0 if so few
+        that a search for the loss scale explains them, `"flat_loss"`, as
+        `flat_loss` does, `"tuner"`, as `tuner_did` does, and `"next"`, as
+        `what_next` does.
     """
     facts = facts_of(overview)
     finding = main_finding(facts)
@@ -73,6 +76,7 @@ def conclusion(overview: dict) -> dict:
     said = {"headline": headline(facts), "finding": finding}
     overview = overview | said
     return said | {
+        "stuck": facts.in_a_row if facts.in_a_row >= STUCK else 0,
         "flat_loss": flat_loss(overview),
         "tuner": tuner_did(overview["events"]),
         "next": what_next(overview),

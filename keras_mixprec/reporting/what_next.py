@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from keras_mixprec.formats import format_count, format_power
+from keras_mixprec.formats import format_count, format_moment, format_power
 from keras_mixprec.reporting.facts import dtype_now, dtype_of, is_repaired
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -53,7 +53,7 @@ def _moved(events):
         return None
     dtypes = sorted({dtype_of(c["after"]) for c in changes.values()})
     steps = sorted({event["step"] for event in events})
-    at = f"at step {steps[0]:,}"
+    at = format_moment(steps[0])
     if steps[1:]:
         at = f"from step {steps[0]:,} to step {steps[-1]:,}"
     moved = format_count(len(changes), "layer")

@@ -3,7 +3,7 @@ import { speedAgainstFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
 import { element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
-import { formatInteger, plural, readable } from "./format.js";
+import { momentInWords, plural, readable } from "./format.js";
 import { callName, shortRun } from "./names.js";
 import { graverRun, keyFigures, STATES } from "./summary.js";
 
@@ -173,7 +173,7 @@ export function createSelection(store) {
   store.on(["layer", "step"], ({ layer, step, runData }) => {
     const paths = new Set((runData?.layers ?? []).map(({ path }) => path));
     const name = layer === null ? null : callName(layer, paths);
-    const parts = [name, step === null ? null : `step ${formatInteger(step)}`];
+    const parts = [name, step === null ? null : momentInWords(step, "")];
     const chosen = parts.filter((part) => part !== null);
     text.textContent = chosen.length ? `Selected: ${chosen.join(" · ")}` : "";
     bar.hidden = !chosen.length;

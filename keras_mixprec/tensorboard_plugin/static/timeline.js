@@ -12,7 +12,7 @@ import {
   describeEvent, eventKey, eventLevel, eventTitle, laneOf, LEVELS, momentOf,
 } from "./event_text.js";
 import {
-  formatInteger, formatPower, formatScale, toNumber,
+  formatInteger, formatPower, formatScale, momentInWords, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
@@ -115,7 +115,7 @@ export function createTimeline(store) {
     const mark = markAt(at);
     if (mark) {
       return showTooltip(event, [
-        `${eventTitle(mark.event)} · step ${formatInteger(momentOf(mark.event))}` +
+        `${eventTitle(mark.event)} · ${momentInWords(momentOf(mark.event), "")}` +
           (compareData ? ` · ${runOf(mark.event)}` : ""),
         describeEvent(mark.event),
       ]);
