@@ -317,20 +317,24 @@ test("each bad batch has its own rows", () => {
   };
   const members = [skip(51, { x: 3 }), skip(52, { x: 0, y: 7 }), skip(53)];
   assert.deepEqual(eventText.eventDetails({ ...members[0], members }), [
-    "step 51: not finite, first in row 3 of x",
-    "step 52: not finite, first in row 0 of x, row 7 of y",
+    "batch of step 51: not finite, first in row 3 of x (rows count from 0)",
+    "batch of step 52: not finite, first in row 0 of x, row 7 of y (rows count from 0)",
   ]);
   assert.deepEqual(eventText.eventDetails(members[0]), [
-    "step 51: not finite, first in row 3 of x",
+    "batch of step 51: not finite, first in row 3 of x (rows count from 0)",
   ]);
   const batches = [{ epoch: 1, batch: 4, step: 15, rows: { x: 3 } }];
   const all = { kind: "bad_batches", step: 60, count: 1, batches };
   assert.deepEqual(eventText.eventDetails(all), [
-    "step 15, epoch 1 batch 4: not finite, first in row 3 of x",
+    "batch of step 15: not finite, first in row 3 of x (rows count from 0)",
   ]);
-  const verdict = { kind: "verdict", step: 60, numbers: { samples_of_x: [3, 9] } };
+  assert.equal(eventText.describeEvent(all), "Inputs not finite in the batch of step 15.");
+  assert.equal(eventText.describeEvent({ ...all, count: 18 }),
+    "Inputs not finite in 18 batches, the first at step 15.");
+  const numbers = { epoch: 1, batch: 4, batches: "epoch 1 batch 4", samples_of_x: [3, 9] };
+  const verdict = { kind: "verdict", verdict: "bad_data", step: 60, numbers };
   assert.deepEqual(eventText.eventDetails(verdict), [
-    "samples of x, all batches together: 3, 9",
+    "samples of x, counted from 0 in the whole array: 3, 9",
   ]);
 });
 

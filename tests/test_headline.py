@@ -142,8 +142,8 @@ def test_bad_data_are_said_to_be_that(tmp_path):
     values = [1.0] * 4 + [np.nan] * 2 + [1.0] * 4
     text, state = headline(tmp_path, chain(), values, tuner())
     assert text.startswith(
-        "Bad data in 2 batches, first at step 5 (row 0 of that batch's x not "
-        "finite); 2"
+        "Bad data in 2 batches, the first at step 5 (row 0 of that batch's x "
+        "not finite); 2"
     )
     assert "2 steps skipped" in text
     assert state == "severe"

@@ -65,7 +65,13 @@ QUESTIONS = [
         "#runs",
         ["Repaired", "Severe finding"],
     ),
-    ("which layer", TUNED, [], SENTENCE, ["overflowing overflowed before the first step"]),
+    (
+        "which layer",
+        TUNED,
+        [],
+        SENTENCE,
+        ["overflowing overflowed before the first step"],
+    ),
     ("which rows", ROWS, [], SENTENCE, ["samples 5, 77 of x not finite"]),
     (
         "why",
@@ -79,7 +85,7 @@ QUESTIONS = [
         ROWS,
         [FINDING],
         CHOSEN,
-        ["bad data", "x, all batches together: 5, 77"],
+        ["bad data", "x, counted from 0 in the whole array: 5, 77"],
     ),
     ("what to do", TUNED, [FINDING, CODE], CHOSEN, ["PrecisionRule('overfl"]),
     ("what to do", ROWS, [FINDING, CODE], CHOSEN, ["keep = np.isfinite(x)"]),

@@ -12,7 +12,11 @@ from keras_mixprec.reporting.headline import (
     main_finding,
 )
 from keras_mixprec.reporting.performance import ENOUGH_STEPS
-from keras_mixprec.reporting.what_next import tuner_did, what_next
+from keras_mixprec.reporting.what_next import (
+    tuner_did,
+    tuner_would,
+    what_next,
+)
 
 
 def shares_in_16_bits(layers: list) -> dict:
@@ -65,8 +69,8 @@ def conclusion(overview: dict) -> dict:
         `main_finding` does but for its event's place among those of the run,
         `"stuck"`, how many steps were skipped in a row at the end, 0 if so few
         that a search for the loss scale explains them, `"flat_loss"`, as
-        `flat_loss` does, `"tuner"`, as `tuner_did` does, and `"next"`, as
-        `what_next` does.
+        `flat_loss` does, `"tuner"`, as `tuner_did` or `tuner_would` does, and
+        `"next"`, as `what_next` does.
     """
     facts = facts_of(overview)
     finding = main_finding(facts)
@@ -78,7 +82,7 @@ def conclusion(overview: dict) -> dict:
     return said | {
         "stuck": facts.in_a_row if facts.in_a_row >= STUCK else 0,
         "flat_loss": flat_loss(overview),
-        "tuner": tuner_did(overview["events"]),
+        "tuner": tuner_did(overview["events"]) or tuner_would(overview),
         "next": what_next(overview),
     }
 

@@ -16,7 +16,10 @@ function spareInWords(layer, bits) {
   return bits > 0 ? `${formatNumber(Number(bits.toFixed(1)))} bits` : "▲ overflow";
 }
 
-// A search for the loss scale skips steps that are left out; these are no search any more.
+/**
+ * A search for the loss scale skips steps that are left out; these are no search any more.
+ * @returns {any}
+ */
 function overflowing(run, name) {
   return {
     name, text: "▲ not finite", level: "bad", event: mainFinding(run),
