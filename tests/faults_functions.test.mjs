@@ -137,7 +137,7 @@ test("an error of before a repair is said to be one", () => {
   const notes = (own) => difference.differencesOf(run(own), run(layer("a")), ranges, null, "all")[0]
     .cells.find(({ id }) => id === "error").notes;
   assert.deepEqual(notes(wide), [" at step 7, before it was in float32", ""]);
-  assert.deepEqual(notes(layer("a")), ["", ""]);
+  assert.deepEqual(notes(layer("a")), [" at step 7", ""]);
 });
 
 test("names of code are plain text, and of events say what happened", () => {

@@ -86,8 +86,8 @@ def test_a_step_skipped_for_bad_data_says_so_and_no_overflow(show, tmp_path):
     bad, other = page.texts("#events li[data-kind=skipped_step] .what")
     assert bad == (
         "2 updates skipped in a row, steps 2 to 3, at loss scale 2¹⁵: these "
-        "batches were not finite, first in row 3 of x, which no loss scale or "
-        "dtype changes."
+        "batches were not finite, first in row 3 of the batch's x, which no "
+        "loss scale or dtype changes."
     )
     assert "gradients not finite in a/kernel (inf)" in other
 

@@ -56,7 +56,7 @@ QUESTIONS = [
         ROWS,
         [],
         SENTENCE,
-        ["Severe finding", "Bad data in"],
+        ["Severe finding", "Bad data: 2 samples of x"],
     ),
     (
         "did anything go wrong",
@@ -72,7 +72,13 @@ QUESTIONS = [
         SENTENCE,
         ["overflowing overflowed before the first step"],
     ),
-    ("which rows", ROWS, [], SENTENCE, ["samples 5, 77 of x not finite"]),
+    (
+        "which rows",
+        ROWS,
+        [],
+        SENTENCE,
+        ["2 samples of x (5, 77), met in 2 batches"],
+    ),
     (
         "why",
         TUNED,

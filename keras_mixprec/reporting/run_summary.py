@@ -124,8 +124,9 @@ def summary(overview: dict) -> dict:
     Returns:
         Dict with the run's name, policy, steps, skipped steps, last loss
         scales, last loss (`None` if none was logged), main finding, sentence,
-        gravity (0 of the gravest), layers in float32, share of FLOPs in 16 bits
-        and samples a second (`None` if too few steps were timed).
+        gravity (0 of the gravest), layers in float32, share of FLOPs in 16
+        bits, samples a second (`None` if too few steps were timed) and peak
+        memory.
 
     Example:
     >>> from keras_mixprec.reporting.run_summary import summary
@@ -150,6 +151,7 @@ def summary(overview: dict) -> dict:
         "finding": _finding(overview),
         "gravity": gravity(overview),
         "samples_per_second": _speed(overview["performance"]),
+        "peak_memory": _figures(overview["performance"]).get("peak_memory"),
         "layers": len(overview["layers"]),
         "in_float32": sum(
             dtype_now(layer) == "float32" for layer in overview["layers"]
@@ -160,7 +162,11 @@ def summary(overview: dict) -> dict:
     }
 
 
+def _figures(found):
+    return {f["name"]: f["value"] for f in (found or {}).get("figures", [])}
+
+
 def _speed(found):
-    values = {f["name"]: f["value"] for f in (found or {}).get("figures", [])}
+    values = _figures(found)
     enough = (values.get("measured_steps") or 0) >= ENOUGH_STEPS
     return values["samples_per_second"] if enough else None

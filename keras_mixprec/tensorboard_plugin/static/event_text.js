@@ -133,7 +133,7 @@ export function hasBadInput({ bad_input }) {
 }
 
 function rowsInWords(parts) {
-  return Object.entries(parts).map(([part, row]) => `row ${row} of ${part}`).join(", ");
+  return Object.entries(parts).map(([part, row]) => `row ${row} of the batch's ${part}`).join(", ");
 }
 
 // Batches are told by their steps alone: those of an epoch are counted from 0, and steps from 1.
