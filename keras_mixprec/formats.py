@@ -49,6 +49,21 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_moment(step: int, at: str = "at") -> str:
+    """Formats when something was found: steps count from 1, and none is 0.
+
+    Args:
+        step: Int. How many steps had been taken, or which one it was of.
+        at: String. What stands before a step. Defaults to `"at"`.
+
+    Example:
+    >>> from keras_mixprec.formats import format_moment
+    >>> format_moment(0), format_moment(1200), format_moment(3, "after")
+    ('before the first step', 'at step 1,200', 'after step 3')
+    """
+    return f"{at} step {step:,}" if step else "before the first step"
+
+
 def format_digits(number: float) -> str:
     """Formats a number with three digits, and all before the point.
 

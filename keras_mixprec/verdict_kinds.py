@@ -53,9 +53,9 @@ _TABLE = (
     ),
     Kind(
         "bad_data",
-        "Drop or repair these rows, no precision helps: of an array `{part}` "
-        "np.flatnonzero(~np.isfinite({part}).reshape(len({part}), "
-        "-1).all(axis=1)) finds all of them.",
+        "Drop or repair these rows, no precision helps. All of them in an "
+        "array `{part}` are np.flatnonzero(~np.isfinite({part}).reshape("
+        "len({part}), -1).all(axis=1)).",
         explains=True,
     ),
     Kind(

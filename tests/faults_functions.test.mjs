@@ -68,7 +68,7 @@ test("the map is of what is so since a repair", () => {
   assert.equal(stateOf([-Infinity, -Infinity, 5], own, HEADROOM).words,
     "117 bits left in float32, 5 bits if it were float16");
   const before = stateOf([0.999, NaN, NaN], own, ERROR, { pool: "max" });
-  assert.equal(before.words, "relative error 0.999 at step 0, before it was in float32");
+  assert.equal(before.words, "relative error 0.999 before the first step, before it was in float32");
   assert.equal(before.level, "beyond");
   const first = { ...own, dtypes: [[0, "float32"]], demoted_at: 0 };
   assert.match(stateOf([0.999, NaN, NaN], first, ERROR, { pool: "max" }).words, /before it was/);
@@ -137,7 +137,7 @@ test("an error of before a repair is said to be one", () => {
   const notes = (own) => difference.differencesOf(run(own), run(layer("a")), ranges, null, "all")[0]
     .cells.find(({ id }) => id === "error").notes;
   assert.deepEqual(notes(wide), [" at step 7, before it was in float32", ""]);
-  assert.deepEqual(notes(layer("a")), ["", ""]);
+  assert.deepEqual(notes(layer("a")), [" at step 7", ""]);
 });
 
 test("names of code are plain text, and of events say what happened", () => {

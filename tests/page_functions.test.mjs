@@ -280,7 +280,7 @@ test("events read as sentences, unknown kinds too", () => {
   };
   assert.equal(
     eventText.describeEvent(block),
-    "7 more skipped steps between steps 5 and 12, not listed one by one.",
+    "7 more skipped steps between steps 5 and 12, of which the log has the number alone.",
   );
   assert.equal(eventText.laneOf(block), "skipped");
   assert.equal(eventText.momentOf(block), 5);
@@ -317,20 +317,24 @@ test("each bad batch has its own rows", () => {
   };
   const members = [skip(51, { x: 3 }), skip(52, { x: 0, y: 7 }), skip(53)];
   assert.deepEqual(eventText.eventDetails({ ...members[0], members }), [
-    "step 51: not finite, first in row 3 of x",
-    "step 52: not finite, first in row 0 of x, row 7 of y",
+    "batch of step 51: not finite, first in row 3 of the batch's x (rows count from 0)",
+    "batch of step 52: not finite, first in row 0 of the batch's x, row 7 of the batch's y (rows count from 0)",
   ]);
   assert.deepEqual(eventText.eventDetails(members[0]), [
-    "step 51: not finite, first in row 3 of x",
+    "batch of step 51: not finite, first in row 3 of the batch's x (rows count from 0)",
   ]);
   const batches = [{ epoch: 1, batch: 4, step: 15, rows: { x: 3 } }];
   const all = { kind: "bad_batches", step: 60, count: 1, batches };
   assert.deepEqual(eventText.eventDetails(all), [
-    "step 15, epoch 1 batch 4: not finite, first in row 3 of x",
+    "batch of step 15: not finite, first in row 3 of the batch's x (rows count from 0)",
   ]);
-  const verdict = { kind: "verdict", step: 60, numbers: { samples_of_x: [3, 9] } };
+  assert.equal(eventText.describeEvent(all), "Inputs not finite in the batch of step 15.");
+  assert.equal(eventText.describeEvent({ ...all, count: 18 }),
+    "Inputs not finite in 18 batches, the first at step 15.");
+  const numbers = { epoch: 1, batch: 4, batches: "epoch 1 batch 4", samples_of_x: [3, 9] };
+  const verdict = { kind: "verdict", verdict: "bad_data", step: 60, numbers };
   assert.deepEqual(eventText.eventDetails(verdict), [
-    "samples of x, all batches together: 3, 9",
+    "samples of x, counted from 0 in the whole array: 3, 9",
   ]);
 });
 
@@ -627,14 +631,20 @@ test("a run in 16 bits lacks one in float32 until it is compared with it", () =>
   ];
   assert.equal(lacks({ summaries: rows }), wide.run);
   assert.equal(lacks({ summaries: rows, compareData: wide }), null);
-  assert.equal(lacks({ summaries: rows, runData: wide }), null);
+  // Of one in float32 the same is seen beside the one in 16 bits.
+  assert.equal(lacks({ summaries: rows, runData: wide }), low.run);
+  assert.equal(lacks({ summaries: rows, runData: wide, compareData: low }), null);
+  assert.equal(lacks({ summaries: [rows[1]], runData: wide }), null);
   assert.equal(lacks({ summaries: [rows[0], { run: "b", unread: true }] }), null);
   assert.equal(lacks({ summaries: [rows[0]] }), "");
   // That of another model.
   assert.equal(lacks({ summaries: [{ run: wide.run, layers: 2, policy: "float32" }] }), "");
   assert.equal(lacks({ runs: [{}] }), "");
-  assert.match(float32Run.float32Code(low.run), /MixPrecMonitor\("logs\/a\/float32"\)/);
-  assert.match(float32Run.float32Code("mixprec"), /MixPrecMonitor\("logs\/float32"\)/);
+  assert.match(float32Run.float32Code({ ...low, events: [] }), /MixPrecMonitor\("logs\/a\/float32"\)/);
+  assert.match(float32Run.float32Code({ run: "mixprec", events: [] }), /MixPrecMonitor\("logs\/float32"\)/);
+  const begin = (log_dir) => [{ kind: "train_begin", settings: { log_dir } }];
+  const code = float32Run.float32Code({ ...low, events: begin("/tmp/runs/a/low") });
+  assert.match(code, /MixPrecMonitor\("\/tmp\/runs\/a\/float32"\)/);
 });
 
 test("a run that a tuner moved to float32 is none to compare with", () => {
@@ -648,6 +658,7 @@ test("a run that a tuner moved to float32 is none to compare with", () => {
   assert.equal(comparison.comparison(low, moved),
     "low is faster than moved, at 2.0x (2.0x to 2.0x) its speed; both compiled with mixed_float16; " +
     "93\u202f% of FLOPs in 16 bits (moved: 0\u202f%)");
+  assert.equal(comparison.comparison(wide, moved), comparison.comparison(moved, wide));
   assert.match(comparison.comparison(moved, wide),
     /^Was it worth it\? .*; compiled with mixed_float16 \(wide: float32\); 0\u202f% of FLOPs/);
 });

@@ -131,14 +131,16 @@ def test_a_repaired_run_names_cause_repair_and_cost(tmp_path):
 def test_a_dry_run_says_what_would_be_done(tmp_path):
     text, state = headline(tmp_path, chain(), [1000.0] * 3, tuner(dry_run=True))
     assert text.startswith(
-        "big overflowed at step 0, would be demoted to float32 (dry run); "
-        "1 more finding; all 3 steps skipped; 100%"
+        "big overflowed before the first step, would be demoted to float32 "
+        "(dry run); 1 more finding; all 3 steps skipped; 100%"
     )
     assert state == "severe"
 
 
 def test_a_collapse_is_no_more_than_a_symptom(tmp_path):
     text, state = headline(tmp_path, chain(), [1000.0] * 40)
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["stuck"] == 40
     assert text.startswith(
         "big overflowed (found at step 5, failing since step 1), still in"
     )
@@ -151,8 +153,8 @@ def test_bad_data_are_said_to_be_that(tmp_path):
     values = [1.0] * 4 + [np.nan] * 2 + [1.0] * 4
     text, state = headline(tmp_path, chain(), values, tuner())
     assert text.startswith(
-        "Bad data in 2 batches, first at step 5 (row 0 of that batch's x not "
-        "finite); 2"
+        "Bad data in 2 batches, the first at step 5 (row 0 of that batch's x "
+        "not finite); 2"
     )
     assert "2 steps skipped" in text
     assert state == "severe"
@@ -205,9 +207,9 @@ def test_what_an_earlier_fit_has_repaired_is_reported(tmp_path):
         fit(model, [1000.0] * 9, [watcher, repairs])
     (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["headline"] == {
-        "text": "big overflowed at step 0 in an earlier fit, demoted to "
-        "float32 with 1 more layer; last of 2 fits, from step 10: 9 steps, "
-        "none skipped; 33% of FLOPs still in 16 bits.",
+        "text": "big overflowed before the first step in an earlier fit, "
+        "demoted to float32 with 1 more layer; last of 2 fits, from step "
+        "10: 9 steps, none skipped; 33% of FLOPs still in 16 bits.",
         "state": "repaired",
     }
     assert str(watcher.summary).startswith(

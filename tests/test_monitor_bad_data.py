@@ -44,7 +44,7 @@ def test_samples_are_named_in_the_users_order(shuffle, jit, tmp_path):
     assert verdict.kind == "bad_data"
     assert verdict.numbers["samples_of_x"] == [5, 30]
     assert verdict.numbers["samples_of_y"] == [17]
-    assert "samples 5, 30 of x" in watcher.summary.headline["text"]
+    assert "2 samples of x (5, 30)" in watcher.summary.headline["text"]
 
 
 def test_batches_of_a_stream_are_named(tmp_path):
@@ -119,8 +119,8 @@ def test_each_batch_has_its_own_rows(tmp_path):
         assert each in " ".join(str(said).split())
     # These are of all arrays, not of the first batch alone.
     assert (
-        "Bad data in 2 batches, first at step 2 (of all batches together: "
-        "samples 5, 6, 30 of x; sample 28 of y not finite); "
+        "Bad data: 3 samples of x (5, 6, 30) and 1 sample of y (28), met in 2 "
+        "batches, the first at step 2; "
     ) in watcher.summary.headline["text"]
 
 
@@ -191,8 +191,7 @@ def test_the_snippet_finds_them(part):
     from keras_mixprec.diagnosis.advice import bad_data_advice
 
     array, _ = data(5, 30)
-    snippet = bad_data_advice(part).partition(f"`{part}` ")[2]
-    code = snippet.removesuffix(" finds all of them.")
+    code = bad_data_advice(part).partition(" are ")[2].removesuffix(".")
     assert eval(code, {"np": np, part: array}).tolist() == [5, 30]
 
 

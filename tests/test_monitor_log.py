@@ -48,6 +48,12 @@ def test_the_log_says_what_float32_products_are_computed_in(tmp_path):
         fit(one_weight(), good(2), [monitor(tmp_path)])
     (begin,) = told(tmp_path, "train_begin")
     assert begin["matmul_precision"].startswith("float32, ")
+    settings = begin["settings"]
+    assert {settings["optimizer"], settings["log_dir"]} == {
+        "SGD",
+        str(tmp_path),
+    }
+    assert settings["learning_rate"] == 0.0  # As `one_weight` has it.
     report = kmp.load_report(tmp_path)
     (run,) = report.to_dict().values()
     assert run["matmul_precision"] == begin["matmul_precision"]

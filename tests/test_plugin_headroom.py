@@ -93,7 +93,7 @@ def said_of(page, layer, x=300):
     return page.text(".tooltip")
 
 
-@pytest.mark.parametrize("name", ["headroom", "readings"])
+@pytest.mark.parametrize("name", ["headroom", "readings", "steps"])
 def test_its_functions_without_a_browser(name):
     if not shutil.which("node"):
         skip_without("node", "apt-get install nodejs")
@@ -143,7 +143,7 @@ def test_a_layer_in_float32_has_the_headroom_of_float32(page):
     words = "115 bits left in float32, 3 bits if it were float16"
     assert words in said_of(page, "logits")
     (title,) = page.values("#layers tr[data-layer=logits] .headroom", "title")
-    assert title == f"{words} at step 1"
+    assert title == f"{words} after step 1"
     assert "float16 or float32" in page.text("#metric-meaning")
     page.click("[data-column=headroom]")
     assert page.layers()[-1] != "logits"
@@ -175,10 +175,12 @@ def test_the_closest_to_an_overflow_is_on_top(page, logs):
     )
     activations = "least headroom, activations"
     assert values[activations] == "▲ overflow inside"
-    assert found[activations].startswith("energy, step 1:")
+    assert found[activations].startswith("energy, after step 1:")
     gradients = "least headroom, gradients"
     assert values[gradients] == "6.1 bits"
-    assert found[gradients].startswith("energy, step 1, loss scale included")
+    assert found[gradients].startswith(
+        "energy, after step 1, loss scale included"
+    )
     (run,) = kmp.load_report(logs / "fault").to_dict().values()
     bits = [layer["least_gradient_headroom"] for layer in run["layers"]]
     assert bits == [9.25, 6.125, np.inf, 7.5]

@@ -118,7 +118,7 @@ def test_between_two_readings_a_range_is_pale(page):
     assert len(strong) < 0.1 * len(row) < 0.8 * len(row) < len(pale)
     page.hover(HEAT, LABELS + len(row) // 4, 10)
     said = page.text(".tooltip")
-    assert ": not measured. The nearest reading:step " in said
+    assert ": not measured. The nearest reading:after step " in said
     page.hover(HEAT, LABELS + strong[-1], 10)
     assert "not measured" not in page.text(".tooltip")
 
@@ -269,7 +269,7 @@ def test_the_text_of_a_report_knows_what_is_passed_on(overflowing):
     (run,) = report.to_dict().values()
     assert [x["passed_from"] for x in run["layers"]] == [None, None, "b"]
     said = str(report)
-    assert "b not finite at step 1" in said
+    assert "b not finite after step 1" in said
     assert "c not finite" not in said
     assert "c passes on what b made infinite or NaN." in said
 

@@ -73,7 +73,7 @@ def test_bad_data_are_dated_by_the_first_step_skipped_for_them(
     end = {"kind": "bad_batches", "count": 2, "message": "", "batches": batches}
     write(tmp_path, *events, *[end | {"step": 20}] * is_over)
     said = show().text("#headline")
-    assert "Bad data in 2 batches, first at step 2 (row 3 of that" in said
+    assert "Bad data in 2 batches, the first at step 2 (row 3 of that" in said
 
 
 def test_a_step_skipped_for_bad_data_says_so_and_no_overflow(show, tmp_path):
@@ -86,8 +86,8 @@ def test_a_step_skipped_for_bad_data_says_so_and_no_overflow(show, tmp_path):
     bad, other = page.texts("#events li[data-kind=skipped_step] .what")
     assert bad == (
         "2 updates skipped in a row, steps 2 to 3, at loss scale 2¹⁵: these "
-        "batches were not finite, first in row 3 of x, which no loss scale or "
-        "dtype changes."
+        "batches were not finite, first in row 3 of the batch's x, which no "
+        "loss scale or dtype changes."
     )
     assert "gradients not finite in a/kernel (inf)" in other
 
@@ -141,9 +141,51 @@ def test_what_a_tuner_did_is_told_also_that_it_did_nothing(
     )
 
 
-def test_of_a_run_without_a_tuner_nothing_of_it_is_told(tmp_path):
-    write(tmp_path)
-    assert overview_of(tmp_path)["tuner"] is None
+def low(step, scale):
+    message = f"bad data lowered the loss scale from 2**15 to {scale}"
+    about = {"optimizer": "", "at_step": 11, "held": 2.0**15, "scale": 1.0}
+    about |= {"cause": "bad_data", "message": message, "step": step}
+    return {"kind": "loss_scale_low"} | about
+
+
+@pytest.mark.parametrize(
+    ("events", "would"),
+    [
+        ([], None),
+        ([BAD_DATA | {"step": 11}], None),
+        ([VERDICT | {"step": 3}], "repair b"),
+        (
+            [VERDICT | {"step": 3}, low(50, "2**6"), low(90, "2**0")],
+            "repair b and restore the loss scale that bad data lowered",
+        ),
+    ],
+    ids=["quiet", "bad data", "open", "low"],
+)
+def test_of_a_run_without_a_tuner_it_is_told_what_one_would_have_done(
+    tmp_path, events, would
+):
+    write(tmp_path, *events)
+    said = would and f"No tuner in this run: PrecisionTuner() would {would}."
+    assert overview_of(tmp_path)["tuner"] == said
+
+
+def test_a_loss_scale_that_bad_data_lowered_is_to_be_restored(show, tmp_path):
+    rows = BAD_DATA | {"step": 50, "at_step": 11}
+    write(tmp_path, rows, low(50, "2**6"), low(90, "2**0"))
+    run = overview_of(tmp_path)
+    assert run["next"]["code"].endswith(
+        "x, y = x[keep], y[keep]\nmodel.optimizer.set_loss_scale(2.0**15)\n"
+    )
+    assert run["next"]["text"].endswith(
+        "Then restore the loss scale that they lowered: "
+        "model.optimizer.set_loss_scale(2.0**15)."
+    )
+    # What was said of the same fall before is out of date.
+    fell = [e["step"] for e in run["events"] if e["kind"] == "loss_scale_low"]
+    assert fell == [90]
+    page = show()
+    (shown,) = page.all("#events li[data-kind=loss_scale_low]")
+    assert shown.get_attribute("data-step") == "90"
 
 
 def test_after_a_repair_it_is_told_what_the_next_run_needs(show, tmp_path):

@@ -56,7 +56,7 @@ QUESTIONS = [
         ROWS,
         [],
         SENTENCE,
-        ["Severe finding", "Bad data in"],
+        ["Severe finding", "Bad data: 2 samples of x"],
     ),
     (
         "did anything go wrong",
@@ -65,8 +65,20 @@ QUESTIONS = [
         "#runs",
         ["Repaired", "Severe finding"],
     ),
-    ("which layer", TUNED, [], SENTENCE, ["overflowing overflowed at step"]),
-    ("which rows", ROWS, [], SENTENCE, ["samples 5, 77 of x not finite"]),
+    (
+        "which layer",
+        TUNED,
+        [],
+        SENTENCE,
+        ["overflowing overflowed before the first step"],
+    ),
+    (
+        "which rows",
+        ROWS,
+        [],
+        SENTENCE,
+        ["2 samples of x (5, 77), met in 2 batches"],
+    ),
     (
         "why",
         TUNED,
@@ -79,7 +91,7 @@ QUESTIONS = [
         ROWS,
         [FINDING],
         CHOSEN,
-        ["bad data", "x, all batches together: 5, 77"],
+        ["bad data", "x, counted from 0 in the whole array: 5, 77"],
     ),
     ("what to do", TUNED, [FINDING, CODE], CHOSEN, ["PrecisionRule('overfl"]),
     ("what to do", ROWS, [FINDING, CODE], CHOSEN, ["keep = np.isfinite(x)"]),
@@ -110,7 +122,10 @@ QUESTIONS = [
         TUNED,
         [],
         "#headline",
-        ["The tuner demoted 1 layer to float32|bfloat16 at step 0."],
+        [
+            "The tuner demoted 1 layer to float32|bfloat16 before the first "
+            "step."
+        ],
     ),
     (
         "what is left to do",

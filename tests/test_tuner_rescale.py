@@ -67,7 +67,7 @@ def test_a_run_with_a_rescaled_layer_is_a_repaired_one(tmp_path):
     fit(built, tuner(rungs=RUNGS), monitor)
     said = str(kmp.load_report(str(tmp_path)))
     assert "demoted to rescaled float16" in said.splitlines()[0], said
-    assert "Now in rescaled float16, since step 0: layer" in said
+    assert "Now in rescaled float16 from the first step on: layer" in said
 
 
 @each_jit

@@ -281,11 +281,17 @@ class Session:
         explain = self.examiner.on_error = partial(explain_error, self)
         after_errors(self.model, explain)
         self.log.layout(self.step, CHARTS)
-        self.log.settings(settings_of(self.model), SETTINGS, METRICS)
+        settings = settings_of(self.model)
+        self.log.settings(settings, SETTINGS, METRICS)
         # Not needed before a `fit` begins.
         from keras_mixprec.monitoring import precision_settings
 
-        precision_settings.log_begin(self.log, self.step, self.has_tuner)
+        precision_settings.log_begin(
+            self.log,
+            self.step,
+            self.has_tuner,
+            settings | {"log_dir": str(self.settings.log_dir)},
+        )
         for event in self.settings.before_training:
             self.log.event(self.step, event)
         self.log_layers()

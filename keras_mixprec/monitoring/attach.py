@@ -52,6 +52,7 @@ CHARTS = {
 SETTINGS = {
     "policy": str,
     "optimizer": str,
+    "learning_rate": float,
     "loss_scale": str,
     "first_loss_scale": float,
     "matmul_precision": str,
@@ -89,6 +90,8 @@ def settings_of(model: keras.Model) -> dict:
         optimizer = optimizer.inner_optimizer
     if optimizer is not None:
         settings["optimizer"] = type(optimizer).__name__
+        # That of a schedule is the one it begins with.
+        settings["learning_rate"] = float(optimizer.learning_rate)
     return settings
 
 

@@ -1,6 +1,7 @@
 """What beside the layers' policies decides on precision, for the log."""
 
 import warnings
+from collections.abc import Mapping
 
 from keras_mixprec.policies import graph_rewrite, matmul_precision
 from keras_mixprec.policies.ignored_variables import ignored_variables
@@ -8,7 +9,7 @@ from keras_mixprec.policies.ignored_variables import ignored_variables
 _warned = set()
 
 
-def log_begin(log, step: int, tuner: bool):
+def log_begin(log, step: int, tuner: bool, settings: Mapping):
     """Logs that a `fit` begins, and the settings in force in it.
 
     Each variable that is set to no effect is warned of once.
@@ -17,9 +18,13 @@ def log_begin(log, step: int, tuner: bool):
         log: The `RunLog`.
         step: Int.
         tuner: Boolean. Whether a `PrecisionTuner` is part of it.
+        settings: Dict of what the model is trained with, as `settings_of`
+            returns it, and the folder of the log.
     """
     event = {"kind": "train_begin", "fit": log.fits + 1, "tuner": tuner}
-    event["matmul_precision"] = str(matmul_precision.in_force())
+    products = matmul_precision.in_force()
+    event["matmul_precision"] = str(products)
+    event["settings"] = {**settings, "device": products.where}
     if rewrite := graph_rewrite.in_force():
         event["graph_rewrite"] = rewrite.dtype
     log.event(step, event)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from keras_mixprec.formats import format_count
 from keras_mixprec.reporting.facts import is_event
 from keras_mixprec.reporting.text_formats import parse_json
 
@@ -52,9 +53,10 @@ def _rows(rows):
 
 
 def bad_data_clause(verdict: Mapping, events: list) -> str:
-    """Returns how many batches were bad, and which rows of the first.
+    """Returns which samples were bad, or which rows of the first batch.
 
-    A diagnosis may be of a later one, the first that its schedule met.
+    Samples are of the arrays that `fit` was given. A diagnosis may be of a
+    later batch than the first, the first that its schedule met.
 
     Args:
         verdict: Dict, an event of that.
@@ -70,25 +72,37 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
     if first != at and not of_all:
         rows = steps[first].items()
         numbers = {f"rows_of_{part}": [row] for part, row in rows}
-    several = f" in {count:,} batches, first" if count > 1 else ""
-    return f"bad data{several} at step {first:,}{_named(numbers, count)}"
+    when = f"in {count:,} batches, the first " if count > 1 else ""
+    when += f"at step {first:,}"
+    if of_all:
+        return f"bad data: {_samples(numbers)}, met {when}"
+    return f"bad data {when}{_rows_of_first(numbers)}"
 
 
-def _named(numbers, batches):
-    """Which rows, in parentheses, as far as is known."""
-    # Samples are counted in what `fit` was given, rows in the first batch.
-    rows = [
-        f"{what}{'s' if len(listed) > 1 else ''} "
-        f"{', '.join(map(str, listed))} of {place}{part}"
-        for part in ("x", "y", "sample_weight")
-        for what, place in (("sample", ""), ("row", "that batch's "))
-        if (listed := numbers.get(f"{what}s_of_{part}"))
-    ]
-    several = batches > 1 and any(
-        name.startswith("samples_") for name in numbers
+_PARTS = ("x", "y", "sample_weight")
+
+
+def _samples(numbers):
+    found = {part: numbers.get(f"samples_of_{part}") for part in _PARTS}
+    # Of many the first are listed.
+    return " and ".join(
+        f"{format_count(count, 'sample')} of {part} "
+        f"({', '.join(map(str, listed))}{', …' * (count > len(listed))})"
+        for part, listed in found.items()
+        if listed
+        and (count := numbers.get(f"bad_samples_of_{part}", len(listed)))
     )
-    all_of = "of all batches together: " if several else ""
-    return f" ({all_of}{'; '.join(rows)} not finite)" if rows else ""
+
+
+def _rows_of_first(numbers):
+    """In parentheses, as far as is known."""
+    rows = [
+        f"row{'s' if len(listed) > 1 else ''} "
+        f"{', '.join(map(str, listed))} of that batch's {part}"
+        for part in _PARTS
+        if (listed := numbers.get(f"rows_of_{part}"))
+    ]
+    return f" ({'; '.join(rows)} not finite)" if rows else ""
 
 
 def mark_spoiled(tables: list, lines: Iterable[str | bytes]):

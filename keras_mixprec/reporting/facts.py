@@ -107,6 +107,23 @@ def low_scales(events: list) -> list[dict]:
     return [*low.values()]
 
 
+def last_of_falls(events: list) -> list:
+    """Returns events with the last one alone of each fall of a loss scale.
+
+    Each reading says anew how far it fell since the step at which it began.
+
+    Args:
+        events: List of dicts, by rising step.
+    """
+
+    def fall(event):
+        low = event["kind"] == "loss_scale_low" and "at_step" in event
+        return (event.get("optimizer"), event["at_step"]) if low else id(event)
+
+    last = {fall(event): event for event in events}
+    return [event for event in events if last[fall(event)] is event]
+
+
 class Story(list):
     """The events of a run that its one sentence is made of."""
 

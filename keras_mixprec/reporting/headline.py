@@ -4,7 +4,11 @@ The console makes it from what it has in memory, the report and the tab from
 the log, all of them here, so that they say the same.
 """
 
-from keras_mixprec.formats import format_count, format_power
+from keras_mixprec.formats import (
+    format_count,
+    format_moment,
+    format_power,
+)
 from keras_mixprec.reporting.bad_input import bad_data_clause
 from keras_mixprec.reporting.facts import (
     STORY,
@@ -324,7 +328,7 @@ class _Story:
             earlier = " of an earlier fit" * begun
             return f" ({first}found{at}, failing since step {since:,}{earlier})"
         if not _step(verdict):
-            return f", {first.strip()}{at}" if first and at else at
+            return f", the first{at}" if first and at else at
         return f" ({first}found{at})"
 
     def _fate(self, first):
@@ -339,7 +343,7 @@ class _Story:
                 f" with {format_count(others, 'more layer')}" if others else ""
             )
             done = self._demoted_at(layer)
-            at = "" if done == _step(first) else f" at step {done:,}"
+            at = "" if done == _step(first) else f" {format_moment(done)}"
             return f", demoted to {self.demoted[layer]}{at}{beside}"
         for event in self._changes:
             if event.get("dry_run") and layer in event["layers"]:
@@ -361,7 +365,7 @@ def _step(event):
 
 def _at(event):
     step = _step(event)
-    return "" if step is None else f" at step {step:,}"
+    return "" if step is None else f" {format_moment(step)}"
 
 
 def _is_cause(kind):

@@ -16,6 +16,7 @@ from keras_mixprec.formats import (
     format_count,
     format_digits,
     format_kinds,
+    format_moment,
     format_power,
 )
 from keras_mixprec.reporting.facts import dtype_now, low_scales
@@ -182,9 +183,13 @@ def _demoted(layers):
     for layer in layers:
         if layer["demoted_at"] is not None:
             yield (
-                f"Now in {dtype_now(layer)}, since step "
-                f"{layer['demoted_at']:,}: {layer['path']}{_because(layer)}."
+                f"Now in {dtype_now(layer)}{_since(layer['demoted_at'])}: "
+                f"{layer['path']}{_because(layer)}."
             )
+
+
+def _since(step):
+    return f", since step {step:,}" if step else " from the first step on"
 
 
 def _because(layer):
@@ -201,7 +206,8 @@ def _headroom(layers, limit):
     shown.sort(key=lambda layer: layer["least_headroom"])
     if shown:
         yield "Least headroom of activations: " + ", ".join(
-            f"{x['path']} {_left(x, limit)} at step {x['worst_step']:,}"
+            f"{x['path']} {_left(x, limit)} "
+            f"{format_moment(x['worst_step'], 'after')}"
             for x in shown[:_MOST_LAYERS]
         )
 

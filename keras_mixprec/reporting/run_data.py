@@ -13,7 +13,12 @@ from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, mark_spoiled
 from keras_mixprec.reporting.clock import clock
-from keras_mixprec.reporting.facts import about, is_event, join_failing
+from keras_mixprec.reporting.facts import (
+    about,
+    is_event,
+    join_failing,
+    last_of_falls,
+)
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
@@ -106,7 +111,7 @@ class RunData:
         return self.overview() if last[0] and not any(measured) else found
 
     def _overview(self, heat, errors):
-        searches, events = _searches_apart(self.events())
+        searches, events = _searches_apart(last_of_falls(self.events()))
         join_failing(events)
         scale = self.scale()
         layers = self.layers()

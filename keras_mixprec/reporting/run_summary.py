@@ -7,11 +7,16 @@ from keras_mixprec.reporting.flat_loss import flat_loss
 from keras_mixprec.reporting.headline import (
     LEVELS,
     STATES,
+    STUCK,
     headline,
     main_finding,
 )
 from keras_mixprec.reporting.performance import ENOUGH_STEPS
-from keras_mixprec.reporting.what_next import tuner_did, what_next
+from keras_mixprec.reporting.what_next import (
+    tuner_did,
+    tuner_would,
+    what_next,
+)
 
 
 def shares_in_16_bits(layers: list) -> dict:
@@ -62,7 +67,9 @@ def conclusion(overview: dict) -> dict:
     Returns:
         Dict with `"headline"`, as `headline` returns it, `"finding"`, as
         `main_finding` does but for its event's place among those of the run,
-        `"flat_loss"`, as `flat_loss` does, `"tuner"`, as `tuner_did` does, and
+        `"stuck"`, how many steps were skipped in a row at the end, 0 if so few
+        that a search for the loss scale explains them, `"flat_loss"`, as
+        `flat_loss` does, `"tuner"`, as `tuner_did` or `tuner_would` does, and
         `"next"`, as `what_next` does.
     """
     facts = facts_of(overview)
@@ -73,8 +80,9 @@ def conclusion(overview: dict) -> dict:
     said = {"headline": headline(facts), "finding": finding}
     overview = overview | said
     return said | {
+        "stuck": facts.in_a_row if facts.in_a_row >= STUCK else 0,
         "flat_loss": flat_loss(overview),
-        "tuner": tuner_did(overview["events"]),
+        "tuner": tuner_did(overview["events"]) or tuner_would(overview),
         "next": what_next(overview),
     }
 
@@ -126,8 +134,9 @@ def summary(overview: dict) -> dict:
     Returns:
         Dict with the run's name, policy, steps, skipped steps, last loss
         scales, last loss (`None` if none was logged), main finding, sentence,
-        gravity (0 of the gravest), layers in float32, share of FLOPs in 16 bits
-        and samples a second (`None` if too few steps were timed).
+        gravity (0 of the gravest), layers in float32, share of FLOPs in 16
+        bits, samples a second (`None` if too few steps were timed) and peak
+        memory.
 
     Example:
     >>> from keras_mixprec.reporting.run_summary import summary
@@ -150,6 +159,7 @@ def summary(overview: dict) -> dict:
         "finding": _finding(overview),
         "gravity": gravity(overview),
         "samples_per_second": _speed(overview["performance"]),
+        "peak_memory": _figures(overview["performance"]).get("peak_memory"),
         "layers": len(overview["layers"]),
         "in_float32": sum(
             dtype_now(layer) == "float32" for layer in overview["layers"]
@@ -160,7 +170,11 @@ def summary(overview: dict) -> dict:
     }
 
 
+def _figures(found):
+    return {f["name"]: f["value"] for f in (found or {}).get("figures", [])}
+
+
 def _speed(found):
-    values = {f["name"]: f["value"] for f in (found or {}).get("figures", [])}
+    values = _figures(found)
     enough = (values.get("measured_steps") or 0) >= ENOUGH_STEPS
     return values["samples_per_second"] if enough else None

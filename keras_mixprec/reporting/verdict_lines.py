@@ -34,8 +34,9 @@ def verdict_lines(events: list, layers: list) -> Iterator[str]:
         since = event.get("failing_since")
         failing = "" if since is None else f", failing since step {since:,}"
         step = event.get("at_step", event["step"])
+        when = f"Step {step:,}" if step else "Before the first step"
         yield (
-            f"Step {step:,}{failing}: {event['verdict']}{where}{way}. "
+            f"{when}{failing}: {event['verdict']}{where}{way}. "
             f"{_advice(event, now)}{_same_for(others)}"
         )
     if (more := len(found) - MOST_VERDICTS) > 0:

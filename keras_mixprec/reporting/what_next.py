@@ -2,8 +2,13 @@
 
 from collections.abc import Mapping
 
-from keras_mixprec.formats import format_count, format_power
-from keras_mixprec.reporting.facts import dtype_now, dtype_of, is_repaired
+from keras_mixprec.formats import format_count, format_moment, format_power
+from keras_mixprec.reporting.facts import (
+    dtype_now,
+    dtype_of,
+    is_repaired,
+    low_scales,
+)
 from keras_mixprec.verdict_kinds import KINDS
 
 # Why nothing is changed although something was found.
@@ -43,6 +48,48 @@ def tuner_did(events: list) -> str | None:
     return f"The tuner watched and changed nothing{_why_nothing(own)}{scale}."
 
 
+def tuner_would(overview: Mapping) -> str | None:
+    """Returns that no tuner was there, and what one would have done.
+
+    Args:
+        overview: Dict, as `RunData.overview` returns it.
+
+    Returns:
+        String; `None` where there was one, or none would have helped.
+    """
+    events = overview["events"]
+    begins = [e for e in events if e["kind"] == "train_begin"]
+    if not begins or begins[-1].get("tuner", True):
+        return None
+    now = {layer["path"]: dtype_now(layer) for layer in overview["layers"]}
+    paths = dict.fromkeys(
+        event["layer"]
+        for event in events
+        if event["kind"] == "verdict"
+        and event["layer"] in now
+        and event["verdict"] in KINDS
+        and KINDS[event["verdict"]].repaired_by
+        and not is_repaired(event["verdict"], now[event["layer"]])
+    )
+    would = []
+    if paths:
+        first, *others = paths
+        more = f" and {format_count(len(others), 'more layer')}" * bool(others)
+        would.append(f"repair {first}{more}")
+    if _lowered_by_data(events):
+        would.append("restore the loss scale that bad data lowered")
+    if not would:
+        return None
+    return (
+        f"No tuner in this run: PrecisionTuner() would {' and '.join(would)}."
+    )
+
+
+def _lowered_by_data(events):
+    """What says of loss scales that bad data, to be dropped, keep them low."""
+    return [e for e in low_scales(events) if e.get("cause") == "bad_data"]
+
+
 def _of(events, kind):
     return [e for e in events if e["kind"] == kind and not e.get("dry_run")]
 
@@ -53,7 +100,7 @@ def _moved(events):
         return None
     dtypes = sorted({dtype_of(c["after"]) for c in changes.values()})
     steps = sorted({event["step"] for event in events})
-    at = f"at step {steps[0]:,}"
+    at = format_moment(steps[0])
     if steps[1:]:
         at = f"from step {steps[0]:,} to step {steps[-1]:,}"
     moved = format_count(len(changes), "layer")
@@ -132,6 +179,8 @@ def what_next(overview: Mapping) -> dict | None:
         text = f"What to do: {event['advice']}"
         if same := _say_the_same(overview["events"], event):
             text += f" The same in {format_count(same, 'more layer')}."
+        if event.get("verdict") == "bad_data":
+            return _with_scale({"text": text, "code": code}, overview["events"])
         return {"text": text, "code": code}
     if event["verdict"] == "scale_too_low":
         text = f"{_NEXT_RUN}, unless its loss scale starts higher."
@@ -141,10 +190,24 @@ def what_next(overview: Mapping) -> dict | None:
         text = "Nothing is left to do: the layer is back in 16 bits."
         return {"text": text, "code": None}
     return {
-        "text": f"{_NEXT_RUN}, unless it loads a plan, which "
-        "PrecisionTuner(plan='plan.json') writes and loads, or has a rule for "
-        "what was demoted.",
+        "text": f"{_NEXT_RUN}, unless it is given a PrecisionRule for what was "
+        "demoted, or PrecisionTuner(plan='plan.json'), which writes its "
+        "repairs to that file and begins with them the next time.",
         "code": fix.get("plan"),
+    }
+
+
+def _with_scale(found, events):
+    """What to do about bad data, and about the loss scale that they lowered."""
+    lowered = _lowered_by_data(events)
+    calls = [e["fix"]["training"] for e in lowered if "fix" in e]
+    if not calls:
+        return found
+    then = "".join(calls)
+    return {
+        "text": f"{found['text']} Then restore the loss scale that they "
+        f"lowered: {', '.join(then.split())}.",
+        "code": f"{found['code'] or ''}{then}",
     }
 
 

@@ -1,4 +1,4 @@
-import { formatInteger, formatNumber } from "./format.js";
+import { formatInteger, formatNumber, momentInWords } from "./format.js";
 import { countAtMost, linearScale, niceTicks } from "./scales.js";
 
 const AXES = ["step", "epoch", "time"];
@@ -83,9 +83,9 @@ export function stepScale(axis, domain, range) {
   return scale;
 }
 
-// The step in words, and where it is on another axis.
-export function stepInWords(axis, step) {
-  const words = `step ${formatInteger(step)}`;
+// The step in words, after it for a reading, and where it is on another axis.
+export function stepInWords(axis, step, at = "") {
+  const words = momentInWords(step, at);
   if (axis.name === "step") return words;
   const value = Math.max(0, axis.of(step));
   if (axis.name === "time") return `${words} · ${formatTime(value)} of training`;

@@ -78,6 +78,8 @@ function layerPaths(run) {
  * @returns {string}
  */
 export function comparison(run, other) {
+  // What is asked is what 16 bits bring, whichever of the two is shown.
+  if (isFloat32(run) && !isFloat32(other) && other.layers.length) return comparison(other, run);
   const speed = speedRatio(run, other);
   const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
   const [own, its] = names;

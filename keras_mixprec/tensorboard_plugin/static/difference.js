@@ -1,4 +1,4 @@
-import { toNumber } from "./format.js";
+import { momentInWords, toNumber } from "./format.js";
 import { outputHeadroom } from "./inside.js";
 import { beforeInWords } from "./model_map.js";
 import { changedAt, isWider } from "./precision.js";
@@ -56,10 +56,12 @@ export const DIFFERENCES = [
   {
     id: "error", label: "Error against float32",
     of: (layer, ranges) => numberOr(ranges?.error),
-    // What a repair has changed since is no error of now.
     note: (layer, ranges) => {
-      const step = ranges?.error_step;
-      return layer && step <= changedAt(layer) ? ` at step ${step}, ${beforeInWords(layer, step)}` : "";
+      const step = ranges?.error_step ?? null;
+      if (!layer || step === null) return "";
+      // What a repair has changed since is no error of now.
+      const before = step <= changedAt(layer) ? `, ${beforeInWords(layer, step)}` : "";
+      return ` ${momentInWords(step)}${before}`;
     },
     apart: (one, other, ranges) => apart(
       ...ranges.map((own) => logOf(numberOr(own?.error)))),

@@ -1,9 +1,10 @@
 import { chooseLayer } from "./actions.js";
 import { DIFFERENCES, differencesOf } from "./difference.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
-import { formatNumber, formatShare, plural, words } from "./format.js";
+import { formatNumber, formatShare, plural, readable, words } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { labelOfRun, shortRun } from "./names.js";
+import { setupDifference, wholeFindings } from "./run_setup.js";
 
 const MOST_ROWS = 200;
 const ALONE = "Choose a second run to compare with, above: a row for each layer then says " +
@@ -29,27 +30,34 @@ export function createDifference(store) {
   });
   fillSelect(by, [["all", "all columns"], ...DIFFERENCES.map(({ id, label }) => [id, label])], "all");
   const caption = element("p", { class: "hint", role: "status" });
+  const setup = element("p", { class: "hint" });
+  const whole = element("p", { class: "hint" });
   const nothing = element("p", { class: "absent" }, ALONE);
   const rows = element("tbody");
   const head = element("tr");
   const table = element("table", {}, element("thead", {}, head), rows);
   const scroller = element("div", { class: "table-scroll short" }, table);
-  const root = card("difference", "Differences between two runs", [by], caption, nothing, scroller);
+  const root = card("difference", "Differences between two runs", [by], setup, whole, caption, nothing, scroller);
   root.classList.add("wide");
 
   function fill() {
     const { runData, compareData, ranges, compareRanges } = store.state;
     const both = runData && compareData;
     nothing.hidden = Boolean(both);
-    scroller.hidden = caption.hidden = by.hidden = !both;
+    for (const node of [scroller, caption, by, setup, whole]) node.hidden = !both;
     if (!both) return;
     const own = ranges?.run === runData.run ? ranges : null;
     const others = compareRanges?.run === compareData.run ? compareRanges : null;
     const found = differencesOf(runData, compareData, own, others, by.value);
     const different = found.filter(({ differs }) => differs);
     const names = [shortRun(runData.run, compareData.run), shortRun(compareData.run, runData.run)];
+    setup.replaceChildren(...breakable(readable(setupDifference(runData, compareData))));
+    // No layer has a row with these.
+    const findings = [runData, compareData].map(wholeFindings);
+    whole.textContent = `Found of the run as a whole: ${findings.map((text) => text || "nothing").join(" | ")}.`;
+    whole.hidden = !findings.some(Boolean);
     caption.textContent = `${plural(different.length, "layer")} of ${found.length} differ. ` +
-      `Each cell: ${names.join(" | ")}.` +
+      `Each cell: ${names.join(" | ")}. Of errors, smaller is better.` +
       (found.length > MOST_ROWS ? ` The first ${MOST_ROWS} are shown.` : "");
     const labels = [labelOfRun(runData.run, compareData.run), labelOfRun(compareData.run, runData.run)];
     // What overflows inside of no layer is no column.
@@ -60,17 +68,22 @@ export function createDifference(store) {
         element("span", { class: "of-run" }, labels.join(" | ")))));
     const ids = new Set(shown.map(({ id }) => id));
     rows.replaceChildren(...found.slice(0, MOST_ROWS).map(({ path, cells }) => {
-      return row(path, cells.filter(({ id }) => ids.has(id)));
+      return row(path, cells.filter(({ id }) => ids.has(id)), [own, others]);
     }));
   }
 
-  function row(path, cells) {
+  // Errors are read apart from the rest, and come later.
+  function textOf(id, value, note, ranges) {
+    return id === "error" && !ranges ? "loading…" : SHOW[id](value) + note;
+  }
+
+  function row(path, cells, measured) {
     return element("tr", { "data-layer": path },
       element("th", { scope: "row", class: "plain" }, element("button", {
         type: "button", onclick: () => chooseLayer(store, path),
       }, ...breakable(path))),
       ...cells.map(({ id, values, size, notes }) => {
-        const [one, two] = values.map((value, place) => SHOW[id](value) + notes[place]);
+        const [one, two] = values.map((value, place) => textOf(id, value, notes[place], measured[place]));
         const same = one === two;
         return element("td", { class: size > 0 ? "differs" : null }, same ? one : `${one} | ${two}`);
       }));

@@ -53,8 +53,10 @@ export function laneOf(event) {
   return PRECISION_KINDS.includes(event.kind) ? "precision" : null;
 }
 
-// A skip is noticed some steps after it happened.
+// A skip is noticed some steps after it happened. How far a loss scale fell is of the reading
+// that says so, not of the step at which it began to fall.
 export function momentOf(event) {
+  if (event.kind === "loss_scale_low") return event.step;
   return event.at_step ?? event.first_step ?? event.step;
 }
 
@@ -75,7 +77,9 @@ export function mainFinding({ events, finding }) {
 }
 
 // Where the name in the log would say nothing to a reader.
-const TITLES = { probe_compiled: "probed step compiled" };
+const TITLES = {
+  probe_compiled: "probed step compiled", skipped_steps_not_kept: "more skipped steps",
+};
 
 export function kindTitle(kind) {
   return TITLES[kind] ?? words(kind);
@@ -129,7 +133,15 @@ export function hasBadInput({ bad_input }) {
 }
 
 function rowsInWords(parts) {
-  return Object.entries(parts).map(([part, row]) => `row ${row} of ${part}`).join(", ");
+  return Object.entries(parts).map(([part, row]) => `row ${row} of the batch's ${part}`).join(", ");
+}
+
+// Batches are told by their steps alone: those of an epoch are counted from 0, and steps from 1.
+function badBatches({ batches = [], count = batches.length, message = "" }) {
+  const [first] = batches;
+  if (!first) return message;
+  const more = count > 1 ? `${plural(count, "batch").replace(/s$/, "es")}, the first at step ` : "the batch of step ";
+  return `Inputs not finite in ${more}${formatInteger(first.step)}.`;
 }
 
 function whySkipped(event) {
@@ -160,7 +172,7 @@ const SENTENCES = {
   },
   skipped_steps_not_kept(event) {
     const more = plural(event.count ?? 0, "more skipped step");
-    return `${more}${span(event)}, not listed one by one.`;
+    return `${more}${span(event)}, of which the log has the number alone.`;
   },
   loss_scale_not_known(event) {
     return `Loss scale set by hand or not known at each step${span(event)}.`;
@@ -210,7 +222,7 @@ const SENTENCES = {
   },
   zero_gradients: (event) => `Reading of ranges: ${event.message}.`,
   ranges_withheld: (event) => event.message ?? "",
-  bad_batches: (event) => event.message ?? "",
+  bad_batches: badBatches,
   graph_rewrite: (event) => `Graph rewrite: ${event.message}.`,
   ignored_variable: (event) => event.message ?? "",
   trend(event) {
@@ -261,11 +273,10 @@ export function describeEvent(event) {
 // Which rows belong to which batch, of one step or of several in a row.
 function badRows({ kind, batches, members, ...event }) {
   const bad = kind === "bad_batches" ? batches ?? [] : members ?? [event];
-  return bad.flatMap(({ rows, bad_input, epoch, batch, ...step }) => {
+  return bad.flatMap(({ rows, bad_input, ...step }) => {
     const listed = rowsInWords(rows ?? bad_input ?? {});
     if (!listed) return [];
-    const place = batch === undefined ? "" : `, epoch ${epoch} batch ${batch}`;
-    return [`step ${formatInteger(momentOf(step))}${place}: not finite, first in ${listed}`];
+    return [`batch of step ${formatInteger(momentOf(step))}: not finite, first in ${listed} (rows count from 0)`];
   });
 }
 
@@ -290,6 +301,8 @@ const NUMBERS = {
   headroom_bits: ["headroom", (bits) => `${formatNumber(bits)} bits`],
   overflows_in_steps: ["steps until an overflow is expected"],
 };
+// Where bad batches were, in their epochs: their steps are told.
+const PLACES = ["epoch", "batch", "batches"];
 const LIMITS = { largest_inside_in_float32: `; float16 holds up to ${formatInteger(65504)}` };
 
 function inWords([name, value]) {
@@ -297,8 +310,8 @@ function inWords([name, value]) {
   const [title, format] = NUMBERS[name] ?? [words(name)];
   const write = format ?? (name.endsWith("scale") ? formatScale : formatNumber);
   const text = isNumber ? write(value) : [value].flat().join(", ");
-  // Those of a batch are beside its skipped step.
-  const all = name.startsWith("samples_of_") ? ", all batches together" : "";
+  // Rows of a batch are beside its skipped step.
+  const all = name.startsWith("samples_of_") ? ", counted from 0 in the whole array" : "";
   return `${title}${all}: ${text}${LIMITS[name] ?? ""}`;
 }
 
@@ -310,7 +323,8 @@ export function eventDetails(event) {
     lines.push(event.direction === "update" ? "in the update of weights" : `in the ${event.direction} pass`);
   }
   const others = event.kind === "verdict" ? event.members ?? [] : [];
-  const all = [event, ...others].map(({ numbers }) => Object.entries(numbers ?? {}).map(inWords));
+  const all = [event, ...others].map(({ numbers, verdict }) => Object.entries(numbers ?? {})
+    .filter(([name]) => verdict !== "bad_data" || !PLACES.includes(name)).map(inWords));
   lines.push(...all[0]);
   others.forEach(({ layer }, place) => {
     if (all[place + 1].length) lines.push(`${layer}: ${all[place + 1].join("; ")}`);

@@ -8,7 +8,7 @@ import {
   describeEvent, eventDetails, eventLevel, eventTitle, kindTitle, layersOf, LEVELS,
   momentOf,
 } from "./event_text.js";
-import { formatInteger } from "./format.js";
+import { formatInteger, momentInWords } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { labelOfRun } from "./names.js";
 import { countBy } from "./summary.js";
@@ -97,7 +97,7 @@ export function createEvents(store) {
       "data-layer": layersOf(event)[0] ?? "", "aria-current": chosen ? "true" : null,
       class: [chosen && "chosen", isAbout(event, paths) && "about"]
         .filter(Boolean).join(" "),
-      title: time + noticed, onclick: () => chooseEvent(store, event),
+      title: [time + noticed, moment === 0 ? momentInWords(moment) : ""].filter(Boolean).join(", "), onclick: () => chooseEvent(store, event),
     },
     element("span", { class: "when" }, formatInteger(moment)),
     element("span", {}, badge, runLabel(event)),

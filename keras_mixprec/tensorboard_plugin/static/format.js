@@ -71,6 +71,11 @@ export function formatAmount(value, kind) {
   return value === null ? "–" : AMOUNTS[kind](value);
 }
 
+/** When something was found or read: steps count from 1, and 0 is before the first. */
+export function momentInWords(step, at = "at") {
+  return step === 0 ? "before the first step" : `${at} step ${formatInteger(step)}`.trim();
+}
+
 export function plural(count, noun) {
   return `${formatInteger(count)} ${noun}${count === 1 ? "" : "s"}`;
 }

@@ -3,9 +3,10 @@ import { speedAgainstFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
 import { element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
-import { formatInteger, plural, readable } from "./format.js";
+import { momentInWords, plural, readable } from "./format.js";
 import { callName, shortRun } from "./names.js";
 import { graverRun, keyFigures, STATES } from "./summary.js";
+import { worthInWords } from "./worth.js";
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {
@@ -80,7 +81,10 @@ export function createHeader(store, { offline, copyLink }) {
   // What a tuner did, an observation of a run that may be sound, and what is left to do.
   function notesOf(data) {
     const { tuner, flat_loss: flat, next } = data;
-    const texts = [tuner, flat].filter(Boolean).map(readable);
+    // Of two runs that are shown it would be said twice.
+    const { runData, summaries } = store.state;
+    const worth = data === runData ? worthInWords(summaries, data) : null;
+    const texts = [worth, tuner, flat].filter(Boolean).map(readable);
     const code = next?.code;
     return [
       ...texts.map((text) => element("p", { class: "note" }, text)),
@@ -146,10 +150,8 @@ export function createHeader(store, { offline, copyLink }) {
   }
 
   store.on(["runs", "run", "compare"], fill);
-  store.on(["runData", "compareData"], () => {
-    drawSentences();
-    drawChips();
-  });
+  store.on(["runData", "compareData", "summaries"], drawSentences);
+  store.on(["runData", "compareData"], drawChips);
   store.on(["summaries", "run", "compare"], drawGraver);
   store.on(["runs", "run", "failures", "missing"], announce);
   store.on(["refreshed"], tellTime);
@@ -173,7 +175,7 @@ export function createSelection(store) {
   store.on(["layer", "step"], ({ layer, step, runData }) => {
     const paths = new Set((runData?.layers ?? []).map(({ path }) => path));
     const name = layer === null ? null : callName(layer, paths);
-    const parts = [name, step === null ? null : `step ${formatInteger(step)}`];
+    const parts = [name, step === null ? null : momentInWords(step, "")];
     const chosen = parts.filter((part) => part !== null);
     text.textContent = chosen.length ? `Selected: ${chosen.join(" · ")}` : "";
     bar.hidden = !chosen.length;

@@ -191,7 +191,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (!cell || !metric) return hideTooltip();
     if (at.x < plot.left) return showTooltip(event, [spell(cell.name)]);
     const axis = axisOf(store.state);
-    const steps = cell.from === cell.until ? stepInWords(axis, cell.from) :
+    const steps = cell.from === cell.until ? stepInWords(axis, cell.from, "after") :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
     const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin), cell.value).long :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());

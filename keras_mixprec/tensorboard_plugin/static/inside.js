@@ -1,4 +1,4 @@
-import { formatInteger, formatNumber, toNumber } from "./format.js";
+import { formatNumber, momentInWords, toNumber } from "./format.js";
 import { isWider } from "./precision.js";
 
 /**
@@ -15,7 +15,7 @@ export function insideInWords(layer, format) {
   const numbers = bits > 0 ? `: numbers up to ${formatNumber(largest)}, ${format.name} holds up to ${
     formatNumber(2 ** format.maximum_bits)}` : "";
   const by = bits > 0 && bits < Infinity ? ` by ${formatNumber(Number(bits.toFixed(1)))} bits` : "";
-  const at = `, found at step ${formatInteger(step)}`;
+  const at = `, found ${momentInWords(step)}`;
   if (isWider(layer.compute_dtype, format.name)) {
     const computed = `, computed in ${layer.compute_dtype}`;
     const short = `beyond ${format.name} inside the layer`;

@@ -1,5 +1,5 @@
 import { breakable, element } from "./dom.js";
-import { formatInteger, formatShare, plural, toNumber } from "./format.js";
+import { formatInteger, formatShare, momentInWords, plural, toNumber } from "./format.js";
 import { insideInWords } from "./inside.js";
 import { worstLayer } from "./layer_columns.js";
 import { valueInWords } from "./metrics.js";
@@ -67,7 +67,7 @@ function headroomBar(layer, data, step) {
   const full = level === "zero" ? 0 :
     clamp(ownHeadroom(bits, type, format.name) / FULL_HEADROOM, 0.04, 1);
   fill.style.width = `${100 * full}%`;
-  const at = step === null ? "" : ` at step ${formatInteger(step)}`;
+  const at = step === null ? "" : ` ${momentInWords(step, "after")}`;
   const wider = isWider(type, format.name) ? type : null;
   const title = inside?.long ?? valueInWords("headroom", bits, wider, format.name) + at;
   return element(

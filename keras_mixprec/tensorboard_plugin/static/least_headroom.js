@@ -1,4 +1,6 @@
-import { formatInteger, formatNumber, toNumber } from "./format.js";
+import { mainFinding } from "./event_text.js";
+import { formatNumber, momentInWords, plural, toNumber } from "./format.js";
+import { alarmLevel } from "./palette.js";
 import { isWider } from "./precision.js";
 
 const PARTS = [
@@ -15,24 +17,41 @@ function spareInWords(layer, bits) {
 }
 
 /**
+ * A search for the loss scale skips steps that are left out; these are no search any more.
+ * @returns {any}
+ */
+function overflowing(run, name) {
+  return {
+    name, text: "▲ not finite", level: "bad", event: mainFinding(run),
+    title: `infinite or NaN in the last ${plural(run.stuck, "step")}, which were skipped`,
+  };
+}
+
+/**
  * How close a layer in 16 bits was to an overflow: the least headroom of the run, of
  * activations and of gradients.
  * @param {any} run
- * @returns {{name: string, text: string, title: string, layer: any}[]}
+ * @returns {{name: string, text: string, title: string, level?: string, layer?: any, event?: any}[]}
  */
-export function leastHeadroom({ layers, format }) {
+export function leastHeadroom(run) {
+  const { layers, format } = run;
   // What a wider dtype holds is not close, nor is what comes from another layer its own.
   const own = layers.filter((layer) => {
     return !isWider(layer.compute_dtype, format?.name) && !layer.passed_from;
   });
   return PARTS.flatMap(([part, key, step]) => {
+    const name = `least headroom, ${part}`;
+    if (part === "gradients" && run.stuck) return [overflowing(run, name)];
     const known = own.filter((layer) => bitsOf(layer, key) < Infinity);
     if (!known.length) return [];
     const worst = known.reduce((one, two) => bitsOf(two, key) < bitsOf(one, key) ? two : one);
-    const scaled = part === "gradients" ? ", loss scale included, without skipped steps" : "";
+    const scaled = part === "gradients" ? ", loss scale included, of finite readings" : "";
+    const bits = bitsOf(worst, key);
+    const level = alarmLevel("headroom", bits);
     return [{
-      name: `least headroom, ${part}`, text: spareInWords(worst, bitsOf(worst, key)), layer: worst,
-      title: `${worst.path}, step ${formatInteger(worst[step])}${scaled}: the least since dtypes last changed`,
+      name, text: spareInWords(worst, bits), layer: worst,
+      level: ["bad", "warning"].includes(level) ? level : undefined,
+      title: `${worst.path}, ${momentInWords(worst[step], "after")}${scaled}: the least since dtypes last changed`,
     }];
   });
 }
@@ -44,5 +63,5 @@ export function leastHeadroom({ layers, format }) {
 export function gradientHeadroomInWords(layer) {
   const bits = bitsOf(layer ?? {}, "least_gradient_headroom");
   if (!Number.isFinite(bits)) return "";
-  return `least headroom of the run: ${spareInWords(layer, bits)}, step ${formatInteger(layer.worst_gradient_step)}; `;
+  return `least headroom of the run: ${spareInWords(layer, bits)}, ${momentInWords(layer.worst_gradient_step, "after")}; `;
 }

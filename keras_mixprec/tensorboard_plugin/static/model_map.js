@@ -1,4 +1,4 @@
-import { formatInteger } from "./format.js";
+import { momentInWords } from "./format.js";
 import { GRAVEST } from "./heat_rows.js";
 import { insideInWords } from "./inside.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
@@ -177,7 +177,7 @@ export function describeReading({ value, step, isBefore, isBad, origin }, layer,
   if (isBefore) {
     const before = beforeInWords(layer, step);
     return {
-      words: `${words} at step ${formatInteger(step)}, ${before}`, level: "beyond",
+      words: `${words} ${momentInWords(step, "after")}, ${before}`, level: "beyond",
       short: `${before.replace("it was in ", "")}: ${words}`, color: levelColor("beyond"),
     };
   }

@@ -54,15 +54,23 @@ export function createPerformance(store) {
     const figures = known[0].performance.figures.filter(({ name }) => {
       return known.some((data) => valueOf(data, name) !== null);
     });
-    rows.replaceChildren(policyRow(known), ...lossRow(known), ...figures.map(({ name, title, explanation, kind }) => {
+    rows.replaceChildren(policyRow(known), ...lossRow(known), ...figures.map(({ name, explanation, kind }) => {
       return element("tr", { "data-figure": name, title: explanation },
-        element("th", { scope: "row" }, title),
+        element("th", { scope: "row" }, titleOf(known, name)),
         ...known.map((data) => {
           return element("td", { class: "number" }, formatAmount(valueOf(data, name), kind));
         }));
     }));
     times.fill(() => [["run", "step", "time of a step"], known.flatMap(timesOf)]);
     surface.redraw();
+  }
+
+  // A run without a tuner has a row of the monitor alone.
+  function titleOf(known, name) {
+    const titles = known.map(({ performance }) => {
+      return performance.figures.find((figure) => figure.name === name)?.title;
+    });
+    return [...new Set(titles)].filter(Boolean).join(" | ");
   }
 
   // Of two runs, too: their speeds are not compared then, and nobody else says why.

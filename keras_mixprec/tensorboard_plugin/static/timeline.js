@@ -12,7 +12,7 @@ import {
   describeEvent, eventKey, eventLevel, eventTitle, laneOf, LEVELS, momentOf,
 } from "./event_text.js";
 import {
-  formatInteger, formatPower, formatScale, toNumber,
+  formatInteger, formatPower, formatScale, momentInWords, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
@@ -20,6 +20,7 @@ import {
   WHY_READINGS,
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
+import { skippedInWords } from "./skips.js";
 import { themeColor } from "./theme.js";
 import { rowsOfLoss, rowsOfScale } from "./timeline_rows.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -114,7 +115,7 @@ export function createTimeline(store) {
     const mark = markAt(at);
     if (mark) {
       return showTooltip(event, [
-        `${eventTitle(mark.event)} · step ${formatInteger(momentOf(mark.event))}` +
+        `${eventTitle(mark.event)} · ${momentInWords(momentOf(mark.event), "")}` +
           (compareData ? ` · ${runOf(mark.event)}` : ""),
         describeEvent(mark.event),
       ]);
@@ -124,10 +125,9 @@ export function createTimeline(store) {
     for (const data of [runData, compareData]) {
       for (const line of data?.scale ?? []) {
         const scale = valueAtStep(line.steps, line.scale, step);
-        const skipped = valueAtStep(line.steps, line.skipped, step);
         const other = data === runData ? compareData : runData;
         lines.push(`${nameOfLine(line, data, other)}: ` +
-          `${formatScale(scale)}, ${formatInteger(skipped)} skipped so far`);
+          `${formatScale(scale)}, ${skippedInWords(line, step)}`);
       }
       const loss = lossInWords(data?.loss, step);
       if (loss) lines.push(`loss${compareData ? ` of ${data.run}` : ""}: ${loss}`);
@@ -269,7 +269,7 @@ export function createTimeline(store) {
       plot.blocks.push({ event, left, right, x: (left + right) / 2, y });
       context.fillStyle = themeColor("--skip");
       context.fillRect(left, y - 6, right - left, 12);
-      const label = formatInteger(count);
+      const label = `${formatInteger(count)} skipped`;
       if (context.measureText(label).width + 6 > right - left) continue;
       context.textAlign = "center";
       context.fillStyle = themeColor("--card");

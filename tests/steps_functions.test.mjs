@@ -1,0 +1,102 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+const folder = fileURLToPath(
+  new URL("../keras_mixprec/tensorboard_plugin/static", import.meta.url),
+);
+const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
+
+const { stepInWords } = await load("axis");
+const { momentInWords } = await load("format");
+const { leastHeadroom } = await load("least_headroom");
+const { differencesOf } = await load("difference");
+const { setupDifference, wholeFindings } = await load("run_setup");
+const { partnerOf, worthInWords } = await load("worth");
+const { skippedInWords } = await load("skips");
+
+test("skipped steps are counted between the rows of the loss scale, too", () => {
+  // At the floor there is a row for each reading; each step of 3 to 50 was skipped.
+  const line = { steps: [0, 2, 3, 50, 100], scale: [4, 2, 1, 1, 1], skipped: [0, 1, 2, 49, 60] };
+  const said = [0, 1, 2, 3, 29, 50, 99, 100, 120].map((step) => skippedInWords(line, step));
+  assert.deepEqual(said, [
+    "0 skipped so far", "0 skipped so far", "1 skipped so far", "2 skipped so far",
+    "28 skipped so far", "49 skipped so far", "49 skipped up to step 50, 60 up to step 100",
+    "60 skipped so far", "60 skipped so far",
+  ]);
+});
+
+const LAYER = {
+  path: "a", compute_dtype: "float16", passed_from: null, inside: null, least_headroom: 9,
+  worst_step: 8, least_gradient_headroom: 1.7, worst_gradient_step: 4,
+};
+const RUN = { layers: [LAYER], format: { name: "float16" }, events: [], finding: null, stuck: 0 };
+
+test("gradients of a run that skips all of its steps have no headroom", () => {
+  const [activations, gradients] = leastHeadroom(RUN);
+  assert.deepEqual([activations.text, activations.level], ["9 bits", undefined]);
+  assert.deepEqual([gradients.text, gradients.level], ["1.7 bits", "warning"]);
+  assert.match(gradients.title, /^a, after step 4, loss scale included, of finite readings/);
+  // Neither where no reading was finite, of which there is no number.
+  for (const layer of [LAYER, { ...LAYER, least_gradient_headroom: null }]) {
+    const [, stuck] = leastHeadroom({ ...RUN, layers: [layer], stuck: 182 });
+    assert.deepEqual([stuck.text, stuck.level], ["▲ not finite", "bad"]);
+    assert.match(stuck.title, /in the last 182 steps/);
+  }
+});
+
+test("step 0 is before the first", () => {
+  assert.equal(momentInWords(0), "before the first step");
+  assert.equal(momentInWords(1200, ""), "step 1\u202f200");
+  assert.equal(stepInWords({ name: "step" }, 4, "after"), "after step 4");
+});
+
+test("what 16 bits bring is said of a run beside one in float32 of its folder", () => {
+  const run = { run: "mixed/mixprec", layers: [LAYER], policy: "mixed_float16" };
+  const row = (name, policy, speed, more = {}) => ({
+    run: name, policy, layers: 1, samples_per_second: speed, peak_memory: null, last_loss: 0.5, ...more,
+  });
+  const wide = row("float32/mixprec", "float32", 1000);
+  const said = (...own) => worthInWords([row(run.run, run.policy, ...own), wide], run);
+  const slow = "mixed against float32: 0.34x the speed, memory not known, last loss 0.5 instead of 0.5: " +
+    "float32 is the better choice on this device.";
+  assert.equal(said(340), slow);
+  assert.match(said(1900), /: 16 bits are worth it on this device\.$/);
+  assert.match(said(1050), /: 16 bits are no faster on this device\.$/);
+  // What is faster and wrong is no choice.
+  assert.match(said(1900, { finding: { repaired: false } }), /instead of 0\.5\.$/);
+  assert.equal(said(null), null);
+  const other = { ...run, run: wide.run, policy: "float32" };
+  assert.equal(worthInWords([row(run.run, run.policy, 340), wide], other), slow);
+  assert.equal(worthInWords([wide], other), null);
+  assert.equal(partnerOf([row("a", "float32", 1, { layers: 2 })], run, true), undefined);
+});
+
+const fit = (run, tuner, settings) => ({
+  run, policy: "mixed_float16", events: [{ kind: "train_begin", tuner, settings }],
+});
+
+test("what was set otherwise in two runs is said as far as it was logged", () => {
+  const setup = { optimizer: "SGD", learning_rate: 0.5, first_loss_scale: 32768 };
+  const [one, other] = [fit("a", true, setup), fit("b", false, { ...setup, learning_rate: 0.01 })];
+  assert.equal(setupDifference(one, other),
+    "Set otherwise: learning rate 0.5 | 0.01; tuner PrecisionTuner | none.");
+  assert.equal(setupDifference(one, one), "What the logs have was set alike.");
+  assert.equal(setupDifference(fit("a", true), { ...one, policy: "float32" }),
+    "Set otherwise: policy mixed_float16 | float32. " +
+    "Optimizer and learning rate are not in both logs.");
+});
+
+test("findings of a run as a whole are none of a layer", () => {
+  const verdict = { kind: "verdict", verdict: "divergence", step: 3, layer: null };
+  assert.equal(wholeFindings({ events: [verdict, { ...verdict, layer: "a" }] }), "divergence at step 3");
+  assert.equal(wholeFindings({ events: [] }), "");
+});
+
+test("an error against float32 has its step", () => {
+  const ranges = { layers: { a: { error: 0.25, error_step: 50 } } };
+  const layer = { ...LAYER, verdicts: [], dtypes: [[0, "float16"]] };
+  const run = { ...RUN, layers: [layer] };
+  const [{ cells }] = differencesOf(run, run, ranges, ranges, "all");
+  assert.deepEqual(cells.find(({ id }) => id === "error").notes, [" at step 50", " at step 50"]);
+});
