@@ -776,6 +776,22 @@ test("a loss has a gap where it is not finite, and the scale of what is in view"
   assert.deepEqual(lossCurve.finiteStretches(null), []);
 });
 
+test("where a loss is not finite is marked and said", () => {
+  const loss = { steps: [50, 100, 150, 200], values: [9, "nan", "nan", 2] };
+  assert.deepEqual(lossCurve.lossGaps(loss), [[50, 150]]);
+  assert.match(lossCurve.gapsInWords(loss), /^NaN or infinite in 2 of 4 readings: marked/);
+  const lost = { steps: [50, 200], values: ["nan", "nan"] };
+  assert.deepEqual(lossCurve.lossGaps(lost), [[0, 200]]);
+  assert.equal(lossCurve.gapsInWords(lost), "NaN or infinite in all 2 readings, up to step 200");
+  assert.equal(lossCurve.gapsInWords({ steps: [1], values: [2] }), "");
+});
+
+test("an only reading does not squash the curve of another run", () => {
+  const [dot, curve] = [[[[50, 10812]]], [[[50, 0.6], [100, 0.1]]]];
+  assert.deepEqual(lossCurve.scaledCurves([dot, curve]), [curve]);
+  assert.deepEqual(lossCurve.scaledCurves([dot]), [dot]);
+});
+
 test("a loss says up to which step it is a mean", () => {
   const loss = { steps: [50, 64], values: [0.5, "NaN"] };
   assert.equal(lossCurve.lossInWords(loss, 10), "0.5, mean up to step 50");

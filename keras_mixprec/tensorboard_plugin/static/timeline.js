@@ -16,7 +16,7 @@ import {
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
-  drawLossAxis, drawLosses, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
+  drawLossAxis, drawLosses, gapsInWords, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
   WHY_READINGS,
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
@@ -344,7 +344,8 @@ export function createTimeline(store) {
       const other = place ? runData : compareData;
       const whose = other ? ` of ${shortRun(data.run, other.run)}` : "";
       const { glyph, color } = lossStyle(place);
-      const item = legendItem(glyph, color, `loss${whose}, ${readingsInWords(data.loss)}`);
+      const said = [readingsInWords(data.loss), gapsInWords(data.loss)].filter(Boolean).join("; ");
+      const item = legendItem(glyph, color, `loss${whose}, ${said}`);
       item.title = WHY_READINGS;
       items.push(item);
     });
