@@ -263,6 +263,9 @@ test("events read as sentences, unknown kinds too", () => {
   assert.match(eventText.describeEvent(skip), /2¹⁰/);
   assert.equal(eventText.momentOf(skip), 4);
   const found = { a: ["inf", "nan"], b: ["nan"], c: [] };
+  const search = { ...skip, kinds: { a: ["inf", "-inf"] } };
+  assert.match(eventText.describeEvent(search), /The loss scale was too high for them: .* harmless/);
+  assert.doesNotMatch(eventText.describeEvent({ ...search, loss: ["inf"] }), /harmless/);
   assert.match(eventText.describeEvent({ ...skip, kinds: found }), /not finite \(inf, nan\)\.$/);
   const counts = { inf: 2, "-inf": 0, nan: 1 };
   assert.equal(
@@ -686,7 +689,13 @@ test("a difference in speed is told only where it is more than the spread", () =
   assert.match(comparison.speedAgainstFloat32(run("a", 2), run("b", 1)), /^Faster than in float32, at 2.0x \(1.8x to 2.2x\) the speed of b/);
   const short = run("b", 1, { measured_steps: 19 });
   assert.equal(comparison.speedAgainstFloat32(run("a", 2), short), null);
-  assert.match(comparison.comparison(run("a", 2), short), /too few steps, or readings/);
+  assert.match(comparison.comparison(run("a", 2), short), /not compared: b has 19 steps measured, 20 are needed/);
+  const few = (name) => {
+    const made = run(name, 1);
+    for (const figure of made.performance.figures) figure.values = figure.values.slice(0, 4);
+    return made;
+  };
+  assert.match(comparison.comparison(few("a"), few("b")), /both have 4 readings of the time of a step, 5 are needed/);
 });
 
 test("a figure is written by its unit", () => {

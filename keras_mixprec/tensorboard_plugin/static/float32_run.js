@@ -3,6 +3,7 @@ import { copyButton } from "./copy.js";
 import { breakable, element } from "./dom.js";
 
 const NO_FLOAT32 = "Was it worth it? This run alone does not say: there is none in float32 to compare it with.";
+const NEITHER = "Were 16 bits worth it? These two runs do not say: neither was compiled with float32.";
 const MAKE = "One is made by the same script with these two lines before compile, this monitor in " +
   "callbacks, and no tuner. “logs” is the folder that is shown here.";
 
@@ -50,7 +51,7 @@ export function createFloat32Help(store) {
     if (run === null) return root.replaceChildren();
     const code = run ? null : float32Code(state.runData.run);
     const text = run ? `Was it worth it? This is seen beside ${run}, which was compiled with float32.` :
-      `${NO_FLOAT32} ${MAKE}`;
+      `${state.compareData ? NEITHER : NO_FLOAT32} ${MAKE}`;
     root.replaceChildren(
       element("p", { class: "hint" }, ...breakable(text)),
       ...code ? [element("pre", {}, element("code", {}, code)), copyButton("Copy code", () => code)] :
