@@ -184,6 +184,16 @@ test("a bar for each dtype that a layer ever had, with the reason", () => {
   }]);
 });
 
+test("what a layer was compiled with is shown, also if it never took a step in it", () => {
+  const layers = [{ path: "a", dtypes: [[0, "float32"]] }];
+  const change = { a: { before: "mixed_float16", after: "float32" } };
+  const demote = { kind: "demote", step: 0, layers: change, because: { a: "overflow" } };
+  assert.deepEqual(bars.dtypeBars(layers, [demote], 20)[0].bars, [
+    { from: 0, until: 0, dtype: "float16", reason: null },
+    { from: 0, until: 20, dtype: "float32", reason: "overflow" },
+  ]);
+});
+
 test("runs differ most where their errors, dtypes and headroom do", () => {
   const of = (path, dtype, headroom) => {
     return { path, compute_dtype: dtype, least_headroom: headroom, verdicts: [], severity: null };

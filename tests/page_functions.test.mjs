@@ -251,6 +251,13 @@ test("what is not finite has no place in the histogram, but a share", () => {
   assert.equal(at([0], [3]).nonfinite, 0);
 });
 
+test("parts that add up are not 99 % of what is all but two", () => {
+  assert.equal(histogram.partInWordsOf(36862 / 36864), "99.99\u202f%");
+  assert.equal(histogram.partInWordsOf(2 / 36864), "<\u202f0.01\u202f%");
+  assert.equal(histogram.partInWordsOf(0.5), "50\u202f%");
+  assert.equal(histogram.partInWordsOf(1), "100\u202f%");
+});
+
 test("zones follow the format", () => {
   assert.equal(histogram.zoneOf(16, FLOAT16), "overflow");
   assert.equal(histogram.zoneOf(15, FLOAT16), "normal");

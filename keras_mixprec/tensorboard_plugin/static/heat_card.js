@@ -7,7 +7,7 @@ import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
-import { hasPassed } from "./passed_on.js";
+import { hasPassed, passedInWords } from "./passed_on.js";
 import { isAsIf, isWider } from "./precision.js";
 import { canBeByReading, isByReading } from "./reading_axis.js";
 import { metricOf } from "./wanted.js";
@@ -144,8 +144,8 @@ export function createHeatCard(store) {
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, "at step"],
-      rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad }) => [
-        name, isBad && Number.isNaN(value) ? BAD_INPUT :
+      rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad, origin }) => [
+        name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? passedInWords(origin, value).short :
           valueInWords(metric.kind, value, wider, formatOf()),
         step === null ? "–" : formatInteger(step),
       ])]);

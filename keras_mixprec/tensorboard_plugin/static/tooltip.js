@@ -37,9 +37,17 @@ function beside(at, gap, size, end, last) {
  * @param {HTMLElement} root
  */
 export function showTitlesOnFocus(root) {
+  // A click may move the focus, where a browser takes it for that of the keyboard.
+  let isByPointer = false;
+  root.addEventListener("pointerdown", () => {
+    isByPointer = true;
+  }, true);
+  root.addEventListener("keydown", () => {
+    isByPointer = false;
+  }, true);
   root.addEventListener("focusin", ({ target }) => {
     const node = /** @type {HTMLElement} */ (target);
-    if (!node.matches(":focus-visible")) return;
+    if (isByPointer || !node.matches(":focus-visible")) return;
     const inner = /** @type {HTMLElement | null} */ (node.querySelector("[title]"));
     const titles = new Set([node.title, inner?.title].filter(Boolean));
     const { left, bottom } = node.getBoundingClientRect();
