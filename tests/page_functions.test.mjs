@@ -147,6 +147,14 @@ test("a finding is repaired once its layer computes in what it needs", () => {
   assert.ok(!precision.isRepaired({ verdict: "underflow", layer: null }, layers));
 });
 
+test("what has room in a wider dtype is none of the colours of the scale", () => {
+  const roomy = palette.valueColor("headroom", 5, true);
+  for (let bits = 0.1; bits <= 30; bits += 0.1) {
+    const color = palette.valueColor("headroom", bits);
+    assert.ok(Math.max(...color.map((one, place) => Math.abs(one - roomy[place]))) > 40);
+  }
+});
+
 test("the ramp grows lighter", () => {
   const light = (rgb) => 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2];
   for (let place = 0; place < 1; place += 0.05) {

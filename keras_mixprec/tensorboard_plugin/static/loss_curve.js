@@ -185,8 +185,9 @@ export function drawLosses(context, losses) {
 }
 
 export function drawLossAxis(context, { axis, right, y, middle }) {
+  if (!axis) return;
   context.textAlign = "left";
-  for (const tick of axis ? niceTicks(axis[0], axis[1], TICKS, 0) : []) {
+  for (const tick of niceTicks(axis[0], axis[1], TICKS, 0)) {
     drawLine(context, [[right, y(tick)], [right + 4, y(tick)]], themeColor("--loss"));
     context.fillStyle = themeColor("--loss");
     context.fillText(formatNumber(tick), right + 7, y(tick));

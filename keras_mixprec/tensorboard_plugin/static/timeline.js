@@ -16,7 +16,7 @@ import {
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
-  drawLossAxis, drawLosses, gapsInWords, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
+  drawLossAxis, drawLosses, finiteStretches, gapsInWords, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
   WHY_READINGS,
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
@@ -139,7 +139,7 @@ export function createTimeline(store) {
     const { runData, compareData, step, zoom, event: chosen } = store.state;
     if (!runData) return;
     const last = Math.max(runData.last_step, compareData?.last_step ?? 0);
-    const hasLoss = runsOf(store.state).some((data) => data.loss);
+    const hasLoss = runsOf(store.state).some((data) => finiteStretches(data.loss).length);
     plot.right = width - (hasLoss ? LOSS_AXIS : RIGHT);
     const axis = axisOf(store.state);
     plot.scale = stepScale(axis, stepDomain(last, zoom), [LEFT, plot.right]);
