@@ -66,6 +66,14 @@ test("the nearest mark within reach is hit", () => {
   assert.equal(scales.labelStride(4, 11), 3);
 });
 
+test("a mark that a triangle would hide stands beside it", () => {
+  const mark = (shape, x, y = 0) => ({ shape, x, y });
+  const placed = (marks) => scales.setApart(marks, 100).map(({ shape, x }) => [shape, x]);
+  assert.deepEqual(placed([mark("triangle", 50), mark("diamond", 52)]), [["diamond", 59], ["triangle", 50]]);
+  assert.deepEqual(placed([mark("triangle", 95), mark("diamond", 95)]), [["diamond", 86], ["triangle", 95]]);
+  assert.deepEqual(placed([mark("triangle", 50, 9), mark("diamond", 50)])[0], ["diamond", 50]);
+});
+
 test("numbers and powers read well", () => {
   assert.equal(format.formatPower(-24), "2⁻²⁴");
   assert.equal(format.formatScale(32768), "2¹⁵");

@@ -1,5 +1,5 @@
 import {
-  clamp, exponentTicks, linearScale, nearestMark, stepDomain, valueAtStep,
+  clamp, exponentTicks, linearScale, nearestMark, setApart, stepDomain, valueAtStep,
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
 import { axesOf, axisOf, stepInWords, stepScale } from "./axis.js";
@@ -300,16 +300,14 @@ export function createTimeline(store) {
       if (taken.has(spot)) continue;
       taken.add(spot);
       const y = lanesTop() + lane * laneHeight() + (place + 0.5) * LANE_HEIGHT;
-      const mark = { event, x, y };
+      const mark = { event, x, y, shape, color };
       plot.marks.push(mark);
       if (shape === "triangle" && !place) {
         drawLine(context, [[x, TOP], [x, mark.y]], themeColor(color), 1, [2, 3]);
       }
-      drawn.push({ ...mark, shape, color });
+      drawn.push(mark);
     }
-    // What is severe stands before what is less.
-    const isSevere = ({ shape }) => Number(shape === "triangle");
-    for (const { shape, x, y, color } of drawn.toSorted((a, b) => isSevere(a) - isSevere(b))) {
+    for (const { shape, x, y, color } of setApart(drawn, plot.right)) {
       drawMarker(context, shape, x, y, themeColor(color));
     }
   }
