@@ -147,11 +147,14 @@ function drawGaps(context, { gaps, scale, top }) {
       const [left, right] = [from, until].map(scale);
       const color = themeColor(lossStyle(place).color);
       drawLine(context, [[left, y], [right, y]], color, 3, lossStyle(place).dash);
-      context.fillStyle = color;
       const text = "loss NaN or infinite";
-      if (!place && context.measureText(text).width < right - left) {
-        context.fillText(text, (left + right) / 2, top + 12);
-      }
+      const { width } = context.measureText(text);
+      if (place || width > right - left) continue;
+      const middle = (left + right) / 2;
+      context.fillStyle = themeColor("--card");
+      context.fillRect(middle - width / 2 - 3, top + 6, width + 6, 13);
+      context.fillStyle = color;
+      context.fillText(text, middle, top + 12);
     }
   });
 }
