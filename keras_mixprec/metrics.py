@@ -40,7 +40,9 @@ _PARTS = {
     ),
     "weight_gradient": (
         "Weight gradients",
-        "gradients of the layer's variables, without the loss scale",
+        "gradients of the layer's variables, the loss scale divided out: what "
+        "overflowed with it stays infinite; ranges measured beside training "
+        "are of the scale behind the step, lower than that of a skipped one",
     ),
     "weight": ("Weights", "the layer's variables"),
 }
@@ -152,32 +154,33 @@ PERFORMANCE = {
             "step_time",
             "seconds",
             "step time",
-            "Median of the stretches between two readings of the counters, for "
-            "which the host waits: seconds by steps.",
+            "Of a stretch between two readings of the counters, for which the "
+            "host waits, its seconds by its steps; the median of all of them.",
             "max",
         ),
         (
             "step_time_median",
             "seconds",
-            "median",
-            "Median of the steps between two readings, one by one; not known "
-            "where the host only enqueues them.",
+            "median of single steps",
+            "Of the steps between two readings, each timed on its own; not "
+            "known where the host only enqueues them.",
             "max",
         ),
         (
             "step_time_p95",
             "seconds",
-            "95th percentile",
-            "95th percentile of the steps between two readings, one by one; "
-            "not known where the host only enqueues them.",
+            "95th percentile of single steps",
+            "Of the steps between two readings, each timed on its own; not "
+            "known where the host only enqueues them.",
             "max",
         ),
         (
             "measured_steps",
             "count",
             "steps measured",
-            "Plain steps that these figures are of; fewer than 20 are too few "
-            "to compare the speed of two runs.",
+            "Plain steps that these figures are of: left out are compiling, "
+            "probed and diagnosed steps, the one behind each, and an epoch's "
+            "last. To compare two runs each needs 20, in 5 readings.",
             "min",
         ),
         (

@@ -67,6 +67,48 @@ test("zeros behind a layer at fault keep their layers in 16 bits", () => {
   assert.deepEqual([...plan([]).reasons.keys()], ["a", "b"]);
 });
 
+test("layers behind one at fault are not known to need float32", () => {
+  const behind = (path, fed_by) => layer(path, { fed_by, passed_from: "a", least_headroom: "-inf" });
+  const layers = [layer("a"), behind("b", ["a"]), behind("c", ["b"])];
+  const plan = (more) => whatIf.smallestPlan(layers, {
+    formats, layers: { a: {
+      nonfinite: { step: 1, dtype: "float16" }, refused: { float16: ["forward_overflow"] }, ...more,
+    } },
+  }, "float16");
+  assert.deepEqual([...plan({}).reasons.keys()], ["a"]);
+  assert.deepEqual([...plan({}).behind], [["a", ["b", "c"]]]);
+  assert.deepEqual([...plan({ in_float32: 3.6 }).reasons.keys()], ["a"]);
+  // What it returns in float32 is beyond float16 where it is cast.
+  assert.deepEqual([...plan({ in_float32: 17 }).reasons.keys()], ["a", "b"]);
+});
+
+test("a layer in float32 is not to blame for steps skipped since", () => {
+  const gradient = range(-12, -20);
+  const own = (more) => ({ activation: range(1), gradient, ...more });
+  const refused = { float16: ["forward_overflow"] };
+  const ranges = { formats, overflowing_scale: 15, layers: { a: own({ refused }), b: own() } };
+  const plan = (repaired) => whatIf.smallestPlan([layer("a", { repaired }), layer("b")], ranges, "float16");
+  assert.deepEqual([plan(true).scale, plan(true).blamed], [14, false]);
+  assert.deepEqual([plan(false).scale, plan(false).blamed], [15, true]);
+});
+
+test("a run that diverges in float32 as well gets no plan", () => {
+  const run = (verdict, repaired = false) => {
+    return { events: [{ kind: "verdict", verdict }], finding: { event: 0, repaired } };
+  };
+  assert.match(whatIf.whyNoPlan(run("divergence")), /no matter of precision/);
+  assert.equal(whatIf.whyNoPlan(run("forward_overflow")), null);
+  assert.equal(whatIf.whyNoPlan({ events: [], finding: null }), null);
+});
+
+test("a layer that was not finite is told so whatever was measured before", () => {
+  const measured = { activation: range(6) };
+  const lost = layer("a", { least_headroom: "-inf", worst_step: 8 });
+  assert.deepEqual(whatIf.withLost(measured, lost).nonfinite, { step: 8, dtype: "float16" });
+  assert.equal(whatIf.withLost(measured, { ...lost, passed_from: "b" }), measured);
+  assert.equal(whatIf.withLost(measured, layer("a", { least_headroom: 3 })), measured);
+});
+
 test("a plan is not offered without what other runs found in its 16-bit layers", () => {
   const run = { run: "wide", layers: [{ path: "block/norm" }, { path: "a" }] };
   const finding = (layer, level = "bad") => {
@@ -140,6 +182,16 @@ test("a bar for each dtype that a layer ever had, with the reason", () => {
       { from: 7, until: 20, dtype: "float32", reason: "overflow" },
     ],
   }]);
+});
+
+test("what a layer was compiled with is shown, also if it never took a step in it", () => {
+  const layers = [{ path: "a", dtypes: [[0, "float32"]] }];
+  const change = { a: { before: "mixed_float16", after: "float32" } };
+  const demote = { kind: "demote", step: 0, layers: change, because: { a: "overflow" } };
+  assert.deepEqual(bars.dtypeBars(layers, [demote], 20)[0].bars, [
+    { from: 0, until: 0, dtype: "float16", reason: null },
+    { from: 0, until: 20, dtype: "float32", reason: "overflow" },
+  ]);
 });
 
 test("runs differ most where their errors, dtypes and headroom do", () => {

@@ -55,7 +55,7 @@ test("a batch that was not finite is no overflow under a pixel", () => {
 });
 
 test("the map leaves out batches that were not finite", () => {
-  assert.equal(stateOf([9, NaN, 5], layer("a"), HEADROOM, BAD).words, "5 bits below the maximum");
+  assert.equal(stateOf([9, NaN, 5], layer("a"), HEADROOM, BAD).words, "5 bits left");
   const nothing = stateOf([NaN, NaN, NaN], layer("a"), HEADROOM, BAD);
   assert.deepEqual([nothing.words, nothing.level], [metrics.BAD_INPUT, "input"]);
   assert.equal(stateOf([NaN, NaN, NaN], layer("a"), HEADROOM).words, "not measured");

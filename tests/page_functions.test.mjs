@@ -66,6 +66,14 @@ test("the nearest mark within reach is hit", () => {
   assert.equal(scales.labelStride(4, 11), 3);
 });
 
+test("a mark that a triangle would hide stands beside it", () => {
+  const mark = (shape, x, y = 0) => ({ shape, x, y });
+  const placed = (marks) => scales.setApart(marks, 100).map(({ shape, x }) => [shape, x]);
+  assert.deepEqual(placed([mark("triangle", 50), mark("diamond", 52)]), [["diamond", 59], ["triangle", 50]]);
+  assert.deepEqual(placed([mark("triangle", 95), mark("diamond", 95)]), [["diamond", 86], ["triangle", 95]]);
+  assert.deepEqual(placed([mark("triangle", 50, 9), mark("diamond", 50)])[0], ["diamond", 50]);
+});
+
 test("numbers and powers read well", () => {
   assert.equal(format.formatPower(-24), "2⁻²⁴");
   assert.equal(format.formatScale(32768), "2¹⁵");
@@ -145,6 +153,14 @@ test("a finding is repaired once its layer computes in what it needs", () => {
   assert.ok(!precision.isRepaired(finding("precision_loss"), layers));
   assert.ok(!precision.isRepaired(finding("forward_overflow"), [{ path: "a" }]));
   assert.ok(!precision.isRepaired({ verdict: "underflow", layer: null }, layers));
+});
+
+test("what has room in a wider dtype is none of the colours of the scale", () => {
+  const roomy = palette.valueColor("headroom", 5, true);
+  for (let bits = 0.1; bits <= 30; bits += 0.1) {
+    const color = palette.valueColor("headroom", bits);
+    assert.ok(Math.max(...color.map((one, place) => Math.abs(one - roomy[place]))) > 40);
+  }
 });
 
 test("the ramp grows lighter", () => {
@@ -251,6 +267,13 @@ test("what is not finite has no place in the histogram, but a share", () => {
   assert.equal(at([0], [3]).nonfinite, 0);
 });
 
+test("parts that add up are not 99 % of what is all but two", () => {
+  assert.equal(histogram.partInWordsOf(36862 / 36864), "99.99\u202f%");
+  assert.equal(histogram.partInWordsOf(2 / 36864), "<\u202f0.01\u202f%");
+  assert.equal(histogram.partInWordsOf(0.5), "50\u202f%");
+  assert.equal(histogram.partInWordsOf(1), "100\u202f%");
+});
+
 test("zones follow the format", () => {
   assert.equal(histogram.zoneOf(16, FLOAT16), "overflow");
   assert.equal(histogram.zoneOf(15, FLOAT16), "normal");
@@ -263,6 +286,9 @@ test("events read as sentences, unknown kinds too", () => {
   assert.match(eventText.describeEvent(skip), /2¹⁰/);
   assert.equal(eventText.momentOf(skip), 4);
   const found = { a: ["inf", "nan"], b: ["nan"], c: [] };
+  const search = { ...skip, kinds: { a: ["inf", "-inf"] } };
+  assert.match(eventText.describeEvent(search), /The loss scale was too high for them: .* harmless/);
+  assert.doesNotMatch(eventText.describeEvent({ ...search, loss: ["inf"] }), /harmless/);
   assert.match(eventText.describeEvent({ ...skip, kinds: found }), /not finite \(inf, nan\)\.$/);
   const counts = { inf: 2, "-inf": 0, nan: 1 };
   assert.equal(
@@ -697,7 +723,13 @@ test("a difference in speed is told only where it is more than the spread", () =
   assert.match(comparison.speedAgainstFloat32(run("a", 2), run("b", 1)), /^Faster than in float32, at 2.0x \(1.8x to 2.2x\) the speed of b/);
   const short = run("b", 1, { measured_steps: 19 });
   assert.equal(comparison.speedAgainstFloat32(run("a", 2), short), null);
-  assert.match(comparison.comparison(run("a", 2), short), /too few steps, or readings/);
+  assert.match(comparison.comparison(run("a", 2), short), /not compared: b has 19 steps measured, 20 are needed/);
+  const few = (name) => {
+    const made = run(name, 1);
+    for (const figure of made.performance.figures) figure.values = figure.values.slice(0, 4);
+    return made;
+  };
+  assert.match(comparison.comparison(few("a"), few("b")), /both have 4 readings of the time of a step, 5 are needed/);
 });
 
 test("a figure is written by its unit", () => {
@@ -785,6 +817,22 @@ test("a loss has a gap where it is not finite, and the scale of what is in view"
   assert.deepEqual(lossCurve.lossRange([found], [5, 20]), [2, 3]);
   assert.equal(lossCurve.lossRange([found], [11, 20]), null);
   assert.deepEqual(lossCurve.finiteStretches(null), []);
+});
+
+test("where a loss is not finite is marked and said", () => {
+  const loss = { steps: [50, 100, 150, 200], values: [9, "nan", "nan", 2] };
+  assert.deepEqual(lossCurve.lossGaps(loss), [[50, 150]]);
+  assert.match(lossCurve.gapsInWords(loss), /^NaN or infinite in 2 of 4 readings: marked/);
+  const lost = { steps: [50, 200], values: ["nan", "nan"] };
+  assert.deepEqual(lossCurve.lossGaps(lost), [[0, 200]]);
+  assert.equal(lossCurve.gapsInWords(lost), "NaN or infinite in all 2 readings, up to step 200");
+  assert.equal(lossCurve.gapsInWords({ steps: [1], values: [2] }), "");
+});
+
+test("an only reading does not squash the curve of another run", () => {
+  const [dot, curve] = [[[[50, 10812]]], [[[50, 0.6], [100, 0.1]]]];
+  assert.deepEqual(lossCurve.scaledCurves([dot, curve]), [curve]);
+  assert.deepEqual(lossCurve.scaledCurves([dot]), [dot]);
 });
 
 test("a loss says up to which step it is a mean", () => {

@@ -221,6 +221,26 @@ def test_only_where_it_began_a_layer_is_said_to_be_not_finite(logs):
     assert ranges["overflowing"]["nonfinite"]["dtype"] == "float16"
 
 
+def test_a_demotion_is_of_its_step_though_the_table_is_of_later(tmp_path):
+    layer = {"path": "a", "compute_dtype": "float16"}
+    wide = layer | {"compute_dtype": "float32"}
+    change = {"a": {"before": "mixed_float16", "after": "float32"}}
+    skip = {"kind": "skipped_step", "at_step": 1, "scale": 2.0**15}
+    numbers = {"largest_output_in_float32": 8.0}
+    found = {"kind": "verdict", "verdict": "forward_overflow", "layer": "a"}
+    found |= {"direction": "forward", "advice": ""}
+    with RunLog(tmp_path / "run") as log:
+        log.layers(0, [layer])
+        log.event(0, {"kind": "train_begin"})
+        log.event(0, found | {"numbers": numbers})
+        log.event(0, {"kind": "demote", "layers": change, "reasons": {}})
+        log.layers(50, [wide])
+        log.event(50, skip | {"variables": ["a"]})
+    ranges = run_ranges.run_ranges(data_of(tmp_path, "run/mixprec"), 2000)
+    assert ranges["overflowing_scale"] == 15
+    assert ranges["layers"]["a"]["in_float32"] == 3
+
+
 def test_a_verdict_holds_for_every_format_of_no_greater_range(logs):
     own = run_ranges.run_ranges(data_of(logs, TUNED), 2000)["layers"]
     refused = own["overflowing"]["refused"]
@@ -277,7 +297,7 @@ def test_a_plan_from_ranges_is_one_that_models_follow(page, url, tmp_path):
     what_if(page, TUNED, url)
     (address,) = page.values("#what-if a", "href")
     kind, _, content = address.partition(",")
-    path = tmp_path / "plan.json"
+    path = tmp_path / "what_if_plan.json"
     path.write_text(urllib.parse.unquote(content))
     plan = kmp.PrecisionPlan.load(path)
     train(tmp_path / "again", policy=plan, epochs=1)

@@ -133,7 +133,7 @@ def test_a_folded_block_is_one_row_of_the_heatmap_with_its_worst(page):
     page.hover(HEAT, 300, 6)  # In which a layer is held in float32.
     tooltip = page.texts(".tooltip div")
     assert tooltip[0] == "worst of encoder/block_0"
-    assert tooltip[-1] == "12 bits below the maximum"
+    assert tooltip[-1] == "12 bits left"
 
 
 def test_an_alarm_opens_the_block_that_its_layer_is_in(page):

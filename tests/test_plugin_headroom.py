@@ -214,5 +214,5 @@ def test_python_and_the_page_read_the_same_number(page, logs):
     )
     assert first["least_headroom"] == 12.8515625
     assert values["first"][0] == np.float32(12.849)
-    assert "12.9 bits below the maximum" in said_of(page, "first")
+    assert "12.9 bits left" in said_of(page, "first")
     assert "12.9 bits" in row_of(page, "first")

@@ -79,7 +79,10 @@ def test_it_is_drawn_where_its_numbers_are(page):
         assert rows, step
         assert max(abs(row - y) for row in rows) <= 2, (step, y, rows)
     middle = LEFT + (50 + edge) * scale
-    assert page.run(_ROWS, TIMELINE, round(middle)) == []
+    # That it is not finite there is marked at the top edge.
+    rows = page.run(_ROWS, TIMELINE, round(middle) + 70)
+    assert rows
+    assert max(rows) < HIGHEST - 4
 
 
 def test_it_has_an_axis_of_its_own(page):
@@ -122,6 +125,27 @@ def test_when_it_was_read_is_said_beside_it(any_page, tmp_path, rows, said):
     assert said in page.text("#timeline .legend")
     # A legend stands for something that is seen.
     assert page.count(TIMELINE, LOSS) > 10
+
+
+def test_a_loss_that_was_never_finite_is_marked(page, tmp_path):
+    write_losses(tmp_path, [(n, math.nan) for n in (50, 100)])
+    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
+    page.open_file(tmp_path / "report.html").settle()
+    said = page.text("#timeline .legend")
+    assert "NaN or infinite in all 2 readings, up to step 100" in said
+    assert "loss NaN or infinite" in page.written(TIMELINE)
+    assert page.count(TIMELINE, LOSS) > 100
+
+
+def test_an_only_reading_is_beside_the_curve_of_another_run(page, tmp_path):
+    write_losses(tmp_path / "a", [(50, 10812.0), (100, math.nan)])
+    write_losses(tmp_path / "b", [(n, 60 / n) for n in range(10, 101, 10)])
+    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
+    page.open_file(tmp_path / "report.html").settle()
+    page.pick("#run", "a/mixprec").pick("#compare", "b/mixprec")
+    written = page.written(TIMELINE)
+    assert [text for text in written if text.endswith("↑")]
+    assert {"2", "4", "6"} <= written
 
 
 def write_losses(folder, rows):

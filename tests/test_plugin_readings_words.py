@@ -285,4 +285,5 @@ def test_a_run_that_ended_in_float32_is_not_said_to_be_one(show, tmp_path):
     page = show().pick("#run", "low/mixprec")
     assert "This run alone does not say" in page.text("#performance .hint")
     page.pick("#compare", "moved/mixprec")
+    assert "neither was compiled" in page.text("#performance .hint")
     assert "both compiled with mixed_float16" in page.text(".against")

@@ -149,7 +149,7 @@ def test_what_is_out_of_view_is_drawn_without_being_scrolled_to(page):
     assert not page.on_screen("#map")
     nodes = page.values("#map button.node", "title")
     assert [node.split(":")[0] for node in nodes] == LAYERS
-    assert all("bits below the maximum" in node for node in nodes)
+    assert all("bits left" in node for node in nodes)
 
 
 def test_the_map_is_coloured_anew_on_the_nodes_that_there_are(page):

@@ -141,7 +141,7 @@ def category(name: str) -> np.ndarray:
 
 def level(name: str) -> np.ndarray:
     """Returns the colour of a level of the page, RGB between 0 and 1."""
-    if name in ("beyond", "passed"):
+    if name in ("beyond", "passed", "roomy"):
         return np.array(COLOURS[name]) / 255
     return category(COLOURS["levels"][name])
 
@@ -164,7 +164,7 @@ def headroom_colours(bits: np.ndarray, wider: np.ndarray) -> np.ndarray:
     colours = np.ones((*bits.shape, 4))
     colours[..., :3] = _ramp(place)
     colours[bits < low, :3] = level("warning")
-    colours[wider, :3] = np.array(COLOURS["ramp"][0]) / 255
+    colours[wider, :3] = level("roomy")
     colours[bits <= 0, :3] = level("bad")
     colours[(bits <= 0) & wider, :3] = level("beyond")
     colours[bits == -np.inf, :3] = level("bad")

@@ -34,6 +34,7 @@ _OTHERS = {
     "passed": "infinite, NaN or all zero because of another layer",
     "zero": "all zero",
     "beyond": "beyond {}",
+    "roomy": "in a wider format",
     "input": "input not finite",
 }
 _LONGEST = 40
@@ -173,7 +174,11 @@ def _draw_headroom(figure, axis, run, overview):
     )
     axis.tick_params(axis="y", labelsize=6)
     axis.set_xlabel("step")
-    seen = {"input": grid.lost.any(), "passed": passed.any()}
+    seen = {
+        "input": grid.lost.any(),
+        "passed": passed.any(),
+        "roomy": (wider & (grid.worst > 0)).any(),
+    }
     absent = {kind for kind, is_seen in seen.items() if not is_seen}
     _draw_legend(figure, axis, name, absent)
 

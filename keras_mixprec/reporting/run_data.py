@@ -274,11 +274,11 @@ class RunData:
         """Returns the loss by step, NaN where it was not finite.
 
         A dict of the lists `"steps"` and `"values"`, `None` if it was not
-        logged, or never finite: an axis without a curve says nothing.
+        logged.
         """
         tags = self._chunks(schema.LOSS)
         rows = [row.tolist() for tag in tags for row in self._entries(tag)]
-        if not any(math.isfinite(loss) for _, loss in rows):
+        if not rows:
             return None
         steps, values = zip(*sorted(rows), strict=True)
         return {"steps": [int(step) for step in steps], "values": list(values)}

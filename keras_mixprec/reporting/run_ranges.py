@@ -19,6 +19,7 @@ from keras_mixprec.reporting.format_limits import (
 )
 from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
+from keras_mixprec.reporting.run_layers import add_events
 from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.skipped_steps import lowest_overflowing_scale
 from keras_mixprec.verdict_kinds import KINDS
@@ -51,16 +52,19 @@ def run_ranges(data, columns: int) -> dict:
         `"first"`, `"last"` and `"worst"`, and `"nonfinite"`: the step at which
         it was the first layer whose activations were not finite, and the dtype
         it computed in then; `"refused"`, by format the kinds of verdict on it
-        that the format does not repair; and `"error"`, the largest against
-        float32 since its dtype last changed, or before if none is known since,
-        with its step as `"error_step"`. A range is a dict of `"largest"`, the
-        logarithm of the largest magnitude, and `"low"`, the exponent of the
-        smallest magnitude that counts, each with its step. Gradients are
-        without the loss scale.
+        that the format does not repair; `"in_float32"`, the logarithm of the
+        largest output that its last verdict found in float32; and `"error"`,
+        the largest against float32 since its dtype last changed, or before if
+        none is known since, with its step as `"error_step"`. A range is a dict
+        of `"largest"`, the logarithm of the largest magnitude, and `"low"`, the
+        exponent of the smallest magnitude that counts, each with its step.
+        Gradients are without the loss scale.
     """
     events = data.events()
     begins = _begins(events)
-    layers = _since_calls(data.layers(), begins)
+    layers = data.layers()
+    add_events(layers, events)  # A table is logged later than a change.
+    layers = _since_calls(layers, begins)
     paths = {layer["path"] for layer in layers}
     limit = _limits(layers)
     changed = max((s for x in layers for s, _ in x["dtypes"][1:]), default=-1)
@@ -97,7 +101,8 @@ def run_ranges(data, columns: int) -> dict:
         ranges.setdefault(path, {})["nonfinite"] = first
     for path, kinds in _refused(events).items():
         ranges.setdefault(path, {})["refused"] = kinds
-    for path, found in _errors(data, layers, columns).items():
+    more = _in_float32(events), _errors(data, layers, columns)
+    for path, found in itertools.chain(*(own.items() for own in more)):
         ranges.setdefault(path, {}).update(found)
     return {
         "run": data.name,
@@ -302,6 +307,17 @@ def _refused(events):
                 new = kind.name not in kinds
                 if new and not is_repaired(kind.name, dtype):
                     kinds.append(kind.name)
+    return found
+
+
+def _in_float32(events):
+    """By path, how large what overflowed is where it does not."""
+    found: dict = {}
+    for event in events:
+        largest = event.get("numbers", {}).get("largest_output_in_float32")
+        known = event["kind"] == "verdict" and isinstance(largest, int | float)
+        if known and 0 < largest < math.inf:
+            found[event.get("layer")] = {"in_float32": math.log2(largest)}
     return found
 
 

@@ -16,5 +16,6 @@ export const COLORS = {
   "levels": {"bad": "vermillion", "warning": "orange", "zero": "sky", "input": "purple"},
   "passed": [238, 184, 150],
   "beyond": [176, 182, 190],
+  "roomy": [203, 211, 221],
   "headroom": {"warning": 2, "full": 24, "ramp": 0.72}
 };

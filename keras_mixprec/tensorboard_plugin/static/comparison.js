@@ -72,6 +72,11 @@ function layerPaths(run) {
   return run.layers.map((layer) => layer.path).sort().join("\n");
 }
 
+function lacksInWords(lacks, names) {
+  if (lacks[0] === lacks[1]) return `both have ${lacks[0]}`;
+  return lacks.flatMap((lack, place) => lack ? [`${names[place]} has ${lack}`] : []).join(", ");
+}
+
 /**
  * What a run is beside another, in a line; with one in float32 that is whether 16 bits were
  * worth it.
@@ -84,7 +89,7 @@ export function comparison(run, other) {
   const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
   const [own, its] = names;
   const seen = !speed ? "speeds not known" :
-    !speed.enough ? "too few steps, or readings of them, to compare the speed" :
+    !speed.enough ? `speeds are not compared: ${lacksInWords(speed.lacks, names)}` :
       `no difference in speed seen (${timesRange(speed)})`;
   const first = speed?.enough && differs(speed) ?
     `${own} is ${fasterOrSlower(speed)} than ${its}, at ${inTimes(speed)} its speed` :

@@ -21,6 +21,10 @@ export function dtypeBars(layers, events, lastStep) {
         reason: event ? event.because?.[layer.path] ?? event.message ?? event.kind : null,
       };
     });
+    // What it was compiled with, if that changed before the first step.
+    const first = own.find(({ step }) => step === dtypes[0]?.[0])?.layers[layer.path];
+    const dtype = first?.before?.replace(/^mixed_/, "");
+    if (dtype) bars.unshift({ from: bars[0].from, until: bars[0].from, dtype, reason: null });
     return [{ path: layer.path, bars }];
   });
 }

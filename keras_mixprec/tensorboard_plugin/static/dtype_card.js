@@ -12,7 +12,8 @@ const NO_TUNER = " PrecisionTuner changes them where a layer is unstable: " +
   "fit(..., callbacks=[monitor, PrecisionTuner()]).";
 
 function barInWords({ from, until, dtype, reason }) {
-  const steps = `${dtype}, steps ${formatInteger(from)} to ${formatInteger(until)}`;
+  const steps = from === until ? `${dtype}, before step ${formatInteger(from + 1)}` :
+    `${dtype}, steps ${formatInteger(from)} to ${formatInteger(until)}`;
   return reason ? `${steps}: ${readable(reason)}` : steps;
 }
 
@@ -51,6 +52,8 @@ export function createDtypes(store) {
       "aria-label": `${path}: ${barInWords(bar)}`,
       onclick: () => chooseStep(store, from, path),
     }, shortType(dtype));
+    // Of no step, and yet seen: above the one behind it.
+    if (from === until) node.classList.add("start");
     node.style.left = `${(100 * from) / last}%`;
     node.style.width = `${(100 * Math.max(until - from, 0)) / last}%`;
     return node;

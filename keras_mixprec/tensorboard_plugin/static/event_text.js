@@ -153,7 +153,15 @@ function whySkipped(event) {
   const variables = event.variables ?? [];
   const where = variables.length ? ` in ${listSome(variables, 2)}` : "";
   const loss = event.loss?.length ? `loss ${event.loss.join(", ")}, ` : "";
-  return `${loss}gradients not finite${where}${kindsOf(event)}.`;
+  return `${loss}gradients not finite${where}${kindsOf(event)}.${loss ? "" : ofTheSearch(event)}`;
+}
+
+// Gradients that overflow, of a finite loss, with none that are NaN.
+function ofTheSearch({ kinds = {} }) {
+  const found = Object.values(kinds).flat();
+  if (!found.length || !found.every((kind) => kind.endsWith("inf"))) return "";
+  return " The loss scale was too high for them: a dynamic one is lowered by that, which is how it finds " +
+    "its height, and harmless while few steps are.";
 }
 
 const SENTENCES = {

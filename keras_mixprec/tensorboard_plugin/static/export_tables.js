@@ -9,7 +9,7 @@ import { worstByLayer } from "./model_map.js";
 import { trialsOf } from "./pareto.js";
 import { valueOf } from "./speed.js";
 import { histogramLayer, metricOf } from "./wanted.js";
-import { judgeLayer, MOMENTS } from "./what_if.js";
+import { judgeLayer, MOMENTS, withLost } from "./what_if.js";
 
 function runsOf({ runData, compareData }) {
   return [runData, compareData].filter(Boolean);
@@ -93,8 +93,10 @@ function dtypeRows({ runData }) {
 function whatIfRows({ runData, ranges }) {
   if (ranges?.run !== runData.run) return [];
   return ranges.formats.flatMap((format) => MOMENTS.flatMap(([reading]) => {
-    return runData.layers.map(({ path }) => {
-      const own = judgeLayer(ranges.layers[path], format, ranges.formats, reading);
+    return runData.layers.map((layer) => {
+      const { path } = layer;
+      const known = withLost(ranges.layers[path], layer);
+      const own = judgeLayer(known, format, ranges.formats, reading);
       return {
         layer: path, format: format.name, reading, state: own.state,
         activation_bits_left: own.activation.bits, activation_step: own.activation.step,

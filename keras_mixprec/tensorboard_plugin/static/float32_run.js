@@ -5,6 +5,7 @@ import { folderBeside } from "./run_setup.js";
 import { partnerOf } from "./worth.js";
 
 const NO_FLOAT32 = "Was it worth it? This run alone does not say: there is none in float32 to compare it with.";
+const NEITHER = "Were 16 bits worth it? These two runs do not say: neither was compiled with float32.";
 const MAKE = "One is made by the same script with these two lines before compile, this monitor in " +
   "callbacks, and no tuner.";
 // Where the run does not say which that is.
@@ -54,7 +55,7 @@ export function createFloat32Help(store) {
     const code = run ? null : float32Code(state.runData);
     const text = run && isFloat32(state.runData) ? `What 16 bits bring is seen beside ${run}, which computes in them.` :
       run ? `Was it worth it? This is seen beside ${run}, which was compiled with float32.` :
-      `${NO_FLOAT32} ${MAKE}${code.includes('"logs/') ? SHOWN : ""}`;
+      `${state.compareData ? NEITHER : NO_FLOAT32} ${MAKE}${code.includes('"logs/') ? SHOWN : ""}`;
     root.replaceChildren(
       element("p", { class: "hint" }, ...breakable(text)),
       ...code ? [element("pre", {}, element("code", {}, code)), copyButton("Copy code", () => code)] :

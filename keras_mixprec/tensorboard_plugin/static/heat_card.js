@@ -7,8 +7,8 @@ import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
-import { hasPassed } from "./passed_on.js";
-import { isAsIf, isWider } from "./precision.js";
+import { hasPassed, passedInWords } from "./passed_on.js";
+import { everWider, isAsIf, isWider } from "./precision.js";
 import { canBeByReading, isByReading } from "./reading_axis.js";
 import { metricOf } from "./wanted.js";
 
@@ -76,6 +76,9 @@ export function createHeatCard(store) {
       if (!values || !run) return false;
       return hasPassed(values, new Map(run.layers.map((layer) => [layer.path, layer])), pathOfCall);
     }),
+    hasRoomy: () => !isShownAsIf() && [store.state.runData, store.state.compareData].some((run) => {
+      return Boolean(run?.layers.some((layer) => everWider(layer, formatOf())));
+    }),
     isSparse: () => someHeat((heat) => hasGaps(heat) && !isByReading(store.state, heat)),
   });
 
@@ -101,7 +104,16 @@ export function createHeatCard(store) {
   function readingsInWords() {
     const { heat, runData } = store.state;
     return isByReading(store.state, heat) ?
-      ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.` : "";
+      ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps${
+        howRead(runData.events, heat.from.length)}.` : "";
+  }
+
+  // An event has those beside training alone.
+  function howRead(events, count) {
+    const beside = events.filter(({ kind }) => kind === "ranges_measured")
+      .reduce((sum, { steps = [] }) => sum + steps.length, 0);
+    return beside > 0 && beside < count ?
+      `, ${formatInteger(beside)} measured beside training and the others in probed steps` : "";
   }
 
   // Between two readings it is no end.
@@ -144,8 +156,8 @@ export function createHeatCard(store) {
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, "at step"],
-      rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad }) => [
-        name, isBad && Number.isNaN(value) ? BAD_INPUT :
+      rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad, origin }) => [
+        name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? passedInWords(origin, value).short :
           valueInWords(metric.kind, value, wider, formatOf()),
         step === null ? "–" : formatInteger(step),
       ])]);

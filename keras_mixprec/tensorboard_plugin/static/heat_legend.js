@@ -23,9 +23,9 @@ function swatch(level, label) {
  * @param {HTMLElement} parent
  * @param {HTMLElement} others What is not on the scale.
  * @param {{kind: () => string | undefined, format: () => string, isAsIf: () => boolean, hasBadInput: () => boolean,
- *   hasPassed: () => boolean, isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
+ *   hasPassed: () => boolean, hasRoomy: () => boolean, isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
  *   to, whether no layer ever computed in it, whether readings are left out because the batch was not finite, whether any layer
- *   passes on what another made, and whether there are steps between the readings.
+ *   passes on what another made, whether any computes in a dtype of more range than the format's, and whether there are steps between the readings.
  */
 export function createHeatLegend(parent, others, of) {
   const surface = createSurface(parent, {
@@ -61,7 +61,8 @@ export function createHeatLegend(parent, others, of) {
     const wider = `beyond ${of.format()}, computed in a wider format`;
     const shown = [
       ["zero", "all zero", kind === "headroom" || kind === "share"],
-      ["beyond", wider, kind === "headroom"], ["passed", ANY_PASSED, of.hasPassed()],
+      ["beyond", wider, kind === "headroom"],
+      ["roomy", "in a wider format, with over 100 bits left", kind === "headroom" && of.hasRoomy()], ["passed", ANY_PASSED, of.hasPassed()],
       ["input", BAD_INPUT, of.hasBadInput()],
       kind === "count" ? ["blank", "not measured", of.isSparse()] :
         ["pale", "not measured: as the nearest reading", of.isSparse()],

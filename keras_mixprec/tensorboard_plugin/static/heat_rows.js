@@ -1,6 +1,7 @@
 import { pathOfCall, poolRow } from "./heat_data.js";
 import { foldedBlockOf } from "./layer_blocks.js";
 import { alarmLevel } from "./palette.js";
+import { originsIn } from "./passed_on.js";
 import { ownHeadroom, widerAt } from "./precision.js";
 
 // A row that the table of layers does not have is found by its name alone.
@@ -78,17 +79,18 @@ export function isBadSince({ ranks, columns }, { until }, step) {
 
 /**
  * The worst value of each row, the first step of it, the dtype of more range than the format's
- * in which it was computed, and whether any was left out.
+ * in which it was computed, whether any was left out, and from which layer it is passed on.
  * @param {string} formatName What headroom refers to.
  * @returns {{name: string, value: number, step: number | null, wider: string | null,
- *   isBad: boolean}[]}
+ *   isBad: boolean, origin: string | null}[]}
  */
 export function worstOfRows(heat, layers, choice, formatName) {
   const size = heat.from.length;
   const least = heat.pool === "min";
   const isHeadroom = heat.metric.endsWith("headroom_bits");
+  const originAt = originsIn(heat, layers, pathOfCall);
   return heatRows(heat.layers, layers, choice).map(({ name, calls }) => {
-    let [value, own, step, wider] = [NaN, NaN, null, null];
+    let [value, own, step, wider, origin] = [NaN, NaN, null, null, null];
     for (const call of calls) {
       const layer = layers.get(pathOfCall(heat.layers[call], layers));
       for (let column = 0; column < size; column += 1) {
@@ -98,9 +100,10 @@ export function worstOfRows(heat, layers, choice, formatName) {
         const compared = ownHeadroom(found, dtype, formatName);
         if (step !== null && !(least ? compared < own : compared > own)) continue;
         [value, own, step, wider] = [found, compared, heat.from[column], dtype];
+        origin = originAt(call, column);
       }
     }
     const isBad = calls.some((call) => heat.badInput?.rows.has(call));
-    return { name, value, step, wider, isBad };
+    return { name, value, step, wider, isBad, origin };
   });
 }

@@ -10,9 +10,10 @@ import {
   formatInteger, formatPower, formatShare, readable, toNumber,
 } from "./format.js";
 import {
-  exponentDomain, histogramAt, shareByZone, unscaled, zoneOf,
+  exponentDomain, histogramAt, partInWordsOf, shareByZone, unscaled, zoneOf,
 } from "./histogram_data.js";
 import { pathOfCall } from "./heat_data.js";
+import { insideInWords } from "./inside.js";
 import { BAD_INPUT, NO_RANGE } from "./metrics.js";
 import { gradientHeadroomInWords } from "./least_headroom.js";
 import { cutMiddle, shortNames } from "./names.js";
@@ -96,8 +97,9 @@ export function createHistogram(store) {
     const heightOf = (count) => y(Math.log10(count + 1));
     shown.scale = x;
     drawZones(context, x, domain, format);
+    if (!bars.length) drawNothingFinite(context, width);
     context.textAlign = "right";
-    for (const tick of exponentTicks(0, decades, 5)) {
+    for (const tick of bars.length ? exponentTicks(0, decades, 5) : []) {
       drawLine(context, [[MARGIN.left, y(tick)], [width - MARGIN.right, y(tick)]],
         themeColor("--grid"));
       context.fillStyle = themeColor("--muted");
@@ -130,6 +132,12 @@ export function createHistogram(store) {
     drawAxisName(context, "magnitude", (MARGIN.left + width) / 2, bottom + 30);
     drawAxisName(context, "elements", 8, (MARGIN.top + bottom) / 2, true);
     if (range) drawRuler(context, bottom + MARGIN.axis, width, range, shift);
+  }
+
+  function drawNothingFinite(context, width) {
+    context.textAlign = "center";
+    context.fillStyle = themeColor("--ink");
+    context.fillText(`${formatShare(1)} infinite or NaN`, (MARGIN.left + width) / 2, MARGIN.top + BARS_HEIGHT / 2);
   }
 
   function drawZones(context, x, domain, format) {
@@ -233,8 +241,14 @@ export function createHistogram(store) {
     if (wider) names.overflow = `beyond ${format.name}${computed}`;
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
-      .map(([zone, share]) => `${formatShare(share)} ${names[zone]}`)
-      .join(" · ") + ", of those not 0";
+      .map(([zone, share]) => `${partInWordsOf(share)} ${names[zone]}`)
+      .join(" · ") + `, of those not 0${insideOfOutputs()}`;
+  }
+
+  // Its outputs look sound where it overflows on the way to them.
+  function insideOfOutputs() {
+    const inside = shown.layer ? insideInWords(shown.layer, shown.format) : null;
+    return inside ? `. These are outputs: ${inside.long}` : "";
   }
 
   function update() {

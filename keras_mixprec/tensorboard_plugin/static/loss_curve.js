@@ -36,6 +36,34 @@ export function readingsInWords({ steps }) {
 }
 
 /**
+ * What the legend says of a loss that was not finite, empty if it always was.
+ * @param {{steps: number[], values: (number | string | null)[]}} loss
+ */
+export function gapsInWords({ steps, values }) {
+  const lost = values.filter((value) => !Number.isFinite(toNumber(value))).length;
+  if (!lost) return "";
+  const until = `up to step ${formatInteger(steps.at(-1))}`;
+  return lost === steps.length ? `NaN or infinite in all ${plural(lost, "reading")}, ${until}` :
+    `NaN or infinite in ${formatInteger(lost)} of ${plural(steps.length, "reading")}: marked along the top`;
+}
+
+/**
+ * Where a loss is not finite: from the reading before to the last one that is not.
+ * @param {{steps: number[], values: (number | string | null)[]} | null | undefined} loss
+ * @returns {[number, number][]}
+ */
+export function lossGaps(loss) {
+  const gaps = [];
+  (loss?.steps ?? []).forEach((step, index) => {
+    if (Number.isFinite(toNumber(loss.values[index]))) return;
+    const before = loss.steps[index - 1] ?? 0;
+    if (gaps.at(-1)?.[1] === before) gaps.at(-1)[1] = step;
+    else gaps.push([before, step]);
+  });
+  return gaps;
+}
+
+/**
  * The stretches of a loss that are finite, each a list of steps and losses.
  * @param {{steps: number[], values: (number | string | null)[]} | null | undefined} loss
  * @returns {[number, number][][]}
@@ -89,21 +117,69 @@ export function lossAxis([low, high]) {
   return [low - more, high + more];
 }
 
-// The curves of runs in a plot, and the axis that all of them fit; null without a loss.
-export function placeLosses(runs, { scale, left, right, top, bottom }) {
-  const curves = runs.map((data) => finiteStretches(data.loss));
-  const range = lossRange(curves, [left, right].map(scale.invert));
-  if (!range) return null;
-  const axis = lossAxis(range);
-  const y = linearScale(axis, [bottom - 8, top + 8]);
-  return { curves, axis, scale, right, y, middle: (top + bottom) / 2 };
+/**
+ * The curves that a scale is to fit: an only reading of a run that was NaN from then on would
+ * make a line of the other run's.
+ */
+export function scaledCurves(curves) {
+  const drawn = curves.filter((stretches) => stretches.flat().length > 1);
+  return drawn.length ? drawn : curves;
 }
 
-export function drawLosses(context, { curves, scale, y }) {
+// The curves of runs in a plot, and the axis that all of them fit, if any is finite; null
+// without a loss.
+export function placeLosses(runs, { scale, left, right, top, bottom }) {
+  const known = runs.map((data) => data.loss);
+  if (!known.some(Boolean)) return null;
+  const curves = known.map(finiteStretches);
+  const range = lossRange(scaledCurves(curves), [left, right].map(scale.invert));
+  const axis = range && lossAxis(range);
+  const y = axis && linearScale(axis, [bottom - 8, top + 8]);
+  const gaps = known.map(lossGaps);
+  return { curves, gaps, axis, scale, right, top, y, middle: (top + bottom) / 2 };
+}
+
+function drawGaps(context, { gaps, scale, top }) {
+  context.textAlign = "center";
+  gaps.forEach((own, place) => {
+    const y = top + 2 + 5 * place;
+    for (const [from, until] of own) {
+      const [left, right] = [from, until].map(scale);
+      const color = themeColor(lossStyle(place).color);
+      drawLine(context, [[left, y], [right, y]], color, 3, lossStyle(place).dash);
+      const text = "loss NaN or infinite";
+      const { width } = context.measureText(text);
+      if (place || width > right - left) continue;
+      const middle = (left + right) / 2;
+      context.fillStyle = themeColor("--card");
+      context.fillRect(middle - width / 2 - 3, top + 6, width + 6, 13);
+      context.fillStyle = color;
+      context.fillText(text, middle, top + 12);
+    }
+  });
+}
+
+// An only reading that the scale leaves out is at its edge, with its number.
+function drawBeyond(context, [[step, value]], { axis, scale, y }, color) {
+  const [low, high] = axis;
+  if (value >= low && value <= high) return false;
+  const at = value > high ? high : low;
+  drawMarker(context, "circle", scale(step), y(at), color);
+  context.textAlign = "left";
+  context.fillStyle = color;
+  context.fillText(`${formatNumber(value)} ${value > high ? "↑" : "↓"}`, scale(step) + 9, y(at));
+  return true;
+}
+
+export function drawLosses(context, losses) {
+  const { curves, axis, scale, y } = losses;
+  drawGaps(context, losses);
+  if (!axis) return;
   curves.forEach((stretches, place) => {
     for (const stretch of stretches) {
       const points = stretch.map(([step, value]) => [scale(step), y(value)]);
       const { color, width, dash } = lossStyle(place);
+      if (points.length === 1 && drawBeyond(context, stretch, losses, themeColor(color))) continue;
       drawLine(context, points, themeColor(color), width, dash);
       // An only reading, or one between two gaps, is no line.
       if (points.length === 1) drawMarker(context, "circle", ...points[0], themeColor(color));
@@ -112,6 +188,7 @@ export function drawLosses(context, { curves, scale, y }) {
 }
 
 export function drawLossAxis(context, { axis, right, y, middle }) {
+  if (!axis) return;
   context.textAlign = "left";
   for (const tick of niceTicks(axis[0], axis[1], TICKS, 0)) {
     drawLine(context, [[right, y(tick)], [right + 4, y(tick)]], themeColor("--loss"));

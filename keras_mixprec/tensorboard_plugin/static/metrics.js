@@ -20,7 +20,7 @@ function headroomInWords(value, wider, formatName) {
     const other = value > 0 ? `${bits} bits if it were ${formatName}` : `${bits} bits beyond ${formatName}`;
     return `${own} bits left in ${wider}, ${other}`;
   }
-  if (value > 0) return `${bits} bits below the maximum`;
+  if (value > 0) return `${bits} bits left`;
   return `overflow: ${bits} bits too large`;
 }
 

@@ -49,7 +49,8 @@ export function alarmLevel(kind, value, wider = false) {
   return "quiet";
 }
 
-const LEVEL_COLORS = { beyond: COLORS.beyond, passed: COLORS.passed };
+// What has a hundred powers of two left in its own dtype is no outlier of the scale.
+const LEVEL_COLORS = { beyond: COLORS.beyond, passed: COLORS.passed, roomy: COLORS.roomy };
 for (const [level, name] of Object.entries(COLORS.levels)) LEVEL_COLORS[level] = CATEGORY[name];
 
 export function levelColor(level) {
@@ -59,8 +60,6 @@ export function levelColor(level) {
 export function valueColor(kind, value, wider = false) {
   const level = alarmLevel(kind, value, wider);
   if (level === "none") return null;
-  // A hundred powers of two are left in its own dtype.
-  if (level === "roomy") return rampColor(0);
   if (level !== "quiet") return levelColor(level);
   if (kind === "headroom") {
     const { full, warning, ramp } = HEADROOM;

@@ -3,9 +3,9 @@ import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js
 import { comparison } from "./comparison.js";
 import { dataTable } from "./data_table.js";
 import { breakable, card, element } from "./dom.js";
-import { lastFit } from "./fits.js";
+import { fitsOf, lastFit } from "./fits.js";
 import { createFloat32Help } from "./float32_run.js";
-import { formatAmount, formatNumber } from "./format.js";
+import { formatAmount, formatInteger, formatNumber } from "./format.js";
 import { labelOfRun, shortRun } from "./names.js";
 import { linearScale, stepDomain } from "./scales.js";
 import { valueOf } from "./speed.js";
@@ -14,6 +14,11 @@ import { themeColor } from "./theme.js";
 const NOT_TIMED = "had too few steps without a probe or a diagnosis (more steps, or a larger " +
   "probe_every, leave some), or the log is of an older version.";
 const TIMES = { left: 66, right: 14, top: 8, height: 56, axis: 26 };
+
+// Figures are of the last call of fit.
+function stepsOfFit(run) {
+  return run.last_step - fitsOf(run).first + 1;
+}
 
 export function createPerformance(store) {
   const line = element("p", { class: "against", hidden: true });
@@ -58,7 +63,8 @@ export function createPerformance(store) {
       return element("tr", { "data-figure": name, title: explanation },
         element("th", { scope: "row" }, titleOf(known, name)),
         ...known.map((data) => {
-          return element("td", { class: "number" }, formatAmount(valueOf(data, name), kind));
+          const all = name === "measured_steps" ? ` of ${formatInteger(stepsOfFit(data))}` : "";
+          return element("td", { class: "number" }, formatAmount(valueOf(data, name), kind) + all);
         }));
     }));
     times.fill(() => [["run", "step", "time of a step"], known.flatMap(timesOf)]);

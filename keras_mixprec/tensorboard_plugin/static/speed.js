@@ -1,3 +1,5 @@
+import { plural } from "./format.js";
+
 // Fewer steps, or readings of them, say nothing of the next ones.
 const LEAST_STEPS = 20;
 const LEAST_READINGS = 5;
@@ -18,12 +20,28 @@ function quantile(rising, share) {
   return rising[below] + (place - below) * (rising[above] - rising[below]);
 }
 
+function readingsOf(run, name) {
+  const figure = run.performance?.figures.find((one) => one.name === name);
+  return (figure?.values ?? []).filter((value) => value > 0);
+}
+
+/**
+ * Of what a run has too few to compare its speed, and how many it needs; empty if it has enough.
+ * @param {any} run
+ * @param {string} name The figure that is compared.
+ */
+function lackInWords(run, name) {
+  const steps = valueOf(run, "measured_steps") ?? 0;
+  if (steps < LEAST_STEPS) return `${plural(steps, "step")} measured, ${LEAST_STEPS} are needed`;
+  const { length } = readingsOf(run, name);
+  return length < LEAST_READINGS ?
+    `${plural(length, "reading")} of the time of a step, ${LEAST_READINGS} are needed` : "";
+}
+
 // The median of a figure's readings, and how far off it may be; null of too few.
 function medianOfReadings(run, name) {
-  const figure = run.performance?.figures.find((one) => one.name === name);
-  const known = (figure?.values ?? []).filter((value) => value > 0);
-  const steps = valueOf(run, "measured_steps") ?? 0;
-  if (known.length < LEAST_READINGS || steps < LEAST_STEPS) return null;
+  if (lackInWords(run, name)) return null;
+  const known = readingsOf(run, name);
   const rising = known.toSorted((one, other) => one - other);
   const spread = quantile(rising, 0.75) - quantile(rising, 0.25);
   return { median: quantile(rising, 0.5), off: NOTCH * spread / Math.sqrt(rising.length) };
@@ -32,7 +50,8 @@ function medianOfReadings(run, name) {
 /**
  * How many times as fast one run is as another, by samples if both have them, since
  * batches may differ in size; null if nothing is known of one.
- * @returns {{enough: boolean, ratio: number, low: number, high: number} | null}
+ * @returns {{enough: boolean, lacks: string[], ratio: number, low: number, high: number} | null}
+ *   `lacks`: of each run what it has too few of, in words.
  */
 export function speedRatio(run, other) {
   const runs = [run, other];
@@ -40,10 +59,11 @@ export function speedRatio(run, other) {
   const name = ["samples_per_second", "step_time"].find(has);
   if (!name) return null;
   const [one, two] = runs.map((data) => medianOfReadings(data, name));
-  if (!one || !two) return { enough: false, ratio: NaN, low: NaN, high: NaN };
+  const lacks = runs.map((data) => lackInWords(data, name));
+  if (!one || !two) return { enough: false, lacks, ratio: NaN, low: NaN, high: NaN };
   const [fast, slow] = name === "step_time" ? [two, one] : [one, two];
   return {
-    enough: true, ratio: fast.median / slow.median,
+    enough: true, lacks, ratio: fast.median / slow.median,
     low: Math.max(0, fast.median - fast.off) / (slow.median + slow.off),
     high: (fast.median + fast.off) / Math.max(slow.median - slow.off, 0),
   };

@@ -1,5 +1,5 @@
 import {
-  clamp, exponentTicks, linearScale, nearestMark, stepDomain, valueAtStep,
+  clamp, exponentTicks, linearScale, nearestMark, setApart, stepDomain, valueAtStep,
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
 import { axesOf, axisOf, stepInWords, stepScale } from "./axis.js";
@@ -16,7 +16,7 @@ import {
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
-  drawLossAxis, drawLosses, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
+  drawLossAxis, drawLosses, finiteStretches, gapsInWords, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
   WHY_READINGS,
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
@@ -139,7 +139,7 @@ export function createTimeline(store) {
     const { runData, compareData, step, zoom, event: chosen } = store.state;
     if (!runData) return;
     const last = Math.max(runData.last_step, compareData?.last_step ?? 0);
-    const hasLoss = runsOf(store.state).some((data) => data.loss);
+    const hasLoss = runsOf(store.state).some((data) => finiteStretches(data.loss).length);
     plot.right = width - (hasLoss ? LOSS_AXIS : RIGHT);
     const axis = axisOf(store.state);
     plot.scale = stepScale(axis, stepDomain(last, zoom), [LEFT, plot.right]);
@@ -300,16 +300,14 @@ export function createTimeline(store) {
       if (taken.has(spot)) continue;
       taken.add(spot);
       const y = lanesTop() + lane * laneHeight() + (place + 0.5) * LANE_HEIGHT;
-      const mark = { event, x, y };
+      const mark = { event, x, y, shape, color };
       plot.marks.push(mark);
       if (shape === "triangle" && !place) {
         drawLine(context, [[x, TOP], [x, mark.y]], themeColor(color), 1, [2, 3]);
       }
-      drawn.push({ ...mark, shape, color });
+      drawn.push(mark);
     }
-    // What is severe stands before what is less.
-    const isSevere = ({ shape }) => Number(shape === "triangle");
-    for (const { shape, x, y, color } of drawn.toSorted((a, b) => isSevere(a) - isSevere(b))) {
+    for (const { shape, x, y, color } of setApart(drawn, plot.right)) {
       drawMarker(context, shape, x, y, themeColor(color));
     }
   }
@@ -344,7 +342,8 @@ export function createTimeline(store) {
       const other = place ? runData : compareData;
       const whose = other ? ` of ${shortRun(data.run, other.run)}` : "";
       const { glyph, color } = lossStyle(place);
-      const item = legendItem(glyph, color, `loss${whose}, ${readingsInWords(data.loss)}`);
+      const said = [readingsInWords(data.loss), gapsInWords(data.loss)].filter(Boolean).join("; ");
+      const item = legendItem(glyph, color, `loss${whose}, ${said}`);
       item.title = WHY_READINGS;
       items.push(item);
     });

@@ -37,9 +37,17 @@ function beside(at, gap, size, end, last) {
  * @param {HTMLElement} root
  */
 export function showTitlesOnFocus(root) {
+  // A click, by mouse or by Enter, may move the focus to what it shows: nobody asked for its title.
+  let isByClick = false;
+  root.addEventListener("click", () => {
+    isByClick = true;
+  }, true);
+  root.addEventListener("keydown", () => {
+    isByClick = false;
+  }, true);
   root.addEventListener("focusin", ({ target }) => {
     const node = /** @type {HTMLElement} */ (target);
-    if (!node.matches(":focus-visible")) return;
+    if (isByClick || !node.matches(":focus-visible")) return;
     const inner = /** @type {HTMLElement | null} */ (node.querySelector("[title]"));
     const titles = new Set([node.title, inner?.title].filter(Boolean));
     const { left, bottom } = node.getBoundingClientRect();

@@ -1,5 +1,7 @@
+import { mainFinding } from "./event_text.js";
 import { formatNumber, formatPower, toNumber, words } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
+import { dtypeAt } from "./precision.js";
 
 // The next batch may be larger than any that was measured: what `diagnose` leaves too.
 export const SPARE_BITS = 2;
@@ -151,10 +153,16 @@ export function smallestPlan(layers, ranges, name) {
     return dtypes[0][1] === "float32" && at === null;
   };
   const mixed = layers.some((layer) => !beganWide(layer));
-  const beyond = ({ activation }) => activation.state === "overflows" ||
-    (activation.lost && activation.state === "unknown");
+  // Of what was not finite a verdict may say how large it is in float32.
+  const beyond = (path) => {
+    const { state, lost } = judged.get(path).activation;
+    if (!lost) return state === "overflows";
+    return (ranges.layers[path].in_float32 ?? null) > format.maximum_bits;
+  };
   const reasons = new Map();
   const unmeasured = [];
+  // What layers would do that pass on what another made infinite, by that one.
+  const behind = new Map();
   const cause = layers.findIndex(({ path }) => judged.get(path).refused.length);
   for (const [index, layer] of layers.entries()) {
     const { path } = layer;
@@ -162,7 +170,7 @@ export function smallestPlan(layers, ranges, name) {
     // Zeros behind a layer that a verdict names may be its doing.
     const unexplained = cause < 0 || index < cause;
     const feeder = (layer.fed_by ?? []).find((one) => {
-      return judged.has(one) && beyond(judged.get(one));
+      return judged.has(one) && beyond(one);
     });
     const measured = own.activation.state !== "unknown" || own.activation.lost;
     if (mixed && beganWide(layer)) {
@@ -170,7 +178,9 @@ export function smallestPlan(layers, ranges, name) {
     } else if (reasonOf(own, name)) reasons.set(path, reasonOf(own, name));
     else if (own.refused.length) reasons.set(path, foundInWords(own.refused));
     else if (feeder) reasons.set(path, `it receives what ${feeder} computes, beyond ${name}`);
-    else if (!measured && isAllZero(layer) && unexplained) {
+    else if (!measured && layer.passed_from) {
+      behind.set(layer.passed_from, [...behind.get(layer.passed_from) ?? [], path]);
+    } else if (!measured && isAllZero(layer) && unexplained) {
       reasons.set(path, "its activations were all zero, which have no range");
     } else if (!measured) {
       unmeasured.push(path);
@@ -184,8 +194,11 @@ export function smallestPlan(layers, ranges, name) {
       return { ...layer, window: judged.get(layer.path).gradient, cost: costOf(layer) };
     });
   const overflowing = ranges.overflowing_scale ?? null;
-  // What the run found in a layer may have skipped those steps, and is in float32 by this plan.
-  const blamed = [...judged].some(([path, own]) => own.refused.length && reasons.has(path));
+  // What the run found in a layer may have skipped those steps, and is in float32 by this plan,
+  // unless it was already: steps are those since dtypes last changed.
+  const blamed = layers.some(({ path, repaired }) => {
+    return judged.get(path).refused.length && reasons.has(path) && !repaired;
+  });
   // As a verdict on the loss scale advises, where these ranges allow it.
   const advised = ranges.needed_scale ?? undefined;
   const scale = bestScale(windows, possibleScales(format, blamed ? null : overflowing), advised);
@@ -197,7 +210,7 @@ export function smallestPlan(layers, ranges, name) {
   const narrow = layers.filter(({ path }) => !reasons.has(path));
   const held = narrow.reduce((sum, layer) => sum + costOf(layer), 0);
   const share = total ? held / total : NaN;
-  return { name, reasons, unmeasured, scale, overflowing, blamed, share };
+  return { name, reasons, unmeasured, behind, scale, overflowing, blamed, share };
 }
 
 /**
@@ -234,6 +247,30 @@ export function scaleInWords({ name, scale, overflowing, blamed }) {
   }
   return scale < overflowing ? `${advised}: from ${from} on the run skipped steps.` :
     `No loss scale is known: the run skipped steps even at ${from}.`;
+}
+
+/**
+ * Why no plan is offered, or null: ranges of a run that fails in float32 as well say nothing of
+ * what a format would do.
+ */
+export function whyNoPlan(run) {
+  const diverged = mainFinding(run)?.verdict === "divergence" && !run.finding.repaired;
+  return diverged ? NO_MATTER : null;
+}
+
+const NO_MATTER = "No plan: training diverged in float32 as well, so it is no matter of precision, and " +
+  "what the layers came to says nothing of a run that does not.";
+
+/**
+ * What was measured of a layer, with what it says of one that was not finite behind another.
+ * @param {any} ranges What was measured of the layer.
+ * @param {any} layer Its row of the table of layers.
+ */
+export function withLost(ranges, layer) {
+  const isLost = toNumber(layer.least_headroom ?? null) === -Infinity && !layer.passed_from;
+  if (!isLost || ranges?.nonfinite) return ranges;
+  const step = layer.worst_step;
+  return { ...ranges, nonfinite: { step, dtype: dtypeAt(layer, step) } };
 }
 
 // As `PrecisionPlan.load` reads it.

@@ -9,12 +9,14 @@ import { ALL_ZERO, leftOut } from "./metrics.js";
 import { passedInWords } from "./passed_on.js";
 import {
   GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundElsewhere, foundInWords, judgeLayer, planFile,
-  isAllZero, scaleInWords, smallestPlan,
+  isAllZero, scaleInWords, smallestPlan, whyNoPlan, withLost,
 } from "./what_if.js";
 
 const ALL = "";
 const ROWS_SHOWN = 200;
-const ORDER = [...GRAVE, "unknown", "zero", "fits"];
+// Not that of a finding's fix, which "Fix as plan.json" is of.
+const PLAN_FILE = "what_if_plan.json";
+const ORDER = [...GRAVE, "passed", "unknown", "zero", "fits"];
 const LEVEL = {
   overflows: "bad", refused: "bad", "no scale": "bad", vanishes: "warning", close: "warning",
 };
@@ -41,6 +43,7 @@ function isOf(path, chosen) {
 }
 
 function partInWords({ state, bits, step, lost, origin }, name) {
+  if (state === "passed") return `${passedInWords(origin, -Infinity).short}: not known`;
   if (state === "zero") return origin ? passedInWords(origin, Infinity).short : ALL_ZERO;
   const at = step === null ? "" : `, step ${formatInteger(step)}`;
   if (lost) return state === "overflows" ? `not finite${at}` : `not finite in ${lost}${at}: not known`;
@@ -76,7 +79,7 @@ export function createWhatIf(store) {
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...heads.map((head) => element("th", { scope: "col", class: "plain" }, head)))), rows);
   const scroller = element("div", { class: "table-scroll short" }, table);
-  const download = element("a", { class: "button", download: "plan.json" }, "Download plan.json");
+  const download = element("a", { class: "button", download: PLAN_FILE }, `Download ${PLAN_FILE}`);
   const plan = element("p", {});
   const caution = element("p", { class: "withheld caution", role: "status", hidden: true });
   const nothing = element("p", { class: "absent", hidden: true });
@@ -139,22 +142,25 @@ export function createWhatIf(store) {
     const found = runData.layers
       .filter(({ path }) => isOf(path, which.value))
       .map((layer) => {
-        const own = judgeLayer(ranges.layers[layer.path], format, ranges.formats, when.value);
-        const isZero = own.activation.state === "unknown" && isAllZero(layer);
-        const origin = isZero ? layer.passed_from : null;
-        const activation = isZero ? { ...own.activation, state: "zero", origin } : own.activation;
-        const state = isZero && own.state === "unknown" ? "zero" : own.state;
+        const known = withLost(ranges.layers[layer.path], layer);
+        const own = judgeLayer(known, format, ranges.formats, when.value);
+        const origin = layer.passed_from;
+        const why = own.activation.state !== "unknown" ? null :
+          isAllZero(layer) ? "zero" : origin ? "passed" : null;
+        const activation = why ? { ...own.activation, state: why, origin } : own.activation;
+        const state = why && own.state === "unknown" ? why : own.state;
         return { path: layer.path, hasWeights: layer.parameters !== 0, ...own, activation, state };
       })
       .sort((one, other) => ORDER.indexOf(one.state) - ORDER.indexOf(other.state));
     const count = (state) => found.filter((one) => one.state === state).length;
+    const lost = found.filter((one) => one.state === "overflows" && one.activation.lost).length;
     const parts = [
-      [count("overflows"), "would overflow"],
+      [count("overflows") - lost, "would overflow"], [lost, "not finite in this run"],
       [count("refused"), "with a verdict of the run"],
       [count("no scale"), "no loss scale would fit"],
       [count("vanishes"), "would lose small numbers that count"],
       [count("close"), `within ${SPARE_BITS} bits of overflowing`],
-      [count("unknown"), "not measured"], [count("zero"), "with zeros alone"], [count("fits"), "would fit"],
+      [count("passed"), "not known: behind a layer at fault"], [count("unknown"), "not measured"], [count("zero"), "with zeros alone"], [count("fits"), "would fit"],
     ].filter(([n]) => n);
     answer.textContent = `In ${format.name}, of ${plural(found.length, "layer")}: ` +
       parts.map(([n, text]) => `${formatInteger(n)} ${text}`).join(", ") + ".";
@@ -183,8 +189,13 @@ export function createWhatIf(store) {
   function fillPlan(runData, ranges) {
     const { layers } = runData;
     const possible = PLANNED.includes(type.value);
-    download.hidden = !possible;
+    const why = whyNoPlan(runData);
+    download.hidden = !possible || why !== null;
     caution.hidden = true;
+    if (why) {
+      plan.textContent = why;
+      return;
+    }
     if (!possible) {
       plan.textContent = `A plan holds ${PLANNED.join(" and ")}: ${type.value} is ` +
         (type.value === "float32" ? "what needs none." : "set by Keras' quantize.");
@@ -199,8 +210,11 @@ export function createWhatIf(store) {
     const scale = ` ${scaleInWords(found)}`.trimEnd();
     const open = found.unmeasured.length ? ` Without a finite reading: ${
       listSome(found.unmeasured, 4)}.` : "";
+    const behind = [...found.behind].map(([path, own]) => {
+      return ` Not known, behind ${path}: ${listSome(own, 4)}.`;
+    }).join("");
     const left = leftOut(runData.bad_input);
-    plan.textContent = `${text}.${share}${scale}${open}${left && ` ${left}`}`;
+    plan.textContent = `${text}.${share}${scale}${behind}${open}${left && ` ${left}`}`;
     const known = foundElsewhere(store.state.summaries, runData, found);
     caution.hidden = !known.length;
     caution.textContent = `◆ Of layers that this plan keeps in ${type.value}, other runs found: ${
