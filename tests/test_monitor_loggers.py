@@ -5,6 +5,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import time
 import warnings
 
 import keras
@@ -164,13 +165,24 @@ def wandb_records(folder):
             parts = b""
 
 
+def finished_records(folder):
+    """All of them: W&B's own process may write on after `finish`."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        records = [*wandb_records(folder)]
+        if any(r.WhichOneof("record_type") == "exit" for r in records):
+            return records
+        time.sleep(0.1)
+    raise TimeoutError(f"W&B has not finished writing: {len(records)} records")
+
+
 def test_wandb_has_curves_events_and_report(wandb_offline, tmp_path):
     log_dir = tmp_path / "logs"
     callback = monitor(log_dir, update_freq=1, loggers=[WandbLogger()])
     train(callback)
     wandb_offline.finish()
     curve, config, summary = {}, {}, {}
-    for record in wandb_records(tmp_path):
+    for record in finished_records(tmp_path):
         items = {
             item.key or "/".join(item.nested_key): json.loads(item.value_json)
             for item in record.history.item

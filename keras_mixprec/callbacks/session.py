@@ -286,12 +286,9 @@ class Session:
         # Not needed before a `fit` begins.
         from keras_mixprec.monitoring import precision_settings
 
-        precision_settings.log_begin(
-            self.log,
-            self.step,
-            self.has_tuner,
-            settings | {"log_dir": str(self.settings.log_dir)},
-        )
+        settings = settings | {"log_dir": str(self.settings.log_dir)}
+        at = self.log, self.step
+        precision_settings.log_begin(*at, self.has_tuner, settings)
         for event in self.settings.before_training:
             self.log.event(self.step, event)
         self.log_layers()
