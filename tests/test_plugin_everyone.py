@@ -170,9 +170,13 @@ def test_each_chart_has_its_numbers_as_a_table(page, log):
     page.settle()
     run = kmp.load_report(log).to_dict()[RUN]
     (line,) = run["scale"]
-    rows = page.all("#timeline details tbody tr")
-    assert len(rows) == min(len(line["steps"]), 300)
-    assert rows[0].text.startswith(RUN)
+    scale, loss = (
+        table.find_elements("css selector", "tbody tr")
+        for table in page.all("#timeline details")
+    )
+    assert len(scale) == min(len(line["steps"]), 300)
+    assert len(loss) == len(run["loss"]["steps"])
+    assert scale[0].text.startswith(RUN)
     worst = page.texts("#heatmap details tbody tr")
     assert len(worst) == len(run["heat"]["layers"])
     (row,) = [text for text in worst if text.startswith("overflowing")]

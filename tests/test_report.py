@@ -233,7 +233,9 @@ def test_several_runs_have_a_table(logs, report):
         assert float(eval(scale)) == run["scale"][0]["scale"][-1]
         if run["loss"]:
             value = run["loss"]["values"][-1]
-            assert float(loss) == pytest.approx(value, rel=1e-2)
+            # Of a run that fails, no loss is finite.
+            wanted = pytest.approx(value, rel=1e-2, nan_ok=True)
+            assert float(loss) == wanted
         assert (loss == "-") == (run["loss"] is None)
         dtypes = [layer["compute_dtype"] for layer in run["layers"]]
         assert int(wide) == dtypes.count("float32")

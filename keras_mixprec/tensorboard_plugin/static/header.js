@@ -81,9 +81,9 @@ export function createHeader(store, { offline, copyLink }) {
   // What a tuner did, an observation of a run that may be sound, and what is left to do.
   function notesOf(data) {
     const { tuner, flat_loss: flat, next } = data;
-    // Of two runs that are shown it would be said twice.
-    const { runData, summaries } = store.state;
-    const worth = data === runData ? worthInWords(summaries, data) : null;
+    // Of two runs that are shown, the first line says it.
+    const { compareData, summaries } = store.state;
+    const worth = compareData ? null : worthInWords(summaries, data);
     const texts = [worth, tuner, flat].filter(Boolean).map(readable);
     const code = next?.code;
     return [
