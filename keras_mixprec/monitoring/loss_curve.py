@@ -73,7 +73,7 @@ class LossCurve:
             return
         total, count = sums
         before, counted = self._before
-        # As `train_on_batch` may begin anew, without an epoch.
+        # As `train_on_batch` may begin again, without an epoch.
         if count < counted or not math.isfinite(before):
             before, counted = 0.0, 0.0
         if step > self._from:

@@ -222,7 +222,7 @@ def summarize(session) -> TrainingSummary:
         layers=rows,
         steps=steps,
         skipped={name: o.skipped for name, o in optimizers.items()},
-        in_a_row=max((o.in_a_row for o in optimizers.values()), default=0),
+        in_a_row=_in_a_row(optimizers),
         measured=any("activation" in r.parts for r in session.prober.readings),
         fits=session.log.fits + 1,
         first=session.first_step + 1,
@@ -251,9 +251,13 @@ def end_event(summary: TrainingSummary) -> dict:
     Args:
         summary: `TrainingSummary`.
     """
-    stuck = max((o.in_a_row for o in summary.optimizers.values()), default=0)
     # Of skipped steps that were not kept one by one nobody else knows it.
+    stuck = _in_a_row(summary.optimizers)
     return {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
+
+
+def _in_a_row(optimizers):
+    return max((o.in_a_row for o in optimizers.values()), default=0)
 
 
 def _of_formats(headroom, session):

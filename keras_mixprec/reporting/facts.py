@@ -110,7 +110,7 @@ def low_scales(events: list) -> list[dict]:
 def last_of_falls(events: list) -> list:
     """Returns events with the last one alone of each fall of a loss scale.
 
-    Each reading says anew how far it fell since the step at which it began.
+    Each reading says again how far it fell since the step at which it began.
 
     Args:
         events: List of dicts, by rising step.

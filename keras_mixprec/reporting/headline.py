@@ -106,6 +106,10 @@ def main_finding(facts: Facts) -> dict | None:
 LEVELS = ("bad", "warning", "info")
 
 
+# What is told in its own words, a warning.
+_ODD = ("zero_gradients", "metric_not_finite")
+
+
 class _Story:
     """What happened, each finding with whether it is over."""
 
@@ -195,10 +199,8 @@ class _Story:
         elif self._is_collapsed():
             event = self._verdicts["scale_collapsed"]
             yield event, "loss scale at its floor"
-        zeros = [last["zero_gradients"]] if "zero_gradients" in last else []
-        metrics = [e for k, e in last.items() if k == "metric_not_finite"]
-        others = self._low_scales + zeros + metrics
-        yield from ((e, e["message"]) for e in others)
+        odd = [last[kind] for kind in _ODD if kind in last]
+        yield from ((e, e["message"]) for e in self._low_scales + odd)
         if event := last.get("undo"):
             made = "a demotion made training diverge, undone"
             yield event, f"{made}{_at(event)}"
@@ -227,8 +229,7 @@ class _Story:
         # As grave as what is found: both stand side by side.
         if any(KINDS[v["verdict"]].level == "bad" for v in is_open):
             return "severe"
-        odd = {"undo", "zero_gradients", "metric_not_finite"}
-        if odd & self._kinds or self._low_scales:
+        if {"undo", *_ODD} & self._kinds or self._low_scales:
             return "warning"
         unexplained = self._nonfinite_losses and not self._causes
         if is_open or self._is_stuck() or unexplained:
