@@ -144,7 +144,7 @@ def effective_update(model) -> Callable:
         if isinstance(epsilon, float):
             return size >= thresholds.SHARE_OF_EPSILON * epsilon
         weight = largest_magnitude(to_array(variable.value))
-        rate = float(inner.learning_rate) if inner is not None else 1.0
+        rate = 1.0 if inner is None else float(to_array(inner.learning_rate))
         return rate * size >= thresholds.SHARE_OF_WEIGHT * weight
 
     return effective

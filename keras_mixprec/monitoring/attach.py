@@ -13,6 +13,7 @@ from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
@@ -91,7 +92,7 @@ def settings_of(model: keras.Model) -> dict:
     if optimizer is not None:
         settings["optimizer"] = type(optimizer).__name__
         # That of a schedule is the one it begins with.
-        settings["learning_rate"] = float(optimizer.learning_rate)
+        settings["learning_rate"] = float(to_array(optimizer.learning_rate))
     return settings
 
 

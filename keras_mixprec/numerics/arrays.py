@@ -38,8 +38,8 @@ def to_array(tensor) -> np.ndarray:
     """Returns a float tensor, 16-bit ones included, as a float32 array."""
     # TensorFlow hands out a single bfloat16 as a number, which is no array.
     if getattr(tensor, "shape", None) == () and "bfloat16" in str(tensor.dtype):
-        return np.asarray(float(tensor), "float32")
-    # Not cast before: JAX compiles a program for every shape.
+        tensor = ops.cast(tensor, "float32")
+    # Others are not cast: JAX compiles a program for every shape.
     return np.asarray(ops.convert_to_numpy(tensor), "float32")
 
 
