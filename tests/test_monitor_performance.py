@@ -148,6 +148,20 @@ def test_samples_of_a_dict_are_counted(tmp_path):
     assert found["flops_in_16_bits"] == 0  # Without a counter to read.
 
 
+def test_of_a_batch_of_graphs_the_graphs_are_counted(tmp_path):
+    nodes, edges = keras.Input((4,)), keras.Input((2,))
+    ends = keras.layers.Dense(1)(edges)
+    graphs = keras.ops.mean(keras.ops.reshape(nodes, (-1, 3, 4)), axis=1)
+    outputs = keras.layers.Dense(1)(graphs) + keras.ops.mean(ends)
+    model = keras.Model([nodes, edges], outputs)
+    model.compile("sgd", "mse", jit_compile=BACKEND == "jax")
+    x = np.ones((3 * ROWS, 4), "float32"), np.ones((7 * ROWS, 2), "float32")
+    data = ((x, np.ones((ROWS, 1), "float32")) for _ in range(40))
+    pace = Pace(PAUSE)
+    found = figures(tmp_path, data, pace, model=model)
+    assert is_near(found["samples_per_second"], ROWS / pace.per_call())
+
+
 def test_a_loop_by_hand_is_timed(tmp_path):
     model, pace = small(), Pace(PAUSE)
     watching = monitor(tmp_path, update_freq=10)

@@ -141,11 +141,24 @@ class _Timed:
 def count_samples(batch) -> int:
     """Returns the samples in a batch, 0 if that is not known.
 
+    Those of the inputs where all of these have as many rows. Inputs of a graph
+    have a row for each node and each edge, its targets one for each graph.
+
     Args:
         batch: As `train_step` takes it.
     """
-    while isinstance(batch, _NESTED) and batch:
-        inner = batch.values() if isinstance(batch, dict) else batch
-        batch = next(iter(inner))
-    shape = getattr(batch, "shape", None)
-    return shape[0] if shape else 0
+    parts = batch if isinstance(batch, (list, tuple)) else (batch,)
+    for part in parts:
+        rows: set[int] = set()
+        _add_rows(part, rows)
+        if len(rows) == 1:
+            return rows.pop()
+    return 0
+
+
+def _add_rows(part, rows):
+    if isinstance(part, _NESTED):
+        for inner in part.values() if isinstance(part, dict) else part:
+            _add_rows(inner, rows)
+    elif shape := getattr(part, "shape", None):
+        rows.add(shape[0])
