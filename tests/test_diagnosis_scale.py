@@ -424,6 +424,26 @@ def test_rounding_errors_may_overflow_all_the_same(jit):
     assert "lowest_bits" not in numbers["shift"]
 
 
+@each_jit
+def test_steep_rounding_errors_need_a_scale_below_1_alone(jit):
+    """Gradients of the first layer as at the far end of a deep network."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    first = layers.Dense(4, use_bias=False)
+    ends = [Ripple(dtype="float32"), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), first, *ends])
+
+    def loss(y, p):
+        return 1e4 * ops.mean(ops.square(y - p))
+
+    model.compile(kmp.LossScaleOptimizer("adam"), loss, jit_compile=jit)
+    random = np.random.default_rng(0)
+    x, y = 0.01 * random.normal(size=(32, 4)), random.normal(size=(32, 1))
+    (verdict,) = kmp.diagnose(model, x, y)
+    assert verdict.kind == "scale_search"
+    assert verdict.numbers["highest_bits"] < 0
+
+
 def cancelling(jit):
     keras.utils.set_random_seed(2)
     keras.config.set_dtype_policy("mixed_float16")

@@ -111,9 +111,10 @@ class Search(LossSearch):
         """The given scale, or the best one; below 1 for large gradients only.
 
         Where the weights' gradients are not large, the layers whose outputs'
-        gradients overflow are at fault, and left out; not if all other layers
-        need a scale below 1 as well, as with sample weights of 2e5, and one
-        suits them all.
+        gradients overflow are at fault, and left out; not if one scale suits
+        all and either all other layers need one below 1 as well, as with
+        sample weights of 2e5, or the gradients of those at fault are but
+        rounding errors, as at the far end of a deep network.
         """
         if scale_bits is not None:
             return scale_bits
@@ -123,8 +124,10 @@ class Search(LossSearch):
         steep = output_gradients_overflow(self._low(self._exact), self._exact)
         others = {p: w for p, w in windows.items() if p not in steep}
         of_others = self._best_bits(others)
+        at_fault = [w for w in windows.values() if not w.holds(of_others)]
+        is_general = of_others < 0 or all(w.low == -math.inf for w in at_fault)
         suits_all = all(window.holds(bits) for window in windows.values())
-        return bits if of_others < 0 and suits_all else of_others
+        return bits if suits_all and is_general else of_others
 
     def _best_bits(self, windows):
         possible = scale_in_use(self._model).possible

@@ -82,7 +82,7 @@ KEPT_ENERGY = 0.99
 # get smaller as it learns.
 VANISHED = 0.1
 
-# Weights off by half a float32 ulp change a layer's gradients by more than this
+# Weights off by half a 16-bit ulp change a layer's gradients by more than this
 # share where they are rounding errors alone: by 1.4 where both are independent.
 NOISE = 0.5
 
