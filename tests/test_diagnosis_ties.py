@@ -159,3 +159,21 @@ def test_only_what_is_needed_inside_a_layer_is_demoted():
     [finding] = examine(model, X, Y).findings
     assert finding.verdict.layer == "raised"
     assert [layer.name for layer in finding.layers] == ["raised"]
+
+
+class Waves(layers.Layer):
+    def call(self, x):
+        return x + ops.sin(1e6 * x)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_that_float32_does_not_settle_blames_none(seed):
+    """Of deep models that normalize over four samples it is as chaotic."""
+    keras.utils.set_random_seed(seed)
+    keras.config.set_dtype_policy("mixed_float16")
+    ends = [Waves(dtype="float32"), layers.Dense(1, dtype="float32")]
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4), *ends])
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False)
+    random = np.random.default_rng(seed)
+    x, y = random.normal(size=(4, 4)), random.normal(size=(4, 1))
+    assert [v for v in kmp.diagnose(model, x, y) if v.layer] == []

@@ -60,17 +60,29 @@ class LossCheck:
         self._exact = exact
 
     def wrong(self, demoted: list) -> bool:
-        """Whether the loss is wrong however the weights are rounded."""
-        return all(e > thresholds.LOSS_ERROR for e in self._errors(demoted))
+        """Whether the loss is wrong however the weights are rounded.
+
+        Each is compared with those of float32 for all of the weights, and has
+        to be further from them than they are from each other.
+        """
+        losses, exact, spread = [], [], thresholds.LOSS_ERROR
+        for low, wide in self._pairs(demoted):
+            spread = max([spread, *(loss_error(wide, x) for x in exact)])
+            losses.append(low)
+            exact.append(wide)
+            if any(loss_error(x, y) <= spread for x in losses for y in exact):
+                return False
+        return True
 
     def right(self, demoted: list) -> bool:
         """Whether the loss is right however the weights are rounded."""
-        return all(e <= thresholds.LOSS_ERROR for e in self._errors(demoted))
+        errors = (loss_error(*pair) for pair in self._pairs(demoted))
+        return all(error <= thresholds.LOSS_ERROR for error in errors)
 
-    def _errors(self, demoted):
+    def _pairs(self, demoted):
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
-                yield loss_error(self._low(demoted), self._exact())
+                yield self._low(demoted), self._exact()
 
 
 def right_in_xla(model, data) -> bool:
