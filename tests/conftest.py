@@ -45,15 +45,20 @@ _SLOW_ELSEWHERE = {
     "test_gpu_benchmark.py",
     "test_gpu_benchmark_processes.py",
     "test_headline.py",
+    "test_inference_convert.py",
     "test_inference_repairs.py",
     "test_inference_search_cost.py",
+    "test_inference_trained.py",
     "test_largest_batch.py",
+    "test_lint_rules.py",
     "test_minimize_float32.py",
     "test_minimize_validation.py",
+    "test_monitor_by_hand.py",
     "test_monitor_contract.py",
     "test_monitor_killed.py",
     "test_monitor_log.py",
     "test_monitor_lost_disk.py",
+    "test_monitor_metrics.py",
     "test_monitor_same_run.py",
     "test_monitor_stop.py",
     "test_optimizer_fresh_process.py",
@@ -62,6 +67,7 @@ _SLOW_ELSEWHERE = {
     "test_tuner_cost.py",
     "test_tuner_killed.py",
     "test_tuner_plan.py",
+    "test_tuner_validation.py",
 }
 
 
