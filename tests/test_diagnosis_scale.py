@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 
 import keras
 import numpy as np
@@ -422,6 +423,25 @@ def test_rounding_errors_may_overflow_all_the_same(jit):
     assert numbers["shift"]["highest_bits"] < 60
     # No scale is too low for it.
     assert "lowest_bits" not in numbers["shift"]
+
+
+@pytest.mark.parametrize("bits", [-18, 24])
+def test_of_a_fixed_loss_scale_one_that_suits_all_is_advised(bits):
+    keras.config.set_dtype_policy("mixed_float16")
+    normal = layers.LayerNormalization()
+    middle = [layers.Dense(32, activation="relu"), normal, layers.Dense(32)]
+    model = keras.Sequential([keras.Input((32,)), *middle, layers.Dense(4)])
+    rule = kmp.FixedLossScale(2.0**bits)
+    optimizer = kmp.LossScaleOptimizer("adam", rule)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
+    verdicts = kmp.diagnose(model, X[:32], Y[:32])
+    lows = {v.numbers["lowest_bits"] for v in verdicts}
+    highs = {v.numbers["highest_bits"] for v in verdicts}
+    assert len(lows) > 1
+    suits = math.ceil(max(lows)) if bits < 0 else math.floor(min(highs))
+    (advice,) = {v.advice for v in verdicts}
+    assert f"to 2**{suits}," in advice
 
 
 @each_jit

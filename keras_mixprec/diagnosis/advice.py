@@ -98,9 +98,9 @@ _CASES = {
     "16 bits rounds: give keras.Input(..., dtype='int32'), or let it compute "
     "in float32: PrecisionRule({layer!r})",
     "above": "Raise the loss scale to 2**{lowest}, or the `max_scale` that "
-    "keeps it below: at less its gradients vanish.",
+    "keeps it below: where it is now its gradients vanish.",
     "below": "Lower the loss scale to 2**{highest}, or the `min_scale` that "
-    "keeps it above: at more its gradients overflow.",
+    "keeps it above: where it is now its gradients overflow.",
 }
 
 
@@ -130,7 +130,9 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     return text
 
 
-def advice_for(culprit, scale, model, last: str | None = None) -> str:
+def advice_for(
+    culprit, scale, model, last: str | None = None, common: dict | None = None
+) -> str:
     """Returns one sentence on a layer at fault.
 
     Args:
@@ -139,6 +141,7 @@ def advice_for(culprit, scale, model, last: str | None = None) -> str:
         model: The `keras.Model`.
         last: String. The path of the last layer that computes in 16 bits: what
             is computed from its output is the loss. Defaults to `None`.
+        common: Dict, `common_bits` of the model. Defaults to `None`.
     """
     case = _case(culprit) or _training_case(culprit, scale)
     if case == "unscaled" and has_own_step(model):
@@ -148,8 +151,9 @@ def advice_for(culprit, scale, model, last: str | None = None) -> str:
         case = "own_loss"
     window = {"scaling": scaling_call(), "loss_code": code or _loss_of(model)}
     for name, whole in {"lowest": math.ceil, "highest": math.floor}.items():
-        if f"{name}_bits" in culprit.numbers:
-            window[name] = whole(culprit.numbers[f"{name}_bits"])
+        bits = (culprit.numbers | (common or {})).get(f"{name}_bits")
+        if bits is not None:
+            window[name] = whole(bits)
     return _sentence(culprit, case, **window)
 
 

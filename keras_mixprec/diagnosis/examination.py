@@ -24,7 +24,7 @@ from keras_mixprec.diagnosis.end_to_end import is_finite
 from keras_mixprec.diagnosis.headroom import headroom
 from keras_mixprec.diagnosis.layer_search import Search
 from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
-from keras_mixprec.diagnosis.scales import scale_in_use
+from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
 from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.diagnosis.weights import lost_weights
@@ -219,7 +219,7 @@ class _Verdicts:
         culprit = other_layers_at_fault(whole, others, demoted, bits, adapts)
         if culprit is None:
             return found
-        finding = Finding(self._culprit(culprit, scale, None), [])
+        finding = Finding(self._culprit(culprit, scale), [])
         return found._replace(findings=[*found.findings, finding])
 
     def _find(self):
@@ -241,10 +241,17 @@ class _Verdicts:
         )
         low = [call for call in exact.calls if computes_low(call.layer)]
         last = low[-1].path if low else None
-        findings = [
-            Finding(self._culprit(c, scale, last), c.layers)
+        culprits = [
+            c
             for found in [*raising, *search.culprits]
             for c in found.by_layer(self._model)
+        ]
+        common = common_bits(
+            search.windows.values(), [c.numbers for c in culprits]
+        )
+        findings = [
+            Finding(self._culprit(c, scale, last, common), c.layers)
+            for c in culprits
         ]
         others = self._scale_too_low(search, scale, effective)
         others += self._policy(entries, search.still)
@@ -322,13 +329,13 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale, last):
+    def _culprit(self, culprit, scale, last=None, common=None):
         return self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            advice_for(culprit, scale, self._model, last),
+            advice_for(culprit, scale, self._model, last, common),
         )
 
     def _policy(self, entries, still):

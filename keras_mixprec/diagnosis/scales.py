@@ -1,7 +1,7 @@
 """The loss scale in use, and the scales that a layer's gradients fit into."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import keras
@@ -107,6 +107,32 @@ class ScaleWindow(NamedTuple):
 
 
 ANY_SCALE = ScaleWindow(-math.inf, math.inf)
+
+
+def common_bits(
+    windows: Iterable[ScaleWindow], numbers: Iterable[dict]
+) -> dict:
+    """Returns the ends of the loss scales that suit all layers, if any do.
+
+    Args:
+        windows: `ScaleWindow`s.
+        numbers: Dicts, those of culprits, which have the ends of a window if
+            their gradients need another loss scale.
+
+    Returns:
+        Dict of `"lowest_bits"` and `"highest_bits"`, without one that is
+        infinite; empty if no power of two suits all.
+    """
+    ends = [
+        ScaleWindow(n.get("lowest_bits", -math.inf), n["highest_bits"])
+        for n in numbers
+        if "highest_bits" in n
+    ]
+    lows, highs = zip(ANY_SCALE, *windows, *ends, strict=True)
+    found = {"lowest_bits": max(lows), "highest_bits": min(highs)}
+    if np.ceil(found["lowest_bits"]) > found["highest_bits"]:
+        return {}
+    return {k: bits for k, bits in found.items() if math.isfinite(bits)}
 
 
 def scale_window(
