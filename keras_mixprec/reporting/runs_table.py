@@ -36,7 +36,7 @@ def runs_table(summaries: list[dict]) -> str:
     ... }
     >>> print("\n".join(runs_table([run]).splitlines()[1:]))
     state    steps  skipped  loss scale  last loss  float32  16 bits  samples/s  run
-    healthy  1,200        3       2**15        0.5        2      99%          -  a
+    healthy  1,200        3       2**15        0.5        2    99.4%          -  a
     """  # noqa: E501
     lines = [_HEADS, *map(_cells, summaries)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
