@@ -406,12 +406,15 @@ test("figures say which of several fits they are of", () => {
   assert.equal(fits.lastFit({ ...run, events: [events[0]] }), null);
 });
 
-test("the key figures have the matmul precision where it was logged", () => {
+test("what float32 products are computed in does not look like the dtype of the run", () => {
   const run = { last_step: 1, layers: [LAYER], skipped: 0, events: [] };
   const text = "TF32, convolutions in float32, set on JAX on a GPU";
   const chips = summary.keyFigures({ ...run, matmul_precision: text });
-  const [chip] = chips.filter(({ name }) => name === "matmul precision");
-  assert.deepEqual([chip.text, chip.title], ["TF32", text]);
+  const chipOf = (found) => found.find(({ name }) => name === "float32 products");
+  assert.equal(chipOf(chips).text, "in TF32");
+  assert.match(chipOf(chips).title, /^no dtype of the run: .* multiplied in TF32, convolutions in float32, set on/);
+  const full = summary.keyFigures({ ...run, matmul_precision: "float32, all that torch on this CPU has" });
+  assert.equal(chipOf(full).text, "in full precision");
   assert.equal(summary.keyFigures(run).length, chips.length - 1);
 });
 
