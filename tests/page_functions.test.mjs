@@ -518,9 +518,13 @@ test("the newest run that can be read is the default", () => {
     { run: "a", written: 1 }, { run: "b", written: 3 }, { run: "c", written: 2 },
     { run: "d", written: 4, newer_schema: true },
   ];
-  assert.equal(wanted.newestRun(runs), "b");
-  assert.equal(wanted.newestRun([]), null);
-  assert.equal(wanted.newestRun([runs[3]]), "d");
+  assert.equal(wanted.firstShown(runs), "b");
+  assert.equal(wanted.firstShown([]), null);
+  assert.equal(wanted.firstShown([runs[3]]), "d");
+  const wide = { run: "wide", written: 9, in_16_bits: false };
+  assert.equal(wanted.firstShown([...runs, wide]), "b");
+  assert.equal(wanted.firstShown([wide, { ...runs[0], in_16_bits: true }]), "a");
+  assert.equal(wanted.firstShown([wide, runs[3]]), "wide");
 });
 
 test("what is beyond 16 bits is no fault of a layer in float32", () => {

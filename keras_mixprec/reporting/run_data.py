@@ -31,6 +31,7 @@ from keras_mixprec.reporting.layer_tables import (
     pool_groups,
     rows_in_order,
 )
+from keras_mixprec.reporting.listed_runs import listed_run
 from keras_mixprec.reporting.passed_on import add_origins, add_passed_on
 from keras_mixprec.reporting.performance import Row, performance
 from keras_mixprec.reporting.run_layers import (
@@ -75,21 +76,15 @@ class RunData:
         self._tags = {}
 
     @property
-    def written(self) -> float:
-        """When the run was last written to, in seconds since 1970."""
-        return self._source.written
+    def listed(self) -> dict:
+        """What the list of runs has of it, as `listed_run` returns it."""
+        source = self._source
+        return listed_run(self.name, source.contents.values(), source.written)
 
     @property
     def newer_schema(self) -> bool:
         """Whether a newer version wrote the log than this one can read."""
-        return self.is_newer(self._source.contents.values())
-
-    @staticmethod
-    def is_newer(contents) -> bool:
-        """Whether a newer version wrote any of these contents of tags."""
-        found = (content.get("schema") for content in contents)
-        known = schema.SCHEMA_VERSION
-        return any(isinstance(x, int) and x > known for x in found)
+        return self.listed["newer_schema"]
 
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
