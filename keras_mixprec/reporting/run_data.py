@@ -33,7 +33,11 @@ from keras_mixprec.reporting.layer_tables import (
 )
 from keras_mixprec.reporting.listed_runs import listed_run
 from keras_mixprec.reporting.passed_on import add_origins, add_passed_on
-from keras_mixprec.reporting.performance import Row, performance
+from keras_mixprec.reporting.performance import (
+    Row,
+    performance,
+    skipped_of_timed,
+)
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
@@ -131,7 +135,7 @@ class RunData:
             "share_of_flops": shares,
             "policy": policy,
             "matmul_precision": _matmul_precision(events),
-            "performance": self._performance(events, layers),
+            "performance": self._performance(events, layers, scale),
             "scale": scale,
             "loss": self.loss(),
             "clock": clock(self._epoch_ends(), events),
@@ -284,7 +288,7 @@ class RunData:
             tuple(row.tolist()) for tag in tags for row in self._entries(tag)
         ]
 
-    def _performance(self, events, layers):
+    def _performance(self, events, layers, scale):
         """Of the last `fit`; `None` in an older log."""
         begins = [e for e in events if e["kind"] == "train_begin"]
         contents, known = self._source.contents, [*schema.PERFORMANCE_COLUMNS]
@@ -297,7 +301,8 @@ class RunData:
         last = max((e["step"] for e in begins), default=0)
         rows = [row for row in rows if row.step > last]
         tuner = begins[-1].get("tuner", True) if begins else True
-        return performance(rows, layers, tuner)
+        skipped = skipped_of_timed(rows, scale, last)
+        return performance(rows, layers, tuner, skipped)
 
     def _tables(self, family):
         return self._whole(self._chunks(family), self._source.read)
