@@ -153,7 +153,7 @@ PERFORMANCE = {
         (
             "step_time",
             "seconds",
-            "step time",
+            "step time, mean",
             "The mean of the steps between two readings of the counters, slow "
             "ones and waits for input included, and of these means the "
             "median.",

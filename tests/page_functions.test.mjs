@@ -714,12 +714,12 @@ test("a run that no other can be compared with says so before it asks for one", 
   const advice = (...of) => float32Code.lackAdvice(run(...of));
   assert.equal(advice(null, 400), "");
   assert.equal(advice(FEW, 200), " Its speed could not be compared with that of any other, since it has " +
-    "3 readings of the time of a step, 5 are needed: train it again first, with " +
+    "3 readings of the time of a step, 5 are needed. Train it again first, with " +
     "MixPrecMonitor(..., update_freq=20, max_overhead=1).");
   assert.match(advice(FEW, 30), /again first, for 100 steps at least and with .*update_freq=10, max/);
-  const skipped = { what: "trained", text: "all of the timed steps skipped, no speed of training" };
-  assert.match(advice(skipped, 400), /no speed of training: repair it first/);
-  assert.match(float32Code.lackAdvice({ ...run(null, 400), performance: null }), /has no timed step: train it again/);
+  const skipped = { what: "trained", text: "all of the timed steps skipped: no speed of training" };
+  assert.match(advice(skipped, 400), /no speed of training\. Repair it first, as said on top\.$/);
+  assert.match(float32Code.lackAdvice({ ...run(null, 400), performance: null }), /has no timed step\. Train it again/);
 });
 
 test("a run that a tuner moved to float32 is none to compare with", () => {
@@ -781,9 +781,10 @@ test("two times of a step are not taken for each other", () => {
 });
 
 test("the speed of skipped steps is said to be none of training", () => {
-  const lack = { what: "trained", text: "97% of the timed steps skipped, no speed of training" };
+  const lack = { what: "trained", text: "97% of the timed steps skipped: no speed of training" };
   assert.deepEqual(speed.aboutSpeed(runOf("a", { step_time: 1 }, [], lack)),
-    ["97% of the timed steps skipped, no speed of training: a step that updates no weights takes less time."]);
+    ["This run has 97% of the timed steps skipped: no speed of training, since a step that updates no " +
+      "weights takes less time."]);
 });
 
 test("a figure is written by its unit", () => {

@@ -71,8 +71,8 @@ test("what 16 bits bring is said of a run beside one in float32 of its folder", 
   const few = speedOf(1900, { what: "readings", text: "3 readings of the time of a step, 5 are needed" });
   assert.match(said(few), /speeds are not compared: mixed has 3 readings of .* not measured\.$/);
   // What is faster since it updates nothing is no choice.
-  const skips = speedOf(1900, { what: "trained", text: "all of the timed steps skipped, no speed of training" });
-  assert.match(said(skips), /mixed has all of the timed steps skipped, no speed of training; .* not measured\.$/);
+  const skips = speedOf(1900, { what: "trained", text: "all of the timed steps skipped: no speed of training" });
+  assert.match(said(skips), /mixed has all of the timed steps skipped: no speed of training; .* not measured\.$/);
   // What is faster and wrong is none either.
   assert.match(said(speedOf(1900), { finding: { repaired: false } }), /memory not measured\.$/);
   assert.equal(said(null), null);

@@ -305,8 +305,8 @@ def test_a_median_may_be_off_by_the_notch_of_its_readings():
         (9, 5, 0.5, None),
         (9, 4, 0.0, "4 readings of the time of a step, 5 are needed"),
         (3, 6, 0.0, "18 steps measured, 20 are needed"),
-        (9, 5, 1.0, "all of the timed steps skipped, no speed of training"),
-        (9, 5, 0.84, "84% of the timed steps skipped, no speed of training"),
+        (9, 5, 1.0, "all of the timed steps skipped: no speed of training"),
+        (9, 5, 0.84, "84% of the timed steps skipped: no speed of training"),
     ],
 )
 def test_a_run_says_why_its_speed_is_not_compared(
@@ -345,6 +345,6 @@ def test_a_run_that_skips_all_of_its_steps_has_no_speed_of_training(tmp_path):
     (run,) = report.to_dict().values()
     assert run["performance"]["speed"]["skipped"] == 1
     assert summary(run)["samples_per_second"] is None
-    said = "with all of the timed steps skipped, no speed of training"
+    said = "with all of the timed steps skipped: no speed of training"
     for text in str(report), str(watching.summary):
         assert said in " ".join(text.split())

@@ -229,7 +229,7 @@ def test_the_run_that_the_page_asks_for_can_be_compared(
     page.open_file(tmp_path / "report.html").settle()
     said = page.text(".float32-help .hint")
     assert "Its speed could not be compared with that of any other" in said
-    assert ": train it again first, with MixPrecMonitor(..., update" in said
+    assert ". Train it again first, with MixPrecMonitor(..., update" in said
     names = {"model": build(), "keras_mixprec": kmp}
     exec(page.text(".float32-help code"), names)
     train_a_little(names["model"], names["monitor"])

@@ -168,7 +168,7 @@ def _lacks(steps, readings, skipped):
     timed = format_count(int(steps), "step")
     if skipped > _MOST_SKIPPED:
         share = "all" if skipped == 1 else format_share(skipped)
-        text = f"{share} of the timed steps skipped, no speed of training"
+        text = f"{share} of the timed steps skipped: no speed of training"
         return {"what": "trained", "text": text}
     if steps < _ENOUGH_STEPS:
         text = f"{timed} measured, {_ENOUGH_STEPS} are needed"

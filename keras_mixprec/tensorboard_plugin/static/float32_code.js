@@ -36,11 +36,12 @@ export function monitorArguments(run) {
 export function lackAdvice(run) {
   const lack = lackOf(run);
   if (!lack) return "";
-  const again = lack.what === "trained" ? "repair it first, what to do is said on top" :
-    stepsOfFit(run) < STEPS_TO_HAVE ? `train it again first, for ${STEPS_TO_HAVE} steps at least and with ` +
-      `MixPrecMonitor(..., ${monitorArguments(run)})` :
-      `train it again first, with MixPrecMonitor(..., ${monitorArguments(run)})`;
-  return ` Its speed could not be compared with that of any other, since it has ${lack.text}: ${again}.`;
+  const given = `MixPrecMonitor(..., ${monitorArguments(run)})`;
+  const again = lack.what === "trained" ? "Repair it first, as said on top." :
+    stepsOfFit(run) < STEPS_TO_HAVE ?
+      `Train it again first, for ${STEPS_TO_HAVE} steps at least and with ${given}.` :
+      `Train it again first, with ${given}.`;
+  return ` Its speed could not be compared with that of any other, since it has ${lack.text}. ${again}`;
 }
 
 /** The two lines that make a run in float32, beside this one. */
@@ -50,12 +51,20 @@ export function float32Code(run) {
     `monitor = keras_mixprec.MixPrecMonitor(${given.join(", ")})`;
 }
 
-// Of the log that is shown if the run says where that is, else of `logs`.
-function folderBeside(run) {
+/**
+ * The folders that lead to the log that is shown, `null` if the run does not say where that is.
+ * @param {any} run
+ * @returns {string[] | null}
+ */
+export function shownFolder(run) {
   // Its last folder is the monitor's own, in what `log_dir` was.
   const folders = run.run.split("/").slice(0, -1);
   const logged = lastBegin(run)?.settings?.log_dir?.replaceAll("\\", "/").split("/") ?? [];
   const isWithin = folders.every((folder, place) => folder === logged.at(place - folders.length));
-  const root = logged.length && isWithin ? logged.slice(0, logged.length - folders.length) : ["logs"];
-  return [...root, ...folders.slice(0, -1), "float32"].join("/");
+  return logged.length && isWithin ? logged.slice(0, logged.length - folders.length) : null;
+}
+
+function folderBeside(run) {
+  const folders = run.run.split("/").slice(0, -2);
+  return [...shownFolder(run) ?? ["logs"], ...folders, "float32"].join("/");
 }

@@ -2,7 +2,7 @@ import { compareWith, showBeside } from "./actions.js";
 import { isFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
 import { breakable, element } from "./dom.js";
-import { float32Code, lackAdvice } from "./float32_code.js";
+import { float32Code, lackAdvice, shownFolder } from "./float32_code.js";
 import { shortRun } from "./names.js";
 import { lacksInWords, speedRatio } from "./speed.js";
 import { partnerOf } from "./worth.js";
@@ -11,7 +11,7 @@ const NO_FLOAT32 = "Was it worth it? This run alone does not say: there is none 
 const NEITHER = "Were 16 bits worth it? These two runs do not say: neither was compiled with float32.";
 const MAKE = "One is made by the same script with these two lines before compile, this monitor in " +
   "callbacks, and no tuner.";
-// Where the run does not say which that is.
+// Where the run does not say where its log is.
 const SHOWN = " “logs” is the folder that is shown here.";
 
 /**
@@ -61,7 +61,7 @@ export function createFloat32Help(store) {
     const { runData, compareData, summaries } = state;
     const code = run ? null : float32Code(runData);
     const text = run ? partnerInWords(runData, summaries.find((row) => row.run === run)) :
-      (compareData ? NEITHER : NO_FLOAT32 + lackAdvice(runData)) + ` ${MAKE}${code.includes('"logs/') ? SHOWN : ""}`;
+      (compareData ? NEITHER : NO_FLOAT32 + lackAdvice(runData)) + ` ${MAKE}${shownFolder(runData) ? "" : SHOWN}`;
     root.replaceChildren(
       element("p", { class: "hint" }, ...breakable(text)),
       ...code ? [element("pre", {}, element("code", {}, code)), copyButton("Copy code", () => code)] :

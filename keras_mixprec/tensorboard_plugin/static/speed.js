@@ -89,8 +89,8 @@ export function aboutSpeed(run) {
   const [mean, half] = ["step_time", "step_time_median"].map((name) => valueOf(run, name));
   const lack = lackOf(run);
   return [
-    lack?.what === "trained" ? `${lack.text[0].toUpperCase()}${lack.text.slice(1)}: a step that updates ` +
-      "no weights takes less time." : "",
+    lack?.what === "trained" ? `This run has ${lack.text}, since a step that updates no weights takes ` +
+      "less time." : "",
     half !== null && mean > FEW_SLOW * half ? "The step time is the mean, which a few slow steps raise: half of " +
       `the steps took at most ${formatAmount(half, "seconds")}.` : "",
   ].filter(Boolean);
