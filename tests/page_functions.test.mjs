@@ -722,6 +722,16 @@ test("a run that no other can be compared with says so before it asks for one", 
   assert.match(float32Code.lackAdvice({ ...run(null, 400), performance: null }), /has no timed step\. Train it again/);
 });
 
+test("a run in float32 that was read too rarely is to be made again", () => {
+  const run = { ...runOf("low", { step_time: 1 }, ["float16"]), last_step: 200, events: [] };
+  const row = (lacks) => ({ run: "wide/mixprec", speed: { ...speedOfRun({ step_time: 1 }), lacks } });
+  const found = "Was it worth it? This is seen beside wide/mixprec, which was compiled with float32.";
+  assert.equal(float32Run.partnerInWords(run, row(null)), found);
+  assert.equal(float32Run.partnerInWords(run, row(FEW)), `${found} Their speeds cannot be compared: wide has ` +
+    "3 readings of the time of a step, 5 are needed. Train what has too few again, with " +
+    "MixPrecMonitor(..., update_freq=20, max_overhead=1).");
+});
+
 test("a run that a tuner moved to float32 is none to compare with", () => {
   const low = { ...runOf("low", { step_time: 1 }, ["float16"]), share_of_flops: { now: 0.934 } };
   const moved = { ...runOf("moved", { step_time: 2 }, ["float32"]), share_of_flops: { now: 0 } };

@@ -8,15 +8,20 @@ const USUAL = { update_freq: 50, probe_every: 100, max_overhead: 0.02 };
 const READINGS_TO_HAVE = 10;
 const STEPS_TO_HAVE = 100;
 
+/** Whether the monitor has read too little of a run, or of its row, to compare its speed. */
+export function wasReadTooLittle(run) {
+  return ["steps", "readings"].includes(lackOf(run)?.what ?? "");
+}
+
 /**
  * What a monitor is to be given for a run that can be compared, beyond what it does by itself:
  * what this run's was given, or where that left too little, what leaves more.
  * @param {any} run
+ * @param {boolean} [isLittle] Whether that left too little.
  * @returns {string} Arguments, as code; empty if there are none.
  */
-export function monitorArguments(run) {
+export function monitorArguments(run, isLittle = wasReadTooLittle(run)) {
   const given = { ...USUAL, ...lastBegin(run)?.settings };
-  const isLittle = ["steps", "readings"].includes(lackOf(run)?.what);
   const steps = Math.max(stepsOfFit(run), STEPS_TO_HAVE);
   const wanted = isLittle ? {
     update_freq: Math.min(given.update_freq, Math.floor(steps / READINGS_TO_HAVE)),

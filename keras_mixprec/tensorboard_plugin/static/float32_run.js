@@ -2,7 +2,7 @@ import { compareWith, showBeside } from "./actions.js";
 import { isFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
 import { breakable, element } from "./dom.js";
-import { float32Code, lackAdvice, shownFolder } from "./float32_code.js";
+import { float32Code, lackAdvice, monitorArguments, shownFolder, wasReadTooLittle } from "./float32_code.js";
 import { shortRun } from "./names.js";
 import { lacksInWords, speedRatio } from "./speed.js";
 import { partnerOf } from "./worth.js";
@@ -32,11 +32,18 @@ export function missingFloat32({ runs, runData, compareData, summaries }) {
   return isRead ? "" : null;
 }
 
-// Where the run is found, and whether that will tell how fast 16 bits are.
-function partnerInWords(run, row) {
+/**
+ * Where a run to compare with is found, and whether that will tell how fast 16 bits are.
+ * @param {any} run
+ * @param {any} row Of that other run, in the table of runs.
+ */
+export function partnerInWords(run, row) {
   const speed = speedRatio(run, row);
+  const again = [run, row].some(wasReadTooLittle) ?
+    ` Train what has too few again, with MixPrecMonitor(..., ${monitorArguments(run, true)}).` : "";
   const lacks = speed && !speed.enough ?
-    ` Their speeds cannot be compared: ${lacksInWords(speed.lacks, ["this run", shortRun(row.run, run.run)])}.` : "";
+    ` Their speeds cannot be compared: ${lacksInWords(speed.lacks, ["this run", shortRun(row.run, run.run)])}.${again}` :
+    "";
   return (isFloat32(run) ? `What 16 bits bring is seen beside ${row.run}, which computes in them.` :
     `Was it worth it? This is seen beside ${row.run}, which was compiled with float32.`) + lacks;
 }
