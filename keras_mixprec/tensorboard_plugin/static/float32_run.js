@@ -9,7 +9,7 @@ import { partnerOf } from "./worth.js";
 
 const NO_FLOAT32 = "Was it worth it? This run alone does not say: there is none in float32 to compare it with.";
 const NEITHER = "Were 16 bits worth it? These two runs do not say: neither was compiled with float32.";
-const MAKE = "One is made by the same script with these two lines before compile, this monitor in " +
+const MAKE = "A run in float32 is made by the same script with these two lines before compile, this monitor in " +
   "callbacks, and no tuner.";
 // Where the run does not say where its log is.
 const SHOWN = " “logs” is the folder that is shown here.";
