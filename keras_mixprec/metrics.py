@@ -153,25 +153,27 @@ PERFORMANCE = {
         (
             "step_time",
             "seconds",
-            "step time",
-            "Of a stretch between two readings of the counters, for which the "
-            "host waits, its seconds by its steps; the median of all of them.",
+            "step time, mean",
+            "The mean of the steps between two readings of the counters, slow "
+            "ones and waits for input included, and of these means the "
+            "median.",
             "max",
         ),
         (
             "step_time_median",
             "seconds",
-            "median of single steps",
-            "Of the steps between two readings, each timed on its own; not "
-            "known where the host only enqueues them.",
+            "half of the steps took at most",
+            "Each step timed on its own, which a few slow ones do not raise as "
+            "they do the step time; not known where the host only enqueues "
+            "them.",
             "max",
         ),
         (
             "step_time_p95",
             "seconds",
-            "95th percentile of single steps",
-            "Of the steps between two readings, each timed on its own; not "
-            "known where the host only enqueues them.",
+            "95% of the steps took at most",
+            "Each step timed on its own; not known where the host only "
+            "enqueues them.",
             "max",
         ),
         (
@@ -215,17 +217,18 @@ PERFORMANCE = {
         (
             "output_bytes_saved",
             "share",
-            "memory saved in outputs",
-            "Share of the bytes of layers' outputs that float32 would take "
-            "beyond those of now.",
+            "memory saved in outputs, by dtype",
+            "Computed, not measured: share of the bytes of layers' outputs "
+            "that float32 would take beyond those of now.",
             "min",
         ),
         (
             "weight_bytes_saved",
             "share",
-            "memory saved in weights",
-            "Share of the bytes of variables that float32 would take beyond "
-            "those of now; mixed policies keep float32 variables.",
+            "memory saved in weights, by dtype",
+            "Computed, not measured: share of the bytes of variables that "
+            "float32 would take beyond those of now; mixed policies keep "
+            "float32 variables.",
             "min",
         ),
         (

@@ -406,12 +406,15 @@ test("figures say which of several fits they are of", () => {
   assert.equal(fits.lastFit({ ...run, events: [events[0]] }), null);
 });
 
-test("the key figures have the matmul precision where it was logged", () => {
+test("what float32 products are computed in does not look like the dtype of the run", () => {
   const run = { last_step: 1, layers: [LAYER], skipped: 0, events: [] };
   const text = "TF32, convolutions in float32, set on JAX on a GPU";
   const chips = summary.keyFigures({ ...run, matmul_precision: text });
-  const [chip] = chips.filter(({ name }) => name === "matmul precision");
-  assert.deepEqual([chip.text, chip.title], ["TF32", text]);
+  const chipOf = (found) => found.find(({ name }) => name === "float32 products");
+  assert.equal(chipOf(chips).text, "in TF32");
+  assert.match(chipOf(chips).title, /^no dtype of the run: .* multiplied in TF32, convolutions in float32, set on/);
+  const full = summary.keyFigures({ ...run, matmul_precision: "float32, all that torch on this CPU has" });
+  assert.equal(chipOf(full).text, "in full precision");
   assert.equal(summary.keyFigures(run).length, chips.length - 1);
 });
 
@@ -510,14 +513,18 @@ test("runs are told apart without what both end with", () => {
   assert.equal(names.shortRun("tuned/mixprec"), "tuned/mixprec");
 });
 
-test("the newest run that can be read is the default", () => {
+test("the newest run that can be read is shown first, and one in 16 bits before one in float32", () => {
   const runs = [
     { run: "a", written: 1 }, { run: "b", written: 3 }, { run: "c", written: 2 },
     { run: "d", written: 4, newer_schema: true },
   ];
-  assert.equal(wanted.newestRun(runs), "b");
-  assert.equal(wanted.newestRun([]), null);
-  assert.equal(wanted.newestRun([runs[3]]), "d");
+  assert.equal(wanted.firstShown(runs), "b");
+  assert.equal(wanted.firstShown([]), null);
+  assert.equal(wanted.firstShown([runs[3]]), "d");
+  const wide = { run: "wide", written: 9, in_16_bits: false };
+  assert.equal(wanted.firstShown([...runs, wide]), "b");
+  assert.equal(wanted.firstShown([wide, { ...runs[0], in_16_bits: true }]), "a");
+  assert.equal(wanted.firstShown([wide, runs[3]]), "wide");
 });
 
 test("what is beyond 16 bits is no fault of a layer in float32", () => {
@@ -615,15 +622,21 @@ test("a store tells only those whose keys changed", () => {
   assert.deepEqual(heard, [2]);
 });
 
-const runOf = (name, figures, types) => ({
+// What two runs are compared by, of a reading every 10 steps.
+const speedOfRun = (figures, off = 0.001) => ({
+  skipped: 0, lacks: null,
+  medians: Object.fromEntries(["samples_per_second", "step_time"].filter((name) => figures[name])
+    .map((name) => [name, { median: figures[name], off: off * figures[name] }])),
+});
+
+const runOf = (name, figures, types, lacks = null) => ({
   run: `${name}/mixprec`,
   layers: types.map((type) => ({ compute_dtype: type })),
   policy: types.includes("float16") ? "mixed_float16" : "float32",
-  // Of each a reading every 10 steps, as near to each other as 1 in 1,000.
   performance: {
-    figures: Object.entries({ measured_steps: 60, ...figures }).map(([key, value]) => {
-      return { name: key, value, values: [1, 1, 0.999, 1, 1.001, 1].map((one) => one * value) };
-    }),
+    figures: Object.entries({ measured_steps: 60, ...figures })
+      .map(([key, value]) => ({ name: key, value, values: [value] })),
+    speed: { ...speedOfRun(figures), lacks },
   },
 });
 
@@ -634,19 +647,29 @@ test("two runs are compared in a line, by what is known of both", () => {
     runOf("tuned", low, ["float16", "float32", "float32"]), runOf("wide", wide, []),
   ];
   assert.equal(comparison.comparison(one, other),
-    "tuned is faster than wide, at 1.9x (1.9x to 1.9x) its speed; 41\u202f% less memory; " +
+    "tuned is faster than wide, at 1.9x (1.9x to 1.9x) its speed; 41\u202f% less peak memory; " +
     "compiled with mixed_float16 (wide: float32)");
   assert.equal(comparison.comparison(other, one),
-    "wide is slower than tuned, at 0.53x (0.53x to 0.53x) its speed; 69\u202f% more memory; " +
+    "wide is slower than tuned, at 0.53x (0.53x to 0.53x) its speed; 69\u202f% more peak memory; " +
     "compiled with float32 (tuned: mixed_float16)");
-  for (const data of [one, other]) {
-    data.performance.figures = data.performance.figures
-      .filter(({ name }) => ["step_time", "measured_steps"].includes(name));
+  for (const { performance } of [one, other]) {
+    performance.figures = [];
+    delete performance.speed.medians.samples_per_second;
   }
   assert.equal(comparison.comparison(one, other),
-    "tuned is faster than wide, at 2.0x (2.0x to 2.0x) its speed; " +
+    "tuned is faster than wide, at 2.0x (2.0x to 2.0x) its speed; peak memory not measured; " +
     "compiled with mixed_float16 (wide: float32)");
   assert.match(comparison.comparison(one, { ...other, performance: null }), /: speeds not known; /);
+});
+
+test("memory that was not measured is none that outputs of 16 bits do not save", () => {
+  const [low, wide] = [["low", 0.5], ["wide", 0]].map(([name, output_bytes_saved]) =>
+    runOf(name, { step_time: 1, output_bytes_saved }, []));
+  const said = "peak memory not measured; by their dtypes its layers' outputs take 50\u202f% less";
+  assert.equal(speed.memoryBeside(low, wide), said);
+  // Rows of the table of runs say the same.
+  assert.equal(speed.memoryBeside({ output_bytes_saved: 0.5 }, { output_bytes_saved: 0 }), said);
+  assert.equal(speed.memoryBeside({ peak_memory: 1 }, { peak_memory: 2 }), "50\u202f% less peak memory");
 });
 
 test("a run in 16 bits lacks one in float32 until it is compared with it", () => {
@@ -666,11 +689,47 @@ test("a run in 16 bits lacks one in float32 until it is compared with it", () =>
   // That of another model.
   assert.equal(lacks({ summaries: [{ run: wide.run, layers: 2, policy: "float32" }] }), "");
   assert.equal(lacks({ runs: [{}] }), "");
-  assert.match(float32Run.float32Code({ ...low, events: [] }), /MixPrecMonitor\("logs\/a\/float32"\)/);
-  assert.match(float32Run.float32Code({ run: "mixprec", events: [] }), /MixPrecMonitor\("logs\/float32"\)/);
-  const begin = (log_dir) => [{ kind: "train_begin", settings: { log_dir } }];
-  const code = float32Run.float32Code({ ...low, events: begin("/tmp/runs/a/low") });
-  assert.match(code, /MixPrecMonitor\("\/tmp\/runs\/a\/float32"\)/);
+});
+
+const float32Code = await load("float32_code");
+const FEW = { what: "readings", text: "3 readings of the time of a step, 5 are needed" };
+
+test("the code for a run in float32 makes one that can be compared", () => {
+  const code = (run, settings, more = {}) => float32Code.float32Code({
+    ...runOf(run, {}, ["float16"]), last_step: 400, events: [{ kind: "train_begin", step: 0, settings }], ...more,
+  });
+  assert.match(code("a/low", {}), /MixPrecMonitor\("logs\/a\/float32"\)$/);
+  assert.match(code("low", {}, { run: "mixprec" }), /MixPrecMonitor\("logs\/float32"\)/);
+  assert.match(code("a/low", { log_dir: "/tmp/runs/a/low" }), /MixPrecMonitor\("\/tmp\/runs\/a\/float32"\)/);
+  // As often as this run was read.
+  assert.match(code("low", { update_freq: 4, max_overhead: 0.02, probe_every: 0 }),
+    /MixPrecMonitor\("logs\/float32", update_freq=4, probe_every=0\)/);
+  const { performance } = runOf("low", {}, ["float16"], FEW);
+  assert.match(code("low", { update_freq: 50, probe_every: 1 }, { performance }),
+    /MixPrecMonitor\("logs\/float32", update_freq=40, max_overhead=1\)/);
+});
+
+test("a run that no other can be compared with says so before it asks for one", () => {
+  const run = (lacks, last_step) => ({ ...runOf("low", {}, ["float16"], lacks), last_step, events: [] });
+  const advice = (...of) => float32Code.lackAdvice(run(...of));
+  assert.equal(advice(null, 400), "");
+  assert.equal(advice(FEW, 200), " Its speed could not be compared with that of any other, since it has " +
+    "3 readings of the time of a step, 5 are needed. Train it again first, with " +
+    "MixPrecMonitor(..., update_freq=20, max_overhead=1).");
+  assert.match(advice(FEW, 30), /again first, for 100 steps at least and with .*update_freq=10, max/);
+  const skipped = { what: "trained", text: "all of the timed steps skipped: no speed of training" };
+  assert.match(advice(skipped, 400), /no speed of training\. Repair it first, as said on top\.$/);
+  assert.match(float32Code.lackAdvice({ ...run(null, 400), performance: null }), /has no timed step\. Train it again/);
+});
+
+test("a run in float32 that was read too rarely is to be made again", () => {
+  const run = { ...runOf("low", { step_time: 1 }, ["float16"]), last_step: 200, events: [] };
+  const row = (lacks) => ({ run: "wide/mixprec", speed: { ...speedOfRun({ step_time: 1 }), lacks } });
+  const found = "Was it worth it? This is seen beside wide/mixprec, which was compiled with float32.";
+  assert.equal(float32Run.partnerInWords(run, row(null)), found);
+  assert.equal(float32Run.partnerInWords(run, row(FEW)), `${found} Their speeds cannot be compared: wide has ` +
+    "3 readings of the time of a step, 5 are needed. Train what has too few again, with " +
+    "MixPrecMonitor(..., update_freq=20, max_overhead=1).");
 });
 
 test("a run that a tuner moved to float32 is none to compare with", () => {
@@ -682,8 +741,8 @@ test("a run that a tuner moved to float32 is none to compare with", () => {
   const lacks = float32Run.missingFloat32({ runs: [{}], runData: moved, summaries: [] });
   assert.equal(lacks, "");
   assert.equal(comparison.comparison(low, moved),
-    "low is faster than moved, at 2.0x (2.0x to 2.0x) its speed; both compiled with mixed_float16; " +
-    "93\u202f% of FLOPs in 16 bits (moved: 0\u202f%)");
+    "low is faster than moved, at 2.0x (2.0x to 2.0x) its speed; peak memory not measured; both compiled with " +
+    "mixed_float16; 93\u202f% of FLOPs in 16 bits (moved: 0\u202f%)");
   assert.equal(comparison.comparison(wide, moved), comparison.comparison(moved, wide));
   assert.match(comparison.comparison(moved, wide),
     /^Was it worth it\? .*; compiled with mixed_float16 \(wide: float32\); 0\u202f% of FLOPs/);
@@ -707,29 +766,35 @@ test("the speed of a run with an open finding does not recommend it", () => {
 });
 
 test("a difference in speed is told only where it is more than the spread", () => {
-  const spread = [90, 95, 100, 105, 150, 98];
-  const run = (name, factor, more = {}) => {
-    const made = runOf(name, { samples_per_second: factor * 100, ...more }, ["float32"]);
-    const [figure] = made.performance.figures.filter(({ name: one }) => one === "samples_per_second");
-    figure.values = spread.map((value) => factor * value);
+  const run = (name, factor, lacks = null) => {
+    const made = runOf(name, {}, ["float32"], lacks);
+    made.performance.speed.medians = { samples_per_second: { median: factor * 99, off: factor * 5 } };
     return made;
   };
   const { ratio, low, high } = speed.speedRatio(run("a", 1.1), run("b", 1));
   assert.ok(Math.abs(ratio - 1.1) < 1e-12);
-  // NumPy: medians 99, quartiles 95.75 and 103.75, and 1.57 * 8 / 6**0.5 is 5.1276.
-  assert.ok(Math.abs(low - 1.1 * (99 - 5.1276) / (99 + 5.1276)) < 1e-4);
-  assert.ok(Math.abs(high - 1.1 * (99 + 5.1276) / (99 - 5.1276)) < 1e-4);
+  assert.ok(Math.abs(low - 1.1 * 94 / 104) < 1e-9);
+  assert.ok(Math.abs(high - 1.1 * 104 / 94) < 1e-9);
   assert.match(comparison.speedAgainstFloat32(run("a", 1.1), run("b", 1)), /^No difference .* seen/);
   assert.match(comparison.speedAgainstFloat32(run("a", 2), run("b", 1)), /^Faster than in float32, at 2.0x \(1.8x to 2.2x\) the speed of b/);
-  const short = run("b", 1, { measured_steps: 19 });
+  const short = run("b", 1, { what: "steps", text: "19 steps measured, 20 are needed" });
   assert.equal(comparison.speedAgainstFloat32(run("a", 2), short), null);
   assert.match(comparison.comparison(run("a", 2), short), /not compared: b has 19 steps measured, 20 are needed/);
-  const few = (name) => {
-    const made = run(name, 1);
-    for (const figure of made.performance.figures) figure.values = figure.values.slice(0, 4);
-    return made;
-  };
-  assert.match(comparison.comparison(few("a"), few("b")), /both have 4 readings of the time of a step, 5 are needed/);
+  assert.match(comparison.comparison(run("a", 1, FEW), run("b", 1, FEW)), /both have 3 readings of the time of a step, 5 are needed/);
+});
+
+test("two times of a step are not taken for each other", () => {
+  const figures = { step_time: 0.0367, step_time_median: 0.0238 };
+  assert.deepEqual(speed.aboutSpeed(runOf("a", figures, [])), ["The step time is the mean, which a few slow " +
+    "steps raise: half of the steps took at most 23.8\u202fms."]);
+  assert.deepEqual(speed.aboutSpeed(runOf("a", { ...figures, step_time: 0.025 }, [])), []);
+});
+
+test("the speed of skipped steps is said to be none of training", () => {
+  const lack = { what: "trained", text: "97% of the timed steps skipped: no speed of training" };
+  assert.deepEqual(speed.aboutSpeed(runOf("a", { step_time: 1 }, [], lack)),
+    ["This run has 97% of the timed steps skipped: no speed of training, since a step that updates no " +
+      "weights takes less time."]);
 });
 
 test("a figure is written by its unit", () => {

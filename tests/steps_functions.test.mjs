@@ -53,23 +53,33 @@ test("step 0 is before the first", () => {
 
 test("what 16 bits bring is said of a run beside one in float32 of its folder", () => {
   const run = { run: "mixed/mixprec", layers: [LAYER], policy: "mixed_float16" };
+  const speedOf = (median, lacks = null, off = 1) => ({ lacks, medians: { samples_per_second: { median, off } } });
   const row = (name, policy, speed, more = {}) => ({
-    run: name, policy, layers: 1, samples_per_second: speed, peak_memory: null, last_loss: 0.5, ...more,
+    run: name, policy, layers: 1, speed, peak_memory: null, output_bytes_saved: null, last_loss: 0.5, ...more,
   });
-  const wide = row("float32/mixprec", "float32", 1000);
-  const said = (...own) => worthInWords([row(run.run, run.policy, ...own), wide], run);
-  const slow = "mixed against float32: 0.34x the speed, memory not known, last loss 0.5 instead of 0.5: " +
-    "float32 is the better choice on this device.";
-  assert.equal(said(340), slow);
-  assert.match(said(1900), /: 16 bits are worth it on this device\.$/);
-  assert.match(said(1050), /: 16 bits are no faster on this device\.$/);
-  // What is faster and wrong is no choice.
-  assert.match(said(1900, { finding: { repaired: false } }), /instead of 0\.5\.$/);
+  const wide = row("float32/mixprec", "float32", speedOf(1000), { output_bytes_saved: 0 });
+  const said = (speed, more) => worthInWords([row(run.run, run.policy, speed, more), wide], run);
+  const slow = "mixed is slower than float32, at 0.34x (0.34x to 0.34x) its speed; " +
+    "last loss 0.5 instead of 0.5; peak memory not measured; by their dtypes its layers' outputs " +
+    "take 50\u202f% less: float32 is the faster one on this device.";
+  assert.equal(said(speedOf(340), { output_bytes_saved: 0.5 }), slow);
+  assert.match(said(speedOf(1900)), /: 16 bits are worth it on this device\.$/);
+  assert.match(said(speedOf(1050)), /: 16 bits are hardly faster on this device\.$/);
+  // What the card of speed does not tell apart, this line does not either.
+  assert.match(said(speedOf(1900, null, 1000)),
+    /^mixed against float32: no difference in speed seen .*: 16 bits are no faster on this device\.$/);
+  const few = speedOf(1900, { what: "readings", text: "3 readings of the time of a step, 5 are needed" });
+  assert.match(said(few), /speeds are not compared: mixed has 3 readings of .* not measured\.$/);
+  // What is faster since it updates nothing is no choice.
+  const skips = speedOf(1900, { what: "trained", text: "all of the timed steps skipped: no speed of training" });
+  assert.match(said(skips), /mixed has all of the timed steps skipped: no speed of training; .* not measured\.$/);
+  // What is faster and wrong is none either.
+  assert.match(said(speedOf(1900), { finding: { repaired: false } }), /memory not measured\.$/);
   assert.equal(said(null), null);
   const other = { ...run, run: wide.run, policy: "float32" };
-  assert.equal(worthInWords([row(run.run, run.policy, 340), wide], other), slow);
+  assert.equal(worthInWords([row(run.run, run.policy, speedOf(340), { output_bytes_saved: 0.5 }), wide], other), slow);
   assert.equal(worthInWords([wide], other), null);
-  assert.equal(partnerOf([row("a", "float32", 1, { layers: 2 })], run, true), undefined);
+  assert.equal(partnerOf([row("a", "float32", speedOf(1), { layers: 2 })], run, true), undefined);
 });
 
 const fit = (run, tuner, settings) => ({
@@ -80,10 +90,10 @@ test("what was set otherwise in two runs is said as far as it was logged", () =>
   const setup = { optimizer: "SGD", learning_rate: 0.5, first_loss_scale: 32768 };
   const [one, other] = [fit("a", true, setup), fit("b", false, { ...setup, learning_rate: 0.01 })];
   assert.equal(setupDifference(one, other),
-    "Set otherwise: learning rate 0.5 | 0.01; tuner PrecisionTuner | none.");
-  assert.equal(setupDifference(one, one), "What the logs have was set alike.");
-  assert.equal(setupDifference(fit("a", true), { ...one, policy: "float32" }),
-    "Set otherwise: policy mixed_float16 | float32. " +
+    "Set otherwise in a | b: learning rate 0.5 | 0.01; tuner PrecisionTuner | none.");
+  assert.equal(setupDifference(one, { ...one, run: "b" }), "In a and b, what the logs have was set alike.");
+  assert.equal(setupDifference(fit("a", true), { ...other, events: one.events, policy: "float32" }),
+    "Set otherwise in a | b: policy mixed_float16 | float32. " +
     "Optimizer and learning rate are not in both logs.");
 });
 

@@ -57,7 +57,9 @@ def test_the_log_says_what_float32_products_are_computed_in(tmp_path):
     report = kmp.load_report(tmp_path)
     (run,) = report.to_dict().values()
     assert run["matmul_precision"] == begin["matmul_precision"]
-    said = f"Matmul precision of float32: {run['matmul_precision']}"
+    said = (
+        f"Products of float32 numbers are computed in {run['matmul_precision']}"
+    )
     assert said in str(report)
 
 

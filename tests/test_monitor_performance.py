@@ -11,7 +11,13 @@ from monitor_models import BACKEND, monitor, not_torch, scalars, tags, told
 
 import keras_mixprec as kmp
 from keras_mixprec.monitoring.step_clock import StepClock
-from keras_mixprec.reporting.performance import Row, performance, sentence
+from keras_mixprec.reporting.performance import (
+    Row,
+    performance,
+    sentence,
+    skipped_of_timed,
+)
+from keras_mixprec.reporting.run_summary import summary
 
 # Of generators nobody knows beforehand how many batches they have.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -291,3 +297,68 @@ def test_samples_a_second_and_the_time_of_a_step_are_of_the_same_steps(times):
         found = performance([first, *rows[1:]], [])["figures"]
         value = {f["name"]: f["value"] for f in found}
         assert value["samples_per_second"] * value["step_time"] == 8
+
+
+def speed_of(rows, skipped=0.0):
+    return performance(rows, [], skipped=skipped)["speed"]
+
+
+def test_a_median_may_be_off_by_the_notch_of_its_readings():
+    times = [0.9, 0.95, 1.0, 1.05, 1.5, 0.98]
+    found = speed_of([row(9 * n, 9, t, t) for n, t in enumerate(times, 1)])
+    assert found["lacks"] is None
+    first, median, third = np.percentile(times, [25, 50, 75])
+    own = found["medians"]["step_time"]
+    assert own["median"] == pytest.approx(median)
+    assert own["off"] == pytest.approx(1.57 * (third - first) / 6**0.5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "readings", "skipped", "said"),
+    [
+        (9, 5, 0.5, None),
+        (9, 4, 0.0, "4 readings of the time of a step, 5 are needed"),
+        (3, 6, 0.0, "18 steps measured, 20 are needed"),
+        (9, 5, 1.0, "all of the timed steps skipped: no speed of training"),
+        (9, 5, 0.84, "84% of the timed steps skipped: no speed of training"),
+    ],
+)
+def test_a_run_says_why_its_speed_is_not_compared(
+    steps, readings, skipped, said
+):
+    rows = [row(steps * n, steps, 1.0, 1.0) for n in range(1, readings + 1)]
+    lacks = speed_of(rows, skipped)["lacks"]
+    assert (lacks and lacks["text"]) == said
+
+
+def test_steps_count_as_skipped_where_they_were_timed():
+    # The first ten were skipped, of which two were timed.
+    scale = [{"steps": [0, 10], "skipped": [0, 10]}]
+    rows = [row(10, 2, 1.0, 1.0), row(30, 6, 1.0, 1.0)]
+    assert skipped_of_timed(rows, scale, 0) == 0.25
+    assert skipped_of_timed(rows[1:], scale, 10) == 0.0
+    assert skipped_of_timed(rows, [], 0) == 0.0
+
+
+class Square(keras.layers.Layer):
+    def call(self, x):
+        return keras.ops.square(x)
+
+
+def test_a_run_that_skips_all_of_its_steps_has_no_speed_of_training(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,))
+    outputs = keras.layers.Dense(1)(Square()(inputs))
+    model = keras.Model(inputs, outputs)
+    scaled = kmp.LossScaleOptimizer("sgd")
+    model.compile(scaled, "mse", jit_compile=BACKEND == "jax")
+    x = np.full((ROWS * 100, 4), 1e3, "float32")
+    watching = kmp.MixPrecMonitor(tmp_path, 10, 0, 1, verbose=0)
+    model.fit(x, x[:, :1], ROWS, verbose=0, callbacks=[watching])
+    report = kmp.load_report(tmp_path)
+    (run,) = report.to_dict().values()
+    assert run["performance"]["speed"]["skipped"] == 1
+    assert summary(run)["samples_per_second"] is None
+    said = "with all of the timed steps skipped: no speed of training"
+    for text in str(report), str(watching.summary):
+        assert said in " ".join(text.split())

@@ -75,7 +75,8 @@ def test_the_standard_dashboards_have_something_to_show(url):
 def test_the_runs_are_those_of_the_log(url, logs):
     told = runs(url)
     written = [run.pop("written") for run in told]
-    assert told == [{"run": r, "newer_schema": False} for r in RUNS]
+    known = {"newer_schema": False, "in_16_bits": True}
+    assert told == [{"run": r} | known for r in RUNS]
     folders = [FileSource(logs / run) for run in RUNS]
     assert written == [folder.written for folder in folders]
     assert written == sorted(written)

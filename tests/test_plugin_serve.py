@@ -45,8 +45,32 @@ def json_of(port, target, **query):
 def test_the_runs_are_those_of_the_folder(port):
     listed = json_of(port, "/data/runs")
     written = [run.pop("written") for run in listed]
-    assert listed == [{"run": r, "newer_schema": False} for r in RUNS]
+    told = {"newer_schema": False, "in_16_bits": True}
+    assert listed == [{"run": r} | told for r in RUNS]
     assert 0 < written[0] < written[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low"), [("float16", True), ("float32", False), (None, None)]
+)
+def test_what_a_run_computes_in_is_known_before_it_is_read(
+    tmp_path, dtype, low
+):
+    folder = LogFolder(str(tmp_path))
+
+    def listed():
+        (own,) = folder.listed()
+        return own["in_16_bits"]
+
+    with RunLog(tmp_path / "own") as log:
+        log.event(0, {"kind": "train_begin"})
+        assert listed() is None
+        if dtype:  # Logs of before do not say it.
+            log.layers(0, [{"path": "a", "compute_dtype": dtype}])
+        for step in range(100):
+            log.event(step, {"kind": "train_end"})
+        assert listed() is low
+    assert listed() is low
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -203,3 +203,77 @@ def test_a_lone_run_says_how_to_make_one_in_float32(
     model.fit(one, one, verbose=0, callbacks=[names["monitor"]])
     made = kmp.load_report("logs").to_dict()["float32/mixprec"]
     assert [x["compute_dtype"] for x in made["layers"]] == ["float32"]
+
+
+def train_a_little(model, *callbacks):
+    """Too short a run for a monitor that is given nothing."""
+    x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(x, x[:, :1], 4, verbose=0, callbacks=[*callbacks])
+
+
+def test_the_run_that_the_page_asks_for_can_be_compared(
+    page, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def build():
+        # The last layer stays in float32.
+        layers = keras.layers.Dense(16), keras.layers.Dense(1)
+        return keras.Sequential([keras.Input((8,)), *layers])
+
+    model = build()
+    kmp.apply_policy(model, "mixed_bfloat16")
+    train_a_little(model, kmp.MixPrecMonitor("logs/low", verbose=0))
+    kmp.load_report("logs").save_html("report.html")
+    page.open_file(tmp_path / "report.html").settle()
+    said = page.text(".float32-help .hint")
+    assert "Its speed could not be compared with that of any other" in said
+    assert ". Train it again first, with MixPrecMonitor(..., update" in said
+    names = {"model": build(), "keras_mixprec": kmp}
+    exec(page.text(".float32-help code"), names)
+    train_a_little(names["model"], names["monitor"])
+    runs = kmp.load_report("logs").to_dict()
+    speeds = {name: run["performance"]["speed"] for name, run in runs.items()}
+    assert speeds["low/mixprec"]["lacks"]["what"] == "readings"
+    assert speeds["float32/mixprec"]["lacks"] is None
+
+
+def test_the_page_opens_on_a_run_in_16_bits(page):
+    # That in float32 was trained last.
+    assert page.values("#run", "value") == [HEALTHY]
+
+
+def test_the_line_on_top_says_of_speed_what_its_card_says(page):
+    page.pick("#run", HEALTHY)
+    page.until(lambda: page.texts("#headline .note"))
+    top = page.texts("#headline .note")[0].split("; ")[0]
+    page.pick("#compare", WIDE)
+    card = page.text("#performance .against")
+    assert card.startswith(f"Was it worth it? {top}; ")
+
+
+def test_what_was_set_otherwise_is_said_once_and_on_top(page):
+    page.pick("#run", HEALTHY)
+    page.pick("#compare", WIDE)
+    (said,) = page.texts("#headline .setup")
+    assert said.startswith("Set otherwise in healthy | wide: policy mixed_flo")
+    # Right below the sentence of the first run.
+    order = page.values("#headline > *", "className")
+    assert order[1] == "note setup"
+    assert "Set otherwise" not in page.text("main")
+
+
+def test_a_run_that_comes_to_be_shown_is_said(page):
+    page.pick("#run", WIDE)
+    button = "#performance .float32-help button"
+    page.until(lambda: page.all(button))
+    name = page.text(button)
+    found = name.removeprefix("Show ").removesuffix(", compared with this run")
+    page.click(button)
+    assert page.values("#run", "value") == [found]
+    own = found.partition("/")[0]
+    said = f"Shown now: {own}, which computes in 16 bits; wide, shown before"
+    assert page.texts("#headline .setup")[0].startswith(said)
+    page.pick("#compare", "")
+    assert not page.texts("#headline .setup")

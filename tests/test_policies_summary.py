@@ -38,7 +38,9 @@ def test_the_last_line_says_what_float32_products_are_computed_in():
     with matmul_precision("float32"):
         summary = precision_summary(model)
     last = str(summary).splitlines()[-1]
-    assert last.startswith("Matmul precision of float32: float32, ")
+    assert last.startswith(
+        "Products of float32 numbers are computed in float32, "
+    )
     assert f"<p>{last}</p>" in summary.to_html()
 
 

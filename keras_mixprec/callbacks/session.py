@@ -286,7 +286,7 @@ class Session:
         # Not needed before a `fit` begins.
         from keras_mixprec.monitoring import precision_settings
 
-        settings = settings | {"log_dir": str(self.settings.log_dir)}
+        settings = settings | self.settings.logged()
         at = self.log, self.step
         precision_settings.log_begin(*at, self.has_tuner, settings)
         for event in self.settings.before_training:

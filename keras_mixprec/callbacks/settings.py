@@ -34,6 +34,15 @@ class Settings:
     summary: bool = False
     before_training: list = dataclasses.field(default_factory=list)
 
+    def logged(self) -> dict:
+        """Returns what the log has of them, to make another run alike."""
+        return {
+            "log_dir": str(self.log_dir),
+            "update_freq": self.update_freq,
+            "probe_every": self.probe_every,
+            "max_overhead": self.max_overhead,
+        }
+
 
 class CopiedCallback(keras.callbacks.Callback):
     """A callback that is copied without the model and the `fit` it is in.

@@ -216,7 +216,9 @@ def summarize(session) -> TrainingSummary:
     from keras_mixprec.reporting.performance import performance, sentence
 
     measured = session.state.performance.rows
-    speed = performance(measured, rows, session.has_tuner)
+    skips = [w.skipped() / max(w.attempted(), 1) for w in used.values()]
+    skipped = max(skips, default=0.0)
+    speed = performance(measured, rows, session.has_tuner, skipped)
     facts = Facts(
         events=session.log.story,
         layers=rows,

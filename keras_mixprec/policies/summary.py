@@ -37,7 +37,9 @@ class PrecisionSummary:
 
     def __init__(self, rows: list[dict], matmul_precision: str):
         self._rows = rows
-        self._last = f"Matmul precision of float32: {matmul_precision}."
+        self._last = (
+            f"Products of float32 numbers are computed in {matmul_precision}."
+        )
 
     def to_list(self) -> list[dict]:
         """Returns one dict per layer.

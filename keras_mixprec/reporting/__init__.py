@@ -22,6 +22,7 @@ Files that read:
 - `source.py`: where a log comes from; `file_source.py`: as its files hold it.
 - `record_index.py`: where in a file which tag is, without reading the values.
 - `sized_cache.py`: what was read, kept within a number of bytes.
+- `listed_runs.py`: what is known of a run before it is read.
 - `run_data.py`, `run_layers.py`: what a log says of a run and of its layers, as
   the page asks for it; `grid.py`: one metric of all layers by step.
 - `bad_input.py`: readings of batches that were not finite; `skipped_steps.py`:

@@ -5,12 +5,32 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from keras_mixprec.flop_shares import knows_flops, parameters, share_in_16_bits
-from keras_mixprec.formats import SIXTEEN_BITS, format_count, format_digits
-from keras_mixprec.metrics import PERFORMANCE
+import numpy as np
 
-# Of fewer steps the next ones may be anything.
-ENOUGH_STEPS = 20
+from keras_mixprec.flop_shares import knows_flops, parameters, share_in_16_bits
+from keras_mixprec.formats import (
+    SIXTEEN_BITS,
+    format_count,
+    format_digits,
+    format_share,
+)
+from keras_mixprec.metrics import PERFORMANCE
+from keras_mixprec.reporting.skipped_steps import share_skipped
+
+# Fewer steps, or readings of their time, say nothing of the next ones.
+_ENOUGH_STEPS = 20
+_ENOUGH_READINGS = 5
+
+# A step that is skipped updates nothing and takes less time: where more of them
+# than this are, the median is theirs.
+_MOST_SKIPPED = 0.5
+
+# A median is within so many quartile ranges, over the root of their number, in
+# 95 of 100 samples: the notch of a box plot (McGill, Tukey and Larsen, 1978).
+_NOTCH = 1.57
+
+# What runs are compared by: the first of these that both have.
+_COMPARED = "samples_per_second", "step_time"
 
 
 class Row(NamedTuple):
@@ -49,7 +69,10 @@ def rates_of(row: Row) -> dict:
 
 
 def performance(
-    rows: Sequence[Row], layers: list, tuner: bool = True
+    rows: Sequence[Row],
+    layers: list,
+    tuner: bool = True,
+    skipped: float = 0.0,
 ) -> dict | None:
     """Returns how fast a run was, ready for JSON; `None` without rows.
 
@@ -58,11 +81,14 @@ def performance(
         layers: List of dicts, the table of layers as it is now.
         tuner: Boolean. Whether a tuner, or nobody knows that none, was beside
             the monitor. Defaults to `True`.
+        skipped: Float. Share of skipped steps among those timed. Defaults to
+            `0`.
 
     Returns:
-        Dict with `"steps"`, the step of each row, and `"figures"`, a list of
+        Dict with `"steps"`, the step of each row, `"figures"`, a list of
         dicts: what `metrics.PERFORMANCE` says of each, with its `"value"` and
-        its `"values"` by row.
+        its `"values"` by row; and `"speed"`, what the run is compared by, as
+        `speed` returns it.
     """
     if not rows:
         return None
@@ -94,7 +120,70 @@ def performance(
         }
         for name, metric in PERFORMANCE.items()
     ]
-    return {"steps": [int(row.step) for row in rows], "figures": figures}
+    return {
+        "steps": [int(row.step) for row in rows],
+        "figures": figures,
+        "speed": speed(rows, values, skipped),
+    }
+
+
+def skipped_of_timed(rows: Sequence[Row], scale: list, first: int) -> float:
+    """Returns the share of skipped steps among those timed.
+
+    Args:
+        rows: List of `Row`, of one `fit`.
+        scale: List of dicts, the loss scale of each optimizer by step.
+        first: Int. The step after which that `fit` began.
+    """
+    ends = [first, *(row.step for row in rows)]
+    timed = [row.steps for row in rows]
+    return share_skipped(scale, [*zip(ends, ends[1:], timed, strict=False)])
+
+
+def speed(rows: Sequence[Row], values: dict, skipped: float) -> dict:
+    """Returns what two runs are compared by, and whether they may be.
+
+    Args:
+        rows: List of `Row`.
+        values: Dict from the names of figures to their values by row.
+        skipped: Float. Share of skipped steps among those timed.
+
+    Returns:
+        Dict with `"skipped"`, that share; `"lacks"`, `None` if the run may be
+        compared, or a dict of `"what"` it has too little of (`"trained"`:
+        steps that were not skipped, `"steps"` or `"readings"`) and of `"text"`,
+        the same in words; and `"medians"`, by figure a dict of `"median"` and
+        `"off"`, how far off that may be.
+    """
+    steps = sum(row.steps for row in rows)
+    known = {n: [v for v in values[n] if v and v > 0] for n in _COMPARED}
+    return {
+        "skipped": skipped,
+        "lacks": _lacks(steps, len(rows), skipped),
+        "medians": {name: _median(v) for name, v in known.items() if v},
+    }
+
+
+def _lacks(steps, readings, skipped):
+    timed = format_count(int(steps), "step")
+    if skipped > _MOST_SKIPPED:
+        share = "all" if skipped == 1 else format_share(skipped)
+        text = f"{share} of the timed steps skipped: no speed of training"
+        return {"what": "trained", "text": text}
+    if steps < _ENOUGH_STEPS:
+        text = f"{timed} measured, {_ENOUGH_STEPS} are needed"
+        return {"what": "steps", "text": text}
+    if readings < _ENOUGH_READINGS:
+        has = format_count(readings, "reading")
+        text = f"{has} of the time of a step, {_ENOUGH_READINGS} are needed"
+        return {"what": "readings", "text": text}
+    return None
+
+
+def _median(values):
+    first, median, third = np.percentile(values, [25, 50, 75]).tolist()
+    off = _NOTCH * (third - first) / len(values) ** 0.5
+    return {"median": median, "off": off}
 
 
 def _with_samples(rows):
@@ -186,16 +275,18 @@ for what is done once.'
     """
     value = {f["name"]: f["value"] for f in found["figures"]}
     title = {f["name"]: f["title"] for f in found["figures"]}
-    speed = f"{_time(value['step_time'])} a step"
-    if value["measured_steps"] < ENOUGH_STEPS:
-        speed += f", of only {format_count(value['measured_steps'], 'step')}"
+    pace = f"{_time(value['step_time'])} a step"
+    if value["measured_steps"] < _ENOUGH_STEPS:
+        pace += f", of only {format_count(value['measured_steps'], 'step')}"
     elif value["step_time_p95"] is not None:
-        speed += f" (95th percentile {_time(value['step_time_p95'])})"
+        pace += f" (95th percentile {_time(value['step_time_p95'])})"
     if value["samples_per_second"] is not None:
-        speed += f", {format_digits(value['samples_per_second'])} samples/s"
+        pace += f", {format_digits(value['samples_per_second'])} samples/s"
     if value["input_share"] is not None:
-        speed += f", {value['input_share']:.0%} of the time in input"
-    parts = [speed]
+        pace += f", {value['input_share']:.0%} of the time in input"
+    if (lacks := found["speed"]["lacks"]) and lacks["what"] == "trained":
+        pace += f", with {lacks['text']}"
+    parts = [pace]
     if value["peak_memory"] is not None:
         parts.append(f"peak memory {_bytes(value['peak_memory'])}")
     who, _, _ = title["overhead_share"].partition(",")

@@ -112,7 +112,8 @@ def _dtypes(layers):
 
 
 def _matmul_precision(text):
-    return [f"Matmul precision of float32: {text}."] if text else []
+    said = f"Products of float32 numbers are computed in {text}."
+    return [said] if text else []
 
 
 def _performance(overview):
@@ -280,7 +281,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     Steps: 1, none skipped.
     Loss: ... at step 1.
     Layers: 1 in float32.
-    Matmul precision of float32: float32, ...
+    Products of float32 numbers are computed in float32, ...
     Loss scale: 2**15.
     No verdicts.
     """

@@ -90,10 +90,7 @@ def bundle() -> str:
 def _answers(runs, overviews):
     """What the server would answer to each question of the page."""
     answers = {
-        "./data/runs": [
-            {"run": run.name, "newer_schema": False, "written": run.written}
-            for run in runs
-        ],
+        "./data/runs": [run.listed for run in runs],
         "./data/summaries": [summary(overviews[run.name]) for run in runs],
     }
     low, high = _COLUMNS

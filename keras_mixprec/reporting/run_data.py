@@ -31,8 +31,13 @@ from keras_mixprec.reporting.layer_tables import (
     pool_groups,
     rows_in_order,
 )
+from keras_mixprec.reporting.listed_runs import listed_run
 from keras_mixprec.reporting.passed_on import add_origins, add_passed_on
-from keras_mixprec.reporting.performance import Row, performance
+from keras_mixprec.reporting.performance import (
+    Row,
+    performance,
+    skipped_of_timed,
+)
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
@@ -75,21 +80,15 @@ class RunData:
         self._tags = {}
 
     @property
-    def written(self) -> float:
-        """When the run was last written to, in seconds since 1970."""
-        return self._source.written
+    def listed(self) -> dict:
+        """What the list of runs has of it, as `listed_run` returns it."""
+        source = self._source
+        return listed_run(self.name, source.contents.values(), source.written)
 
     @property
     def newer_schema(self) -> bool:
         """Whether a newer version wrote the log than this one can read."""
-        return self.is_newer(self._source.contents.values())
-
-    @staticmethod
-    def is_newer(contents) -> bool:
-        """Whether a newer version wrote any of these contents of tags."""
-        found = (content.get("schema") for content in contents)
-        known = schema.SCHEMA_VERSION
-        return any(isinstance(x, int) and x > known for x in found)
+        return self.listed["newer_schema"]
 
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
@@ -136,7 +135,7 @@ class RunData:
             "share_of_flops": shares,
             "policy": policy,
             "matmul_precision": _matmul_precision(events),
-            "performance": self._performance(events, layers),
+            "performance": self._performance(events, layers, scale),
             "scale": scale,
             "loss": self.loss(),
             "clock": clock(self._epoch_ends(), events),
@@ -289,7 +288,7 @@ class RunData:
             tuple(row.tolist()) for tag in tags for row in self._entries(tag)
         ]
 
-    def _performance(self, events, layers):
+    def _performance(self, events, layers, scale):
         """Of the last `fit`; `None` in an older log."""
         begins = [e for e in events if e["kind"] == "train_begin"]
         contents, known = self._source.contents, [*schema.PERFORMANCE_COLUMNS]
@@ -302,7 +301,8 @@ class RunData:
         last = max((e["step"] for e in begins), default=0)
         rows = [row for row in rows if row.step > last]
         tuner = begins[-1].get("tuner", True) if begins else True
-        return performance(rows, layers, tuner)
+        skipped = skipped_of_timed(rows, scale, last)
+        return performance(rows, layers, tuner, skipped)
 
     def _tables(self, family):
         return self._whole(self._chunks(family), self._source.read)

@@ -22,7 +22,7 @@ from keras_mixprec.reporting.event_file import (
 )
 from keras_mixprec.reporting.facts import Story
 from keras_mixprec.reporting.layer_tables import Chunks, LayerTables
-from keras_mixprec.reporting.text_formats import markdown_table, to_json
+from keras_mixprec.reporting.text_formats import to_json
 
 
 class RunLog:
@@ -136,10 +136,7 @@ class RunLog:
             step: Int. Number of the training batch.
             table: List of dicts with the same keys, one per layer.
         """
-        self._standing["layers"] = values = [
-            summaries.strings(schema.LAYERS_TAG, to_json(table)),
-            summaries.text(schema.LAYER_DTYPES_TAG, markdown_table(table)),
-        ]
+        self._standing["layers"] = values = summaries.layers(table)
         self._write(step, values)
 
     def scale_rows(self, step: int, rows: np.ndarray, optimizer="") -> None:

@@ -11,7 +11,6 @@ from keras_mixprec.reporting.headline import (
     headline,
     main_finding,
 )
-from keras_mixprec.reporting.performance import ENOUGH_STEPS
 from keras_mixprec.reporting.what_next import (
     tuner_did,
     tuner_would,
@@ -115,6 +114,9 @@ def gravity(overview: dict) -> int:
     return STATES.index(state) * (len(LEVELS) + 1) + rank
 
 
+# Readings there may be few of: the speed itself is known.
+_NO_SPEED = "trained", "steps"
+
 _COPIED = (
     "run",
     "policy",
@@ -135,8 +137,9 @@ def summary(overview: dict) -> dict:
         Dict with the run's name, policy, steps, skipped steps, last loss
         scales, last loss (`None` if none was logged), main finding, sentence,
         gravity (0 of the gravest), layers in float32, share of FLOPs in 16
-        bits, samples a second (`None` if too few steps were timed) and peak
-        memory.
+        bits, what its speed is compared by (`None` if none was measured),
+        samples a second (`None` if too few steps were timed, or most of them
+        skipped), peak memory and the share of the bytes of outputs saved.
 
     Example:
     >>> from keras_mixprec.reporting.run_summary import summary
@@ -152,14 +155,21 @@ def summary(overview: dict) -> dict:
     >>> summary(overview)["scales"], summary(overview)["last_loss"]
     ([4.0], 0.5)
     """
-    loss = overview["loss"]
+    loss, found = overview["loss"], overview["performance"]
+    figures = {f["name"]: f["value"] for f in (found or {}).get("figures", [])}
+    speed = found and found["speed"]
     return {name: overview[name] for name in _COPIED} | {
         "scales": [c["scale"][-1] for c in overview["scale"] if c["scale"]],
         "last_loss": loss["values"][-1] if loss else None,
         "finding": _finding(overview),
         "gravity": gravity(overview),
-        "samples_per_second": _speed(overview["performance"]),
-        "peak_memory": _figures(overview["performance"]).get("peak_memory"),
+        "speed": speed,
+        # Of too few steps, or skipped ones, it is none of training.
+        "samples_per_second": None
+        if not speed or (speed["lacks"] or {}).get("what") in _NO_SPEED
+        else figures["samples_per_second"],
+        "peak_memory": figures.get("peak_memory"),
+        "output_bytes_saved": figures.get("output_bytes_saved"),
         "layers": len(overview["layers"]),
         "in_float32": sum(
             dtype_now(layer) == "float32" for layer in overview["layers"]
@@ -168,13 +178,3 @@ def summary(overview: dict) -> dict:
             layer["demoted_at"] is not None for layer in overview["layers"]
         ),
     }
-
-
-def _figures(found):
-    return {f["name"]: f["value"] for f in (found or {}).get("figures", [])}
-
-
-def _speed(found):
-    values = _figures(found)
-    enough = (values.get("measured_steps") or 0) >= ENOUGH_STEPS
-    return values["samples_per_second"] if enough else None

@@ -26,6 +26,8 @@ NONFINITE_GRADIENTS_TAG = "mixprec/nonfinite_gradients"
 COUNTERS = (SKIPPED_TAG, NONFINITE_LOSSES_TAG, NONFINITE_GRADIENTS_TAG)
 
 LAYERS_TAG = "mixprec/layers"
+# In what that tag says of itself: whether any layer computes in 16 bits.
+IN_16_BITS = "in_16_bits"
 # In a row of the table of layers: the paths of the layers that feed it. Logs of
 # subclassed models, and those written before, have none.
 FED_BY = "fed_by"

@@ -1,17 +1,61 @@
 """How many steps of a run were skipped, and at which loss scales."""
 
+import bisect
 import itertools
 import math
 from collections import Counter
+from collections.abc import Sequence
+
+
+def _counts(course):
+    """How many steps were skipped so far, by all runs into the folder."""
+    counts = [0, *course["skipped"]]
+    # An optimizer that counts from 0 again was made for another run.
+    more = (
+        now - before if now >= before else now
+        for before, now in itertools.pairwise(counts)
+    )
+    return [*itertools.accumulate(more, initial=0)]
 
 
 def _skipped(course):
-    """How many steps were skipped, by all runs into the folder."""
-    counts = [0, *course["skipped"]]
-    # An optimizer that counts from 0 again was made for another run.
+    return _counts(course)[-1]
+
+
+def share_skipped(scale: Sequence[dict], spans: list) -> float:
+    """Returns the share of skipped steps among those of several stretches.
+
+    Of several optimizers that of the one that skipped most.
+
+    Args:
+        scale: List of dicts, the loss scale of each optimizer by step.
+        spans: List of triples of the step after which a stretch begins, its
+            last one, and how many of its steps are meant, which are taken to
+            be skipped as often as all.
+
+    Example:
+    >>> from keras_mixprec.reporting.skipped_steps import share_skipped
+    >>> course = {"steps": [0, 10, 20], "skipped": [0, 10, 15]}
+    >>> share_skipped([course], [(0, 10, 4), (10, 20, 4)])
+    0.75
+    """
+    total = sum(meant for *_, meant in spans)
+    if not total:
+        return 0.0
+    shares = (_share_of(course, spans) / total for course in scale)
+    return max([0.0, *shares])
+
+
+def _share_of(course, spans):
+    counts, steps = _counts(course), course["steps"]
+
+    def until(step):
+        return counts[bisect.bisect_right(steps, step)]
+
     return sum(
-        now - before if now >= before else now
-        for before, now in itertools.pairwise(counts)
+        meant * min((until(end) - until(begin)) / (end - begin), 1)
+        for begin, end, meant in spans
+        if end > begin
     )
 
 

@@ -26,7 +26,15 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
 
-from keras_mixprec.reporting.schema import PLUGIN_NAME, SCHEMA_VERSION
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.reporting.schema import (
+    IN_16_BITS,
+    LAYER_DTYPES_TAG,
+    LAYERS_TAG,
+    PLUGIN_NAME,
+    SCHEMA_VERSION,
+)
+from keras_mixprec.reporting.text_formats import markdown_table, to_json
 
 
 class Value(NamedTuple):
@@ -132,6 +140,19 @@ def strings(tag: str, items: str | Sequence[str], **content) -> Value:
     else:
         tensor = _string_tensor(items, (len(items),))
     return Value(tag, tensor, _own_metadata(content))
+
+
+def layers(table: Sequence[Mapping]) -> list[Value]:
+    """Returns which dtype each layer computes in, for our tab and as text.
+
+    Args:
+        table: List of dicts with the same keys, one per layer.
+    """
+    low = any(layer.get("compute_dtype") in SIXTEEN_BITS for layer in table)
+    return [
+        strings(LAYERS_TAG, to_json(table), **{IN_16_BITS: low}),
+        text(LAYER_DTYPES_TAG, markdown_table(table)),
+    ]
 
 
 def layout(

@@ -1,5 +1,6 @@
 """The runs of a folder, read from their files as they grow."""
 
+import itertools
 import os
 import threading
 from collections import OrderedDict, defaultdict
@@ -10,14 +11,18 @@ from keras_mixprec.reporting.file_source import (
     find_runs,
     read_values,
 )
-from keras_mixprec.reporting.run_data import RunData
-from keras_mixprec.reporting.schema import PLUGIN_NAME
+from keras_mixprec.reporting.listed_runs import listed_run
+from keras_mixprec.reporting.schema import IN_16_BITS, PLUGIN_NAME
 from keras_mixprec.reporting.summaries import parse_event
 from keras_mixprec.reporting.text_formats import parse_json
 
 # Of so many runs it stays known where in their files which value is: a reader
 # compares two. Of a million steps of 2,000 layers that is 10 MB.
 _MOST_SOURCES = 8
+
+# Records in which the table of layers comes, if a log says at all whether any
+# of them computes in 16 bits: before it are the settings and lint's findings.
+_BEGINNING = 64
 
 
 class LogFolder:
@@ -52,9 +57,8 @@ class LogFolder:
             paths = event_file_paths(folder)
             contents = [c for path in paths if (c := self._content(path))]
             if contents:
-                entry = {"run": run, "newer_schema": RunData.is_newer(contents)}
                 written = max(map(os.path.getmtime, paths))
-                listed.append(entry | {"written": written})
+                listed.append(listed_run(run, contents, written))
         return listed
 
     def source(self, run: str) -> FileSource | None:
@@ -80,22 +84,31 @@ class LogFolder:
         return source
 
     def _content(self, path):
-        """What the first value of ours in a file says of itself."""
+        """What the first values of ours in a file say of themselves."""
         if path not in self._described:
             content = _first_content(path)
             if content is None:
                 return None
+            if IN_16_BITS not in content:  # More of it is still to come.
+                return content
             self._described[path] = content
         return self._described[path]
 
 
 def _first_content(path):
+    found: dict | None = None
+    count = 0
     try:
-        for record in read_records(path):
+        for record in itertools.islice(read_records(path), _BEGINNING):
+            count += 1
             for value in parse_event(record).summary.value:
                 described = value.metadata.plugin_data
                 if described.plugin_name == PLUGIN_NAME:
-                    return parse_json(described.content, dict)
+                    found = parse_json(described.content, dict) | (found or {})
+            if found and IN_16_BITS in found:
+                return found
     except (OSError, ValueError):  # Removed meanwhile, or damaged.
         pass
-    return None
+    if found and count == _BEGINNING:  # A log of before does not say it.
+        found[IN_16_BITS] = None
+    return found

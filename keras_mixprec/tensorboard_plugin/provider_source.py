@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 from tensorboard.data import provider
 
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.listed_runs import listed_run
 from keras_mixprec.reporting.schema import HISTOGRAM_PLUGIN_NAME, PLUGIN_NAME
 from keras_mixprec.reporting.sized_cache import SizedCache
 from keras_mixprec.reporting.source import Point, points_size
@@ -45,11 +45,7 @@ class ProviderRuns:
             **self._request, plugin_name=PLUGIN_NAME
         )
         return [
-            {
-                "run": run,
-                "newer_schema": _is_newer(tags.values()),
-                "written": last_written(tags.values()),
-            }
+            listed_run(run, _contents(tags), last_written(tags.values()))
             for run, tags in sorted(found.items())
         ]
 
@@ -79,9 +75,7 @@ class ProviderSource:
         self._cache = cache
         self._plugins = {}
         own = self._list(PLUGIN_NAME)
-        self.contents = {
-            tag: parse_json(s.plugin_content, dict) for tag, s in own.items()
-        }
+        self.contents = dict(zip(own, _contents(own), strict=True))
         self.written = last_written(own.values())
         self.histograms = sorted(self._list(HISTOGRAM_PLUGIN_NAME))
 
@@ -130,6 +124,5 @@ def last_written(series) -> float:
     return max((tag.max_wall_time for tag in series), default=0.0)
 
 
-def _is_newer(tags):
-    contents = (parse_json(tag.plugin_content, dict) for tag in tags)
-    return RunData.is_newer(contents)
+def _contents(tags):
+    return [parse_json(s.plugin_content, dict) for s in tags.values()]

@@ -8,6 +8,17 @@ export function chooseRun(store, run) {
   store.set({ run, zoom: null, ...NOTHING_CHOSEN, missing: { ...missing, run: null } });
 }
 
+export function compareWith(store, run) {
+  store.set({ compare: run, missing: { ...store.state.missing, compare: null } });
+}
+
+/** Another run is shown, and the one that was shown compared with it. */
+export function showBeside(store, run, shown) {
+  store.set({ swapped: { run, shown } });
+  chooseRun(store, run);
+  compareWith(store, shown);
+}
+
 export function chooseEvent(store, event) {
   const layer = layersOf(event)[0] ?? store.state.layer;
   store.set({ layer, step: momentOf(event), event: eventKey(event) });

@@ -1,15 +1,9 @@
 import { eventLevel, eventTitle, mainFinding } from "./event_text.js";
 import { formatNumber, formatShare } from "./format.js";
 import { shortRun } from "./names.js";
-import { differs, inTimes, speedRatio, timesRange, valueOf } from "./speed.js";
-
-function memoryChange(run, other) {
-  const peaks = [run, other].map((data) => valueOf(data, "peak_memory"));
-  if (!peaks.every((peak) => peak > 0)) return null;
-  const percent = Math.round(100 * (peaks[0] / peaks[1] - 1));
-  return percent ? `${Math.abs(percent)}\u202f% ${percent < 0 ? "less" : "more"} memory` :
-    "as much memory";
-}
+import {
+  differs, fasterOrSlower, inTimes, memoryBeside, speedBeside, speedRatio, timesRange,
+} from "./speed.js";
 
 /**
  * Whether a run is what others are compared with to see what 16 bits bring: one that a tuner
@@ -35,11 +29,6 @@ function lastLosses(run, other, of) {
   const [own, its] = [run, other].map(({ loss }) => loss?.values.at(-1));
   return [own, its].every(Number.isFinite) ?
     `last loss ${formatNumber(own)} (${of}: ${formatNumber(its)})` : null;
-}
-
-// A ratio alone does not say which of the two it favours.
-function fasterOrSlower({ ratio }) {
-  return ratio > 1 ? "faster" : "slower";
 }
 
 /**
@@ -72,11 +61,6 @@ function layerPaths(run) {
   return run.layers.map((layer) => layer.path).sort().join("\n");
 }
 
-function lacksInWords(lacks, names) {
-  if (lacks[0] === lacks[1]) return `both have ${lacks[0]}`;
-  return lacks.flatMap((lack, place) => lack ? [`${names[place]} has ${lack}`] : []).join(", ");
-}
-
 /**
  * What a run is beside another, in a line; with one in float32 that is whether 16 bits were
  * worth it.
@@ -85,19 +69,12 @@ function lacksInWords(lacks, names) {
 export function comparison(run, other) {
   // What is asked is what 16 bits bring, whichever of the two is shown.
   if (isFloat32(run) && !isFloat32(other) && other.layers.length) return comparison(other, run);
-  const speed = speedRatio(run, other);
   const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
-  const [own, its] = names;
-  const seen = !speed ? "speeds not known" :
-    !speed.enough ? `speeds are not compared: ${lacksInWords(speed.lacks, names)}` :
-      `no difference in speed seen (${timesRange(speed)})`;
-  const first = speed?.enough && differs(speed) ?
-    `${own} is ${fasterOrSlower(speed)} than ${its}, at ${inTimes(speed)} its speed` :
-    `${own} against ${its}: ${seen}`;
+  const [, its] = names;
   const parts = [
-    first,
+    speedBeside(run, other),
     lastLosses(run, other, its),
-    memoryChange(run, other),
+    memoryBeside(run, other),
     ...precisions(run, other, its),
   ];
   const open = [run, other].flatMap((data, place) => {

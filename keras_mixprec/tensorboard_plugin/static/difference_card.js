@@ -1,10 +1,10 @@
 import { chooseLayer } from "./actions.js";
 import { DIFFERENCES, differencesOf } from "./difference.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
-import { formatNumber, formatShare, plural, readable, words } from "./format.js";
+import { formatNumber, formatShare, plural, words } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { labelOfRun, shortRun } from "./names.js";
-import { setupDifference, wholeFindings } from "./run_setup.js";
+import { wholeFindings } from "./run_setup.js";
 
 const MOST_ROWS = 200;
 const ALONE = "Choose a second run to compare with, above: a row for each layer then says " +
@@ -30,28 +30,26 @@ export function createDifference(store) {
   });
   fillSelect(by, [["all", "all columns"], ...DIFFERENCES.map(({ id, label }) => [id, label])], "all");
   const caption = element("p", { class: "hint", role: "status" });
-  const setup = element("p", { class: "hint" });
   const whole = element("p", { class: "hint" });
   const nothing = element("p", { class: "absent" }, ALONE);
   const rows = element("tbody");
   const head = element("tr");
   const table = element("table", {}, element("thead", {}, head), rows);
   const scroller = element("div", { class: "table-scroll short" }, table);
-  const root = card("difference", "Differences between two runs", [by], setup, whole, caption, nothing, scroller);
+  const root = card("difference", "Differences between two runs", [by], whole, caption, nothing, scroller);
   root.classList.add("wide");
 
   function fill() {
     const { runData, compareData, ranges, compareRanges } = store.state;
     const both = runData && compareData;
     nothing.hidden = Boolean(both);
-    for (const node of [scroller, caption, by, setup, whole]) node.hidden = !both;
+    for (const node of [scroller, caption, by, whole]) node.hidden = !both;
     if (!both) return;
     const own = ranges?.run === runData.run ? ranges : null;
     const others = compareRanges?.run === compareData.run ? compareRanges : null;
     const found = differencesOf(runData, compareData, own, others, by.value);
     const different = found.filter(({ differs }) => differs);
     const names = [shortRun(runData.run, compareData.run), shortRun(compareData.run, runData.run)];
-    setup.replaceChildren(...breakable(readable(setupDifference(runData, compareData))));
     // No layer has a row with these.
     const findings = [runData, compareData].map(wholeFindings);
     whole.textContent = `Found of the run as a whole: ${findings.map((text) => text || "nothing").join(" | ")}.`;

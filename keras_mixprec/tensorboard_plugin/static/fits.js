@@ -10,6 +10,11 @@ export function fitsOf(run) {
   return { count: begins.length, first: (begins.at(-1)?.step ?? 0) + 1 };
 }
 
+/** How many steps the last `fit` took. */
+export function stepsOfFit(run) {
+  return run.last_step - fitsOf(run).first + 1;
+}
+
 /**
  * What figures of the last `fit` alone are of, `null` if there is no other.
  * @param {any} run

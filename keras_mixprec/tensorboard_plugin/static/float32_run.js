@@ -1,14 +1,17 @@
+import { compareWith, showBeside } from "./actions.js";
 import { isFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
 import { breakable, element } from "./dom.js";
-import { folderBeside } from "./run_setup.js";
+import { float32Code, lackAdvice, monitorArguments, shownFolder, wasReadTooLittle } from "./float32_code.js";
+import { shortRun } from "./names.js";
+import { lacksInWords, speedRatio } from "./speed.js";
 import { partnerOf } from "./worth.js";
 
 const NO_FLOAT32 = "Was it worth it? This run alone does not say: there is none in float32 to compare it with.";
 const NEITHER = "Were 16 bits worth it? These two runs do not say: neither was compiled with float32.";
-const MAKE = "One is made by the same script with these two lines before compile, this monitor in " +
+const MAKE = "A run in float32 is made by the same script with these two lines before compile, this monitor in " +
   "callbacks, and no tuner.";
-// Where the run does not say which that is.
+// Where the run does not say where its log is.
 const SHOWN = " “logs” is the folder that is shown here.";
 
 /**
@@ -29,10 +32,20 @@ export function missingFloat32({ runs, runData, compareData, summaries }) {
   return isRead ? "" : null;
 }
 
-/** The two lines that make such a run, beside this one. */
-export function float32Code(run) {
-  return 'keras_mixprec.apply_policy(model, "float32")\n' +
-    `monitor = keras_mixprec.MixPrecMonitor(${JSON.stringify(folderBeside(run))})`;
+/**
+ * Where a run to compare with is found, and whether that will tell how fast 16 bits are.
+ * @param {any} run
+ * @param {any} row Of that other run, in the table of runs.
+ */
+export function partnerInWords(run, row) {
+  const speed = speedRatio(run, row);
+  const again = [run, row].some(wasReadTooLittle) ?
+    ` Train what has too few again, with MixPrecMonitor(..., ${monitorArguments(run, true)}).` : "";
+  const lacks = speed && !speed.enough ?
+    ` Their speeds cannot be compared: ${lacksInWords(speed.lacks, ["this run", shortRun(row.run, run.run)])}.${again}` :
+    "";
+  return (isFloat32(run) ? `What 16 bits bring is seen beside ${row.run}, which computes in them.` :
+    `Was it worth it? This is seen beside ${row.run}, which was compiled with float32.`) + lacks;
 }
 
 export function createFloat32Help(store) {
@@ -40,22 +53,22 @@ export function createFloat32Help(store) {
 
   // The run in 16 bits is the one that is asked about, whichever is shown.
   function compareButton(found) {
-    const { runData, missing } = store.state;
-    const chosen = isFloat32(runData) ? { run: found, compare: runData.run } : { compare: found };
+    const { runData } = store.state;
+    const isWide = isFloat32(runData);
     return element("button", {
       type: "button", class: "quiet",
-      onclick: () => store.set({ ...chosen, missing: { ...missing, compare: null } }),
-    }, "Compare");
+      onclick: () => isWide ? showBeside(store, found, runData.run) : compareWith(store, found),
+    }, isWide ? `Show ${found}, compared with this run` : "Compare");
   }
 
   store.on(["runs", "runData", "compareData", "summaries"], (state) => {
     const run = missingFloat32(state);
     root.hidden = run === null;
     if (run === null) return root.replaceChildren();
-    const code = run ? null : float32Code(state.runData);
-    const text = run && isFloat32(state.runData) ? `What 16 bits bring is seen beside ${run}, which computes in them.` :
-      run ? `Was it worth it? This is seen beside ${run}, which was compiled with float32.` :
-      `${state.compareData ? NEITHER : NO_FLOAT32} ${MAKE}${code.includes('"logs/') ? SHOWN : ""}`;
+    const { runData, compareData, summaries } = state;
+    const code = run ? null : float32Code(runData);
+    const text = run ? partnerInWords(runData, summaries.find((row) => row.run === run)) :
+      (compareData ? NEITHER : NO_FLOAT32 + lackAdvice(runData)) + ` ${MAKE}${shownFolder(runData) ? "" : SHOWN}`;
     root.replaceChildren(
       element("p", { class: "hint" }, ...breakable(text)),
       ...code ? [element("pre", {}, element("code", {}, code)), copyButton("Copy code", () => code)] :

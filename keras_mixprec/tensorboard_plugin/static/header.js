@@ -1,10 +1,11 @@
-import { bringEvent, bringLayer, chooseRun, NOTHING_CHOSEN } from "./actions.js";
+import { bringEvent, bringLayer, chooseRun, compareWith, NOTHING_CHOSEN } from "./actions.js";
 import { speedAgainstFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
-import { element, fillSelect } from "./dom.js";
+import { breakable, element, fillSelect } from "./dom.js";
 import { mainFinding } from "./event_text.js";
 import { momentInWords, plural, readable } from "./format.js";
 import { callName, shortRun } from "./names.js";
+import { setupDifference } from "./run_setup.js";
 import { graverRun, keyFigures, STATES } from "./summary.js";
 import { worthInWords } from "./worth.js";
 
@@ -14,10 +15,7 @@ export function createHeader(store, { offline, copyLink }) {
     onchange: () => chooseRun(store, run.value),
   });
   const compare = element("select", {
-    id: "compare", onchange: () => store.set({
-      compare: compare.value || null,
-      missing: { ...store.state.missing, compare: null },
-    }),
+    id: "compare", onchange: () => compareWith(store, compare.value || null),
   });
   const refreshed = element("span", { class: "refreshed", role: "status" });
   const sentences = element("div", { id: "headline", role: "status" });
@@ -74,8 +72,20 @@ export function createHeader(store, { offline, copyLink }) {
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
       element("span", {}, readable(data.headline.text) + (speed ? ` ${speed}` : "")));
-      return [sentence, ...notesOf(data)];
+      const notes = data === runData && compareData ? comparedNotes() : [];
+      return [sentence, ...notes, ...notesOf(data)];
     }));
+  }
+
+  // Which of two runs is which, and what else than the precision makes them differ.
+  function comparedNotes() {
+    const { runData, compareData, swapped } = store.state;
+    const isSwapped = swapped?.run === runData.run && swapped.shown === compareData.run;
+    const [own, its] = [nameOf(runData), nameOf(compareData)];
+    return [
+      isSwapped ? `Shown now: ${own}, which computes in 16 bits; ${its}, shown before, is compared with it.` : "",
+      setupDifference(runData, compareData),
+    ].filter(Boolean).map((text) => element("p", { class: "note setup" }, ...breakable(readable(text))));
   }
 
   // What a tuner did, an observation of a run that may be sound, and what is left to do.

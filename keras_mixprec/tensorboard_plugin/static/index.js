@@ -37,7 +37,7 @@ const INITIAL = {
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
   partHeat: null, ranges: null, compareRanges: null, wantsRanges: false, summaries: null,
-  awaited: {}, missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
+  awaited: {}, missing: { run: null, compare: null }, swapped: null, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };
 

@@ -1,5 +1,5 @@
 import { api } from "./api.js";
-import { isReadable, metricOf, newestRun, wantedPaths } from "./wanted.js";
+import { isReadable, metricOf, firstShown, wantedPaths } from "./wanted.js";
 
 const TRIGGERS = [
   "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsRanges",
@@ -134,7 +134,7 @@ export function chooseDefaults(store) {
         run: own === null || isHere(own) ? null : own,
         compare: other === null || isHere(other) ? null : other,
       },
-      run: isHere(own) ? own : isHere(run) ? run : newestRun(runs),
+      run: isHere(own) ? own : isHere(run) ? run : firstShown(runs),
       compare: isReadable(runs, other) ? other : null,
     });
   });

@@ -3,32 +3,28 @@ import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js
 import { comparison } from "./comparison.js";
 import { dataTable } from "./data_table.js";
 import { breakable, card, element } from "./dom.js";
-import { fitsOf, lastFit } from "./fits.js";
+import { lastFit, stepsOfFit } from "./fits.js";
 import { createFloat32Help } from "./float32_run.js";
 import { formatAmount, formatInteger, formatNumber } from "./format.js";
 import { labelOfRun, shortRun } from "./names.js";
 import { linearScale, stepDomain } from "./scales.js";
-import { valueOf } from "./speed.js";
+import { aboutSpeed, valueOf } from "./speed.js";
 import { themeColor } from "./theme.js";
 
 const NOT_TIMED = "had too few steps without a probe or a diagnosis (more steps, or a larger " +
   "probe_every, leave some), or the log is of an older version.";
 const TIMES = { left: 66, right: 14, top: 8, height: 56, axis: 26 };
 
-// Figures are of the last call of fit.
-function stepsOfFit(run) {
-  return run.last_step - fitsOf(run).first + 1;
-}
-
 export function createPerformance(store) {
   const line = element("p", { class: "against", hidden: true });
   const span = element("p", { class: "hint", hidden: true });
+  const about = element("p", { class: "hint about-speed", hidden: true });
   const rows = element("tbody");
   const head = element("thead");
   const box = element("div", { class: "canvas-box" });
   const times = dataTable("Time of a step");
   const nothing = element("p", { class: "absent", hidden: true });
-  const all = element("div", {}, span, element("table", {}, head, rows), box, times.root);
+  const all = element("div", {}, span, about, element("table", {}, head, rows), box, times.root);
   const root = card("performance", "Speed", [], createFloat32Help(store), line, nothing, all);
   const surface = createSurface(box, {
     role: "img", "aria-label": "Time of a step, by steps",
@@ -55,6 +51,9 @@ export function createPerformance(store) {
     const spans = known.map((data) => spanOf(data, known.length > 1)).filter(Boolean);
     span.replaceChildren(...breakable(spans.join("; ")));
     span.hidden = !spans.length;
+    const notes = known.flatMap((data) => aboutSpeed(data).map((text) => nameBefore(text, data, known)));
+    about.replaceChildren(...breakable(notes.join(" ")));
+    about.hidden = !notes.length;
     head.replaceChildren(...compareData ? [headOf(known, runData)] : []);
     const figures = known[0].performance.figures.filter(({ name }) => {
       return known.some((data) => valueOf(data, name) !== null);
@@ -87,6 +86,11 @@ export function createPerformance(store) {
     const other = first === runData ? compareData : runData;
     const whose = second ? "either run" : shortRun(first.run, other?.run);
     return `No step of ${whose} was timed, so speeds are not compared: it ${NOT_TIMED}`;
+  }
+
+  function nameBefore(text, data, known) {
+    const other = known.find((one) => one !== data);
+    return other ? `${shortRun(data.run, other.run)}: ${text}` : text;
   }
 
   // The figures are of the last fit, the curve of step times as well.

@@ -1,11 +1,13 @@
 import { eventTitle, momentOf } from "./event_text.js";
 import { formatNumber, formatScale, momentInWords, words } from "./format.js";
+import { shortRun } from "./names.js";
 
 const SETTINGS = [
   "policy", "optimizer", "learning_rate", "loss_scale", "first_loss_scale", "matmul_precision", "device",
 ];
+const NAMES = { matmul_precision: "float32 products in" };
 
-const lastBegin = ({ events }) => events.findLast(({ kind }) => kind === "train_begin");
+export const lastBegin = ({ events }) => events.findLast(({ kind }) => kind === "train_begin");
 
 function settingInWords(name, value) {
   if (name === "first_loss_scale") return formatScale(value);
@@ -29,10 +31,12 @@ export function setupDifference(run, other) {
   const both = [...SETTINGS, "tuner"].filter((name) => name in own && name in its);
   const found = both.filter((name) => own[name] !== its[name]).map((name) => {
     const pair = [own, its].map((setup) => settingInWords(name, setup[name]));
-    return `${words(name)} ${pair.join(" | ")}`;
+    return `${NAMES[name] ?? words(name)} ${pair.join(" | ")}`;
   });
   const known = both.includes("optimizer") ? "" : " Optimizer and learning rate are not in both logs.";
-  return (found.length ? `Set otherwise: ${found.join("; ")}.` : "What the logs have was set alike.") + known;
+  const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
+  return (found.length ? `Set otherwise in ${names.join(" | ")}: ${found.join("; ")}.` :
+    `In ${names.join(" and ")}, what the logs have was set alike.`) + known;
 }
 
 /**
@@ -42,18 +46,4 @@ export function setupDifference(run, other) {
 export function wholeFindings({ events }) {
   const found = events.filter(({ kind, layer }) => kind === "verdict" && !layer);
   return found.map((event) => `${eventTitle(event)} ${momentInWords(momentOf(event))}`).join(", ");
-}
-
-/**
- * The folder for a run in float32 beside one in 16 bits: of the log that is shown if the run says
- * where that is, else of `logs`.
- * @param {any} run
- */
-export function folderBeside(run) {
-  // Its last folder is the monitor's own, in what `log_dir` was.
-  const folders = run.run.split("/").slice(0, -1);
-  const logged = lastBegin(run)?.settings?.log_dir?.replaceAll("\\", "/").split("/") ?? [];
-  const isWithin = folders.every((folder, place) => folder === logged.at(place - folders.length));
-  const root = logged.length && isWithin ? logged.slice(0, logged.length - folders.length) : ["logs"];
-  return [...root, ...folders.slice(0, -1), "float32"].join("/");
 }

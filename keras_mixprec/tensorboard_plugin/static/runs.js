@@ -1,4 +1,4 @@
-import { chooseRun } from "./actions.js";
+import { chooseRun, compareWith } from "./actions.js";
 import { breakable, card, element, revealIn } from "./dom.js";
 import { formatInteger, formatNumber, formatScale, formatShare, readable, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
@@ -91,9 +91,7 @@ export function createRuns(store) {
     return element("button", {
       type: "button", class: "quiet", "aria-pressed": String(chosen),
       "aria-label": `Compare with ${row.run}`,
-      onclick: () => store.set({
-        compare: chosen ? null : row.run, missing: { ...store.state.missing, compare: null },
-      }),
+      onclick: () => compareWith(store, chosen ? null : row.run),
     }, chosen ? "compared" : "compare");
   }
 

@@ -64,9 +64,17 @@ export function keyFigures(run) {
   ];
 }
 
-// What float32 products are computed in; logs of older versions have none.
+// Of numbers in float32, if there are any: no word on what the run computes in. Logs of older
+// versions have none.
 function matmulPrecision({ matmul_precision: text }) {
-  return text ? [{ name: "matmul precision", text: text.split(", ")[0], title: text }] : [];
+  if (!text) return [];
+  const [products] = text.split(", ");
+  return [{
+    name: "float32 products",
+    text: products === "float32" ? "in full precision" : `in ${products}`,
+    title: "no dtype of the run: numbers that are in float32, as in the layers kept in it, are " +
+      `multiplied in ${text}`,
+  }];
 }
 
 // Before and after what was demoted; logs of models without layers have none.

@@ -8,10 +8,16 @@ export function isReadable(runs, name) {
   return (runs ?? []).some((run) => run.run === name && !run.newer_schema);
 }
 
-// The one that was written to last is the one that its reader has just started.
-export function newestRun(runs) {
+/**
+ * The run to begin with: the one that was written to last, which its reader has just started,
+ * but one in 16 bits where there is one, which a run in float32 is only compared with.
+ * @param {any[]} runs
+ * @returns {string | null}
+ */
+export function firstShown(runs) {
   const readable = runs.filter((entry) => !entry.newer_schema);
-  const [newest] = (readable.length ? readable : [...runs]).sort((one, other) => {
+  const low = readable.filter((entry) => entry.in_16_bits !== false);
+  const [newest] = [...[low, readable].find(({ length }) => length) ?? runs].sort((one, other) => {
     return (other.written ?? 0) - (one.written ?? 0);
   });
   return newest?.run ?? null;

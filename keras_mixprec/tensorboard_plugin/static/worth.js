@@ -1,15 +1,8 @@
-import { toNumber, formatNumber } from "./format.js";
-import { shortRun } from "./names.js";
+import { formatNumber, toNumber } from "./format.js";
+import { differs, fasterOrSlower, memoryBeside, memoryRatio, speedBeside, speedRatio } from "./speed.js";
 
-// Medians of few readings differ by less between two runs of the same.
-const ALIKE = 0.1;
-
-const inTwoDigits = (ratio) => formatNumber(Number(ratio.toPrecision(2)));
-
-// How many times as much one row of the table of runs has of a figure as another.
-function timesAs(own, other, name) {
-  return own[name] > 0 && other[name] > 0 ? own[name] / other[name] : null;
-}
+// What is told apart may still be too little to choose by.
+const LITTLE = 0.1;
 
 /**
  * The row of a run of the folder with as many layers that was compiled with float32, or that
@@ -24,18 +17,20 @@ export function partnerOf(rows, run, isWide) {
 }
 
 // What to make of both.
-function choice(speed, memory) {
-  const isLess = memory !== null && memory < 1 - ALIKE;
-  if (speed > 1 + ALIKE) return "16 bits are worth it on this device";
-  const isSlower = speed < 1 - ALIKE;
-  if (isLess) return `16 bits are ${isSlower ? "slower" : "no faster"} on this device, and save memory`;
-  return isSlower ? "float32 is the better choice on this device" :
-    "16 bits are no faster on this device";
+function choice(own, other) {
+  const speed = speedRatio(own, other);
+  const memory = memoryRatio(own, other);
+  const how = !differs(speed) ? "no faster" :
+    (Math.abs(speed.ratio - 1) > LITTLE ? "" : "hardly ") + fasterOrSlower(speed);
+  if (how === "faster") return "16 bits are worth it on this device";
+  const saves = memory !== null && memory < 1 - LITTLE;
+  if (saves || how !== "slower") return `16 bits are ${how} on this device${saves ? ", and save memory" : ""}`;
+  return `float32 is the ${memory === null ? "faster one" : "better choice"} on this device`;
 }
 
 /**
  * What 16 bits bring or cost, in a sentence, where a run has one of the other precision beside it
- * in the folder; `null` if there is none, or the speed of either is not known.
+ * in the folder; `null` if there is none, or no step of either was timed.
  * @param {any[] | null} rows
  * @param {any} run
  * @returns {string | null}
@@ -46,18 +41,17 @@ export function worthInWords(rows, run) {
   const partner = partnerOf(rows, run, !isWide);
   if (!shown || !partner) return null;
   const [own, other] = isWide ? [partner, shown] : [shown, partner];
-  const [speed, memory] = ["samples_per_second", "peak_memory"].map((name) => timesAs(own, other, name));
-  if (speed === null) return null;
+  const speed = speedRatio(own, other);
+  if (!speed) return null;
   const losses = [own, other].map((row) => toNumber(row.last_loss ?? null));
   const parts = [
-    `${inTwoDigits(speed)}x the speed`,
-    memory === null ? "memory not known" : `${inTwoDigits(memory)}x the memory`,
+    speedBeside(own, other),
     losses.every(Number.isFinite) ?
       `last loss ${formatNumber(losses[0])} instead of ${formatNumber(losses[1])}` : null,
+    memoryBeside(own, other),
   ];
   // What is faster and wrong is no choice.
   const isOpen = own.finding && !own.finding.repaired;
-  const names = [shortRun(own.run, other.run), shortRun(other.run, own.run)];
-  return `${names.join(" against ")}: ${parts.filter(Boolean).join(", ")}` +
-    `${isOpen ? "" : `: ${choice(speed, memory)}`}.`;
+  return parts.filter(Boolean).join("; ") +
+    `${isOpen || !speed.enough ? "" : `: ${choice(own, other)}`}.`;
 }
