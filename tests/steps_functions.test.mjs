@@ -100,3 +100,32 @@ test("an error against float32 has its step", () => {
   const [{ cells }] = differencesOf(run, run, ranges, ranges, "all");
   assert.deepEqual(cells.find(({ id }) => id === "error").notes, [" at step 50", " at step 50"]);
 });
+
+test("a reading that looks safe says what was found beside it", () => {
+  const layer = { ...LAYER, dtypes: [[0, "float16"]], least_gradient_headroom: 6 };
+  const tiles = (...events) => leastHeadroom({ ...RUN, layers: [layer], events });
+  const verdict = { kind: "verdict", verdict: "forward_overflow", layer: "a", step: 3, numbers: {} };
+  const [found] = tiles(verdict);
+  assert.deepEqual([found.text, found.level, found.event], ["▲ overflow found", "bad", verdict]);
+  assert.match(found.title, /^overflow found in a, at step 3, .* 9 bits at least/);
+  assert.equal(tiles({ ...verdict, numbers: { overflows_in_steps: 30 } })[0].text, "9 bits");
+  const skip = { kind: "skipped_step", step: 9, at_step: 5 };
+  const [activations, gradients] = tiles(skip);
+  assert.equal(activations.text, "9 bits");
+  assert.deepEqual([gradients.text, gradients.level], ["6 bits, then overflow", "skip"]);
+  assert.match(gradients.title, /1 step behind that reading overflowed and was skipped$/);
+  assert.equal(tiles({ ...skip, at_step: 3 })[1].text, "6 bits");
+  assert.equal(tiles({ ...skip, bad_input: { x: 0 } })[1].text, "6 bits");
+  assert.equal(tiles({ ...skip, at_step: 9, loss: ["nan"] })[0].text, "9 bits, then overflow");
+});
+
+test("what a run lost as a whole is no difference of its layers", () => {
+  const layer = { ...LAYER, verdicts: [], dtypes: [[0, "float16"]] };
+  const lost = { ...layer, least_headroom: "-inf", lost_because: "training diverged" };
+  const run = (own) => ({ ...RUN, layers: [own] });
+  const [row] = differencesOf(run(lost), run(layer), null, null, "all");
+  assert.ok(!row.differs);
+  assert.equal(row.cells.find(({ id }) => id === "headroom").notes[0], ": training diverged");
+  const [tile] = leastHeadroom(run(lost));
+  assert.deepEqual([tile.text, tile.title], ["▲ not finite", "in all layers, because training diverged"]);
+});

@@ -117,7 +117,7 @@ def test_zeros_behind_a_layer_at_fault_are_not_healthy(page):
     cells = page.texts("#what-if tr[data-layer=behind] td")
     assert cells[0] == said
     legend = page.texts("#heatmap .swatches li")
-    assert "infinite, NaN or all zero because of another layer" in legend
+    assert "infinite, NaN or all zero through no fault of the layer" in legend
     assert "all zero" in legend
 
 

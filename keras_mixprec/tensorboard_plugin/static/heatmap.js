@@ -45,7 +45,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }, draw);
   const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
   let edges = [];
-  /** @type {(call: number, column: number) => string | null} */
+  /** @type {(call: number, column: number) => import("./passed_on.js").Origin | null} */
   let originAt = () => null;
   let layers = new Map();
   let repairedAt = -1;
@@ -143,7 +143,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     choose();
     edges = heat ? columnEdges(heat.from, heat.until) : [];
-    originAt = heat ? originsIn(heat, layers, pathOfCall) : () => null;
+    originAt = heat ? originsIn(heat) : () => null;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows.length));
     rowHeight = clamp(fitting, store.state.fit ? 1 : ROW_HEIGHTS[0], ROW_HEIGHTS[1]);
     const height = rows.length * rowHeight + AXIS_HEIGHT;
@@ -193,7 +193,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const axis = axisOf(store.state);
     const steps = cell.from === cell.until ? stepInWords(axis, cell.from, "after") :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin), cell.value).long :
+    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(cell.origin, cell.value, spell).long :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));

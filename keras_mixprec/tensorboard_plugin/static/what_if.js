@@ -1,6 +1,7 @@
 import { mainFinding } from "./event_text.js";
 import { formatNumber, formatPower, toNumber, words } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
+import { originOf } from "./passed_on.js";
 import { dtypeAt } from "./precision.js";
 
 // The next batch may be larger than any that was measured: what `diagnose` leaves too.
@@ -254,12 +255,16 @@ export function scaleInWords({ name, scale, overflowing, blamed }) {
  * what a format would do.
  */
 export function whyNoPlan(run) {
-  const diverged = mainFinding(run)?.verdict === "divergence" && !run.finding.repaired;
-  return diverged ? NO_MATTER : null;
+  const { verdict } = mainFinding(run) ?? {};
+  return NO_MATTER[run.finding?.repaired ? null : verdict] ?? null;
 }
 
-const NO_MATTER = "No plan: training diverged in float32 as well, so it is no matter of precision, and " +
-  "what the layers came to says nothing of a run that does not.";
+const NO_MATTER = {
+  divergence: "No plan: training diverged in float32 as well, so it is no matter of precision, and " +
+    "what the layers came to says nothing of a run that does not.",
+  weights_lost: "No plan: weights are infinite or NaN, so what the layers came to says nothing of a " +
+    "run with sound ones. Restore a checkpoint first.",
+};
 
 /**
  * What was measured of a layer, with what it says of one that was not finite behind another.
@@ -267,7 +272,8 @@ const NO_MATTER = "No plan: training diverged in float32 as well, so it is no ma
  * @param {any} layer Its row of the table of layers.
  */
 export function withLost(ranges, layer) {
-  const isLost = toNumber(layer.least_headroom ?? null) === -Infinity && !layer.passed_from;
+  if (layer.lost_because) return { ...ranges, nonfinite: undefined };
+  const isLost = toNumber(layer.least_headroom ?? null) === -Infinity && !originOf(layer);
   if (!isLost || ranges?.nonfinite) return ranges;
   const step = layer.worst_step;
   return { ...ranges, nonfinite: { step, dtype: dtypeAt(layer, step) } };

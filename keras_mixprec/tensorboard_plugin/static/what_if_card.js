@@ -6,7 +6,7 @@ import {
 import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
 import { ALL_ZERO, leftOut } from "./metrics.js";
-import { passedInWords } from "./passed_on.js";
+import { originOf, passedInWords } from "./passed_on.js";
 import {
   GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundElsewhere, foundInWords, judgeLayer, planFile,
   isAllZero, scaleInWords, smallestPlan, whyNoPlan, withLost,
@@ -144,7 +144,7 @@ export function createWhatIf(store) {
       .map((layer) => {
         const known = withLost(ranges.layers[layer.path], layer);
         const own = judgeLayer(known, format, ranges.formats, when.value);
-        const origin = layer.passed_from;
+        const origin = originOf(layer);
         const why = own.activation.state !== "unknown" ? null :
           isAllZero(layer) ? "zero" : origin ? "passed" : null;
         const activation = why ? { ...own.activation, state: why, origin } : own.activation;
@@ -160,7 +160,7 @@ export function createWhatIf(store) {
       [count("no scale"), "no loss scale would fit"],
       [count("vanishes"), "would lose small numbers that count"],
       [count("close"), `within ${SPARE_BITS} bits of overflowing`],
-      [count("passed"), "not known: behind a layer at fault"], [count("unknown"), "not measured"], [count("zero"), "with zeros alone"], [count("fits"), "would fit"],
+      [count("passed"), "not known: not finite through no fault of theirs"], [count("unknown"), "not measured"], [count("zero"), "with zeros alone"], [count("fits"), "would fit"],
     ].filter(([n]) => n);
     answer.textContent = `In ${format.name}, of ${plural(found.length, "layer")}: ` +
       parts.map(([n, text]) => `${formatInteger(n)} ${text}`).join(", ") + ".";
