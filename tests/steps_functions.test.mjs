@@ -8,6 +8,7 @@ const folder = fileURLToPath(
 const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
 
 const { stepInWords } = await load("axis");
+const { courseOf } = await load("course");
 const { momentInWords } = await load("format");
 const { leastHeadroom } = await load("least_headroom");
 const { differencesOf } = await load("difference");
@@ -128,4 +129,16 @@ test("what a run lost as a whole is no difference of its layers", () => {
   assert.equal(row.cells.find(({ id }) => id === "headroom").notes[0], ": training diverged");
   const [tile] = leastHeadroom(run(lost));
   assert.deepEqual([tile.text, tile.title], ["▲ not finite", "in all layers, because training diverged"]);
+});
+
+test("readings of a range are those of the heatmap", () => {
+  const heat = { layers: ["a"], from: [1, 20], until: [1, 20], values: [-Infinity, -Infinity] };
+  const bins = [[3, 128], [3, 128]];
+  const histogram = { steps: [10, 20], exponents: bins, counts: [[1, 2], [1, 2]], low: [3, 3] };
+  const found = courseOf(heat, histogram, "a", 16);
+  // The one after step 10 is part of a column that ends with another.
+  assert.deepEqual([found.nonfinite, found.readings], [[1, 20], 2]);
+  const behind = courseOf(heat, { ...histogram, steps: [20, 40] }, "a", 16);
+  assert.deepEqual([behind.nonfinite, behind.readings], [[1, 20, 40], 3]);
+  assert.equal(courseOf(null, histogram, "a", 16).readings, 2);
 });

@@ -325,7 +325,7 @@ def test_the_histogram_of_a_bad_batch_raises_no_alarm(page, tmp_path, bad):
     left_out = "The input was not finite at step 5 (bad data)"
     page.until(lambda: page.text("#course .hint"))
     assert (left_out in page.text("#course .hint")) == bool(bad)
-    assert ("first at step 5" in page.text("#course .hint")) != bool(bad)
+    assert ("first after step 5" in page.text("#course .hint")) != bool(bad)
 
 
 def test_the_advised_loss_scale_skipped_no_step(page, logs):

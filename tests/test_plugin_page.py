@@ -647,7 +647,7 @@ def test_a_click_on_the_timeline_chooses_the_step_and_the_event(page, url):
 
 def test_the_histogram_shows_the_other_part(page, url):
     page.open(url, run=TUNED, layer="in_1")
-    assert "fits loss scales" not in page.text("#histogram .words")
+    assert "fit loss scales" not in page.text("#histogram .words")
     page.click("[data-part=gradient]")
     words = page.text("#histogram .words")
     assert "in use: 2¹⁵ (outlined with it, grey without)" in words

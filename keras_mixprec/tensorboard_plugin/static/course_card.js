@@ -6,7 +6,7 @@ import {
 import { courseOf, forecastsOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatInteger, formatNumber, formatPower, plural, readable } from "./format.js";
+import { formatInteger, formatNumber, formatPower, momentInWords, plural, readable } from "./format.js";
 import { leftOut, NO_RANGE } from "./metrics.js";
 import { seenFirst } from "./frames.js";
 import { exponentTicks, linearScale } from "./scales.js";
@@ -93,14 +93,14 @@ export function createCourse(store) {
     surface.setHeight(PLACE.top + PLACE.height + PLACE.axis);
   }
 
-  function sentenceOf({ name, part, format, forecast, nonfinite, badInput }) {
+  function sentenceOf({ name, part, format, forecast, nonfinite, readings, badInput }) {
     const scaled = part === "gradient" ? ", loss scale included" : "";
-    const lost = nonfinite.length ? ` Some are ${NOT_FINITE} in ${
-      plural(nonfinite.length, "reading")}, first at step ${formatInteger(nonfinite[0])}.` : "";
+    const lost = nonfinite.length ? ` Some are ${NOT_FINITE} in ${formatInteger(nonfinite.length)} of ${
+      plural(readings, "reading")}, first ${momentInWords(nonfinite[0], "after")}.` : "";
     const left = badInput.length ? ` ${leftOut(badInput)}` : "";
     const what = `${name}${whyShown(store.state)}, ${part}s${scaled}, against ${format.name}.${lost}${left}`;
     if (!forecast) return what;
-    return `${what} At step ${formatInteger(forecast.step)} it had ${
+    return `${what} After step ${formatInteger(forecast.step)} it had ${
       formatNumber(Number(forecast.bits.toFixed(1)))} bits left and grew: overflow expected at step ${
       formatInteger(forecast.until)}.`;
   }

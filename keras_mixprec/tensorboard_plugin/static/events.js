@@ -15,7 +15,7 @@ import { countBy } from "./summary.js";
 
 const PAGE = 100;
 const FIXES = {
-  training: "Fix for training", plan: "Fix as plan.json, for the next run", inference: "Fix for inference",
+  training: "Fix for training", plan: "Fix for all next runs: save these dtypes as plan.json", inference: "Fix for inference",
   data: "Rows to drop", diagnosis: "Code that finds the cause",
 };
 

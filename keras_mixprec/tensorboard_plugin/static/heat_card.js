@@ -151,7 +151,7 @@ export function createHeatCard(store) {
     const metric = metricOf(runData, heat?.metric);
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
-    table.fill(() => [["layer", metric.title, "at step"],
+    table.fill(() => [["layer", metric.title, "after step"],
       rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad, origin }) => [
         name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? passedInWords(origin, value).short :
           valueInWords(metric.kind, value, wider, formatOf()),

@@ -1,5 +1,5 @@
 import { mainFinding } from "./event_text.js";
-import { formatNumber, formatPower, toNumber, words } from "./format.js";
+import { formatNumber, formatPower, momentInWords, toNumber, words } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { originOf } from "./passed_on.js";
 import { dtypeAt } from "./precision.js";
@@ -33,17 +33,21 @@ export function judgePart(part, format, moment) {
 }
 
 /**
- * The loss scales, as powers of two, at which gradients neither overflow nor vanish.
+ * The loss scales, as powers of two, at which gradients neither overflow nor vanish: as the
+ * diagnosis has them, but that of those of weights the log does not know which small ones count.
  * @param {{largest?: number | null, low?: number | null} | undefined} reading Logarithms of
- *   the largest magnitude and of the smallest that counts, without a loss scale.
+ *   the largest magnitude and of the smallest that counts of the outputs' gradients, without a loss scale.
+ * @param {any} format
+ * @param {{largest?: number | null}} [ofWeights] The same of the weights' gradients.
  * @returns {{lowest: number, highest: number} | null}
  */
-export function scaleWindow(reading, format) {
+export function scaleWindow(reading, format, ofWeights) {
   const { largest = null, low = null } = reading ?? {};
   if (largest === null) return null;
+  const most = Math.max(largest, ofWeights?.largest ?? -Infinity);
   return {
     lowest: low === null ? -Infinity : format.subnormal_exponent - low,
-    highest: Math.floor(format.maximum_bits - SPARE_BITS - largest),
+    highest: Math.floor(format.maximum_bits - SPARE_BITS - most),
   };
 }
 
@@ -65,7 +69,7 @@ export function judgeLayer(ranges, format, formats, moment) {
     activation = { state, bits: null, step: lost.step, lost: lost.dtype };
   }
   const weight = judgePart(ranges?.weight, format, moment);
-  const gradient = scaleWindow(ranges?.gradient?.[moment], format);
+  const gradient = scaleWindow(ranges?.gradient?.[moment], format, ranges?.weight_gradient?.[moment]);
   const refused = ranges?.refused?.[format.name] ?? [];
   const states = [
     activation.state, weight.state, refused.length ? "refused" : null,
@@ -122,7 +126,7 @@ export function isAllZero(layer) {
 function reasonOf({ activation, weight }, name) {
   const parts = [["activations", activation], ["weights", weight]];
   for (const [what, { state, bits, step, lost }] of parts) {
-    const at = step === null ? "" : ` at step ${step}`;
+    const at = step === null ? "" : ` ${momentInWords(step, "after")}`;
     if (state === "overflows") {
       return lost ? `its ${what} were not finite in ${lost}${at}` :
         `its ${what} exceed ${name} by ${formatNumber(-bits)} bits${at}`;

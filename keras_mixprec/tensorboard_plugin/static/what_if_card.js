@@ -1,7 +1,7 @@
 import { chooseLayer } from "./actions.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
 import {
-  formatInteger, formatNumber, formatPower, formatShare, listSome, plural, readable, words,
+  formatInteger, formatNumber, formatPower, formatShare, listSome, momentInWords, plural, readable, words,
 } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
@@ -14,7 +14,7 @@ import {
 
 const ALL = "";
 const ROWS_SHOWN = 200;
-// Not that of a finding's fix, which "Fix as plan.json" is of.
+// Not that of a finding's fix, whose code saves a `plan.json`.
 const PLAN_FILE = "what_if_plan.json";
 const ORDER = [...GRAVE, "passed", "unknown", "zero", "fits"];
 const LEVEL = {
@@ -22,7 +22,8 @@ const LEVEL = {
 };
 const GLYPH = { bad: "▲ ", warning: "◆ " };
 const CANNOT = "Ranges are of what layers return. A layer may overflow on the way to that, or " +
-  "lose digits: before training check the plan with keras_mixprec.diagnose on a batch.";
+  "lose digits. Loss scales are for the gradients of outputs and weights; which small ones of weights count " +
+  "is not in the log. Before training check the plan with keras_mixprec.diagnose on a batch.";
 const NO_RANGES = "Nothing was measured of the layers of this run. MixPrecMonitor measures " +
   "them at every probe_every steps, within max_overhead of the time.";
 
@@ -45,7 +46,7 @@ function isOf(path, chosen) {
 function partInWords({ state, bits, step, lost, origin }, name) {
   if (state === "passed") return `${passedInWords(origin, -Infinity).short}: not known`;
   if (state === "zero") return origin ? passedInWords(origin, Infinity).short : ALL_ZERO;
-  const at = step === null ? "" : `, step ${formatInteger(step)}`;
+  const at = step === null ? "" : `, ${momentInWords(step, "after")}`;
   if (lost) return state === "overflows" ? `not finite${at}` : `not finite in ${lost}${at}: not known`;
   if (state === "unknown") return "not measured";
   const number = formatNumber(Number(Math.abs(bits).toFixed(1)));
@@ -79,7 +80,7 @@ export function createWhatIf(store) {
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...heads.map((head) => element("th", { scope: "col", class: "plain" }, head)))), rows);
   const scroller = element("div", { class: "table-scroll short" }, table);
-  const download = element("a", { class: "button", download: PLAN_FILE }, `Download ${PLAN_FILE}`);
+  const download = element("a", { class: "button", download: PLAN_FILE }, `Download it for apply_policy (${PLAN_FILE})`);
   const plan = element("p", {});
   const caution = element("p", { class: "withheld caution", role: "status", hidden: true });
   const nothing = element("p", { class: "absent", hidden: true });
