@@ -151,8 +151,9 @@ def _scale(course):
 
 def _low_scales(events):
     for event in low_scales(events):
-        message = event["message"]
-        yield f"{message[:1].upper()}{message[1:]}. {event.get('advice', '')}"
+        said = filter(None, (event["message"], event.get("harm")))
+        clauses = [f"{text[:1].upper()}{text[1:]}." for text in said]
+        yield " ".join([*clauses, event.get("advice", "")])
 
 
 def _nonfinite(events):

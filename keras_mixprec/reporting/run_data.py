@@ -31,6 +31,7 @@ from keras_mixprec.reporting.layer_tables import (
     pool_groups,
     rows_in_order,
 )
+from keras_mixprec.reporting.lowered_scale import add_harm
 from keras_mixprec.reporting.performance import Row, performance
 from keras_mixprec.reporting.run_layers import (
     add_events,
@@ -126,6 +127,7 @@ class RunData:
         passed_on.add_passed_on(layers, events)
         passed_on.add_origins(layers, measured_against(layers))
         passed_on.add_lost(layers, events)
+        add_harm(events, layers, heat)
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         # Of a part that the model does not have, such as attention, are none.
