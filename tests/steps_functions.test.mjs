@@ -9,6 +9,7 @@ const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
 
 const { stepInWords } = await load("axis");
 const { courseOf } = await load("course");
+const { countsByKind } = await load("event_groups");
 const { momentInWords } = await load("format");
 const { leastHeadroom } = await load("least_headroom");
 const { differencesOf } = await load("difference");
@@ -141,4 +142,21 @@ test("readings of a range are those of the heatmap", () => {
   const behind = courseOf(heat, { ...histogram, steps: [20, 40] }, "a", 16);
   assert.deepEqual([behind.nonfinite, behind.readings], [[1, 20, 40], 3]);
   assert.equal(courseOf(null, histogram, "a", 16).readings, 2);
+});
+
+test("events are counted as the figures above count them", () => {
+  const skip = (step, optimizer) => ({ kind: "skipped_step", step, at_step: step, optimizer });
+  const verdict = (layer, more) => ({ kind: "verdict", verdict: "forward_overflow", layer, step: 9, ...more });
+  const events = [
+    ...[1, 2, 3, 7].flatMap((step) => [skip(step, "a"), skip(step, "b")]),
+    verdict("x"), verdict("y", { same_as: "x" }),
+    { kind: "skipped_steps_not_kept", first_step: 9, last_step: 40, count: 30, step: 40 },
+  ];
+  const found = countsByKind([{ events, skipped: 24 }]);
+  assert.deepEqual(found, [
+    { kind: "skipped_step", count: 4, rows: 4 }, { kind: "verdict", count: 2, rows: 1 },
+    { kind: "skipped_steps_not_kept", count: 20, rows: 1 },
+  ]);
+  const [{ count, rows }] = countsByKind([{ events: [skip(1), skip(2)], skipped: 2 }]);
+  assert.deepEqual([count, rows], [2, 1]);
 });

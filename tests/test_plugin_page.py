@@ -661,7 +661,7 @@ def test_kinds_of_events_can_be_hidden(page, url, told):
     chip = "[data-filter=skipped_step]"
     assert len(page.all(skips)) == 1
     assert "20 updates skipped in a row, steps 1 to 20" in page.text(skips)
-    assert page.text(chip) == "skipped step 20"
+    assert page.text(chip) == "skipped step 20 in 1 row"
     page.click(chip)
     assert page.all(skips) == []
     assert len(page.all("#events li")) == len(told[FAILED]["events"]) - 20

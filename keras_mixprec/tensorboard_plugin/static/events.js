@@ -3,15 +3,14 @@ import { copyButton } from "./copy.js";
 import {
   breakable, bringIntoView, card, element, revealIn, walkRows,
 } from "./dom.js";
-import { groupEvents, isChosenEvent, lastMomentOf } from "./event_groups.js";
+import { countsByKind, groupEvents, isChosenEvent, lastMomentOf } from "./event_groups.js";
 import {
   describeEvent, eventDetails, eventLevel, eventTitle, kindTitle, layersOf, LEVELS,
   momentOf,
 } from "./event_text.js";
-import { formatInteger, momentInWords } from "./format.js";
+import { formatInteger, momentInWords, plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { labelOfRun } from "./names.js";
-import { countBy } from "./summary.js";
 
 const PAGE = 100;
 const FIXES = {
@@ -52,10 +51,7 @@ export function createEvents(store) {
     return new Set((store.state.runData?.layers ?? []).map((layer) => layer.path));
   }
 
-  function allEvents() {
-    const { runData, compareData } = store.state;
-    return [...runData?.events ?? [], ...compareData?.events ?? []];
-  }
+  const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
 
   // Which run an event is of, where two are shown.
   function runLabel(event) {
@@ -125,9 +121,8 @@ export function createEvents(store) {
 
   function drawChips() {
     const { hiddenKinds } = store.state;
-    const counts = countBy(allEvents(), (event) => event.kind);
     const focused = chips.querySelector(":focus")?.dataset.filter;
-    chips.replaceChildren(...[...counts].map(([kind, count]) => element("button", {
+    chips.replaceChildren(...countsByKind(runsOf(store.state)).map(({ kind, count, rows }) => element("button", {
       type: "button", class: "chip", "data-filter": kind,
       "aria-pressed": String(!hiddenKinds.has(kind)),
       onclick() {
@@ -135,7 +130,7 @@ export function createEvents(store) {
         if (!hidden.delete(kind)) hidden.add(kind);
         store.set({ hiddenKinds: hidden });
       },
-    }, `${kindTitle(kind)} ${formatInteger(count)}`)));
+    }, `${kindTitle(kind)} ${formatInteger(count)}${rows === count ? "" : ` in ${plural(rows, "row")}`}`)));
     [...chips.children].find((chip) => chip.dataset.filter === focused)?.focus();
   }
 
@@ -143,10 +138,7 @@ export function createEvents(store) {
     const { hiddenKinds, onlyLayer, layer } = store.state;
     const paths = pathsOf();
     only.checked = onlyLayer;
-    const { runData, compareData } = store.state;
-    shown = [runData, compareData].flatMap((data) => {
-      return groupEvents(data?.events ?? []);
-    }).filter((event) => {
+    shown = runsOf(store.state).flatMap(({ events }) => groupEvents(events)).filter((event) => {
       if (hiddenKinds.has(event.kind)) return false;
       return !onlyLayer || layer === null || isAbout(event, paths);
     }).sort((one, other) => momentOf(one) - momentOf(other));
