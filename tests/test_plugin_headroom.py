@@ -216,3 +216,25 @@ def test_python_and_the_page_read_the_same_number(page, logs):
     assert values["first"][0] == np.float32(12.849)
     assert "12.9 bits left" in said_of(page, "first")
     assert "12.9 bits" in row_of(page, "first")
+
+
+# How far each card goes on below what is in it, with its own padding.
+_BELOW = """
+return Object.fromEntries([...document.querySelectorAll("main .card")]
+  .filter((card) => card.offsetHeight)
+  .map((card) => {
+    const ends = [...card.children].map((one) => one.getBoundingClientRect().bottom);
+    return [card.id, card.getBoundingClientRect().bottom - Math.max(...ends)];
+  }));
+"""
+
+
+def test_cards_end_where_what_is_in_them_ends(page):
+    page.pick("#run", "fault/mixprec")
+    for other in "", "wide/mixprec":
+        page.pick("#compare", other)
+        for card in "#map", "#what-if", "#difference":
+            page.one(card)
+            page.settle()
+        below = page.run(_BELOW)
+        assert {card: room for card, room in below.items() if room > 40} == {}

@@ -37,6 +37,7 @@ export function createEvents(store) {
   const later = pageButton(() => turn(1));
   const scroller = element("div", { class: "event-scroll" }, earlier, list, later);
   walkRows(list, "li");
+  const root = card("events", "Events", [onlyLabel], chips, scroller);
   // Thousands of rows would make every layout slow: a window of pages is kept.
   let first = 0;
   let last = PAGE;
@@ -153,6 +154,8 @@ export function createEvents(store) {
     first = Math.max(0, Math.min(first, shown.length - 1));
     list.replaceChildren(...shown.slice(first, last).map((event) => row(event, paths)));
     if (list.firstChild) list.firstChild.tabIndex = 0;
+    // Few rows need less room than the card has beside others.
+    root.style.setProperty("--rows", String(shown.length));
     const after = Math.max(0, shown.length - last);
     earlier.hidden = first === 0;
     earlier.textContent = `Show earlier events (${formatInteger(first)})`;
@@ -214,5 +217,5 @@ export function createEvents(store) {
   });
   store.on(["hiddenKinds", "onlyLayer"], restart);
   store.on(["event", "step", "layer", "shown"], follow);
-  return card("events", "Events", [onlyLabel], chips, scroller);
+  return root;
 }

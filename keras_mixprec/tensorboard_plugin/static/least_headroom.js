@@ -87,7 +87,7 @@ export function leastHeadroom(run) {
     const skips = skippedSince(run, part, worst[step]);
     const after = skips ? `. ${plural(skips, "step")} behind that reading overflowed and ${skips > 1 ? "were" : "was"} skipped` : "";
     return [{
-      name, text: spareInWords(worst, bits) + (skips ? ", then overflow" : ""), layer: worst,
+      name, text: spareInWords(worst, bits) + (skips && level !== "bad" ? ", then overflow" : ""), layer: worst,
       level: ["bad", "warning"].includes(level) ? level : skips ? "skip" : undefined,
       title: title + after,
     }];
