@@ -7,7 +7,7 @@ const folder = fileURLToPath(
 );
 const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
 
-const { stepInWords } = await load("axis");
+const { alignedScale, alignedSteps, axesOf, axisOf, lastStepOf, stepInWords } = await load("axis");
 const { courseOf } = await load("course");
 const { countsByKind } = await load("event_groups");
 const { momentInWords } = await load("format");
@@ -159,4 +159,25 @@ test("events are counted as the figures above count them", () => {
   ]);
   const [{ count, rows }] = countsByKind([{ events: [skip(1), skip(2)], skipped: 2 }]);
   assert.deepEqual([count, rows], [2, 1]);
+});
+
+test("two runs are placed by their own epochs, side by side", () => {
+  const run = (steps, name) => ({
+    run: name, last_step: steps.at(-1), clock: { epoch: { steps, values: [0, 1, 2] }, time: null },
+  });
+  const [runData, compareData] = [run([0, 8, 16], "a"), run([0, 20, 40], "b")];
+  const state = { axis: "epoch", runData, compareData };
+  const { toShown, toOwn } = alignedSteps(state, compareData);
+  assert.deepEqual([toShown(10), toShown(40), toOwn(12)], [4, 16, 30]);
+  assert.equal(alignedSteps(state, runData).toShown(5), 5);
+  assert.equal(axisOf(state).name, "epoch");
+  assert.equal(axisOf(state, compareData).of(30), 1.5);
+  const ends = (own) => lastStepOf({ ...state, axis: own });
+  assert.deepEqual([ends("epoch"), ends("step"), ends("time")], [16, 40, 40]);
+  assert.deepEqual(axesOf(state).map(({ why }) => why), [null, null, "not in both logs"]);
+  const lacking = { ...state, compareData: { ...compareData, clock: {} } };
+  assert.equal(axisOf(lacking).name, "step");
+  assert.equal(alignedSteps(lacking, lacking.compareData).toShown(10), 10);
+  const scale = alignedScale(state, compareData, Object.assign((step) => 2 * step, { invert: (x) => x / 2 }));
+  assert.deepEqual([scale(40), scale.invert(32), scale.base(5)], [32, 40, 10]);
 });
