@@ -108,6 +108,7 @@ test("a run that diverges in float32 as well gets no plan", () => {
     return { events: [{ kind: "verdict", verdict }], finding: { event: 0, repaired } };
   };
   assert.match(whatIf.whyNoPlan(run("divergence")), /no matter of precision/);
+  assert.match(whatIf.whyNoPlan(run("weights_lost")), /Restore a checkpoint first/);
   assert.equal(whatIf.whyNoPlan(run("forward_overflow")), null);
   assert.equal(whatIf.whyNoPlan({ events: [], finding: null }), null);
 });
@@ -117,6 +118,10 @@ test("a layer that was not finite is told so whatever was measured before", () =
   const lost = layer("a", { least_headroom: "-inf", worst_step: 8 });
   assert.deepEqual(whatIf.withLost(measured, lost).nonfinite, { step: 8, dtype: "float16" });
   assert.equal(whatIf.withLost(measured, { ...lost, passed_from: "b" }), measured);
+  // What the run lost as a whole says nothing of the layer.
+  const nonfinite = { step: 3, dtype: "float32" };
+  const all = { ...lost, lost_because: "training diverged" };
+  assert.equal(whatIf.withLost({ ...measured, nonfinite }, all).nonfinite, undefined);
   assert.equal(whatIf.withLost(measured, layer("a", { least_headroom: 3 })), measured);
 });
 

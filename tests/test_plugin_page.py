@@ -605,7 +605,7 @@ def test_a_click_on_the_verdict_moves_all_to_its_layer(page, url, told):
     )
     row = told[TUNED]["heat"]["layers"].index("overflowing")
     assert outlined(page) == row
-    assert page.text("#histogram .hint").startswith("overflowing · taken at")
+    assert page.text("#histogram .hint").startswith("overflowing · taken after")
     assert page.in_view("#layers tr.chosen", ".table-scroll")
     said = "".join(page.texts("#events li.chosen .detail"))
     assert "largest number that it received: " in said
