@@ -154,8 +154,8 @@ export function createEvents(store) {
     first = Math.max(0, Math.min(first, shown.length - 1));
     list.replaceChildren(...shown.slice(first, last).map((event) => row(event, paths)));
     if (list.firstChild) list.firstChild.tabIndex = 0;
-    // Few rows need less room than the card has beside others.
-    root.style.setProperty("--rows", String(shown.length));
+    // Few rows need less room than the card has beside others, but for the details of a chosen one.
+    root.style.setProperty("--rows", String(store.state.event === null ? shown.length : PAGE));
     const after = Math.max(0, shown.length - last);
     earlier.hidden = first === 0;
     earlier.textContent = `Show earlier events (${formatInteger(first)})`;
