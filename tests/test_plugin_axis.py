@@ -21,7 +21,7 @@ EPOCH = 8
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two epochs, of which the second takes far longer; others; an older log."""
+    """Two epochs, the second far slower; longer epochs; and an older log."""
     folder = tmp_path_factory.mktemp("axis")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")

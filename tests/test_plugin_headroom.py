@@ -223,8 +223,8 @@ _BELOW = """
 return Object.fromEntries([...document.querySelectorAll("main .card")]
   .filter((card) => card.offsetHeight)
   .map((card) => {
-    const ends = [...card.children].map((one) => one.getBoundingClientRect().bottom);
-    return [card.id, card.getBoundingClientRect().bottom - Math.max(...ends)];
+    const endOf = (one) => one.getBoundingClientRect().bottom;
+    return [card.id, endOf(card) - Math.max(...[...card.children].map(endOf))];
   }));
 """
 
