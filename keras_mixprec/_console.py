@@ -6,6 +6,8 @@ import sys
 import keras
 from absl import logging
 
+from keras_mixprec.formats import format_names
+
 # What colours a terminal; TensorFlow and Keras put it into their errors.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
 
@@ -55,9 +57,7 @@ def listed(paths, shown: int = 4) -> str:
         paths: Iterable of strings.
         shown: Int. How many are named. Defaults to `4`.
     """
-    names = [repr(path) for path in paths]
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+    return format_names(map(repr, paths), shown)
 
 
 def without_colours(text: str) -> str:

@@ -49,6 +49,26 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_names(names: Iterable[str], shown: int, noun: str = "") -> str:
+    """Formats the first of some names, and how many more there are.
+
+    Args:
+        names: Iterable of strings.
+        shown: Int. How many are named.
+        noun: String. What the others are called. Defaults to nothing.
+
+    Example:
+    >>> from keras_mixprec.formats import format_names
+    >>> format_names("abc", 3), format_names("abc", 2, "layer")
+    ('a, b, c', 'a, b and 1 more layer')
+    """
+    names = list(names)
+    count = len(names) - shown
+    kind = f"more {noun}".strip()
+    others = format_count(count, kind) if noun else f"{count:,} {kind}"
+    return ", ".join(names[:shown]) + f" and {others}" * (count > 0)
+
+
 def format_moment(step: int, at: str = "at") -> str:
     """Formats when something was found: steps count from 1, and none is 0.
 

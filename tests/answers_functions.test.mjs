@@ -29,6 +29,17 @@ test("gradients survive at the loss scales at which NumPy's do", () => {
   }
 });
 
+test("a loss scale spares the gradients of weights, which may be the largest", () => {
+  const format = formatOf("float16");
+  const gradient = moments({ largest: -3, low: -8 });
+  const of = (more) => whatIf.judgeLayer({ gradient, ...more }, format, formats, "worst").gradient.highest;
+  const alone = of({});
+  assert.equal(of({ weight_gradient: moments({ largest: 1.5 }) }), Math.floor(format.maximum_bits - 2 - 1.5));
+  assert.ok(of({ weight_gradient: moments({ largest: 1.5 }) }) < alone);
+  assert.equal(of({ weight_gradient: moments({ largest: -9 }) }), alone);
+  assert.equal(of({ weight_gradient: moments({ largest: null }) }), alone);
+});
+
 const range = (largest, low = null) => moments({ largest, largest_step: 3, low, low_step: 3 });
 const layer = (path, more = {}) => {
   return { path, share_of_flops: 0.25, dtypes: [[0, "float16"]], fed_by: [], ...more };
@@ -97,6 +108,7 @@ test("a run that diverges in float32 as well gets no plan", () => {
     return { events: [{ kind: "verdict", verdict }], finding: { event: 0, repaired } };
   };
   assert.match(whatIf.whyNoPlan(run("divergence")), /no matter of precision/);
+  assert.match(whatIf.whyNoPlan(run("weights_lost")), /Restore a checkpoint first/);
   assert.equal(whatIf.whyNoPlan(run("forward_overflow")), null);
   assert.equal(whatIf.whyNoPlan({ events: [], finding: null }), null);
 });
@@ -106,6 +118,10 @@ test("a layer that was not finite is told so whatever was measured before", () =
   const lost = layer("a", { least_headroom: "-inf", worst_step: 8 });
   assert.deepEqual(whatIf.withLost(measured, lost).nonfinite, { step: 8, dtype: "float16" });
   assert.equal(whatIf.withLost(measured, { ...lost, passed_from: "b" }), measured);
+  // What the run lost as a whole says nothing of the layer.
+  const nonfinite = { step: 3, dtype: "float32" };
+  const all = { ...lost, lost_because: "training diverged" };
+  assert.equal(whatIf.withLost({ ...measured, nonfinite }, all).nonfinite, undefined);
   assert.equal(whatIf.withLost(measured, layer("a", { least_headroom: 3 })), measured);
 });
 
@@ -154,10 +170,10 @@ test("the course of a layer holds its largest, median and smallest numbers", () 
   };
   const histogram = { steps: [3], exponents: [[-4, -3, 1, 128]], counts: [[1, 4, 3, 9]], low: [-3] };
   assert.deepEqual(course.courseOf(heat, histogram, "b", 16), {
-    largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]], nonfinite: [3, 9], isZero: false,
+    largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]], nonfinite: [3, 9], readings: 2, isZero: false,
   });
   assert.deepEqual(course.courseOf(null, null, "b", 16), {
-    largest: [], median: [], smallest: [], nonfinite: [], isZero: false,
+    largest: [], median: [], smallest: [], nonfinite: [], readings: 0, isZero: false,
   });
 });
 

@@ -10,7 +10,7 @@ const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
 const { decodeHeat } = await load("heat_data");
 const { GRAVEST, poolRows, worstOfRows } = await load("heat_rows");
 const { layerColumns, worstLayer } = await load("layer_columns");
-const { originsIn } = await load("passed_on");
+const { originsIn, passedInWords } = await load("passed_on");
 const { isAsIf } = await load("precision");
 const { differencesOf, DIFFERENCES } = await load("difference");
 
@@ -40,20 +40,21 @@ test("headroom comes as float16, of which each number is read", () => {
 const heatOf = (values, metric = HEADROOM) => ({
   metric, layers: ["a", "b"], from: [1], until: [1], pool: "min", values,
 });
-const paths = new Map([
-  ["a", { ...LAYER, passes_on: {} }],
-  ["b", { ...LAYER, path: "b", passes_on: { activation: "a", gradient: "a" } }],
-]);
-const itself = (call) => call;
 
-test("zeros come from the layer with a verdict if that gives zeros as well", () => {
-  const origin = (values, metric) => originsIn(heatOf(values, metric), paths, itself)(1, 0);
-  assert.equal(origin([Infinity, Infinity]), "a");
-  assert.equal(origin([9, Infinity]), null);
-  assert.equal(origin([-Infinity, Infinity]), null);
-  assert.equal(origin([-Infinity, -Infinity]), "a");
-  // Those may have vanished on their own.
-  assert.equal(origin([Infinity, Infinity], "gradient_headroom_bits"), null);
+test("the data say of which cells another layer, or the whole run, is the cause", () => {
+  const heat = {
+    ...heatOf([]), from: [1, 2, 3], passed: [
+      { from: { layer: "a" }, rows: [1], columns: [[0, 0]] },
+      { from: { because: "training diverged" }, rows: [0, 1], columns: [[1, 2]] },
+    ],
+  };
+  const originAt = originsIn(heat);
+  assert.deepEqual(originAt(1, 0), { layer: "a" });
+  assert.equal(originAt(0, 0), null);
+  assert.deepEqual([originAt(0, 2), originAt(1, 1)], Array(2).fill({ because: "training diverged" }));
+  assert.equal(originAt(0, -1), null);
+  assert.equal(passedInWords(originAt(0, 2), -Infinity).short, "not finite: training diverged");
+  assert.equal(passedInWords({ layer: "a" }, Infinity).short, "all zero: comes from a");
 });
 
 const narrow = { ...LAYER, path: "narrow", least_headroom: 12 };

@@ -170,6 +170,34 @@ test("the ramp grows lighter", () => {
   }
 });
 
+// CIE L*a*b* of sRGB, in which a distance of about 2 is just seen.
+function labOf(rgb) {
+  const linear = rgb.map((channel) => {
+    const part = channel / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  const rows = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]];
+  const [x, y, z] = rows.map((row, place) => {
+    const white = [0.95047, 1, 1.08883][place];
+    const part = row.reduce((sum, factor, index) => sum + factor * linear[index], 0) / white;
+    return part > 0.008856 ? Math.cbrt(part) : 7.787 * part + 16 / 116;
+  });
+  return [116 * y - 16, 500 * (x - y), 200 * (y - z)];
+}
+
+test("two bits of headroom more are seen wherever they are", () => {
+  for (let bits = 2; bits <= 22; bits += 1) {
+    const [one, two] = [bits, bits + 2].map((value) => labOf(palette.valueColor("headroom", value)));
+    assert.ok(one[0] - two[0] > 5, `lightness at ${bits} bits`);
+    assert.ok(Math.hypot(...one.map((part, place) => part - two[place])) > 9, `colour at ${bits} bits`);
+  }
+  // What is close to an alarm is none.
+  const apart = labOf(palette.valueColor("headroom", 2)).map((part, place) => {
+    return part - labOf(palette.levelColor("warning"))[place];
+  });
+  assert.ok(Math.hypot(...apart) > 30);
+});
+
 test("metrics are grouped by the part of a layer that they are about", () => {
   const groups = metrics.groupMetrics([
     { name: "a", group: "Weights" }, { name: "b", group: "Other" },

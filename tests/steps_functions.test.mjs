@@ -7,7 +7,9 @@ const folder = fileURLToPath(
 );
 const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
 
-const { stepInWords } = await load("axis");
+const { alignedScale, alignedSteps, axesOf, axisOf, lastStepOf, stepInWords } = await load("axis");
+const { courseOf } = await load("course");
+const { countsByKind } = await load("event_groups");
 const { momentInWords } = await load("format");
 const { leastHeadroom } = await load("least_headroom");
 const { differencesOf } = await load("difference");
@@ -109,4 +111,83 @@ test("an error against float32 has its step", () => {
   const run = { ...RUN, layers: [layer] };
   const [{ cells }] = differencesOf(run, run, ranges, ranges, "all");
   assert.deepEqual(cells.find(({ id }) => id === "error").notes, [" at step 50", " at step 50"]);
+});
+
+test("a reading that looks safe says what was found beside it", () => {
+  const layer = { ...LAYER, dtypes: [[0, "float16"]], least_gradient_headroom: 6 };
+  const tiles = (...events) => leastHeadroom({ ...RUN, layers: [layer], events });
+  const verdict = { kind: "verdict", verdict: "forward_overflow", layer: "a", step: 3, numbers: {} };
+  const [found] = tiles(verdict);
+  assert.deepEqual([found.text, found.level, found.event], ["▲ overflow found", "bad", verdict]);
+  assert.match(found.title, /^overflow found in a, at step 3, .* 9 bits at least/);
+  assert.equal(tiles({ ...verdict, numbers: { overflows_in_steps: 30 } })[0].text, "9 bits");
+  const skip = { kind: "skipped_step", step: 9, at_step: 5 };
+  const [activations, gradients] = tiles(skip);
+  assert.equal(activations.text, "9 bits");
+  assert.deepEqual([gradients.text, gradients.level], ["6 bits, then overflow", "skip"]);
+  assert.match(gradients.title, /1 step behind that reading overflowed and was skipped$/);
+  assert.equal(tiles({ ...skip, at_step: 3 })[1].text, "6 bits");
+  assert.equal(tiles({ ...skip, bad_input: { x: 0 } })[1].text, "6 bits");
+  assert.equal(tiles({ ...skip, at_step: 9, loss: ["nan"] })[0].text, "9 bits, then overflow");
+});
+
+test("what a run lost as a whole is no difference of its layers", () => {
+  const layer = { ...LAYER, verdicts: [], dtypes: [[0, "float16"]] };
+  const lost = { ...layer, least_headroom: "-inf", lost_because: "training diverged" };
+  const run = (own) => ({ ...RUN, layers: [own] });
+  const [row] = differencesOf(run(lost), run(layer), null, null, "all");
+  assert.ok(!row.differs);
+  assert.equal(row.cells.find(({ id }) => id === "headroom").notes[0], ": training diverged");
+  const [tile] = leastHeadroom(run(lost));
+  assert.deepEqual([tile.text, tile.title], ["▲ not finite", "in all layers, because training diverged"]);
+});
+
+test("readings of a range are those of the heatmap", () => {
+  const heat = { layers: ["a"], from: [1, 20], until: [1, 20], values: [-Infinity, -Infinity] };
+  const bins = [[3, 128], [3, 128]];
+  const histogram = { steps: [10, 20], exponents: bins, counts: [[1, 2], [1, 2]], low: [3, 3] };
+  const found = courseOf(heat, histogram, "a", 16);
+  // The one after step 10 is part of a column that ends with another.
+  assert.deepEqual([found.nonfinite, found.readings], [[1, 20], 2]);
+  const behind = courseOf(heat, { ...histogram, steps: [20, 40] }, "a", 16);
+  assert.deepEqual([behind.nonfinite, behind.readings], [[1, 20, 40], 3]);
+  assert.equal(courseOf(null, histogram, "a", 16).readings, 2);
+});
+
+test("events are counted as the figures above count them", () => {
+  const skip = (step, optimizer) => ({ kind: "skipped_step", step, at_step: step, optimizer });
+  const verdict = (layer, more) => ({ kind: "verdict", verdict: "forward_overflow", layer, step: 9, ...more });
+  const events = [
+    ...[1, 2, 3, 7].flatMap((step) => [skip(step, "a"), skip(step, "b")]),
+    verdict("x"), verdict("y", { same_as: "x" }),
+    { kind: "skipped_steps_not_kept", first_step: 9, last_step: 40, count: 30, step: 40 },
+  ];
+  const found = countsByKind([{ events, skipped: 24 }]);
+  assert.deepEqual(found, [
+    { kind: "skipped_step", count: 4, rows: 4 }, { kind: "verdict", count: 2, rows: 1 },
+    { kind: "skipped_steps_not_kept", count: 20, rows: 1 },
+  ]);
+  const [{ count, rows }] = countsByKind([{ events: [skip(1), skip(2)], skipped: 2 }]);
+  assert.deepEqual([count, rows], [2, 1]);
+});
+
+test("two runs are placed by their own epochs, side by side", () => {
+  const run = (steps, name) => ({
+    run: name, last_step: steps.at(-1), clock: { epoch: { steps, values: [0, 1, 2] }, time: null },
+  });
+  const [runData, compareData] = [run([0, 8, 16], "a"), run([0, 20, 40], "b")];
+  const state = { axis: "epoch", runData, compareData };
+  const { toShown, toOwn } = alignedSteps(state, compareData);
+  assert.deepEqual([toShown(10), toShown(40), toOwn(12)], [4, 16, 30]);
+  assert.equal(alignedSteps(state, runData).toShown(5), 5);
+  assert.equal(axisOf(state).name, "epoch");
+  assert.equal(axisOf(state, compareData).of(30), 1.5);
+  const ends = (own) => lastStepOf({ ...state, axis: own });
+  assert.deepEqual([ends("epoch"), ends("step"), ends("time")], [16, 40, 40]);
+  assert.deepEqual(axesOf(state).map(({ why }) => why), [null, null, "not in both logs"]);
+  const lacking = { ...state, compareData: { ...compareData, clock: {} } };
+  assert.equal(axisOf(lacking).name, "step");
+  assert.equal(alignedSteps(lacking, lacking.compareData).toShown(10), 10);
+  const scale = alignedScale(state, compareData, Object.assign((step) => 2 * step, { invert: (x) => x / 2 }));
+  assert.deepEqual([scale(40), scale.invert(32), scale.base(5)], [32, 40, 10]);
 });

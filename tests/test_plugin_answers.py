@@ -188,6 +188,18 @@ def test_gradients_are_without_the_loss_scale(logs):
     assert -8 < own["worst"]["largest"] <= -3 + 1e-3
 
 
+def test_gradients_of_weights_are_without_the_loss_scale_as_well(logs):
+    data = data_of(logs, TUNED)
+    own = run_ranges.run_ranges(data, 2000)["layers"]["logits"]
+    grid = data.grid("weight_gradient_headroom_bits", 2000)
+    bits = as_sent(grid.worst[grid.layers.index("logits")])
+    largest = (np.log2(65504) - bits)[np.isfinite(bits)].max()
+    found = own["weight_gradient"]["worst"]["largest"]
+    assert found == pytest.approx(largest, abs=1e-3)
+    # More than those of its outputs, a sum over the batch.
+    assert found > own["gradient"]["worst"]["largest"]
+
+
 def sound():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,))
@@ -287,10 +299,12 @@ def test_the_chart_and_what_if_say_the_same_of_loss_scales(page, url):
     page.open(url, run=TUNED, layer="in_1", part="gradient", step=1)
     assert first["steps"][0] == 1
     words = page.text("#histogram .words")
-    assert f"; fits loss scales {said[0]} to {said[1]}; in use: " in words
+    # The gradients of weights, which the chart is not of, are larger.
+    assert f"; those of outputs fit loss scales {said[0]} to " in words
+    assert f"to {said[1]}; in use: " not in words
     assert words.startswith("least headroom of the run: ")
     (title,) = page.values("#histogram .words", "title")
-    assert "2 bits to spare for the reading of step 1" in title
+    assert "2 bits to spare for the reading after step 1" in title
 
 
 def test_a_plan_from_ranges_is_one_that_models_follow(page, url, tmp_path):
@@ -408,7 +422,7 @@ def test_what_is_not_finite_is_at_the_top_edge(page, url, logs):
     grid = data.grid("activation_headroom_bits", 2000)
     bits = grid.worst[grid.layers.index("overflowing")]
     steps = np.asarray(grid.last)[bits == -np.inf]
-    assert f"first at step {steps[0]}." in page.text("#course .hint")
+    assert f"first after step {steps[0]}." in page.text("#course .hint")
     assert "▲infinite or NaN" in page.text("#course .legend")
     page.click("#course details summary")
     cells = page.texts("#course tbody td")

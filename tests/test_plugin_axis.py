@@ -21,7 +21,7 @@ EPOCH = 8
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two epochs, of which the second takes far longer; and an older log."""
+    """Two epochs, the second far slower; longer epochs; and an older log."""
     folder = tmp_path_factory.mktemp("axis")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
@@ -35,6 +35,12 @@ def folder(tmp_path_factory):
     monitor = kmp.MixPrecMonitor(str(folder / "a"), verbose=0, probe_every=2)
     x = np.ones((4 * EPOCH, 3), "float32")
     model.fit(x, x[:, :2], 4, 2, 0, callbacks=[monitor, slow])
+    done = []
+    monitor = kmp.MixPrecMonitor(
+        str(folder / "c"), verbose=0, probe_every=1, max_overhead=1
+    )
+    x = np.ones((8 * EPOCH, 3), "float32")
+    model.fit(x, x[:, :2], 4, 2, 0, callbacks=[monitor])
     with RunLog(folder / "b") as log:
         log.scale_rows(9, [[0, 2.0**15, 0, 0], [9, 2.0**14, 1, 9]])
     kmp.load_report(folder).save_html(folder / "report.html")
@@ -127,8 +133,33 @@ def test_an_axis_that_the_log_lacks_says_so(page):
     assert page.values("#axis", "value") == ["step"]
 
 
-def test_two_runs_have_only_steps_in_common(page):
+def test_an_axis_that_one_of_two_runs_lacks_says_so(page):
     page.pick("#compare", "b/mixprec")
     words, enabled = offered(page)
-    assert words[2] == "time (one run at a time)"
+    assert words[2] == "time (not in both logs)"
     assert enabled == [True, False, False]
+
+
+def test_two_runs_are_side_by_side_by_epoch(page):
+    page.pick("#compare", "c/mixprec")
+    assert offered(page)[1] == [True] * 3
+    other = "#heatmap .heat-scroll:last-of-type canvas"
+    labels = 208
+    width = page.one(other).size["width"]
+    middle = labels + (width - labels - 22) // 2
+
+    def hovered(css):
+        page.hover(css, middle, 10)
+        return next(x for x in page.texts(".tooltip div") if "step " in x)
+
+    # The other run has twice as many steps in each of its two epochs.
+    assert "epoch" not in hovered(other)
+    page.pick("#axis", "epoch")
+    first = HEAT.replace("scroll", "scroll:first-of-type")
+    own, others = hovered(first), hovered(other)
+    assert own.endswith("epoch 1")
+    assert others.endswith("epoch 1")
+    assert f"step {EPOCH} " in own
+    assert f"step {2 * EPOCH} " in others
+    page.click_at(other, middle, 10)
+    assert page.text("#selection span").endswith(f"step {EPOCH}")

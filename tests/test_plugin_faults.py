@@ -131,12 +131,12 @@ def test_an_overflow_beside_bad_data_is_not_left_out(logs, tmp_path):
     assert (grid.worst == -np.inf).any()
 
 
-def spoiled(steps, bad, skipped):
+def spoiled(steps, bad, skipped, *more):
     lines = [
         {"kind": "skipped_step", "step": step, "at_step": step}
         | ({"bad_input": {"x": 0}} if step in bad else {})
         for step in (*bad, *skipped)
-    ]
+    ] + [*more]
     table = SimpleNamespace(steps=np.array(steps), spoiled=None)
     mark_spoiled([table], [to_json(line).encode() for line in lines])
     return np.array(steps)[table.spoiled].tolist()
@@ -147,6 +147,10 @@ def test_a_row_of_several_readings_is_left_out_if_nothing_else_failed():
     # Until 30 each row is one reading; from then on of two, the worst.
     assert spoiled(steps, [15, 20], []) == [20]
     assert spoiled(steps, [40, 60, 81], [61]) == [50, 90]
+    # A loss scale that bad data lowered fell at no other step.
+    fell = {"kind": "loss_scale_low", "step": 90, "at_step": 61}
+    fell |= {"cause": "bad_data", "message": ""}
+    assert spoiled(steps, [40, 60, 81], [], fell) == [50, 70, 90]
 
 
 def test_the_least_scale_that_skipped_a_step_is_known(logs):
@@ -321,7 +325,7 @@ def test_the_histogram_of_a_bad_batch_raises_no_alarm(page, tmp_path, bad):
     left_out = "The input was not finite at step 5 (bad data)"
     page.until(lambda: page.text("#course .hint"))
     assert (left_out in page.text("#course .hint")) == bool(bad)
-    assert ("first at step 5" in page.text("#course .hint")) != bool(bad)
+    assert ("first after step 5" in page.text("#course .hint")) != bool(bad)
 
 
 def test_the_advised_loss_scale_skipped_no_step(page, logs):

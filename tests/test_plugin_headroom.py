@@ -117,7 +117,7 @@ def test_zeros_behind_a_layer_at_fault_are_not_healthy(page):
     cells = page.texts("#what-if tr[data-layer=behind] td")
     assert cells[0] == said
     legend = page.texts("#heatmap .swatches li")
-    assert "infinite, NaN or all zero because of another layer" in legend
+    assert "infinite, NaN or all zero through no fault of the layer" in legend
     assert "all zero" in legend
 
 
@@ -216,3 +216,25 @@ def test_python_and_the_page_read_the_same_number(page, logs):
     assert values["first"][0] == np.float32(12.849)
     assert "12.9 bits left" in said_of(page, "first")
     assert "12.9 bits" in row_of(page, "first")
+
+
+# How far each card goes on below what is in it, with its own padding.
+_BELOW = """
+return Object.fromEntries([...document.querySelectorAll("main .card")]
+  .filter((card) => card.offsetHeight)
+  .map((card) => {
+    const endOf = (one) => one.getBoundingClientRect().bottom;
+    return [card.id, endOf(card) - Math.max(...[...card.children].map(endOf))];
+  }));
+"""
+
+
+def test_cards_end_where_what_is_in_them_ends(page):
+    page.pick("#run", "fault/mixprec")
+    for other in "", "wide/mixprec":
+        page.pick("#compare", other)
+        for card in "#map", "#what-if", "#difference":
+            page.one(card)
+            page.settle()
+        below = page.run(_BELOW)
+        assert {card: room for card, room in below.items() if room > 40} == {}

@@ -605,7 +605,7 @@ def test_a_click_on_the_verdict_moves_all_to_its_layer(page, url, told):
     )
     row = told[TUNED]["heat"]["layers"].index("overflowing")
     assert outlined(page) == row
-    assert page.text("#histogram .hint").startswith("overflowing · taken at")
+    assert page.text("#histogram .hint").startswith("overflowing · taken after")
     assert page.in_view("#layers tr.chosen", ".table-scroll")
     said = "".join(page.texts("#events li.chosen .detail"))
     assert "largest number that it received: " in said
@@ -647,7 +647,7 @@ def test_a_click_on_the_timeline_chooses_the_step_and_the_event(page, url):
 
 def test_the_histogram_shows_the_other_part(page, url):
     page.open(url, run=TUNED, layer="in_1")
-    assert "fits loss scales" not in page.text("#histogram .words")
+    assert "fit loss scales" not in page.text("#histogram .words")
     page.click("[data-part=gradient]")
     words = page.text("#histogram .words")
     assert "in use: 2¹⁵ (outlined with it, grey without)" in words
@@ -661,7 +661,7 @@ def test_kinds_of_events_can_be_hidden(page, url, told):
     chip = "[data-filter=skipped_step]"
     assert len(page.all(skips)) == 1
     assert "20 updates skipped in a row, steps 1 to 20" in page.text(skips)
-    assert page.text(chip) == "skipped step 20"
+    assert page.text(chip) == "skipped step 20 in 1 row"
     page.click(chip)
     assert page.all(skips) == []
     assert len(page.all("#events li")) == len(told[FAILED]["events"]) - 20

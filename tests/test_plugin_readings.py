@@ -8,6 +8,7 @@ import keras_mixprec as kmp
 from keras_mixprec.reporting import report_picture
 from keras_mixprec.reporting.facts import Facts, join_failing
 from keras_mixprec.reporting.file_source import FileSource, find_runs
+from keras_mixprec.reporting.grid import Grid
 from keras_mixprec.reporting.headline import headline
 from keras_mixprec.reporting.passed_on import (
     add_origins,
@@ -297,8 +298,103 @@ def test_who_made_it_is_told_alike_in_table_and_picture(made, received, origin):
     add_origins(layers, "float16")
     assert [x["passed_from"] for x in layers] == [None, origin]
     worst = np.array([[made], [received]], float)
-    passed = passed_cells(["b", "c"], worst, layers)
-    assert passed.tolist() == [[False], [origin is not None]]
+    found = passed_cells(grid_of(worst), HEADROOM, layers, [])
+    assert found.cells.tolist() == [[-1], [-1 if origin is None else 0]]
+    assert found.origins == [{"layer": "b"}] * (origin is not None)
+
+
+HEADROOM = "activation_headroom_bits"
+
+
+def grid_of(worst, names=("b", "c")):
+    steps = np.arange(1, worst.shape[1] + 1)
+    lost = np.zeros(worst.shape, bool)
+    return Grid([*names], steps, steps, worst, "min", "float16", lost)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "is_passed"),
+    [
+        ("gradient_headroom_bits", -np.inf, True),
+        # Those may have vanished on their own.
+        ("gradient_headroom_bits", np.inf, False),
+        ("weight_gradient_nonfinite", 3.0, True),
+        ("activation_nonfinite", 3.0, False),
+        ("forward_error_against_float32", np.inf, False),
+    ],
+)
+def test_gradients_pass_on_what_is_not_finite(metric, value, is_passed):
+    layers = [{"path": "b"}, {"path": "c", "passes_on": {"gradient": "b"}}]
+    grid = grid_of(np.full((2, 1), value))
+    found = passed_cells(grid, metric, layers, [])
+    assert (found.cells[1, 0] >= 0) == is_passed
+
+
+DIVERGED = {
+    "kind": "verdict",
+    "verdict": "divergence",
+    "layer": None,
+    "direction": None,
+    "advice": "",
+    "step": 3,
+    "numbers": {"loss": 1e9},
+}
+
+
+@pytest.mark.parametrize(
+    ("event", "because"),
+    [
+        (DIVERGED, "training diverged"),
+        (DIVERGED | {"numbers": {}}, "float32 fails as well"),
+        (DIVERGED | {"verdict": "weights_lost"}, "weights were lost"),
+    ],
+)
+def test_no_layer_is_to_blame_for_what_the_run_lost(event, because):
+    layers = [{"path": path} for path in "bc"]
+    inf = np.inf
+    worst = np.array([[9.0, -inf, -inf], [-inf, 9.0, -inf]])
+    blamed = INSIDE | {"layer": "c", "step": 1}
+    for events in [event], [event, blamed]:
+        own = events[1:] == []
+        found = passed_cells(grid_of(worst), HEADROOM, layers, events)
+        expected = [[-1, 0, 0], [0, -1, 0] if own else [-1] * 3]
+        assert found.cells.tolist() == expected
+        assert found.origins == [{"because": because}]
+    # A search for the loss scale comes before.
+    found = passed_cells(
+        grid_of(worst), "gradient_headroom_bits", layers, [event]
+    )
+    assert found.cells.tolist() == [[-1, -1, 0]] * 2
+    assert found.groups() == [
+        {"from": {"because": because}, "rows": [0, 1], "columns": [[2, 2]]}
+    ]
+
+
+def test_a_run_that_diverged_has_no_layer_with_a_mark(page, tmp_path):
+    names = ["a", "b", "c"]
+    for run, bits in ("diverged", -np.inf), ("sound", 9.0):
+        with RunLog(tmp_path / run) as log:
+            table = {"class": "Dense", "compute_dtype": "float16"}
+            log.layers(0, [table | {"path": path} for path in names])
+            if run == "diverged":
+                log.event(3, DIVERGED)
+            for step in range(1, 9):
+                heat = np.array([[bits, 0.0 if bits > 0 else 5, np.nan]] * 3)
+                log.heat(step, heat, names, METRICS)
+    report = kmp.load_report(tmp_path)
+    said = "because training diverged, no fault of a layer: a, b, c."
+    assert said in " ".join(str(report).split())
+    report.save_html(tmp_path / "report.html")
+    page.open_file(tmp_path / "report.html").settle()
+    page.pick("#run", "diverged/mixprec")
+    assert "▲" not in page.text("#layers table")
+    assert "not finite: training diverged" in page.text("#layers table")
+    assert colour(ALARM) not in pixels(page)
+    page.pick("#compare", "sound/mixprec")
+    page.one("#difference")
+    page.settle()
+    assert "0 layers of 3 differ" in page.text("#difference")
+    assert page.errors() == []
 
 
 def test_the_picture_of_a_report_knows_what_is_passed_on(overflowing):
@@ -309,7 +405,7 @@ def test_the_picture_of_a_report_knows_what_is_passed_on(overflowing):
     np.testing.assert_allclose(colours[1, :, :3] - rgb(ALARM), 0, atol=0.01)
     np.testing.assert_allclose(colours[2, :, :3] - rgb(PASSED), 0, atol=0.01)
     legend = [text.get_text() for text in cells.get_legend().get_texts()]
-    assert "infinite, NaN or all zero because of another layer" in legend
+    assert "infinite, NaN or all zero through no fault of the layer" in legend
 
 
 def write_chain(log_dir, size):

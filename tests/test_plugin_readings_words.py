@@ -1,5 +1,6 @@
 """What the page says of a run is true, and in words a newcomer knows."""
 
+import numpy as np
 import pytest
 from selenium.webdriver.common.keys import Keys
 
@@ -186,6 +187,45 @@ def test_a_loss_scale_that_bad_data_lowered_is_to_be_restored(show, tmp_path):
     page = show()
     (shown,) = page.all("#events li[data-kind=loss_scale_low]")
     assert shown.get_attribute("data-step") == "90"
+
+
+@pytest.mark.parametrize(
+    ("shares", "harm"),
+    [
+        (
+            {5: [0.1, 0.5], 20: [0.1, 0.5], 30: [0.75, 0.5], 40: [0.6, 0.5]},
+            "of 2 layers, 1 has had more zeros among gradients since, most in "
+            "a: 10% before, 75% after step 30",
+        ),
+        (
+            {5: [0.1, 0.5], 20: [0.1, 0.5]},
+            "no layer has had more zeros among its gradients since",
+        ),
+        ({5: [0.1, 0.5]}, "no gradients were read since"),
+        ({20: [0.1, 0.5]}, None),
+        # Of behind the step at which the scale was back.
+        ({5: [0.1, 0.5], 70: [0.9, 0.5]}, "no gradients were read since"),
+    ],
+)
+def test_what_a_low_loss_scale_has_cost_is_told(show, tmp_path, shares, harm):
+    recovered = {"kind": "loss_scale_recovered", "optimizer": "", "scale": 1.0}
+    events = {50: low(50, "2**6"), 60: recovered}
+    with RunLog(tmp_path) as log:
+        log.layers(0, layers("a", "b"))
+        for step in sorted({*shares, *events}):
+            if step in events:
+                log.event(step, events[step])
+            else:
+                heat = np.array(shares[step])[:, None]
+                log.heat(step, heat, ["a", "b"], {"gradient_zero": "max"})
+    (event,) = (
+        e
+        for e in overview_of(tmp_path)["events"]
+        if e["kind"] == "loss_scale_low"
+    )
+    assert event.get("harm") == harm
+    said = show().text("#events li[data-kind=loss_scale_low]")
+    assert (harm or "to 2**6")[1:] in said
 
 
 def test_after_a_repair_it_is_told_what_the_next_run_needs(show, tmp_path):

@@ -36,6 +36,7 @@ Files that read:
 - `fixes.py`: what repairs a finding, as code.
 - `facts.py`, `headline.py`, `run_counts.py`: the run in one sentence: the
   cause, what was done about it, what it cost.
+- `lowered_scale.py`: what a loss scale that fell far has cost gradients.
 - `flat_loss.py`: whether the loss stood still.
 - `what_next.py`: what a tuner did, and what is left to do.
 - `performance.py`: how fast a run was, from the rows that were logged of it.

@@ -125,7 +125,9 @@ def mark_spoiled(tables: list, lines: Iterable[str | bytes]):
     bad = sorted(bad_input_steps(events))
     if not bad or not tables:
         return
-    failed = {e["at_step"] for e in events if "at_step" in e}
+    # How far a loss scale fell is of a step, too.
+    skips = (e for e in events if e["kind"] == "skipped_step")
+    failed = {e["at_step"] for e in skips if "at_step" in e}
     skipped = sorted(failed.difference(bad))
     steps = np.concatenate([table.steps for table in tables])
     gaps = np.diff(steps)

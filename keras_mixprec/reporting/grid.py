@@ -43,8 +43,11 @@ class Grid(NamedTuple):
     dtype: str
     lost: np.ndarray
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, passed: list | tuple = ()) -> bytes:
         """Returns it for the page.
+
+        Args:
+            passed: List of dicts, as `PassedCells.groups` returns it.
 
         Returns:
             Bytes: the length of a header as a little-endian uint32, the
@@ -62,6 +65,7 @@ class Grid(NamedTuple):
                 "rows": np.flatnonzero(self.lost.any(axis=1)).tolist(),
                 "columns": np.flatnonzero(self.lost.any(axis=0)).tolist(),
             },
+            "passed": list(passed),
         }
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 4)

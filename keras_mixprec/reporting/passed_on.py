@@ -1,21 +1,32 @@
-"""Which layer made what others only pass on: infinities and NaNs.
+"""What made layers infinite or NaN that are not to blame themselves.
 
 All layers behind one that overflows are not finite, and so are all gradients
-where the loss is not: a verdict names the one that is to blame.
+where the loss is not: a verdict names the one that is to blame. Where training
+diverged or weights were lost, no layer is.
 """
 
 import collections
 import itertools
 import math
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from keras_mixprec.reporting.format_limits import is_wider
+from keras_mixprec.reporting.grid import Grid
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.schema import FED_BY
 
 _FORWARD = ("forward_overflow", "cast_overflow", "weight_overflow")
 _BACKWARD = ("backward_overflow",)
+# The parts of layers, as the names of metrics begin.
+_PARTS = (
+    ("activation_", "activation"),
+    ("gradient_", "gradient"),
+    ("weight_gradient_", "gradient"),
+    ("weight_", "weight"),
+)
 
 
 def add_passed_on(layers: list, events: list):
@@ -75,36 +86,184 @@ def add_origins(layers: list, limit: str):
             layer["passed_from"] = origin["path"]
 
 
+def fault_of_the_run(events: list) -> dict | None:
+    """Returns what makes layers infinite or NaN that are all not to blame.
+
+    Args:
+        events: List of dicts.
+
+    Returns:
+        Dict with `"because"`, a clause, and `"since"`, the first step that is
+        known to have failed; `None` if no verdict says so.
+    """
+    found = [
+        (event, because)
+        for event in events
+        if event["kind"] == "verdict"
+        and event["layer"] is None
+        and (because := _of_the_run(event))
+    ]
+    if not found:
+        return None
+    # That weights are lost comes of a divergence.
+    because = max(found, key=lambda pair: pair[0]["verdict"] == "divergence")[1]
+    return {"because": because, "since": min(_since(e) for e, _ in found)}
+
+
+def _of_the_run(verdict):
+    if verdict["verdict"] == "weights_lost":
+        return "weights were lost"
+    if verdict["verdict"] != "divergence":
+        return None
+    # One batch alone that fails in float32 as well has no numbers.
+    diverged = bool(verdict.get("numbers"))
+    return "training diverged" if diverged else "float32 fails as well"
+
+
+def _since(verdict):
+    since = verdict.get("failing_since")
+    at = verdict.get("at_step", verdict["step"])
+    return at if since is None else since
+
+
+def add_lost(layers: list, events: list):
+    """Adds why a layer is infinite or NaN without any being to blame.
+
+    `"lost_because"` is the clause of `fault_of_the_run`, if the worst of its
+    activations since dtypes last changed is not finite, and nothing says that
+    it or another layer made them so; else `None`.
+
+    Args:
+        layers: List of dicts, as `add_origins` leaves them.
+        events: List of dicts.
+    """
+    fault = fault_of_the_run(events)
+    to_blame = _culprits(events, _FORWARD + _BACKWARD)
+    for layer in layers:
+        is_lost = (
+            fault is not None
+            and layer["path"] not in to_blame
+            and layer["passed_from"] is None
+            and _outputs(layer) == -math.inf
+        )
+        layer["lost_because"] = fault["because"] if is_lost else None
+
+
 def _outputs(layer):
     """The least headroom of what it returns, whatever overflows inside."""
     inside = layer["inside"] or {}
     return inside.get("outputs", layer["least_headroom"])
 
 
-def passed_cells(calls: list, worst: np.ndarray, layers: list) -> np.ndarray:
-    """Returns where a layer passes on what another made, of its activations.
+def has_verdict(lines: Iterable[str | bytes]) -> bool:
+    """Whether any event may be a verdict.
 
     Args:
-        calls: List of strings, the rows: calls of layers.
-        worst: Array `[calls, steps]`, headrooms, minus infinity where numbers
-            were not finite, infinity where all were zero.
-        layers: List of dicts, the table of layers.
-
-    Returns:
-        Boolean array like `worst`.
+        lines: Strings or bytes, each event of the log as JSON.
     """
+    return any(
+        ('"verdict"' if isinstance(line, str) else b'"verdict"') in line
+        for line in lines
+    )
+
+
+class PassedCells(NamedTuple):
+    """Where a metric shows what a layer did not make itself.
+
+    Attributes:
+        origins: List of dicts, `{"layer": path}` of the layer that made it, or
+            `{"because": clause}` where that is the run as a whole.
+        cells: Integer array `[layers, columns]`, the place of an origin in the
+            list, or -1.
+    """
+
+    origins: list
+    cells: np.ndarray
+
+    def groups(self) -> list[dict]:
+        """Returns the cells of each origin, ready for JSON.
+
+        Returns:
+            List of dicts: `"from"`, an origin, `"rows"`, a list, and
+            `"columns"`, pairs of the first and the last of each stretch.
+        """
+        rows = collections.defaultdict(list)
+        for place in range(len(self.origins)):
+            found = self.cells == place
+            for row in np.flatnonzero(found.any(axis=1)).tolist():
+                rows[place, found[row].tobytes()].append(row)
+        return [
+            {
+                "from": self.origins[place],
+                "rows": own,
+                "columns": _stretches(np.frombuffer(columns, bool)),
+            }
+            for (place, columns), own in rows.items()
+        ]
+
+
+def passed_cells(
+    grid: Grid, metric: str, layers: list, events: list
+) -> PassedCells:
+    """Returns where layers show what they did not make themselves.
+
+    Infinities and NaNs are passed on, and outputs that are all zero. Gradients
+    that are zero may have vanished on their own.
+
+    Args:
+        grid: `Grid` of the metric.
+        metric: String.
+        layers: List of dicts, the table of layers.
+        events: List of dicts.
+    """
+    found = PassedCells([], np.full(grid.worst.shape, -1))
+    part = next((p for start, p in _PARTS if metric.startswith(start)), None)
+    if part is None:
+        return found
     by_path = {layer["path"]: layer for layer in layers}
-    paths = [layer_of(call, by_path) for call in calls]
+    paths = [layer_of(call, by_path) for call in grid.layers]
     rows = collections.defaultdict(list)
     for row, path in enumerate(paths):
         rows[path].append(row)
-    passed = np.zeros(worst.shape, bool)
+    is_count = metric.endswith("_nonfinite")
+    lost = grid.worst > 0 if is_count else grid.worst == -np.inf
+    has_zeros = part == "activation" and not is_count
+    zero = (grid.worst == np.inf) & has_zeros
+    _mark_fault(found, lost, part, grid.last, paths, events)
     for row, path in enumerate(paths):
-        origin = by_path.get(path, {}).get("passes_on", {}).get("activation")
+        origin = by_path.get(path, {}).get("passes_on", {}).get(part)
         if origin in rows:
-            alike = (worst[rows[origin]] == worst[row]).any(axis=0)
-            passed[row] = np.isinf(worst[row]) & alike
-    return passed
+            before = rows[origin]
+            made = lost[before] & lost[row] | zero[before] & zero[row]
+            _mark(found, {"layer": origin}, row, made.any(axis=0))
+    return found
+
+
+def _mark_fault(found, lost, part, last, paths, events):
+    fault = fault_of_the_run(events)
+    if fault is None:
+        return
+    # Gradients of before may have overflowed in a search for the loss scale.
+    late = last >= (fault["since"] if part == "gradient" else 0)
+    to_blame = _culprits(events, _FORWARD + _BACKWARD)
+    for row, path in enumerate(paths):
+        if path not in to_blame:
+            origin = {"because": fault["because"]}
+            _mark(found, origin, row, lost[row] & late)
+
+
+def _mark(found, origin, row, columns):
+    if columns.any():
+        if origin not in found.origins:
+            found.origins.append(origin)
+        found.cells[row, columns] = found.origins.index(origin)
+
+
+def _stretches(columns):
+    """Pairs of the first and the last place of each stretch of trues."""
+    ends = np.diff(np.concatenate([[0], columns.astype("int8"), [0]]))
+    first, behind = np.flatnonzero(ends > 0), np.flatnonzero(ends < 0)
+    return np.stack([first, behind - 1], axis=1).tolist()
 
 
 def _culprits(events, kinds):

@@ -17,6 +17,7 @@ from keras_mixprec.formats import (
     format_digits,
     format_kinds,
     format_moment,
+    format_names,
     format_power,
 )
 from keras_mixprec.reporting.facts import dtype_now, low_scales
@@ -27,10 +28,13 @@ from keras_mixprec.reporting.report_picture import png
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_summary import gravity, summary
 from keras_mixprec.reporting.runs_table import runs_table
-from keras_mixprec.reporting.verdict_lines import MOST_VERDICTS, verdict_lines
+from keras_mixprec.reporting.verdict_lines import (
+    MOST_LAYERS,
+    MOST_VERDICTS,
+    verdict_lines,
+)
 
 _WIDTH = 100
-_MOST_LAYERS = 5
 
 
 def text(overview: dict) -> str:
@@ -148,8 +152,9 @@ def _scale(course):
 
 def _low_scales(events):
     for event in low_scales(events):
-        message = event["message"]
-        yield f"{message[:1].upper()}{message[1:]}. {event.get('advice', '')}"
+        said = filter(None, (event["message"], event.get("harm")))
+        clauses = [f"{text[:1].upper()}{text[1:]}." for text in said]
+        yield " ".join([*clauses, event.get("advice", "")])
 
 
 def _nonfinite(events):
@@ -202,14 +207,14 @@ def _headroom(layers, limit):
     # What a wider layer holds would be no matter for it.
     low = [x for x in layers if x["compute_dtype"] != "float32"]
     # Of what a layer passes on another has the finding.
-    own = [x for x in low if x["passed_from"] is None]
+    own = [x for x in low if not (x["passed_from"] or x["lost_because"])]
     shown = [x for x in own if _is_range(x["least_headroom"])]
     shown.sort(key=lambda layer: layer["least_headroom"])
     if shown:
         yield "Least headroom of activations: " + ", ".join(
             f"{x['path']} {_left(x, limit)} "
             f"{format_moment(x['worst_step'], 'after')}"
-            for x in shown[:_MOST_LAYERS]
+            for x in shown[:MOST_LAYERS]
         )
 
 
@@ -219,18 +224,22 @@ def _passed_on(layers):
         if layer["passed_from"] is not None:
             zero = layer["least_headroom"] == math.inf
             behind[layer["passed_from"], zero].append(layer["path"])
-    for (origin, zero), paths in [*behind.items()][:_MOST_LAYERS]:
+    for (origin, zero), paths in [*behind.items()][:MOST_LAYERS]:
         what = "all zero" if zero else "infinite or NaN"
         passes = "pass" if paths[1:] else "passes"
         yield f"{_named(paths)} {passes} on what {origin} made {what}."
-    if more := sum(map(len, [*behind.values()][_MOST_LAYERS:])):
+    if more := sum(map(len, [*behind.values()][MOST_LAYERS:])):
         yield f"And {format_count(more, 'more layer')} on what others made."
+    if lost := [x for x in layers if x["lost_because"] is not None]:
+        because = lost[0]["lost_because"]
+        yield (
+            f"Infinite or NaN because {because}, no fault of a layer: "
+            f"{_named([x['path'] for x in lost])}."
+        )
 
 
 def _named(paths):
-    more = len(paths) - _MOST_LAYERS
-    others = f" and {format_count(more, 'more layer')}" if more > 0 else ""
-    return ", ".join(paths[:_MOST_LAYERS]) + others
+    return format_names(paths, MOST_LAYERS, "layer")
 
 
 def _all_zero(layers):

@@ -31,7 +31,7 @@ _MARKS = {
 # What the legend of the heatmap says besides its scale.
 _OTHERS = {
     "bad": "overflow",
-    "passed": "infinite, NaN or all zero because of another layer",
+    "passed": "infinite, NaN or all zero through no fault of the layer",
     "zero": "all zero",
     "beyond": "beyond {}",
     "roomy": "in a wider format",
@@ -160,7 +160,8 @@ def _draw_headroom(figure, axis, run, overview):
     wider = _wider(grid, overview["layers"], name)
     colours = headroom_colours(grid.worst, wider)
     colours[grid.lost & np.isnan(grid.worst)] = (*level("input"), 1)
-    passed = passed_cells(layers, grid.worst, overview["layers"]) & ~wider
+    found = passed_cells(grid, _METRIC, overview["layers"], overview["events"])
+    passed = (found.cells >= 0) & ~wider
     colours[passed] = (*level("passed"), 1)
     axis.pcolormesh(
         np.append(grid.first, grid.last[-1] + 1),

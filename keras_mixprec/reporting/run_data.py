@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from keras_mixprec.metrics import AUDITED, describe
-from keras_mixprec.reporting import schema
+from keras_mixprec.reporting import passed_on, schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, mark_spoiled
 from keras_mixprec.reporting.clock import clock
 from keras_mixprec.reporting.facts import (
@@ -32,7 +32,7 @@ from keras_mixprec.reporting.layer_tables import (
     rows_in_order,
 )
 from keras_mixprec.reporting.listed_runs import listed_run
-from keras_mixprec.reporting.passed_on import add_origins, add_passed_on
+from keras_mixprec.reporting.lowered_scale import add_harm
 from keras_mixprec.reporting.performance import (
     Row,
     performance,
@@ -50,7 +50,9 @@ from keras_mixprec.reporting.run_ranges import smallest_that_counts
 from keras_mixprec.reporting.run_summary import (
     conclusion,
     policy_of,
+    searches_apart,
     shares_in_16_bits,
+    why_withheld,
 )
 from keras_mixprec.reporting.skipped_steps import batches_skipped
 from keras_mixprec.reporting.source import Source
@@ -110,7 +112,7 @@ class RunData:
         return self.overview() if last[0] and not any(measured) else found
 
     def _overview(self, heat, errors):
-        searches, events = _searches_apart(last_of_falls(self.events()))
+        searches, events = searches_apart(last_of_falls(self.events()))
         join_failing(events)
         scale = self.scale()
         layers = self.layers()
@@ -121,8 +123,10 @@ class RunData:
         add_headroom(layers, heat)
         add_inside(layers, events, measured_against(layers))
         add_repairs(layers, measured_against(layers))
-        add_passed_on(layers, events)
-        add_origins(layers, measured_against(layers))
+        passed_on.add_passed_on(layers, events)
+        passed_on.add_origins(layers, measured_against(layers))
+        passed_on.add_lost(layers, events)
+        add_harm(events, layers, heat)
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         # Of a part that the model does not have, such as attention, are none.
@@ -149,7 +153,7 @@ class RunData:
             else None,
             "format": format_limits(measured_against(layers)),
             "formats": limits_in_use(layers),
-            "withheld": _withheld(events),
+            "withheld": why_withheld(events),
             "trade_off": searches[-1] if searches else None,
             "histograms": {
                 part: self.histogram_rows(part) for part in schema.EXPONENTS
@@ -176,7 +180,15 @@ class RunData:
         Raises:
             KeyError: If there is no such metric.
         """
-        return self.grid(metric, columns).to_bytes()
+        grid = self.grid(metric, columns)
+        # Most logs have no verdict, and to read all of its events takes time.
+        if not passed_on.has_verdict(self._event_lines()):
+            return grid.to_bytes()
+        layers, events = self.layers(), self.events()
+        join_failing(events)
+        passed_on.add_passed_on(layers, events)
+        found = passed_on.passed_cells(grid, metric, layers, events)
+        return grid.to_bytes(found.groups())
 
     def grid(self, metric: str, columns: int) -> Grid:
         """Returns what `heat` does, as arrays."""
@@ -370,13 +382,6 @@ class RunData:
         return max(steps, default=0)
 
 
-def _searches_apart(events):
-    """The searches for float32 layers, and all other events."""
-    kind = schema.TRADE_OFF_EVENT
-    found = [event for event in events if event["kind"] == kind]
-    return found, [event for event in events if event["kind"] != kind]
-
-
 def _is_measured(metric, tables):
     return any(t.has_values(metric) for t in tables if metric in t.metrics)
 
@@ -390,9 +395,3 @@ def _matmul_precision(events):
     begins = [event for event in events if event["kind"] == "train_begin"]
     text = begins[-1].get("matmul_precision") if begins else None
     return text if isinstance(text, str) else None
-
-
-def _withheld(events):
-    """Why ranges of layers were not measured, `None` if that is not logged."""
-    logged = [e for e in events if e["kind"] == "ranges_withheld"]
-    return logged[-1]["message"] if logged else None

@@ -24,7 +24,7 @@ from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.skipped_steps import lowest_overflowing_scale
 from keras_mixprec.verdict_kinds import KINDS
 
-PARTS = ("activation", "gradient", "weight")
+PARTS = ("activation", "gradient", "weight_gradient", "weight")
 
 # Where histograms count infinities and NaNs: no finite float32 is that large.
 _NONFINITE = 128

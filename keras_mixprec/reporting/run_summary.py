@@ -11,6 +11,7 @@ from keras_mixprec.reporting.headline import (
     headline,
     main_finding,
 )
+from keras_mixprec.reporting.schema import TRADE_OFF_EVENT
 from keras_mixprec.reporting.what_next import (
     tuner_did,
     tuner_would,
@@ -55,6 +56,27 @@ def policy_of(layers: list) -> str:
             pure = layer.get("variable_dtype") == first
             return first if pure else f"mixed_{first}"
     return "float32"
+
+
+def searches_apart(events: list) -> tuple[list, list]:
+    """Returns the searches for float32 layers, and all other events.
+
+    Args:
+        events: List of dicts.
+    """
+    kind = TRADE_OFF_EVENT
+    found = [event for event in events if event["kind"] == kind]
+    return found, [event for event in events if event["kind"] != kind]
+
+
+def why_withheld(events: list) -> str | None:
+    """Returns why ranges were not measured, `None` if that is not logged.
+
+    Args:
+        events: List of dicts.
+    """
+    logged = [e for e in events if e["kind"] == "ranges_withheld"]
+    return logged[-1]["message"] if logged else None
 
 
 def conclusion(overview: dict) -> dict:

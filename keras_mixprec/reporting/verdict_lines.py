@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from keras_mixprec.formats import format_count
+from keras_mixprec.formats import format_count, format_names
 from keras_mixprec.reporting.facts import dtype_now, is_repaired
 
 MOST_VERDICTS = 8
-_MOST_LAYERS = 5
+MOST_LAYERS = 5
 
 
 def verdict_lines(events: list, layers: list) -> Iterator[str]:
@@ -62,7 +62,5 @@ def _same_for(events):
     if not events:
         return ""
     paths = [event["layer"] for event in events]
-    more = len(paths) - _MOST_LAYERS
-    others = f" and {more:,} more" if more > 0 else ""
     count = format_count(len(paths), "more layer")
-    return f" The same in {count}: {', '.join(paths[:_MOST_LAYERS])}{others}."
+    return f" The same in {count}: {format_names(paths, MOST_LAYERS)}."

@@ -5,8 +5,7 @@ const AXES = ["step", "epoch", "time"];
 const ABSENT = {
   epoch: "no end of an epoch in this log", time: "no times in this log",
 };
-// Two runs take a step at different times, and in different epochs.
-const COMPARED = "one run at a time";
+const COMPARED = "not in both logs";
 
 const SECONDS = [
   0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800,
@@ -45,14 +44,14 @@ export const BY_STEP = {
 };
 
 /**
- * What the steps of the shown run are placed by.
+ * What the steps of a run are placed by, the shown one's if none is given.
  * @returns {{name: string, of: (step: number) => number, stepAt: (value: number) => number,
  *   ticks: (from: number, until: number, count: number) => number[],
  *   label: (value: number) => string}}
  */
-export function axisOf({ axis, runData, compareData }) {
-  const points = compareData ? null : runData?.clock?.[axis];
-  if (!points) return BY_STEP;
+export function axisOf({ axis, runData, compareData }, data = runData) {
+  const points = data?.clock?.[axis];
+  if (!points || (compareData && !inBoth(axis, runData, compareData))) return BY_STEP;
   const { steps, values } = points;
   return {
     name: axis,
@@ -63,6 +62,40 @@ export function axisOf({ axis, runData, compareData }) {
   };
 }
 
+function inBoth(axis, ...runs) {
+  return runs.every((data) => data?.clock?.[axis]);
+}
+
+/**
+ * Two runs take a step at different times, and in different epochs: which step of the shown run
+ * another's is beside, and the other way round.
+ * @returns {{toShown: (step: number) => number, toOwn: (step: number) => number}}
+ */
+export function alignedSteps(state, data) {
+  const [shown, own] = [axisOf(state), axisOf(state, data)];
+  const same = (step) => step;
+  if (data === state.runData || shown === BY_STEP) return { toShown: same, toOwn: same };
+  return {
+    toShown: (step) => shown.stepAt(own.of(step)), toOwn: (step) => own.stepAt(shown.of(step)),
+  };
+}
+
+/**
+ * A scale of the shown run's steps, which it has as `base`, for those of another run.
+ */
+export function alignedScale(state, data, base) {
+  const { toShown, toOwn } = alignedSteps(state, data);
+  const scale = (step) => base(toShown(step));
+  return Object.assign(scale, { base, toShown, toOwn, invert: (place) => toOwn(base.invert(place)) });
+}
+
+/** The last step of the shown run, or that beside the last of the other one. */
+export function lastStepOf(state) {
+  const { runData, compareData } = state;
+  const other = compareData ? alignedSteps(state, compareData).toShown(compareData.last_step) : 0;
+  return Math.max(runData?.last_step ?? 0, other);
+}
+
 /**
  * The axes there are, each with why it cannot be chosen, if so.
  * @returns {{name: string, why: string | null}[]}
@@ -70,8 +103,8 @@ export function axisOf({ axis, runData, compareData }) {
 export function axesOf({ runData, compareData }) {
   return AXES.map((name) => {
     if (name === "step") return { name, why: null };
-    if (compareData) return { name, why: COMPARED };
-    return { name, why: runData?.clock?.[name] ? null : ABSENT[name] };
+    if (!compareData) return { name, why: inBoth(name, runData) ? null : ABSENT[name] };
+    return { name, why: inBoth(name, runData, compareData) ? null : COMPARED };
   });
 }
 

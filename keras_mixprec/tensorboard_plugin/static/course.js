@@ -26,14 +26,15 @@ export function headroomOfPart({ part, metric, heat, partHeat, runData }) {
  * @param {string} layer
  * @param {number} limit The logarithm of the number that headroom refers to.
  * @returns {{largest: number[][], median: number[][], smallest: number[][],
- *   nonfinite: number[], isZero: boolean}} With the steps at which some were infinite or NaN,
- *   and whether all were zero in some reading.
+ *   nonfinite: number[], readings: number, isZero: boolean}} With the steps at which some were
+ *   infinite or NaN, how many readings there are, those of the heatmap, and whether all were zero in some.
  */
 export function courseOf(heat, histogram, layer, limit) {
   const row = heat ? rowOfLayer(heat.layers, layer) : -1;
   const size = heat?.from.length ?? 0;
   const largest = [];
   const infinite = new Set();
+  let readings = size;
   let isZero = false;
   for (let column = 0; row >= 0 && column < size; column += 1) {
     const bits = heat.values[row * size + column];
@@ -45,13 +46,16 @@ export function courseOf(heat, histogram, layer, limit) {
   const smallest = [];
   for (const step of histogram?.steps ?? []) {
     const { bars, nonfinite: share } = histogramAt(histogram, step);
-    if (share > 0) infinite.add(step);
+    // A column of a long log is of several readings, at the step of the last.
+    const column = heat?.until.findIndex((until) => until >= step) ?? -1;
+    if (column < 0) readings += 1;
+    if (share > 0 && !infinite.has(heat?.until[column])) infinite.add(step);
     if (!bars.length) continue;
     median.push([step, medianOf(bars)]);
     smallest.push([step, bars[0].exponent]);
   }
   const nonfinite = [...infinite].sort((one, other) => one - other);
-  return { largest, median, smallest, nonfinite, isZero };
+  return { largest, median, smallest, nonfinite, readings, isZero };
 }
 
 /**

@@ -6,16 +6,18 @@ import {
 import { courseOf, forecastsOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
-import { formatInteger, formatNumber, formatPower, plural, readable } from "./format.js";
+import { formatInteger, formatNumber, formatPower, momentInWords, plural, readable } from "./format.js";
 import { leftOut, NO_RANGE } from "./metrics.js";
 import { seenFirst } from "./frames.js";
-import { exponentTicks, linearScale } from "./scales.js";
+import { clamp, exponentTicks, linearScale } from "./scales.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
 
 // On the right there is room for what the limits are, beside the curves.
-const PLACE = { left: 54, right: 100, top: 12, axis: 30, height: 260 };
+const PLACE = { left: 54, right: 100, top: 12, axis: 30 };
+// As high as the card beside it leaves room for.
+const HEIGHTS = [260, 480];
 /** @type {["largest" | "median" | "smallest", string, number][]} */
 const LINES = [
   ["largest", "--line-1", 2], ["median", "--line-2", 1.5], ["smallest", "--line-3", 1.5],
@@ -47,6 +49,15 @@ export function createCourse(store) {
     table.root);
   root.classList.add("wide");
   let shown = null;
+  let height = HEIGHTS[0];
+  const others = PLACE.top + PLACE.axis;
+  box.style.minHeight = `${others + height}px`;
+  const resize = (room) => {
+    height = clamp(room - others, ...HEIGHTS);
+    surface.setHeight(others + height);
+  };
+  resize(0);
+  new ResizeObserver(([{ contentRect }]) => resize(Math.floor(contentRect.height))).observe(box);
 
   function current() {
     const { runData, histogram, layer, part, awaited } = store.state;
@@ -90,17 +101,17 @@ export function createCourse(store) {
     ...shown.nonfinite.length ? [element("span", { class: "key" },
       element("b", { "aria-hidden": "true" }, "▲"), NOT_FINITE)] : []);
     surface.canvas.setAttribute("aria-label", `Range by step. ${caption.textContent}`);
-    surface.setHeight(PLACE.top + PLACE.height + PLACE.axis);
+    surface.redraw();
   }
 
-  function sentenceOf({ name, part, format, forecast, nonfinite, badInput }) {
+  function sentenceOf({ name, part, format, forecast, nonfinite, readings, badInput }) {
     const scaled = part === "gradient" ? ", loss scale included" : "";
-    const lost = nonfinite.length ? ` Some are ${NOT_FINITE} in ${
-      plural(nonfinite.length, "reading")}, first at step ${formatInteger(nonfinite[0])}.` : "";
+    const lost = nonfinite.length ? ` Some are ${NOT_FINITE} in ${formatInteger(nonfinite.length)} of ${
+      plural(readings, "reading")}, first ${momentInWords(nonfinite[0], "after")}.` : "";
     const left = badInput.length ? ` ${leftOut(badInput)}` : "";
     const what = `${name}${whyShown(store.state)}, ${part}s${scaled}, against ${format.name}.${lost}${left}`;
     if (!forecast) return what;
-    return `${what} At step ${formatInteger(forecast.step)} it had ${
+    return `${what} After step ${formatInteger(forecast.step)} it had ${
       formatNumber(Number(forecast.bits.toFixed(1)))} bits left and grew: overflow expected at step ${
       formatInteger(forecast.until)}.`;
   }
@@ -128,7 +139,7 @@ export function createCourse(store) {
   function draw(context, width) {
     if (!shown) return;
     const { format, forecast, last } = shown;
-    const bottom = PLACE.top + PLACE.height;
+    const bottom = PLACE.top + height;
     const values = LINES.flatMap(([name]) => shown[name].map(([, bits]) => bits));
     const low = Math.min(format.subnormal_exponent, ...values) - 2;
     const high = Math.max(format.maximum_bits, ...values) + 2;
@@ -142,7 +153,7 @@ export function createCourse(store) {
       context.fillStyle = themeColor("--muted");
       context.fillText(formatPower(tick), PLACE.left - 6, y(tick));
     }
-    drawAxisName(context, "magnitude", 8, PLACE.top + PLACE.height / 2, true);
+    drawAxisName(context, "magnitude", 8, PLACE.top + height / 2, true);
     drawStepAxis(context, x, BY_STEP, [0, last], width / 90, { start: PLACE.left, y: bottom });
     for (const [label, bits, color] of limitsOf(format)) {
       drawLine(context, [[PLACE.left, y(bits)], [width - PLACE.right, y(bits)]],

@@ -34,11 +34,13 @@ export const DIFFERENCES = [
   {
     id: "headroom", label: "Activation headroom", of: (layer) => numberOr(outputHeadroom(layer)),
     note: (layer, ranges, formatName) => {
+      if (layer?.lost_because) return `: ${layer.lost_because}`;
       const isRange = Math.abs(outputHeadroom(layer)) < Infinity;
       return isRange && isWider(layer.compute_dtype, formatName) ? ` if it were ${formatName}` : "";
     },
-    // Less than a power of two comes of training once more.
+    // Less than a power of two comes of training once more, and what the whole run lost is of no layer.
     apart: (one, other) => {
+      if (one?.lost_because || other?.lost_because) return 0;
       const bits = apart(...[one, other].map((layer) => numberOr(outputHeadroom(layer))));
       return bits < 1 ? 0 : bits;
     },

@@ -52,6 +52,34 @@ function groupSkips(events) {
   });
 }
 
+// In how many steps updates were skipped; several optimizers may skip the same.
+function stepsSkipped(events) {
+  return new Set(events.filter(({ kind }) => kind === "skipped_step").map(momentOf)).size;
+}
+
+// As many as the figure above has: steps where there are some, and events otherwise.
+function countOf(kind, { events, skipped }) {
+  if (kind === "skipped_step") return stepsSkipped(events);
+  const own = events.filter((event) => event.kind === kind);
+  if (kind !== "skipped_steps_not_kept" || !own.length) return own.length;
+  return Math.max(0, skipped - stepsSkipped(events));
+}
+
+/**
+ * What there is of each kind, and in how many rows of the list it is said.
+ * @param {{events: any[], skipped: number}[]} runs
+ * @returns {{kind: string, count: number, rows: number}[]}
+ */
+export function countsByKind(runs) {
+  const kinds = new Set(runs.flatMap(({ events }) => events.map(({ kind }) => kind)));
+  const grouped = runs.map(({ events }) => groupEvents(events));
+  const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+  return [...kinds].map((kind) => ({
+    kind, count: sum(runs.map((run) => countOf(kind, run))),
+    rows: grouped.flat().filter((event) => event.kind === kind).length,
+  }));
+}
+
 // Whether the chosen event is this one, or one of those that it stands for.
 export function isChosenEvent(event, key) {
   return [event, ...event.members ?? []].some((one) => eventKey(one) === key);

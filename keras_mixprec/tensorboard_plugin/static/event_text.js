@@ -123,8 +123,9 @@ function countsOf(event, one, several) {
   }).join(", ");
 }
 
-function withAdvice({ message = "", advice = "" }) {
-  return `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. ${advice}`.trim();
+function withAdvice({ message = "", harm = "", advice = "" }) {
+  const said = [message, harm].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`);
+  return [...said, advice].filter(Boolean).join(" ");
 }
 
 /** Whether the batch of a skipped step, not its precision, is the reason. */

@@ -3,19 +3,18 @@ import { copyButton } from "./copy.js";
 import {
   breakable, bringIntoView, card, element, revealIn, walkRows,
 } from "./dom.js";
-import { groupEvents, isChosenEvent, lastMomentOf } from "./event_groups.js";
+import { countsByKind, groupEvents, isChosenEvent, lastMomentOf } from "./event_groups.js";
 import {
   describeEvent, eventDetails, eventLevel, eventTitle, kindTitle, layersOf, LEVELS,
   momentOf,
 } from "./event_text.js";
-import { formatInteger, momentInWords } from "./format.js";
+import { formatInteger, momentInWords, plural } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
 import { labelOfRun } from "./names.js";
-import { countBy } from "./summary.js";
 
 const PAGE = 100;
 const FIXES = {
-  training: "Fix for training", plan: "Fix as plan.json, for the next run", inference: "Fix for inference",
+  training: "Fix for training", plan: "Fix for all next runs: save these dtypes as plan.json", inference: "Fix for inference",
   data: "Rows to drop", diagnosis: "Code that finds the cause",
 };
 
@@ -38,6 +37,7 @@ export function createEvents(store) {
   const later = pageButton(() => turn(1));
   const scroller = element("div", { class: "event-scroll" }, earlier, list, later);
   walkRows(list, "li");
+  const root = card("events", "Events", [onlyLabel], chips, scroller);
   // Thousands of rows would make every layout slow: a window of pages is kept.
   let first = 0;
   let last = PAGE;
@@ -52,10 +52,7 @@ export function createEvents(store) {
     return new Set((store.state.runData?.layers ?? []).map((layer) => layer.path));
   }
 
-  function allEvents() {
-    const { runData, compareData } = store.state;
-    return [...runData?.events ?? [], ...compareData?.events ?? []];
-  }
+  const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
 
   // Which run an event is of, where two are shown.
   function runLabel(event) {
@@ -125,9 +122,8 @@ export function createEvents(store) {
 
   function drawChips() {
     const { hiddenKinds } = store.state;
-    const counts = countBy(allEvents(), (event) => event.kind);
     const focused = chips.querySelector(":focus")?.dataset.filter;
-    chips.replaceChildren(...[...counts].map(([kind, count]) => element("button", {
+    chips.replaceChildren(...countsByKind(runsOf(store.state)).map(({ kind, count, rows }) => element("button", {
       type: "button", class: "chip", "data-filter": kind,
       "aria-pressed": String(!hiddenKinds.has(kind)),
       onclick() {
@@ -135,7 +131,7 @@ export function createEvents(store) {
         if (!hidden.delete(kind)) hidden.add(kind);
         store.set({ hiddenKinds: hidden });
       },
-    }, `${kindTitle(kind)} ${formatInteger(count)}`)));
+    }, `${kindTitle(kind)} ${formatInteger(count)}${rows === count ? "" : ` in ${plural(rows, "row")}`}`)));
     [...chips.children].find((chip) => chip.dataset.filter === focused)?.focus();
   }
 
@@ -143,10 +139,7 @@ export function createEvents(store) {
     const { hiddenKinds, onlyLayer, layer } = store.state;
     const paths = pathsOf();
     only.checked = onlyLayer;
-    const { runData, compareData } = store.state;
-    shown = [runData, compareData].flatMap((data) => {
-      return groupEvents(data?.events ?? []);
-    }).filter((event) => {
+    shown = runsOf(store.state).flatMap(({ events }) => groupEvents(events)).filter((event) => {
       if (hiddenKinds.has(event.kind)) return false;
       return !onlyLayer || layer === null || isAbout(event, paths);
     }).sort((one, other) => momentOf(one) - momentOf(other));
@@ -161,6 +154,8 @@ export function createEvents(store) {
     first = Math.max(0, Math.min(first, shown.length - 1));
     list.replaceChildren(...shown.slice(first, last).map((event) => row(event, paths)));
     if (list.firstChild) list.firstChild.tabIndex = 0;
+    // Few rows need less room than the card has beside others, but for the details of a chosen one.
+    root.style.setProperty("--rows", String(store.state.event === null ? shown.length : PAGE));
     const after = Math.max(0, shown.length - last);
     earlier.hidden = first === 0;
     earlier.textContent = `Show earlier events (${formatInteger(first)})`;
@@ -222,5 +217,5 @@ export function createEvents(store) {
   });
   store.on(["hiddenKinds", "onlyLayer"], restart);
   store.on(["event", "step", "layer", "shown"], follow);
-  return card("events", "Events", [onlyLabel], chips, scroller);
+  return root;
 }

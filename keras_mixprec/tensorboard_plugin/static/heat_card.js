@@ -1,13 +1,13 @@
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, readable } from "./format.js";
-import { hasGaps, isOfRun, lastMeasured, pathOfCall } from "./heat_data.js";
+import { hasGaps, isOfRun, lastMeasured } from "./heat_data.js";
 import { createHeatLegend } from "./heat_legend.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
-import { hasPassed, passedInWords } from "./passed_on.js";
+import { passedInWords } from "./passed_on.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
 import { canBeByReading, isByReading } from "./reading_axis.js";
 import { metricOf } from "./wanted.js";
@@ -71,11 +71,7 @@ export function createHeatCard(store) {
   const legend = createHeatLegend(legendBox, keys, {
     kind: kindOf, format: formatOf, isAsIf: isShownAsIf,
     hasBadInput: () => someHeat((heat) => heat.badInput.columns.size > 0),
-    hasPassed: () => [["heat", "runData"], ["compareHeat", "compareData"]].some(([heat, data]) => {
-      const { [heat]: values, [data]: run } = store.state;
-      if (!values || !run) return false;
-      return hasPassed(values, new Map(run.layers.map((layer) => [layer.path, layer])), pathOfCall);
-    }),
+    hasPassed: () => someHeat(({ passed }) => passed.length > 0),
     hasRoomy: () => !isShownAsIf() && [store.state.runData, store.state.compareData].some((run) => {
       return Boolean(run?.layers.some((layer) => everWider(layer, formatOf())));
     }),
@@ -155,7 +151,7 @@ export function createHeatCard(store) {
     const metric = metricOf(runData, heat?.metric);
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
-    table.fill(() => [["layer", metric.title, "at step"],
+    table.fill(() => [["layer", metric.title, "after step"],
       rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad, origin }) => [
         name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? passedInWords(origin, value).short :
           valueInWords(metric.kind, value, wider, formatOf()),

@@ -24,8 +24,8 @@ function swatch(level, label) {
  * @param {HTMLElement} others What is not on the scale.
  * @param {{kind: () => string | undefined, format: () => string, isAsIf: () => boolean, hasBadInput: () => boolean,
  *   hasPassed: () => boolean, hasRoomy: () => boolean, isSparse: () => boolean}} of What is shown: the metric's kind, the format that is referred
- *   to, whether no layer ever computed in it, whether readings are left out because the batch was not finite, whether any layer
- *   passes on what another made, whether any computes in a dtype of more range than the format's, and whether there are steps between the readings.
+ *   to, whether no layer ever computed in it, whether readings are left out because the batch was not finite, whether any
+ *   is not finite or all zero through no fault of its layer, whether any computes in a dtype of more range than the format's, and whether there are steps between the readings.
  */
 export function createHeatLegend(parent, others, of) {
   const surface = createSurface(parent, {

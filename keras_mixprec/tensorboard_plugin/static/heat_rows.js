@@ -40,11 +40,11 @@ const [BAD, PASSED, INPUT, ZERO] = ["bad", "passed", "input", "zero"].map((level
 /**
  * The worst of several layers under each pixel, which layer it is of, and the place of
  * its `alarmLevel` in `GRAVEST`, or of `"input"`, where the batch was not finite, or of
- * `"passed"`, where another layer made what is not, or is zero.
+ * `"passed"`, where what is not finite, or all zero, is no fault of the layer.
  * @param {{pool: string}} heat
  * @param {number[]} calls
  * @param {(call: number, column: number) => boolean} isWider
- * @param {(call: number, column: number) => string | null} originAt
+ * @param {(call: number, column: number) => import("./passed_on.js").Origin | null} originAt
  */
 export function poolRows(heat, calls, pixels, kind, isWider, originAt = () => null) {
   const width = pixels.first.length;
@@ -79,16 +79,16 @@ export function isBadSince({ ranks, columns }, { until }, step) {
 
 /**
  * The worst value of each row, the first step of it, the dtype of more range than the format's
- * in which it was computed, whether any was left out, and from which layer it is passed on.
+ * in which it was computed, whether any was left out, and what made it if not the layer.
  * @param {string} formatName What headroom refers to.
  * @returns {{name: string, value: number, step: number | null, wider: string | null,
- *   isBad: boolean, origin: string | null}[]}
+ *   isBad: boolean, origin: import("./passed_on.js").Origin | null}[]}
  */
 export function worstOfRows(heat, layers, choice, formatName) {
   const size = heat.from.length;
   const least = heat.pool === "min";
   const isHeadroom = heat.metric.endsWith("headroom_bits");
-  const originAt = originsIn(heat, layers, pathOfCall);
+  const originAt = originsIn(heat);
   return heatRows(heat.layers, layers, choice).map(({ name, calls }) => {
     let [value, own, step, wider, origin] = [NaN, NaN, null, null, null];
     for (const call of calls) {

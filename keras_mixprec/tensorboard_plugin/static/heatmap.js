@@ -2,7 +2,7 @@ import {
   clamp, labelStride, linearScale, stepDomain,
 } from "./scales.js";
 import { chooseStep } from "./actions.js";
-import { axisOf, stepInWords, stepScale } from "./axis.js";
+import { alignedScale, axisOf, lastStepOf, stepInWords, stepScale } from "./axis.js";
 import {
   createSurface, drawLine, drawMarker, drawStepAxis, FONT, hatchPattern,
 } from "./canvas.js";
@@ -45,7 +45,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }, draw);
   const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
   let edges = [];
-  /** @type {(call: number, column: number) => string | null} */
+  /** @type {(call: number, column: number) => import("./passed_on.js").Origin | null} */
   let originAt = () => null;
   let layers = new Map();
   let repairedAt = -1;
@@ -58,21 +58,21 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   let revealedRows = 0;
 
   const heatOf = () => store.state[heatSlot];
-  const limits = () => stepDomain(lastStep(), null);
+  const limits = () => stepDomain(lastStepOf(store.state), null);
   const gestures = stepGestures(surface, plot, {
     limits,
     onZoom: (zoom) => store.set({ zoom }),
     onHover: hover,
     onClick(at) {
       const cell = cellAt(at);
-      if (cell) chooseStep(store, cell.step, cell.layer);
+      if (cell) chooseStep(store, shownStep(cell.step), cell.layer);
     },
   });
 
-  function lastStep() {
-    const { runData, compareData } = store.state;
-    return Math.max(runData?.last_step ?? 0, compareData?.last_step ?? 0);
-  }
+  // What is chosen is a step of the shown run.
+  const shownStep = (step) => (step === null ? null : Math.round(plot.scale.toShown(step)));
+
+  const ownStep = () => (store.state.step === null ? null : Math.round(plot.scale.toOwn(store.state.step)));
 
   const formatName = () => store.state[dataSlot]?.format?.name ?? "float16";
 
@@ -143,7 +143,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     choose();
     edges = heat ? columnEdges(heat.from, heat.until) : [];
-    originAt = heat ? originsIn(heat, layers, pathOfCall) : () => null;
+    originAt = heat ? originsIn(heat) : () => null;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows.length));
     rowHeight = clamp(fitting, store.state.fit ? 1 : ROW_HEIGHTS[0], ROW_HEIGHTS[1]);
     const height = rows.length * rowHeight + AXIS_HEIGHT;
@@ -167,7 +167,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (row < 0 || !plot.scale) return null;
     const { name, calls } = rows[row];
     if (x < plot.left) {
-      return { name, layer: heat.layers[calls[0]], step: store.state.step, value: NaN };
+      return { name, layer: heat.layers[calls[0]], step: ownStep(), value: NaN };
     }
     const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
     const reach = { invert: (pixel) => near(pixel) };
@@ -190,10 +190,10 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
     if (!cell || !metric) return hideTooltip();
     if (at.x < plot.left) return showTooltip(event, [spell(cell.name)]);
-    const axis = axisOf(store.state);
+    const axis = axisOf(store.state, store.state[dataSlot]);
     const steps = cell.from === cell.until ? stepInWords(axis, cell.from, "after") :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(spell(cell.origin), cell.value).long :
+    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(cell.origin, cell.value, spell).long :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));
@@ -211,9 +211,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const bottom = height - AXIS_HEIGHT;
     plot.left = clamp(Math.round(width * LABEL_SHARE), ...LABEL_WIDTHS);
     plot.right = width - 22;
-    const domain = stepDomain(lastStep(), store.state.zoom);
+    const domain = stepDomain(lastStepOf(store.state), store.state.zoom);
     const axis = heatAxis(store.state, heatOf(), domain);
-    plot.scale = stepScale(axis, domain, [plot.left, plot.right]);
+    plot.scale = alignedScale(store.state, store.state[dataSlot], stepScale(axis, domain, [plot.left, plot.right]));
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
     const size = Math.floor(plot.right - plot.left);
@@ -237,7 +237,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     drawChosen(context, bottom);
     gestures.drawBrush(context, 0, bottom);
     context.restore();
-    drawStepAxis(context, plot.scale, axis, domain, size / 100, { start: plot.left, y: bottom });
+    drawStepAxis(context, plot.scale.base, axis, domain, size / 100, { start: plot.left, y: bottom });
   }
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
@@ -330,7 +330,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const { step, layer } = store.state;
     const heat = heatOf();
     if (step !== null) {
-      const x = plot.scale(step);
+      const x = plot.scale.base(step);
       if (x >= plot.left && x <= plot.right) {
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--card"), 3);
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--cursor"), 1.5);
@@ -360,7 +360,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     if (!heat || !rows.length || !event.key.startsWith("Arrow")) return;
     event.preventDefault();
-    const { layer, step } = store.state;
+    const [layer, step] = [store.state.layer, ownStep()];
     const size = event.shiftKey ? 10 : 1;
     const down = { ArrowDown: size, ArrowUp: -size }[event.key] ?? 0;
     const right = { ArrowRight: size, ArrowLeft: -size }[event.key] ?? 0;
@@ -370,7 +370,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const at = step === null ? columns - 1 : Math.max(0, columnAt(edges, step));
     const column = clamp(at + right, 0, columns - 1);
     const newStep = right || step === null ? heat.from[column] : step;
-    chooseStep(store, newStep, down || row < 0 ? heat.layers[rows[newRow].calls[0]] : layer);
+    chooseStep(store, shownStep(newStep), down || row < 0 ? heat.layers[rows[newRow].calls[0]] : layer);
   });
   scroller.addEventListener("scroll", surface.redraw);
 

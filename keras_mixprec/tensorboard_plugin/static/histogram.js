@@ -7,7 +7,7 @@ import {
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import {
-  formatInteger, formatPower, formatShare, readable, toNumber,
+  formatInteger, formatPower, formatShare, momentInWords, readable, toNumber,
 } from "./format.js";
 import {
   exponentDomain, histogramAt, partInWordsOf, shareByZone, unscaled, zoneOf,
@@ -67,7 +67,7 @@ export function createHistogram(store) {
     };
   }
 
-  // From the same numbers as "What if": a bar is as wide as a whole power of two.
+  // As "What if" has it, without the gradients of weights: a bar is as wide as a whole power of two.
   function windowOf({ step, bars, low }, name, shift) {
     if (!bars.length) return null;
     const { format } = store.state.runData;
@@ -229,7 +229,7 @@ export function createHistogram(store) {
       const off = highest < lowest ||
         (shift !== null && (shift > highest + SPARE_BITS || shift < lowest));
       const fits = highest >= lowest ?
-        `fits loss scales ${formatPower(lowest)} to ${formatPower(highest)}` :
+        `those of outputs fit loss scales ${formatPower(lowest)} to ${formatPower(highest)}` :
         "no loss scale fits: the gradients span more than the format holds";
       const alarm = off && !wider;
       words.classList.toggle("alarm", alarm);
@@ -264,13 +264,13 @@ export function createHistogram(store) {
     // Another call of a layer is not in the table of layers.
     const what = labels.get(called) ?? cutMiddle(called, 44);
     caption.textContent = shown ?
-      `${what}${whyShown(store.state)} · taken at step ${formatInteger(shown.step)}` : what;
+      `${what}${whyShown(store.state)} · taken ${momentInWords(shown.step, "after")}` : what;
     caption.title = name ?? layer ?? "";
     body.hidden = !shown;
     nothing.hidden = Boolean(shown);
     words.textContent = shown ? sentence() : "";
     words.title = shown?.range ?
-      `Loss scales with ${SPARE_BITS} bits to spare for the reading of step ${formatInteger(shown.step)}` : "";
+      `Loss scales with ${SPARE_BITS} bits to spare for the reading ${momentInWords(shown.step, "after")}, of the gradients of outputs; "What if" has those of weights, too` : "";
     if (!shown) offerOthers(runData?.histograms?.[part] ?? [], name);
     table.fill(shown && (() => [["magnitude", "elements", "range of the format"],
       shown.bars.map(({ exponent, count }) => [

@@ -128,8 +128,9 @@ export async function render() {
   const selection = createSelection(store);
   const empty = createEmpty(offline);
   const main = element("main", { hidden: true },
-    createRuns(store), createTimeline(store), createPerformance(store), createHeatCard(store), createHistogram(store),
-    createLayers(store), createEvents(store),
+    createRuns(store), createTimeline(store), createPerformance(store),
+    element("div", { class: "column" }, createHeatCard(store), createLayers(store)),
+    element("div", { class: "column side" }, createHistogram(store), createEvents(store)),
     element("div", { class: "pair" }, createMap(store), createCourse(store)),
     createDtypes(store), createWhatIf(store), createDifference(store),
     createPareto(store));

@@ -3,7 +3,7 @@ import { formatInteger, formatShare, momentInWords, plural, toNumber } from "./f
 import { insideInWords } from "./inside.js";
 import { worstLayer } from "./layer_columns.js";
 import { valueInWords } from "./metrics.js";
-import { passedInWords } from "./passed_on.js";
+import { originOf, passedInWords } from "./passed_on.js";
 import { isWider, ownHeadroom } from "./precision.js";
 import { clamp } from "./scales.js";
 import { countBy, describeHeadroom, describeVerdict, shortType } from "./summary.js";
@@ -55,7 +55,7 @@ function headroomBar(layer, data, step) {
   const inside = insideInWords(layer, format);
   const { level, text: ofOutputs } = describeHeadroom(bits, type, format.name);
   const text = inside?.short ?? ofOutputs;
-  const origin = layer.passed_from;
+  const origin = originOf(layer);
   if (origin) {
     const { long, short } = passedInWords(origin, bits);
     return element("span", { class: "headroom passed", title: long },

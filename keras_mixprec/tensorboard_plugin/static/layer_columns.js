@@ -1,6 +1,7 @@
 import { toNumber } from "./format.js";
 import { labelOfRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
+import { originOf } from "./passed_on.js";
 import { isWider, ownHeadroom } from "./precision.js";
 
 /**
@@ -99,11 +100,12 @@ function severityOfLayer(layer) {
   return layer?.severity ?? null;
 }
 
-const LEVEL_ORDER = ["bad", "warning", "quiet", "roomy", "beyond", "zero", "none"];
+const LEVEL_ORDER = ["bad", "passed", "warning", "quiet", "roomy", "beyond", "zero", "none"];
 
 function rankOf(layer, formatName) {
   const bits = toNumber(layer.least_headroom ?? null);
-  const level = alarmLevel("headroom", bits, isWider(layer.compute_dtype, formatName));
+  const level = originOf(layer) ? "passed" :
+    alarmLevel("headroom", bits, isWider(layer.compute_dtype, formatName));
   return [LEVEL_ORDER.indexOf(level), Number.isNaN(bits) ? Infinity : bits];
 }
 

@@ -1,12 +1,19 @@
-import { mainFinding } from "./event_text.js";
+import { hasBadInput, mainFinding, momentOf } from "./event_text.js";
 import { formatNumber, momentInWords, plural, toNumber } from "./format.js";
 import { alarmLevel } from "./palette.js";
-import { isWider } from "./precision.js";
+import { originOf } from "./passed_on.js";
+import { changedAt, isWider } from "./precision.js";
 
 const PARTS = [
   ["activations", "least_headroom", "worst_step"],
   ["gradients", "least_gradient_headroom", "worst_gradient_step"],
 ];
+
+// What was found beyond a format, although readings of the part may look safe.
+const OVERFLOWS = {
+  activations: ["forward_overflow", "cast_overflow", "weight_overflow"],
+  gradients: ["backward_overflow"],
+};
 
 const bitsOf = (layer, key) => toNumber(layer[key] ?? null);
 
@@ -27,6 +34,21 @@ function overflowing(run, name) {
   };
 }
 
+// A verdict that still holds on one of these layers; a forecast is none yet.
+function overflowFound({ events }, part, own) {
+  const layers = new Map(own.map((layer) => [layer.path, layer]));
+  return events.findLast(({ kind, verdict, layer, step, numbers }) => {
+    return kind === "verdict" && OVERFLOWS[part].includes(verdict) && layers.has(layer) &&
+      numbers?.overflows_in_steps === undefined && step > changedAt(layers.get(layer));
+  });
+}
+
+// Steps skipped behind a reading, at which the part was not finite: it had less left than was read.
+function skippedSince({ events }, part, step) {
+  return events.filter((event) => event.kind === "skipped_step" && momentOf(event) > step &&
+    !hasBadInput(event) && (part === "gradients" || event.loss?.length)).length;
+}
+
 /**
  * How close a layer in 16 bits was to an overflow: the least headroom of the run, of
  * activations and of gradients.
@@ -37,21 +59,37 @@ export function leastHeadroom(run) {
   const { layers, format } = run;
   // What a wider dtype holds is not close, nor is what comes from another layer its own.
   const own = layers.filter((layer) => {
-    return !isWider(layer.compute_dtype, format?.name) && !layer.passed_from;
+    return !isWider(layer.compute_dtype, format?.name) && !originOf(layer);
   });
+  const because = layers.find((layer) => layer.lost_because)?.lost_because;
   return PARTS.flatMap(([part, key, step]) => {
     const name = `least headroom, ${part}`;
     if (part === "gradients" && run.stuck) return [overflowing(run, name)];
     const known = own.filter((layer) => bitsOf(layer, key) < Infinity);
-    if (!known.length) return [];
+    if (!known.length) {
+      return because && part === "activations" ? [{
+        name, text: "▲ not finite", level: "bad", event: mainFinding(run), title: `in all layers, because ${because}`,
+      }] : [];
+    }
     const worst = known.reduce((one, two) => bitsOf(two, key) < bitsOf(one, key) ? two : one);
     const scaled = part === "gradients" ? ", loss scale included, of finite readings" : "";
     const bits = bitsOf(worst, key);
     const level = alarmLevel("headroom", bits);
+    const title = `${worst.path}, ${momentInWords(worst[step], "after")}${scaled}: the least since dtypes last changed`;
+    const found = level === "bad" ? undefined : overflowFound(run, part, own);
+    if (found) {
+      return [{
+        name, text: "▲ overflow found", level: "bad", event: found,
+        title: `overflow found in ${found.layer}, ${momentInWords(momentOf(found))}, which readings do not show. ` +
+          `They are ${spareInWords(worst, bits)} at least: ${title}`,
+      }];
+    }
+    const skips = skippedSince(run, part, worst[step]);
+    const after = skips ? `. ${plural(skips, "step")} behind that reading overflowed and ${skips > 1 ? "were" : "was"} skipped` : "";
     return [{
-      name, text: spareInWords(worst, bits), layer: worst,
-      level: ["bad", "warning"].includes(level) ? level : undefined,
-      title: `${worst.path}, ${momentInWords(worst[step], "after")}${scaled}: the least since dtypes last changed`,
+      name, text: spareInWords(worst, bits) + (skips && level !== "bad" ? ", then overflow" : ""), layer: worst,
+      level: ["bad", "warning"].includes(level) ? level : skips ? "skip" : undefined,
+      title: title + after,
     }];
   });
 }

@@ -104,12 +104,12 @@ function placed(names, edges, inside) {
  * @param {string} kind The metric's. Errors of a layer are its own, and all else follows
  *   from every layer before it.
  * @returns {Map<string, {path: string, value: number, step: number | null,
- *   isBefore: boolean, isBad: boolean, column: number, origin: string | null}>}
+ *   isBefore: boolean, isBad: boolean, column: number, origin: import("./passed_on.js").Origin | null}>}
  */
 export function worstByLayer(heat, layers, pathOf, kind) {
   const found = new Map();
   const last = Math.max(-1, ...[...layers.values()].map(changedAt));
-  const originAt = originsIn(heat, layers, pathOf);
+  const originAt = originsIn(heat);
   heat.layers.forEach((call, row) => {
     const path = pathOf(call, layers);
     const since = kind === "error" ? changedAt(layers.get(path)) : last;

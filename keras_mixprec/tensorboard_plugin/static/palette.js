@@ -4,7 +4,8 @@ import { COLORS } from "./colors.js";
 // Okabe and Ito's colours, told apart with every common colour vision.
 export const CATEGORY = COLORS.category;
 
-// Samples of a ramp from navy over grey to yellow whose lightness rises evenly.
+// Samples of a ramp from navy over teal to yellow whose lightness and hue change evenly: two bits of
+// headroom more or less are told apart wherever they are.
 const RAMP = COLORS.ramp;
 
 export function rampColor(position) {

@@ -1,63 +1,48 @@
-// The part of a layer that a metric is of, or null where nothing is passed on.
-function partOf(metric) {
-  if (metric?.startsWith("activation_")) return "activation";
-  return /^(weight_)?gradient_/.test(metric ?? "") ? "gradient" : null;
-}
-
-// Infinities and NaNs are passed on, and so are outputs that are all zero. Gradients that are
-// zero may have vanished on their own.
-function isPassed(metric, value) {
-  if (metric.endsWith("_nonfinite")) return value > 0;
-  return value === -Infinity || (value === Infinity && metric.startsWith("activation_"));
-}
+/**
+ * What made it infinite, NaN or all zero: a layer with a verdict, or the run as a whole.
+ * @typedef {{layer?: string, because?: string}} Origin
+ */
 
 /**
- * From which layer a call has what is not finite or all zero in a column, if not from itself:
- * the one with a verdict that comes before it, if that was the same then.
+ * What made the cells of a heatmap that are not the doing of their own layer, which Python finds.
  * @param {any} heat
- * @param {Map<string, any>} layers The table of layers, by path.
- * @param {(call: string, paths: any) => string} pathOf
- * @returns {(call: number, column: number) => string | null}
+ * @returns {(call: number, column: number) => Origin | null}
  */
-export function originsIn(heat, layers, pathOf) {
-  const part = partOf(heat.metric);
-  const size = heat.from.length;
-  const own = heat.layers.map((call) => layers.get(pathOf(call, layers))?.passes_on?.[part] ?? null);
-  const wanted = new Set(own);
-  const rows = new Map([...wanted].map((path) => [path, []]));
-  heat.layers.forEach((call, row) => rows.get(pathOf(call, layers))?.push(row));
-  const valueAt = (row, column) => heat.values[row * size + column];
-  return (call, column) => {
-    const origin = own[call];
-    const value = valueAt(call, column);
-    if (origin === null || column < 0 || !isPassed(heat.metric, value)) return null;
-    return rows.get(origin).some((row) => {
-      const before = valueAt(row, column);
-      return isPassed(heat.metric, before) && value > 0 === before > 0;
-    }) ? origin : null;
-  };
-}
-
-/** Whether any layer passes on what another made. */
-export function hasPassed(heat, layers, pathOf) {
-  const originAt = originsIn(heat, layers, pathOf);
-  return heat.layers.some((call, row) => {
-    if (!layers.get(pathOf(call, layers))?.passes_on?.[partOf(heat.metric)]) return false;
-    return heat.from.some((_, column) => originAt(row, column) !== null);
-  });
+export function originsIn(heat) {
+  const known = new Map();
+  for (const { from, rows, columns } of heat.passed ?? []) {
+    const isPassed = new Uint8Array(heat.from.length);
+    for (const [first, last] of columns) isPassed.fill(1, first, last + 1);
+    for (const row of rows) known.set(row, [...known.get(row) ?? [], { from, isPassed }]);
+  }
+  return (call, column) => known.get(call)?.find(({ isPassed }) => isPassed[column])?.from ?? null;
 }
 
 /**
- * What a layer has from another one, in words and shorter.
- * @param {string} path The layer with the verdict.
- * @param {number} value What was measured: all is zero where it is infinite.
+ * What made the worst activations of a layer not finite or all zero, if not the layer itself.
+ * @param {any} layer A row of the table of layers.
+ * @returns {Origin | null}
  */
-export function passedInWords(path, value) {
-  if (value === Infinity) {
-    return { long: `all zero: comes from ${path}, which has a verdict`, short: `all zero: comes from ${path}` };
+export function originOf({ passed_from: layer, lost_because: because }) {
+  return layer ? { layer } : because ? { because } : null;
+}
+
+/**
+ * What is not a layer's own doing, in words and shorter.
+ * @param {Origin} origin
+ * @param {number} value What was measured: all is zero where it is infinite.
+ * @param {(path: string) => string} spell How a layer is written.
+ */
+export function passedInWords({ layer, because }, value, spell = (path) => path) {
+  if (because) {
+    return { long: `infinite or NaN because ${because}: no fault of the layer`, short: `not finite: ${because}` };
   }
-  const short = `passes on what ${path} made`;
+  const from = spell(layer ?? "");
+  if (value === Infinity) {
+    return { long: `all zero: comes from ${from}, which has a verdict`, short: `all zero: comes from ${from}` };
+  }
+  const short = `passes on what ${from} made`;
   return { long: `${short} infinite or NaN`, short };
 }
 
-export const ANY_PASSED = "infinite, NaN or all zero because of another layer";
+export const ANY_PASSED = "infinite, NaN or all zero through no fault of the layer";

@@ -2,7 +2,7 @@ import {
   clamp, exponentTicks, linearScale, nearestMark, setApart, stepDomain, valueAtStep,
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
-import { axesOf, axisOf, stepInWords, stepScale } from "./axis.js";
+import { alignedSteps, axesOf, axisOf, lastStepOf, stepInWords, stepScale } from "./axis.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis,
 } from "./canvas.js";
@@ -29,7 +29,7 @@ const LEFT = 66;
 const RIGHT = 14;
 const TOP = 10;
 // Of the curves, which take the room that a taller card beside this one leaves.
-const PLOT_HEIGHTS = [128, 400];
+const PLOT_HEIGHTS = [128, 480];
 const LANE_HEIGHT = 20;
 const LANES = ["skipped", "verdicts", "precision"];
 const LANE_NAMES = ["skipped", "verdicts", "changes"];
@@ -66,6 +66,7 @@ export function createTimeline(store) {
       "plus and minus zoom",
   }, draw);
   const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
+  const toShown = (data, steps) => steps.map(alignedSteps(store.state, data).toShown);
   // Each run has a row of marks in each lane.
   const laneHeight = () => LANE_HEIGHT * Math.max(1, runsOf(store.state).length);
   let plotHeight = PLOT_HEIGHTS[0];
@@ -81,7 +82,7 @@ export function createTimeline(store) {
   new ResizeObserver(([{ contentRect }]) => resize(Math.floor(contentRect.height))).observe(body);
   const plot = { left: LEFT, right: 0, scale: null, cursor: null, marks: [], blocks: [] };
 
-  const limits = () => stepDomain(store.state.runData?.last_step ?? 0, null);
+  const limits = () => stepDomain(lastStepOf(store.state), null);
   const gestures = stepGestures(surface, plot, {
     limits,
     onZoom: (zoom) => store.set({ zoom }),
@@ -122,14 +123,15 @@ export function createTimeline(store) {
     }
     const step = stepAt(at.x);
     const lines = [stepInWords(axisOf(store.state), step)];
-    for (const data of [runData, compareData]) {
-      for (const line of data?.scale ?? []) {
-        const scale = valueAtStep(line.steps, line.scale, step);
+    for (const data of runsOf(store.state)) {
+      const own = Math.round(alignedSteps(store.state, data).toOwn(step));
+      for (const line of data.scale) {
+        const scale = valueAtStep(line.steps, line.scale, own);
         const other = data === runData ? compareData : runData;
         lines.push(`${nameOfLine(line, data, other)}: ` +
-          `${formatScale(scale)}, ${skippedInWords(line, step)}`);
+          `${formatScale(scale)}, ${skippedInWords(line, own)}`);
       }
-      const loss = lossInWords(data?.loss, step);
+      const loss = lossInWords(data.loss, own);
       if (loss) lines.push(`loss${compareData ? ` of ${data.run}` : ""}: ${loss}`);
     }
     return showTooltip(event, lines);
@@ -138,17 +140,16 @@ export function createTimeline(store) {
   function draw(context, width) {
     const { runData, compareData, step, zoom, event: chosen } = store.state;
     if (!runData) return;
-    const last = Math.max(runData.last_step, compareData?.last_step ?? 0);
+    const last = lastStepOf(store.state);
     const hasLoss = runsOf(store.state).some((data) => finiteStretches(data.loss).length);
     plot.right = width - (hasLoss ? LOSS_AXIS : RIGHT);
     const axis = axisOf(store.state);
     plot.scale = stepScale(axis, stepDomain(last, zoom), [LEFT, plot.right]);
     plot.cursor = step;
-    const lines = [runData, compareData].flatMap((data) => {
-      return (data?.scale ?? []).map((line) => {
-        return { ...line, until: data.last_step, dashed: data !== runData };
-      });
-    });
+    const lines = runsOf(store.state).flatMap((data) => data.scale.map((line) => {
+      const [until, ...steps] = toShown(data, [data.last_step, ...line.steps]);
+      return { ...line, steps, until, dashed: data !== runData };
+    }));
     const logs = lines.flatMap((line) => line.scale.map((scale) => {
       return Math.log2(toNumber(scale));
     })).filter(Number.isFinite);
@@ -184,7 +185,10 @@ export function createTimeline(store) {
       start: LEFT, y: axisY(), top: TOP,
     });
     if (logs.length) drawAxisName(context, "loss scale", 8, TOP + plotHeight / 2, true);
-    const losses = placeLosses(runsOf(store.state), {
+    const placed = runsOf(store.state).map((data) => ({
+      loss: data.loss && { ...data.loss, steps: toShown(data, data.loss.steps) },
+    }));
+    const losses = placeLosses(placed, {
       scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + plotHeight,
     });
     if (losses) drawLossAxis(context, losses);
@@ -252,14 +256,15 @@ export function createTimeline(store) {
   function drawBlocks(context, domain) {
     plot.blocks = [];
     runsOf(store.state).forEach((data, place) => {
-      drawBlocksOf(context, data.events, domain, place);
+      drawBlocksOf(context, data, domain, place);
     });
   }
 
-  function drawBlocksOf(context, events, domain, place) {
-    for (const event of events) {
-      const { first_step: first, last_step: last, count } = event;
-      if (event.kind !== "skipped_steps_not_kept" || first === undefined) continue;
+  function drawBlocksOf(context, data, domain, place) {
+    for (const event of data.events) {
+      if (event.kind !== "skipped_steps_not_kept" || event.first_step === undefined) continue;
+      const { count } = event;
+      const [first, last] = toShown(data, [event.first_step, event.last_step]);
       if (last < domain[0] || first > domain[1]) continue;
       const [start, end] = [first, last].map(plot.scale);
       const left = Math.max(Math.min(start, end - 2), LEFT);
@@ -280,16 +285,17 @@ export function createTimeline(store) {
   function drawMarks(context, domain) {
     plot.marks = [];
     runsOf(store.state).forEach((data, place) => {
-      drawMarksOf(context, data.events, domain, place);
+      drawMarksOf(context, data, domain, place);
     });
   }
 
-  function drawMarksOf(context, events, domain, place) {
+  function drawMarksOf(context, data, domain, place) {
     const taken = new Set();
     const drawn = [];
-    for (const event of events) {
+    const align = alignedSteps(store.state, data).toShown;
+    for (const event of data.events) {
       const lane = LANES.indexOf(laneOf(event));
-      const moment = momentOf(event);
+      const moment = align(momentOf(event));
       // Blocks have been drawn; in a log of an earlier version they have no steps.
       if (lane < 0 || event.first_step !== undefined) continue;
       if (moment < domain[0] || moment > domain[1]) continue;

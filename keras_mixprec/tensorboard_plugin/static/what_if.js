@@ -1,6 +1,7 @@
 import { mainFinding } from "./event_text.js";
-import { formatNumber, formatPower, toNumber, words } from "./format.js";
+import { formatNumber, formatPower, momentInWords, toNumber, words } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
+import { originOf } from "./passed_on.js";
 import { dtypeAt } from "./precision.js";
 
 // The next batch may be larger than any that was measured: what `diagnose` leaves too.
@@ -32,17 +33,21 @@ export function judgePart(part, format, moment) {
 }
 
 /**
- * The loss scales, as powers of two, at which gradients neither overflow nor vanish.
+ * The loss scales, as powers of two, at which gradients neither overflow nor vanish: as the
+ * diagnosis has them, but that of those of weights the log does not know which small ones count.
  * @param {{largest?: number | null, low?: number | null} | undefined} reading Logarithms of
- *   the largest magnitude and of the smallest that counts, without a loss scale.
+ *   the largest magnitude and of the smallest that counts of the outputs' gradients, without a loss scale.
+ * @param {any} format
+ * @param {{largest?: number | null}} [ofWeights] The same of the weights' gradients.
  * @returns {{lowest: number, highest: number} | null}
  */
-export function scaleWindow(reading, format) {
+export function scaleWindow(reading, format, ofWeights) {
   const { largest = null, low = null } = reading ?? {};
   if (largest === null) return null;
+  const most = Math.max(largest, ofWeights?.largest ?? -Infinity);
   return {
     lowest: low === null ? -Infinity : format.subnormal_exponent - low,
-    highest: Math.floor(format.maximum_bits - SPARE_BITS - largest),
+    highest: Math.floor(format.maximum_bits - SPARE_BITS - most),
   };
 }
 
@@ -64,7 +69,7 @@ export function judgeLayer(ranges, format, formats, moment) {
     activation = { state, bits: null, step: lost.step, lost: lost.dtype };
   }
   const weight = judgePart(ranges?.weight, format, moment);
-  const gradient = scaleWindow(ranges?.gradient?.[moment], format);
+  const gradient = scaleWindow(ranges?.gradient?.[moment], format, ranges?.weight_gradient?.[moment]);
   const refused = ranges?.refused?.[format.name] ?? [];
   const states = [
     activation.state, weight.state, refused.length ? "refused" : null,
@@ -121,7 +126,7 @@ export function isAllZero(layer) {
 function reasonOf({ activation, weight }, name) {
   const parts = [["activations", activation], ["weights", weight]];
   for (const [what, { state, bits, step, lost }] of parts) {
-    const at = step === null ? "" : ` at step ${step}`;
+    const at = step === null ? "" : ` ${momentInWords(step, "after")}`;
     if (state === "overflows") {
       return lost ? `its ${what} were not finite in ${lost}${at}` :
         `its ${what} exceed ${name} by ${formatNumber(-bits)} bits${at}`;
@@ -254,12 +259,16 @@ export function scaleInWords({ name, scale, overflowing, blamed }) {
  * what a format would do.
  */
 export function whyNoPlan(run) {
-  const diverged = mainFinding(run)?.verdict === "divergence" && !run.finding.repaired;
-  return diverged ? NO_MATTER : null;
+  const { verdict } = mainFinding(run) ?? {};
+  return NO_MATTER[run.finding?.repaired ? null : verdict] ?? null;
 }
 
-const NO_MATTER = "No plan: training diverged in float32 as well, so it is no matter of precision, and " +
-  "what the layers came to says nothing of a run that does not.";
+const NO_MATTER = {
+  divergence: "No plan: training diverged in float32 as well, so it is no matter of precision, and " +
+    "what the layers came to says nothing of a run that does not.",
+  weights_lost: "No plan: weights are infinite or NaN, so what the layers came to says nothing of a " +
+    "run with sound ones. Restore a checkpoint first.",
+};
 
 /**
  * What was measured of a layer, with what it says of one that was not finite behind another.
@@ -267,7 +276,8 @@ const NO_MATTER = "No plan: training diverged in float32 as well, so it is no ma
  * @param {any} layer Its row of the table of layers.
  */
 export function withLost(ranges, layer) {
-  const isLost = toNumber(layer.least_headroom ?? null) === -Infinity && !layer.passed_from;
+  if (layer.lost_because) return { ...ranges, nonfinite: undefined };
+  const isLost = toNumber(layer.least_headroom ?? null) === -Infinity && !originOf(layer);
   if (!isLost || ranges?.nonfinite) return ranges;
   const step = layer.worst_step;
   return { ...ranges, nonfinite: { step, dtype: dtypeAt(layer, step) } };

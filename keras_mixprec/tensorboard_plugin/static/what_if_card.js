@@ -1,12 +1,12 @@
 import { chooseLayer } from "./actions.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
 import {
-  formatInteger, formatNumber, formatPower, formatShare, listSome, plural, readable, words,
+  formatInteger, formatNumber, formatPower, formatShare, listSome, momentInWords, plural, readable, words,
 } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
 import { ALL_ZERO, leftOut } from "./metrics.js";
-import { passedInWords } from "./passed_on.js";
+import { originOf, passedInWords } from "./passed_on.js";
 import {
   GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundElsewhere, foundInWords, judgeLayer, planFile,
   isAllZero, scaleInWords, smallestPlan, whyNoPlan, withLost,
@@ -14,7 +14,7 @@ import {
 
 const ALL = "";
 const ROWS_SHOWN = 200;
-// Not that of a finding's fix, which "Fix as plan.json" is of.
+// Not that of a finding's fix, whose code saves a `plan.json`.
 const PLAN_FILE = "what_if_plan.json";
 const ORDER = [...GRAVE, "passed", "unknown", "zero", "fits"];
 const LEVEL = {
@@ -22,7 +22,8 @@ const LEVEL = {
 };
 const GLYPH = { bad: "▲ ", warning: "◆ " };
 const CANNOT = "Ranges are of what layers return. A layer may overflow on the way to that, or " +
-  "lose digits: before training check the plan with keras_mixprec.diagnose on a batch.";
+  "lose digits. Loss scales are for the gradients of outputs and weights; which small ones of weights count " +
+  "is not in the log. Before training check the plan with keras_mixprec.diagnose on a batch.";
 const NO_RANGES = "Nothing was measured of the layers of this run. MixPrecMonitor measures " +
   "them at every probe_every steps, within max_overhead of the time.";
 
@@ -45,7 +46,7 @@ function isOf(path, chosen) {
 function partInWords({ state, bits, step, lost, origin }, name) {
   if (state === "passed") return `${passedInWords(origin, -Infinity).short}: not known`;
   if (state === "zero") return origin ? passedInWords(origin, Infinity).short : ALL_ZERO;
-  const at = step === null ? "" : `, step ${formatInteger(step)}`;
+  const at = step === null ? "" : `, ${momentInWords(step, "after")}`;
   if (lost) return state === "overflows" ? `not finite${at}` : `not finite in ${lost}${at}: not known`;
   if (state === "unknown") return "not measured";
   const number = formatNumber(Number(Math.abs(bits).toFixed(1)));
@@ -79,7 +80,7 @@ export function createWhatIf(store) {
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...heads.map((head) => element("th", { scope: "col", class: "plain" }, head)))), rows);
   const scroller = element("div", { class: "table-scroll short" }, table);
-  const download = element("a", { class: "button", download: PLAN_FILE }, `Download ${PLAN_FILE}`);
+  const download = element("a", { class: "button", download: PLAN_FILE }, `Download it for apply_policy (${PLAN_FILE})`);
   const plan = element("p", {});
   const caution = element("p", { class: "withheld caution", role: "status", hidden: true });
   const nothing = element("p", { class: "absent", hidden: true });
@@ -144,7 +145,7 @@ export function createWhatIf(store) {
       .map((layer) => {
         const known = withLost(ranges.layers[layer.path], layer);
         const own = judgeLayer(known, format, ranges.formats, when.value);
-        const origin = layer.passed_from;
+        const origin = originOf(layer);
         const why = own.activation.state !== "unknown" ? null :
           isAllZero(layer) ? "zero" : origin ? "passed" : null;
         const activation = why ? { ...own.activation, state: why, origin } : own.activation;
@@ -160,7 +161,7 @@ export function createWhatIf(store) {
       [count("no scale"), "no loss scale would fit"],
       [count("vanishes"), "would lose small numbers that count"],
       [count("close"), `within ${SPARE_BITS} bits of overflowing`],
-      [count("passed"), "not known: behind a layer at fault"], [count("unknown"), "not measured"], [count("zero"), "with zeros alone"], [count("fits"), "would fit"],
+      [count("passed"), "not known: not finite through no fault of theirs"], [count("unknown"), "not measured"], [count("zero"), "with zeros alone"], [count("fits"), "would fit"],
     ].filter(([n]) => n);
     answer.textContent = `In ${format.name}, of ${plural(found.length, "layer")}: ` +
       parts.map(([n, text]) => `${formatInteger(n)} ${text}`).join(", ") + ".";
