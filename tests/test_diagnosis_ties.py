@@ -177,3 +177,20 @@ def test_a_loss_that_float32_does_not_settle_blames_none(seed):
     random = np.random.default_rng(seed)
     x, y = random.normal(size=(4, 4)), random.normal(size=(4, 1))
     assert [v for v in kmp.diagnose(model, x, y) if v.layer] == []
+
+
+def test_what_rounding_the_data_has_left_of_a_mean_is_no_fault():
+    """As of series that were made to have a mean of 0, in float32."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    pool, hidden = layers.GlobalAveragePooling1D(), layers.Dense(16)
+    model = keras.Sequential(
+        [keras.Input((120, 1)), pool, hidden, layers.Dense(2)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(epsilon=1e-12))
+    model.compile(optimizer, loss, jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(32, 120, 1))
+    x = (x - x.mean(axis=1, keepdims=True)).astype("float32")
+    found = kmp.diagnose(model, x, np.arange(32) % 2)
+    assert [v.layer for v in found if v.layer] == []

@@ -10,13 +10,13 @@ from keras_mixprec.diagnosis.forward import check_forward, range_kind
 from keras_mixprec.diagnosis.needed import Needed
 from keras_mixprec.diagnosis.run_search import RunSearch
 from keras_mixprec.diagnosis.smallest_set import smallest_set
-from keras_mixprec.numerics.arrays import jittered
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.layer_replay import (
     LayerReplay,
     cause_of_nonfinite,
     nonfinite_places,
 )
+from keras_mixprec.numerics.rounding import jittered
 from keras_mixprec.policies.layers import MODEL_PATH
 
 

@@ -16,7 +16,7 @@ from keras_mixprec.diagnosis.compare import (
     relative_error,
 )
 from keras_mixprec.keras_internals import flat_layers, own_trainable
-from keras_mixprec.numerics.arrays import jittered, to_array
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import (
     DryStep,
     compiled_loss,
@@ -27,6 +27,7 @@ from keras_mixprec.numerics.layer_hooks import (
     in_float32,
     temporary_policies,
 )
+from keras_mixprec.numerics.rounding import jittered, rounded_otherwise
 
 
 def loss_error(loss: float, exact: float) -> float:
@@ -217,7 +218,8 @@ class Reference:
         resolved = self._counts
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
-                other = exact_step(self._model, self._batch, records=False)
+                batch = rounded_otherwise(self._batch, seed)
+                other = exact_step(self._model, batch, records=False)
             resolved = {
                 k for k in resolved if not _differ(k, other, self.exact)
             }

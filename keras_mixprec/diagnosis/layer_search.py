@@ -29,10 +29,10 @@ from keras_mixprec.diagnosis.scales import (
 )
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.whole_step import WholeSearch, WholeStep
-from keras_mixprec.numerics.arrays import jittered
 from keras_mixprec.numerics.calls import tick
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in
+from keras_mixprec.numerics.rounding import jittered
 from keras_mixprec.policies.summary import costs
 
 # By how many powers of two a lower loss scale is tried before a layer is

@@ -16,13 +16,14 @@ from keras_mixprec.diagnosis.loss_fault import fault_behind, step_fault
 from keras_mixprec.diagnosis.magnified import lost_shares
 from keras_mixprec.diagnosis.run_search import RunSearch
 from keras_mixprec.diagnosis.step_errors import without_what_raises
-from keras_mixprec.numerics.arrays import jittered, to_array
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import (
     compiled_step,
     exact_step,
     interrupted,
 )
 from keras_mixprec.numerics.layer_replay import LayerReplay
+from keras_mixprec.numerics.rounding import jittered
 
 
 class LossSearch(RunSearch):

@@ -13,9 +13,10 @@ from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit, layers_of
 from keras_mixprec.diagnosis.end_to_end import loss_error
 from keras_mixprec.keras_internals import own_non_trainable
-from keras_mixprec.numerics.arrays import jittered, to_array
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.rounding import jittered, rounded_otherwise
 
 # Culprits of which each is left out by itself, to see if it is needed.
 _FEW = 4
@@ -260,7 +261,8 @@ class NeededInStep(Needed):
     def _rounded(self):
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
-                yield exact_step(self._model, self._data, records=False)
+                data = rounded_otherwise(self._data, seed)
+                yield exact_step(self._model, data, records=False)
 
 
 def _gradient_error(step, key, exact):

@@ -12,7 +12,7 @@ from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.diagnosis.loss_fault import fault_behind, step_fault
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import instability, smallest_set
-from keras_mixprec.numerics.arrays import jittered, to_array
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import (
     DryStep,
     compiled_step,
@@ -21,6 +21,7 @@ from keras_mixprec.numerics.dry_step import (
 )
 from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
+from keras_mixprec.numerics.rounding import jittered
 from keras_mixprec.policies.layers import MODEL_PATH
 
 # Powers of two by which another loss scale is tried, before a layer is blamed

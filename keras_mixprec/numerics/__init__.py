@@ -38,6 +38,7 @@ Files:
 - `bounds.py`: bounds of what operations make, as far as they follow from them.
 - `random_numbers.py`: the random numbers of a model as it is, for its float32
   reference.
+- `rounding.py`: weights and inputs as they might have been rounded as well.
 - `arrays.py`: tensors of any backend as NumPy arrays, and such arrays in 16
   bits.
 """

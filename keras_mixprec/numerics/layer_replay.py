@@ -12,9 +12,7 @@ from keras_mixprec.keras_internals import called_with
 from keras_mixprec.numerics.arrays import (
     is_float,
     largest_magnitude,
-    off_by_half_ulp,
     to_array,
-    widened_off_by_half_ulp,
 )
 from keras_mixprec.numerics.calls import LayerCall, with_mask
 from keras_mixprec.numerics.layer_hooks import (
@@ -23,6 +21,11 @@ from keras_mixprec.numerics.layer_hooks import (
     with_sublayers,
 )
 from keras_mixprec.numerics.random_numbers import Draws, without_draws
+from keras_mixprec.numerics.rounding import (
+    narrowed,
+    off_by_half_ulp,
+    widened_off_by_half_ulp,
+)
 
 
 def largest_intermediate(function, tensors) -> float:
@@ -223,6 +226,20 @@ class LayerReplay:
         """
         return self._arrays(self._run, policy, layers, jitter)
 
+    def rounded_forward(self) -> list[np.ndarray]:
+        """Returns `forward("float32")` of what is off by half a float32 ulp.
+
+        Inputs as well as weights.
+        """
+        random = np.random.default_rng(0)
+
+        def moved(tensor):
+            wide = ops.cast(tensor, "float32")
+            return off_by_half_ulp(wide, "float32", random)
+
+        with self._in("float32", None):
+            return [*map(to_array, self._run([*map(moved, self._primals())]))]
+
     def gradients(
         self, cotangents, policy=None, jitter=None, layers=None
     ) -> list[np.ndarray]:
@@ -300,7 +317,8 @@ class LayerReplay:
         if jitter is not None:
             random = np.random.default_rng(jitter)
             inputs = [widened_off_by_half_ulp(x, random) for x in inputs]
-            weights = [off_by_half_ulp(w, self._dtype, random) for w in weights]
+            dtype = narrowed(self._dtype)
+            weights = [off_by_half_ulp(w, dtype, random) for w in weights]
         return [*inputs, *map(self._backend.stop_gradient, weights)]
 
     @contextlib.contextmanager
