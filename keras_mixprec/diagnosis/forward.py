@@ -167,7 +167,7 @@ def check_forward(
 
 def _resolved(replay, low, exact, error):
     """The error that is left of one that float32 does not resolve."""
-    if not math.isfinite(error):
+    if nonfinite(low):
         return error
     others = (
         replay.forward("float32", jitter=seed)
