@@ -80,3 +80,37 @@ def test_parts_of_several_sizes_are_diagnosed(jit, tmp_path):
     assert "direction" in {v.layer for v in watcher.verdicts}
     (change,) = [e for e in callback.history if e["kind"] == "demote"]
     assert "direction" in change["layers"]
+
+
+class Ends(keras.layers.Layer):
+    """Of 16 graphs the sum of the squares at the ends of their edges."""
+
+    def compute_output_shape(self, shapes):
+        return 16, shapes[0][-1]
+
+    def call(self, parts):
+        nodes, ends, owners = parts
+        squares = keras.ops.square(keras.ops.take(nodes, ends, axis=0))
+        return keras.ops.segment_sum(1e-6 * squares, owners, num_segments=16)
+
+
+@each_jit
+def test_a_batch_of_graphs_is_whole(jit, tmp_path):
+    """Its edges are numbers of nodes, which its first rows may not have."""
+    keras.config.set_dtype_policy("mixed_float16")
+    nodes = keras.Input((4,))
+    edges = [keras.Input((), dtype="int32") for _ in range(2)]
+    sums = Ends(name="ends")([nodes, *edges])
+    model = keras.Model([nodes, *edges], keras.layers.Dense(1)(sums))
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
+    x = 300 * RANDOM.normal(size=(160, 4)).astype("float32")
+    ends = np.arange(320, dtype="int32")[::-1] // 2
+    owners = np.repeat(np.arange(16, dtype="int32"), 20)
+    batch = (x, ends, owners), np.ones((16, 1), "float32")
+    assert {v.layer for v in kmp.diagnose(model, *batch)} == {"ends"}
+    watchers = [monitor(tmp_path), callback := tuner()]
+    data = (batch for _ in range(4))
+    fit = {"steps_per_epoch": 4, "shuffle": False, "verbose": 0}
+    model.fit(data, callbacks=watchers, **fit)
+    (change,) = [e for e in callback.history if e["kind"] == "demote"]
+    assert list(change["layers"]) == ["ends"]

@@ -7,7 +7,13 @@ from keras import ops
 from optimizer_models import assert_identical, make_variables, numbers
 
 import keras_mixprec as kmp
-from keras_mixprec.numerics.dry_step import compiled_loss, dry_step, held
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.dry_step import (
+    compiled_loss,
+    compiled_step,
+    dry_step,
+    held,
+)
 
 
 def test_optimizers_that_skip_together_are_held():
@@ -65,6 +71,22 @@ def test_the_compiled_loss_is_that_of_the_step():
         model.train_on_batch(*batch)
         before = numbers(model.variables)
         random.shuffle(x)
+
+
+def test_a_compiled_step_has_the_gradient_of_an_embedding():
+    """Of which an uncompiled one has rows, on TensorFlow."""
+    keras.config.set_dtype_policy("mixed_float16")
+    tokens = keras.layers.Embedding(5, 3, name="tokens")
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), tokens])
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=True)
+    model.optimizer.build(model.trainable_variables)
+    data = np.array([[0, 1, 1, 4]]), np.ones((1, 4, 3), "float32")
+    data = tuple(map(ops.convert_to_tensor, data))
+    steps = dry_step(model, data, 1.0), compiled_step(model, data, 1.0)
+    found = [to_array(s.gradients[id(tokens.embeddings)]) for s in steps]
+    assert found[0].shape == (5, 3)
+    # Of two in float16, in whichever order they are added.
+    np.testing.assert_allclose(*found, rtol=2**-9)
 
 
 def test_the_cotangents_of_a_16_bit_step_are_those_that_arrive():

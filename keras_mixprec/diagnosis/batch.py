@@ -163,10 +163,14 @@ _ROWS = 64
 def head(batch):
     """Returns the first rows of a batch, or all if it cannot be cut.
 
+    As one of graphs, whose edges are numbers of its nodes.
+
     Args:
         batch: As `train_step` takes it.
     """
     try:
+        if len(set(_count(batch))) > 1:
+            return batch
         return tree.map_structure(
             lambda leaf: leaf if leaf is None else leaf[:_ROWS], batch
         )
@@ -206,23 +210,26 @@ def to_tensors(data: tuple, model: keras.Model | None = None) -> tuple:
         data: Tuple of the three, each an array or a structure of arrays.
         model: The `keras.Model` that they are for: with a `train_step` of its
             own, which may take anything, they need not have the same number of
-            samples. Defaults to `None`.
+            samples, nor if those of the inputs differ. Defaults to `None`.
 
     Raises:
         ValueError: If that is not one batch.
     """
-    tensors, sizes = [], {}
+    tensors, sizes, samples = [], {}, set()
     for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
         try:
             tensors.append(tree.map_structure(_to_tensor, part))
             for leaf in tree.flatten(tensors[-1]):
                 if leaf is not None:
                     sizes[name] = len(leaf)
+                    if name == "x":
+                        samples.add(len(leaf))
         except (TypeError, ValueError) as error:
             raise ValueError(_not_a_batch(name, part)) from error
     if not sizes.get("x"):
         raise ValueError(_not_a_batch("x", data[0]))
-    aligned = model is None or not has_own_step(model)
+    # A batch of graphs has a row for each node and each edge among its inputs.
+    aligned = len(samples) == 1 and (model is None or not has_own_step(model))
     if aligned and len(set(sizes.values())) > 1:
         raise ValueError(
             "All parts of the batch must have the same number of samples. "

@@ -62,9 +62,13 @@ def evaluating(model):
 
 
 def compiled(function):
+    def dense(tensors):
+        # A program has no rows of a gradient, as an embedding's, to return.
+        return tf.nest.map_structure(tf.convert_to_tensor, function(tensors))
+
     def run(tensors):
         # Not compiled, but loops are traced as XLA needs them.
-        traced = tf.function(function, jit_compile=True, autograph=False)
+        traced = tf.function(dense, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
         graph, inputs, outputs = _numbered(traced)
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs]
