@@ -381,3 +381,41 @@ def test_two_layers_that_add_losses_are_found_among_many(jit):
     assert all("`activity_regularizer`" in v.advice for v in verdicts)
     mixes = BACKEND == "tensorflow"
     assert found == (["dense_1", "dense_4"] if mixes else [])
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="others pool float16")
+@pytest.mark.parametrize("jit", [False, True])
+def test_what_single_operations_alone_refuse_is_no_fault_under_xla(jit):
+    keras.config.set_dtype_policy("mixed_float16")
+    pool = layers.MaxPooling3D(2, name="pool")
+    ends = [layers.GlobalAveragePooling3D(), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4, 4, 4, 1)), pool, *ends])
+    optimizer = kmp.LossScaleOptimizer("adam")
+    model.compile(optimizer, "mse", jit_compile=jit)
+    x = np.random.default_rng(0).normal(size=(8, 4, 4, 4, 1))
+    found = [v.layer for v in kmp.diagnose(model, x, x[:, 0, 0, 0]) if v.layer]
+    assert found == ([] if jit else ["pool"])
+
+
+class TakesMask(layers.Layer):
+    def call(self, x, mask):
+        return x + ops.cast(mask, x.dtype)
+
+
+class HandsVariable(layers.Layer):
+    def build(self, shape):
+        self.shift = self.add_weight(shape=shape[-1:], trainable=False)
+        self.inner = TakesMask()
+
+    def call(self, x):
+        return self.inner(x, self.shift)
+
+
+@each_jit
+def test_a_variable_handed_to_a_layer_is_a_tensor(jit):
+    keras.config.set_dtype_policy("mixed_float16")
+    parts = layers.Dense(4), HandsVariable(), layers.Dense(1)
+    model = keras.Sequential([keras.Input((4,)), *parts])
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
+    x = np.random.default_rng(0).normal(size=(8, 4))
+    assert [v for v in kmp.diagnose(model, x, x[:, :1]) if v.layer] == []

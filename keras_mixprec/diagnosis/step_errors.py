@@ -82,6 +82,9 @@ def without_what_raises(
 ) -> tuple[Any, list[Culprit]]:
     """Returns what a search finds, and the culprits without which it runs.
 
+    Not among them is what only single operations refuse, where the run is
+    compiled: TensorFlow has no `MaxPooling3D` in float16 on a CPU, XLA has.
+
     Args:
         search: Function without arguments, which raises if a run does.
         model: As for `why_it_raises`.
@@ -91,9 +94,10 @@ def without_what_raises(
             as the model's own is compiled; `None` if that is not.
     """
     raising: list[Culprit] = []
+    # What runs in XLA alone is left in float32 meanwhile, and not at fault.
+    spared: list[Culprit] = []
     while True:
-        layers = layers_of(raising)
-        with computing_in("float32", layers):
+        with computing_in("float32", layers_of([*raising, *spared])):
             try:
                 return search(), raising
             except active.replay().REFUSALS as error:
@@ -104,7 +108,20 @@ def without_what_raises(
                     found = _refused_by_xla(model, error, compile_run)
                 if not found:
                     raise
-        raising += found
+        alone = compiled and culprit and culprit.kind == "unsupported"
+        runs = alone and _compiles(compile_run, layers_of(raising))
+        (spared if runs else raising).extend(found)
+
+
+def _compiles(compile_run, layers):
+    """Whether XLA compiles a run with some layers in float32."""
+    tick()
+    try:
+        with computing_in("float32", layers):
+            compile_run()
+    except active.replay().REFUSALS:
+        return False
+    return True
 
 
 def why_it_raises(
@@ -213,13 +230,7 @@ def _refused_by_xla(model, error, compile_run):
     """
 
     def compiles(layers):
-        tick()
-        try:
-            with computing_in("float32", layers):
-                compile_run()
-        except active.replay().REFUSALS:
-            return False
-        return True
+        return _compiles(compile_run, layers)
 
     # Products of weights are what XLA is made for.
     layers = _fewest(model, compiles, lambda layer: bool(layer.weights))

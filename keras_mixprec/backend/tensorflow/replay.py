@@ -24,6 +24,8 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
+    # A layer may hand a variable to another one.
+    tensor = tf.convert_to_tensor(tensor)
     on_value(tensor)
     # Not `tf.custom_gradient`: its IdentityN keeps the graph optimizer from
     # fusing operations, which then round differently. It prunes an Identity.
