@@ -1,5 +1,6 @@
 """What the page says of a run is true, and in words a newcomer knows."""
 
+import keras
 import numpy as np
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -240,6 +241,29 @@ def test_after_a_repair_it_is_told_what_the_next_run_needs(show, tmp_path):
     page.type("#layer-filter", Keys.CONTROL + "v")
     (pasted,) = page.values("#layer-filter", "value")
     assert "PrecisionPlan.load('plan.json')" in pasted
+
+
+def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(show, tmp_path):
+    """Else its rules would keep layers in float32 for good."""
+    keras.config.set_dtype_policy("mixed_float16")
+    parts = keras.layers.Dense(8, name="first"), keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((4,)), *parts])
+    given = kmp.FixedLossScale(1.0)
+    optimizer = kmp.LossScaleOptimizer("adam", given)
+
+    def loss(y, p):
+        return 1e-10 * keras.ops.mean(keras.ops.square(y - p))
+
+    optimizer.inner_optimizer.epsilon = 1e-14
+    model.compile(optimizer, loss, jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(64, 4))
+    watching = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    callbacks = [watching, kmp.PrecisionTuner(verbose=0)]
+    model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
+    bits = watching.verdicts[0].numbers["advised_bits"]
+    power = str(bits).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    said = show().text("#headline .next")
+    assert f"scale of 2{power}, at which first needs no float32" in said
 
 
 def test_an_open_finding_has_what_to_do_above_all(show, tmp_path):

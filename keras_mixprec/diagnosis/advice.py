@@ -97,10 +97,10 @@ _CASES = {
     "integers": "Its input is integers, such as token ids, which the cast to "
     "16 bits rounds: give keras.Input(..., dtype='int32'), or let it compute "
     "in float32: PrecisionRule({layer!r})",
-    "above": "Raise the loss scale to 2**{lowest}, or the `max_scale` that "
-    "keeps it below: where it is now its gradients vanish.",
-    "below": "Lower the loss scale to 2**{highest}, or the `min_scale` that "
-    "keeps it above: where it is now its gradients overflow.",
+    "above": "Raise the loss scale to 2**{advised_bits}, or the `max_scale` "
+    "that keeps it below: where it is now its gradients vanish.",
+    "below": "Lower the loss scale to 2**{advised_bits}, or the `min_scale` "
+    "that keeps it above: where it is now its gradients overflow.",
 }
 
 
@@ -130,18 +130,36 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     return text
 
 
-def advice_for(
-    culprit, scale, model, last: str | None = None, common: dict | None = None
-) -> str:
-    """Returns one sentence on a layer at fault.
+def with_advised_scale(culprit, scale, common: dict):
+    """Returns a culprit, with the loss scale that it needs if that is given.
+
+    As `"advised_bits"`, a power of two, which suits all layers if one does.
 
     Args:
         culprit: `Culprit`.
+        scale: As for `advice_for`.
+        common: Dict, `common_bits` of the model.
+    """
+    case = _case(culprit) or _training_case(culprit, scale)
+    ends = culprit.numbers | common
+    if case == "above":
+        bits = math.ceil(ends["lowest_bits"])
+    elif case == "below":
+        bits = math.floor(ends["highest_bits"])
+    else:
+        return culprit
+    return culprit._replace(numbers=culprit.numbers | {"advised_bits": bits})
+
+
+def advice_for(culprit, scale, model, last: str | None = None) -> str:
+    """Returns one sentence on a layer at fault.
+
+    Args:
+        culprit: `Culprit`, of `with_advised_scale`.
         scale: `ScaleInUse` of the model.
         model: The `keras.Model`.
         last: String. The path of the last layer that computes in 16 bits: what
             is computed from its output is the loss. Defaults to `None`.
-        common: Dict, `common_bits` of the model. Defaults to `None`.
     """
     case = _case(culprit) or _training_case(culprit, scale)
     if case == "unscaled" and has_own_step(model):
@@ -149,12 +167,8 @@ def advice_for(
     code = _own_loss_code(model)
     if case == "follows" and code and culprit.path == last:
         case = "own_loss"
-    window = {"scaling": scaling_call(), "loss_code": code or _loss_of(model)}
-    for name, whole in {"lowest": math.ceil, "highest": math.floor}.items():
-        bits = (culprit.numbers | (common or {})).get(f"{name}_bits")
-        if bits is not None:
-            window[name] = whole(bits)
-    return _sentence(culprit, case, **window)
+    loss_code = code or _loss_of(model)
+    return _sentence(culprit, case, scaling=scaling_call(), loss_code=loss_code)
 
 
 def advice_in_call(culprit) -> str:

@@ -9,7 +9,11 @@ import numpy as np
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.advice import advice, advice_for
+from keras_mixprec.diagnosis.advice import (
+    advice,
+    advice_for,
+    with_advised_scale,
+)
 from keras_mixprec.diagnosis.batch import (
     build_for,
     nonfinite_rows,
@@ -219,7 +223,9 @@ class _Verdicts:
         culprit = other_layers_at_fault(whole, others, demoted, bits, adapts)
         if culprit is None:
             return found
-        finding = Finding(self._culprit(culprit, scale), [])
+        finding = Finding(
+            self._culprit(with_advised_scale(culprit, scale, {}), scale), []
+        )
         return found._replace(findings=[*found.findings, finding])
 
     def _find(self):
@@ -250,7 +256,12 @@ class _Verdicts:
             search.windows.values(), [c.numbers for c in culprits]
         )
         findings = [
-            Finding(self._culprit(c, scale, last, common), c.layers)
+            Finding(
+                self._culprit(
+                    with_advised_scale(c, scale, common), scale, last
+                ),
+                c.layers,
+            )
             for c in culprits
         ]
         others = self._scale_too_low(search, scale, effective)
@@ -329,13 +340,13 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale, last=None, common=None):
+    def _culprit(self, culprit, scale, last=None):
         return self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            advice_for(culprit, scale, self._model, last, common),
+            advice_for(culprit, scale, self._model, last),
         )
 
     def _policy(self, entries, still):

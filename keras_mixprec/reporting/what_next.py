@@ -189,6 +189,14 @@ def what_next(overview: Mapping) -> dict | None:
     if not is_repaired(event["verdict"], now.get(event["layer"])):
         text = "Nothing is left to do: the layer is back in 16 bits."
         return {"text": text, "code": None}
+    bits = event.get("numbers", {}).get("advised_bits")
+    if bits is not None:
+        text = (
+            "What to do: start the next run with a loss scale of "
+            f"{format_power(2.0**bits)}, at which {event['layer']} needs no "
+            "float32. This one was repaired without it."
+        )
+        return {"text": text, "code": None}
     return {
         "text": f"{_NEXT_RUN}, unless it is given a PrecisionRule for what was "
         "demoted, or PrecisionTuner(plan='plan.json'), which writes its "

@@ -197,6 +197,8 @@ def few_shots(samples=256):
     culprits=frozenset({"ridge"}),
     kind="unsupported",
     direction=None,
+    # XLA solves it: 0.676 after 30 epochs, 0.669 in float32.
+    absent_on=frozenset({"tensorflow-xla"}),
     decoy="features",
     loss="mse",
     metric="loss",

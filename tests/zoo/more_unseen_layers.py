@@ -358,6 +358,8 @@ def labelled_vectors():
     data=labelled_vectors,
     culprits=frozenset({"ridge"}),
     kind="unsupported",
+    # XLA solves it: 0.7833 after 30 epochs, 0.7832 in float32.
+    absent_on=frozenset({"tensorflow-xla"}),
     decoy="h1",
     optimizer=adam,
 )

@@ -305,6 +305,7 @@ const NUMBERS = {
   loss_scale_bits: ["loss scale", asScale],
   lowest_bits: ["lowest loss scale that its gradients fit", asScale],
   highest_bits: ["highest loss scale that its gradients fit", asScale],
+  advised_bits: ["loss scale that suits", asScale],
   needed_bits: ["loss scale that gradients need", asScale],
   fell_from_bits: ["loss scale before it fell", asScale],
   headroom_bits: ["headroom", (bits) => `${formatNumber(bits)} bits`],
