@@ -735,6 +735,11 @@ test("the code for a run in float32 makes one that can be compared", () => {
   const { performance } = runOf("low", {}, ["float16"], FEW);
   assert.match(code("low", { update_freq: 50, probe_every: 1 }, { performance }),
     /MixPrecMonitor\("logs\/float32", update_freq=40, max_overhead=1\)/);
+  // One that cannot be compared since it skipped its steps was read as rarely.
+  const skipped = runOf("low", {}, ["float16"], { what: "trained", text: "all of the timed steps skipped" });
+  assert.match(code("low", {}, { performance: skipped.performance, last_step: 200 }),
+    /MixPrecMonitor\("logs\/float32", update_freq=20, max_overhead=1\)/);
+  assert.match(code("low", {}, { performance: skipped.performance, last_step: 500 }), /MixPrecMonitor\("logs\/float32"\)/);
 });
 
 test("a run that no other can be compared with says so before it asks for one", () => {
