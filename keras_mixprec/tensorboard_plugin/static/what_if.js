@@ -109,6 +109,30 @@ export function bestScale(layers, [from, until], usual = USUAL_SCALE) {
   return best.bits;
 }
 
+/**
+ * The largest loss scale, as a power of two, at which a run took a step that was not skipped while
+ * layers computed in a dtype, below all at which gradients alone overflowed; `null` if there is none.
+ * @param {any} run
+ * @param {any[]} layers Those of the run that are meant.
+ * @param {string} name
+ * @param {number | null} overflowing The least at which gradients alone overflowed.
+ */
+export function provenScale({ scale: courses = [], last_step: last }, layers, name, overflowing) {
+  const bits = courses.flatMap(({ steps, scale, skipped }) => steps.flatMap((from, row) => {
+    const until = steps[row + 1] ?? last;
+    const lost = (skipped[row + 1] ?? skipped[row]) - skipped[row];
+    const isTaken = until - from > lost && layers.every((layer) => dtypeAt(layer, until) === name);
+    return isTaken && scale[row] > 0 ? [Math.floor(Math.log2(scale[row]))] : [];
+  }));
+  const below = bits.filter((own) => overflowing === null || own < overflowing);
+  return below.length ? Math.max(...below) : null;
+}
+
+// What a run had room for is no reason to start lower, as long as its gradients fit at all.
+function withProven({ lowest, highest }, proven) {
+  return { lowest, highest: Math.max(highest, Math.min(proven ?? -Infinity, highest + SPARE_BITS)) };
+}
+
 function holds(window, bits) {
   return window.lowest <= bits && bits <= window.highest;
 }
@@ -147,8 +171,9 @@ function reasonOf({ activation, weight }, name) {
  * @param {any[]} layers The table of layers.
  * @param {any} ranges What was measured, with the formats.
  * @param {string} name The format of all other layers.
+ * @param {any} [run] For the loss scales that it was trained with.
  */
-export function smallestPlan(layers, ranges, name) {
+export function smallestPlan(layers, ranges, name, run = {}) {
   const format = ranges.formats.find((one) => one.name === name);
   const judged = new Map(layers.map(({ path }) => {
     return [path, judgeLayer(ranges.layers[path], format, ranges.formats, "worst")];
@@ -193,12 +218,13 @@ export function smallestPlan(layers, ranges, name) {
     }
   }
   const costOf = ({ share_of_flops: share }) => share ?? 0;
-  const windows = layers
-    .filter(({ path }) => !reasons.has(path) && judged.get(path).gradient)
-    .map((layer) => {
-      return { ...layer, window: judged.get(layer.path).gradient, cost: costOf(layer) };
-    });
   const overflowing = ranges.overflowing_scale ?? null;
+  const chosen = layers.filter(({ path }) => !reasons.has(path) && judged.get(path).gradient);
+  const proven = provenScale(run, chosen, name, overflowing);
+  const windows = chosen.map((layer) => {
+    const { gradient } = judged.get(layer.path);
+    return { ...layer, window: withProven(gradient, proven), spare: gradient.highest, cost: costOf(layer) };
+  });
   // What the run found in a layer may have skipped those steps, and is in float32 by this plan,
   // unless it was already: steps are those since dtypes last changed.
   const blamed = layers.some(({ path, repaired }) => {
@@ -211,11 +237,13 @@ export function smallestPlan(layers, ranges, name) {
     reasons.set(path, `at the loss scale ${formatPower(scale)} its gradients ${
       window.highest < scale ? "overflow" : "vanish"} in ${name}`);
   }
+  // Whether it leaves less room than the windows do.
+  const isTight = windows.some(({ path, spare }) => !reasons.has(path) && spare < scale);
   const total = layers.reduce((sum, layer) => sum + costOf(layer), 0);
   const narrow = layers.filter(({ path }) => !reasons.has(path));
   const held = narrow.reduce((sum, layer) => sum + costOf(layer), 0);
   const share = total ? held / total : NaN;
-  return { name, reasons, unmeasured, behind, scale, overflowing, blamed, share };
+  return { name, reasons, unmeasured, behind, scale, isTight, overflowing, blamed, share };
 }
 
 /**
@@ -239,11 +267,12 @@ export function foundElsewhere(summaries, run, { reasons }) {
 
 /**
  * The loss scale of a plan, and what the run's skipped steps say of it.
- * @param {{name: string, scale: number, overflowing: number | null, blamed: boolean}} plan
+ * @param {{name: string, scale: number, isTight: boolean, overflowing: number | null, blamed: boolean}} plan
  */
-export function scaleInWords({ name, scale, overflowing, blamed }) {
+export function scaleInWords({ name, scale, isTight, overflowing, blamed }) {
   if (name !== "float16") return "";
-  const advised = `Loss scale ${formatPower(scale)}`;
+  const advised = `Loss scale ${formatPower(scale)}` + (isTight ?
+    `, at which this run had room, though less than ${SPARE_BITS} bits of it` : "");
   if (overflowing === null) return `${advised}.`;
   const from = formatPower(Math.ceil(overflowing));
   if (blamed) {
