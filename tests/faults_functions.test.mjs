@@ -129,13 +129,14 @@ test("a plan does not lower a loss scale that the run had room for", () => {
   // Where gradients overflowed, or would, or were in float32 then, nothing is proven.
   assert.equal(found(tight, 15).scale, 14);
   assert.ok(found(tight + 2, null).scale < 15);
-  assert.equal(whatIf.provenScale(run, [{ dtypes: [[0, "float32"]] }], "float16", null), null);
+  const moved = { dtypes: [[0, "float16"], [2, "float32"], [20, "float16"]] };
+  assert.equal(found(tight, null, run, moved).scale, 14);
   // All steps at 2**15 were skipped.
   const skips = { last_step: 2, scale: [{ steps: [0, 1], scale: [2 ** 15, 2 ** 14], skipped: [0, 1] }] };
-  assert.equal(whatIf.provenScale(skips, [], "float16", null), 14);
+  assert.deepEqual(whatIf.provenScales(skips, null), [{ bits: 14, step: 2 }]);
   // A run without a change of the loss scale has one row.
   const steady = { last_step: 9, scale: [{ steps: [0], scale: [2 ** 15], skipped: [0] }] };
-  assert.equal(whatIf.provenScale(steady, [], "float16", null), 15);
+  assert.deepEqual(whatIf.provenScales(steady, null), [{ bits: 15, step: 9 }]);
 });
 
 test("a plan stays below the loss scales at which steps were skipped", () => {

@@ -110,27 +110,26 @@ export function bestScale(layers, [from, until], usual = USUAL_SCALE) {
 }
 
 /**
- * The largest loss scale, as a power of two, at which a run took a step that was not skipped while
- * layers computed in a dtype, below all at which gradients alone overflowed; `null` if there is none.
+ * At which loss scales, as powers of two, a run took steps that were not skipped, below all at which
+ * gradients alone overflowed; the largest first.
  * @param {any} run
- * @param {any[]} layers Those of the run that are meant.
- * @param {string} name
  * @param {number | null} overflowing The least at which gradients alone overflowed.
+ * @returns {{bits: number, step: number}[]}
  */
-export function provenScale({ scale: courses = [], last_step: last }, layers, name, overflowing) {
-  const bits = courses.flatMap(({ steps, scale, skipped }) => steps.flatMap((from, row) => {
-    const until = steps[row + 1] ?? last;
+export function provenScales({ scale: courses = [], last_step: last }, overflowing) {
+  const taken = courses.flatMap(({ steps, scale, skipped }) => steps.flatMap((from, row) => {
+    const step = steps[row + 1] ?? last;
     const lost = (skipped[row + 1] ?? skipped[row]) - skipped[row];
-    const isTaken = until - from > lost && layers.every((layer) => dtypeAt(layer, until) === name);
-    return isTaken && scale[row] > 0 ? [Math.floor(Math.log2(scale[row]))] : [];
+    return step - from > lost && scale[row] > 0 ? [{ bits: Math.floor(Math.log2(scale[row])), step }] : [];
   }));
-  const below = bits.filter((own) => overflowing === null || own < overflowing);
-  return below.length ? Math.max(...below) : null;
+  return taken.filter(({ bits }) => overflowing === null || bits < overflowing)
+    .sort((one, two) => two.bits - one.bits);
 }
 
-// What a run had room for is no reason to start lower, as long as its gradients fit at all.
-function withProven({ lowest, highest }, proven) {
-  return { lowest, highest: Math.max(highest, Math.min(proven ?? -Infinity, highest + SPARE_BITS)) };
+// What a layer had room for in the format is no reason to start lower, as long as its gradients fit at all.
+function withProven({ lowest, highest }, layer, name, proven) {
+  const bits = proven.find(({ step }) => dtypeAt(layer, step) === name)?.bits ?? -Infinity;
+  return { lowest, highest: Math.max(highest, Math.min(bits, highest + SPARE_BITS)) };
 }
 
 function holds(window, bits) {
@@ -219,12 +218,14 @@ export function smallestPlan(layers, ranges, name, run = {}) {
   }
   const costOf = ({ share_of_flops: share }) => share ?? 0;
   const overflowing = ranges.overflowing_scale ?? null;
-  const chosen = layers.filter(({ path }) => !reasons.has(path) && judged.get(path).gradient);
-  const proven = provenScale(run, chosen, name, overflowing);
-  const windows = chosen.map((layer) => {
-    const { gradient } = judged.get(layer.path);
-    return { ...layer, window: withProven(gradient, proven), spare: gradient.highest, cost: costOf(layer) };
-  });
+  const proven = provenScales(run, overflowing);
+  const windows = layers
+    .filter(({ path }) => !reasons.has(path) && judged.get(path).gradient)
+    .map((layer) => {
+      const { gradient } = judged.get(layer.path);
+      const window = withProven(gradient, layer, name, proven);
+      return { ...layer, window, spare: gradient.highest, cost: costOf(layer) };
+    });
   // What the run found in a layer may have skipped those steps, and is in float32 by this plan,
   // unless it was already: steps are those since dtypes last changed.
   const blamed = layers.some(({ path, repaired }) => {
