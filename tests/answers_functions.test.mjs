@@ -214,12 +214,12 @@ test("runs differ most where their errors, dtypes and headroom do", () => {
   const of = (path, dtype, headroom) => {
     return { path, compute_dtype: dtype, least_headroom: headroom, verdicts: [], severity: null };
   };
-  const run = { layers: [of("a", "float16", 3), of("b", "float16", 9), of("c", "float16", 1)] };
+  const run = { layers: [of("a", "float16", 1), of("b", "float16", 9), of("c", "float16", 1)] };
   const other = { layers: [of("a", "float16", 5), of("b", "float32", 9), of("d", "float16", 1)] };
   const errors = [0.25, 4].map((error) => ({ layers: { a: { error } } }));
   const by = (column) => difference.differencesOf(run, other, ...errors, column);
   const sizes = (column) => Object.fromEntries(by(column).map(({ path, size }) => [path, size]));
-  assert.deepEqual(sizes("headroom"), { a: 2, b: 0, c: 0, d: 0 });
+  assert.deepEqual(sizes("headroom"), { a: 4, b: 0, c: 0, d: 0 });
   assert.equal(sizes("error").a, 4);  // log2(4 / 0.25)
   assert.equal(sizes("dtype").b, 13);  // 24 digits and 11.
   assert.equal(by("all")[0].path, "a");

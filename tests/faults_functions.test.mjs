@@ -111,6 +111,34 @@ function planOf(overflowing, refused = []) {
   return whatIf.smallestPlan([layer("a"), layer("b")], ranges, "float16");
 }
 
+test("a plan does not lower a loss scale that the run had room for", () => {
+  // 1.5 bits are left at 2**15, and the first step that is skipped has bad data.
+  const run = { last_step: 300, scale: [{ steps: [0, 7, 29], scale: [2 ** 15, 2 ** 14, 2 ** 13], skipped: [0, 1, 2] }] };
+  const found = (largest, overflowing, more = run, own = {}) => {
+    const ranges = { formats: [FLOAT16], overflowing_scale: overflowing, layers: { a: {
+      activation: moments(1, -3), gradient: moments(largest, -20),
+    } } };
+    return whatIf.smallestPlan([layer("a", own)], ranges, "float16", more);
+  };
+  const tight = FLOAT16.maximum_bits - 15 - 1.5;
+  assert.equal(found(tight, null).scale, 15);
+  assert.equal(whatIf.scaleInWords(found(tight, null)),
+    "Loss scale 2¹⁵, at which this run had room, though less than 2 bits of it.");
+  assert.equal(found(tight, null, {}).scale, 14);
+  assert.equal(whatIf.scaleInWords(found(tight, null, {})), "Loss scale 2¹⁴.");
+  // Where gradients overflowed, or would, or were in float32 then, nothing is proven.
+  assert.equal(found(tight, 15).scale, 14);
+  assert.ok(found(tight + 2, null).scale < 15);
+  const moved = { dtypes: [[0, "float16"], [2, "float32"], [20, "float16"]] };
+  assert.equal(found(tight, null, run, moved).scale, 14);
+  // All steps at 2**15 were skipped.
+  const skips = { last_step: 2, scale: [{ steps: [0, 1], scale: [2 ** 15, 2 ** 14], skipped: [0, 1] }] };
+  assert.deepEqual(whatIf.provenScales(skips, null), [{ bits: 14, step: 2 }]);
+  // A run without a change of the loss scale has one row.
+  const steady = { last_step: 9, scale: [{ steps: [0], scale: [2 ** 15], skipped: [0] }] };
+  assert.deepEqual(whatIf.provenScales(steady, null), [{ bits: 15, step: 9 }]);
+});
+
 test("a plan stays below the loss scales at which steps were skipped", () => {
   assert.equal(planOf(null).scale, 15);
   assert.equal(whatIf.scaleInWords(planOf(null)), "Loss scale 2¹⁵.");

@@ -89,7 +89,15 @@ test("of two runs a cell has one quantity, of outputs or of what is inside", () 
   const one = run("float16", -4.9, { step: 3, largest: 2e6, outputs: 17.1 });
   const [{ cells }] = differencesOf(one, run("float32", 16.8, null), null, null, "all");
   const cell = (id) => cells[DIFFERENCES.findIndex((column) => column.id === id)];
-  assert.deepEqual(cell("headroom").values, [17.1, 16.8]);
-  assert.deepEqual(cell("headroom").notes, ["", " if it were float16"]);
+  // In the dtype that a layer computes in; both have enough of it.
+  assert.deepEqual(cell("headroom").values, [17.1, 128.8]);
+  assert.deepEqual(cell("headroom").notes, ["", ""]);
+  assert.equal(cell("headroom").size, 0);
   assert.deepEqual(cell("inside").values, [2e6, null]);
+  const headroom = (...runs) => differencesOf(...runs, null, null, "all")[0].cells.find(({ id }) => id === "headroom");
+  // A run in bfloat16 has headroom of that, one in float32 of float16.
+  const brain = { ...run("bfloat16", 132, null), format: { name: "bfloat16" } };
+  assert.equal(headroom(brain, run("float32", 19.8, null)).size, 0);
+  const scarce = headroom(run("float16", 1.5, null), run("float32", -4.9, null));
+  assert.deepEqual([scarce.size, scarce.notes], [24, ["", ", beyond float16"]]);
 });

@@ -720,6 +720,7 @@ test("a run in 16 bits lacks one in float32 until it is compared with it", () =>
 });
 
 const float32Code = await load("float32_code");
+const worth = await load("worth");
 const FEW = { what: "readings", text: "3 readings of the time of a step, 5 are needed" };
 
 test("the code for a run in float32 makes one that can be compared", () => {
@@ -735,6 +736,11 @@ test("the code for a run in float32 makes one that can be compared", () => {
   const { performance } = runOf("low", {}, ["float16"], FEW);
   assert.match(code("low", { update_freq: 50, probe_every: 1 }, { performance }),
     /MixPrecMonitor\("logs\/float32", update_freq=40, max_overhead=1\)/);
+  // One that cannot be compared since it skipped its steps was read as rarely.
+  const skipped = runOf("low", {}, ["float16"], { what: "trained", text: "all of the timed steps skipped" });
+  assert.match(code("low", {}, { performance: skipped.performance, last_step: 200 }),
+    /MixPrecMonitor\("logs\/float32", update_freq=20, max_overhead=1\)/);
+  assert.match(code("low", {}, { performance: skipped.performance, last_step: 500 }), /MixPrecMonitor\("logs\/float32"\)/);
 });
 
 test("a run that no other can be compared with says so before it asks for one", () => {
@@ -772,8 +778,18 @@ test("a run that a tuner moved to float32 is none to compare with", () => {
     "low is faster than moved, at 2.0x (2.0x to 2.0x) its speed; peak memory not measured; both compiled with " +
     "mixed_float16; 93\u202f% of FLOPs in 16 bits (moved: 0\u202f%)");
   assert.equal(comparison.comparison(wide, moved), comparison.comparison(moved, wide));
+  // What it computes nothing in was not worth anything in it.
   assert.match(comparison.comparison(moved, wide),
-    /^Was it worth it\? .*; compiled with mixed_float16 \(wide: float32\); 0\u202f% of FLOPs/);
+    /^moved against wide: .*; compiled with mixed_float16 \(wide: float32\); 0\u202f% of FLOPs/);
+  const none = "This run computed nothing in 16 bits: what they would bring it does not show.";
+  assert.equal(float32Run.nothingIn16Bits(moved), none);
+  assert.equal(float32Run.nothingIn16Bits({ ...moved, layers: [
+    { compute_dtype: "float32", dtypes: [[0, "float16"], [50, "float32"]] },
+  ] }), none.replace(":", " after step 50:"));
+  assert.deepEqual([low, wide].map(float32Run.nothingIn16Bits), ["", ""]);
+  const row = (run) => ({ ...run, layers: 1, speed: run.performance.speed });
+  assert.equal(worth.worthInWords([row(moved), row(wide)], moved), null);
+  assert.equal(worth.partnerOf([row(moved), row(low)], wide, false).run, low.run);
 });
 
 test("the speed of a run with an open finding does not recommend it", () => {

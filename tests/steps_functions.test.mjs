@@ -92,10 +92,11 @@ test("what was set otherwise in two runs is said as far as it was logged", () =>
   const setup = { optimizer: "SGD", learning_rate: 0.5, first_loss_scale: 32768 };
   const [one, other] = [fit("a", true, setup), fit("b", false, { ...setup, learning_rate: 0.01 })];
   assert.equal(setupDifference(one, other),
-    "Set otherwise in a | b: learning rate 0.5 | 0.01; tuner PrecisionTuner | none.");
+    "Set otherwise in a | b, which need not be why their results differ: " +
+    "learning rate 0.5 | 0.01; tuner PrecisionTuner | none.");
   assert.equal(setupDifference(one, { ...one, run: "b" }), "In a and b, what the logs have was set alike.");
   assert.equal(setupDifference(fit("a", true), { ...other, events: one.events, policy: "float32" }),
-    "Set otherwise in a | b: policy mixed_float16 | float32. " +
+    "Set otherwise in a | b, which need not be why their results differ: policy mixed_float16 | float32. " +
     "Optimizer and learning rate are not in both logs.");
 });
 

@@ -250,7 +250,9 @@ def test_differences(page, rows, runs):
             layer = layers[row["layer"]]
             assert row[f"dtype{end}"] == layer["compute_dtype"]
             inside = layer["inside"] or {"outputs": layer["least_headroom"]}
-            assert float(row[f"headroom{end}"]) == inside["outputs"]
+            # Of float32 that of its own range.
+            wider = 112 * (layer["compute_dtype"] == "float32")
+            assert float(row[f"headroom{end}"]) == inside["outputs"] + wider
 
 
 def test_trials(page, rows):

@@ -199,7 +199,7 @@ def test_of_two_runs_a_cell_has_one_quantity(page):
         head.split("fault")[0]: cell
         for head, cell in zip(heads[1:], cells, strict=True)
     }
-    assert row["Activation headroom"] == "all zero | 4 bits if it were float16"
+    assert row["Activation headroom"] == "all zero | 116 bits"
     assert row["Overflow inside the layer"].endswith(" | none")
     page.pick("#compare", "")
 

@@ -211,6 +211,27 @@ def test_what_is_behind_a_layer_passes_on_what_it_made(
     assert {p: o for p, o in found.items() if o} == expected
 
 
+def test_what_is_called_inside_a_layer_is_fed_by_what_feeds_that_one():
+    fed_by = {
+        "norm": [],
+        "first": ["norm"],
+        "first/query": [],
+        "second": ["first"],
+        "second/query": [],
+        "second/query/dense": [],
+    }
+    layers = [{"path": p, "fed_by": own} for p, own in fed_by.items()]
+    verdict = {"kind": "verdict", "verdict": "forward_overflow"}
+    add_passed_on(layers, [verdict | {"layer": "first"}])
+    found = {x["path"] for x in layers if "activation" in x["passes_on"]}
+    # What is called in the one at fault is before what that one returns.
+    assert found == {"second", "second/query", "second/query/dense"}
+    # Neither is one that is called beside the one at fault.
+    add_passed_on(layers, [verdict | {"layer": "second/query"}])
+    found = {x["path"] for x in layers if "activation" in x["passes_on"]}
+    assert found == {"second"}
+
+
 def test_what_flows_back_is_passed_on_the_other_way():
     layers = [{"path": path} for path in "abc"]
     verdict = {"kind": "verdict", "verdict": "backward_overflow", "layer": "b"}

@@ -257,7 +257,10 @@ def test_what_was_set_otherwise_is_said_once_and_on_top(page):
     page.pick("#run", HEALTHY)
     page.pick("#compare", WIDE)
     (said,) = page.texts("#headline .setup")
-    assert said.startswith("Set otherwise in healthy | wide: policy mixed_flo")
+    assert said.startswith(
+        "Set otherwise in healthy | wide, which need not be why their results "
+        "differ: policy mixed_flo"
+    )
     # Right below the sentence of the first run.
     order = page.values("#headline > *", "className")
     assert order[1] == "note setup"

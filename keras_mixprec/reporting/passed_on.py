@@ -46,7 +46,7 @@ def add_passed_on(layers: list, events: list):
     to_blame = {*forward, *backward}
     if all(FED_BY in layer for layer in layers):
         fed_by = {layer["path"]: layer[FED_BY] for layer in layers}
-        activation = _reached(forward, _behind(fed_by))
+        activation = _reached(forward, _behind(_with_inherited(fed_by)))
         gradient = _reached(backward, _before(fed_by))
     else:
         activation = _later(forward, paths)
@@ -280,6 +280,17 @@ def _holders(path):
     """`a/b/c` is in `a` and in `a/b`; the innermost first."""
     folders = path.split("/")[:-1]
     return [*itertools.accumulate(folders, "{}/{}".format)][::-1]
+
+
+def _with_inherited(fed_by):
+    """A layer that is called inside another is fed by what feeds that one.
+
+    A log has no feeders of what is called in a layer's own `call`.
+    """
+    return {
+        path: own or next(filter(None, map(fed_by.get, _holders(path))), [])
+        for path, own in fed_by.items()
+    }
 
 
 def _behind(fed_by):

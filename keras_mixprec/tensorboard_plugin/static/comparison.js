@@ -1,6 +1,7 @@
 import { eventLevel, eventTitle, mainFinding } from "./event_text.js";
 import { formatNumber, formatShare } from "./format.js";
 import { shortRun } from "./names.js";
+import { hasNo16Bits } from "./precision.js";
 import {
   differs, fasterOrSlower, inTimes, memoryBeside, speedBeside, speedRatio, timesRange,
 } from "./speed.js";
@@ -81,6 +82,6 @@ export function comparison(run, other) {
     const found = openFinding(data);
     return found ? [`; open finding of ${names[place]}: ${found}`] : [];
   });
-  const question = isFloat32(run) === isFloat32(other) ? "" : "Was it worth it? ";
+  const question = isFloat32(run) === isFloat32(other) || hasNo16Bits(run) ? "" : "Was it worth it? ";
   return question + parts.filter(Boolean).join("; ") + open.join("");
 }

@@ -1,7 +1,8 @@
 import { momentInWords, toNumber } from "./format.js";
 import { outputHeadroom } from "./inside.js";
 import { beforeInWords } from "./model_map.js";
-import { changedAt, isWider } from "./precision.js";
+import { alarmLevel } from "./palette.js";
+import { changedAt, isWider, ownHeadroom } from "./precision.js";
 
 // How many binary digits a number has: what two dtypes differ by.
 const DIGITS = { float64: 53, float32: 24, float16: 11, bfloat16: 8 };
@@ -32,16 +33,21 @@ export const DIFFERENCES = [
       Number(one?.compute_dtype !== other?.compute_dtype),
   },
   {
-    id: "headroom", label: "Activation headroom", of: (layer) => numberOr(outputHeadroom(layer)),
+    id: "headroom", label: "Activation headroom", of: (layer, ranges, formatName) => {
+      const bits = numberOr(outputHeadroom(layer));
+      return bits === null ? null : ownHeadroom(bits, layer.compute_dtype, formatName);
+    },
     note: (layer, ranges, formatName) => {
       if (layer?.lost_because) return `: ${layer.lost_because}`;
-      const isRange = Math.abs(outputHeadroom(layer)) < Infinity;
-      return isRange && isWider(layer.compute_dtype, formatName) ? ` if it were ${formatName}` : "";
+      const isBeyond = -Infinity < outputHeadroom(layer) && outputHeadroom(layer) <= 0;
+      return isBeyond && isWider(layer.compute_dtype, formatName) ? `, beyond ${formatName}` : "";
     },
     // Less than a power of two comes of training once more, and what the whole run lost is of no layer.
-    apart: (one, other) => {
+    // Of room that nothing is wrong with, more is not better.
+    apart: (one, other, ranges, values) => {
       if (one?.lost_because || other?.lost_because) return 0;
-      const bits = apart(...[one, other].map((layer) => numberOr(outputHeadroom(layer))));
+      if (values.every((bits) => bits !== null && alarmLevel("headroom", bits) === "quiet")) return 0;
+      const bits = apart(...values);
       return bits < 1 ? 0 : bits;
     },
   },
@@ -86,17 +92,16 @@ export const DIFFERENCES = [
 export function differencesOf(run, other, ranges, otherRanges, by) {
   const layersOf = (data) => new Map(data.layers.map((layer) => [layer.path, layer]));
   const [mine, others] = [layersOf(run), layersOf(other)];
+  const formats = [run, other].map(({ format }) => format?.name);
   const paths = [...new Set([...mine.keys(), ...others.keys()])];
   const rows = paths.map((path) => {
     const pair = [mine.get(path), others.get(path)];
     const measured = [ranges?.layers[path], otherRanges?.layers[path]];
     const cells = DIFFERENCES.map((column) => {
-      const values = pair.map((layer, place) => column.of(layer, measured[place]));
-      const size = column.apart ? column.apart(pair[0], pair[1], measured) :
+      const values = pair.map((layer, place) => column.of(layer, measured[place], formats[place]));
+      const size = column.apart ? column.apart(pair[0], pair[1], measured, values) :
         apart(...values);
-      const notes = pair.map((layer, place) => {
-        return column.note?.(layer, measured[place], [run, other][place].format?.name) ?? "";
-      });
+      const notes = pair.map((layer, place) => column.note?.(layer, measured[place], formats[place]) ?? "");
       return { id: column.id, values, size, notes };
     });
     return { path, cells };

@@ -55,7 +55,8 @@ export function createDifference(store) {
     whole.textContent = `Found of the run as a whole: ${findings.map((text) => text || "nothing").join(" | ")}.`;
     whole.hidden = !findings.some(Boolean);
     caption.textContent = `${plural(different.length, "layer")} of ${found.length} differ. ` +
-      `Each cell: ${names.join(" | ")}. Of errors, smaller is better.` +
+      `Each cell: ${names.join(" | ")}. Headroom is in the dtype that a layer computes in; ` +
+      "where both have enough, it is no difference. Of errors, smaller is better." +
       (found.length > MOST_ROWS ? ` The first ${MOST_ROWS} are shown.` : "");
     const labels = [labelOfRun(runData.run, compareData.run), labelOfRun(compareData.run, runData.run)];
     // What overflows inside of no layer is no column.

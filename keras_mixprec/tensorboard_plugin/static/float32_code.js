@@ -13,6 +13,12 @@ export function wasReadTooLittle(run) {
   return ["steps", "readings"].includes(lackOf(run)?.what ?? "");
 }
 
+// Of one that skipped its steps nothing says so yet: it lacks readings as well once it is repaired.
+function willBeReadTooLittle(run) {
+  const { update_freq: every } = { ...USUAL, ...lastBegin(run)?.settings };
+  return lackOf(run)?.what === "trained" && stepsOfFit(run) < READINGS_TO_HAVE * every;
+}
+
 /**
  * What a monitor is to be given for a run that can be compared, beyond what it does by itself:
  * what this run's was given, or where that left too little, what leaves more.
@@ -20,7 +26,7 @@ export function wasReadTooLittle(run) {
  * @param {boolean} [isLittle] Whether that left too little.
  * @returns {string} Arguments, as code; empty if there are none.
  */
-export function monitorArguments(run, isLittle = wasReadTooLittle(run)) {
+export function monitorArguments(run, isLittle = wasReadTooLittle(run) || willBeReadTooLittle(run)) {
   const given = { ...USUAL, ...lastBegin(run)?.settings };
   const steps = Math.max(stepsOfFit(run), STEPS_TO_HAVE);
   const wanted = isLittle ? {

@@ -3,7 +3,9 @@ import { isFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
 import { breakable, element } from "./dom.js";
 import { float32Code, lackAdvice, monitorArguments, shownFolder, wasReadTooLittle } from "./float32_code.js";
+import { momentInWords } from "./format.js";
 import { shortRun } from "./names.js";
+import { changedAt, hasNo16Bits } from "./precision.js";
 import { lacksInWords, speedRatio } from "./speed.js";
 import { partnerOf } from "./worth.js";
 
@@ -30,6 +32,18 @@ export function missingFloat32({ runs, runData, compareData, summaries }) {
   if (isWide) return null;
   const isRead = runs?.length < 2 || (summaries && !rows.some(({ unread }) => unread));
   return isRead ? "" : null;
+}
+
+/**
+ * What is said of a run that computes nothing in 16 bits, though it was not compiled with float32;
+ * empty of any other.
+ * @param {any} run
+ */
+export function nothingIn16Bits(run) {
+  if (isFloat32(run) || !hasNo16Bits(run)) return "";
+  const changed = Math.max(...run.layers.map(changedAt));
+  const since = changed > 0 ? ` ${momentInWords(changed, "after")}` : "";
+  return `This run computed nothing in 16 bits${since}: what they would bring it does not show.`;
 }
 
 /**
@@ -66,6 +80,8 @@ export function createFloat32Help(store) {
     root.hidden = run === null;
     if (run === null) return root.replaceChildren();
     const { runData, compareData, summaries } = state;
+    const none = nothingIn16Bits(runData);
+    if (none) return root.replaceChildren(element("p", { class: "hint" }, none));
     const code = run ? null : float32Code(runData);
     const text = run ? partnerInWords(runData, summaries.find((row) => row.run === run)) :
       (compareData ? NEITHER : NO_FLOAT32 + lackAdvice(runData)) + ` ${MAKE}${shownFolder(runData) ? "" : SHOWN}`;

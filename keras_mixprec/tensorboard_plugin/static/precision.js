@@ -34,6 +34,14 @@ export function changedAt(layer) {
   return Math.max(layer?.dtypes?.slice(1).at(-1)?.[0] ?? -1, layer?.demoted_at ?? -1);
 }
 
+/**
+ * Whether a run that is known computes nothing in 16 bits any more.
+ * @param {any} run A run, or its row in the table of runs.
+ */
+export function hasNo16Bits(run) {
+  return run.share_of_flops?.now === 0;
+}
+
 // The dtype in which a layer held what its format does not, or null.
 export function widerAt(layer, step, formatName) {
   const dtype = layer ? dtypeAt(layer, step) : null;

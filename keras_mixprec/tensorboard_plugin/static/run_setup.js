@@ -35,7 +35,8 @@ export function setupDifference(run, other) {
   });
   const known = both.includes("optimizer") ? "" : " Optimizer and learning rate are not in both logs.";
   const names = [shortRun(run.run, other.run), shortRun(other.run, run.run)];
-  return (found.length ? `Set otherwise in ${names.join(" | ")}: ${found.join("; ")}.` :
+  return (found.length ?
+    `Set otherwise in ${names.join(" | ")}, which need not be why their results differ: ${found.join("; ")}.` :
     `In ${names.join(" and ")}, what the logs have was set alike.`) + known;
 }
 

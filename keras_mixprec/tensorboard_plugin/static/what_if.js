@@ -109,6 +109,29 @@ export function bestScale(layers, [from, until], usual = USUAL_SCALE) {
   return best.bits;
 }
 
+/**
+ * At which loss scales, as powers of two, a run took steps that were not skipped, below all at which
+ * gradients alone overflowed; the largest first.
+ * @param {any} run
+ * @param {number | null} overflowing The least at which gradients alone overflowed.
+ * @returns {{bits: number, step: number}[]}
+ */
+export function provenScales({ scale: courses = [], last_step: last }, overflowing) {
+  const taken = courses.flatMap(({ steps, scale, skipped }) => steps.flatMap((from, row) => {
+    const step = steps[row + 1] ?? last;
+    const lost = (skipped[row + 1] ?? skipped[row]) - skipped[row];
+    return step - from > lost && scale[row] > 0 ? [{ bits: Math.floor(Math.log2(scale[row])), step }] : [];
+  }));
+  return taken.filter(({ bits }) => overflowing === null || bits < overflowing)
+    .sort((one, two) => two.bits - one.bits);
+}
+
+// What a layer had room for in the format is no reason to start lower, as long as its gradients fit at all.
+function withProven({ lowest, highest }, layer, name, proven) {
+  const bits = proven.find(({ step }) => dtypeAt(layer, step) === name)?.bits ?? -Infinity;
+  return { lowest, highest: Math.max(highest, Math.min(bits, highest + SPARE_BITS)) };
+}
+
 function holds(window, bits) {
   return window.lowest <= bits && bits <= window.highest;
 }
@@ -147,8 +170,9 @@ function reasonOf({ activation, weight }, name) {
  * @param {any[]} layers The table of layers.
  * @param {any} ranges What was measured, with the formats.
  * @param {string} name The format of all other layers.
+ * @param {any} [run] For the loss scales that it was trained with.
  */
-export function smallestPlan(layers, ranges, name) {
+export function smallestPlan(layers, ranges, name, run = {}) {
   const format = ranges.formats.find((one) => one.name === name);
   const judged = new Map(layers.map(({ path }) => {
     return [path, judgeLayer(ranges.layers[path], format, ranges.formats, "worst")];
@@ -193,12 +217,15 @@ export function smallestPlan(layers, ranges, name) {
     }
   }
   const costOf = ({ share_of_flops: share }) => share ?? 0;
+  const overflowing = ranges.overflowing_scale ?? null;
+  const proven = provenScales(run, overflowing);
   const windows = layers
     .filter(({ path }) => !reasons.has(path) && judged.get(path).gradient)
     .map((layer) => {
-      return { ...layer, window: judged.get(layer.path).gradient, cost: costOf(layer) };
+      const { gradient } = judged.get(layer.path);
+      const window = withProven(gradient, layer, name, proven);
+      return { ...layer, window, spare: gradient.highest, cost: costOf(layer) };
     });
-  const overflowing = ranges.overflowing_scale ?? null;
   // What the run found in a layer may have skipped those steps, and is in float32 by this plan,
   // unless it was already: steps are those since dtypes last changed.
   const blamed = layers.some(({ path, repaired }) => {
@@ -211,11 +238,13 @@ export function smallestPlan(layers, ranges, name) {
     reasons.set(path, `at the loss scale ${formatPower(scale)} its gradients ${
       window.highest < scale ? "overflow" : "vanish"} in ${name}`);
   }
+  // Whether it leaves less room than the windows do.
+  const isTight = windows.some(({ path, spare }) => !reasons.has(path) && spare < scale);
   const total = layers.reduce((sum, layer) => sum + costOf(layer), 0);
   const narrow = layers.filter(({ path }) => !reasons.has(path));
   const held = narrow.reduce((sum, layer) => sum + costOf(layer), 0);
   const share = total ? held / total : NaN;
-  return { name, reasons, unmeasured, behind, scale, overflowing, blamed, share };
+  return { name, reasons, unmeasured, behind, scale, isTight, overflowing, blamed, share };
 }
 
 /**
@@ -239,11 +268,12 @@ export function foundElsewhere(summaries, run, { reasons }) {
 
 /**
  * The loss scale of a plan, and what the run's skipped steps say of it.
- * @param {{name: string, scale: number, overflowing: number | null, blamed: boolean}} plan
+ * @param {{name: string, scale: number, isTight: boolean, overflowing: number | null, blamed: boolean}} plan
  */
-export function scaleInWords({ name, scale, overflowing, blamed }) {
+export function scaleInWords({ name, scale, isTight, overflowing, blamed }) {
   if (name !== "float16") return "";
-  const advised = `Loss scale ${formatPower(scale)}`;
+  const advised = `Loss scale ${formatPower(scale)}` + (isTight ?
+    `, at which this run had room, though less than ${SPARE_BITS} bits of it` : "");
   if (overflowing === null) return `${advised}.`;
   const from = formatPower(Math.ceil(overflowing));
   if (blamed) {

@@ -76,7 +76,7 @@ export function createWhatIf(store) {
   fillSelect(when, MOMENTS, "worst");
   const answer = element("p", { class: "words", role: "status" });
   const rows = element("tbody");
-  const heads = ["Layer", "Activations", "Gradients fit loss scales", "Weights"];
+  const heads = ["Layer", "Activations", `Gradients fit loss scales (${SPARE_BITS} bits to spare)`, "Weights"];
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...heads.map((head) => element("th", { scope: "col", class: "plain" }, head)))), rows);
   const scroller = element("div", { class: "table-scroll short" }, table);
@@ -202,7 +202,7 @@ export function createWhatIf(store) {
         (type.value === "float32" ? "what needs none." : "set by Keras' quantize.");
       return;
     }
-    const found = smallestPlan(layers, ranges, type.value);
+    const found = smallestPlan(layers, ranges, type.value, runData);
     const wide = [...found.reasons];
     const text = wide.length ? `${plural(wide.length, "layer")} in float32: ` +
       listSome(wide.map(([path, reason]) => `${path} (${reason})`), 4) : "No layer in float32";

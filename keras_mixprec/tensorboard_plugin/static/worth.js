@@ -1,4 +1,5 @@
 import { formatNumber, toNumber } from "./format.js";
+import { hasNo16Bits } from "./precision.js";
 import { differs, fasterOrSlower, memoryBeside, memoryRatio, speedBeside, speedRatio } from "./speed.js";
 
 // What is told apart may still be too little to choose by.
@@ -6,14 +7,14 @@ const LITTLE = 0.1;
 
 /**
  * The row of a run of the folder with as many layers that was compiled with float32, or that
- * was not.
+ * was not and still computes in 16 bits.
  * @param {any[] | null} rows The table of runs, some of them still unread.
  * @param {any} run
  * @param {boolean} isWide
  */
 export function partnerOf(rows, run, isWide) {
-  return rows?.find(({ run: name, layers, policy }) => name !== run.run && policy &&
-    (policy === "float32") === isWide && layers === run.layers.length);
+  return rows?.find((row) => row.run !== run.run && row.policy && (row.policy === "float32") === isWide &&
+    row.layers === run.layers.length && (isWide || !hasNo16Bits(row)));
 }
 
 // What to make of both.
@@ -30,7 +31,8 @@ function choice(own, other) {
 
 /**
  * What 16 bits bring or cost, in a sentence, where a run has one of the other precision beside it
- * in the folder; `null` if there is none, or no step of either was timed.
+ * in the folder; `null` if there is none, no step of either was timed, or it computes nothing in
+ * 16 bits.
  * @param {any[] | null} rows
  * @param {any} run
  * @returns {string | null}
@@ -41,6 +43,7 @@ export function worthInWords(rows, run) {
   const partner = partnerOf(rows, run, !isWide);
   if (!shown || !partner) return null;
   const [own, other] = isWide ? [partner, shown] : [shown, partner];
+  if (hasNo16Bits(own)) return null;
   const speed = speedRatio(own, other);
   if (!speed) return null;
   const losses = [own, other].map((row) => toNumber(row.last_loss ?? null));
