@@ -138,15 +138,15 @@ def add_lost(layers: list, events: list):
         events: List of dicts.
     """
     fault = fault_of_the_run(events)
+    because = fault["because"] if fault else None
     to_blame = _culprits(events, _FORWARD + _BACKWARD)
     for layer in layers:
         is_lost = (
-            fault is not None
-            and layer["path"] not in to_blame
+            layer["path"] not in to_blame
             and layer["passed_from"] is None
             and _outputs(layer) == -math.inf
         )
-        layer["lost_because"] = fault["because"] if is_lost else None
+        layer["lost_because"] = because if is_lost else None
 
 
 def _outputs(layer):
@@ -162,7 +162,7 @@ def has_verdict(lines: Iterable[str | bytes]) -> bool:
         lines: Strings or bytes, each event of the log as JSON.
     """
     return any(
-        ('"verdict"' if isinstance(line, str) else b'"verdict"') in line
+        '"verdict"' in line if isinstance(line, str) else b'"verdict"' in line
         for line in lines
     )
 
