@@ -78,7 +78,9 @@ def found(watcher):
 
 
 @each_jit
-def test_a_layer_that_overflows_is_named(tmp_path, jit, capsys):
+def test_a_layer_that_overflows_is_named(
+    tmp_path, jit, capsys, diagnoses_at_once
+):
     model = model_with(layers.Dense(8), Squares(name="squares"), jit=jit)
     # At 2% nobody looks in a run as short as this.
     watcher, _ = run(model, tmp_path, max_overhead=0.5, verbose=1)
