@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from monitor_models import each_jit
 from optimizer_models import BACKEND
 
 import keras_mixprec as kmp
@@ -161,3 +162,27 @@ def test_what_overflows_beside_a_generator_of_its_own_is_found():
 
     model = with_layer(Drawing(large, name="noise"))
     assert found(model)[0] == ("noise", "forward_overflow")
+
+
+class Faint(layers.Layer):
+    """Half of what it is given, made too small for float16."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = layers.Dropout(0.5, seed=1)
+
+    def call(self, x, training=None):
+        return self.dropout(x, training=training) * 1e-5 * 1e-4
+
+
+@each_jit
+def test_other_draws_in_xla_do_not_hide_a_fault(jit):
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    ends = [layers.Rescaling(1e9, dtype="float32"), layers.Dense(1)]
+    parts = layers.Dense(8), Faint(name="faint"), *ends
+    model = keras.Sequential([keras.Input((8,)), *parts])
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
+    x = np.random.default_rng(0).normal(size=(32, 8))
+    found = [(v.kind, v.layer) for v in kmp.diagnose(model, x, x[:, :1])]
+    assert found == [("underflow", "faint")]

@@ -237,8 +237,10 @@ class LayerReplay:
             wide = ops.cast(tensor, "float32")
             return off_by_half_ulp(wide, "float32", random)
 
-        with self._in("float32", None):
-            return [*map(to_array, self._run([*map(moved, self._primals())]))]
+        def run(primals):
+            return self._run([*map(moved, primals)])
+
+        return self._arrays(run, "float32")
 
     def gradients(
         self, cotangents, policy=None, jitter=None, layers=None
