@@ -215,21 +215,20 @@ def to_tensors(data: tuple, model: keras.Model | None = None) -> tuple:
     Raises:
         ValueError: If that is not one batch.
     """
-    tensors, sizes, samples = [], {}, set()
+    tensors, sizes = [], {}
     for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
         try:
             tensors.append(tree.map_structure(_to_tensor, part))
             for leaf in tree.flatten(tensors[-1]):
                 if leaf is not None:
                     sizes[name] = len(leaf)
-                    if name == "x":
-                        samples.add(len(leaf))
         except (TypeError, ValueError) as error:
             raise ValueError(_not_a_batch(name, part)) from error
     if not sizes.get("x"):
         raise ValueError(_not_a_batch("x", data[0]))
     # A batch of graphs has a row for each node and each edge among its inputs.
-    aligned = len(samples) == 1 and (model is None or not has_own_step(model))
+    one_size = len(set(_count(tensors[0]))) == 1
+    aligned = one_size and (model is None or not has_own_step(model))
     if aligned and len(set(sizes.values())) > 1:
         raise ValueError(
             "All parts of the batch must have the same number of samples. "

@@ -223,9 +223,7 @@ class _Verdicts:
         culprit = other_layers_at_fault(whole, others, demoted, bits, adapts)
         if culprit is None:
             return found
-        finding = Finding(
-            self._culprit(with_advised_scale(culprit, scale, {}), scale), []
-        )
+        finding = Finding(self._culprit(culprit, scale), [])
         return found._replace(findings=[*found.findings, finding])
 
     def _find(self):
@@ -256,12 +254,7 @@ class _Verdicts:
             search.windows.values(), [c.numbers for c in culprits]
         )
         findings = [
-            Finding(
-                self._culprit(
-                    with_advised_scale(c, scale, common), scale, last
-                ),
-                c.layers,
-            )
+            Finding(self._culprit(c, scale, last, common), c.layers)
             for c in culprits
         ]
         others = self._scale_too_low(search, scale, effective)
@@ -340,7 +333,8 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale, last=None):
+    def _culprit(self, culprit, scale, last=None, common=None):
+        culprit = with_advised_scale(culprit, scale, common or {})
         return self._verdict(
             culprit.kind,
             culprit.path,

@@ -44,7 +44,7 @@ def jittered(model, seed: int):
         yield
 
 
-def off_by_half_ulp(tensor, dtype: str | None, random: np.random.Generator):
+def off_by_half_ulp(tensor, dtype: str, random: np.random.Generator):
     """Returns the tensor with each number moved up or down.
 
     Args:

@@ -62,11 +62,7 @@ def _zeros(tables, known, start, end):
                 continue
             for place in np.flatnonzero(~np.isnan(row)).tolist():
                 path, share = layer_of(table.layers[place], known), row[place]
-                own, found = (
-                    (before, (share, -step))
-                    if step < start
-                    else (since, (share, -step))
-                )
+                own, found = before if step < start else since, (share, -step)
                 own[path] = max(own.get(path, found), found)
     return before, since
 
