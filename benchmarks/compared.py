@@ -10,14 +10,27 @@ keras-mixprec compare benchmarks.compared:transformer \
 
 import keras
 from keras import layers
+from sklearn.datasets import load_digits
 
 from benchmarks.models import SelfAttention
-from keras_mixprec.cli.demo import build_model, load_images
 
 
 def digits():
-    """The convolutional network of the demo."""
-    return _compiled(build_model())
+    """A small convolutional network."""
+    return _compiled(
+        keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                layers.Conv2D(16, 3, padding="same", activation="relu"),
+                layers.BatchNormalization(momentum=0.9),
+                layers.MaxPooling2D(),
+                layers.Conv2D(32, 3, activation="relu"),
+                layers.Flatten(),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(10),
+            ]
+        )
+    )
 
 
 def transformer():
@@ -33,11 +46,17 @@ def transformer():
 
 
 def images():
-    return load_images()[0]
+    return _digits(slice(1437))
 
 
 def test_images():
-    return load_images()[1]
+    return _digits(slice(1437, None))
+
+
+def _digits(rows):
+    found = load_digits()
+    x = (found.images[..., None] / 16.0).astype("float32")
+    return x[rows], found.target[rows]
 
 
 def rows():

@@ -217,7 +217,7 @@ def _nothing_beside(wanted):
     with contextlib.ExitStack() as stack:
         if wanted:
             for module, name, value in (
-                (examiner, "_FIRST_COST", float("inf")),
+                (examiner, "_COST", float("inf")),
                 (range_reader, "_reason_for_none", lambda settings: "not here"),
             ):
                 stack.enter_context(mock.patch.object(module, name, value))

@@ -1,5 +1,7 @@
-"""In a custom loop on TensorFlow, steps that overflow are skipped.
+"""Train in float16 in your own loop on TensorFlow.
 
+It prints a line per epoch: loss, loss scale and skipped steps. The loss scale
+starts too high on purpose, so the first epoch skips a few steps.
 Run it with `python examples/custom_loop_tensorflow.py`.
 """
 

@@ -1,8 +1,9 @@
-"""A transformer that dies in float16 trains to float32's result.
+"""Repair a transformer that overflows float16, while it trains.
 
-The feed-forward output of block 2 exceeds 65504, as in T5.
-Run it with `python examples/repair_in_training.py`. A second run starts from
-the plan that the first one left.
+The feed-forward output of block 2 exceeds 65504, as in T5. It prints what the
+tuner changed, then the accuracy in float32, in float16, and in float16 with
+the tuner. A second run starts from the plan that the first one left.
+Run it with `python examples/repair_in_training.py`.
 """
 
 import keras

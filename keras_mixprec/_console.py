@@ -6,7 +6,7 @@ import sys
 import keras
 from absl import logging
 
-from keras_mixprec.formats import format_names
+from keras_mixprec.formats import format_names, printable
 
 # What colours a terminal; TensorFlow and Keras put it into their errors.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
@@ -40,7 +40,7 @@ def print_message(message: str):
     if not keras.config.is_interactive_logging_enabled():
         logging.info(message)
         return
-    message = "\n" * _Line.in_bar + message
+    message = "\n" * _Line.in_bar + printable(message)
     _Line.in_bar = False
     try:
         print(message, flush=True)

@@ -7,7 +7,10 @@ import json
 import os
 import secrets
 import shutil
-import time
+import socket
+from collections.abc import Callable
+
+from keras_mixprec import _clock
 
 try:
     import fcntl
@@ -61,6 +64,55 @@ def unlock(file) -> None:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
+def make_lock_file(path: str) -> Callable[[], None] | None:
+    """Makes a file that nobody else can make, where `try_lock` knows no locks.
+
+    One that a killed process left is taken over.
+
+    Args:
+        path: String.
+
+    Returns:
+        Function that removes it; `None` if somebody else has made it.
+    """
+    owner = f"{os.getpid()} {socket.gethostname()}"
+    for _ in range(2):
+        try:
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        except FileExistsError:
+            if not _remove_dead(path):
+                return None
+            continue
+        os.write(file, owner.encode())
+        return lambda: _give_up(file, path)
+    return None
+
+
+def _give_up(file, path):
+    os.close(file)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _remove_dead(path):
+    """Whether the file of a process that is gone was removed."""
+    try:
+        if os.name != "nt":  # Windows removes no file that a process has open.
+            with open(path, encoding="utf-8") as file:
+                number, _, host = file.read().partition(" ")
+            if host != socket.gethostname():
+                return False
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(number), 0)
+                return False
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 # What is being written ends in this, until it is whole.
 _UNFINISHED = ".mixprec.tmp"
 
@@ -107,7 +159,7 @@ def _remove_unfinished(path):
     """Removes what killed processes left: old, and locked by nobody."""
     for other in glob.glob(f"{glob.escape(path)}.*{_UNFINISHED}"):
         with contextlib.suppress(OSError), open(other, "r+b") as file:
-            age = time.time() - os.fstat(file.fileno()).st_mtime
+            age = _clock.wall() - os.fstat(file.fileno()).st_mtime
             if age > _UNFINISHED_SECONDS and try_lock(file):
                 os.unlink(other)
 
@@ -120,7 +172,10 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
 
 
 def check_local(log_dir: str | os.PathLike) -> str:
-    """Returns `log_dir` as a string, or raises saying what is wrong."""
+    """Returns `log_dir` as an absolute path, or raises saying what is wrong.
+
+    Somebody may change the working folder while it is in use.
+    """
     if not isinstance(log_dir, str | os.PathLike):
         raise TypeError(
             "`log_dir` must be a path. "
@@ -132,4 +187,4 @@ def check_local(log_dir: str | os.PathLike) -> str:
             "`log_dir` must be a local folder; copy it to remote storage "
             f"after the run. Received: log_dir={log_dir!r}"
         )
-    return log_dir
+    return os.path.join(os.getcwd(), log_dir)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from keras_mixprec._files import write_bytes
+from keras_mixprec.formats import printable
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -34,9 +35,30 @@ class SafeHtml(str):
     """HTML already, which is not escaped again."""
 
 
+def element(name: str, *content: str, **attributes: object) -> SafeHtml:
+    """Returns an element of HTML or SVG.
+
+    Args:
+        name: String.
+        *content: Strings; those that are not `SafeHtml` are escaped.
+        **attributes: Their values, of any type; `_` in a name is `-`, one at
+            its end is left out.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for key, value in attributes.items()
+    )
+    return SafeHtml(f"<{name}{given}>{joined(*content)}</{name}>")
+
+
+def joined(*content: str) -> SafeHtml:
+    """Returns strings one after the other, escaped if not `SafeHtml`."""
+    return SafeHtml("".join(map(_escaped, content)))
+
+
 def table(
     heads: Iterable[str], rows: Iterable[Iterable[str]], style: str = ""
-) -> str:
+) -> SafeHtml:
     """Returns a table as HTML.
 
     Args:
@@ -46,18 +68,19 @@ def table(
         style: String, the class of the table: `"numbers"` aligns all columns
             but the first and the last to the right. Defaults to none.
     """
-    of_class = f' class="{style}"' if style else ""
-    body = "".join(_row("td", row) for row in rows)
-    return f"<table{of_class}>{_row('th', heads)}{body}</table>"
+    of_class = {"class_": style} if style else {}
+    body = [_row("td", row) for row in rows]
+    return element("table", _row("th", heads), *body, **of_class)
 
 
 def _row(tag, cells):
-    shown = "".join(f"<{tag}>{_escaped(cell)}</{tag}>" for cell in cells)
-    return f"<tr>{shown}</tr>"
+    return element("tr", *(element(tag, cell) for cell in cells))
 
 
 def _escaped(text):
-    return text if isinstance(text, SafeHtml) else html.escape(text)
+    if isinstance(text, SafeHtml):
+        return text
+    return html.escape(printable(text))
 
 
 def page(title: str, body: str) -> str:
@@ -65,9 +88,9 @@ def page(title: str, body: str) -> str:
 
     Args:
         title: String.
-        body: HTML.
+        body: String; escaped if it is not `SafeHtml`.
     """
-    return _PAGE.format(title=html.escape(title), body=body)
+    return _PAGE.format(title=_escaped(title), body=_escaped(body))
 
 
 class HtmlReport(abc.ABC):

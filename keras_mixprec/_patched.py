@@ -1,6 +1,8 @@
 """Replacing attributes of objects, and functions of modules, for a while."""
 
 import contextlib
+import functools
+import threading
 
 _NONE = object()
 
@@ -95,3 +97,82 @@ def patched(owner, functions: dict):
         replacements.add(owner, name, function)
     with replacements.in_place():
         yield
+
+
+class _InThreads:
+    """A function that may be another one in each thread."""
+
+    def __init__(self, owner, name):
+        self.owner, self.name = owner, name
+        # As it is stored: a class may have inherited it.
+        self._stored = vars(owner).get(name, _NONE)
+        self.original = getattr(owner, name)
+        self.entered = 0
+        self._instead: dict = {}
+
+    def put(self):
+        original, instead = self.original, self._instead
+
+        @functools.wraps(original)
+        def in_thread(*args, **kwargs):
+            own = instead.get(threading.get_ident())
+            return (own[-1] if own else original)(*args, **kwargs)
+
+        _assign(self.owner, self.name, in_thread)
+
+    def restore(self):
+        _assign(self.owner, self.name, self._stored)
+
+    def own(self):
+        return self._instead.setdefault(threading.get_ident(), [])
+
+    def current(self):
+        own = self._instead.get(threading.get_ident())
+        return own[-1] if own else self.original
+
+
+_IN_THREADS: dict[tuple, _InThreads] = {}
+_LOCK = threading.RLock()
+
+
+def function_here(owner, name: str):
+    """Returns the function that this thread calls by a name.
+
+    Args:
+        owner: As for `patched_here`.
+        name: String.
+    """
+    known = _IN_THREADS.get((id(owner), name))
+    return known.current() if known else getattr(owner, name)
+
+
+@contextlib.contextmanager
+def patched_here(owner, functions: dict):
+    """Context in which this thread finds other functions, and no other does.
+
+    Args:
+        owner: A module or a class.
+        functions: Dict from names to what replaces them. What a replacement
+            is to call it gets from `function_here`, before.
+    """
+    put = []
+    try:
+        for name, function in functions.items():
+            with _LOCK:
+                key = id(owner), name
+                known = _IN_THREADS.get(key) or _InThreads(owner, name)
+                if not known.entered:
+                    _IN_THREADS[key] = known
+                    known.put()
+                known.entered += 1
+                known.own().append(function)
+                put.append(known)
+        yield
+    finally:
+        for known in reversed(put):
+            with _LOCK:
+                known.own().pop()
+                known.entered -= 1
+                if not known.entered:
+                    del _IN_THREADS[id(owner), known.name]
+                    known.restore()

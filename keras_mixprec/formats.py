@@ -1,14 +1,19 @@
 """Number formats, and numbers and sentences as reports show them."""
 
 import dataclasses
+import decimal
 import functools
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 
 import ml_dtypes
 
 SIXTEEN_BITS = ("float16", "bfloat16")
+
+# Halves up, as JavaScript's `toPrecision`.
+_TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_HALF_UP)
 
 # Of a report on a screen, in letters.
 SCREEN_WIDTH = 100
@@ -36,6 +41,29 @@ class Format:
     def exact_integers(self) -> int:
         """Up to which every integer is held: 2048 in float16."""
         return int(2 / self.epsilon)
+
+
+# Control characters, also those that turn the direction of writing, and bytes
+# of file names that are no UTF-8.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e"
+    "\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Returns a text with its control characters spelled out.
+
+    A name in it could otherwise drive the terminal, or hide part of the text.
+
+    Example:
+    >>> from keras_mixprec.formats import printable
+    >>> printable("dense\x1b[2J")
+    'dense\\x1b[2J'
+    """
+    return _HIDDEN.sub(
+        lambda found: found[0].encode("unicode_escape").decode(), text
+    )
 
 
 def format_count(number: int, noun: str) -> str:
@@ -85,14 +113,18 @@ def format_moment(step: int, at: str = "at") -> str:
 
 
 def format_digits(number: float) -> str:
-    """Formats a number with three digits, and all before the point.
+    """Formats a number with three digits, and up to seven before the point.
 
     Example:
     >>> from keras_mixprec.formats import format_digits
     >>> format_digits(0.05391), format_digits(999.7), format_digits(13900)
     ('0.0539', '1000', '13,900')
+    >>> format_digits(2.5129e34)
+    '2.51e+34'
     """
-    return f"{number:,.0f}" if number >= 1000 else f"{float(f'{number:.3g}'):g}"
+    if 1000 <= number < 1e7:
+        return f"{number:,.0f}"
+    return f"{float(f'{number:.3g}'):g}"
 
 
 def format_bits(bits: float) -> str:
@@ -109,14 +141,32 @@ def format_bits(bits: float) -> str:
 def format_share(share: float) -> str:
     """Formats a share; what is neither all nor nothing is not shown as such.
 
+    The page does the same, with narrow spaces.
+
     Example:
     >>> from keras_mixprec.formats import format_share
-    >>> [format_share(share) for share in (1.0, 0.99974, 0.99, 0.836, 1e-6)]
-    ['100%', '99.97%', '99%', '84%', '1%']
+    >>> [format_share(share) for share in (1.0, 0.99974, 0.836, 0.0267, 1e-6)]
+    ['100%', '99.97%', '84%', '2.7%', '<0.01%']
     """
+    if 0 < share < 1e-4:
+        return "<0.01%"
     if share > 0.99:  # Rounded down, to hundredths of a percent.
         return f"{math.floor(share * 1e4) / 100:g}%"
-    return f"{max(round(100 * share), int(share > 0))}%"
+    return f"{float(_TWO_DIGITS.create_decimal(100 * float(share))):g}%"
+
+
+def format_bytes(count: float) -> str:
+    """Formats a number of bytes.
+
+    Example:
+    >>> from keras_mixprec.formats import format_bytes
+    >>> format_bytes(1.72e9), format_bytes(600 * 2**20), format_bytes(12)
+    ('1.6 GiB', '600 MiB', '12 bytes')
+    """
+    for exponent, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**exponent:
+            return f"{format_digits(count / 2**exponent)} {unit}"
+    return format_count(round(count), "byte")
 
 
 def format_power(number: float) -> str:

@@ -193,13 +193,6 @@ PERFORMANCE = {
             "min",
         ),
         (
-            "input_share",
-            "share",
-            "time in input",
-            "Share of the time of steps in which fit waits for the next batch.",
-            "max",
-        ),
-        (
             "peak_memory",
             "bytes",
             "peak memory",

@@ -6,7 +6,8 @@ imports nothing, since those who read a log have no Keras.
 
 import dataclasses
 
-TO_FLOAT32 = "Let it compute in float32: PrecisionRule({layer!r})"
+# Begins a sentence about the layer at fault; what else helps is one of its own.
+TO_FLOAT32 = "Let this layer compute in float32: PrecisionRule({layer!r})."
 
 # Of more range, for what is too large or too small, and of more digits.
 _MORE_RANGE = ("mixed_bfloat16", "float32")
@@ -27,6 +28,9 @@ class Kind:
             of a kind that is of no layer.
         repaired_by: Tuple of the policies that repair a layer, the narrowest
             first; empty where no policy does.
+        clause: String. The same of a kind that is of no layer, to stand by
+            itself, with numbers to be filled in; `None` where the report has
+            more to say.
         explains: Boolean. Whether it says why steps are bad although no layer
             is at fault.
         behind: Int. 0 of a cause, 1 of one that others come before, 2 of what
@@ -37,6 +41,7 @@ class Kind:
     advice: str
     level: str = "bad"
     phrase: str | None = None
+    clause: str | None = None
     repaired_by: tuple[str, ...] = ()
     explains: bool = False
     behind: int = 0
@@ -46,114 +51,153 @@ class Kind:
 _TABLE = (
     Kind(
         "weights_lost",
-        "Restore a checkpoint from before: training cannot bring back weights "
-        "that are not finite.",
+        "Weights are infinite or NaN, and training cannot bring them back. "
+        "Restore a checkpoint from before.",
         explains=True,
         behind=2,
     ),
     Kind(
         "bad_data",
-        "Drop or repair these rows, no precision helps. All of them in an "
-        "array `{part}` are np.flatnonzero(~np.isfinite({part}).reshape("
-        "len({part}), -1).all(axis=1)).",
+        "Drop or repair these rows. They hold infinity or NaN, which no "
+        "precision changes. To list all such rows of an array `{part}`: "
+        "np.flatnonzero(~np.isfinite({part}).reshape(len({part}), -1)"
+        ".all(axis=1)).",
         explains=True,
     ),
     Kind(
         "divergence",
-        "float32 fails on this batch as well, so it is no matter of precision: "
-        "lower the learning rate, clip gradients or look at the loss.",
+        "float32 fails on this batch too, so precision is not the cause. Lower "
+        "the learning rate, clip gradients or check the loss.",
+        explains=True,
+    ),
+    Kind(
+        "loss_scale_ignored",
+        "Multiply the whole loss by the loss scale once. Call `gradients = "
+        "optimizer.unscale(gradients)` before your code computes with them.",
+        clause="gradients do not follow the loss scale",
         explains=True,
     ),
     Kind(
         "weight_overflow",
-        f"{TO_FLOAT32}, or bfloat16, or scale the weight down: float16 ends at "
-        "65504, and the cast makes what is beyond infinite.",
+        f"{TO_FLOAT32} bfloat16 helps as well. Or scale the weight down: "
+        "float16 ends at 65504, and the cast makes larger numbers infinite.",
         phrase="has weights beyond float16",
         repaired_by=_MORE_RANGE,
     ),
     Kind(
         "weight_underflow",
-        f"{TO_FLOAT32}, or bfloat16, or scale the weight up: float16 makes 0 "
-        "of what is below 3e-8.",
+        f"{TO_FLOAT32} bfloat16 helps as well. Or scale the weight up: float16 "
+        "rounds numbers below 3e-8 to 0.",
         level="warning",
         phrase="has weights that float16 makes 0",
         repaired_by=_MORE_RANGE,
     ),
     Kind(
         "cast_overflow",
-        f"{TO_FLOAT32}, or scale its input down to below 65504.",
+        f"{TO_FLOAT32} Or scale its input down to below 65504.",
         phrase="received an input beyond float16",
         repaired_by=_MORE_RANGE,
     ),
     Kind(
         "forward_overflow",
-        f"{TO_FLOAT32}, or clamp or scale down before the sum, square or "
-        "product that overflows.",
+        f"{TO_FLOAT32} Alternatively, clamp or scale down its numbers "
+        "before the operation that overflows.",
         phrase="overflowed",
         repaired_by=_MORE_RANGE,
     ),
     Kind(
         "backward_overflow",
-        f"{TO_FLOAT32}: its gradients overflow at a loss scale that the other "
+        f"{TO_FLOAT32} Its gradients overflow at the loss scale that other "
         "layers need.",
         phrase="overflowed in the backward pass",
         repaired_by=_MORE_RANGE,
     ),
     Kind(
         "underflow",
-        f"{TO_FLOAT32}, or keep its small numbers, such as an epsilon, above "
-        "6e-8.",
+        f"{TO_FLOAT32} Or keep its small numbers from becoming 0: float16 "
+        "rounds numbers below 3e-8 to 0. Where the layer divides, add an "
+        "epsilon of 1e-4 or more; before exp, subtract the maximum.",
         level="warning",
         phrase="underflowed",
         repaired_by=_MORE_RANGE,
     ),
     Kind(
         "precision_loss",
-        f"{TO_FLOAT32} and not bfloat16, which has still fewer digits: it is "
-        "finite but wrong.",
+        f"{TO_FLOAT32} Its result is finite but wrong. bfloat16 has even fewer "
+        "digits, so it does not help.",
         level="warning",
         phrase="lost precision",
         repaired_by=_MORE_DIGITS,
     ),
     Kind(
         "unsupported",
-        f"{TO_FLOAT32}: this backend refuses the operation in 16 bits, or to "
-        "mix dtypes; for a mix, cast one of them there, as in "
+        f"{TO_FLOAT32} This backend refuses the operation in 16 bits, or "
+        "refuses to mix dtypes. For a mix, cast one of the two, as in "
         "keras.ops.cast(b, a.dtype).",
         phrase="does not run in 16 bits",
         repaired_by=_MORE_DIGITS,
     ),
     Kind(
+        "metric_error",
+        "{metric!r} is computed in {dtype}, the dtype of the model's output; "
+        "training does not depend on it. Cast predictions to float32 in the "
+        "metric, or give the last layer dtype='float32'.",
+        level="warning",
+        clause="the metric {metric!r} is wrong in {dtype}",
+        behind=1,
+    ),
+    Kind(
         "scale_too_low",
-        "Start from a loss scale of 2**{needed_bits}, by "
-        "LossScaleOptimizer(..., initial_scale=2.0**{needed_bits}), or train "
-        "with PrecisionTuner, which raises it: until then gradients are zero.",
+        "Gradients are 0 until the loss scale has grown. Start from 2**"
+        "{needed_bits}: LossScaleOptimizer(..., initial_scale=2.0**"
+        "{needed_bits}). Or train with PrecisionTuner, which raises it.",
         level="warning",
         explains=True,
     ),
     Kind(
         "policy",
-        "Use the policy 'mixed_{dtype}', which keeps variables in float32: "
-        "16-bit variables lose small updates.",
+        "16-bit variables lose small updates. Use the policy 'mixed_{dtype}', "
+        "which keeps variables in float32.",
         level="warning",
         behind=1,
     ),
     Kind(
         "scale_collapsed",
-        "No loss scale helps, so its cause is elsewhere: call "
+        "No loss scale helps, so the cause is elsewhere. Call "
         "keras_mixprec.diagnose(model, x, y) on a batch whose step is skipped.",
         behind=2,
     ),
     Kind(
         "scale_search",
-        "Nothing: the loss scale is on its way down to where gradients fit, "
-        "and skips steps until then.",
+        "Nothing to do: the optimizer skips steps and lowers the loss scale "
+        "until gradients fit.",
         level="info",
         explains=True,
         behind=2,
     ),
 )
 KINDS = {kind.name: kind for kind in _TABLE}
+
+
+def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
+    """Returns where a fault is, to follow its kind; empty if that is no layer.
+
+    Args:
+        kind: String. Some say the direction themselves.
+        layer: String. The layer as it is to be printed, or `None`.
+        direction: String, as a verdict has it, or `None`.
+
+    Example:
+    >>> from keras_mixprec.verdict_kinds import place_in_words
+    >>> place_in_words("underflow", "norm", "backward")
+    ' in the backward pass of norm'
+    >>> place_in_words("forward_overflow", "norm", "forward")
+    ' in norm'
+    """
+    if not direction or direction in kind:
+        return f" in {layer}" if layer else ""
+    phase = "update" if direction == "update" else f"{direction} pass"
+    return f" in the {phase}" + (f" of {layer}" if layer else "")
 
 
 def what_is_said(

@@ -107,7 +107,7 @@ test("a run that diverges in float32 as well gets no plan", () => {
   const run = (verdict, repaired = false) => {
     return { events: [{ kind: "verdict", verdict }], finding: { event: 0, repaired } };
   };
-  assert.match(whatIf.whyNoPlan(run("divergence")), /no matter of precision/);
+  assert.match(whatIf.whyNoPlan(run("divergence")), /precision is not the cause/);
   assert.match(whatIf.whyNoPlan(run("weights_lost")), /Restore a checkpoint first/);
   assert.equal(whatIf.whyNoPlan(run("forward_overflow")), null);
   assert.equal(whatIf.whyNoPlan({ events: [], finding: null }), null);

@@ -3,6 +3,7 @@
 A plugin of pytest; tox.ini names it with `-p tests.documents`.
 """
 
+import doctest
 import os
 import pathlib
 import tempfile
@@ -32,7 +33,7 @@ def _leave_folder(namespace):
 
 
 pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser()],
+    parsers=[PythonCodeBlockParser(doctest_optionflags=doctest.ELLIPSIS)],
     patterns=["README.md", "docs/*.md"],
     path=str(ROOT),
     setup=_enter_folder,

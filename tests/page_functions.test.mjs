@@ -349,19 +349,17 @@ test("events read as sentences, unknown kinds too", () => {
   };
   assert.equal(eventText.describeEvent(scale), "Before training: a: It is 0. Scale it.");
   assert.equal(eventText.eventTitle(scale), "weights beyond format");
-  assert.equal(eventText.eventLevel(scale), "bad");
   assert.equal(eventText.laneOf(scale), "verdicts");
   const kinds = [
     "before_training", "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
     "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
     "ranges_measured", "ranges_withheld", "zero_gradients", "graph_rewrite", "ignored_variable",
-    "stopped", "train_end", "step_raised", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
+    "stopped", "train_end", "step_raised", "fit_raised", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
     "undo", "loss_scale_kept", "loss_scale_low", "loss_scale_recovered", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
   ];
   for (const kind of kinds) {
     const event = { kind, step: 1, wall_time: 0, verdict: "policy" };
     assert.equal(typeof eventText.describeEvent(event), "string");
-    assert.ok(eventText.LEVELS[eventText.eventLevel(event)]);
   }
 });
 
@@ -413,7 +411,8 @@ test("a sound run leads to the gravest that has an open finding", () => {
 test("the key figures name what the sentence begins with", () => {
   const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
   const run = {
-    last_step: 200, layers: [LAYER], skipped: 4, finding: { event: 1, repaired: false },
+    last_step: 200, layers: [LAYER], skipped: 4,
+    finding: { event: 1, repaired: false, level: "bad" },
     events: [verdict("scale_collapsed", 1), verdict("forward_overflow", 2)],
   };
   const chips = Object.fromEntries(
@@ -472,19 +471,22 @@ test("a repaired finding is green", () => {
   const layers = [{ ...LAYER, repaired_verdicts: ["forward_overflow"] }];
   const events = [{ kind: "verdict", verdict: "forward_overflow", step: 1, layer: "a" }];
   const run = { last_step: 9, layers, skipped: 0, events };
-  const shown = (repaired) => summary.keyFigures({ ...run, finding: { event: 0, repaired } }).at(-1);
+  const shown = (repaired) => summary.keyFigures({
+    ...run, finding: { event: 0, repaired, level: "bad" },
+  }).at(-1);
   assert.equal(shown(true).level, "fine");
   assert.equal(shown(true).text, "✓ forward overflow, repaired");
   assert.equal(shown(false).level, "bad");
 });
 
-test("a finding is as grave beside the sentence as in it", () => {
-  const level = (event) => summary.describeFinding(event, false).level;
-  assert.equal(level({ kind: "verdict", level: "bad" }), summary.STATES.severe.level);
-  assert.equal(level({ kind: "verdict", level: "info" }), "info");
-  assert.equal(level({ kind: "stopped" }), summary.STATES.failing.level);
-  for (const kind of ["undo", "no_loss_scaling", "nonfinite_losses", "sign_off"]) {
-    assert.equal(level({ kind, within: false }), summary.STATES.warning.level);
+test("a finding is as grave as Python says, wherever it stands", () => {
+  for (const level of ["bad", "warning", "info"]) {
+    const event = { kind: "verdict", verdict: "underflow", step: 1, layer: "a", level: "info" };
+    const finding = { event: 0, repaired: false, level };
+    assert.equal(summary.keyFigures({
+      last_step: 9, layers: [LAYER], skipped: 0, events: [event], finding,
+    }).at(-1).level, level);
+    assert.equal(summary.describeVerdict({ ...event, level }, []).level, level);
   }
 });
 
@@ -495,7 +497,7 @@ test("a run that nothing was measured of is not green", () => {
   assert.deepEqual([unknown.text, unknown.level], ["not measured", undefined]);
   assert.equal(shown({ headline: { state: "healthy" } }).level, "fine");
   const zero = { kind: "zero_gradients", step: 9, message: "a" };
-  const found = shown({ events: [zero], finding: { event: 0, repaired: false } });
+  const found = shown({ events: [zero], finding: { event: 0, repaired: false, level: "warning" } });
   assert.deepEqual([found.text, found.level], ["◆ zero gradients", "warning"]);
   assert.equal(summary.STATES.not_measured.level, "unknown");
 });
@@ -844,7 +846,7 @@ test("the speed of skipped steps is said to be none of training", () => {
 test("a figure is written by its unit", () => {
   assert.equal(format.formatAmount(0.0021, "seconds"), "2.1\u202fms");
   assert.equal(format.formatAmount(4.5e-5, "seconds"), "45\u202fµs");
-  assert.equal(format.formatAmount(2.5e9, "bytes"), "2.5\u202fGB");
+  assert.equal(format.formatAmount(2.5e9, "bytes"), "2.33\u202fGiB");
   assert.equal(format.formatAmount(13850.4, "rate"), "13\u202f850");
   assert.equal(format.formatAmount(null, "share"), "–");
   assert.equal(format.formatAmount(0.99974, "share"), "99.97\u202f%");
@@ -854,7 +856,6 @@ test("a figure is written by its unit", () => {
 test("events of the tuner and the end of training are whole sentences", () => {
   const start = { kind: "start", step: 65, message: "starts from plan.json" };
   assert.equal(eventText.describeEvent(start), "The tuner starts from plan.json.");
-  assert.equal(eventText.eventLevel(start), "info");
   const summary = "Mixed precision: a overflowed; 3 steps,\n    none skipped.\nLayers: 1.";
   assert.equal(
     eventText.describeEvent({ kind: "train_end", step: 3, summary }),
@@ -916,6 +917,14 @@ test("a table as CSV quotes what has a comma, a quote or a line in it", () => {
     exportsOf.csvOf([{ a: 1, b: 'x,"y"' }, { a: null, c: ["z"] }]),
     'a,b,c\r\n1,"x,""y""",\r\n,,"[""z""]"\r\n',
   );
+});
+
+test("no cell of a CSV is a formula, and numbers stay numbers", () => {
+  const cells = ["=1+1", "@a", "+a", "-a", " =a", "\ta", "-1e-3", "dense", "-inf"];
+  const lines = exportsOf.csvOf(cells.map((cell) => ({ "=cell": cell })));
+  const shown = ["'=cell", "'=1+1", "'@a", "'+a", "'-a", "' =a", "'\ta", "-1e-3", "dense", "-inf"];
+  assert.equal(lines, [...shown, ""].join("\r\n"));
+  assert.equal(exportsOf.csvOf([{ a: -3 }, { a: -Infinity }]), "a\r\n-3\r\n-inf\r\n");
 });
 
 test("a loss has a gap where it is not finite, and the scale of what is in view", () => {

@@ -128,7 +128,10 @@ WRONG = {
     "nothing": ((), "BUILD and DATA are needed"),
     "no data": (GIVEN[:1], "BUILD and DATA are needed"),
     "no colon": (("compared_here", GIVEN[1]), "must be 'module:name'"),
-    "no module": (("nowhere_at_all:build", GIVEN[1]), "cannot import nowhere"),
+    "no module": (
+        ("nowhere_at_all:build", GIVEN[1]),
+        "run the command in the folder of the module",
+    ),
     "no Python": (("damaged_here:build", GIVEN[1]), "SyntaxError"),
     "no such name": (("compared_here:none", GIVEN[1]), "cannot be imported"),
     "no function": (("compared_here:NUMBER", GIVEN[1]), "must be a function"),

@@ -75,6 +75,17 @@ def test_a_model_is_converted(to, convert, folder):
     assert "<td>head</td>" in (folder / "pages/report.html").read_text()
 
 
+def test_what_only_training_needs_need_not_load(convert, folder):
+    def own_loss(y, prediction):
+        return keras.ops.mean((y - prediction) ** 2)
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", own_loss)
+    model.save(folder / "own_loss.keras")
+    status, _, err = convert(*_asked("own_loss.keras"))
+    assert (status, "cannot be loaded" in err) == (0, False)
+
+
 def test_json_is_the_report(convert):
     _, out, _ = convert(*_asked(), "--json")
     assert json.loads(out)["plan"]["head"] == "bfloat16"

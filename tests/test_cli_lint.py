@@ -19,8 +19,11 @@ def folder(tmp_path_factory):
     healthy = keras.layers.Dense(8, name="head", dtype="float32")(inputs)
     keras.Model(inputs, healthy).save(folder / "float32.keras")
     keras.Sequential([keras.Input((4,)), Unknown()]).save(folder / "own.keras")
+    inner = keras.Sequential([keras.Input((4,)), Unknown()])
+    keras.Model(inputs, inner(inputs)).save(folder / "nested.keras")
     own = keras.layers.Lambda(lambda x: 2 * x)
     keras.Sequential([keras.Input((4,)), own]).save(folder / "lambda.keras")
+    _with_own_loss(folder / "own_loss.keras")
     (folder / "text.keras").write_text("no model")
     (folder / "text.npz").write_text("no arrays")
     x, y = np.full((8, 4), 1.0, "float32"), np.full((8, 8), 1.5e5)
@@ -35,6 +38,15 @@ def folder(tmp_path_factory):
 class Unknown(keras.layers.Layer):
     def call(self, x):
         return x
+
+
+def _with_own_loss(path):
+    def own_loss(y, prediction):
+        return keras.ops.mean((y - prediction) ** 2)
+
+    model = scale_of_a_billionth()
+    model.compile("sgd", own_loss)
+    model.save(path)
 
 
 @pytest.fixture
@@ -94,17 +106,32 @@ def test_help_has_an_example_and_the_statuses(lint):
     assert "exit status: 0" in out
 
 
+def test_a_model_whose_loss_cannot_be_loaded_is_checked_without(lint):
+    status, out, err = lint("own_loss.keras", "--json")
+    expected = json.loads(lint("billionth.keras", "--json")[1])["findings"]
+    assert status == 1
+    assert json.loads(out)["findings"] == expected
+    assert "own_loss" in err
+
+
 WRONG = {
     "no model": ((), "required: model"),
     "no such file": (("none.keras",), "no file none.keras"),
     "a folder": (("..",), "no file .."),
     "not a model": (("text.keras",), "is damaged, or no .keras file"),
-    "own layer": (("own.keras",), "give --import"),
+    "own layer": (("own.keras",), "the class 'Unknown': add --import"),
+    "own class in a model": (
+        ("nested.keras",),
+        "the class 'Unknown': add --import",
+    ),
     "lambda": (
         ("lambda.keras",),
         "of yours and give that with --import",
     ),
-    "module": (("own.keras", "--import", "nowhere"), "cannot import nowhere"),
+    "module": (
+        ("own.keras", "--import", "nowhere"),
+        "the folder of the module",
+    ),
     "policy": (("float32.keras", "--policy", "half"), "policy='half'"),
     "severity": (("float32.keras", "--fail-on", "bad"), "invalid choice"),
     "backend": (("float32.keras", "--backend", "theano"), "invalid choice"),

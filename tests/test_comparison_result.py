@@ -67,14 +67,14 @@ def test_the_text_is_a_table_of_one_screen(result):
     assert max(map(len, text.splitlines())) <= 100
     fast = line(text, "mixed_bfloat16").split()
     assert fast[1:5] == ["50", "ms", "2.00", "(1.60-2.50)"]
-    assert fast[5:8] == ["600.0", "MiB", "98%"]
+    assert fast[5:8] == ["600", "MiB", "98%"]
     assert fast[-2:] == ["within", "tolerance"]
     assert line(text, "bad").endswith("  worse")
     assert line(text, "broken").endswith("  failed")
     assert "Slower than float32: mixed_float16." in text
     assert "broken: failed: ValueError: <no> memory." in text
     assert "mixed_float16: 4 steps skipped, 4 s lost to them." in text
-    assert "Memory of mixed_bfloat16: weights 3.0 MiB." in text
+    assert "Memory of mixed_bfloat16: weights 3 MiB." in text
 
 
 def test_a_long_name_is_whole_on_a_line_of_its_own():
@@ -105,7 +105,7 @@ def test_the_best_is_the_fastest_within_tolerance(result):
     policy, reason = result.best(under="tolerance")
     assert policy == "mixed_bfloat16"
     assert "2.00 (1.60-2.50) times float32's speed" in reason
-    assert "25% less memory (600.0 MiB)" in reason
+    assert "25% less memory (600 MiB)" in reason
     assert "within 0.2% of float32's with 3 seeds" in reason
     assert result.best(under=0.5).policy == "bad"
 

@@ -25,6 +25,7 @@ from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.source import Point
 from keras_mixprec.tuning.demotions import Repairs
+from keras_mixprec.tuning.plan_store import starting_from
 
 STRANGE = [
     None,
@@ -132,14 +133,15 @@ def load():
 
 def start_from(path, model):
     as_built = kmp.PrecisionPlan.from_model(model)
+    repairs = Repairs(model)
     try:
-        found, state = tuner(path)._disk.load(model)
-        repairs = Repairs(model)
-        repairs.load_state(state)
+        start = starting_from(
+            *tuner(path)._disk.load(), repairs.asked, repairs.containers()
+        )
     finally:
         assert kmp.PrecisionPlan.from_model(model) == as_built
-    kmp.apply_policy(model, found)
-    repairs.restart_waiting(0)
+    repairs.follow(start)
+    repairs.begin(0)
     _, paths = repairs.next_trial(10**6, 10**6, 1)
     assert set(repairs.as_built(paths)) is not None
     assert json.dumps(repairs.state(), allow_nan=False)
@@ -352,6 +354,49 @@ OTHERS = {
     "give_up": {"kind": "give_up", "message": "It ends. So"},
     "stopped": {"kind": "stopped", "reason": "why"},
     "train_end": {"kind": "train_end", "summary": "a\nb"},
+    "train_begin": {"kind": "train_begin", "fit": 1, "settings": {"a": 1}},
+    "skipped_steps_not_kept": {
+        "kind": "skipped_steps_not_kept",
+        "first_step": 1,
+        "last_step": 3,
+        "count": 3,
+    },
+    "bad_batches": {
+        "kind": "bad_batches",
+        "count": 1,
+        "message": "bad",
+        "batches": [{"step": 1, "rows": {"x": 1}}],
+    },
+    "loss_scale_low": {
+        "kind": "loss_scale_low",
+        "at_step": 1,
+        "held": 8.0,
+        "scale": 2.0,
+        "message": "low",
+        "advice": "Set it",
+    },
+    "before_training": {
+        "kind": "before_training",
+        "finding": "a",
+        "level": "bad",
+        "layer": "dense",
+        "message": "b",
+    },
+    "sign_off": {"kind": "sign_off", "within": False, "message": "a"},
+    "fit_raised": {"kind": "fit_raised", "at_step": 1, "reason": "a"},
+    "step_raised": {"kind": "step_raised", "at_step": 1, "reason": "a"},
+    "zero_gradients": {"kind": "zero_gradients", "message": "a", "paths": []},
+    "ranges_withheld": {"kind": "ranges_withheld", "message": "a"},
+    "metric_not_finite": {
+        "kind": "metric_not_finite",
+        "message": "a",
+        "metrics": {"mae": "inf"},
+    },
+    "trade_off": {
+        "kind": "trade_off",
+        "title": "error",
+        "points": [{"share_in_16_bits": 1.0, "error": 0.5, "float32": []}],
+    },
 }
 EVENTS = {"verdict": VERDICT, "demote": DEMOTE, **OTHERS}
 LAYER = {
@@ -396,6 +441,51 @@ def test_every_value_of_an_event(event):
             assert told_of([LAYER], [VERDICT | {"step": 0}, damaged])
         except Exception as error:
             raise AssertionError(f"{path} as {new!r}") from error
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_every_key_of_an_event(event):
+    whole = MixPrecReport([RunData("run", Source([LAYER], [event | AT]))])
+    for key in event.keys() - {"kind"}:
+        left = {k: v for k, v in event.items() if k != key} | AT
+        run = RunData("run", Source([LAYER], [left]))
+        report = MixPrecReport([run])
+        assert report.to_html()
+        assert report.to_png()
+        kinds = {e["kind"] for e in report.to_dict()["run"]["events"]}
+        # What it cannot do without is missed, and the report says so.
+        assert kinds <= {event["kind"], "unreadable"}
+        assert ("unreadable" in kinds) == ("cannot be read" in str(report))
+    assert "cannot be read" not in str(whole)
+
+
+AT = {"step": 1}
+
+
+@pytest.mark.parametrize(
+    ("event", "key"),
+    [
+        ({"kind": "train_begin", "fit": "one"}, "fit"),
+        ({"kind": "skipped_steps_not_kept", "first_step": 1}, "count"),
+        ({"kind": "stopped", "reason": 5}, "reason"),
+    ],
+)
+def test_an_event_that_is_read_in_part_is_noted(event, key):
+    text, page = told_of([LAYER], [event | AT])
+    assert f"an event {event['kind']!r}" in text
+    assert repr(key) in text
+
+
+@pytest.mark.parametrize("name", ["bob's", 'bob\'s "x"', "a' in 'b"])
+def test_a_reason_names_the_layer_whatever_quotes_are_in_its_name(name):
+    found = kmp.Verdict("cast_overflow", name, "forward", 3, numbers={"a": 1})
+    older = f"cast_overflow in {name!r}, forward at step 3 (a=1)"
+    for reason in found.finding, older:
+        event = DEMOTE | {"reasons": {"dense": reason}} | AT
+        report = MixPrecReport([RunData("run", Source([LAYER], [event]))])
+        (read,) = report.to_dict()["run"]["events"]
+        place = f"in the forward pass of {name}"
+        assert read["because"]["dense"] == f"cast overflow {place} at step 3"
 
 
 def test_every_value_of_the_layers():

@@ -81,3 +81,31 @@ def test_the_same_without_a_loss(monkeypatch):
     found = kmp.diagnose(model, X)
     assert [v.layer for v in found] == [f"link{n}" for n in range(LENGTH)]
     assert len(counted) == 5
+
+
+class Grows(layers.Layer):
+    """Its results reach 1e6."""
+
+    def call(self, x):
+        return x * 1e6
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "named"),
+    [
+        # Which Keras computes in float32.
+        (lambda: layers.LayerNormalization(name="next"), ["grows"]),
+        (lambda: layers.Rescaling(1e-6, name="next"), ["grows", "next"]),
+    ],
+)
+def test_a_neighbour_is_named_only_if_it_cannot_take_large_inputs(
+    neighbour, named
+):
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((8,))
+    for layer in Grows(name="grows"), neighbour(), layers.Dense(2, name="head"):
+        x = layer(x)
+    model = keras.Model(inputs, x)
+    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("head")])
+    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=False)
+    assert [v.layer for v in kmp.diagnose(model, X, X[:, :2])] == named

@@ -71,7 +71,7 @@ def found(model, x, y):
 def test_the_network_of_a_loss(jit):
     (verdict,) = found(of_loss(jit), X, 1000 + X)
     assert (verdict.kind, verdict.layer) == ("forward_overflow", None)
-    assert "is no part of the model: make it with dtype" in verdict.advice
+    assert "is not part of the model. Make it with dtype" in verdict.advice
     assert "in float16" in verdict.advice
 
 
@@ -98,3 +98,23 @@ def test_it_is_told_in_training(jit, tmp_path):
     kinds = [(v.kind, v.layer) for v in watcher.verdicts]
     assert ("forward_overflow", None) in kinds
     assert "divergence" not in dict(kinds)
+
+
+@each_jit
+@pytest.mark.parametrize("by_floatx", [True, False])
+def test_a_loss_in_float16(jit, by_floatx):
+    try:
+        keras.config.set_floatx("float16" if by_floatx else "float32")
+        keras.config.set_dtype_policy("mixed_float16")
+        head = layers.Dense(1, name="head", dtype="float32")
+        model = keras.Sequential([keras.Input((4,), dtype="float32"), head])
+        dtype = None if by_floatx else "float16"
+        loss = keras.losses.MeanSquaredError(dtype=dtype)
+        model.compile(kmp.LossScaleOptimizer("sgd"), loss, jit_compile=jit)
+        (verdict,) = found(model, X, np.full((16, 1), 400.0, "float32"))
+        now = keras.config.floatx(), loss.dtype
+    finally:
+        keras.config.set_floatx("float32")
+    assert (verdict.kind, verdict.layer) == ("forward_overflow", None)
+    assert "set_floatx('float32')" in verdict.advice
+    assert now == ("float16" if by_floatx else "float32", "float16")

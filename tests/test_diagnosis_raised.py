@@ -56,6 +56,31 @@ def on_tokens(jit):
     return compiled(inputs, head()(x), jit)
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="Only torch's loss refuses.")
+@pytest.mark.parametrize("gain", [1.0, -1.0])
+def test_the_cast_that_made_the_nan_is_named(gain):
+    """Also where float32's loss is saturated in the row that overflows."""
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4, "relu", use_bias=False, name="first"),
+            layers.Dense(1, "sigmoid", name="out"),
+        ]
+    )
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model.compile("sgd", "binary_crossentropy", jit_compile=False)
+    model.layers[0].set_weights([np.eye(4)])
+    out = np.array([[gain], [2 * gain], [-gain], [-3 * gain]])
+    model.layers[1].set_weights([out, np.zeros(1)])
+    x = X.copy()
+    x[5] = 1e6
+    x[5, 2] = 1e5
+    first = kmp.diagnose(model, x, LABELS)[0]
+    assert (first.kind, first.layer) == ("cast_overflow", "first")
+    assert first.numbers["largest_input"] == 1e6
+    assert "call" not in first.advice
+
+
 @each_jit
 @pytest.mark.parametrize("first", [2049, 4032])
 def test_token_ids_that_a_cast_rounds_are_named(first, jit):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 from monitor_models import each_jit
+from scale_use_models import Step, with_step
 from zoo.case import vectors
 
 import keras_mixprec as kmp
@@ -72,7 +73,7 @@ def test_a_dry_run_only_says_so(tmp_path):
     model.fit(X, Y, verbose=0, callbacks=[monitor, tuner])
     assert float(model.optimizer.loss_scale) == 2.0**15
     assert "would raise" in tuner.history[0]["message"]
-    assert "Gradients vanished before the first step" in str(monitor.report)
+    assert "Gradients vanished at too low a loss scale" in str(monitor.report)
 
 
 def test_a_scale_that_its_rule_holds_down_is_said_to_be():
@@ -80,6 +81,26 @@ def test_a_scale_that_its_rule_holds_down_is_said_to_be():
     verdicts = kmp.diagnose(classifier(loss_scale=rule), X[:32], Y[:32])
     assert {v.layer for v in verdicts} == {"hidden", "head"}
     assert all("`max_scale`" in v.advice for v in verdicts)
+
+
+def test_the_code_for_a_scale_that_is_needed_sets_it(tmp_path):
+    model = classifier(loss_scale=1.0)
+    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    model.fit(
+        X[:64],
+        Y[:64],
+        verbose=0,
+        callbacks=[monitor, kmp.PrecisionTuner(verbose=0)],
+    )
+    (bits,) = {v.numbers["advised_bits"] for v in monitor.verdicts}
+    assert all(f"2**{bits}" in v.advice for v in monitor.verdicts)
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    for fix in [e["fix"] for e in run["events"] if e["kind"] == "verdict"]:
+        names = {"optimizer": keras.optimizers.Adam()}
+        exec(fix["training"], names)
+        assert names["optimizer"].initial_scale == 2.0**bits
+    right = classifier(loss_scale=2.0**bits)
+    assert kmp.diagnose(right, X[:32], Y[:32]) == []
 
 
 def narrow(wrap=lambda inner: inner, optimizer="Adam", epsilon=1e-8):
@@ -221,7 +242,7 @@ def test_overflow_after_the_last_layer_is_not_blamed_on_the_loss_scale():
 
     model.compile(kmp.LossScaleOptimizer("adam"), squared, jit_compile=False)
     verdicts = kmp.diagnose(model, np.full((8, 8), 30.0), np.ones((8, 1)))
-    assert not any("the other layers need" in v.advice for v in verdicts)
+    assert not any("other layers need" in v.advice for v in verdicts)
 
 
 class OwnLoss(keras.Model):
@@ -251,6 +272,32 @@ def test_what_a_loss_does_in_16_bits_is_called_what_it_is(kind, of):
     model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
     verdict = kmp.diagnose(model, 0.1 * X[:32], Y[:32])[0]
     assert (verdict.layer, verdict.kind) == ("head", kind)
+    assert "What the model's own `compute_loss` computes" in verdict.advice
+
+
+class Sigma(keras.Model):
+    """Weights its loss by 1 / sigma, and has layers of its own."""
+
+    compute_loss = OwnLoss.compute_loss
+
+    def __init__(self):
+        super().__init__()
+        bias = keras.initializers.Constant(-7.0)
+        self.sigma = layers.Dense(1, bias_initializer=bias, name="sigma")
+
+    def call(self, x):
+        return self.sigma(x)
+
+    def of(self, p):
+        return 1 / ops.square(ops.exp(p))
+
+
+def test_a_weighting_of_a_subclassed_model_is_its_own_code():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = Sigma()
+    model.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
+    verdict = kmp.diagnose(model, 0.1 * X[:32], Y[:32])[0]
+    assert (verdict.layer, verdict.kind) == ("sigma", "forward_overflow")
     assert "What the model's own `compute_loss` computes" in verdict.advice
 
 
@@ -289,7 +336,7 @@ def test_a_gradient_that_overflows_at_a_scale_of_1_has_a_name():
     (verdict,) = kmp.diagnose(saturated(), X[:32], Y[:32, None])
     found = verdict.kind, verdict.layer, verdict.direction
     assert found == ("backward_overflow", "head", "backward")
-    assert "logits" in verdict.advice
+    assert "log(p)" in verdict.advice
     right = kmp.diagnose(saturated(["head"]), X[:32], Y[:32, None])
     assert [v.kind for v in right if v.layer] == []
 
@@ -441,7 +488,7 @@ def test_of_a_fixed_loss_scale_one_that_suits_all_is_advised(bits):
     assert len(lows) > 1
     suits = math.ceil(max(lows)) if bits < 0 else math.floor(min(highs))
     (advice,) = {v.advice for v in verdicts}
-    assert f"to 2**{suits}," in advice
+    assert f"to 2**{suits}." in advice
 
 
 @each_jit
@@ -509,3 +556,155 @@ def test_large_gradients_all_over_need_a_scale_below_1_alone(jit):
     (verdict,) = kmp.diagnose(model, x, y, sample_weight=weights)
     assert verdict.kind == "scale_search"
     assert verdict.numbers["highest_bits"] < 0
+
+
+def test_the_loss_scale_of_a_verdict_is_the_one_in_use():
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((8,))
+    h = layers.Dense(8, name="first")(inputs)
+    h = layers.Lambda(ops.square, name="square")(h)
+    model = keras.Model(inputs, layers.Dense(1)(h))
+    optimizer = kmp.LossScaleOptimizer("adam", initial_scale=2.0**4)
+    model.compile(optimizer, loss="mse", jit_compile=False)
+    x = 400 * np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+    verdicts = kmp.diagnose(model, x, np.ones((32, 1)))
+    found = [v.numbers for v in verdicts]
+    scales = {n["loss_scale_bits"] for n in found if "loss_scale_bits" in n}
+    assert scales == {4.0}
+
+
+def held(rule):
+    """A model whose gradients all vanish, or all overflow, at one scale."""
+    return classifier(loss_scale=rule)
+
+
+def fit_tuned(model, epochs=20):
+    tuner = kmp.PrecisionTuner(verbose=0)
+    model.fit(X[:64], Y[:64], epochs=epochs, verbose=0, callbacks=[tuner])
+    return tuner
+
+
+@pytest.mark.parametrize(
+    ("scale", "kind"), [(1.0, "raise_scale"), (2.0**80, "lower_scale")]
+)
+def test_the_tuner_sets_a_fixed_scale_that_suits_no_layer(scale, kind):
+    model = held(kmp.FixedLossScale(scale))
+    advised = kmp.diagnose(model, X[:32], Y[:32])[0].numbers["advised_bits"]
+    tuner = fit_tuned(model)
+    assert [e["kind"] for e in tuner.history] == [kind]
+    # The tuner may see other rows of the same data.
+    bits = math.log2(float(model.optimizer.loss_scale))
+    assert bits == pytest.approx(advised, abs=2)
+    assert set(tuner.plan.values()) == {"mixed_float16"}
+    assert kmp.diagnose(model, X[:32], Y[:32]) == []
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [kmp.ScheduledLossScale({0: 1.0}), kmp.DynamicLossScale(max_scale=2.0**16)],
+)
+def test_the_tuner_says_once_which_scale_it_cannot_set(rule):
+    model = held(rule)
+    advised = kmp.diagnose(model, X[:32], Y[:32])[0].numbers["advised_bits"]
+    tuner = fit_tuned(model)
+    assert [e["kind"] for e in tuner.history] == ["advise_scale"]
+    bits = math.log2(tuner.history[0]["after"])
+    assert bits == pytest.approx(advised, abs=2)
+    assert set(tuner.plan.values()) == {"mixed_float16"}
+    model.fit(X[:64], Y[:64], epochs=2, verbose=0, callbacks=[tuner])
+    assert len(tuner.history) == 1
+
+
+def test_the_tuner_demotes_nothing_where_a_step_scales_no_loss(tmp_path):
+    class Unscaled(Step):
+        def loss(self, model, x, y):
+            logits = ops.cast(model(x, training=True), "float32")
+            return ops.mean(tiny(y, logits))
+
+        def scaled(self, model, loss):
+            return loss
+
+    model = with_step(classifier(), Unscaled())
+    adam = keras.optimizers.Adam(1e-3, epsilon=1e-16)
+    model.compile(adam, tiny, auto_scale_loss=False, jit_compile=False)
+    kinds = {v.kind for v in kmp.diagnose(model, X[:32], Y[:32])}
+    assert kinds == {"underflow"}
+    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    tuner = kmp.PrecisionTuner(verbose=0)
+    callbacks = [monitor, tuner]
+    model.fit(X[:64], Y[:64], epochs=2, verbose=0, callbacks=callbacks)
+    assert [e["kind"] for e in tuner.history] == ["advise_scale"]
+    assert set(tuner.plan.values()) == {"mixed_float16"}
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    codes = [e["fix"]["training"] for e in run["events"] if "fix" in e]
+    assert codes
+    assert all("LossScaleOptimizer" in code for code in codes)
+
+
+def far(optimizer, jit, first=()):
+    """A model of targets of a million, whose gradients reach 1e9."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    hidden = [layers.Dense(16, "tanh", name=name) for name in ("one", "two")]
+    large = keras.initializers.RandomNormal(stddev=3e4)
+    head = layers.Dense(1, kernel_initializer=large, dtype="float32")
+    parts = [keras.Input((32,)), *first, *hidden, head]
+    model = keras.Sequential(parts)
+    model.compile(optimizer, "mse", jit_compile=jit)
+    return model
+
+
+FAR = 1e6 * np.random.default_rng(0).normal(size=(128, 1))
+
+
+@each_jit
+def test_a_scale_that_falls_far_enough_by_itself_takes_no_demotion(jit):
+    # Keras' own, which has no floor.
+    model = far(keras.optimizers.Adam(1e-3), jit)
+    (verdict,) = kmp.diagnose(model, X[:32], FAR[:32])
+    assert verdict.kind == "scale_search"
+    assert verdict.numbers["highest_bits"] < -14
+    tuner = kmp.PrecisionTuner(verbose=0)
+    model.fit(X[:128], FAR, 4, 2, verbose=0, callbacks=[tuner])
+    assert tuner.history == []
+    assert int(model.optimizer.iterations) > 10
+
+
+@each_jit
+def test_a_floor_above_the_scales_that_suit_is_lowered(jit, tmp_path):
+    model = far(kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), jit)
+    verdicts = kmp.diagnose(model, X[:32], FAR[:32])
+    assert {v.layer for v in verdicts} >= {"two"}
+    assert all("`min_scale`" in v.advice for v in verdicts)
+    assert not any("log(p)" in v.advice for v in verdicts)
+    tuner = kmp.PrecisionTuner(verbose=0)
+    model.fit(X[:128], FAR, 4, 2, verbose=0, callbacks=[tuner])
+    assert {e["kind"] for e in tuner.history} == {"lower_scale"}
+    # It goes on to adapt itself.
+    assert float(model.optimizer.loss_scale) > model.optimizer.rule.min_scale
+    assert int(model.optimizer.iterations) > 10
+    assert kmp.diagnose(model, X[:4], FAR[:4]) == []
+
+
+def test_no_floor_is_lowered_where_nothing_may_be_compiled_anew():
+    model = far(kmp.LossScaleOptimizer("adam"), False)
+    tuner = kmp.PrecisionTuner(verbose=0, max_rebuilds=0)
+    model.fit(X[:128], FAR, 4, verbose=0, callbacks=[tuner])
+    assert "advise_scale" in {e["kind"] for e in tuner.history}
+    assert model.optimizer.rule.min_scale == 2.0**-14
+
+
+def test_the_line_on_a_run_tells_both_repairs(tmp_path):
+    optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
+    layer = layers.Lambda(
+        lambda x: ops.log1p(x * x), name="square", dtype="mixed_float16"
+    )
+    model = far(optimizer, False, [layer])
+    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    callbacks = [monitor, kmp.PrecisionTuner(verbose=0, bfloat16=False)]
+    x = np.full((128, 32), 400.0) + X[:128]
+    model.fit(x, FAR, 4, 2, verbose=0, callbacks=callbacks)
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    line = run["headline"]["text"]
+    assert "demoted to float32" in line
+    assert "loss scale was lowered to 2**-" in line

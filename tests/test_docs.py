@@ -32,7 +32,7 @@ def test_every_page_is_linked():
 
 
 def test_the_front_page_is_short():
-    assert README.count("\n") <= 180
+    assert README.count("\n") <= 150
 
 
 def test_pictures_are_small():

@@ -133,6 +133,12 @@ def test_it_measures_what_the_device_has(report):
 
 
 def test_the_recommendation_goes_by_it(report):
+    formats = report.devices[0]["formats"]
+    if formats["bfloat16"]["status"] == "emulated":
+        # A quick run measures no format that the device has no units for.
+        assert report.cache == ""
+        assert report.recommendation["policy"] == "float32"
+        return
     with open(report.cache) as file:
         kept = json.load(file)
     assert kept["quick"] is True
@@ -151,7 +157,7 @@ def test_it_is_one_screen_of_text(report):
 def test_a_notebook_shows_tables(report):
     page = report._repr_html_()
     assert page.count("<table>") == page.count("</table>") >= 2
-    assert "&quot;auto&quot;" not in page.replace("<b>", "")
+    assert report.recommendation["policy"] in page
 
 
 def test_it_leaves_random_numbers_and_the_policy_alone():

@@ -9,6 +9,7 @@ from monitor_models import BACKEND
 
 import keras_mixprec as kmp
 from keras_mixprec.reporting.flat_loss import flat_loss
+from keras_mixprec.reporting.what_next import what_next
 
 STEPS = 50 * np.arange(1, 41)
 CHANCE = math.log(10)
@@ -62,6 +63,51 @@ def test_a_loss_at_chance_did_not_fall(spread):
 )
 def test_nothing_is_said_of_a_loss_that(values, changed):
     assert said(values, **changed) is None
+
+
+def told_of_repair(values, changed_at):
+    """What is left to do where a repair was made at a step."""
+    change = {"before": "mixed_float16", "after": "float32"}
+    layer = {"path": "a", "compute_dtype": "float32", "share_of_flops": 1.0}
+    found = {"kind": "verdict", "verdict": "forward_overflow", "layer": "a"}
+    demoted = {"kind": "demote", "step": changed_at, "layers": {"a": change}}
+    steps = list(range(50, 50 * len(values) + 1, 50))
+    overview = {
+        "events": [found | {"step": 1}, demoted],
+        "layers": [layer],
+        "loss": {"steps": steps, "values": list(values)},
+        "finding": {"event": 0, "repaired": True},
+        "flat_loss": None,
+    }
+    return what_next(overview)["text"]
+
+
+@pytest.mark.parametrize(
+    ("values", "changed_at", "expected"),
+    [
+        ([2.0, 2.0, 1.0, 0.5], 100, "Nothing else is left to do"),
+        # The fault hid a part of it.
+        ([0.1, 0.1, 2.0, 0.5], 100, "Nothing else is left to do"),
+        (
+            [2.0, 2.0, 2.0, 2.0],
+            100,
+            "has not fallen since the repair: 2 before",
+        ),
+        (
+            [2.0, 2.0, 2.5, 2.6],
+            100,
+            "has not fallen since the repair: 2 before",
+        ),
+        ([0.2] * 8, 0, "has not fallen since the repair: 0.2 at step 50"),
+        ([2.0, 2.0], 100, "no loss is known from after the repair"),
+    ],
+)
+def test_a_repair_is_not_enough_where_the_loss_does_not_fall(
+    values, changed_at, expected
+):
+    text = told_of_repair(values, changed_at)
+    assert expected in text
+    assert ("left to do" in text) == ("left to do" in expected)
 
 
 def test_nothing_is_said_of_a_short_run():

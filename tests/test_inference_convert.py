@@ -156,6 +156,29 @@ def test_subclassed_model_without_a_config_of_its_own():
     np.testing.assert_allclose(small.predict(X[:, 0]), exact, atol=3e-2)
 
 
+class Warmup(keras.optimizers.schedules.LearningRateSchedule):
+    """Has no `get_config`, as most schedules that people write."""
+
+    def __call__(self, step):
+        return 1e-3 * keras.ops.minimum(keras.ops.cast(step, "float32"), 1.0)
+
+
+class OwnMetric(keras.metrics.Mean):
+    def get_config(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_config_of_training_is_not_needed(nested):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model.compile(keras.optimizers.Adam(Warmup()), "mse", metrics=[OwnMetric()])
+    if nested:
+        model = keras.Sequential([keras.Input((4,)), model])
+    x = RANDOM.normal(size=(8, 4)).astype("float32")
+    small, _ = kmp.convert_for_inference(model, "bfloat16", calibration=x)
+    np.testing.assert_allclose(small.predict(x), model.predict(x), atol=0.05)
+
+
 def test_a_plan_from_training_is_followed():
     model = mixed_graph()
     plan = kmp.apply_policy(mixed_graph(), "mixed_bfloat16", rules=[])

@@ -149,6 +149,9 @@ def test_keras_draws_by_the_functions_that_are_replaced():
 
 
 class Fit(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.evaluated = [*keras_internals.evaluated_batches(self.model)]
+
     def on_train_batch_end(self, batch, logs=None):
         self.arrays = keras_internals.arrays_in_fit(self.model)
         self.state, _ = keras_internals.jax_state(self.model)
@@ -158,8 +161,10 @@ def test_what_exists_only_during_fit_is_found_there():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", loss="mse")
     x, fit = np.ones((4, 2), "float32"), Fit()
-    model.fit(x, x[:, :1], verbose=0, callbacks=[fit])
+    data = {"validation_data": (x[:3], x[:3, :1]), "verbose": 0}
+    model.fit(x, x[:, :1], callbacks=[fit], **data)
     assert len(fit.arrays[0]) == 4
+    assert [len(batch[0]) for batch in fit.evaluated] == [3]
     on_jax = keras.backend.backend() == "jax"
     assert (fit.state is not None) == on_jax
 

@@ -81,6 +81,7 @@ class Known:
 
     tried = []
     stop_after = 1000
+    device = "one"
 
     def __init__(self, job, timeout):
         self.known = {"float32": 100, "mixed_float16": 190}[job.policy]
@@ -95,6 +96,9 @@ class Known:
 
     def predict(self, size):
         return None
+
+    def asked(self):
+        return {"device": self.device}
 
     def close(self):
         pass
@@ -146,6 +150,9 @@ def test_an_interrupted_search_goes_on(
     assert len(Known.tried) == trials
     with pytest.raises(ValueError, match="another search: it differs in steps"):
         known(resume=path, steps=3)
+    monkeypatch.setattr(Known, "device", "another")
+    with pytest.raises(ValueError, match="it differs in device"):
+        known(resume=path)
 
 
 def other_file(tmp_path):
@@ -208,10 +215,13 @@ def test_what_is_no_lack_of_memory_is_raised(build, error, message):
 @only_torch
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA")
 def test_a_limit_below_what_libraries_need_is_refused():
-    wrong = r"`memory_limit` is less than .* \(about (\d+) MiB\)\. Received: "
+    wrong = (
+        r"`memory_limit` is less than .* \(about ([\d.,]+) (.)iB\)\. Received: "
+    )
     with pytest.raises(ValueError, match=wrong) as caught:
         find(models.hungry, memory_limit=10_000_000)
-    needs = int(re.search(wrong, str(caught.value))[1]) * 2**20
+    number, unit = re.search(wrong, str(caught.value)).groups()
+    needs = float(number.replace(",", "")) * {"M": 2**20, "G": 2**30}[unit]
     # This one has imported the same, and more.
     status = pathlib.Path("/proc/self/status").read_text()
     own = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) * 1024

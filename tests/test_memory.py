@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
+from keras_mixprec.backend.common import is_out_of_memory
 from keras_mixprec.devices import energy
 from keras_mixprec.devices.energy import visible
 from keras_mixprec.devices.memory import (
-    is_out_of_memory,
     memory_record,
     peak_bytes,
     reset_peak,

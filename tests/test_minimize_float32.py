@@ -226,6 +226,7 @@ def test_progress_is_shown_if_asked_for(capsys):
         ({"model": keras.Sequential()}, ValueError, "must be compiled"),
         ({"x": []}, ValueError, "`x` must be .* Received"),
         ({"y": Y[:3]}, ValueError, "same number of samples"),
+        ({"y": None}, ValueError, "needs targets.*Received: y=None"),
         ({"policy": "float32"}, ValueError, "`policy` must be one of"),
         ({"tolerance": -1}, ValueError, "`tolerance` must be a finite"),
         ({"gradient_tolerance": "no"}, TypeError, "`gradient_tolerance` must"),

@@ -134,11 +134,13 @@ def test_the_trials_of_another_search_are_refused(tmp_path):
     path = tmp_path / "trials.json"
     first = search(resume=path)
     assert dict(search(resume=path, tolerance=0.2)) == dict(first)
-    with pytest.raises(ValueError, match="another search: the weights differ"):
+    with pytest.raises(ValueError, match="another search: .*the weights"):
         search(build(seed=1), resume=path)
-    with pytest.raises(ValueError, match="the data differ.*Received: resume="):
+    with pytest.raises(
+        ValueError, match="differs in the data.*Received: resume="
+    ):
         kmp.minimize_float32(build(), X, Y + 1, rules=[], resume=path)
-    with pytest.raises(ValueError, match="`batch_size` differ"):
+    with pytest.raises(ValueError, match="differs in `batch_size`"):
         search(resume=path, batch_size=8)
     search(resume=path, **DATA)
     with pytest.raises(ValueError, match="the metric in float32"):

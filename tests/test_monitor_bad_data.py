@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from monitor_models import (
+    BACKEND,
     JITS,
     EveryStep,
     assert_logged,
@@ -44,7 +45,7 @@ def test_samples_are_named_in_the_users_order(shuffle, jit, tmp_path):
     assert verdict.kind == "bad_data"
     assert verdict.numbers["samples_of_x"] == [5, 30]
     assert verdict.numbers["samples_of_y"] == [17]
-    assert "2 samples of x (5, 30)" in watcher.summary.headline["text"]
+    assert "samples 5, 30 of x and" in watcher.summary.headline["text"]
 
 
 def test_batches_of_a_stream_are_named(tmp_path):
@@ -71,8 +72,9 @@ def test_batches_of_a_stream_are_named(tmp_path):
     skipped = told(tmp_path, "skipped_step")
     assert [event["bad_input"] for event in skipped] == [{"x": 2}] * 2
     said = " ".join(str(watcher.summary).split())
-    assert "Bad data: inputs not finite in 2 batches" in said
-    assert "at step 4: epoch 0 batches 3, 7 (counted from 0)." in said
+    assert "on-finite inputs in 2 batches" in said
+    assert "epoch 0 batches 3, 7." in said
+    assert "row 2 of x at step 4" in said
     assert "Step 4: bad_data" in str(watcher.report)
 
 
@@ -111,16 +113,13 @@ def test_each_batch_has_its_own_rows(tmp_path):
         {"epoch": 0, "batch": 1, "step": 2, "rows": {"x": 1}},
         {"epoch": 0, "batch": 7, "step": 8, "rows": {"x": 2, "y": 0}},
     ]
-    each = (
-        "The first bad row of each: step 2 row 1 of x; step 8 row 2 of x, row "
-        "0 of y."
-    )
+    each = "row 1 of x at step 2; row 2 of x, row 0 of y at step 8."
     for said in watcher.summary, kmp.load_report(tmp_path):
         assert each in " ".join(str(said).split())
     # These are of all arrays, not of the first batch alone.
     assert (
-        "Bad data: 3 samples of x (5, 6, 30) and 1 sample of y (28), met in 2 "
-        "batches, the first at step 2; "
+        "Bad data: samples 5, 6, 30 of x and sample 28 of y are not finite "
+        "(in 2 batches, the first at step 2); "
     ) in watcher.summary.headline["text"]
 
 
@@ -137,6 +136,26 @@ def test_the_tuner_keeps_the_scale(jit, tmp_path):
     model, _ = run(tmp_path, x, y, tuner(), jit=jit, shuffle=False)
     assert model.optimizer.skipped_steps == 6
     assert float(model.optimizer.loss_scale) == 2.0**15
+
+
+@pytest.mark.parametrize("rows", [[9, 37], [2, 33, 66], [66]])
+def test_a_tuner_changes_nothing_that_is_said(tmp_path, rows):
+    """Rows 2 and 66 are in batches that it audits."""
+    x, y = data(*rows, rows=80)
+    found = {}
+    for name, callbacks in {"alone": [], "tuned": [tuner()]}.items():
+        watcher = kmp.MixPrecMonitor(tmp_path / name, verbose=0)
+        model = one_weight(jit=JIT)
+        callbacks = [watcher, *callbacks]
+        model.fit(x, y, 4, shuffle=False, verbose=0, callbacks=callbacks)
+        assert model.optimizer.skipped_steps == len(rows)
+        assert np.isfinite(model.get_weights()[0]).all()
+        [verdict] = watcher.verdicts
+        found[name] = verdict, watcher.summary.bad_data
+        assert verdict.numbers["samples_of_x"] == rows
+        text = watcher.summary.headline["text"]
+        found[name] += (text.partition(";")[0],)
+    assert found["alone"] == found["tuned"]
 
 
 class Trained(EveryStep):
@@ -191,7 +210,7 @@ def test_the_snippet_finds_them(part):
     from keras_mixprec.diagnosis.advice import bad_data_advice
 
     array, _ = data(5, 30)
-    code = bad_data_advice(part).partition(" are ")[2].removesuffix(".")
+    code = bad_data_advice(part).partition("`: ")[2].removesuffix(".")
     assert eval(code, {"np": np, part: array}).tolist() == [5, 30]
 
 
@@ -215,6 +234,40 @@ def test_a_bad_batch_at_the_end_takes_no_headroom(tmp_path, row):
     )
     model = one_weight(jit=JIT)
     model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[watcher])
-    said = str(watcher.summary)
-    assert "activations not finite" not in said
-    assert ("Least headroom at the end: activations" in said) == (row == 0)
+    headroom = watcher.summary.headroom
+    assert ("activation" in headroom) == (row == 0)
+    assert -np.inf not in [bits for _, bits in headroom.values()]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_bad_rows_of_tensors_that_numpy_does_not_take(dtype, tmp_path):
+    torch = pytest.importorskip("torch")
+    x, y = data(5, 17)
+    x = torch.from_numpy(x).to(getattr(torch, dtype)).requires_grad_()
+    if BACKEND != "torch":
+        x = x.detach()
+    _, watcher = run(tmp_path, x, y, epochs=1)
+    assert watcher.verdicts[0].numbers["samples_of_x"] == [5, 17]
+
+
+def test_arrays_that_are_mapped_from_a_file_are_read_bit_by_bit(tmp_path):
+    sizes = []
+
+    class Mapped(np.memmap):
+        def __getitem__(self, index):
+            found = super().__getitem__(index)
+            if isinstance(index, slice):
+                sizes.append(found.nbytes)
+            return found
+
+    rows = np.zeros((12, 2**20), "float32")
+    rows[5] = np.nan
+    rows.tofile(tmp_path / "x")
+    mapped = Mapped(tmp_path / "x", "float32", "r", shape=rows.shape)
+    model = keras.Sequential([keras.Input((2**20,)), keras.layers.Dense(1)])
+    kmp.apply_policy(model, "mixed_float16")
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=JIT)
+    watcher = monitor(tmp_path, update_freq=1)
+    model.fit(mapped, np.zeros(12), 4, verbose=0, callbacks=[watcher])
+    assert watcher.verdicts[0].numbers["samples_of_x"] == [5]
+    assert max(sizes) <= 2**24

@@ -4,8 +4,12 @@ import warnings
 
 import keras
 import pytest
+from monitor_models import BACKEND, fit, good, monitor, one_weight, told
+from tuner_models import tuner
 
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
+
+JIT = BACKEND == "jax"
 
 
 class Refuses(keras.layers.Layer):
@@ -52,3 +56,44 @@ def test_the_log_has_the_details(error):
 def test_an_error_without_words_has_its_name():
     assert failure_event("x", KeyError())["reason"] == "KeyError"
     assert failure_event("x", "why")["details"] == "why"
+
+
+PARTS = {
+    "read the counters": "monitoring.counters.Counters.nonfinite_curves",
+    "time steps": "monitoring.step_clock.StepClock.go_on",
+    "log layers": "callbacks.fit_state.LayerLog.write",
+    "look at metrics": "monitoring.metric_values.MetricValues.read",
+    "measure layers": "monitoring.range_schedule.RangeReader.finish",
+    "sum up this run": "monitoring.summary.summarize",
+    "tune this model": "tuning.controller.NonfiniteStepCount.count",
+}
+
+
+@pytest.mark.usefixtures("training_goes_on")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_fails_is_named_once_and_training_goes_on(
+    part, tmp_path, monkeypatch
+):
+    def broken(*args, **kwargs):
+        raise RuntimeError("it is broken")
+
+    callbacks = [monitor(tmp_path, update_freq=2), tuner()]
+    monkeypatch.setattr(f"keras_mixprec.{PARTS[part]}", broken)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = fit(one_weight(jit=JIT), good(12), callbacks, epochs=2)
+    assert len(history["loss"]) == 2
+    (said,) = {str(w.message) for w in caught if "broken" in str(w.message)}
+    assert f"cannot {part}; training goes on without" in said
+    (event,) = told(tmp_path, "task_failed")
+    assert event["task"] == part
+
+
+def test_what_ends_a_process_is_let_through(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    name = "keras_mixprec.monitoring.counters.Counters.nonfinite_curves"
+    monkeypatch.setattr(name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit(one_weight(jit=JIT), good(4), [monitor(tmp_path)])

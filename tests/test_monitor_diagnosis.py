@@ -15,7 +15,7 @@ from monitor_models import (
 )
 
 import keras_mixprec as kmp
-from keras_mixprec.monitoring import audits as examiner
+from keras_mixprec import _clock
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(160, 8)).astype("float32")
@@ -39,12 +39,6 @@ def test_a_run_that_ends_in_skips_is_diagnosed_at_its_end(jit, tmp_path):
     assert {v.layer for v in watcher.verdicts} == {"bad"}
     assert {v.step for v in watcher.verdicts} == {8}
     assert "bad overflowed" in str(watcher.report)
-
-
-@pytest.fixture
-def diagnoses_at_once(monkeypatch):
-    """Healthy runs are diagnosed as soon as there is time at all."""
-    monkeypatch.setattr(examiner, "_FIRST_COST", 0.0)
 
 
 def model_with(*middle, jit=JIT, kind=keras.Sequential, **compiling):
@@ -78,9 +72,7 @@ def found(watcher):
 
 
 @each_jit
-def test_a_layer_that_overflows_is_named(
-    tmp_path, jit, capsys, diagnoses_at_once
-):
+def test_a_layer_that_overflows_is_named(tmp_path, jit, capsys):
     model = model_with(layers.Dense(8), Squares(name="squares"), jit=jit)
     # At 2% nobody looks in a run as short as this.
     watcher, _ = run(model, tmp_path, max_overhead=0.5, verbose=1)
@@ -93,11 +85,29 @@ def test_a_layer_that_overflows_is_named(
     assert printed.count("forward_overflow in 'squares'") == 1
 
 
-@each_jit
-def test_a_healthy_run_trains_on_as_if_nothing_had_been(
-    tmp_path, jit, diagnoses_at_once
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+@pytest.mark.parametrize("steps", [8, 60])
+def test_a_failing_run_is_diagnosed_on_any_machine(
+    steps, seconds, tmp_path, clock
 ):
-    def losses(watched, budget=1.0):
+    """Be it that time stands still, or that each look at it takes an hour."""
+
+    def read():
+        clock.wait(seconds)
+        return clock.now
+
+    model = model_with(layers.Dense(8), Squares(name="squares"))
+    watcher = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    x, y = (np.repeat(a, 8, axis=0)[: 8 * steps] for a in (X, Y))
+    with _clock.set_to(read):
+        model.fit(x, y, 8, 2, 0, shuffle=False, callbacks=[watcher])
+    assert found(watcher) == [("forward_overflow", "squares")]
+    assert watcher.verdicts[0].step in (8, 50)
+
+
+@each_jit
+def test_a_healthy_run_trains_on_as_if_nothing_had_been(tmp_path, jit):
+    def losses(watched):
         keras.utils.set_random_seed(3)
         model = model_with(layers.Dense(8), layers.Dropout(0.3), jit=jit)
         if not watched:
@@ -105,14 +115,12 @@ def test_a_healthy_run_trains_on_as_if_nothing_had_been(
                 X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0
             )
             return history.history["loss"]
-        watcher, losses = run(model, tmp_path, max_overhead=budget)
+        watcher, losses = run(model, tmp_path)
         assert watcher.verdicts == []
-        assert watcher._session.budget.counted["diagnoses"] > 0
+        assert watcher._session.examiner.schedule.cost is not None
         return losses
 
-    # With all the time in the world every look is followed by a diagnosis;
-    # once or twice is enough where that compiles each layer.
-    plain, diagnosed = losses(False), losses(True, 0.5 if jit else 1.0)
+    plain, diagnosed = losses(False), losses(True)
     if BACKEND == "torch" or not jit:
         assert diagnosed == plain
     else:
@@ -131,7 +139,7 @@ def test_several_steps_per_execution(tmp_path):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="It counts its traces.")
-def test_the_step_is_not_traced_again(tmp_path, diagnoses_at_once):
+def test_the_step_is_not_traced_again(tmp_path):
     import tensorflow as tf
 
     traces = []
@@ -146,7 +154,7 @@ def test_the_step_is_not_traced_again(tmp_path, diagnoses_at_once):
     run(model, tmp_path, max_overhead=0)  # Its guards are traced once.
     before = len(traces)
     watcher, _ = run(model, tmp_path)
-    assert watcher._session.budget.counted["diagnoses"] > 0
+    assert watcher._session.examiner.schedule.cost is not None
     assert len(traces) == before
 
 
@@ -217,9 +225,7 @@ def test_the_callback_that_asked_is_named(tmp_path, beside_a_monitor):
 
 
 @not_torch
-def test_nothing_is_left_behind_by_an_epoch_that_ends(
-    tmp_path, diagnoses_at_once
-):
+def test_nothing_is_left_behind_by_an_epoch_that_ends(tmp_path):
     def batches():
         for start in range(0, 32, 8):
             yield X[start : start + 8], Y[start : start + 8]

@@ -25,6 +25,11 @@ def test_two_workers():
     assert min(probes) >= BROKE_UNTIL
     assert first["healthy"]["steps"] == STEPS
     assert 5 <= first["unrecoverable"]["steps"] < BROKE_UNTIL
+    # Only the second worker has the batches that overflow.
+    report = first["unrecoverable"]["report"]
+    assert "forward_overflow in big (found by worker 1)" in report
+    assert "forward_overflow big" in first["unrecoverable"]["verdicts"]
+    assert "worker" not in first["healthy"]["report"]
 
 
 def data_parallel(devices):

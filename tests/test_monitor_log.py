@@ -148,7 +148,7 @@ def test_events_of_skipped_steps(run):
 
 def test_summary_is_the_last_event(run):
     (event,) = told(run, "train_end")
-    assert "2 of 6 steps skipped (33.3%)" in event["summary"]
+    assert "2 of 6 steps skipped" in " ".join(event["summary"].split())
 
 
 def test_dtypes_at_start_and_on_change(tmp_path):

@@ -21,10 +21,19 @@ class Losses(keras.callbacks.Callback):
         self.means.append(float(logs["loss"]))
 
 
-def fit(log_dir, x, epochs=2, max_overhead=1.0, **options):
+def fit(
+    log_dir,
+    x,
+    epochs=2,
+    max_overhead=1.0,
+    model=None,
+    validation_of=None,
+    **options,
+):
     """Trains with a reading every second step; returns the loss logged."""
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    own, model = model, keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    model = own(model.inputs[0], model.outputs[0]) if own else model
     kmp.apply_policy(model, "mixed_float16")
     model.compile(
         kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False, **options
@@ -33,10 +42,14 @@ def fit(log_dir, x, epochs=2, max_overhead=1.0, **options):
         log_dir, update_freq=2, max_overhead=max_overhead, verbose=0
     )
     losses = Losses()
+    data = {}
+    if validation_of is not None:
+        data["validation_data"] = x, np.full(len(x), validation_of)
     model.fit(
         *(x, np.ones(len(x)), BATCH),
         **{"epochs": epochs, "shuffle": False, "verbose": 0},
         callbacks=[monitor, losses],
+        **data,
     )
     told = kmp.load_report(log_dir).to_dict()["mixprec"]["loss"]
     return told, np.reshape(losses.means, (epochs, -1))
@@ -108,3 +121,49 @@ def test_a_log_without_it_says_so(tmp_path):
     with RunLog(tmp_path) as log:
         log.event(0, {"kind": "train_begin", "fit": 1})
     assert kmp.load_report(tmp_path).to_dict()["mixprec"]["loss"] is None
+
+
+class OwnTracker(keras.Model):
+    """Keeps its loss in a metric of its own, as guides have it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        loss = keras.ops.mean(keras.ops.square(y - y_pred))
+        self.tracker.update_state(loss)
+        return loss
+
+
+def test_the_loss_is_not_that_of_a_validation(tmp_path):
+    told, means = fit(tmp_path, inputs(), validation_of=100.0)
+    assert max(told["values"]) < 50.0
+    np.testing.assert_allclose(told["steps"][-1], means.size)
+
+
+def test_a_metric_of_the_models_own_is_read(tmp_path):
+    told, means = fit(tmp_path, inputs(), model=OwnTracker)
+    assert np.isfinite(told["values"]).all()
+    np.testing.assert_allclose(told["values"][0], means[0, 1], rtol=1e-3)
+
+
+def test_a_loop_by_hand_has_the_losses_that_it_reports(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    kmp.apply_policy(model, "mixed_float16")
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False)
+    monitor = kmp.MixPrecMonitor(tmp_path, update_freq=2, verbose=0)
+    callbacks = keras.callbacks.CallbackList([monitor], model=model)
+    callbacks.on_train_begin()
+    for epoch, loss in enumerate([0.5, 0.25]):
+        callbacks.on_epoch_begin(epoch)
+        for step in range(6):
+            callbacks.on_train_batch_begin(step)
+        callbacks.on_epoch_end(epoch, {"loss": loss})
+    callbacks.on_train_end()
+    told = kmp.load_report(tmp_path).to_dict()["mixprec"]["loss"]
+    assert told["values"] == [0.5, 0.25]

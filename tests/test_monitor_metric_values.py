@@ -41,7 +41,7 @@ def test_it_is_told_once(tmp_path, jit):
     assert history["mape"][-1] == np.inf
     assert np.isfinite(history["loss"]).all()
     assert event["metrics"] == {"mape": "inf"}
-    assert "metric mape is inf" in str(summary)
+    assert "metric mape was inf" in str(summary)
     assert summary.headline["state"] == "warning"
 
 
@@ -49,9 +49,13 @@ def test_it_is_told_once(tmp_path, jit):
 def test_on_validation_data_as_well(tmp_path, jit):
     ones = np.ones((4, 1), "float32")
     data = {"y": ones, "validation_data": (ones, TARGETS)}
-    _, history, (event,) = run(tmp_path, jit, **data)
+    _, history, events = run(tmp_path, jit, **data)
     assert np.isfinite(history["mape"]).all()
+    assert not events
+    (event,) = told(tmp_path, "validation_not_finite")
     assert event["metrics"] == {"mape": "inf"}
+    (verdict,) = told(tmp_path, "verdict")
+    assert verdict["numbers"]["metric"] == "mape"
 
 
 @each_jit

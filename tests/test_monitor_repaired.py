@@ -23,16 +23,12 @@ def test_least_headroom_is_that_of_layers_in_16_bits(tmp_path):
     path, bits = watcher.summary.headroom["activation"]
     assert path == "first"
     assert bits == np.log2(65504 / 1000)
-    assert "Least headroom at the end: activations 6.0 bits (first)" in str(
-        watcher.summary
-    )
 
 
 def test_headroom_of_what_is_not_finite_is_none(tmp_path):
     watcher = monitor(tmp_path, update_freq=1, probe_every=1)
     fit(chain(), [1000.0] * 9, watcher)
     assert watcher.summary.headroom["activation"] == ("big", -np.inf)
-    assert "the end: activations not finite (big)" in str(watcher.summary)
 
 
 def test_curves_are_of_layers_in_16_bits(tmp_path):

@@ -79,7 +79,7 @@ def run(layer, tmp_path, error=RuntimeError):
 def test_the_layer_is_named_below_the_exception(tmp_path):
     error, said = run(Norm(name="norm"), tmp_path)
     [note] = error.__notes__
-    assert "underflow in 'norm', forward" in note
+    assert "underflow in the forward pass of 'norm'" in note
     assert "float32: PrecisionRule('norm')" in note
     assert said["state"] == "failing"
     assert said["text"].startswith("norm underflowed")
@@ -170,3 +170,50 @@ def test_nothing_is_diagnosed_without_memory_for_it(tmp_path):
 
     error, _ = run(Full(), tmp_path, torch.OutOfMemoryError)
     assert not hasattr(error, "__notes__")
+
+
+def classifier():
+    inputs = keras.Input((16,))
+    x = layers.Dense(8, "relu")(inputs)
+    outputs = layers.Dense(1, "sigmoid", name="out")(x)
+    return compiled(keras.Model(inputs, outputs))
+
+
+@pytest.mark.parametrize("tuned", [False, True], ids=["alone", "tuned"])
+@pytest.mark.parametrize("row", [3, 90])
+@pytest.mark.parametrize("part", ["x", "y"])
+def test_bad_data_is_named_where_the_loss_refuses_it(
+    tmp_path, part, row, tuned
+):
+    data = {"x": X.copy(), "y": Y.astype("float32")}
+    data[part][row] = np.nan
+    watcher, tuner = monitor(tmp_path), kmp.PrecisionTuner(verbose=0)
+    callbacks = [watcher, tuner][: 1 + tuned]
+    with pytest.raises(RuntimeError, match="between 0 and 1") as caught:
+        classifier().fit(data["x"], data["y"], callbacks=callbacks, **FIT)
+    [verdict] = watcher.verdicts
+    assert (verdict.kind, verdict.step) == ("bad_data", row // 32 + 1)
+    assert verdict.numbers[f"samples_of_{part}"] == [row]
+    assert f"isfinite({part})" in verdict.advice
+    assert caught.value.__notes__ == [
+        f"keras_mixprec, on the batch of this step: {verdict}"
+    ]
+    assert tuner.history == []
+
+
+def test_bad_data_is_diagnosed_where_the_loss_refuses_it():
+    x = X.copy()
+    x[6, 3] = np.nan
+    [verdict] = kmp.diagnose(classifier(), x, Y.astype("float32"))
+    assert verdict.kind == "bad_data"
+    assert verdict.numbers == {"rows_of_x": [6]}
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        kmp.diagnose(classifier(), x, 255.0 * Y)
+
+
+def test_training_is_not_said_to_go_on_where_it_ends(recwarn, monkeypatch):
+    monkeypatch.delenv("KERAS_MIXPREC_STRICT", raising=False)
+    tuner = kmp.PrecisionTuner(verbose=0)
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        classifier().fit(X, 255.0 * Y, callbacks=[tuner], **FIT)
+    assert not [w for w in recwarn if "goes on" in str(w.message)]

@@ -17,6 +17,7 @@ from monitor_models import (
 from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
+from keras_mixprec import _clock
 from keras_mixprec.diagnosis.examination import Examination
 from keras_mixprec.loss_scaling.presets import PRESETS
 
@@ -106,9 +107,9 @@ def test_a_backup_outlives_a_run_that_raises(jit, with_tuner, tmp_path):
         fit(model, values, [backup, *ours, other], epochs=4)
     assert not other.ended
     assert any((tmp_path / "backup").iterdir())
-    assert watcher.summary.optimizers[""].steps == 14
+    assert watcher.summary.optimizers[""].steps == 13
     assert told(tmp_path, "train_end")
-    assert max(scalars(tmp_path, "loss_scale")) == 14
+    assert max(scalars(tmp_path, "loss_scale")) == 13
     # It goes on with the epoch after the one that is in the backup.
     again = fit(model, good(32), [backup, monitor(tmp_path)], epochs=4)
     assert len(again["loss"]) == 3
@@ -116,6 +117,26 @@ def test_a_backup_outlives_a_run_that_raises(jit, with_tuner, tmp_path):
 
 def test_a_failure_seen_at_the_end_is_raised_then(tmp_path):
     watcher = monitor(tmp_path, stop_after=5, on_stop="raise", max_overhead=0)
-    with pytest.raises(FloatingPointError, match="8 steps in a row"):
-        fit(one_weight(jit=JIT), [BAD] * 8, [watcher])
-    assert watcher.summary.optimizers[""].skipped == 8
+    with pytest.raises(FloatingPointError, match="5 steps in a row"):
+        fit(one_weight(jit=JIT), [BAD] * 5, [watcher])
+    assert watcher.summary.optimizers[""].skipped == 5
+
+
+@each_jit
+@pytest.mark.parametrize("epochs", [1, 8])
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+def test_it_stops_at_the_very_step_on_any_machine(
+    seconds, epochs, jit, tmp_path, clock
+):
+    def read():
+        clock.wait(seconds)
+        return clock.now
+
+    # Its only epoch, or epochs of eight steps.
+    values = [*good(6), *[BAD] * 58]
+    model = one_weight(jit=jit)
+    watcher = kmp.MixPrecMonitor(tmp_path, stop_after=20, verbose=0)
+    with _clock.set_to(read):
+        fit(model, values, [watcher], epochs=epochs)
+    # Keras ends an epoch after the step that has begun.
+    assert watcher.summary.optimizers[""].skipped in (20, 21)

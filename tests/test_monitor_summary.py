@@ -1,6 +1,7 @@
 """The summary at the end of a training run."""
 
 import keras
+import numpy as np
 import pytest
 from monitor_models import BAD, fit, good, monitor, one_weight
 
@@ -43,36 +44,47 @@ def test_one_optimizer_fits_a_screen():
 def test_ten_optimizers_fit_a_screen():
     optimizers = {f"optimizer_of_player_{n}": done() for n in range(10)}
     dtypes = {"float16": 480, "float32": 15, "bfloat16": 3, "float64": 2}
+    failing = HEADLINE | {"state": "failing"}
     text = str(
-        TrainingSummary(dtypes, optimizers, {}, "logs", UNSCALED, HEADLINE)
+        TrainingSummary(dtypes, optimizers, {}, "logs", UNSCALED, failing)
     )
     assert_fits_a_screen(text)
     for name in optimizers:
         assert name in text
 
 
+def test_a_healthy_run_takes_two_lines():
+    optimizers = {"": done(skipped=3)}
+    text = str(TrainingSummary({}, optimizers, {}, "logs", "", HEADLINE))
+    assert text.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("counts", "text"),
     [
-        ({"a": 9, "b": 9, "c": 9, "d": 9}, "all 4 variables alike, 9x"),
+        (
+            {"a": 9, "b": 9, "c": 9, "d": 9},
+            "all 4 variables, in 9 steps each",
+        ),
         (
             {"a": 9, "b": 8, "c": 7, "d": 6, "e": 0},
-            "a 9x, b 8x, c 7x and 1 more",
+            "a (9 steps), b (8 steps), c (7 steps) and 1 more",
         ),
-        ({"a": 9, "b": 9}, "a 9x, b 9x"),
+        ({"a": 9, "b": 9}, "a (9 steps) and b (9 steps)"),
     ],
 )
 def test_variables_that_fail_alike_are_no_lead(counts, text):
     optimizer = OptimizerSummary(9, 9, 0, 8.0, 4.0, counts)
-    assert optimizer.remarks() == [f"  Most often non-finite: {text}"]
+    (remark,) = optimizer.remarks()
+    assert remark.endswith(f": {text}.")
 
 
 def test_skipped_to_the_end_is_said(tmp_path):
     watcher = monitor(tmp_path)
     fit(one_weight(), [*good(2), *[BAD] * 5], [watcher])
     text = " ".join(str(watcher.summary).split())
-    assert "The last 5 steps were all skipped" in text
-    assert "5 of 7 steps skipped (71.4%)" in text
+    assert "5 of 7 steps skipped;" in text
+    assert "5 of 7 steps skipped" in text
 
 
 @pytest.mark.parametrize("kind", [kmp.MixPrecMonitor, kmp.PrecisionTuner])
@@ -87,7 +99,7 @@ def test_one_callback_is_not_passed_twice(kind, tmp_path):
 def test_a_search_that_the_run_ends_in_is_no_stop(tmp_path):
     watcher = monitor(tmp_path)
     fit(one_weight(), [*good(2), *[BAD] * 4], [watcher])
-    assert "were all skipped" not in str(watcher.summary)
+    assert "including the last" not in str(watcher.summary)
 
 
 def test_float16_without_loss_scaling_is_said(tmp_path):
@@ -118,3 +130,24 @@ def test_folder_is_named(tmp_path):
     fit(one_weight(), good(2), [watcher])
     assert watcher.summary.folder == str(tmp_path / "mixprec")
     assert str(watcher.summary).endswith(f"Log: {tmp_path / 'mixprec'}")
+
+
+def test_an_output_left_in_float16_is_told(tmp_path):
+    def summary(last):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [
+                keras.Input((2,)),
+                keras.layers.Dense(2, dtype="mixed_float16", name="first"),
+                keras.layers.Dense(2, "softmax", dtype=last, name="last"),
+            ]
+        )
+        model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False)
+        watching = kmp.MixPrecMonitor(tmp_path, verbose=0)
+        x = np.ones((4, 2), "float32")
+        model.fit(x, x, verbose=0, callbacks=[watching])
+        return watching.summary.left_in_float16
+
+    assert "'last'" in summary("mixed_float16")
+    assert "'first'" not in summary("mixed_float16")
+    assert not summary("float32")

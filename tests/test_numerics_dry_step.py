@@ -12,14 +12,13 @@ from keras_mixprec.numerics.dry_step import (
     compiled_loss,
     compiled_step,
     dry_step,
-    held,
 )
+from keras_mixprec.numerics.held_optimizers import Held
 
 
 def test_optimizers_that_skip_together_are_held():
     variables = make_variables((2,), (3,))
     before = numbers(variables)
-    losses, gradients = [], {}
     steps = []
     for variable in variables:
         optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam())
@@ -27,13 +26,12 @@ def test_optimizers_that_skip_together_are_held():
         gradient = ops.ones(variable.shape)
         steps.append((optimizer, [gradient], [variable]))
     first, second = (step[0] for step in steps)
-    with (
-        held(first, 4.0, losses, gradients),
-        held(second, 4.0, losses, gradients),
-    ):
+    held = Held(lambda optimizer: 4.0)
+    with held.holding():
         assert float(first.scale_loss(ops.ones(()))) == 4.0
         kmp.LossScaleOptimizer.apply_together(*steps)
     assert_identical(numbers(variables), before)
+    losses, gradients, _ = held.taken()
     assert losses == [1.0]
     assert set(gradients) == {id(v) for v in variables}
     assert first.attempted_steps == 0

@@ -40,3 +40,16 @@ def test_a_copy_of_a_copy_goes_on_where_the_first_was(make):
         numbers(replay.variables), numbers(optimizer.variables), strict=True
     ):
         np.testing.assert_array_equal(value, other)
+
+
+def test_what_ensure_loss_scaling_made(make):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    kmp.apply_policy(model, "mixed_float16")
+    model.compile("adam", "mse", auto_scale_loss=False)
+    optimizer = kmp.ensure_loss_scaling(model)
+    optimizer.build(model.trainable_variables)
+    optimizer.set_loss_scale(2.0**7)
+    replay = make(optimizer)
+    replay.build([keras.Variable(v) for v in model.trainable_variables])
+    assert isinstance(replay, kmp.LossScaleOptimizer)
+    assert float(replay.loss_scale) == 2.0**7

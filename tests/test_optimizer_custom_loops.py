@@ -20,14 +20,15 @@ from keras_mixprec import LossScaleOptimizer
 TRUE = 3.0
 
 
-def make(scale=8.0, growth_interval=1):
+def make(scale=8.0, growth_interval=1, built=True):
     optimizer = LossScaleOptimizer(
         keras.optimizers.SGD(1.0),
         initial_scale=scale,
         dynamic_growth_steps=growth_interval,
     )
     variables = make_variables((1,))
-    optimizer.build(variables)
+    if built:
+        optimizer.build(variables)
     return optimizer, variables
 
 
@@ -111,10 +112,12 @@ def test_the_update_does_not_change_with_the_scale(mode):
     assert float(optimizer.loss_scale) == 8.0 * 2**4
 
 
+# A stateless step on JAX takes the variables of a built optimizer.
 @each_mode
 @pytest.mark.parametrize("method", ["unscale", "get_unscaled_gradients"])
-def test_unscale_clip_apply(method, mode):
-    optimizer, variables = make()
+@pytest.mark.parametrize("built", [True, False][: 1 + (BACKEND != "jax")])
+def test_unscale_clip_apply(built, method, mode):
+    optimizer, variables = make(built=built)
 
     def clip(gradients):
         gradients = getattr(optimizer, method)(gradients)
@@ -225,3 +228,26 @@ def test_a_fixed_scale(mode):
     optimizer.build(variables)
     assert train(optimizer, variables, 2, mode) == [-2, -5]
     assert float(optimizer.loss_scale) == 1024.0
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="It has AutoGraph.")
+def test_autograph_has_nothing_to_warn_of(caplog):
+    import tensorflow as tf
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD())
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_mean(model(x)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(optimizer.unscale(gradients), model.trainable_variables)
+        return loss
+
+    with caplog.at_level("WARNING", "tensorflow"):
+        tf.get_logger().propagate = True
+        step(tf.ones((4, 2)))
+        tf.get_logger().propagate = False
+    assert not caplog.records

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from monitor_models import scalars
 from optimizer_models import BACKEND
 
 import keras_mixprec
@@ -103,6 +104,31 @@ def test_between_two_fits_the_state_stays():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("how", ["ensure", "callback"])
+def test_what_takes_the_place_of_an_optimizer_is_of_the_public_class(
+    how, tmp_path
+):
+    if how == "ensure":
+        model = make("mixed_float16", optimizer=keras.optimizers.Adam(0.25))
+        optimizer = ensure_loss_scaling(model)
+    else:
+        inner = keras.optimizers.Adam(0.25)
+        own = keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0)
+        model = make("mixed_float16", optimizer=own)
+        callback = keras_mixprec.MixPrecMonitor(tmp_path, verbose=0)
+        model.fit(X, X[:, :1], verbose=0, callbacks=[callback])
+        optimizer = model.optimizer
+        assert optimizer.get_config() == own.get_config()
+    assert isinstance(optimizer, keras_mixprec.LossScaleOptimizer)
+    plain = keras_mixprec.LossScaleOptimizer("sgd")
+    assert repr(optimizer).split(" at ")[0] == repr(plain).split(" at ")[0]
+    copy = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(optimizer)
+    )
+    assert type(copy) is keras_mixprec.LossScaleOptimizer
+    keras.optimizers.LossScaleOptimizer.from_config(optimizer.get_config())
+
+
 KERAS_ALONE = """
 import sys
 import keras
@@ -157,3 +183,80 @@ def test_a_model_that_is_not_compiled():
 def test_no_model(model):
     with pytest.raises(TypeError, match="must be a `keras.Model`.*Received"):
         ensure_loss_scaling(model)
+
+
+class Capped(keras.optimizers.LossScaleOptimizer):
+    """What a user derives from Keras' own, to hold the scale down."""
+
+    def scale_loss(self, loss):
+        if self.built:
+            scale = keras.ops.minimum(self.dynamic_scale, 64.0)
+            self.dynamic_scale.assign(scale)
+        return super().scale_loss(loss)
+
+
+@pytest.mark.parametrize(
+    "callback", [keras_mixprec.MixPrecMonitor, keras_mixprec.PrecisionTuner]
+)
+def test_a_subclass_of_keras_own_is_never_exchanged(callback, tmp_path):
+    def fit(*callbacks):
+        keras.utils.set_random_seed(0)
+        own = Capped(keras.optimizers.SGD(0.5), 64.0, dynamic_growth_steps=2)
+        model = make("mixed_float16", optimizer=own)
+        history = model.fit(
+            X, X[:, :1], batch_size=1, epochs=2, verbose=0, callbacks=callbacks
+        )
+        assert model.optimizer is own
+        return (
+            history.history,
+            [*model.get_weights()],
+            float(keras.ops.convert_to_numpy(own.dynamic_scale)),
+        )
+
+    given = (
+        {}
+        if callback is keras_mixprec.PrecisionTuner
+        else {"log_dir": tmp_path}
+    )
+    history, weights, scale = fit(callback(verbose=0, **given))
+    expected, others, other_scale = fit()
+    assert history["loss"] == expected["loss"]
+    for a, b in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert scale == other_scale
+    if given:
+        points = dict(scalars(tmp_path, "loss_scale"))
+        assert points[2 * len(X)] == scale
+
+
+@pytest.mark.parametrize("scale", [0.0, np.inf])
+def test_keras_own_at_an_unusable_scale_is_adopted_at_its_first(
+    scale, tmp_path
+):
+    own = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 2.0**10)
+    model = make("mixed_float16", optimizer=own)
+    own.build(model.trainable_variables)
+    own.dynamic_scale.assign(scale)
+    monitor = keras_mixprec.MixPrecMonitor(tmp_path, verbose=0)
+    with pytest.warns(UserWarning, match="loss scale of"):
+        model.fit(X, X[:, :1], verbose=0, callbacks=[monitor])
+    assert float(model.optimizer.loss_scale) == 2.0**10
+    assert model.optimizer.skipped_steps == 0
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras 3.14 has it"
+)
+def test_an_optimizer_of_several(tmp_path):
+    o = keras.optimizers
+    parts = o.OptimizerMap(o.SGD(0.1), {".*kernel": o.Adam(0.1)})
+    model = make("mixed_float16", optimizer=o.MultiOptimizer(parts))
+    ensure_loss_scaling(model)
+    monitor = keras_mixprec.MixPrecMonitor(tmp_path, verbose=0)
+    tuner = keras_mixprec.PrecisionTuner(verbose=0)
+    before = model.get_weights()
+    model.fit(X, X[:, :1], verbose=0, callbacks=[monitor, tuner])
+    assert model.optimizer.attempted_steps == 1
+    for a, b in zip(model.get_weights(), before, strict=True):
+        assert np.any(a != b)
+    assert keras_mixprec.diagnose(model, X, X[:, :1]) == []

@@ -1,5 +1,6 @@
 """A `train_step` that divides by the loss scale without multiplying by it."""
 
+import contextlib
 import warnings
 
 import keras
@@ -22,8 +23,8 @@ def by_hand(scale):
     """A model whose `train_step` scales the loss as `scale` does, or not."""
 
     class ByHand(keras.Sequential):
-        def train_step(self, *arguments):
-            return STEPS[BACKEND](self, scale, *arguments)
+        def train_step(this, *arguments):  # noqa: N805
+            return STEPS[BACKEND](this, scale, *arguments)
 
     return ByHand([keras.Input((2,)), keras.layers.Dense(1)])
 
@@ -99,6 +100,28 @@ def test_gradients_of_a_forgotten_scale_are_not_divided(jit):
     (_, bias), (_, expected) = forgotten.get_weights(), scaled.get_weights()
     np.testing.assert_allclose(bias, [-0.04], rtol=1e-5)
     np.testing.assert_allclose(bias, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_scale_that_is_only_logged_multiplies_nothing(jit):
+    model = by_hand(lambda optimizer, loss: loss)
+    step = model.train_step
+
+    def logging_step(*arguments):
+        result = step(*arguments)
+        logs, own = result, []
+        if BACKEND == "jax":
+            logs, (*_, own, _) = result
+            own = zip(model.optimizer.variables, own, strict=True)
+        with keras.StatelessScope(own) if own else contextlib.nullcontext():
+            logs["scale"] = model.optimizer.loss_scale
+        return result
+
+    model.train_step = logging_step
+    model.compile(LossScaleOptimizer("sgd"), jit_compile=jit)
+    with pytest.warns(UserWarning, match="undivided"):
+        model.fit(X, X, batch_size=2, epochs=2, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[1], [-0.04], rtol=1e-5)
 
 
 @pytest.mark.parametrize("adopted", [False, True])

@@ -92,13 +92,12 @@ def test_the_last_32_bad_steps_are_kept(mode):
 
 
 @each_mode
-def test_a_lowered_growth_interval_takes_effect(mode):
-    optimizer, variables, apply = make(mode, initial_scale=4.0)
+def test_a_growth_interval_set_on_a_compiled_step_takes_effect(mode):
+    optimizer, _, apply = make(mode, initial_scale=4.0)
     for _ in range(5):
         apply([GOOD, GOOD])
     optimizer.dynamic_growth_steps = 3
-    # The interval is part of the compiled step, as every argument is.
-    make_apply(optimizer, variables, mode)([GOOD, GOOD])
+    apply([GOOD, GOOD])
     assert float(optimizer.loss_scale) == 8.0
     assert optimizer.dynamic_growth_steps == 3
 

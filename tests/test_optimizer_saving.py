@@ -184,19 +184,16 @@ def test_an_optimizer_that_is_not_built_waits_for_its_variables(
         assert record(other.optimizer) == record(model.optimizer)
 
 
-@pytest.mark.parametrize(
-    ("saved", "usable"),
-    [(0.0, 2.0**-126), (np.inf, 2.0**126), (np.nan, SCALE), (-1.0, 2.0**-126)],
-)
-def test_a_collapsed_scale_is_repaired(saved, usable, tmp_path):
+@pytest.mark.parametrize("saved", [0.0, np.inf, np.nan, -1.0])
+def test_a_collapsed_scale_is_repaired(saved, tmp_path):
     model = trained(theirs)
     model.save_weights(tmp_path / "w.weights.h5")
     with h5py.File(tmp_path / "w.weights.h5", "r+") as file:
         file["optimizer/vars/3"][...] = saved
     other = built(ours())
-    with pytest.warns(UserWarning, match="The file holds a loss scale of"):
+    with pytest.warns(UserWarning, match="has a loss scale of"):
         other.load_weights(tmp_path / "w.weights.h5")
-    assert float(other.optimizer.loss_scale) == np.float32(usable)
+    assert float(other.optimizer.loss_scale) == SCALE
     assert int(other.optimizer.iterations) == int(model.optimizer.iterations)
 
 

@@ -66,6 +66,11 @@ WRONG = {
         TypeError,
         "must be an integer",
     ),
+    "a loss scale by another name": (
+        new(loss_scale="auto"),
+        ValueError,
+        "a number, a schedule, or a rule.*Received: loss_scale='auto'",
+    ),
     "fixed and dynamic": (
         new(loss_scale=8.0, initial_scale=4.0),
         ValueError,
@@ -115,6 +120,14 @@ WRONG = {
         ValueError,
         "belongs to a dynamic loss scale.*=5 for FixedLossScale",
     ),
+    **{
+        f"a scale set to {scale}": (
+            call("set_loss_scale", scale),
+            ValueError,
+            "normal float32.*Received: scale=",
+        )
+        for scale in (0, -4.0, np.inf, np.nan)
+    },
     "ensure on nothing": (
         lambda o, v: ensure_loss_scaling(None),
         TypeError,
@@ -144,7 +157,7 @@ def test_a_wrong_call_gets_a_clear_error_and_does_no_harm(name):
 def test_what_needs_a_built_optimizer_says_so():
     optimizer = LossScaleOptimizer("sgd")
     for method, arguments in (
-        ("unscale", ([ONE],)),
+        ("set_loss_scale", (8.0,)),
         ("stateless_scale_loss", ([], 1.0)),
     ):
         with pytest.raises(ValueError, match=f"`{method}` needs.*built"):

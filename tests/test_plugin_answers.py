@@ -302,7 +302,7 @@ def test_the_chart_and_what_if_say_the_same_of_loss_scales(page, url):
     # The gradients of weights, which the chart is not of, are larger.
     assert f"; those of outputs fit loss scales {said[0]} to " in words
     assert f"to {said[1]}; in use: " not in words
-    assert words.startswith("least headroom of the run: ")
+    assert words.startswith("least headroom of this layer's gradients: ")
     (title,) = page.values("#histogram .words", "title")
     assert "2 bits to spare for the reading after step 1" in title
 

@@ -118,6 +118,15 @@ def text(value):
 # Tables.
 
 
+def test_a_notebook_s_frame_saves_too(page, save, log, tmp_path):
+    notebook = tmp_path / "notebook.html"
+    shown = kmp.load_report(log / "search")._repr_html_()
+    notebook.write_text(f"<!doctype html>{shown}")
+    page.open_file(notebook)
+    page.enter("iframe")
+    assert save("layers", "csv").startswith(b"path,")
+
+
 def test_layers(rows, runs):
     for row, layer in zip(rows("layers"), runs[RUN]["layers"], strict=True):
         assert row["path"] == layer["path"]

@@ -226,7 +226,7 @@ def test_what_a_low_loss_scale_has_cost_is_told(show, tmp_path, shares, harm):
     )
     assert event.get("harm") == harm
     said = show().text("#events li[data-kind=loss_scale_low]")
-    assert (harm or "to 2**6")[1:] in said
+    assert (harm or "to 2⁶")[1:] in said
 
 
 def test_after_a_repair_it_is_told_what_the_next_run_needs(show, tmp_path):
@@ -235,7 +235,7 @@ def test_after_a_repair_it_is_told_what_the_next_run_needs(show, tmp_path):
         log.layers(9, [*layers("a"), *layers("b", dtype="float32")])
     page = show()
     said = page.text("#headline .next")
-    assert said.startswith("Nothing is left to do in this run. The next one")
+    assert said.startswith("Give the next run a plan")
     assert "PrecisionTuner(plan='plan.json')" in said
     page.click("#headline .next button")
     page.type("#layer-filter", Keys.CONTROL + "v")
@@ -244,7 +244,7 @@ def test_after_a_repair_it_is_told_what_the_next_run_needs(show, tmp_path):
 
 
 def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(show, tmp_path):
-    """Else its rules would keep layers in float32 for good."""
+    """No rule keeps layers in float32 for good."""
     keras.config.set_dtype_policy("mixed_float16")
     parts = keras.layers.Dense(8, name="first"), keras.layers.Dense(1)
     model = keras.Sequential([keras.Input((4,)), *parts])
@@ -263,7 +263,8 @@ def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(show, tmp_path):
     bits = watching.verdicts[0].numbers["advised_bits"]
     power = str(bits).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     said = show().text("#headline .next")
-    assert f"scale of 2{power}, at which first needs no float32" in said
+    assert "Start the next run with that loss scale" in said
+    assert f"raised to 2{power}" in show().text("#headline")
 
 
 def test_an_open_finding_has_what_to_do_above_all(show, tmp_path):

@@ -228,7 +228,44 @@ def test_a_folder_of_any_name_is_shown(tmp_path):
     folder = tmp_path / os.fsdecode(b"r\xff")
     folder.mkdir()
     with PageServer(str(folder), 0) as server:
-        assert b"r?" in server.answer("/").body
+        assert rb"r\udcff" in server.answer("/").body
+
+
+def test_a_run_of_any_name_is_read_by_everything(tmp_path, capsys):
+    with RunLog(tmp_path / os.fsdecode(b"caf\xe9")) as log:
+        log.event(3, {"kind": "stopped", "reason": "why"})
+    report = kmp.load_report(tmp_path)
+    report.save_html(tmp_path / "report.html")
+    assert main(["report", str(tmp_path)]) == 1
+    capsys.readouterr().out.encode()
+    runs = LogFolder(str(tmp_path))
+    (listed,) = runs.listed()
+    assert [*report.to_dict()] == [listed["run"]]
+    query = {"run": listed["run"]}
+    found = json.loads(Endpoints().data(runs, "run", query).body)
+    assert found["last_step"] == 3
+
+
+def test_folders_are_listed_once_and_not_within_a_run(tmp_path, monkeypatch):
+    for number in range(9):
+        with RunLog(tmp_path / str(number)) as log:
+            log.event(0, {"kind": "stopped", "reason": "why"})
+        os.makedirs(os.path.join(log.folder, "batches", "inner"))
+    walked, walk = [], os.walk
+
+    def counted(top):
+        for found in walk(top):
+            walked.append(found[0])
+            yield found
+
+    monkeypatch.setattr(os, "walk", counted)
+    runs, endpoints = LogFolder(str(tmp_path)), Endpoints()
+    requests = 0
+    rows = [{"unread": True}]
+    while any(row.get("unread") for row in rows):
+        rows = json.loads(endpoints.data(runs, "summaries", {}).body)
+        requests += 1
+    assert len(walked) == requests * (1 + 2 * 9)
 
 
 def test_a_damaged_run_leaves_the_others_readable(logs, tmp_path):

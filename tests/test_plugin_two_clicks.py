@@ -56,7 +56,7 @@ QUESTIONS = [
         ROWS,
         [],
         SENTENCE,
-        ["Severe finding", "Bad data: 2 samples of x"],
+        ["Severe finding", "Bad data: samples 5, 77 of x"],
     ),
     (
         "did anything go wrong",
@@ -70,14 +70,14 @@ QUESTIONS = [
         TUNED,
         [],
         SENTENCE,
-        ["overflowing overflowed before the first step"],
+        ["overflowing overflowed (found before the first step)"],
     ),
     (
         "which rows",
         ROWS,
         [],
         SENTENCE,
-        ["2 samples of x (5, 77), met in 2 batches"],
+        ["samples 5, 77 of x are not finite (in 2 batches"],
     ),
     (
         "why",
@@ -132,7 +132,7 @@ QUESTIONS = [
         TUNED,
         [],
         "#headline",
-        ["Nothing is left to do in this run. The next one starts without"],
+        ["Give the next run a plan, or it starts without the repair"],
     ),
     (
         "what is left to do",

@@ -6,7 +6,6 @@ from keras import layers
 from policies_models import BUILDERS, INPUT, Subclassed, functional
 
 import keras_mixprec as kmp
-from keras_mixprec.policies import layers as policy_layers
 from keras_mixprec.policies.layers import keras_path, stable_names, walk
 
 
@@ -101,14 +100,20 @@ def test_only_layers_are_found():
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["dense_7", "dense_9"], ["dense", "dense_1"]),
-        (["dense_9", "dense_7"], ["dense_1", "dense"]),
-        (["a", "a", "dense_3"], ["a", "a_1", "dense"]),
-        (["head", "dense_2", "my_dense_5"], ["head", "dense", "my_dense_5"]),
+        ([None, None], ["dense", "dense_1"]),
+        (["a", "a", None], ["a", "a_1", "dense"]),
+        (["dense", None], ["dense", "dense_1"]),
+        (["dense_9", None, "my_dense_5"], ["dense_9", "dense", "my_dense_5"]),
     ],
 )
 def test_stable_names(names, expected):
+    layers.Dense(1)
     assert stable_names([layers.Dense(1, name=n) for n in names]) == expected
+
+
+def test_counters_rank_the_order_in_which_layers_were_made():
+    first, second = layers.Dense(1), layers.Dense(1)
+    assert stable_names([second, first]) == ["dense_1", "dense"]
 
 
 def test_keras_path_gives_the_names_of_this_process():
@@ -121,54 +126,66 @@ def test_keras_path_gives_the_names_of_this_process():
 # Names that end in a number, by the code or by Keras' counter.
 
 
-@pytest.fixture
-def fresh(monkeypatch):
-    """As in a process that has made no layer yet."""
-    keras.backend.clear_session()
-    monkeypatch.setattr(policy_layers, "_GIVEN", set())
-
-
 def named(*names):
     parts = [layers.Dense(2, name=name) for name in names]
     return keras.Sequential([keras.Input((2,)), *parts])
 
 
+# What the process has made before: another model, with names or without.
+BEFORE = {
+    "nothing": lambda: None,
+    "one layer": lambda: layers.Dense(1),
+    "more layers": lambda: [layers.Dense(1) for _ in range(9)],
+    "the same names, given": lambda: walk(named("dense_1", "dense_2")),
+    "the same names, by Keras": lambda: [walk(named(None, None, None))],
+}
+
+
+@pytest.fixture(params=BEFORE)
+def before(request):
+    keras.backend.clear_session()
+    BEFORE[request.param]()
+
+
 @pytest.mark.parametrize(
     "names",
-    [("dense_1", "dense_2"), ("dense_0", "dense_1"), ("dense_2", "dense_1")],
+    [("dense_1", "dense_2"), ("dense_0", "dense_1"), ("dense_7", "dense_2")],
 )
-def test_names_that_the_code_gives_stay(fresh, names):
-    model = named(*names)
+def test_names_that_the_code_gives_stay(before, names):
+    # As of a loop, and not as of a constant.
+    model = named(*(f"dense_{int(n[-1])}" for n in names))
     assert paths(model) == [*names]
     for _ in range(5):
         layers.Dense(1)  # Keras' counter passes them.
     assert paths(model) == paths(keras.models.clone_model(model)) == [*names]
 
 
-def test_counters_of_a_second_model_are_none(fresh):
-    layers.Dense(1)
-    assert paths(named(None, None)) == ["dense", "dense_1"]
+def test_counters_of_keras_do_not(before, tmp_path):
+    model = named(None, None)
+    model.save(tmp_path / "m.keras")
+    copies = [
+        keras.models.clone_model(model),
+        keras.models.model_from_json(model.to_json()),
+        keras.models.load_model(tmp_path / "m.keras"),
+    ]
+    for copy in (model, *copies, *map(keras.models.clone_model, copies)):
+        assert paths(copy) == ["dense", "dense_1"]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_plan_fits_whether_names_were_known_to_be_given(fresh, known):
-    plan = kmp.apply_policy(
-        named("dense_1", "dense_2"),
-        "mixed_float16",
-        rules=[kmp.PrecisionRule("dense_2")],
-    )
-    assert plan["dense_2"] == "float32"
-    for _ in range(5):
-        layers.Dense(1)
-    if not known:
-        policy_layers._GIVEN.clear()
-    again = named("dense_1", "dense_2")
-    plan.apply(again)
-    dtypes = [layer.compute_dtype for layer in again.layers]
-    assert dtypes == ["float16", "float32"]
+def test_a_plan_fits_whether_names_were_known_to_be_given():
+    model = named("dense_1", "dense_3")
+    rules = [kmp.PrecisionRule("dense_3")]
+    plan = kmp.apply_policy(model, "mixed_float16", rules=rules)
+    loaded = keras.models.model_from_json(model.to_json())
+    for again in (loaded, named("dense_1", "dense_3")):
+        plan.apply(again)
+        dtypes = [layer.compute_dtype for layer in again.layers]
+        assert dtypes == ["float16", "float32"]
+    kmp.PrecisionPlan.from_model(loaded).apply(named("dense_1", "dense_3"))
 
 
-def test_a_rule_for_keras_name_says_what_the_path_is(fresh):
+def test_a_rule_for_keras_name_says_what_the_path_is():
+    keras.backend.clear_session()
     for _ in range(3):
         layers.Dense(1)
     with pytest.warns(UserWarning, match="its path is 'dense_1'"):

@@ -1,5 +1,6 @@
 """What is set is in force in the backend itself, and restored by the scope."""
 
+import queue
 import threading
 
 import keras
@@ -259,19 +260,23 @@ def test_nothing_cannot_be_set():
         set_matmul_precision(None)
 
 
-class WatchedDtypes(layers.Dense):
-    def call(self, x):
-        self.seen.append((self.compute_dtype, settings()))
-        return super().call(x)
-
-
 def watched_model():
+    seen = queue.SimpleQueue()  # A diagnosis would put a list back.
+
+    class WatchedDtypes(layers.Dense):
+        def call(self, x):
+            seen.put((self.compute_dtype, settings()))
+            return super().call(x)
+
     layer = WatchedDtypes(4, name="watched", dtype="mixed_float16")
-    layer.seen = []
     model = keras.Sequential([keras.Input((4,)), layer])
     model.compile("sgd", "mse", jit_compile=False)
-    layer.seen.clear()
-    return model, layer.seen
+    drained(seen)
+    return model, seen
+
+
+def drained(found):
+    return [found.get() for _ in range(found.qsize())]
 
 
 @pytest.mark.parametrize("check", [diagnose, lint])
@@ -280,6 +285,7 @@ def test_float32_references_have_all_digits_where_tf32_is_set(check):
     active.precision().put("tf32", "cuda")
     model, seen = watched_model()
     check(model, np.ones((4, 4), "float32"), np.ones((4, 4), "float32"))
+    seen = drained(seen)
     assert {dtype for dtype, _ in seen} == {"float16", "float32"}
     for dtype, found in seen:
         full = dtype == "float32"

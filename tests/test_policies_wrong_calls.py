@@ -35,6 +35,10 @@ WRONG = {
         lambda: apply_policy(model(), "mixed_float15"),
         (ValueError, "one of 'float32', 'mixed_float16'.*mixed_float15"),
     ),
+    "apply a path": (
+        lambda: apply_policy(model(), "plan.json"),
+        (ValueError, "`PrecisionPlan.load.path.`.*'plan.json'"),
+    ),
     "apply a quantized policy": (
         lambda: apply_policy(model(), "int8_from_float32"),
         (ValueError, "must be one of"),

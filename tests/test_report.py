@@ -21,6 +21,7 @@ from reporting_readers import read_tag
 
 import keras_mixprec as kmp
 from keras_mixprec import cli
+from keras_mixprec.formats import format_share
 from keras_mixprec.reporting import report_picture, schema
 from keras_mixprec.reporting.report_page import headroom_colours, level
 from keras_mixprec.reporting.run_log import RunLog
@@ -54,16 +55,16 @@ def test_the_text_says_what_happened(report):
     assert failed.startswith(
         "float16/mixprec (failing): overflowing overflowed (found at step 5, "
     )
-    assert "Steps: 40, 40 skipped (100.00%)." in failed
+    assert "Steps: 40, 40 skipped (100%)." in failed
     assert "Loss scale: 2**15 -> 2**-14" in failed
-    assert "forward_overflow in overflowing, forward" in failed
+    assert "forward_overflow in overflowing. " in failed
     assert tuned.startswith(
-        "tuned/mixprec (repaired): overflowing overflowed before the first step"
+        "tuned/mixprec (repaired): overflowing overflowed (found before the"
     )
     assert "Steps: 40, none skipped." in tuned
-    since = "Now in float32 from the first step on: overflowing, because of"
+    since = "Demoted to float32 before the first step: overflowing, because of"
     assert since in tuned
-    assert "overflowing, forward. Repaired: it is in float32 now." in tuned
+    assert "overflowing. Repaired: it is in float32 now." in tuned
     assert "PrecisionRule('overflowing')" in failed
     assert "PrecisionRule(" not in tuned
     assert all(len(line) <= 100 for line in str(report).splitlines())
@@ -93,7 +94,7 @@ def test_layers_know_their_worst_step_and_why_they_were_demoted(logs, report):
     layer = layers["overflowing"]
     assert layer["compute_dtype"] == "float32"
     assert layer["demoted_at"] == 0
-    assert layer["demoted_because"] == "forward overflow at step 0"
+    assert layer["demoted_because"] == "forward overflow before the first step"
     assert layer["verdicts"] == ["forward_overflow"]
     tables = read_tag(str(logs / "tuned" / "mixprec"), "mixprec/heat/00000")
     bits = {step: table[:, 0] for step, table in tables.items()}
@@ -202,7 +203,8 @@ def test_events_of_other_people_are_no_hindrance(tmp_path):
         log.event(1, {"kind": "mine", "layers": 3})
         log.event(2, {"kind": "mine", "note": "hello"})
     (run,) = kmp.load_report(tmp_path).to_dict().values()
-    assert [event["kind"] for event in run["events"]] == ["mine", "mine"]
+    kinds = [event["kind"] for event in run["events"]]
+    assert kinds == ["unreadable", "mine", "mine"]
     assert "No verdicts" in str(kmp.load_report(tmp_path))
 
 
@@ -239,7 +241,7 @@ def test_several_runs_have_a_table(logs, report):
         assert (loss == "-") == (run["loss"] is None)
         dtypes = [layer["compute_dtype"] for layer in run["layers"]]
         assert int(wide) == dtypes.count("float32")
-        assert share == f"{run['share_of_flops']['now']:.0%}"
+        assert share == format_share(run["share_of_flops"]["now"])
         figures = (run["performance"] or {"figures": []})["figures"]
         values = {figure["name"]: figure["value"] for figure in figures}
         many = values.get("measured_steps", 0) >= 20
@@ -251,12 +253,12 @@ def test_several_runs_have_a_table(logs, report):
 
 def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
     def rank(state, level=None, repaired=False):
-        finding = {"event": 0, "repaired": repaired}
+        finding = {"event": 0, "repaired": repaired, "level": level}
         return gravity(
             {
                 "headline": {"state": state},
                 "finding": level and finding,
-                "events": [{"kind": "verdict", "level": level}],
+                "events": [{"kind": "verdict"}],
             }
         )
 
@@ -273,6 +275,29 @@ def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
     assert found == sorted({*found})
 
 
+@pytest.mark.parametrize(
+    ("kind", "level", "state"),
+    [
+        ("forward_overflow", "bad", "severe"),
+        ("underflow", "warning", "warning"),
+    ],
+)
+def test_a_finding_is_as_grave_wherever_it_is_shown(
+    tmp_path, kind, level, state
+):
+    with RunLog(tmp_path) as log:
+        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+        said = {"kind": "verdict", "verdict": kind, "layer": "a", "advice": ""}
+        log.event(1, said | {"direction": "forward", "numbers": {}})
+    report = kmp.load_report(tmp_path)
+    (run,) = report.to_dict().values()
+    assert [e["level"] for e in run["events"]] == [level]
+    assert run["layers"][0]["verdict_levels"] == {kind: level}
+    assert run["finding"]["level"] == level
+    assert run["headline"]["state"] == state
+    assert report.to_png()
+
+
 def test_the_text_has_the_losses_and_names_layers_of_zeros(tmp_path):
     metrics = {"activation_headroom_bits": "min"}
     with RunLog(tmp_path) as log:
@@ -283,7 +308,8 @@ def test_the_text_has_the_losses_and_names_layers_of_zeros(tmp_path):
             log.rows(row[0], schema.LOSS, [row], schema.LOSS_COLUMNS, 64)
     text = str(kmp.load_report(tmp_path)).replace("\n    ", " ")
     assert (
-        "Loss: 0.25 at step 4, first 2.5 at step 1, least 0.0625 at step 2."
+        "Loss: 0.25 over step 4; first 2.5 over step 1, least 0.0625 over "
+        "step 2."
     ) in text
     assert "Least headroom of activations: sound 4.0 bits after step 1" in text
     assert (
@@ -345,7 +371,7 @@ def test_a_notebook_gets_page_picture_and_text(report):
     pytest.importorskip("matplotlib")
     bundle = report._repr_mimebundle_()
     assert bundle["text/plain"] == str(report)
-    assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts"')
+    assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts')
     assert bundle["image/png"].startswith(b"\x89PNG")
     assert bundle["text/html"].count("<") == 2  # All inside is escaped.
 
@@ -454,10 +480,16 @@ def test_the_command_line_prints_and_writes_it(logs, report, tmp_path, capsys):
     page, picture = tmp_path / "a.html", tmp_path / "a.png"
     pytest.importorskip("matplotlib")
     asked = ["report", str(logs), "--html", str(page), "--png", str(picture)]
-    assert cli.main(asked) == 0
+    # One of the runs is failing.
+    assert cli.main(asked) == 1
     assert capsys.readouterr().out.startswith(str(report))
     assert page.read_text() == report.to_html()
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["float16", "tuned"])
+def test_the_exit_status_says_whether_a_run_fails(name, logs, capsys):
+    assert cli.main(["report", str(logs / name)]) == (name == "float16")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--html", "/dev/null/a"]])
@@ -473,7 +505,7 @@ def test_the_command_line_makes_the_folders_of_its_files(
 ):
     pytest.importorskip("matplotlib")
     for name, flag in (("a/b/report.html", "--html"), ("c/r.png", "--png")):
-        assert cli.main(["report", str(logs), flag, str(tmp_path / name)]) == 0
+        assert cli.main(["report", str(logs), flag, str(tmp_path / name)]) == 1
         assert (tmp_path / name).stat().st_size > 10_000
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "x.html", tmp_path / "a"):

@@ -24,6 +24,16 @@ def test_time_between_two_fits_is_no_training():
     assert found["epoch"] == {"steps": [0, 10, 20], "values": [0, 1, 2]}
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_is_logged_before_a_fit_is_no_part_of_the_one_before(ended):
+    end = {"kind": "train_end", "step": 100, "wall_time": 10.0}
+    found = {"kind": "before_training", "step": 100, "wall_time": 86399.0}
+    events = [begin(0, 0.0), *[end] * ended, found, begin(100, 86400.0)]
+    ends = [(100, 10.0), (200, 86410.0)]
+    found = clock(ends, events)["time"]
+    assert found == {"steps": [0, 100, 200], "values": [0.0, 10.0, 20.0]}
+
+
 def test_events_date_steps_where_no_epoch_ended():
     skip = {"kind": "skipped_step", "step": 6, "wall_time": 103.0}
     found = clock([], [begin(0, 100.0), skip])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +113,22 @@ def test_a_second_run_goes_on_behind_the_first(tmp_path):
     assert [x["run"] for x in lines_of(log.folder)] == [0] * 10 + [1] * 10 + [
         2
     ] * 10
+
+
+def test_two_runs_have_a_folder_each_where_nothing_can_be_locked(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("keras_mixprec._files.fcntl", None)
+    with RunLog(tmp_path) as first, RunLog(tmp_path) as second:
+        assert first.folder != second.folder
+    # Whoever was killed has left this.
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    lock = tmp_path / "mixprec" / "events.jsonl.lock"
+    lock.write_text(f"{ended.pid} {socket.gethostname()}")
+    with RunLog(tmp_path) as third:
+        assert third.folder == first.folder
+    assert not lock.exists()
 
 
 def test_a_second_run_cannot_hide_the_first(tmp_path):

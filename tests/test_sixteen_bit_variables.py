@@ -251,3 +251,16 @@ def test_float32_weights_that_a_call_makes_are_no_16_bit_ones():
     inside = model.layers[0].attention._flatten_layers()
     policies = {layer.dtype_policy.variable_dtype for layer in inside}
     assert policies == {"float32"}
+
+
+@pytest.mark.parametrize("kind", ["MixPrecMonitor", "PrecisionTuner"])
+@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
+def test_a_model_of_16_bits_alone_is_trained_twice(kind, policy, tmp_path):
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.ones((8, 4), "float32")
+    for _ in range(2):  # The second begins with a look at the weights.
+        arguments = {"log_dir": tmp_path} if "Monitor" in kind else {}
+        callback = getattr(kmp, kind)(verbose=0, **arguments)
+        model.fit(x, x[:, :1], verbose=0, callbacks=[callback])

@@ -87,7 +87,7 @@ def test_columns_of_an_audit_are_joined_by_name(monkeypatch, tmp_path):
     log = RunLog(tmp_path)
     log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
     errors = {"a": {"forward": 1.0, "backward": 2.0}}
-    audits.Examiner(log, 0, None, None, "").log_errors(errors, 0)
+    audits.Examiner(log, 0, 0, None, None, "").log_errors(errors, 0)
     told = run_data(log, tmp_path)["heat"]["metrics"]
     assert {m["name"]: m["values"] for m in told} == {
         "forward_error_against_float32": {"a": [1.0]},

@@ -6,7 +6,6 @@ from tuner_models import CURE, chain, demoted, done, fit, tuner
 
 import keras_mixprec as kmp
 from keras_mixprec.monitoring.audit_schedule import AuditSchedule
-from keras_mixprec.monitoring.overhead import Pause
 
 GOOD, BIG = 1.0, 1000.0
 
@@ -29,6 +28,15 @@ def test_past_a_limit_it_says_what_to_do(limit):
     assert next(iter(limit)) in gave_up(callback)
     assert "mixed_bfloat16" in gave_up(callback)
     assert len(callback.history) == 1
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_second_tuner_in_one_fit_is_refused(dry_run):
+    model = chain()
+    with pytest.raises(ValueError, match="one `PrecisionTuner` only"):
+        fit(model, [GOOD] * 4, tuner(dry_run=dry_run), tuner())
+    fit(model, [BIG] * 4, tuner())
+    assert demoted(model) == CURE
 
 
 def test_it_stops_when_asked_to():
@@ -66,11 +74,11 @@ def test_bad_data_change_nothing_over_many_epochs():
 def test_what_is_said_fits_the_screen(capsys):
     fit(chain(), [BIG] * 4, tuner(verbose=1))
     said = capsys.readouterr().out
-    assert "PrecisionTuner at step 0: changes 'big', 'last' to float32" in said
+    assert "demotes 'big', 'last' to float32" in said
     assert (
-        "PrecisionTuner: big overflowed before the first step, demoted to "
-        "float32 with 1 more layer; 4 steps, none skipped; 33% of FLOPs still "
-        "in 16 bits." in " ".join(said.split())
+        "PrecisionTuner: big overflowed (found before the first step) and was "
+        "demoted to float32 with 1 more layer; 4 steps, none skipped; 33% of "
+        "FLOPs still in 16 bits." in " ".join(said.split())
     )
     assert len(said.splitlines()) < 24
 
@@ -138,13 +146,9 @@ def test_messages_have_lines_of_their_own_beside_the_bar(capsys):
 def test_a_fault_that_begins_in_a_pause_is_diagnosed_after_it(
     tmp_path, monkeypatch
 ):
-    # The longest pause, however fast this machine is, and no audit, which
-    # would find it as well if one is due by then.
-    monkeypatch.setattr(Pause, "lasts", lambda self, step: step < self._step)
+    # No audit, which would find it as well if one is due by then.
     monkeypatch.setattr(AuditSchedule, "due", lambda self, taken: False)
-    # Twice what float32 does not hold either, 256 steps of pause after each.
-    # From then on only steps that are skipped in a row are diagnosed, whatever
-    # the budget.
+    # Twice what float32 does not hold either, 128 steps of pause after each.
     model, callback = chain(), tuner()
     monitor = kmp.MixPrecMonitor(tmp_path, max_overhead=1e-6, verbose=0)
     values = [GOOD] * 20 + [1e38] * 6 + [GOOD] * 280 + [1e38] * 60

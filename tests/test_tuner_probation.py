@@ -36,7 +36,8 @@ def test_a_demotion_that_makes_training_diverge_is_undone(
     if with_monitor:
         said = watcher.summary.headline
         assert (
-            "a demotion made training diverge, undone at step" in said["text"]
+            "a demotion made training diverge and was undone at step"
+            in said["text"]
         )
         assert said["state"] == "severe"
 

@@ -1,9 +1,12 @@
 """A model that is fitted again and again is audited as in one long `fit`."""
 
+import gc
+import weakref
+
 import keras
 import pytest
-from monitor_models import BACKEND, tags
-from tuner_models import fit, tuner
+from monitor_models import BACKEND, monitor, tags
+from tuner_models import CURE, chain, demoted, done, fit, tuner
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis import in_training as examiner
@@ -94,3 +97,68 @@ def test_a_new_log_has_the_errors_of_the_last_audit(tmp_path):
         watcher = kmp.MixPrecMonitor(tmp_path / name, verbose=0)
         fit(model, [1.0] * 2, watcher, tuner())
     assert "error_against_float32/00000" in tags(tmp_path / "b")
+
+
+GOOD, BIG = 1.0, 1000.0
+
+
+@pytest.mark.parametrize("new_callback", [True, False])
+def test_a_later_fit_knows_what_was_demoted_and_why(new_callback):
+    model, callback = chain(), tuner(max_rebuilds=1)
+    fit(model, [BIG] * 4, callback)
+    reasons = callback.plan.reasons
+    again = tuner(max_rebuilds=1) if new_callback else callback
+    fit(model, [GOOD] * 4, again)
+    assert again.plan.reasons == reasons
+    assert reasons.keys() == CURE.keys()
+    # The only rebuild is used up.
+    model.set_weights(model.get_weights())
+    fit(model, [1e5] * 8, again)
+    kinds = [e["kind"] for e in again.history]
+    assert kinds == [*["demote"] * (not new_callback), "give_up"]
+    assert "max_rebuilds=1" in again.history[-1]["message"]
+
+
+def test_a_demoted_layer_returns_after_quiet_steps_of_several_fits():
+    model, callback = chain(), tuner(promote_after=30, cooldown=5)
+    fit(model, [BIG] * 4, callback)
+    for _ in range(2):
+        fit(model, [GOOD] * 10, callback)
+    assert demoted(model) == CURE
+    for _ in range(2):
+        fit(model, [GOOD] * 10, callback)
+    assert demoted(model) == {}
+    assert len(done(callback, "promote")) == 1
+
+
+def test_what_the_user_sets_between_two_fits_is_no_demotion():
+    model, callback = chain(), tuner(promote_after=10, cooldown=5)
+    fit(model, [BIG] * 4, callback)
+    kmp.apply_policy(model, "mixed_bfloat16", rules=[])
+    for _ in range(3):
+        fit(model, [GOOD] * 10, callback)
+    assert set(demoted(model).values()) == {"mixed_bfloat16"}
+    assert callback.plan.reasons == {}
+
+
+def test_nothing_is_held_for_a_model_that_is_gone():
+    model, callback = chain(), tuner()
+    fit(model, [BIG] * 4, callback)
+    reference = weakref.ref(model)
+    callback.set_model(None)
+    del model, callback
+    # What the first one finalizes lets go of the rest.
+    gc.collect()
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_second_fit_is_told_of_by_itself(tmp_path):
+    model, callback = chain(), tuner(tmp_path / "plan.json")
+    watcher = monitor(tmp_path / "logs")
+    for _ in range(3):
+        fit(model, [BIG] * 4, watcher, callback)
+    assert [e["kind"] for e in callback.history] == ["demote", "start"]
+    said = str(watcher.report)
+    assert "In the last of 3 fits the tuner watched" in " ".join(said.split())
+    assert "The tuner watched" not in said

@@ -126,8 +126,8 @@ def test_bfloat16_that_was_measured_to_be_fast_is_a_rung(jit, monkeypatch):
         assert demoted(model) == CURE | {"big": expected}
         assert measured.save(found.find_devices(), speed)
     assert callback.history[0]["message"].endswith(
-        "; bfloat16 has the range: doctor measured bfloat16 training at 1.90 "
-        "times float32's speed here on 2026-11-23"
+        "; bfloat16 has enough range, and doctor measured bfloat16 training "
+        "at 1.90 times float32's speed here on 2026-11-23"
     )
 
 
@@ -290,11 +290,17 @@ class Around(keras.layers.Layer):
 
 def test_a_repair_takes_along_all_that_it_takes_to_run():
     # TensorFlow does not add float32 to float16, two levels up from `down`.
+    # Gradients of `faint` vanish wherever those of `down` fit: no loss scale
+    # suits both.
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,))
     x = Around(name="around")(keras.layers.Dense(8, name="first")(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
-    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("head")])
+    x = keras.layers.Dense(3, name="head")(x)
+    faint = keras.layers.Dense(3, name="faint")(inputs)
+    faint = keras.layers.Rescaling(1e-12, name="less")(faint)
+    model = keras.Model(inputs, keras.layers.Add(name="add")([x, faint]))
+    wide = [kmp.PrecisionRule(name) for name in ("head", "less", "add")]
+    kmp.apply_policy(model, "mixed_float16", rules=wide)
     rule = kmp.FixedLossScale(2.0**10)
     model.compile(
         kmp.LossScaleOptimizer(keras.optimizers.SGD(1e-6), rule),

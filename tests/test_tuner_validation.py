@@ -1,6 +1,5 @@
 """A metric on held-back data decides what returns to 16 bits, and signs off."""
 
-import contextlib
 import json
 
 import keras
@@ -21,12 +20,6 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 4)).astype("float32")
 Y = X[:, :1].copy()
 DATA = {"validate": (X, Y), "tolerance": 0.05}
-
-
-@pytest.fixture(autouse=True)
-def _time_enough(monkeypatch):
-    """A busy machine takes seconds where an idle one takes a tenth."""
-    monkeypatch.setattr(validation, "_SECONDS", 600.0)
 
 
 class Planted(keras.layers.Dense):
@@ -263,8 +256,8 @@ def test_what_fails_later_returns_and_signs_off_nothing(later, tmp_path):
         return later if len(calls) > 1 else 1.0
 
     callback = returning(tmp_path / "plan.json", validate=validate)
-    fails = pytest.warns(UserWarning, match="cannot validate")
-    with fails if later == "raises" else contextlib.nullcontext():
+    why = "no disk" if later == "raises" else "is nan in float32 too"
+    with pytest.warns(UserWarning, match=f"cannot validate.*{why}"):
         fit(model := build(), callback)
     assert demoted(model).keys() == {"healthy", "planted"}
     assert done(callback, "keep") != []
@@ -274,7 +267,7 @@ def test_what_fails_later_returns_and_signs_off_nothing(later, tmp_path):
 
 
 def test_what_is_over_the_budget_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(validation, "_SECONDS", 0.0)
+    monkeypatch.setattr(validation, "_EVALUATIONS", 0)
     fit(model := build(), callback := returning(tmp_path / "plan.json"))
     (entry, *_) = (e for e in callback.history if e["kind"] == "keep")
     assert "validation is over its budget" in entry["message"]

@@ -71,7 +71,7 @@ def test_a_dry_run_is_in_the_log(order, tmp_path):
     callback = tuner(dry_run=True)
     fit(chain(), [BIG] * 20, *order([callback, monitor(tmp_path)]))
     (event,) = told(tmp_path, "demote")
-    assert "would change" in event["message"]
+    assert "would demote" in event["message"]
 
 
 def test_the_same_callbacks_serve_again(tmp_path):
@@ -100,9 +100,9 @@ def test_the_overhead_is_that_of_who_was_there(beside, tmp_path):
     fit(chain(), [GOOD] * 20, watcher, *[tuner()] * beside)
     who = "; monitor and tuner " if beside else "; monitor "
     (run,) = kmp.load_report(tmp_path).to_dict().values()
-    said = f"{watcher.summary} {kmp.load_report(tmp_path)}"
+    said = str(kmp.load_report(tmp_path))
     titles = [f["title"] for f in run["performance"]["figures"]]
     share = re.escape(who) + r"[\d.]+%"
-    assert len(re.findall(share, " ".join(said.split()))) == 2
+    assert len(re.findall(share, " ".join(said.split()))) == 1
     who = who.strip("; ")
     assert {f"{who}, share of the time", f"{who}, done once"} <= {*titles}

@@ -17,7 +17,11 @@ from keras_mixprec.analysis.float32_search import (
 from keras_mixprec.analysis.ranking import starting_point
 from keras_mixprec.analysis.trials import TrialFile, identity_of
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.batch import build_for, to_tensors
+from keras_mixprec.diagnosis.batch import (
+    build_for,
+    to_tensors,
+    trains_without_targets,
+)
 from keras_mixprec.numerics.evaluation import Evaluation, held_back
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
@@ -148,7 +152,12 @@ def minimize_float32(
     evaluation = None
     if validation := held_back(validate_fn, monitor, mode, "validate_fn"):
         evaluation = Evaluation(model, validation)
-    data = to_tensors((x, y, sample_weight))
+    data = to_tensors((x, y, sample_weight), as_in_fit=True)
+    if y is None and not trains_without_targets(model, data[0]):
+        raise ValueError(
+            "The loss of this model needs targets: call "
+            "`minimize_float32(model, x, y)`. Received: y=None"
+        )
     # Constants that overflow float16 are what is looked for.
     log_or_none = nullcontext() if log_dir is None else RunLog(log_dir)
     with np.errstate(all="ignore"), log_or_none as log:

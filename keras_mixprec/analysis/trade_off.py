@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from keras_mixprec.formats import format_share, printable
 from keras_mixprec.reporting.schema import TRADE_OFF_EVENT
 
 
@@ -118,9 +119,9 @@ class TradeOff(Sequence):
             names = ", ".join(point["float32"][:4]) or "nothing"
             more = len(point["float32"]) - 4
             names += f" and {more} more" if more > 0 else ""
-            share = f"{point['share_in_16_bits']:.1%}"
+            share = format_share(point["share_in_16_bits"])
             lines.append(f"{share:>8}  {_error(point):>10.4g}  {names}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def _error(point):

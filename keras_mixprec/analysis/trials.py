@@ -1,7 +1,6 @@
 """The trials of a search for float32 layers: errors, the metric, their file."""
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -10,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-from keras import ops, tree
 
 from keras_mixprec._files import write_json
 from keras_mixprec.analysis.ranking import StartingPoint
+from keras_mixprec.analysis.resume import (
+    check_same,
+    fingerprint,
+    surroundings,
+    unnamed,
+)
 from keras_mixprec.analysis.trade_off import Trial
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.end_to_end import Errors
@@ -127,7 +130,7 @@ class TrialFile:
         self.examined: tuple[float, dict] | None = None
         self.trials: dict[frozenset, Trial] = {}
         self._reference: float | None = None
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(path).absolute()
         self._identity = identity
         if self._path is not None and self._path.exists():
             self._load()
@@ -139,12 +142,12 @@ class TrialFile:
             value: Float. What it is now, `None` if there is none.
         """
         known, self._reference = self._reference, value
-        if known is None or value is None:
+        if known is None or value is None or self._path is None:
             return
         if not math.isclose(known, value, rel_tol=_SAME):
-            raise self._is_of_another(
-                f"the metric in float32, {known:g} then and {value:g} now"
-            )
+            name = "the metric in float32"
+            now, then = {name: f"{value:g}"}, {name: f"{known:g}"}
+            check_same(str(self._path), "search", now, then)
 
     def save(self):
         """Writes all of it, at once or not at all."""
@@ -171,7 +174,7 @@ class TrialFile:
             content = json.loads(self._path.read_text(encoding="utf-8"))
             if content["format"] != FORMAT or content["version"] != VERSION:
                 raise ValueError(f"`format` must be {FORMAT!r}, 1")
-            identity = content["identity"].items()
+            identity = dict(content["identity"])
             for entry in content["trials"]:
                 paths = frozenset(entry["float32"])
                 numbers = [_from_json(entry[n]) for n in _NUMBERS]
@@ -185,15 +188,7 @@ class TrialFile:
                 f"it to start again. Received: resume={str(self._path)!r} "
                 f"({type(error).__name__}: {error})"
             ) from error
-        others = [n for n, text in identity if self._identity.get(n) != text]
-        if others or len(identity) != len(self._identity):
-            raise self._is_of_another(" and ".join(others) or "the arguments")
-
-    def _is_of_another(self, what):
-        return ValueError(
-            f"The file is that of another search: {what} differ. Delete it, or "
-            f"give another path. Received: resume={str(self._path)!r}"
-        )
+        check_same(self._path, "search", self._identity, identity)
 
 
 _NUMBERS = ("loss", "gradient", "metric")
@@ -226,35 +221,15 @@ def identity_of(
         **arguments: What else they depend on.
     """
     layers = [(path, type(x).__name__) for path, x in start.layers.items()]
-    compiled = [_name_of(model.optimizer), _name_of(model.loss)]
+    config = getattr(model.optimizer, "get_config", lambda: None)()
     return {
-        "the layers": _digest([repr(layers).encode()]),
-        "the policies": _digest([repr(start.policies).encode()]),
-        "the weights": _digest(map(_bytes, model.weights)),
-        "the data": _digest(map(_bytes, tree.flatten(data))),
-        "the loss or the optimizer": repr(compiled),
+        "the layers": fingerprint(layers),
+        "the policies": fingerprint(start.policies),
+        "the weights": fingerprint([v.value for v in model.weights]),
+        "the data": fingerprint(data),
+        "the loss or the optimizer": fingerprint(
+            type(model.optimizer), unnamed(config), model.loss
+        ),
         **{f"`{name}`": repr(value) for name, value in arguments.items()},
+        **surroundings(),
     }
-
-
-def _name_of(part):
-    if isinstance(part, dict):
-        return {name: _name_of(own) for name, own in part.items()}
-    if isinstance(part, list | tuple):
-        return [_name_of(own) for own in part]
-    named = isinstance(part, str | None) or hasattr(part, "__name__")
-    return getattr(part, "__name__", part) if named else type(part).__name__
-
-
-def _bytes(tensor):
-    if tensor is None:
-        return b"none"
-    array = np.asarray(ops.convert_to_numpy(tensor))
-    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
-
-
-def _digest(parts):
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Runtime,
         Step,
         Trace,
+        Undo,
     )
 
 
@@ -38,6 +40,11 @@ def probe() -> Probe:
 def replay() -> Replay:
     """Returns what runs parts of a model again."""
     return _module("replay")
+
+
+def undo() -> Undo:
+    """Returns what undoes what a step writes."""
+    return _module("undo")
 
 
 def trace() -> Trace:
@@ -102,6 +109,8 @@ def devices() -> dict:
     }
 
 
+# AutoGraph does not convert what is cached: it would warn of the import.
+@functools.cache
 def _module(part):
     name = keras.backend.backend()
     return importlib.import_module(f"{__package__}.{name}.{part}")

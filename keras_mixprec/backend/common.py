@@ -6,6 +6,7 @@ that a diagnosis of 40 dense layers takes.
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Hashable
 
 import keras
@@ -46,6 +47,45 @@ def variable_scope(model):
     """
     strategy = getattr(model, "distribute_strategy", None)
     return strategy.scope() if strategy else contextlib.nullcontext()
+
+
+class OutOfMemoryError(MemoryError):
+    """A diagnosis ran out of memory, which says nothing about any layer."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or what caused it, says that memory has run out."""
+    memory = active.memory()
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, MemoryError) or memory.is_exhausted(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+@contextlib.contextmanager
+def naming_exhaustion():
+    """Context that raises what says that memory has run out as one type.
+
+    Which is not among the `REFUSALS` of the backend, so that nobody takes it
+    for a dtype that does not fit.
+
+    Raises:
+        OutOfMemoryError: If the code within runs out of memory.
+    """
+    try:
+        yield
+    except OutOfMemoryError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            "The diagnosis ran out of memory, so it has no verdict on any "
+            "layer: give it a batch of fewer samples, or free memory on the "
+            f"device. Received: {type(error).__name__}: {error}"
+        ) from error
 
 
 def shape_in_fit(array) -> tuple:
@@ -93,3 +133,23 @@ def agreed(model: keras.Model, numbers: list) -> np.ndarray:
 def any_worker(model: keras.Model, flags: list) -> list:
     """Returns what `agreed` does, as a list."""
     return agreed(model, flags).tolist()
+
+
+def of_all_workers(model: keras.Model, content) -> list:
+    """Returns what each worker hands over, in the order of the workers.
+
+    Every worker must call this.
+
+    Args:
+        model: The model that they train together.
+        content: What JSON can hold.
+    """
+    processes = active.processes()
+    own = np.frombuffer(json.dumps(content, default=float).encode(), np.uint8)
+    (longest,) = agreed(model, [len(own)])
+    # A row for each worker: the largest of a number and zeros is the number.
+    table = np.zeros((processes.workers(model), int(longest)))
+    table[processes.rank(model), : len(own)] = own
+    table = agreed(model, table.ravel().tolist()).reshape(table.shape)
+    texts = [bytes(row.astype(np.uint8)).rstrip(b"\0") for row in table]
+    return [json.loads(text) for text in texts]

@@ -43,6 +43,18 @@ class Step(Protocol):
     def is_sparse(self, gradient):
         """Whether it holds rows that may repeat."""
 
+    def replica(self):
+        """Returns which replica of a strategy runs this code.
+
+        `None` outside of replicas, and where there is only one.
+        """
+
+    def trace(self, tensors):
+        """Returns the outermost trace that any of the tensors belongs to.
+
+        `None` if all have values now.
+        """
+
     def sum_over_replicas(self, tensor):
         """Returns the sum over the replicas of a strategy."""
 
@@ -189,15 +201,6 @@ class Probe(Protocol):
 class Replay(Protocol):
     """Running parts of a model again."""
 
-    # The share of a step's first call that `run_once` of that step takes at
-    # first; 0 where nothing is compiled and it can be interrupted.
-    FIRST_RUN: float
-
-    # Of a step's first call, what the first diagnosis of a model takes: of
-    # three models and the small ones of the tests (`docs/costs.md`), the upper
-    # end of most.
-    FIRST_DIAGNOSIS: float
-
     # What a step raises if its dtypes do not mix, or have no such operation. An
     # error of another type is a defect, of the model's code or of ours.
     REFUSALS: tuple[type[Exception], ...]
@@ -282,6 +285,26 @@ class Replay(Protocol):
         """
 
 
+class Undo(Protocol):
+    """Undoing what a step writes, wherever that is held."""
+
+    def undone(self, model, generators) -> AbstractContextManager:
+        """Context after which memory has the values that it had before.
+
+        Every tensor and every variable of the backend that is written to in
+        this thread, whoever holds it, as an optimizer of the backend's own or
+        a teacher. Numbers that are drawn in it are drawn once more afterwards;
+        those in it go on from the state that the dict `generators` has.
+        """
+
+    def telling(self, stepped) -> AbstractContextManager:
+        """Context in which `stepped(pairs)` is called as an optimizer steps.
+
+        One of the backend itself, about to update each parameter of the pairs
+        by the gradient beside it; what it then keeps in Python is undone.
+        """
+
+
 class Trace(Protocol):
     """Listing the operations of a function."""
 
@@ -344,6 +367,9 @@ class Processes(Protocol):
         The replicas of one process, which is one program, have nothing to agree
         on.
         """
+
+    def rank(self, model) -> int:
+        """Which of those processes this one is, from 0."""
 
     def is_chief(self, model) -> bool:
         """Whether this process is the one that writes files."""

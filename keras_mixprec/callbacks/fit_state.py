@@ -65,9 +65,9 @@ class Parts:
             settings,
             log,
             budget,
-            Examiner(log, verbose, budget, prober.zeros, who),
+            Examiner(log, verbose, share, budget, prober.zeros, who),
             prober,
-            RangeReader(model, log, settings, prober, budget),
+            RangeReader(log, settings, prober, budget),
             Recorder(settings.keep_failing_batches),
             EarlyStop(model, log, settings),
         )
@@ -123,7 +123,7 @@ class FitState:
         to_agree_on = settings.probe_every or settings.stop_after is not None
         next_agreement = math.inf
         if several_workers and to_agree_on:
-            next_agreement = first_step + settings.update_freq
+            next_agreement = first_step + settings.agree_every
         counters = Counters(session.synchronized_model(), log, first_step)
         return cls(
             first_step,
@@ -143,21 +143,16 @@ class FitState:
         in_progress_bar(False)
         self.count.begin_epoch()
 
-    def end_epoch(
-        self, model: Any, params: dict | None, logs: dict | None
-    ) -> None:
+    def end_epoch(self, params: dict | None) -> None:
         """An epoch has ended.
 
         Args:
-            model: The `keras.Model`.
             params: As for `begin_batch`.
-            logs: Dict, as `fit` gives it to `on_epoch_end`.
         """
         steps = (params or {}).get("steps")
         attempted = None if steps else self.counters.attempted()
         self.performance.clock.end_epoch(bool(steps))
         self.count.end_epoch(steps, attempted)
-        self.metrics.read(model, self.count.step, logs)
 
     def begin_batch(self, batch: int, params: dict | None) -> None:
         """A batch begins; after the first, Keras may show a progress bar.
@@ -180,14 +175,14 @@ class FitState:
         armed = parts.prober.armed or parts.examiner.armed
         if armed or step == self.first_step or not parts.recorder.full:
             return 1
-        freq = parts.settings.update_freq
         several = self.several_workers
         probe = self.next_agreement if several else parts.prober.due_at
-        dates = [self.counter_log.step + freq, self.performance.due_at()]
+        dates = [self.counter_log.due_at, self.performance.due_at()]
         due = [d - step for d in (*dates, probe, parts.ranges.due_at)]
         if min(due) > 0:
             return min(due)
         # What the budget does not allow yet need not be asked for in each.
+        freq = parts.settings.update_freq
         every = parts.settings.probe_every or freq
         retry = max(min(freq, every) // _RETRIES, 1)
         return min([retry, *(steps for steps in due if steps > 0)])

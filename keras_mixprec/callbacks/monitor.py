@@ -1,5 +1,6 @@
 """The monitoring callback."""
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,12 @@ class MixPrecMonitor(CopiedCallback):
     histogram. Kinds are `inf`, `-inf` and
     `nan`, each from when it was first seen.
 
-    U: every `update_freq` steps and at the end of an epoch. S: at each step
-    that changed it. P: when a step was probed. R: when ranges were read. The
-    x axis counts batches, skipped ones included, on over several calls of
-    `fit`. Between two readings the compiled step itself keeps the record, so a
-    skipped step is not lost when nobody reads.
+    U: every `update_freq` steps and at the end of an epoch, but of short
+    epochs only at some, and whenever a step was skipped or a loss not finite.
+    S: at each step that changed it. P: when a step was probed. R: when ranges
+    were read. The x axis counts batches, skipped ones included, on over several
+    calls of `fit`. Between two readings the compiled step itself keeps the
+    record, so a skipped step is not lost when nobody reads.
 
     Step `s` is after `s` steps, 0 before the first: the scale at step `s` is
     the one that step `s + 1` runs with, and what is found then is found at step
@@ -69,34 +71,40 @@ class MixPrecMonitor(CopiedCallback):
     While another run is logged to the same `log_dir`, in any process, this one
     writes to `<log_dir>/mixprec_2` and so on.
 
-    Of several workers the first writes the log. All need it, with the same
-    arguments: they probe the same steps, and stop together.
+    The first of several workers writes the log, with what any of them finds.
+    All need the monitor, with the same arguments: they probe the same steps,
+    and stop together.
 
     Works with `keras_mixprec.LossScaleOptimizer`, and with Keras' own, which
-    it exchanges for one that shares its state and follows its rule. A model
-    with several optimizers as attributes is logged by attribute name.
+    it exchanges for one that shares its state and follows its rule. Training
+    stays the same, unless a `train_step` forgets to scale the loss: Keras' own
+    divides those gradients by the loss scale all the same, the other one
+    applies them undivided and warns. A model with several optimizers as
+    attributes is logged by attribute name.
 
     A probed step is taken by an instrumented copy of the compiled train step,
     which measures the range of every activation, gradient and weight on the
     device and changes none. Steps are probed every `probe_every` steps, after
     the scale grew and after a skipped step, as far as `max_overhead` allows.
-    That copy is compiled once that takes, as far as the first step shows, no
-    more than five times that share; `events.jsonl` says how long it took.
+    That copy is compiled after `20 / max_overhead - 20` steps, which are 980;
+    `events.jsonl` says how long it took.
 
     However short a run is, ranges are read after its first step and after its
-    last, and in between after 2, 4, 8 and so on unless steps are probed: the
-    model's `train_step` runs on the first batch, with the optimizers held, and
-    takes no step. That is not compiled, but on JAX, and no part of the
-    overhead. All of it takes at most 5% of the first epoch, or `max_overhead`
-    if that is more, or 2 s if that is more; on JAX, where the first one
-    compiles, an estimate decides. The summary and `events.jsonl` say how long
-    it took, and what was withheld and why.
+    last, and in between after 8, 64, 512 and so on, after 2, 4, 16 as well if
+    that takes 5% of the time at most, unless steps are probed: the model's
+    `train_step` runs on the first batch, with the optimizers held, and takes no
+    step. That is not compiled, but on JAX, and no part of the overhead. The
+    summary and `events.jsonl` say how long it took.
 
     When five steps in a row are skipped, the next batch is diagnosed as by
     `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
-    written to `events.jsonl`. Faults that skip no step are searched for as far
-    as `max_overhead` allows, which is after minutes, unless a `PrecisionTuner`
-    does so.
+    written to `events.jsonl`. Faults that skip no step are searched for after
+    `20 / max_overhead` steps, which are 1,000, and whenever twice as many were
+    taken, unless a `PrecisionTuner` does so. Nothing of this depends on how
+    fast the machine is.
+
+    A part of the monitor that fails is left out from then on, with a warning
+    that says which; training goes on.
 
     While an optimizer skips steps, a batch whose loss is not finite is
     kept out of the running loss and metrics, so that callbacks which stop, or
@@ -118,23 +126,20 @@ class MixPrecMonitor(CopiedCallback):
         update_freq: Int, batches. Defaults to `50`.
         probe_every: Int, steps. `0` for no probes, and no ranges at all.
             Defaults to `100`.
-        max_overhead: Float, share of the training time. Readings of
-            the counters, probes and diagnoses of healthy runs are thinned to
-            stay below it, all that happens once apart: setting up, compiling
-            the probed step, the last reading, and, for a model that no
-            diagnosis has compared with float32 yet, one when the run is over,
-            if it is expected to take a twentieth of the run at most. Up to
-            half of it, at most 1.25 percentage points, is reserved for
-            overhead that cannot be timed; readings and probes take at most
-            half of the rest each. At 1 these two are not thinned. At 0 no
-            ranges are read. Defaults to `0.02`.
+        max_overhead: Float, share of the training time. Readings of the
+            counters without news, probes and ranges in between are thinned to
+            stay below it; what happens once is not, nor are diagnoses, which
+            are counted in steps. Up to half of it, at most 1.25 percentage
+            points, is reserved for overhead that cannot be timed; readings and
+            probes take at most half of the rest each. At 1 these two are not
+            thinned. At 0 no ranges are read. Defaults to `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,
             every batch is held until its step is known to have succeeded,
             which waits for the device in every step. Defaults to `0`.
         stop_after: Int. Skipped steps in a row after which training stops,
-            whatever the loss scale, at the next reading of the counters.
-            Defaults to `None`, never.
+            whatever the loss scale; the step that begins then may be taken.
+            The counters are looked at that often. Defaults to `None`, never.
         verbose: `0` or `1`. Whether to print the summary at the end. Defaults
             to `1`.
         on_stop: `"stop"` to end `fit` as `model.stop_training` does, or
@@ -159,9 +164,10 @@ class MixPrecMonitor(CopiedCallback):
             has `save(path)` and `replay(model)`, and is loaded by
             `keras_mixprec.diagnosis.failing_batch.FailingBatch.load(path)`.
 
-        report: The `MixPrecReport` of all that is in `log_dir`, `None` before
-            the first `fit`. A notebook shows it as the page of the tab; it
-            has `save_html(path)`.
+        report: The `MixPrecReport` of all that is in `log_dir`, of the first
+            worker if there are several, `None` before the first `fit`. A
+            notebook shows it as the page of the tab; it has
+            `save_html(path)`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -218,6 +224,7 @@ class MixPrecMonitor(CopiedCallback):
         self.failing_batches: list = []
         self._session: Any = None  # In `fit`.
         self._has_logged = False
+        self._is_chief, self._report_dir = True, self.log_dir
 
     @property
     def report(self) -> Any:
@@ -225,17 +232,27 @@ class MixPrecMonitor(CopiedCallback):
         # What reads a log takes no part in writing it.
         from keras_mixprec.reporting.report import load_report
 
-        return load_report(self.log_dir) if self._has_logged else None
+        if not self._has_logged:
+            return None
+        try:
+            return load_report(self._report_dir)
+        except FileNotFoundError as error:
+            if self._is_chief:
+                raise
+            raise FileNotFoundError(
+                "The first worker writes the log, in a folder that this "
+                "worker does not have: ask for `monitor.report` there. "
+                f"Received: log_dir={self._report_dir!r}"
+            ) from error
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Opens the log."""
-        # Workers that write to one folder would overwrite each other.
-        chief = active.processes().is_chief(self.model)
+        self.summary = None
         self._session = Session.join(
             self,
             Settings(
                 log_dir=self.log_dir,
-                open_log=self._log if chief else NoLog,
+                open_log=self._open_log,
                 update_freq=self.update_freq,
                 probe_every=self.probe_every,
                 max_overhead=self.max_overhead,
@@ -249,6 +266,7 @@ class MixPrecMonitor(CopiedCallback):
                 ),
             ),
         )
+        self._session.on_abandoned = self._on_abandoned
         self._has_logged = True
         self.verdicts = self._session.examiner.verdicts
         self.failing_batches = self._session.parts.recorder.kept
@@ -257,7 +275,27 @@ class MixPrecMonitor(CopiedCallback):
         """Guards the metrics and reads the counters, the first time."""
         self._session.begin_epoch(self, epoch)
 
-    def _log(self):
+    def _sum_up(self):
+        # Not needed before a `fit` ends.
+        from keras_mixprec.monitoring.summary import end_event, summarize
+
+        self.summary = summarize(self._session)
+        step = self._session.step
+        self._session.log.event(step, end_event(self.summary))
+
+    def _on_abandoned(self):
+        """An exception has ended `fit`, and not its last epoch."""
+        self._is_chief = self._session.log.writes
+        self._report_dir = self._session.log_dir
+        with contextlib.suppress(Exception):
+            self._sum_up()
+            if self.verbose:
+                print_message(str(self.summary))
+
+    def _open_log(self):
+        # Workers that write to one folder would overwrite each other.
+        if not active.processes().is_chief(self.model):
+            return NoLog()
         if not self.loggers:
             return RunLog(self.log_dir)
         from keras_mixprec.monitoring.forwarded_log import ForwardedLog
@@ -272,23 +310,32 @@ class MixPrecMonitor(CopiedCallback):
         """Reads the counters before this step, if it is time to."""
         self._session.begin_batch(self, batch)
 
+    def on_test_end(self, logs: dict | None = None) -> None:
+        """Reports what is wrong with an `evaluate` outside of `fit`."""
+        super().on_test_end(logs)
+        if self._session is None or not self._session.watches(self):
+            from keras_mixprec.monitoring.validation import watch_evaluation
+
+            self.verdicts = watch_evaluation(
+                self.model, logs or {}, self._open_log, self.verbose
+            )
+            self._has_logged |= bool(self.verdicts)
+
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Reads the counters at the end of the epoch."""
         self._session.end_epoch(self, logs)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Reads the counters, writes the summary and closes the log."""
-        # Not needed before a `fit` ends.
-        from keras_mixprec.monitoring.summary import end_event, summarize
-
         session = self._session
         session.finish()
-        self.summary = summarize(session)
-        session.log.event(session.step, end_event(self.summary))
+        session.attempt("sum up this run", self._sum_up)
+        self._is_chief = session.log.writes
+        self._report_dir = session.log_dir
         session.leave(self)
         if self.loggers and session.log.writes:
             session.log.finish(self.summary, lambda: self.report)
-        if self.verbose:
+        if self.verbose and self.summary:
             print_message(str(self.summary))
         session.raise_if_failed()
 

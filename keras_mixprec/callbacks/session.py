@@ -1,13 +1,22 @@
 """What the callbacks of one `fit` share, so that together they cost once."""
 
-import time
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from keras_mixprec.backend.common import any_worker
+from keras_mixprec import _clock
+from keras_mixprec._fit_end import SESSION_ATTRIBUTE
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import (
+    any_worker,
+    of_all_workers,
+    optimizers_of,
+)
 from keras_mixprec.callbacks.fit_state import FitState, Parts
 from keras_mixprec.callbacks.settings import Settings
+from keras_mixprec.diagnosis.verdict import FOUND_BY, Verdict
+from keras_mixprec.guards.train_function import without_taps
 from keras_mixprec.monitoring.attach import (
     CHARTS,
     METRICS,
@@ -20,11 +29,14 @@ from keras_mixprec.monitoring.attach import (
     stop_watching,
 )
 from keras_mixprec.monitoring.failing_batches import BadData
-from keras_mixprec.monitoring.failures import explain_error
+from keras_mixprec.monitoring.failures import (
+    explain_error,
+    failure_event,
+    note_end,
+    warn_disabled,
+)
 from keras_mixprec.monitoring.overhead import READINGS
-
-# The attribute of a model that holds its session: elsewhere it keeps it alive.
-_SESSION_ATTRIBUTE = "_keras_mixprec_session"
+from keras_mixprec.numerics.held_optimizer import is_scaling
 
 
 class Session:
@@ -40,6 +52,7 @@ class Session:
         started: Boolean. Whether it watches; not before the model is built.
         bad_data: `BadData` of this `fit`.
         on_diagnosis: What `join` was given.
+        log_dir: String. Where the first worker logs, as far as is known.
     """
 
     def __init__(self, model, settings):
@@ -47,10 +60,14 @@ class Session:
         self.parts = Parts.of(model, settings)
         self.state: Any = None
         self.bad_data = BadData()
+        self.log_dir = settings.log_dir
         self._members = []
         self._params = self._on_end = None
         self.on_diagnosis: Callable | None = None
+        self.on_abandoned: Callable | None = None
         self.started = self._finished = self._has_waited = False
+        self._has_begun = False
+        self._given_up: set[str] = set()
 
     @classmethod
     def join(
@@ -73,7 +90,7 @@ class Session:
                 training. Defaults to `None`.
         """
         model = callback.model
-        session = vars(model).get(_SESSION_ATTRIBUTE)
+        session = vars(model).get(SESSION_ATTRIBUTE)
         if session and session._has(callback):
             raise ValueError(
                 "`callbacks` must not have one callback twice. Received: the "
@@ -84,11 +101,13 @@ class Session:
             if session:
                 session.log.close()
             stop_watching(model)
-            session = vars(model)[_SESSION_ATTRIBUTE] = cls(model, settings)
+            session = vars(model)[SESSION_ATTRIBUTE] = cls(model, settings)
         elif settings.log_dir is not None:
             session._check_only(settings)
             session.parts = Parts.of(model, settings)
+            session.log_dir = settings.log_dir
         if on_diagnosis:
+            session._check_only_tuner()
             session.on_diagnosis, session._on_end = on_diagnosis, on_end
         session._params = callback.params
         session._members.append(callback)
@@ -110,14 +129,37 @@ class Session:
                 f"log_dir={settings.log_dir!r}"
             )
 
+    def _check_only_tuner(self):
+        if self.has_tuner:
+            raise ValueError(
+                "A `fit` can have one `PrecisionTuner` only. Received: two in "
+                "`callbacks`"
+            )
+
     def leave(self, callback):
         """The last callback to leave closes the log."""
         self._members.remove(callback)
         if not self._members:
             stop_watching(self.model)
             self.log.close()
-            if vars(self.model).get(_SESSION_ATTRIBUTE) is self:
-                del vars(self.model)[_SESSION_ATTRIBUTE]
+            if vars(self.model).get(SESSION_ATTRIBUTE) is self:
+                del vars(self.model)[SESSION_ATTRIBUTE]
+
+    def abandon(self, error: BaseException):
+        """Leaves the model as it was: an exception has ended `fit`."""
+        model = self.model
+        with contextlib.ExitStack() as stack:
+            stack.callback(vars(model).pop, SESSION_ATTRIBUTE, None)
+            stack.callback(self.log.close)
+            stack.callback(stop_watching, model)
+            for part in self.parts.recorder, self.parts.prober, self.examiner:
+                stack.callback(part.disarm)
+            stack.callback(self._members.clear)  # Summaries ask them.
+            model.train_function = without_taps(model.train_function)
+            with contextlib.suppress(Exception):
+                note_end(self, error)
+            if self.on_abandoned:
+                self.on_abandoned()
 
     @property
     def settings(self):
@@ -180,7 +222,8 @@ class Session:
         self._start()
         keep_watching(self.model)
         self.state.begin_batch(batch, self._params)
-        self.state.performance.clock.stamp(self.step)
+        stamp = self.state.performance.clock.stamp
+        self.attempt("time steps", stamp, self.step)
         if self.step >= self.state.idle_until:
             self._act()
         if self.parts.early_stop.failed:
@@ -197,49 +240,106 @@ class Session:
             or self._has_waited
         )
 
+    def attempt(
+        self, task: str, work: Callable, *arguments, who: str = ""
+    ) -> Any:
+        """Does a part of the work; if it fails, training goes on without it.
+
+        Args:
+            task: String, what it does: a verb and its object.
+            work: Function. What failed once is not done again.
+            *arguments: What it is given.
+            who: String. The callback that does it, if it is another one.
+
+        Returns:
+            What it returns, `None` if it fails or has failed.
+        """
+        if task in self._given_up:
+            return None
+        try:
+            return work(*arguments)
+        # Whatever it runs into, training continues.
+        except Exception as error:
+            self._given_up.add(task)
+            event = failure_event("task_failed", error, task=task)
+            self.log.event(self.step, event)
+            warn_disabled(task, error, who or self.examiner.who)
+        return None
+
     def _act(self):
-        self._keep_if_failed()
-        if self.step > self.first_step:
-            self.budget.begin(self.step)
-        self.prober.collect(self.step)
-        since = self.step - self.state.counter_log.step
-        due = since >= self.settings.update_freq
-        if due and self.budget.left(READINGS) > 0:
-            self._read_counters()
-        if self.step >= self.state.next_agreement:
+        attempt, step = self.attempt, self.step
+        attempt("keep failing batches", self._keep_if_failed)
+        if step > self.first_step:
+            self.budget.begin(step)
+            attempt("note the first loss", self._note_first_loss)
+        attempt("probe steps", self.prober.collect, step)
+        attempt("read the counters", self._read_if_due)
+        if step >= self.state.next_agreement:
             self._agree()
-        if self.state.counter_log.state.trouble:
-            self._examine_if_wanted()
-            self._probe_if_wanted()
-        else:
-            self._probe_if_wanted()
-            self._examine_if_wanted()
-        self._predict_scale_if_wanted()
-        self.parts.ranges.read_if_due(self.synchronized_model, self.step)
-        self.state.performance.before_step(self.step)
-        if not self.parts.recorder.full:
-            self.parts.recorder.hold(
-                self.model, self.step + 1, self.counters.optimizers()
-            )
-        self.state.idle_until = self.step + self.state.idle_steps(self.parts)
+        diagnose = partial(attempt, "diagnose", self._examine_if_wanted)
+        if trouble := self.state.counter_log.state.trouble:
+            diagnose()
+        attempt("probe steps", self._probe_if_wanted)
+        if not trouble:
+            diagnose()
+        attempt("predict the loss scale", self._predict_scale_if_wanted)
+        ranges = self.parts.ranges.read_if_due
+        attempt("measure layers", ranges, self.synchronized_model, step)
+        attempt("time steps", self.state.performance.before_step, step)
+        attempt("keep failing batches", self._hold_batch)
+        self.state.idle_until = step + self.state.idle_steps(self.parts)
+
+    def watches(self, callback) -> bool:
+        """Whether the `fit` of a callback that joined is under way."""
+        return callback in self._members
+
+    def begin_validation(self, callback):
+        """Keeps the loss of the epoch, whose metric the validation resets."""
+        if self.started and self._members[:1] == [callback]:
+            self.attempt("log the loss", self._hold_loss)
+            self.budget.pause()
+
+    def _hold_loss(self):
+        with self.state.counter_log.synchronized():
+            self.state.counter_log.loss.hold()
 
     def end_epoch(self, callback, logs: dict | None):
         """Reads the counters at the end of an epoch, and what it reports."""
         if callback is not self._members[0] or not self.started:
             return
+        attempt = self.attempt
         self.parts.recorder.end_epoch()
-        self.state.end_epoch(self.model, callback.params, logs)
-        self.prober.collect(self.step)
-        self.parts.ranges.end_epoch(self.step)
-        if self.budget.left(READINGS) > 0:
-            self._read_counters()
-        self.state.counter_log.loss.end_epoch(self.step, logs)
-        started = time.perf_counter()
-        self.log_layers()
-        log_epoch(self.log, self.step)
-        self.budget.add(READINGS, time.perf_counter() - started)
-        self.state.idle_until = self.step
+        self.state.end_epoch(callback.params)
+        step, metrics = self.step, self.state.metrics
+        if step > self.first_step:  # The next epoch's sums begin at 0.
+            attempt("note the first loss", self._note_first_loss)
+        attempt("look at metrics", metrics.read, self.model, step, logs)
+        attempt("probe steps", self.prober.collect, step)
+        self.parts.ranges.end_epoch(step)
+        # Epochs of few steps are read at fewer and fewer of their ends.
+        gap = min((step - self.first_step) // 8, self.settings.update_freq)
+        attempt("read the counters", self._read_if_due, gap)
+        attempt("look at the validation", self._look_at_validation, logs)
+        started = _clock.now()
+        loss = self.state.counter_log.loss
+        attempt("log the loss", loss.end_epoch, step, logs)
+        if self.state.counter_log.step == step:
+            attempt("log layers", self.log_layers)
+        attempt("log epochs", log_epoch, self.log, step)
+        self.budget.add(READINGS, _clock.now() - started)
+        self.state.idle_until = min(self.state.idle_until, step + gap)
         self.raise_if_failed()
+
+    def _look_at_validation(self, logs):
+        from keras_mixprec.monitoring.metric_values import validated
+
+        values = validated(logs)
+        if not values:
+            return
+        with self.examiner.errors_reported(self.step):
+            self.examiner.look_at_validation(
+                self.synchronized_model(), self.step, values, self.on_diagnosis
+            )
 
     def raise_if_failed(self):
         """Ends `fit` with an exception if that was asked for."""
@@ -252,25 +352,31 @@ class Session:
         self._start()  # There may have been no epoch.
         self._finished = True
         self.state.begin_epoch()
+        attempt, step, state = self.attempt, self.step, self.state
         after_epoch(self.model)
         self.synchronized_model()
-        self._keep_if_failed()
-        self.state.performance.clock.end_epoch(known_length=True)
+        attempt("keep failing batches", self._keep_if_failed)
+        state.performance.clock.end_epoch(known_length=True)
         for part in self.parts.recorder, self.prober, self.examiner:
             part.disarm()
-        self._read_counters()
-        self.state.performance.finish(self.step)
-        self._examine_at_the_end()
+        attempt("read the counters", self._read_counters)
+        attempt("time steps", state.performance.finish, step)
+        # What it shows may be reason for a diagnosis.
+        attempt("measure layers", self.parts.ranges.finish, self.model, step)
+        attempt("diagnose", self._examine_at_the_end)
         if self._on_end:
             self._on_end()
-        self.state.counter_log.close()
-        self.log_layers()
+        if state.several_workers:
+            attempt("share verdicts", self.share_verdicts)
+        attempt("read the counters", state.counter_log.close)
+        attempt("log layers", self.log_layers)
         from keras_mixprec.monitoring import precision_settings
 
-        precision_settings.log_end(self.log, self.step)
-        self.examiner.schedule.leave(self.model, self.step - self.first_step)
-        self.parts.ranges.finish(self.model, self.step)
-        self.examiner.report_zeros(self.step)
+        attempt("log settings", precision_settings.log_end, self.log, step)
+        taken = step - self.first_step
+        leave = self.examiner.schedule.leave
+        attempt("plan audits of the next `fit`", leave, self.model, taken)
+        attempt("diagnose", self.examiner.report_zeros, step)
 
     def _start(self):
         if self.started:
@@ -279,7 +385,17 @@ class Session:
         self.model.make_train_function()  # `train_on_batch` does it too late.
         self.state = FitState.begin(self)
         explain = self.examiner.on_error = partial(explain_error, self)
+        self.examiner.locate = partial(self.bad_data.located, self)
         after_errors(self.model, explain)
+        attempt = self.attempt
+        attempt("log settings", self._log_settings)
+        attempt("log layers", self.log_layers)
+        attempt("read the counters", self._read_counters)
+        attempt("diagnose", self.examiner.begin, self.synchronized_model())
+        start = self.parts.ranges.start
+        attempt("measure layers", start, self.model, self.step, self.examiner)
+
+    def _log_settings(self):
         self.log.layout(self.step, CHARTS)
         settings = settings_of(self.model)
         self.log.settings(settings, SETTINGS, METRICS)
@@ -288,12 +404,10 @@ class Session:
 
         settings = settings | self.settings.logged()
         at = self.log, self.step
-        precision_settings.log_begin(*at, self.has_tuner, settings)
+        model = self.model
+        precision_settings.log_begin(*at, model, self.has_tuner, settings)
         for event in self.settings.before_training:
             self.log.event(self.step, event)
-        self.log_layers()
-        self._read_counters()
-        self.parts.ranges.start(self.model, self.step, self.examiner)
 
     def synchronized_model(self):
         """Returns the model, with variables that are those of the last step."""
@@ -319,13 +433,21 @@ class Session:
         counters, step = self.state.counter_log, self.step
         if counters.step != step or self.prober.armed:
             return
-        if self.examiner.wants(counters.state.trouble, self.has_tuner):
+        if self._wants_diagnosis():
             work = partial(self._examine, step=step)
             self.examiner.on_next_batch(self.model, step, work)
 
-    def _examine(self, batch, step, is_overhead=True):
+    def _wants_diagnosis(self):
+        trouble = self.state.counter_log.state.trouble
+        taken = self.step - self.first_step
+        dtypes = self.prober.dtypes
+        return self.examiner.wants(trouble, self.has_tuner, taken, dtypes)
+
+    def _examine(self, batch, step):
         if batch is None:
             return
+        # The first one happens once.
+        is_overhead = self.examiner.schedule.cost is not None
         who = "MixPrecMonitor" * self.settings.verbose
         with self.examiner.diagnosing(step, is_overhead):
             found = self.examiner.examine(self.model, batch, step, who)
@@ -334,17 +456,18 @@ class Session:
 
     def _examine_at_the_end(self):
         """Diagnoses the first batch if no next one came after a reason to."""
-        state, batch = self.state, self.parts.ranges.batch
-        trouble = state.counter_log.state.trouble
+        ranges = self.parts.ranges
+        batch, ranges.batch = ranges.batch, None
         # A tuner has diagnosed one by now.
         if batch is None or self.has_tuner:
             return
-        alone = not state.several_workers
-        reason = trouble or self.examiner.wants_zeros
-        if reason and self.examiner.wants(trouble, self.has_tuner):
+        if self._wants_diagnosis():
             self._examine(batch, self.step)
-        elif alone and self.examiner.wants_comparison(self.prober.dtypes):
-            self._examine(batch, self.step, is_overhead=False)
+        elif not self.state.several_workers and any(
+            map(is_scaling, optimizers_of(self.model).values())
+        ):
+            # Of a run that is too short for a comparison, too.
+            self.examiner.examine_scale_use(self.model, batch, self.step)
 
     def _probe_if_wanted(self):
         if self._wants_probe() and not self.state.several_workers:
@@ -360,15 +483,42 @@ class Session:
         A worker whose step is probed, or who stops, while others go on waits
         for them for ever: the probed step adds gradients up in its own calls.
         """
-        self.state.next_agreement = self.step + self.settings.update_freq
+        self.state.next_agreement = self.step + self.settings.agree_every
         reason = self.state.counter_log.state.reason_to_stop
-        flags = [not self._wants_probe(), reason is not None]
-        unwanted, unrecoverable = any_worker(self.model, flags)
+        news = self.examiner.has_news
+        flags = [not self._wants_probe(), reason is not None, news]
+        unwanted, unrecoverable, news = any_worker(self.model, flags)
+        if news:
+            self.share_verdicts()
         if unrecoverable:
             reason = reason or "another worker cannot go on"
             self.parts.early_stop.stop(self.step, reason)
         elif not unwanted:
             self.prober.arm(self.model, self.step)
+
+    def share_verdicts(self):
+        """Reports what other workers have found; every worker must call it."""
+        own = {
+            "log_dir": self.settings.log_dir if self.log.writes else None,
+            "verdicts": [v.to_dict() for v in self.examiner.unshared()],
+        }
+        shared = of_all_workers(self.model, own)
+        folders = [found["log_dir"] for found in shared]
+        self.log_dir = next(filter(None, folders), self.log_dir)
+        for worker, found in enumerate(shared):
+            if worker == active.processes().rank(self.model):
+                continue
+            for fields in found["verdicts"]:
+                verdict = Verdict(**fields)
+                verdict.numbers[FOUND_BY] = f"worker {worker}"
+                self.examiner.report(verdict, self.step)
+
+    def _note_first_loss(self):
+        if not self._has_begun:
+            self._has_begun = True
+            counters = self.state.counter_log
+            with counters.synchronized():
+                self.examiner.began(counters.loss.read())
 
     def _predict_scale_if_wanted(self):
         if self.step > self.first_step:
@@ -387,8 +537,22 @@ class Session:
                 self.synchronized_model(), self.counters.optimizers()
             )
 
+    def _hold_batch(self):
+        if not self.parts.recorder.full:
+            self.parts.recorder.hold(
+                self.model, self.step + 1, self.counters.optimizers()
+            )
+
     def _read_counters(self):
         self.state.counter_log.read(self.step)
+        self._after_reading()
+
+    def _read_if_due(self, gap=None):
+        self.state.counter_log.read_if_due(self.step, gap)
+        if self.state.counter_log.step == self.step:
+            self._after_reading()
+
+    def _after_reading(self):
         self.state.performance.write(self.step)
         reason = self.state.counter_log.state.reason_to_stop
         if reason and not self.state.several_workers:

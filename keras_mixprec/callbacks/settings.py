@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -34,6 +35,11 @@ class Settings:
     summary: bool = False
     before_training: list = dataclasses.field(default_factory=list)
 
+    @property
+    def agree_every(self) -> int:
+        """Steps after which several workers agree on what all must do."""
+        return min(self.update_freq, self.stop_after or self.update_freq)
+
     def logged(self) -> dict:
         """Returns what the log has of them, to make another run alike."""
         return {
@@ -50,7 +56,18 @@ class CopiedCallback(keras.callbacks.Callback):
     What it was given and what a `fit` has left as its result is copied.
     """
 
+    _session: Any = None
     _OF_ONE_FIT = ("_model", "_session", "_tuning")
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        """Keeps the loss of the epoch; a validation is no time of training."""
+        if session := vars(self).get("_session"):
+            session.begin_validation(self)
+
+    def on_test_end(self, logs: dict | None = None) -> None:
+        """Training goes on."""
+        if session := vars(self).get("_session"):
+            session.budget.go_on()
 
     def leave_out(self, seconds: float) -> None:
         """Takes note of a pause in `fit`, which is no time of training.

@@ -16,13 +16,13 @@ from keras_mixprec.loss_scaling.ensure import (
 )
 from keras_mixprec.monitoring.failures import failure_event
 from keras_mixprec.numerics.evaluation import held_back
-from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
-from keras_mixprec.tuning.plan_store import PlanOnDisk
+from keras_mixprec.tuning.history import said_at_start
+from keras_mixprec.tuning.plan_store import PlanOnDisk, starting_from
 from keras_mixprec.tuning.proposal import RUNGS, check_alike
 from keras_mixprec.tuning.state import TunerSettings
 
@@ -34,13 +34,14 @@ class PrecisionTuner(CopiedCallback):
     """Demotes numerically unstable layers to a wider dtype during training.
 
     Before the first step, when steps are skipped or losses are not finite
-    more often than a search for the loss scale explains, after 16 steps, and
-    then after three times as many as the time before, one batch is diagnosed
-    as by `keras_mixprec.diagnose`; from the fourth time on, as far as the
-    monitor's `max_overhead` allows (0.02 if there is none). Steps count over
+    more often than a search for the loss scale explains, after 16 steps and 48,
+    and then after four times as many as the time before, one batch is diagnosed
+    as by `keras_mixprec.diagnose`. Steps count over
     all `fit` calls until the model is compiled again or its dtypes or weights
     are set. A diagnosis that takes long shows its progress. A loss scale at
-    which gradients vanish is raised to where they survive. The smallest set
+    which gradients vanish is raised to where they survive, and a fixed one is
+    set to the scale that suits all layers if there is one; where it cannot be
+    set, the history says once which one is needed. The smallest set
     of layers that repairs what is found is demoted: to bfloat16 where the fault
     is one of range and the device computes in it, else to float32. Weights,
     optimizer state, metrics and counters stay; the compiled functions are
@@ -53,7 +54,7 @@ class PrecisionTuner(CopiedCallback):
     training as well), what the demotion let through made training diverge: it
     is undone, and weights, optimizer state and loss scale are those of before
     (not where several workers train together). The loss is compared after
-    `cooldown` steps, and later as far as `max_overhead` allows.
+    `cooldown` steps, and after twice as many each time.
 
     When all is quiet for `cooldown` steps, what turns out not to be needed
     is returned to 16 bits, and after `promote_after` steps every demoted
@@ -67,10 +68,10 @@ class PrecisionTuner(CopiedCallback):
     signed off in the same way: if it is not within the tolerance the fewest
     layers that bring it there are demoted. The metric is evaluated once before
     the first step, so that a mistake in it ends `fit` at once; one that fails
-    later lets no layer return. Returns, and the search for layers at the end,
-    may take 5% of the training time, or 10 s if that is more; neither they nor
-    any evaluation changes weights, metrics, the state of layers or random
-    numbers.
+    later, or is not finite in float32, lets no layer return; a warning says so.
+    Returns, and the search for layers at the end, may take 50 evaluations, and
+    one more for each 100 steps; none changes weights, metrics, the state of
+    layers or random numbers.
 
     Under `tf.distribute` or `torch.distributed` every worker trains with it,
     and all change the same layers at the same step: each diagnoses its own
@@ -91,7 +92,10 @@ class PrecisionTuner(CopiedCallback):
         plan: String or path-like, a JSON file. If it is there, training
             starts from it; it is written on every change and at the end. If
             that fails in training, a warning says so and training continues.
-            Defaults to `None`.
+            Your code wins where it has changed since the plan was written:
+            layers that it gives another policy, and those that only the
+            model or only the plan has, are named and left as they are; the old
+            file is kept beside the new one. Defaults to `None`.
         dry_run: Boolean. Whether to say what would be changed and change
             nothing; the plan is neither read nor written. Defaults to
             `False`.
@@ -137,10 +141,12 @@ class PrecisionTuner(CopiedCallback):
     Attributes:
         plan: The `PrecisionPlan` that the model follows, with the verdict for
             each demoted layer; `None` before the first `fit`.
-        history: List of dicts, all that the last `fit` changed or would have
-            changed: `kind` (`"start"`, `"demote"`, `"shrink"`, `"promote"`,
-            `"keep"`, `"loss_scaling"`, `"raise_scale"`, `"undo"`, `"give_up"`,
-            `"sign_off"`), `step`,
+        history: List of dicts, all that was changed or would have been changed
+            since the callback was given this model: `kind` (`"start"`,
+            `"demote"`, `"shrink"`, `"promote"`, `"keep"`, `"loss_scaling"`,
+            `"raise_scale"`, `"lower_scale"`, `"advise_scale"` (the loss
+            scale that the model needs, which it leaves to you), `"undo"`,
+            `"give_up"`, `"sign_off"`), `step`,
             and for changes `layers`, a dict from path to the policies `before`
             and `after`, and the `seconds` that the rebuild and the step after
             it took. Those that a metric has decided have `metric`, its name,
@@ -151,7 +157,8 @@ class PrecisionTuner(CopiedCallback):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a number is outside its range, or `monitor` or `mode` is
-            given without `validate`; when training starts, if the plan is
+            given without `validate`; when training starts, if another tuner is
+            among the callbacks of the same `fit`, the plan is
             damaged or belongs to another model, `monitor` is no metric of the
             model, or the metric is not finite in float32.
         OSError: When training starts, if the plan cannot be written.
@@ -214,7 +221,7 @@ class PrecisionTuner(CopiedCallback):
         # In `fit`.
         self._session: Any = None
         self._tuning: Any = None
-        self._warned = False
+        self._warned = self._keeps_file = False
 
     def _check_together(self):
         if 0 < self.promote_after < self.cooldown:
@@ -238,11 +245,15 @@ class PrecisionTuner(CopiedCallback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Starts from the plan, if there is one."""
         model = self.model
-        repairs = Repairs(model)
-        known = None if self._is_dry else self._disk.load(model)
+        repairs = Repairs.of(model)
+        known = None if self._is_dry else self._disk.load()
         check_alike(model, known)
-        if known:
-            repairs.load_state(known[1])
+        start = None
+        if known is not None:
+            plan, state = known
+            start = starting_from(
+                plan, state, repairs.asked, repairs.containers()
+            )
         self._session = Session.join(
             self,
             Settings(verbose=self.verbose),
@@ -258,6 +269,7 @@ class PrecisionTuner(CopiedCallback):
             why_bfloat16 = advised.reason
         settings = TunerSettings(
             save_plan=self._save_plan,
+            plan="" if self._is_dry else str(self._disk.path),
             rungs=self._rungs_here(use_bfloat16),
             why_bfloat16=why_bfloat16,
             dry_run=self.dry_run,
@@ -272,17 +284,16 @@ class PrecisionTuner(CopiedCallback):
             check_validate=not self._has_validated,
             tolerance=self.tolerance,
         )
-        self._tuning = Tuning(settings, self._session, repairs)
-        self.history = self._tuning.records.history
-        if known:
-            apply_policy(model, known[0])
-            self._tuning.records.at_first(
-                "start", f"starts from {self._disk.path}"
-            )
+        if self._tuning is None or not self._tuning.repairs.is_of(model):
+            self.history = []
+        self._tuning = Tuning(settings, self._session, repairs, self.history)
+        self._keeps_file = False
+        if start:
+            self._start_from(start, repairs)
         self.plan, self._warned = repairs.plan(), False
         # Whether it can be written shall be known now.
         if self._writes_plan:
-            self._disk.save(repairs)
+            self._disk.save(repairs, bool(start and start.aside))
         if not self.dry_run and _can_be_scaled(model):
             ensure_loss_scaling(model)
             self._tuning.records.at_first(
@@ -313,7 +324,10 @@ class PrecisionTuner(CopiedCallback):
         tuning.records.rebuild(session.step)
         self._save_plan(tuning.repairs)
         # The monitor's summary begins with the same sentence.
-        if self.verbose and self.history and not session.settings.summary:
+        story = session.log.story
+        wide = any(event["kind"] == "no_16_bits" for event in story)
+        news = wide or tuning.records.has_news
+        if self.verbose and news and not session.settings.summary:
             # As in the monitor, not needed before.
             from keras_mixprec.monitoring.summary import summarize
 
@@ -321,6 +335,19 @@ class PrecisionTuner(CopiedCallback):
             print_message(f"PrecisionTuner: {said}")
         session.leave(self)
         session.raise_if_failed()
+
+    def _start_from(self, start, repairs):
+        """Follows what fits of the plan, and names what does not."""
+        changes = repairs.follow(start)
+        self._keeps_file = start.keeps_file
+        known = any(event["kind"] == "start" for event in self.history)
+        if known and not (changes or start.aside):
+            return
+        text = said_at_start(self._disk, start, changes, self._keeps_file)
+        fields = {"left_aside": start.aside} if start.aside else {}
+        self._tuning.records.at_first("start", text, **fields)
+        if start.aside and not self.verbose:
+            warnings.warn(f"PrecisionTuner {text}.", UserWarning, stacklevel=2)
 
     @property
     def _is_dry(self):
@@ -331,7 +358,7 @@ class PrecisionTuner(CopiedCallback):
         # Not `self.model`, which on JAX takes the state of the last step for
         # that of this one when a step is under way.
         chief = active.processes().is_chief(self._session.model)
-        return chief and not self._is_dry
+        return chief and not (self._is_dry or self._keeps_file)
 
     def _save_plan(self, repairs: Repairs) -> None:
         """Keeps the plan, also in its file if this is the chief's."""

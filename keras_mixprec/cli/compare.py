@@ -4,7 +4,6 @@ import argparse
 import importlib
 import os
 import sys
-import traceback
 from typing import Any
 
 from keras_mixprec.cli import files
@@ -37,7 +36,7 @@ _PASSED: dict[str, dict[str, Any]] = {
     },
     "tolerance": {
         "type": float,
-        "help": "share by which the metric may be worse (default: 0.002)",
+        "help": "share that the metric may be worse by (default: 0.002)",
     },
     "seeds": {"type": int, "help": "trainings of each policy (default: 3)"},
     "steps": {"type": int, "help": "of each training (default: 100)"},
@@ -67,8 +66,8 @@ def add_command(commands) -> None:
         "compare",
         help="train under several policies: speed, memory, accuracy",
         description="Trains a model under several policies in turns, on the "
-        "same batches from the same weights, and says what each brings: step "
-        "time, memory, and whether its metric is within tolerance.",
+        "same batches from the same weights. Prints the step time and memory "
+        "of each, and whether its metric is within tolerance.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -217,7 +216,9 @@ def _number(text):
 
 def _compare(asked, quiet):
     for name in "build", "data", "validation_data", "metric", "callbacks":
-        _import(asked.get(name))
+        module, colon, _ = str(asked.get(name)).partition(":")
+        if colon:
+            files.import_module(module)
     # Keras chooses its backend when it is imported.
     from keras_mixprec.analysis.comparison.run import compare_precisions
 
@@ -225,26 +226,6 @@ def _compare(asked, quiet):
         return compare_precisions(**asked, verbose=0 if quiet else 1)
     except TypeError as error:
         raise ValueError(str(error)) from error
-
-
-def _import(target):
-    module, colon, _ = str(target).partition(":")
-    if not colon:
-        return
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # Whatever is wrong in the caller's module.
-        raise ValueError(
-            f"cannot import {module}: {type(error).__name__}: {error}"
-            f"{_where(error)}"
-        ) from error
-
-
-def _where(error):
-    """The line of the caller's that raised it, if Python's own did not."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    own = not os.path.exists(last.filename)  # importlib's are frozen.
-    return "" if own else f" ({last.filename}, line {last.lineno})"
 
 
 def _show(result, arguments):
@@ -281,7 +262,7 @@ def _rerun(arguments):
     result = _compare(sign_off.arguments(before), arguments.json)
     _show(result, arguments)
     for line in sign_off.circumstances(before, result.record):
-        print(f"note: {line}", file=sys.stderr)
+        files.say(f"note: {line}")
     found = sign_off.changed_verdicts(signed["verdicts"], result.rows)
     if before["batches_digest"] != result.record["batches_digest"]:
         found.append("the batches are not those that were signed")
@@ -290,7 +271,7 @@ def _rerun(arguments):
 
 def _say(problems, fine):
     for problem in problems:
-        print(f"keras-mixprec: {problem}", file=sys.stderr)
+        files.say(f"keras-mixprec: {problem}")
     if not problems:
         print(fine)
     return 1 if problems else 0

@@ -15,8 +15,8 @@ example:
   keras-mixprec convert model.keras --to float16 --calibration x.npz \\
     --out small.keras --report report.html
 
-exit status: 0 if the model was converted, 2 of a wrong call, such as a file
-that is no model, and if the tolerance cannot be kept.
+exit status: 0 = converted, 2 = usage error, such as a file that holds no
+model, or a tolerance that cannot be kept.
 """
 
 
@@ -78,15 +78,15 @@ def _run(arguments):
     _check_format(arguments.to)
     _check_numbers(arguments)
     _check_outputs(arguments)
-    _say("Loading Keras")
+    files.say("Loading Keras")
     # Keras chooses its backend when it is imported.
     from keras_mixprec.inference.convert import convert_for_inference
 
     policy = _policy(arguments.to)
     x, _ = files.data(arguments.calibration)
-    _say(f"Loading {arguments.model}")
+    files.say(f"Loading {arguments.model}")
     model = files.model(arguments.model, arguments.modules)
-    _say(f"Converting to {arguments.to}, and comparing with float32")
+    files.say(f"Converting to {arguments.to}, and comparing with float32")
     names = "tolerance", "batch_size"
     given = {n: getattr(arguments, n) for n in names if n in arguments}
     with _progress():
@@ -98,7 +98,7 @@ def _run(arguments):
         report.save_html(arguments.report)
     print(report.to_json() if arguments.json else report)
     for path in filter(None, (arguments.out, arguments.report)):
-        _say(f"Written: {path}")
+        files.say(f"Written: {path}")
     return 0
 
 
@@ -117,11 +117,6 @@ def _progress():
         log.removeHandler(handler)
         log.setLevel(level)
         log.propagate = propagate
-
-
-def _say(message):
-    """On stderr, so that what is printed as JSON stays that."""
-    print(message, file=sys.stderr, flush=True)
 
 
 def _check_format(text):

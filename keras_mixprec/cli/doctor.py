@@ -10,10 +10,10 @@ example:
   keras-mixprec doctor --backend torch --quick
 
 exit status:
-  0  nothing that is wrong was found
-  1  an error was found: a backend that is missing or broken, wrong results, a
-     GPU that is not used, or a combination of versions that is known to be bad
-  2  the command was called in a wrong way
+  0  no error was found.
+  1  an error was found. A backend is missing or broken, results are wrong, a
+     GPU is not used, or the versions do not work together.
+  2  usage error.
 """
 
 

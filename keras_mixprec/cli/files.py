@@ -4,14 +4,17 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import sys
 import textwrap
+import traceback
 import zipfile
 from typing import Any
 
 from keras_mixprec._files import check_regular
+from keras_mixprec.formats import printable
 
-# Of a message. That on a file with a `Lambda` has 368.
+# Characters of a message. A file with a `Lambda` gives 368.
 _LETTERS = 400
 
 
@@ -33,47 +36,104 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def model(path: str, modules: list[str]) -> Any:
+def model(path: str, modules: list[str], compiled: bool = False) -> Any:
     """Returns the Keras model in a file.
 
     Args:
         path: String.
         modules: List of names, what to import before.
+        compiled: Boolean. Compiles it as the file says if true. A model
+            whose loss, optimizer or metrics cannot be loaded is returned
+            uncompiled, with a message. Defaults to `False`.
 
     Raises:
         ValueError: If there is no such file, or no model in it.
     """
     import keras
 
-    # As for `python -m`, those of the folder that the command is called in.
+    # `python -m` finds modules in the current folder, so this does too.
     sys.path.insert(0, os.getcwd())
     for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ValueError(f"cannot import {name}: {error}") from error
+        import_module(name)
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path}")
     if path.endswith(".keras") and not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is damaged, or no .keras file")
+    # Keras then knows our optimizer and policies.
+    importlib.import_module("keras_mixprec.loss_scaling.optimizer")
+    importlib.import_module("keras_mixprec.policies.rescaled")
+    refused: Exception | None = None
+    if compiled:
+        try:
+            return keras.saving.load_model(path)
+        except Exception as error:  # Of many kinds, by what is in the file.
+            refused = error
     try:
-        return keras.saving.load_model(path)
-    except Exception as error:  # Of many kinds, by what is wrong in the file.
-        advice = "" if modules else _advice(str(error))
+        found = keras.saving.load_model(path, compile=False)
+    except Exception as error:
         raise ValueError(
-            f"{path} cannot be loaded as a Keras model: "
-            f"{first_line(error)}{advice}"
+            f"{path} cannot be loaded as a Keras model{_why(error)}"
         ) from error
+    if refused is not None:
+        say(
+            f"The optimizer, loss and metrics of {path} are not checked: they "
+            f"cannot be loaded{_why(refused)}"
+        )
+    return found
 
 
-def _advice(message):
-    if "enable_unsafe_deserialization" in message:
+def import_module(name: str) -> None:
+    """Imports a module of the caller's.
+
+    Args:
+        name: String.
+
+    Raises:
+        ValueError: If the file cannot be loaded.
+    """
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}{_where(error)}"
+        # It may also be a module that this one imports.
+        missing = getattr(error, "name", None) or ""
+        is_missing = isinstance(error, ModuleNotFoundError) and missing
+        if is_missing and f"{name}.".startswith(f"{missing}."):
+            why = (
+                f"{os.getcwd()} has no module {missing!r}, and none is "
+                "installed; run the command in the folder of the module"
+            )
+        raise ValueError(f"cannot import {name}: {why}") from error
+
+
+def _where(error):
+    """The line of the caller's that raised it, if Python's own did not."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    own = not os.path.exists(last.filename)  # importlib's are frozen.
+    return "" if own else f" ({last.filename}, line {last.lineno})"
+
+
+def say(message: str) -> None:
+    """Prints on stderr, so that stdout has the result alone."""
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+def _why(error):
+    """Says why Keras cannot load a file, and what to do about it."""
+    # Each object in the file adds a message of its own around the inner one.
+    message = str(error).rpartition("Exception encountered: ")[2]
+    if missing := re.search(r"ould not locate (\w+ '[^']+')", message):
         return (
+            f" without the {missing[1]}: add --import MODULE, the module that "
+            "registers it with @keras.saving.register_keras_serializable()"
+        )
+    advice = ""
+    if "enable_unsafe_deserialization" in message:
+        advice = (
             "; if you trust it, call it in a module of yours and give that "
             "with --import"
         )
-    known = "class" not in message
-    return "" if known else "; for layers of its own give --import"
+    return f": {first_line(message.partition(' Full object')[0])}{advice}"
 
 
 def data(path: str | None) -> tuple[Any, Any]:
@@ -107,7 +167,7 @@ def data(path: str | None) -> tuple[Any, Any]:
     return arrays.get("x", arrays), y
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: Exception | str) -> str:
     """The first line, cut between words: Keras may add a whole config."""
     line = str(error).strip().partition("\n")[0]
     return textwrap.shorten(line, _LETTERS, placeholder=" ...")

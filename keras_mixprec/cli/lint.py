@@ -5,7 +5,7 @@ import os
 
 from keras_mixprec.cli import files
 
-# What `--fail-on` takes: the severities, and never to fail.
+# `--fail-on` takes the severities, and never to fail.
 _FAIL_ON = ("high", "medium", "low", "never")
 
 _EXAMPLE = """\
@@ -62,7 +62,7 @@ def _run(arguments):
     from keras_mixprec.analysis.lint.lint import lint
 
     x, y = files.data(arguments.data)
-    model = files.model(arguments.model, arguments.modules)
+    model = files.model(arguments.model, arguments.modules, compiled=True)
     try:
         found = lint(model, x, y, policy=arguments.policy)
     except (IndexError, KeyError, RuntimeError, TypeError) as error:

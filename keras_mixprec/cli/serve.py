@@ -4,11 +4,14 @@ import argparse
 import os
 import sys
 
+from keras_mixprec.formats import printable
+
 _EPILOG = """\
 example:
   keras-mixprec serve logs
 
-It serves this machine alone. From elsewhere: ssh -L 6007:127.0.0.1:6007 HOST
+It serves this machine alone. From another machine, call
+  ssh -L 6007:127.0.0.1:6007 HOST
 """
 
 
@@ -54,7 +57,8 @@ def _run(arguments):
         raise ValueError(f"there is no folder {log_dir}")
     with PageServer(log_dir, arguments.port) as server:
         found = "" if server.runs.listed() else ", which has no run yet"
-        print(f"{server.url} shows {log_dir}{found}; Ctrl+C ends it")
+        shown = printable(f"{log_dir}{found}")
+        print(f"{server.url} shows {shown}; Ctrl+C ends it")
         sys.stdout.flush()
         try:
             server.serve_forever()

@@ -114,17 +114,6 @@ def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
     }
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or what caused it, says that memory has run out."""
-    memory = active.memory()
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, MemoryError) or memory.is_exhausted(seen):
-            return True
-        seen = seen.__cause__
-    return False
-
-
 def status_of_process() -> dict[str, int]:
     """Returns what Linux reports of this process, in bytes, by its names.
 

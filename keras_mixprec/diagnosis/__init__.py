@@ -15,6 +15,7 @@ Files:
 - `examination.py`: `diagnose`, and the examination that every diagnosis runs:
   bad data, lost weights, an optimizer's fault, or a search.
 - `in_training.py`: the same in `fit`: divergence and predicted overflows too.
+- `course.py`: where training is, and whether it has diverged.
 - `call_examination.py`: the same of what `predict` does, without a loss.
 - `run_search.py`: the search in a run of the model, layer by layer, then of the
   result; `search_state.py`: its state.
@@ -29,6 +30,8 @@ Files:
 - `end_to_end.py`: how far the loss and all gradients are from float32's, and
   faults of the loss itself.
 - `whole_step.py`: whether a whole step is as good as in float32.
+- `metric_check.py`: metrics that float32 computes otherwise from the same
+  predictions.
 - `smallest_set.py`: the smallest set of layers that a step is right with.
 - `needed.py`: which of the demotions a run is wrong without.
 - `weights.py`: weights that are not finite, or are not in their cast.
@@ -36,6 +39,7 @@ Files:
 - `rescaling.py`: whether a layer may stay in float16 on rescaled inputs.
 - `step_errors.py`: steps that raise in 16 bits and run in float32.
 - `other_layers.py`: layers that a step calls and the model does not hold.
+- `two_scales.py`: whether the update depends on the loss scale.
 - `scales.py`: the loss scales that a layer's gradients fit into.
 - `compare.py`: how far a 16-bit result is from float32's, and whether that
   matters.

@@ -1,6 +1,7 @@
 """What a person would do about each kind of fault, in one sentence."""
 
 import math
+import re
 import types
 
 from keras_mixprec.diagnosis.thresholds import BITS_ABOVE
@@ -15,12 +16,12 @@ from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32
 # Of an optimizer, added to what is lost by it.
 _EPSILON = (
     " The optimizer's `{name}` of {value:g} is 0 in the variables' dtype, "
-    "where 0 / 0 makes weights NaN: set it to 1e-4 or keep variables in "
+    "where 0 / 0 makes weights NaN. Set it to 1e-4 or keep variables in "
     "float32."
 )
 _BETA = (
     " The optimizer's `{name}` of {value:g} is 1 in the variables' dtype, "
-    "where no weight moves or all become NaN: set it to 0.99 or keep "
+    "where no weight moves or all become NaN. Set it to 0.99 or keep "
     "variables in float32."
 )
 
@@ -34,74 +35,136 @@ _STANDS_STILL = (
 
 # Where nothing is trained, and float32 gives NaN.
 FLOAT32_FAILS_TOO = (
-    "float32 gives NaN on this batch as well, so it is no matter of precision: "
-    "look at the inputs, the weights and the masks."
+    "float32 gives NaN on this batch too, so precision is not the cause. Check "
+    "the inputs, the weights and the masks."
+)
+
+_OURS = (
+    "Compile with `keras_mixprec.LossScaleOptimizer`, since Keras' own lacks "
+    "that method."
 )
 
 # Where the evidence says more than the kind does.
 _CASES = {
-    "in_training": KINDS["forward_overflow"].advice.rstrip(".")
-    + "; a smaller loss scale cannot help.",
-    "follows": f"{TO_FLOAT32}: what is computed from its output, in "
-    "{loss_code} or elsewhere after the layer, does not bear 16 bits.",
-    "own_loss": "What {loss_code} computes from the output of {layer!r} does "
-    "not bear 16 bits: cast it there by keras.ops.cast(y_pred, 'float32'), or "
-    "let the layer compute in float32: PrecisionRule({layer!r}).",
-    "follows_in_call": f"{TO_FLOAT32}: what is computed from its output, after "
-    "the layer, does not bear 16 bits.",
-    "own_backward": f"{TO_FLOAT32}: its backward pass overflows on gradients "
-    "that fit, as a division by small numbers does; a smaller loss scale may "
+    "diverged": "{evidence}, so precision is not the cause. Lower the learning "
+    "rate{rate}, or clip gradients.",
+    "large_input": "{input} is between {smallest_input:.6g} and "
+    "{largest_input:.6g}, which is too large in float32 too. Normalize it "
+    "first, as by keras.layers.Normalization.",
+    "input": " Its input is {input}, between {smallest_input:.6g} and "
+    "{largest_input:.6g}. Normalize it first, as by "
+    "keras.layers.Normalization.",
+    "gradients": "The loss of this batch is finite, but gradients are not, in "
+    "float32 either, as those of a square root or a norm at 0. Add a small "
+    "number inside of it, as in keras.ops.sqrt(x + 1e-6).",
+    "loss_grew": "The loss was {loss_at_first:.3g} when training began. On "
+    "this batch it is {loss_in_float32:.3g}, in float32 too",
+    "weights_grew": "The largest weight grew from "
+    "{largest_weight_at_first:.3g} when training began to {largest_weight:.3g}",
+    "in_training": KINDS["forward_overflow"].advice
+    + " A smaller loss scale cannot help.",
+    "follows": f"{TO_FLOAT32} What is computed from its output, in "
+    "{loss_code} or elsewhere after the layer, fails in 16 bits.",
+    "own_loss": "What {loss_code} computes from the output of {layer!r} fails "
+    "in 16 bits. Cast it there, by keras.ops.cast(y_pred, 'float32'), or let "
+    "the layer compute in float32: PrecisionRule({layer!r}).",
+    "follows_in_call": f"{TO_FLOAT32} What is computed from its output, after "
+    "the layer, fails in 16 bits.",
+    "own_backward": f"{TO_FLOAT32} Its backward pass overflows on gradients "
+    "that fit, as a division by small numbers does. A smaller loss scale may "
     "not help.",
-    "steep": f"{TO_FLOAT32}: what the loss, or whatever follows, sends back to "
-    "it overflows at a loss scale of 1, as the gradient of log(p) does where a "
-    "probability is nearly 0; compute such a loss from logits.",
-    "zero_backward": f"{TO_FLOAT32}: its backward pass divides by a number "
-    "that underflows; keep its small numbers, such as an epsilon, above 6e-8.",
-    "outside": "It is in the code outside of layers (the model's `call`, "
-    "`compute_loss` or `train_step`): cast what it computes with by "
+    "steep": f"{TO_FLOAT32} The gradient that it gets from the loss, or from "
+    "what follows it, overflows at a loss scale of 1. Smaller targets, or a "
+    "loss divided by a constant, may help.",
+    "steep_log": f"{TO_FLOAT32} The gradient that it gets from the loss, or "
+    "from what follows it, overflows at a loss scale of 1, as that of log(p) "
+    "does where p is nearly 0. Compute such a loss from logits.",
+    "zero_backward": f"{TO_FLOAT32} Its backward pass divides by a number that "
+    "becomes 0 in float16. Or keep its small numbers, such as an epsilon, "
+    "above 6e-8.",
+    "outside": "It is in code outside of layers: the model's `call`, "
+    "`compute_loss` or `train_step`. Cast what that code computes with: "
     "keras.ops.cast(x, 'float32').",
     "not_written": "What it assigns to {not_written!r} in its call is lost: "
     "Keras on torch writes it to the copy that a 16-bit layer casts. Make the "
     "variable by add_weight(..., autocast=False), or let the layer compute in "
     "float32: PrecisionRule({layer!r}).",
-    "mixed_outside": "The code outside of layers (the model's `call`, "
+    "mixed_outside": "Code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`) mixes dtypes, or uses an operation that "
-    "this backend refuses in 16 bits: cast what it computes with by "
+    "this backend refuses in 16 bits. Cast what that code computes with: "
     "keras.ops.cast(x, 'float32').",
-    "outside_in_call": "It is in the code outside of layers (the model's "
-    "`call` or `predict_step`, or what calls the model): cast what it computes "
-    "with by keras.ops.cast(x, 'float32').",
-    "between": "It is in {own_call}, after layer {layer!r}: cast what it "
-    "computes with by keras.ops.cast(x, 'float32'), or let the layer compute "
-    "in float32: PrecisionRule({layer!r}).",
-    "not_held": "Layer {not_held!r} is called in {dtype} and is no part of the "
-    "model: make it with dtype='float32', or make it an attribute of the "
-    "model, so that policies, plans and diagnoses know of it.",
-    "regularizer": f"{TO_FLOAT32}: the loss of its `activity_regularizer`, a "
-    "sum over its output in 16 bits, overflows; a smaller loss scale cannot "
+    "outside_in_call": "It is in code outside of layers: the model's `call` or "
+    "`predict_step`, or what calls the model. Cast what that code computes "
+    "with: keras.ops.cast(x, 'float32').",
+    "between": "It is in {own_call}, after layer {layer!r}. Cast what that "
+    "code computes with, by keras.ops.cast(x, 'float32'), or let the layer "
+    "compute in float32: PrecisionRule({layer!r}).",
+    "not_held": "Layer {not_held!r} is called in {dtype} and is not part of "
+    "the model. Make it with dtype='float32', or make it an attribute of the "
+    "model, so that policies, plans and diagnoses reach it.",
+    "lost_constant": "Its constant {lost_constant!r} became infinite in "
+    "{dtype} when the layer was built. Build the layer with dtype='float32'.",
+    "narrow_loss": "Loss {narrow_loss!r} computes in {dtype}. Call "
+    "keras.config.set_floatx('float32') before `compile`, or make the loss "
+    "with dtype='float32'.",
+    "regularizer": f"{TO_FLOAT32} The loss of its `activity_regularizer`, a "
+    "sum over its output in 16 bits, overflows. A smaller loss scale cannot "
     "help.",
-    "regularizer_refused": f"{TO_FLOAT32}: this backend does not add the loss "
+    "regularizer_refused": f"{TO_FLOAT32} This backend does not add the loss "
     "of its `activity_regularizer`, which is in 16 bits, to the others.",
-    "epsilon": f"{TO_FLOAT32}, or keep {{constant}} above 6e-8: in float16 it "
+    "epsilon": f"{TO_FLOAT32} Or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
-    "fell": "The loss scale fell with the steps that were skipped: once what "
-    "overflows in them is mended it grows back by itself, and PrecisionTuner "
-    "raises it to 2**{needed_bits} at once.",
-    "vanishes": f"{TO_FLOAT32}: its gradients vanish at a loss scale that the "
+    "fell": "Skipped steps have lowered the loss scale. Repair what overflows "
+    "in them, and it grows back by itself; PrecisionTuner raises it to "
+    "2**{needed_bits} at once.",
+    "vanishes": f"{TO_FLOAT32} Its gradients vanish at the loss scale that "
     "other layers need.",
-    "unscaled": "Its gradients vanish because nothing scales the loss enough: "
-    "call keras_mixprec.ensure_loss_scaling(model).",
+    "unscaled": "Its gradients vanish because nothing scales the loss enough. "
+    "Call keras_mixprec.ensure_loss_scaling(model).",
     "unscaled_step": "Its gradients vanish because nothing scales the loss "
-    "enough: train with keras_mixprec.LossScaleOptimizer and call "
+    "enough. Train with keras_mixprec.LossScaleOptimizer and call "
     "`loss = optimizer.{scaling}` in `train_step`.",
-    "integers": "Its input is integers, such as token ids, which the cast to "
-    "16 bits rounds: give keras.Input(..., dtype='int32'), or let it compute "
-    "in float32: PrecisionRule({layer!r})",
-    "above": "Raise the loss scale to 2**{advised_bits}, or the `max_scale` "
-    "that keeps it below: where it is now its gradients vanish.",
-    "below": "Lower the loss scale to 2**{advised_bits}, or the `min_scale` "
-    "that keeps it above: where it is now its gradients overflow.",
+    "integers": "Its input holds whole numbers that the cast to 16 bits "
+    "rounds. If they are ids, such as tokens, give keras.Input(..., "
+    "dtype='int32'). Otherwise let the layer compute in float32: "
+    "PrecisionRule({layer!r}).",
+    "above": "Its gradients vanish at this loss scale. Raise the scale to "
+    "2**{advised_bits}. If `max_scale` keeps it lower, raise that.",
+    "never_scaled": "The loss is never multiplied by the loss scale, so small "
+    "gradients become 0 in float16. Call `loss = optimizer.{scaling}` in "
+    "`train_step` before gradients are computed.",
+    "scaled_twice": "Gradients are multiplied by the loss scale once more than "
+    "they are divided. Scale the loss once, by `optimizer.{scaling}`, and pass "
+    "gradients to `optimizer.apply`.",
+    "before_unscaling": "Your code clips, normalizes, compares or divides "
+    "gradients while they are multiplied by the loss scale. Call `gradients = "
+    "optimizer.unscale(gradients)` before that, or in place of your own "
+    "division. To clip, you can also set `clipnorm`, `global_clipnorm` or "
+    "`clipvalue` of the inner optimizer.",
+    "gradient_in_loss": "{behind} sends back gradients that ignore the loss "
+    "scale, but the optimizer divides them by it. Compute gradients of the "
+    "result of `optimizer.{scaling}`. A gradient of your own "
+    "(`custom_gradient`, `autograd.Function`, `custom_vjp`) must be multiplied "
+    "by the gradient that it is handed.",
+    "part_of_loss": "{behind} sends back gradients that do not follow the loss "
+    "scale. Add up all losses first and scale their sum last, by "
+    "`optimizer.{scaling}`. A gradient of your own (`custom_gradient`, "
+    "`autograd.Function`, `custom_vjp`) must be multiplied by the gradient "
+    "that it is handed, and not be clipped there.",
+    "part_added": "A part of the gradients is not multiplied by the loss "
+    "scale, but the optimizer divides all of them by it. It may be a penalty, "
+    "a second loss or noise: add it to the loss before `optimizer.{scaling}`, "
+    "or to the gradients after `gradients = optimizer.unscale(gradients)`.",
+    "below": "Its gradients overflow at this loss scale. Lower the scale to "
+    "2**{advised_bits}. If `min_scale` keeps it higher, lower that.",
+    "far_below": "Its gradients overflow at this loss scale. Divide the "
+    "targets or the loss by a constant, or lower the scale to "
+    "2**{advised_bits}. If `min_scale` keeps it higher, lower that.",
 }
+
+
+# Cases that a loss scale cures if one suits all layers, and what they are else.
+_OTHER_SCALE = {"above": "vanishes", "unscaled": "vanishes", "below": "steep"}
 
 
 def advice(kind: str, layer: str | None = None, **numbers) -> str:
@@ -113,7 +176,20 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         **numbers: What the sentence mentions.
     """
     if kind == "bad_data":
-        return bad_data_advice("x")
+        parts = re.findall(r"(?:rows|samples)_of_(\w+)", " ".join(numbers))
+        return bad_data_advice(parts[0] if parts else "x")
+    if "lost_constant" in numbers:
+        return _CASES["lost_constant"].format(**numbers)
+    if kind == "divergence" and "input" in numbers:
+        return _CASES["large_input"].format(**numbers)
+    if numbers.get("not_finite") == "gradients":
+        return _CASES["gradients"]
+    if "largest_weight_at_first" in numbers:
+        case = "loss_grew" if "loss_at_first" in numbers else "weights_grew"
+        numbers["evidence"] = _CASES[case].format(**numbers)
+        rate = numbers.get("learning_rate")
+        numbers["rate"] = "" if rate is None else f" of {rate:.6g}"
+        return _CASES["diverged"].format(**numbers)
     text = _CASES["in_training"]
     if kind != "forward_overflow":
         fell = "fell_from_bits" in numbers
@@ -130,25 +206,41 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     return text
 
 
-def with_advised_scale(culprit, scale, common: dict):
-    """Returns a culprit, with the loss scale that it needs if that is given.
+def scale_advice(case: str, numbers: dict) -> str:
+    """Returns one sentence about a loss scale that is ignored.
 
-    As `"advised_bits"`, a power of two, which suits all layers if one does.
+    Args:
+        case: String, of `ScaleUse`.
+        numbers: Dict. The evidence.
+    """
+    layer = numbers.get("behind")
+    is_loss = layer in (None, MODEL_PATH)
+    behind = "The loss" if is_loss else f"What follows layer {layer!r}"
+    own = {"behind": behind, "scaling": scaling_call()}
+    text = _CASES[case].format(**own)
+    needs_ours = "unscale(" in text or "stateless" in text
+    return f"{text} {_OURS}" if needs_ours else text
+
+
+def with_advised_scale(culprit, scale, common: dict):
+    """Returns a culprit, with the loss scale that cures it if one does.
+
+    As `"advised_bits"`, a power of two that suits all layers.
 
     Args:
         culprit: `Culprit`.
         scale: As for `advice_for`.
-        common: Dict, `common_bits` of the model.
+        common: Dict, `common_bits` of the model, empty if no scale suits all.
     """
     case = _case(culprit) or _training_case(culprit, scale)
-    ends = culprit.numbers | common
-    if case == "above":
-        bits = math.ceil(ends["lowest_bits"])
-    elif case == "below":
-        bits = math.floor(ends["highest_bits"])
-    else:
+    if not common or case not in _OTHER_SCALE:
         return culprit
-    return culprit._replace(numbers=culprit.numbers | {"advised_bits": bits})
+    if case == "below":
+        bits = math.floor(common["highest_bits"])
+    else:
+        bits = math.ceil(common["lowest_bits"])
+    own = {"advised_bits": bits} | ({} if scale.scales else {"scaled": False})
+    return culprit._replace(numbers=culprit.numbers | own)
 
 
 def advice_for(culprit, scale, model, last: str | None = None) -> str:
@@ -162,6 +254,12 @@ def advice_for(culprit, scale, model, last: str | None = None) -> str:
             is computed from its output is the loss. Defaults to `None`.
     """
     case = _case(culprit) or _training_case(culprit, scale)
+    if case in _OTHER_SCALE and "advised_bits" not in culprit.numbers:
+        case = _OTHER_SCALE[case]
+    if case == "below" and culprit.numbers["advised_bits"] < 0:
+        case = "far_below"
+    if case == "steep":
+        case = _steep_case(culprit.numbers)
     if case == "unscaled" and has_own_step(model):
         case = "unscaled_step"
     code = _own_loss_code(model)
@@ -185,6 +283,20 @@ def advice_in_call(culprit) -> str:
     return _sentence(culprit, case)
 
 
+def advice_of_mixed_code(numbers: dict) -> str:
+    """Returns one sentence on code that mixes dtypes in float32 as well.
+
+    Args:
+        numbers: Dict, what `evidence` returned.
+    """
+    dtypes = " and ".join(numbers["mixed_dtypes"])
+    return (
+        f"The code at {numbers.get('line', 'an unknown line')} mixes {dtypes}, "
+        "whatever the layers compute in. Cast one of the two there, as in "
+        "keras.ops.cast(b, a.dtype)."
+    )
+
+
 def _own_loss_code(model):
     """The user's own code that computes a loss in the dtype of the outputs.
 
@@ -204,6 +316,8 @@ def _sentence(culprit, case, **window):
     text = _CASES[case] if case else KINDS[culprit.kind].advice
     model = culprit.numbers.get("in_call_of", MODEL_PATH)
     whose = "the model's own `call`", f"the own `call` of {model!r}"
+    if "input" in culprit.numbers:
+        text += _CASES["input"]
     return text.format(
         layer=culprit.path,
         own_call=whose[model != MODEL_PATH],
@@ -214,8 +328,8 @@ def _sentence(culprit, case, **window):
 
 def _case(culprit):
     numbers = culprit.numbers
-    if "not_held" in numbers:
-        return "not_held"
+    if beside := numbers.keys() & {"not_held", "narrow_loss"}:
+        return beside.pop()
     if any(layer.activity_regularizer for layer in culprit.layers[:1]):
         if culprit.kind == "unsupported":
             return "regularizer_refused"
@@ -257,9 +371,16 @@ def _scale_case(kind, numbers, scale):
         beyond = numbers["lowest_bits"] > scale.possible[-1]
         return "above" if beyond or not scale.adapts else "vanishes"
     beyond = numbers["highest_bits"] < scale.possible[0]
-    if beyond or not scale.adapts:
+    if scale.scales and (beyond or not scale.adapts):
         return "below"
-    return "steep" if numbers["highest_bits"] + BITS_ABOVE < 0 else None
+    return "steep"
+
+
+def _steep_case(numbers):
+    """Of gradients that overflow at a loss scale which nothing can mend."""
+    if numbers["highest_bits"] + BITS_ABOVE >= 0:
+        return None
+    return "steep_log" if "probability" in numbers else "steep"
 
 
 def bad_data_advice(part: str) -> str:

@@ -17,6 +17,7 @@ from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.fault_kind import (
     kind_of_gradients,
     kind_of_window,
+    limit_of,
 )
 from keras_mixprec.diagnosis.scales import ScaleWindow
 from keras_mixprec.formats import get_format
@@ -27,6 +28,9 @@ from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
 _JITTERS = range(thresholds.MOST_TIE_JITTERS)
+
+# What is no small probability, and how many times as steep log(p) is at one.
+_COMMON_PROBABILITY, _STEEPER = 2.0**-4, 2.0**6
 
 
 def own_gradients(call: LayerCall, exact: DryStep, effective) -> list:
@@ -148,8 +152,30 @@ def classify_window(
     # Gradients that are rounding errors need no scale at all.
     if math.isfinite(window.low):
         numbers["lowest_bits"] = window.low
+    if kind == "backward_overflow":
+        numbers |= _steepest_probability(call)
     layers = with_sublayers(call.layer)
     return Culprit(call.path, layers, kind, "backward", numbers)
+
+
+def _steepest_probability(call):
+    """The probability near 0 that the largest gradient is of, if it is of one.
+
+    As `{"probability": ...}`. The gradient of log(p) is 1 / p: much smaller
+    where p is not small, in contrast to that of large targets.
+    """
+    for tensor, gradient in zip(
+        call.float_outputs, call.float_cotangents, strict=True
+    ):
+        if gradient is None:
+            continue
+        outputs, sizes = to_array(tensor), np.abs(to_array(gradient))
+        if not (outputs.size and ((outputs >= 0) & (outputs <= 1)).all()):
+            continue
+        common = sizes[outputs >= _COMMON_PROBABILITY]
+        if common.size and common.max() * _STEEPER < sizes.max():
+            return {"probability": float(outputs.flat[sizes.argmax()])}
+    return {}
 
 
 def check_backward(
@@ -210,6 +236,12 @@ def check_backward(
         "largest_gradient_in_float32": largest(wide) / 2.0**bits,
         "nonfinite_gradients": nonfinite(low),
     }
-    kind = kind_of_gradients(replay, cotangents, low)
     layers = with_sublayers(call.layer)
-    return error, Culprit(call.path, layers, kind, "backward", numbers)
+    largest_input = largest(replay.cast_inputs)
+    if nonfinite(low) and largest_input > limit_of(replay):
+        numbers["largest_input"] = largest_input
+        fault = "cast_overflow", "forward"
+    else:
+        kind = kind_of_gradients(replay, cotangents, low, numbers)
+        fault = kind, "backward"
+    return error, Culprit(call.path, layers, *fault, numbers)

@@ -6,19 +6,21 @@ import warnings
 import keras
 import numpy as np
 from keras import ops, tree
+from keras.config import floatx
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import variable_scope
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.end_to_end import Reference
 from keras_mixprec.diagnosis.scales import scale_in_use
+from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
     build_symbolically,
     compiled_loss,
     compute_output_spec,
     flat_layers,
 )
-from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.arrays import detached, is_float, to_array
 from keras_mixprec.numerics.dry_step import NotBuiltError, single_step
 from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.policies.layers import has_own_loss, has_own_step
@@ -122,12 +124,15 @@ def _build_by_call(model, build):
             warnings.filterwarnings("ignore", _PARAGRAPHS, UserWarning)
             build()
     except RuntimeError as error:
-        if not unbuilt:
-            # Only its loss and metrics; why it raises in 16 bits is asked
-            # later.
+        # Its code may mix dtypes, and so may its loss and its metrics. Why it
+        # raises in 16 bits is asked later.
+        try:
             with in_float32(model):
                 build()
             return
+        except RuntimeError:
+            if not unbuilt:
+                raise
         for part in unbuilt:
             part.built = bool(part.weights)
         raise NotBuiltError(_not_built(model, "calling it fails")) from error
@@ -160,22 +165,40 @@ def _all_built(model):
 _ROWS = 64
 
 
-def head(batch):
+def head(model: keras.Model, batch):
     """Returns the first rows of a batch, or all if it cannot be cut.
 
-    As one of graphs, whose edges are numbers of its nodes.
+    A batch of graphs cannot, whose edges are numbers of its nodes, nor can
+    that of a model which is made for one batch size, or keeps state by row.
 
     Args:
+        model: The `keras.Model`.
         batch: As `train_step` takes it.
     """
+    if len(set(_rows(batch))) > 1 or _has_fixed_rows(model):
+        return batch
     try:
-        if len(set(_count(batch))) > 1:
-            return batch
         return tree.map_structure(
-            lambda leaf: leaf if leaf is None else leaf[:_ROWS], batch
+            lambda leaf: leaf[:_ROWS] if _rows(leaf) else leaf, batch
         )
     except Exception:  # Sparse tensors cannot be cut.
         return batch
+
+
+def _has_fixed_rows(model):
+    return any(
+        (getattr(layer, "batch_shape", None) or (None,))[0] is not None
+        if isinstance(layer, keras.layers.InputLayer)
+        else getattr(layer, "stateful", False)
+        for layer in flat_layers(model)
+    )
+
+
+def _rows(structure) -> list:
+    """The number of rows of every tensor or array that has rows."""
+    leaves = tree.flatten(structure)
+    shapes: list = [getattr(leaf, "shape", ()) for leaf in leaves]
+    return [shape[0] for shape in shapes if len(shape)]
 
 
 def packed(data: tuple, like=()):
@@ -203,31 +226,36 @@ def of_tensors(batch, model: keras.Model):
     return packed(to_tensors(parts, model), like=batch)
 
 
-def to_tensors(data: tuple, model: keras.Model | None = None) -> tuple:
+def to_tensors(
+    data: tuple, model: keras.Model | None = None, *, as_in_fit: bool = False
+) -> tuple:
     """Returns `(x, y, sample_weight)` as tensors.
 
     Args:
-        data: Tuple of the three, each an array or a structure of arrays.
+        data: Tuple of the three, each an array or a structure of arrays, in
+            which there may be numbers, too.
         model: The `keras.Model` that they are for: with a `train_step` of its
             own, which may take anything, they need not have the same number of
             samples, nor if those of the inputs differ. Defaults to `None`.
+        as_in_fit: Boolean. Whether floats get the dtype `floatx`, as `fit`
+            casts the arrays that it is given. Defaults to `False`.
 
     Raises:
         ValueError: If that is not one batch.
     """
     tensors, sizes = [], {}
+    convert = _as_in_fit if as_in_fit else _to_tensor
     for name, part in zip(("x", "y", "sample_weight"), data, strict=True):
         try:
-            tensors.append(tree.map_structure(_to_tensor, part))
-            for leaf in tree.flatten(tensors[-1]):
-                if leaf is not None:
-                    sizes[name] = len(leaf)
+            tensors.append(tree.map_structure(convert, part))
+            for rows in _rows(tensors[-1]):
+                sizes[name] = rows
         except (TypeError, ValueError) as error:
             raise ValueError(_not_a_batch(name, part)) from error
     if not sizes.get("x"):
         raise ValueError(_not_a_batch("x", data[0]))
     # A batch of graphs has a row for each node and each edge among its inputs.
-    one_size = len(set(_count(tensors[0]))) == 1
+    one_size = len(set(_rows(tensors[0]))) == 1
     aligned = one_size and (model is None or not has_own_step(model))
     if aligned and len(set(sizes.values())) > 1:
         raise ValueError(
@@ -249,24 +277,72 @@ def nonfinite_rows(**parts) -> dict:
     found = {}
     for name, part in parts.items():
         for tensor in filter(is_float, tree.flatten(part)):
-            bad = ~np.isfinite(to_array(tensor))
+            bad = np.atleast_1d(~np.isfinite(to_array(tensor)))
             rows = bad.reshape(len(bad), -1).any(axis=1)
             if rows.any():
                 found[f"rows_of_{name}"] = np.flatnonzero(rows)[:8].tolist()
     return found
 
 
+def large_inputs(x) -> dict:
+    """Returns which input of a batch is beyond float16, and its range.
+
+    Such as seconds since 1970: they overflow float16, and no weights that
+    layers begin with suit them in float32 either.
+
+    Args:
+        x: Structure of tensors, the inputs.
+
+    Returns:
+        `{"input": "x['time']", "smallest_input": ..., "largest_input": ...}` of
+        the largest one, empty if all fit.
+    """
+    found: dict = {}
+    for path, leaf in tree.flatten_with_path(x):
+        tensor = _to_tensor(leaf)
+        values = to_array(tensor) if is_float(tensor) else np.zeros(0)
+        values = values[np.isfinite(values)]
+        size = float(np.abs(values).max(initial=0.0))
+        known = found.get("size", get_format("float16").maximum)
+        if size > known:
+            found = {
+                "input": "".join(["x", *(f"[{key!r}]" for key in path)]),
+                "smallest_input": float(values.min()),
+                "largest_input": float(values.max()),
+                "size": size,
+            }
+    found.pop("size", None)
+    return found
+
+
 def _to_tensor(leaf):
     if isinstance(leaf, (str, bytes)):
         raise TypeError("A string is no array.")
-    return leaf if leaf is None else ops.convert_to_tensor(leaf)
+    if leaf is None:
+        return None
+    return detached(ops.convert_to_tensor(leaf))
+
+
+def _as_in_fit(leaf):
+    if hasattr(leaf, "toarray"):  # Sparse, of SciPy.
+        leaf = leaf.toarray()
+    if hasattr(leaf, "iloc"):  # Of pandas; a series is a column.
+        leaf = leaf.to_numpy().reshape(len(leaf), -1)
+    tensor = _to_tensor(leaf)
+    wide = tensor is not None and "float" in str(tensor.dtype)
+    return ops.cast(tensor, floatx()) if wide else tensor
 
 
 def _not_a_batch(name, part):
+    arrays = isinstance(part, (str, list, tuple, dict, np.ndarray))
+    many = not arrays and any(
+        hasattr(part, method) for method in ("__iter__", "__getitem__")
+    )
+    hint = "Take one, as by `x, y = next(iter(data))`. " if many else ""
     return (
         f"`{name}` must be one batch of at least one sample: an array, or a "
         "list or dict of arrays as `model.train_on_batch` takes them. "
-        f"Received: {name}={str(part)[:80]} of type {type(part).__name__}"
+        f"{hint}Received: {name}={str(part)[:80]} of type {type(part).__name__}"
     )
 
 
@@ -285,8 +361,8 @@ def rows_to_examine(model: keras.Model, batch):
         model: A compiled `keras.Model`.
         batch: As `train_step` takes it.
     """
-    few = head(batch)
-    if _count(few) == _count(batch):
+    few = head(model, batch)
+    if _rows(few) == _rows(batch):
         return batch
     parts = keras.utils.unpack_x_y_sample_weight(batch)
     data = to_tensors(parts, model)
@@ -311,9 +387,12 @@ def loss_in_float32(model: keras.Model, batch) -> float:
 def _is_sound(model, data):
     if not low_layers(model):
         return True
-    with in_float32(model):
-        exact = single_step(model, data, 1.0)
-    # What float32 cannot do is no matter of precision.
+    try:
+        with in_float32(model):
+            exact = single_step(model, data, 1.0)
+    except active.replay().REFUSALS:  # Of a row behind the first ones, maybe.
+        return False
+    # Precision is not the cause of what float32 cannot do.
     if not math.isfinite(exact.loss):
         return True
     reference = Reference(model, data, exact)
@@ -330,7 +409,3 @@ def _is_like(reference, model, data, bits):
     except active.replay().REFUSALS:
         return False
     return reference.is_like(step)
-
-
-def _count(batch):
-    return [len(leaf) for leaf in tree.flatten(batch) if leaf is not None]

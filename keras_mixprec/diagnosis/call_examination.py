@@ -13,7 +13,7 @@ from keras_mixprec.diagnosis.batch import build_for_predict, nonfinite_rows
 from keras_mixprec.diagnosis.call_search import CallSearch
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.step_errors import without_what_raises
-from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.diagnosis.verdict import Finding, Verdict
 from keras_mixprec.diagnosis.weights import lost_weights, weight_overflows
 from keras_mixprec.numerics.forward_pass import Prediction
 from keras_mixprec.numerics.interruption import interruption
@@ -23,7 +23,7 @@ from keras_mixprec.numerics.recorded_calls import RecordedCalls
 
 def examine_prediction(
     model: keras.Model, x, step: int | None = None
-) -> list[Verdict]:
+) -> list[Finding]:
     """Diagnoses what `predict` does with one batch.
 
     Args:
@@ -54,7 +54,7 @@ def examine_calls(
     given: dict,
     compiled: bool,
     step: int | None = None,
-) -> list[Verdict]:
+) -> list[Finding]:
     """Diagnoses calls of a built model.
 
     Args:
@@ -116,13 +116,16 @@ class _Verdicts:
 
     def _blamed(self, culprits):
         return [
-            Verdict(
-                c.kind,
-                c.path,
-                c.direction,
-                numbers=c.numbers,
-                advice=advice_in_call(c),
-                **self._common,
+            Finding(
+                Verdict(
+                    c.kind,
+                    c.path,
+                    c.direction,
+                    numbers=c.numbers,
+                    advice=advice_in_call(c),
+                    **self._common,
+                ),
+                c.layers,
             )
             for found in culprits
             for c in found.by_layer(self._model)
@@ -137,4 +140,7 @@ class _Verdicts:
 
     def _verdict(self, kind, numbers, sentence=None):
         sentence = sentence or advice(kind, **numbers)
-        return Verdict(kind, numbers=numbers, advice=sentence, **self._common)
+        verdict = Verdict(
+            kind, numbers=numbers, advice=sentence, **self._common
+        )
+        return Finding(verdict, [])

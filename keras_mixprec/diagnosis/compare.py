@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.keras_internals import part_for
 from keras_mixprec.numerics.arrays import (
     count_nonfinite,
     largest_magnitude,
@@ -137,14 +138,15 @@ def effective_update(model) -> Callable:
     """
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    epsilon = getattr(inner, "epsilon", None)
 
     def effective(variable, gradient):
+        own = part_for(inner, variable)
+        epsilon = getattr(own, "epsilon", None)
         size = largest_magnitude(gradient)
         if isinstance(epsilon, float):
             return size >= thresholds.SHARE_OF_EPSILON * epsilon
         weight = largest_magnitude(to_array(variable.value))
-        rate = 1.0 if inner is None else float(to_array(inner.learning_rate))
+        rate = 1.0 if own is None else float(to_array(own.learning_rate))
         return rate * size >= thresholds.SHARE_OF_WEIGHT * weight
 
     return effective

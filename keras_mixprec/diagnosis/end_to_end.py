@@ -289,6 +289,15 @@ def _differ(key, other, exact):
     return error > thresholds.RESOLVED_GRADIENT
 
 
+def not_finite_in(exact: DryStep) -> dict:
+    """Returns what of a step is not finite, as the numbers of a verdict."""
+    if not math.isfinite(exact.loss):
+        return {"not_finite": "loss"}
+    arrays = [to_array(g) for g in exact.gradients.values()]
+    count = sum(nonfinite([array]) > 0 for array in arrays)
+    return {"not_finite": "gradients", "variables": count}
+
+
 def is_finite(exact: DryStep) -> bool:
     """Whether the loss and all gradients of a step are."""
     gradients = [to_array(g) for g in exact.gradients.values()]

@@ -1,10 +1,12 @@
 """`diagnose`, and the examination that every diagnosis runs."""
 
+import contextlib
 import math
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras import ops, tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
@@ -12,10 +14,13 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import (
     advice,
     advice_for,
+    advice_of_mixed_code,
+    scale_advice,
     with_advised_scale,
 )
 from keras_mixprec.diagnosis.batch import (
     build_for,
+    large_inputs,
     nonfinite_rows,
     packed,
     to_tensors,
@@ -24,26 +29,38 @@ from keras_mixprec.diagnosis.batch import (
 from keras_mixprec.diagnosis.call_examination import examine_prediction
 from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
-from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.diagnosis.end_to_end import is_finite, not_finite_in
 from keras_mixprec.diagnosis.headroom import headroom
 from keras_mixprec.diagnosis.layer_search import Search
+from keras_mixprec.diagnosis.metric_check import wrong_metrics
 from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
-from keras_mixprec.diagnosis.step_errors import without_what_raises
-from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.diagnosis.weights import lost_weights
+from keras_mixprec.diagnosis.step_errors import (
+    evidence,
+    without_what_raises,
+)
+from keras_mixprec.diagnosis.two_scales import scale_use
+from keras_mixprec.diagnosis.verdict import Finding, Verdict
+from keras_mixprec.diagnosis.weights import lost_constant, lost_weights
 from keras_mixprec.diagnosis.whole_step import WholeStep
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.keras_internals import updated_variables
+from keras_mixprec.keras_internals import is_normalization, updated_variables
 from keras_mixprec.loss_scaling.wrapper import lost_constants
+from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.dry_step import (
     compiled_step,
     exact_step,
     interrupted,
+    scaled_by_hand,
 )
 from keras_mixprec.numerics.layer_hooks import others_in_float32
 from keras_mixprec.numerics.random_numbers import same_draws
-from keras_mixprec.policies.layers import check_model
+from keras_mixprec.numerics.untouched import untouched
+from keras_mixprec.policies.layers import (
+    MODEL_PATH,
+    check_model,
+    has_own_step,
+)
 
 
 def diagnose(
@@ -111,24 +128,25 @@ def diagnose(
             "or `diagnose(model, x)` for what `model.predict(x)` does. "
             f"Received: model={model.name!r}"
         )
-    if not given:
-        x = to_tensors((x, None, None))[0]
-        if not trains_without_targets(model, x):
-            return examine_prediction(model, x, step)
-    examination = examine(model, x, y, sample_weight, step=step)
+    if not given and _is_a_batch(x, model):
+        raise ValueError(
+            "`x` must be the inputs alone: pass a batch `(x, y)` as "
+            "`diagnose(model, x, y)`. "
+            f"Received: x, a tuple of {len(x)}, for a model of one input"
+        )
+    data = to_tensors((x, y, sample_weight), model, as_in_fit=True)
+    if not given and not trains_without_targets(model, data[0]):
+        return [f.verdict for f in examine_prediction(model, data[0], step)]
+    examination = examine(model, *data, step=step)
     return [finding.verdict for finding in examination.findings]
 
 
-class Finding(NamedTuple):
-    """A verdict, and what to demote because of it.
-
-    Attributes:
-        verdict: `Verdict`.
-        layers: List of layers; empty if no layer is to blame.
-    """
-
-    verdict: Verdict
-    layers: list
+def _is_a_batch(x, model):
+    """Whether inputs are several for a model that takes one."""
+    several = isinstance(x, tuple) and len(x) in (2, 3)
+    one = len(getattr(model, "inputs", None) or ()) == 1
+    # A `train_step` of the user's own may take anything.
+    return several and one and not has_own_step(model)
 
 
 class Examination(NamedTuple):
@@ -153,6 +171,16 @@ class Examination(NamedTuple):
     exact_loss: float | None = None
     errors: dict = {}
     headroom: dict = {}
+
+    @property
+    def advised_bits(self) -> int | None:
+        """The loss scale that cures faults without demotions, if any does.
+
+        As a power of two.
+        """
+        numbers = (finding.verdict.numbers for finding in self.findings)
+        found = (n["advised_bits"] for n in numbers if "advised_bits" in n)
+        return next(found, None)
 
     def bits_to_fall(self) -> int:
         """Returns by how many powers of two the scale search has to go down."""
@@ -187,22 +215,73 @@ def examine(
         like: As for `packed`. Defaults to `()`.
     """
     data = to_tensors((x, y, sample_weight), model)
-    compiled = bool(model.jit_compile) and not model.run_eagerly
+    with _prepared(model, data):
+        return _Verdicts(model, data, like, step, raised).find()
+
+
+def examine_scale_use(
+    model: keras.Model, batch: Any, step: int | None = None
+) -> list[Verdict]:
+    """Says whether the update depends on the loss scale, and nothing else.
+
+    Args:
+        model: As for `diagnose`.
+        batch: As `train_step` takes it.
+        step: As for `diagnose`.
+    """
+    data = to_tensors(keras.utils.unpack_x_y_sample_weight(batch), model)
+    with _prepared(model, data):
+        return _Verdicts(model, data, batch, step).of_scale_use()
+
+
+@contextlib.contextmanager
+def _prepared(model, data):
     # Constants that overflow float16 are what is looked for.
     with np.errstate(all="ignore"):
         build_for(model, data)
-        with active.processes().single_process(model), same_draws():
-            return _Verdicts(model, data, like, compiled, step, raised).find()
+        with (
+            active.processes().single_process(model),
+            same_draws(),
+            untouched(model),
+        ):
+            yield
+
+
+def metric_findings(
+    model: keras.Model, data: tuple, predictions: Any, step: int | None = None
+) -> list[Finding]:
+    """Returns a finding for each metric that float32 computes otherwise.
+
+    Args:
+        model: As for `wrong_metrics`.
+        data: As for `wrong_metrics`.
+        predictions: As for `wrong_metrics`.
+        step: As for `diagnose`.
+    """
+    kind = "metric_error"
+    return [
+        Finding(
+            Verdict(
+                kind,
+                step=step,
+                numbers=wrong.numbers(),
+                advice=advice(kind, **wrong.numbers()),
+            ),
+            [],
+        )
+        for wrong in wrong_metrics(model, data, predictions)
+    ]
 
 
 class _Verdicts:
-    def __init__(self, model, data, like, compiled, step, raised):
+    def __init__(self, model, data, like, step, raised=False):
         self._model = model
         self._raised = raised
         self._exact: Any = None
         self._data = data
         # As `fit` hands it on: a `train_step` may know of no weights.
         self._batch = packed(data, like)
+        compiled = bool(model.jit_compile) and not model.run_eagerly
         self._common = {"compiled": compiled, "step": step}
 
     def find(self):
@@ -231,9 +310,44 @@ class _Verdicts:
         if lost:
             return _blameless(lost)
         entries = low_layers(self._model)
-        exact = self._exact = exact_step(self._model, self._batch)
+        try:
+            exact = self._exact = exact_step(self._model, self._batch)
+        except active.replay().REFUSALS as error:
+            return _blameless(self._refused_in_float32(error))
         if not is_finite(exact):
             return _blameless(self._not_precision())
+        use = scale_use(self._model, self._batch, exact)
+        if use.case:
+            return self._without_scale(entries, use)
+        self._exact = exact._replace(scales=exact.scales or use.by_hand)
+        with scaled_by_hand(use.by_hand):
+            return self._compared(entries)
+
+    def _without_scale(self, entries, use):
+        """Says that the loss scale is ignored; blames no gradients for it."""
+        self._exact = self._exact._replace(scales=False)
+        found = self._compared(entries)
+        verdict = self._ignored(use)
+        forward = [
+            f for f in found.findings if f.verdict.direction == "forward"
+        ]
+        return found._replace(
+            findings=[Finding(verdict, []), *forward], scale_bits=None
+        )
+
+    def of_scale_use(self):
+        """What is wrong with the use of the loss scale."""
+        use = scale_use(self._model, self._batch)
+        return [self._ignored(use)] if use.case else []
+
+    def _ignored(self, use):
+        kind, numbers = "loss_scale_ignored", use.numbers
+        sentence = scale_advice(use.case, numbers)
+        return self._verdict(kind, None, "backward", numbers, sentence)
+
+    def _compared(self, entries):
+        """Compares the model's own dtypes with float32."""
+        exact = self._exact
         if not entries:
             return Examination([], exact_loss=exact.loss)
         scale = scale_in_use(self._model)
@@ -244,7 +358,9 @@ class _Verdicts:
             exact, None if scale.adapts else scale.bits, effective
         )
         low = [call for call in exact.calls if computes_low(call.layer)]
-        last = low[-1].path if low else None
+        # A subclassed model is called around its layers.
+        own = [call.path for call in low if call.path != MODEL_PATH]
+        last = own[-1] if own else None
         culprits = [
             c
             for found in [*raising, *search.culprits]
@@ -254,7 +370,7 @@ class _Verdicts:
             search.windows.values(), [c.numbers for c in culprits]
         )
         findings = [
-            Finding(self._culprit(c, scale, last, common), c.layers)
+            _finding(self._culprit(c, scale, last, common), c.layers)
             for c in culprits
         ]
         others = self._scale_too_low(search, scale, effective)
@@ -302,12 +418,41 @@ class _Verdicts:
         numbers |= self._lost_constants()
         return self._verdict("weights_lost", numbers=numbers)
 
-    def _not_precision(self):
+    def _refused_in_float32(self, error):
+        """What a step that raises in float32 is given, or what it mixes.
+
+        A loss of torch refuses NaN.
+        """
+        rows = self._bad_rows()
+        if rows and self._runs_on_finite():
+            return self._verdict("bad_data", numbers=rows)
+        numbers = evidence(error)
+        if "mixed_dtypes" not in numbers:
+            raise error
+        sentence = advice_of_mixed_code(numbers)
+        return self._verdict("unsupported", numbers=numbers, sentence=sentence)
+
+    def _runs_on_finite(self):
+        """Whether the step runs with 0 in the place of what is not finite."""
+        batch = tree.map_structure(_finite, self._batch)
+        try:
+            exact_step(self._model, batch, records=False)
+        except active.replay().REFUSALS:
+            return False
+        return True
+
+    def _bad_rows(self):
         x, y, sample_weight = self._data
-        numbers = nonfinite_rows(x=x, y=y, sample_weight=sample_weight)
-        return self._verdict(
-            "bad_data" if numbers else "divergence", numbers=numbers
-        )
+        return nonfinite_rows(x=x, y=y, sample_weight=sample_weight)
+
+    def _not_precision(self):
+        if rows := self._bad_rows():
+            return self._verdict("bad_data", numbers=rows)
+        layer, numbers = lost_constant(self._model)
+        if layer:
+            return self._verdict("forward_overflow", layer, "forward", numbers)
+        numbers = not_finite_in(self._exact) | large_inputs(self._data[0])
+        return self._verdict("divergence", numbers=numbers)
 
     def _scale_too_low(self, search, scale, effective):
         if not scale.adapts:
@@ -335,6 +480,12 @@ class _Verdicts:
 
     def _culprit(self, culprit, scale, last=None, common=None):
         culprit = with_advised_scale(culprit, scale, common or {})
+        tried = culprit.numbers.get("loss_scale_bits", scale.bits)
+        if tried != scale.bits:
+            own = {"loss_scale_bits": scale.bits, "compared_at_bits": tried}
+            culprit = culprit._replace(numbers=culprit.numbers | own)
+        if culprit.kind == "cast_overflow":
+            culprit = self._naming_input(culprit)
         return self._verdict(
             culprit.kind,
             culprit.path,
@@ -342,6 +493,16 @@ class _Verdicts:
             culprit.numbers,
             advice_for(culprit, scale, self._model, last),
         )
+
+    def _naming_input(self, culprit):
+        """With the model's input, if that is what the layer is given."""
+        inputs = large_inputs(self._data[0])
+        given = culprit.numbers.get("largest_input")
+        extremes = [abs(inputs[k]) for k in inputs if k != "input"]
+        first = culprit.layers[:1]
+        if given not in extremes or any(map(is_normalization, first)):
+            return culprit
+        return culprit._replace(numbers=culprit.numbers | inputs)
 
     def _policy(self, entries, still):
         narrow = [e for e in entries if e.layer.variable_dtype in SIXTEEN_BITS]
@@ -386,6 +547,17 @@ class _Verdicts:
             advice=sentence or advice(kind, layer, **numbers),
             **self._common,
         )
+
+
+def _finite(leaf):
+    if not is_float(leaf):
+        return leaf
+    return ops.where(ops.isfinite(leaf), leaf, ops.zeros_like(leaf))
+
+
+def _finding(verdict, layers):
+    # No layer is demoted for what a loss scale cures.
+    return Finding(verdict, [] if "advised_bits" in verdict.numbers else layers)
 
 
 def _blameless(*verdicts):

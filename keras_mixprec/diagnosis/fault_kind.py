@@ -3,21 +3,21 @@
 Weights that its dtype does not hold are a kind of their own. Of the other four
 that a layer can have, an overflow is a number beyond the
 format's maximum, an underflow one that becomes 0, and a loss of precision
-neither. What is not finite in 16 bits although everything inside of the layer
-would fit starts from a zero, as in `1 / x` or `log(x)`. Where that
-happens among operations, `numerics/layer_replay.py` finds. Faults of the loss
-itself, behind all layers, are decided in `range_fault` and `loss_fault.py`.
+neither. What is not finite in 16 bits may start from a number that becomes 0,
+as in `1 / x` or `log(x)`: an underflow, unless the 0 comes from an infinity.
+`numerics/layer_replay.py` finds where that happens among operations. Faults of
+the loss itself, behind all layers, are decided in `range_fault` and
+`loss_fault.py`.
 """
 
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import nonfinite, relative_error
+from keras_mixprec.diagnosis.compare import largest, nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import rounded_integers
 from keras_mixprec.diagnosis.scales import ScaleWindow
 from keras_mixprec.diagnosis.weights import weight_fault
 from keras_mixprec.formats import get_format
-from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
 
@@ -36,32 +36,47 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
         numbers: Dict, the evidence; what is found out here is added.
     """
     limit, dtype = limit_of(replay), replay.call.layer.compute_dtype
-    if numbers["largest_input"] > limit:
+    if largest(replay.cast_inputs) > limit:
         return "cast_overflow"
-    inputs = [to_array(x) for x in replay.inputs]
-    if rounded := rounded_integers(inputs, dtype):
+    if rounded := rounded_integers(replay.cast_inputs, dtype):
         numbers |= rounded
         return "precision_loss"
     if spoilt := weight_fault(replay, exact, numbers):
         return spoilt
-    zeros = nonfinite(low) and replay.starts_from_zero()
+    cause = replay.cause_of_nonfinite() if nonfinite(low) else None
     largest_inside = replay.largest_intermediate()
-    overflows = largest_inside > limit
-    if zeros and not (overflows and replay.nothing_vanishes()):
-        return "underflow"
-    numbers["largest_inside_in_float32"] = largest_inside
-    if overflows:
-        return "forward_overflow"
+    kind = "forward_overflow"
+    if cause == "underflow":
+        kind = cause
+    elif largest_inside <= limit:
+        kind = _kind_where_all_fits(replay, low, exact)
+    if kind == "underflow":
+        _add_smallest(numbers, replay)
+    else:
+        numbers["largest_inside_in_float32"] = largest_inside
+    return kind
+
+
+def _kind_where_all_fits(replay, low, exact):
+    """Of a layer in which float32 meets no number beyond the format."""
     wider = relative_error(replay.forward("mixed_bfloat16"), exact)
     if wider > thresholds.FORWARD_ERROR:
         return "precision_loss"
-    vanished = any(
-        ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
-    )
     # A sum that overflows on the way to a mean shows in no other number.
     if any(np.isinf(a).any() for a in low):
         return "forward_overflow"
+    vanished = any(
+        ((a == 0) & (b != 0)).any() for a, b in zip(low, exact, strict=True)
+    )
     return "underflow" if nonfinite(low) or vanished else "precision_loss"
+
+
+def _add_smallest(numbers, replay, cotangents=None):
+    """Shows what vanishes, in place of the largest numbers, which fit."""
+    for name in ("largest_input", "largest_gradient_in_float32"):
+        numbers.pop(name, None)
+    smallest = replay.smallest_intermediate(cotangents)
+    numbers["smallest_inside_in_float32"] = smallest
 
 
 def kind_over_draws(replay: LayerReplay, low, numbers: dict) -> str:
@@ -72,24 +87,32 @@ def kind_over_draws(replay: LayerReplay, low, numbers: dict) -> str:
         low: As for `kind_of_outputs`.
         numbers: As for `kind_of_outputs`.
     """
-    numbers["largest_inside_in_float32"] = replay.largest_intermediate()
-    if numbers["largest_inside_in_float32"] > limit_of(replay):
-        return "forward_overflow"
-    return "underflow" if nonfinite(low) else "precision_loss"
+    largest_inside = replay.largest_intermediate()
+    if largest_inside <= limit_of(replay) and nonfinite(low):
+        _add_smallest(numbers, replay)
+        return "underflow"
+    numbers["largest_inside_in_float32"] = largest_inside
+    overflows = largest_inside > limit_of(replay)
+    return "forward_overflow" if overflows else "precision_loss"
 
 
-def kind_of_gradients(replay: LayerReplay, cotangents, low) -> str:
+def kind_of_gradients(
+    replay: LayerReplay, cotangents, low, numbers: dict
+) -> str:
     """Returns what is wrong with the gradients of a layer.
 
     Args:
         replay: `LayerReplay` of the layer.
         cotangents: List of arrays, what the gradients are computed from.
         low: List of arrays, the gradients as the layer computes them.
+        numbers: As for `kind_of_outputs`.
     """
     if not nonfinite(low):
         return "precision_loss"
-    zero = replay.gradients_start_from_zero(cotangents)
-    return "underflow" if zero else "backward_overflow"
+    if replay.cause_of_nonfinite(cotangents) != "underflow":
+        return "backward_overflow"
+    _add_smallest(numbers, replay, cotangents)
+    return "underflow"
 
 
 def kind_of_window(window: ScaleWindow, bits: float) -> str:

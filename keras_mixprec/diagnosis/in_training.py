@@ -1,14 +1,23 @@
 """A diagnosis in `fit`: of divergence and foreseen overflows as well."""
 
-from typing import NamedTuple
+import math
+from typing import Any
 
 from keras.utils import unpack_x_y_sample_weight
 
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis.advice import advice
-from keras_mixprec.diagnosis.batch import build_for, packed, to_tensors
-from keras_mixprec.diagnosis.compare import effective_update, largest
+from keras_mixprec.diagnosis.batch import (
+    build_for,
+    large_inputs,
+    loss_in_float32,
+    nonfinite_rows,
+    packed,
+    to_tensors,
+)
+from keras_mixprec.diagnosis.compare import effective_update
+from keras_mixprec.diagnosis.course import Course
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import (
     Examination,
@@ -22,7 +31,7 @@ from keras_mixprec.numerics.dry_step import exact_step
 
 
 def examine_in_training(
-    model, batch, step: int, schedule, raised: bool = False
+    model, batch, step: int, schedule, first=None, raised: bool = False
 ) -> Examination:
     """Returns what is wrong with a model in `fit`.
 
@@ -31,12 +40,21 @@ def examine_in_training(
         batch: As `train_step` takes it.
         step: Int.
         schedule: The model's `AuditSchedule`, updated with what was found.
+        first: The first batch of the `fit`, as `batch`. Defaults to `None`.
         raised: As for `examine`. Defaults to `False`.
     """
     parts = unpack_x_y_sample_weight(batch)
     found = examine(model, *parts, step=step, raised=raised, like=batch)
     schedule.found(found)
-    found = _unless_diverged(model, found, step, schedule)
+    first = None if first is batch else first
+    if verdict := _divergence(model, batch, found, first, step, schedule):
+        # It would be a symptom of these.
+        causes = [
+            finding
+            for finding in found.findings
+            if finding.verdict.kind == "loss_scale_ignored"
+        ]
+        return Examination(causes or [Finding(verdict, [])])
     return _with_foreseen(model, found, step, schedule.forecast)
 
 
@@ -58,14 +76,79 @@ def suitable_scale_bits(model, batch) -> float:
         return search.predict_scale_bits(effective_update(model))
 
 
-def _unless_diverged(model, found, step, schedule):
-    if found.exact_loss is None:
-        return found
-    now = Course.of(model, found.exact_loss)
-    if schedule.start is None:
-        schedule.start = now
-    verdict = now.left(schedule.start, step)
-    return Examination([Finding(verdict, [])]) if verdict else found
+def _divergence(model, batch, found, first, step, schedule):
+    """Returns the verdict that training has diverged, `None` if not.
+
+    Layers that overflow then are its symptoms.
+    """
+    kinds = [finding.verdict.kind for finding in found.findings]
+    loss = math.nan if kinds == ["divergence"] else found.exact_loss
+    if loss is None:
+        return None
+    now = Course.of(model, loss)
+    start = schedule.start or now
+    if not math.isfinite(start.loss) and not now.left(start):
+        start = start._replace(loss=loss)
+    schedule.start = start
+    if not now.left(start) or _is_outlier(model, now, start, first):
+        return None
+    inputs = large_inputs(unpack_x_y_sample_weight(batch)[0])
+    return _diverged(now, start, step, learning_rate(model), inputs)
+
+
+def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
+    """Returns the verdict that training has diverged, `None` if not.
+
+    By the first batch it was trained on, whatever batch shows a fault; by the
+    weights alone if there is none, or that is not finite.
+
+    Args:
+        model: A built `keras.Model`.
+        step: Int.
+        schedule: The model's `AuditSchedule`.
+        first: As for `examine_in_training`.
+    """
+    start, loss, inputs = schedule.start, math.nan, {}
+    if start is None:
+        return None
+    if first is None or nonfinite_rows(batch=first):
+        start = start._replace(loss=loss)
+    else:
+        loss = loss_in_float32(model, first)
+        inputs = large_inputs(unpack_x_y_sample_weight(first)[0])
+    now = Course.of(model, loss)
+    if not now.left(start):
+        return None
+    return _diverged(now, start, step, learning_rate(model), inputs)
+
+
+def _is_outlier(model, now, start, first):
+    """Whether the loss is large of this batch, but not of the first one.
+
+    It is if that one explains less than half of the growth, in bits.
+    """
+    if first is None:
+        return math.isnan(now.loss)
+    again = loss_in_float32(model, first)
+    if math.isnan(now.loss):
+        return not now._replace(loss=again).left(start)
+    return abs(again) < math.sqrt(abs(now.loss * start.loss))
+
+
+def _diverged(now, start, step, rate, inputs):
+    numbers = {
+        "loss_in_float32": now.loss,
+        "largest_weight": now.weight,
+        "largest_weight_at_first": start.weight,
+    }
+    if not math.isnan(start.loss):
+        numbers["loss_at_first"] = start.loss
+    if rate is not None:
+        numbers["learning_rate"] = rate
+    numbers |= inputs
+    kind = "divergence"
+    text = advice(kind, **numbers)
+    return Verdict(kind, step=step, numbers=numbers, advice=text)
 
 
 def _with_foreseen(model, found, step, forecast):
@@ -88,44 +171,11 @@ def _with_foreseen(model, found, step, forecast):
     return found._replace(findings=[*found.findings, *foreseen])
 
 
-class Course(NamedTuple):
-    """Where training is.
-
-    Attributes:
-        loss: Float. The loss in float32.
-        weight: Float. The largest magnitude among the weights.
-    """
-
-    loss: float
-    weight: float
-
-    @classmethod
-    def of(cls, model, loss: float) -> "Course":
-        """Returns where a model is that has this loss."""
-        weights = [to_array(v.value) for v in model.trainable_variables]
-        return cls(loss, largest(weights))
-
-    def left(self, start: "Course", step=None) -> Verdict | None:
-        """Returns the verdict that training has diverged, `None` if not.
-
-        Weights that have grown beyond measure overflow whatever there is, so
-        that the layers seem to be at fault.
-
-        Args:
-            start: `Course` of the same model before.
-            step: Int. For the verdict. Defaults to `None`.
-        """
-        numbers = {
-            "loss_in_float32": self.loss,
-            "loss_at_first": start.loss,
-            "largest_weight": self.weight,
-            "largest_weight_at_first": start.weight,
-        }
-        limit = thresholds.DIVERGED
-        if (
-            abs(self.loss) <= limit * abs(start.loss)
-            or self.weight <= limit * start.weight
-        ):
-            return None
-        kind = "divergence"
-        return Verdict(kind, step=step, numbers=numbers, advice=advice(kind))
+def learning_rate(model) -> float | None:
+    """Returns the largest learning rate in use, `None` if there is none."""
+    rates: list[Any] = [
+        getattr(getattr(o, "inner_optimizer", o), "learning_rate", None)
+        for o in optimizers_of(model).values()
+    ]
+    known = [float(to_array(rate)) for rate in rates if rate is not None]
+    return max(known, default=None)

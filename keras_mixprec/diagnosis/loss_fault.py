@@ -8,7 +8,7 @@ from keras_mixprec.diagnosis.forward import is_cast_before, range_fault
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.calls import LayerCall
-from keras_mixprec.numerics.dry_step import step_at_least_scale
+from keras_mixprec.numerics.dry_step import step_held_at
 from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import (
     LayerReplay,
@@ -64,7 +64,7 @@ def step_fault(model: keras.Model, data, layers) -> tuple[str, str] | None:
     Returns:
         `None` if what is not finite is so in the repaired step, too.
     """
-    with step_at_least_scale(model, data) as run:
+    with step_held_at(model, data) as run:
         with computing_in("float32", layers):
             harmless = nonfinite_places(run, [])
         kind = cause_of_nonfinite(run, [], harmless, of_loss=True)

@@ -4,6 +4,8 @@ Such as the feature network of a loss, or a layer that is a global of a script:
 no plan names them, and `model.dtype_policy` says nothing of them.
 """
 
+import keras
+
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.step_errors import evidence
@@ -17,12 +19,12 @@ def other_layers_at_fault(
 
     Args:
         whole: `WholeStep`.
-        others: List of such layers. In float32 the step is right.
+        others: List of such layers and losses. In float32 the step is right.
         demoted: As for `WholeStep.step`.
         bits: As for `WholeStep.step`.
         adapts: Boolean. Whether the loss scale adapts itself.
     """
-    numbers = {"not_held": others[0].name, "dtype": others[0].compute_dtype}
+    numbers = _what(others[0])
     try:
         step = whole.step(demoted, bits)
         if not whole.wrong(step, demoted, bits):
@@ -35,3 +37,9 @@ def other_layers_at_fault(
         return Culprit(None, [], "unsupported", None, numbers)
     numbers |= {"loss_error": errors.loss, "gradient_error": errors.gradient}
     return Culprit(None, [], *fault_of_errors(errors), numbers)
+
+
+def _what(other):
+    if isinstance(other, keras.losses.Loss):
+        return {"narrow_loss": other.name, "dtype": other.dtype}
+    return {"not_held": other.name, "dtype": other.compute_dtype}

@@ -7,6 +7,7 @@ loss that refuses NaN, or an index that a 16-bit float has rounded.
 import linecache
 import os
 import pathlib
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +61,17 @@ def user_line(error: Exception) -> dict:
             return {"line": f"{os.path.basename(name)}:{number}", "code": code}
     return {}
 
+
+# What messages call dtypes.
+_DTYPES = {
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+    "double": "float64",
+    "float64": "float64",
+}
 
 # Of an error's message, which may be a page.
 _LETTERS = 160
@@ -149,13 +161,20 @@ def why_it_raises(
 
 def _wrong_before(stop, known, compiled):
     """The layer that has returned what the step then stumbles over."""
-    for masks_matter in (False, True):
-        for call in stop.calls:
-            if computes_low(call.layer) and not _is_finite(call):
-                exact = known.get(call.name)
-                _, culprit = check_forward(call, exact, compiled, masks_matter)
-                if culprit is not None:
-                    return culprit
+    suspects = [
+        c for c in stop.calls if computes_low(c.layer) and not _is_finite(c)
+    ]
+    ways = [(known, False), (known, True)]
+    if any(_has_nan(call) for call in stop.calls):
+        # Something was computed with an infinity: it stood for no mask, though
+        # the loss of float32 does not depend on that number.
+        ways.append(({}, True))
+    for exact, masks_matter in ways:
+        for call in suspects:
+            reference = exact.get(call.name)
+            _, culprit = check_forward(call, reference, compiled, masks_matter)
+            if culprit is not None:
+                return culprit
     return _cast_before(stop, known)
 
 
@@ -170,6 +189,10 @@ def _cast_before(stop, known):
     inputs = [to_array(x) for x in LayerReplay(exact).inputs]
     numbers = {"largest_input": largest(inputs)}
     return Culprit(call.path, [call.layer], "cast_overflow", "forward", numbers)
+
+
+def _has_nan(call):
+    return any(np.isnan(to_array(x)).any() for x in call.float_outputs)
 
 
 def _is_finite(call):
@@ -272,7 +295,7 @@ def _fault(stop, call):
     """Kind, direction and evidence."""
     numbers = evidence(stop.error)
     if call is not None and call.layer.compute_dtype in SIXTEEN_BITS:
-        inputs = [to_array(x) for x in LayerReplay(call).inputs]
+        inputs = LayerReplay(call).cast_inputs
         rounded = rounded_integers(inputs, call.layer.compute_dtype)
         if rounded:
             numbers |= {"largest_input": largest(inputs)} | rounded
@@ -291,4 +314,8 @@ def evidence(error: Exception) -> dict:
     # What Keras puts before the message of an error in a layer's call.
     if len(lines) > 1 and lines[0].startswith(_WRAPPED):
         lines = lines[1:]
-    return {"error": "".join(lines[:1])[:_LETTERS]} | user_line(error)
+    said = "".join(lines[:1])
+    words = re.findall(r"\w+", said.lower())
+    dtypes = {_DTYPES[word]: None for word in words if word in _DTYPES}
+    mixed = {"mixed_dtypes": [*dtypes]} if len(dtypes) > 1 else {}
+    return {"error": said[:_LETTERS]} | mixed | user_line(error)

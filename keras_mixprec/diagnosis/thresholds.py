@@ -17,6 +17,10 @@ BACKWARD_ERROR = 0.3
 # around it only add to its own.
 NEGLIGIBLE = 0.5
 
+# Share by which a metric may be off: 20 times what rounding each number to
+# float16 makes of a mean, and less than people compare models by.
+METRIC_ERROR = 0.01
+
 # Share by which the loss may be off when no single layer is to blame.
 LOSS_ERROR = 0.1
 
@@ -101,12 +105,12 @@ SHARE_OF_EPSILON = 0.01
 SHARE_OF_WEIGHT = 2.0**-24
 
 # The loss scales among which the best is sought, as powers of two, where the
-# update rule sets no limits of its own: down to where `DynamicLossScale` stops
-# by default, and up to the largest that can be undone. (It began at 2**0 until
-# the sweep over keras.applications, which blamed the first layers of
+# update rule sets no limits of its own: all that can be undone. (It began at
+# 2**0 until the sweep over keras.applications, which blamed the first layers of
 # EfficientNets: their gradients on a batch of 4 fit from 2**-1 or 2**-4
-# downwards. It ended at 2**24, where a loss of 1e-10 still vanishes.)
-SCALE_BITS = range(-14, 127)
+# downwards. It began at 2**-14 until targets of 1e6, whose gradients fit from
+# 2**-17. It ended at 2**24, where a loss of 1e-10 still vanishes.)
+SCALE_BITS = range(-126, 127)
 
 # The scale that Keras starts from, which decides between equally good ones.
 USUAL_SCALE_BITS = 15
@@ -122,10 +126,21 @@ TREND_SPREADS = 6.0
 # down: beyond twice that a straight line is no forecast.
 TREND_AHEAD = 2.0
 
-# Times that both the float32 loss and the largest weight have to grow for
-# training to have diverged: a learning rate that is too high makes that 1e5
-# and more in a few steps; weights that training needs grow as the loss falls.
+# How many times a loss or a weight is larger after training has diverged.
 DIVERGED = 100.0
+
+# The growth of the float32 loss of one batch that no training needs. Twelve
+# layers of weights that are 1.5 times as large make it 5,000 times as large.
+LOSS_DIVERGED = 1e3
+
+# Times that of the largest weight squared it may be less: a bounded loss stays
+# so while weights grow 300-fold. Weights that training needs grow as the loss
+# falls, so that it has to be larger.
+BOTH_DIVERGED = 1e4
+WORSE = 2.0
+
+# The same of a loss far below one that was near 0, as a likelihood may be.
+BOTH_DIVERGED_DOWNWARD = 1e6
 
 # The share of a change that may be lost of a variable that a layer writes:
 # rounding loses all of it below half a digit, a tenth of it two digits above.
@@ -138,3 +153,14 @@ SETTLED_STATE = 0.01
 # An average that goes a smaller share of its way at each step resolves in no
 # training; what is left of the difference of two steps then is rounding.
 SETTLING_SHARE = 1e-4
+
+# How far gradients of two float32 steps at two loss scales may be apart, and
+# how many times as far as those at the same scale. Powers of two make no
+# rounding, so that a right step differs by nothing; XLA may add up in another
+# order.
+SCALE_ERROR = 1e-4
+SCALE_SPREADS = 8.0
+
+# Smaller ones are not compared: what they are computed from may underflow in
+# float32 at a loss scale of 1.
+LEAST_GRADIENT = 2.0**-90

@@ -1,9 +1,14 @@
 """What a diagnosis says."""
 
 import dataclasses
+from typing import NamedTuple
 
 from keras_mixprec._console import listed
-from keras_mixprec.verdict_kinds import KINDS, what_is_said
+from keras_mixprec.formats import format_moment, printable
+from keras_mixprec.verdict_kinds import KINDS, place_in_words, what_is_said
+
+# The number of a verdict that says which other worker has found it.
+FOUND_BY = "found_by"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +23,12 @@ class Verdict:
             backend refuses it in 16 bits, such as a mix of dtypes, so that
             the step raises), or where no layer is to
             blame `"bad_data"`, `"divergence"` (float32 fails too),
-            `"weights_lost"`, `"scale_collapsed"`, `"scale_too_low"` (gradients
-            vanish until the loss scale has grown), `"policy"` (of a layer
-            where a variable that it writes stands still) and, normal,
+            `"weights_lost"`, `"scale_collapsed"`, `"loss_scale_ignored"`
+            (the update depends on the loss scale), `"metric_error"` (float32
+            computes a metric otherwise from the same predictions),
+            `"scale_too_low"` (gradients vanish until the loss scale has
+            grown), `"policy"` (of a layer where a variable that it writes
+            stands still) and, normal,
             `"scale_search"`.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.
@@ -32,7 +40,7 @@ class Verdict:
         compiled: Boolean. Whether the step was compiled by XLA, which changes
             what overflows.
         numbers: Dict. The evidence.
-        advice: String. One sentence.
+        advice: String. What to do, in two or three sentences.
 
     Example:
     >>> verdict = Verdict("bad_data", numbers={"x": 3}, advice="Drop them.")
@@ -60,6 +68,10 @@ class Verdict:
         """Returns the verdict as a dict that JSON can hold."""
         return dataclasses.asdict(self)
 
+    def event(self) -> dict:
+        """Returns the event of a log that reports it."""
+        return self.to_dict() | {"kind": "verdict", "verdict": self.kind}
+
     @property
     def finding(self) -> str:
         """What was found and where, with the evidence, without the advice."""
@@ -67,15 +79,16 @@ class Verdict:
 
     def __str__(self):
         # What to do stands before numbers of which there may be ten.
-        return f"{self._what()}. {self.advice}{self._evidence()}"
+        text = f"{self._what()}. {self.advice}{self._evidence()}"
+        return printable(text)
 
     def _what(self):
-        where = f" in {self.layer!r}" if self.layer else ""
-        direction = f", {self.direction}" if self.direction else ""
-        step = f" at step {self.step}" if self.step is not None else ""
+        layer = repr(self.layer) if self.layer else None
+        where = place_in_words(self.kind, layer, self.direction)
+        when = "" if self.step is None else f" {format_moment(self.step)}"
         if self.failing_since is not None:
-            step += f", failing since step {self.failing_since}"
-        return f"{self.kind}{where}{direction}{step}"
+            when += f", failing since step {self.failing_since:,}"
+        return f"{self.kind}{where}{when}"
 
     def _evidence(self):
         numbers = ", ".join(
@@ -83,6 +96,18 @@ class Verdict:
             for name, value in self.numbers.items()
         )
         return f" ({numbers})" if numbers else ""
+
+
+class Finding(NamedTuple):
+    """A verdict, and what to demote because of it.
+
+    Attributes:
+        verdict: `Verdict`.
+        layers: List of layers; empty if no layer is to blame.
+    """
+
+    verdict: Verdict
+    layers: list
 
 
 def without_repeats(verdicts: list[Verdict]) -> list[str]:
@@ -106,7 +131,10 @@ def _likewise(paths):
 
 
 # What a number is to be seen beside.
-_LIMITS = {"largest_inside_in_float32": "; float16 holds up to 65504"}
+_LIMITS = {
+    "largest_inside_in_float32": "; float16 holds up to 65504",
+    "smallest_inside_in_float32": "; float16 holds down to 6e-08",
+}
 
 
 def _format(value):

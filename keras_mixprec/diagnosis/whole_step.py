@@ -311,5 +311,5 @@ def _finite(call):
 
 def _rounded(exact, call):
     """Integers, such as ids, that the cast to the layer's dtype rounds."""
-    inputs = [to_array(x) for x in LayerReplay(exact).inputs]
+    inputs = LayerReplay(exact).cast_inputs
     return rounded_integers(inputs, call.layer.compute_dtype)

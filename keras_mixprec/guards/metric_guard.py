@@ -41,6 +41,7 @@ from keras_mixprec.loss_scaling.current_step import (
 )
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mixprec.policies.layers import has_own_step
 
 
 class MetricGuard:
@@ -173,7 +174,7 @@ class MetricGuard:
 
     @property
     def _own_step(self):
-        return type(self._model).train_step is not keras.Model.train_step
+        return has_own_step(self._model)
 
     def _count_on(self, tracker):
         if tracker is not None and not self._is_loss(tracker):

@@ -53,7 +53,8 @@ class LentVariables:
         kept = {id(variable) for variable in but}
         for _, _, variable in self._lent:
             if id(variable) not in kept:
-                variable.assign(ops.zeros_like(variable.value))
+                # A step that failed to compile may have left no value.
+                variable.assign(ops.zeros(variable.shape, variable.dtype))
 
 
 class LastResult:

@@ -8,6 +8,7 @@ import keras
 
 from keras_mixprec._patched import Replacements
 from keras_mixprec.backend import active
+from keras_mixprec.policies.layers import STAND_IN
 
 
 class StepCount:
@@ -188,10 +189,12 @@ class GuardedFunction:
         model, in_steps = self._model, self._in_steps
         # Another function each time: for one that it knows JAX takes the trace
         # that it knows, of another loss, metric or optimizer.
-        step = self._wrapped(model.train_step)
+        original = model.train_step
+        step = self._wrapped(original)
         on_torch = keras.backend.backend() == "torch"
         if on_torch:
             step = self._keeping_refused(step)
+        setattr(step, STAND_IN, original)
         in_steps.add(model, "train_step", step)
         with in_steps.in_place():
             model.make_train_function(force=True)

@@ -9,6 +9,7 @@ from keras import ops, tree
 
 from keras_mixprec.formats import format_count
 from keras_mixprec.keras_internals import functional_of
+from keras_mixprec.numerics.arrays import as_numpy
 
 
 def calibration_batches(x: Any, batch_size: int) -> list[Any]:
@@ -118,9 +119,7 @@ def _sliced(x, size) -> Iterator[Any]:
 
 
 def _to_array(leaf):
-    array = np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
-    if ops.is_tensor(leaf):
-        array = ops.convert_to_numpy(leaf)
+    array = as_numpy(leaf) if hasattr(leaf, "__array__") else leaf
     if not isinstance(array, np.ndarray) or not array.ndim:
         raise TypeError(
             "`calibration` must be inputs as `model.predict` takes them: an "

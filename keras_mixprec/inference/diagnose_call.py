@@ -73,7 +73,8 @@ def diagnose_call(
         own = getattr(fn, "__self__", None) is model
         compiled = own and is_compiled(model)
         given = {"args": _tensors(args), "kwargs": _tensors(kwargs)}
-        return examine_calls(calls, LoopSearch, given, compiled)
+        found = examine_calls(calls, LoopSearch, given, compiled)
+        return [finding.verdict for finding in found]
 
 
 def _check_function(fn, args, kwargs):

@@ -1,10 +1,11 @@
 """How long a batch takes in two models, in turns."""
 
 import statistics
-import time
 from typing import Any
 
 import keras
+
+from keras_mixprec import _clock
 
 # A median of fewer says little; more than these no user waits for.
 _FEWEST, _MOST = 3, 40
@@ -29,10 +30,8 @@ def latency(
     for model in models:  # Compiled, and allocated.
         _seconds(model, x)
     pairs: list[tuple] = []
-    end = time.perf_counter() + _SECONDS
-    while len(pairs) < _FEWEST or (
-        len(pairs) < _MOST and time.perf_counter() < end
-    ):
+    end = _clock.now() + _SECONDS
+    while len(pairs) < _FEWEST or (len(pairs) < _MOST and _clock.now() < end):
         # Which is first takes turns as well.
         order = models[:: -1 if len(pairs) % 2 else 1]
         taken = {id(model): _seconds(model, x) for model in order}
@@ -50,6 +49,6 @@ def latency(
 
 
 def _seconds(model, x):
-    start = time.perf_counter()
+    start = _clock.now()
     model.predict_on_batch(x)
-    return time.perf_counter() - start
+    return _clock.now() - start

@@ -199,16 +199,27 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
 
 def _config_of(model):
     """What a file of the model says of it, but for training."""
+    # The optimizer, loss and metrics need not have a config: they are left out.
+    uncompiled = {"get_compile_config": lambda self: None}
     try:
-        config = keras.saving.serialize_keras_object(model)
+        with contextlib.ExitStack() as stack:
+            for cls in _defining(model, "get_compile_config"):
+                stack.enter_context(patched(cls, uncompiled))
+            config = keras.saving.serialize_keras_object(model)
     except Exception as error:  # Of the user's code, of any kind.
         raise ValueError(
             f"The model {model.name!r} has no config, which converting and "
             "saving it take: give its class `get_config` and `from_config`. "
             f"Received: {one_line(error, 400)}"
         ) from error
-    config.pop("compile_config", None)
     return _fit_for_16_bits(config)
+
+
+def _defining(model, method):
+    """The classes of a model and its layers that define a method."""
+    kinds = {type(layer) for layer in (model, *flat_layers(model))}
+    classes = {cls for kind in kinds for cls in kind.__mro__}
+    return [cls for cls in classes if method in vars(cls)]
 
 
 def _fit_for_16_bits(config):

@@ -1,17 +1,19 @@
 """A conversion as text of a screen, and as HTML."""
 
-import html
 import math
 from collections.abc import Iterator
 
 from keras_mixprec import _html
-from keras_mixprec._html import table
+from keras_mixprec._html import element, table
 from keras_mixprec.formats import (
     SCREEN_WIDTH,
     fill_screen,
     format_bits,
+    format_bytes,
     format_count,
     format_digits,
+    format_share,
+    printable,
 )
 from keras_mixprec.inference.exports import KEPT
 
@@ -42,7 +44,8 @@ def text(report) -> str:
         lines.append(f"... and {len(rows) - _SHOWN} more")
     reasons = [fill_screen(line) for line in _reasons(rows)]
     lines += ["", *reasons] if reasons else []
-    return "\n".join([*map(fill_screen, sentences(report)), "", *lines])
+    said = map(fill_screen, sentences(report))
+    return printable("\n".join([*said, "", *lines]))
 
 
 def _reasons(rows):
@@ -88,15 +91,9 @@ def _size(size):
     before, after = size["before"], size["after"]
     share = after / before if before else 1.0
     return (
-        f"Weights: {_bytes(before)} before, {_bytes(after)} now ({share:.1%})."
+        f"Weights: {format_bytes(before)} before, {format_bytes(after)} now "
+        f"({format_share(share)})."
     )
-
-
-def _bytes(count):
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.2f} {name}"
-    return f"{count} bytes"
 
 
 def _latency(latency):
@@ -121,7 +118,9 @@ def _drift(row, tolerance):
     )
     if row["top1_agreement"] is not None:
         same = row["top1_agreement"]
-        line += f"; the same class, or output, the largest in {same:.2%}"
+        line += (
+            f"; the same class, or output, the largest in {format_share(same)}"
+        )
     return f"{line}."
 
 
@@ -135,7 +134,7 @@ def _cells(row):
     return (
         row["path"],
         row["policy"],
-        _bytes(row["bytes"]),
+        format_bytes(row["bytes"]),
         "-" if largest is None else f"{largest:.3g}",
         "-" if bits is None else format_bits(bits),
         row["reason"],
@@ -148,9 +147,9 @@ def fragment(report) -> str:
     Args:
         report: A `ConversionReport`.
     """
-    said = "".join(f"<li>{html.escape(s)}</li>" for s in sentences(report))
+    said = (element("li", sentence) for sentence in sentences(report))
     rows = table(_HEADS, map(_cells, report.layers))
-    return f"<div><ul>{said}</ul>{rows}</div>"
+    return element("div", element("ul", *said), rows)
 
 
 def page(report) -> str:

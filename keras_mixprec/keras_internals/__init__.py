@@ -70,11 +70,6 @@ def sublayers(layer) -> list:
     return layer._layers
 
 
-def names_made(prefix: str) -> int:
-    """Returns the number that the next automatic name of a prefix gets."""
-    return (get_global_attribute("object_name_uids") or {}).get(prefix, 0)
-
-
 def own_trainable(layer) -> list:
     """Returns a layer's trainable variables without those of its sublayers."""
     return layer._trainable_variables
@@ -103,6 +98,34 @@ def policy_object(layer) -> keras.DTypePolicy:
 def set_policy_object(layer, policy: keras.DTypePolicy):
     """Lets a layer refer to another policy, whatever it is built of."""
     layer._dtype_policy = policy
+
+
+def is_normalization(layer) -> bool:
+    """Whether it is Keras' layer that normalizes by statistics of data."""
+    return isinstance(layer, keras.layers.Normalization)
+
+
+def cast_constants(layer) -> dict:
+    """Returns the attributes that a layer of Keras cast when it was built.
+
+    To the compute dtype that it had then, which its policy does not change.
+    """
+    if not is_normalization(layer) or getattr(layer, "mean", None) is None:
+        return {}
+    return {"mean": layer.mean, "variance": layer.variance}
+
+
+def cast_constants_anew(layer):
+    """Casts them to the compute dtype that a layer has now."""
+    before = cast_constants(layer)
+    dtypes = {keras.backend.standardize_dtype(x.dtype) for x in before.values()}
+    if dtypes <= {layer.compute_dtype}:
+        return
+    if layer.input_mean is None:
+        layer.finalize_state()
+        return
+    # Not as if it were built once more, under another path.
+    type(layer).build(layer, **layer.get_build_config())
 
 
 def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
@@ -227,23 +250,33 @@ def callback_model(callback: keras.callbacks.Callback):
 
 def arrays_in_fit(model: keras.Model) -> tuple | None:
     """Returns the arrays that `fit`, which is under way, was given, if any."""
-    adapter = getattr(_epochs_in_fit(model), "data_adapter", None)
+    adapter = getattr(_epochs_in("fit", model), "data_adapter", None)
     return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
+
+
+def evaluated_batches(model: keras.Model):
+    """Returns an iterator over what `fit` validates on, or `evaluate` took.
+
+    From the first batch on, as arrays; without any outside of both.
+    """
+    found = getattr(model, "_eval_epoch_iterator", None)
+    found = found or _epochs_in("evaluate", model)
+    return iter(found.data_adapter.get_numpy_iterator()) if found else iter(())
 
 
 def watch_batches(model: keras.Model, watch):
     """Passes the calls of each epoch of `fit` to come through a function."""
-    if found := _epochs_in_fit(model):
+    if found := _epochs_in("fit", model):
         calls, known = type(found)._enumerate_iterator, weakref.ref(found)
         found._enumerate_iterator = lambda: watch(calls(known()))
 
 
-def _epochs_in_fit(model):
-    """The epochs' batches: Keras keeps them in a local variable of `fit`."""
+def _epochs_in(method, model):
+    """The batches of `fit` or `evaluate`, a local variable of the method."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         names = frame.f_locals
-        if frame.f_code.co_name == "fit" and names.get("self") is model:
+        if frame.f_code.co_name == method and names.get("self") is model:
             return names.get("epoch_iterator")
         frame = frame.f_back
     return None
@@ -331,6 +364,13 @@ def micro_batches(optimizer) -> keras.Variable:
 def learning_rate_object(optimizer):
     """Returns the variable, schedule or function; 1 if there is none."""
     return getattr(optimizer, "_learning_rate", 1.0)
+
+
+def part_for(optimizer, variable: keras.Variable):
+    """Returns what updates a variable: an optimizer of a `MultiOptimizer`."""
+    parts = [o for o in getattr(optimizer, "optimizers", []) if o.built]
+    own = (o for o in parts if any(v is variable for v in updated_variables(o)))
+    return next(own, optimizer)
 
 
 def accumulated_gradients(optimizer) -> list:

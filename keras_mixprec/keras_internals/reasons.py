@@ -72,8 +72,11 @@ PRIVATE = {
     },
 }
 
-# Present only during `fit` on JAX, so that no test finds it on a model.
-IN_FIT = {"_jax_state": "the values of the variables in `fit` on JAX"}
+# Present only during `fit`, so that no test finds it on a model.
+IN_FIT = {
+    "_jax_state": "the values of the variables in `fit` on JAX",
+    "_eval_epoch_iterator": "the data that `fit` validates on",
+}
 
 # Read, written or overridden through `self` in subclasses of Keras' classes.
 INHERITED = {

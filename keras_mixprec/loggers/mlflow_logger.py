@@ -1,10 +1,10 @@
 """Figures for MLflow."""
 
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
+from keras_mixprec import _clock
 from keras_mixprec.reporting.text_formats import to_json
 
 # What MLflow takes of the name of a metric, and in one call.
@@ -67,7 +67,7 @@ class MLflowLogger:
         """Logs points of metrics."""
         from mlflow.entities import Metric
 
-        now = round(time.time() * 1000)
+        now = round(_clock.wall() * 1000)
         metrics = [
             Metric(_FORBIDDEN.sub("_", tag), float(value), now, step)
             for tag, value in values.items()

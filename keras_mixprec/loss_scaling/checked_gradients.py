@@ -15,6 +15,7 @@ from keras_mixprec.keras_internals import (
     variable_indices,
 )
 from keras_mixprec.loss_scaling.current_step import loss_kinds
+from keras_mixprec.loss_scaling.scaling import as_tensors
 
 # Rows of a sparse gradient may name the same index. The sum of 2**24 of them
 # exceeds their norm at most 2**12 times, so below this share of the maximum
@@ -31,19 +32,17 @@ class CheckedGradients:
         optimizer: A built `LossScaleOptimizer`.
         gradients: List of scaled gradients, or `None`, one per variable.
         variables: List of the variables to update.
+        scale: Tensor. The loss scale.
         unscaled: Boolean. Whether the gradients were unscaled by hand.
     """
 
-    def __init__(self, optimizer, gradients, variables, unscaled):
+    def __init__(self, optimizer, gradients, variables, scale, unscaled):
         self._optimizer = optimizer
         self._variables = variables
-        self._backend = step = active.step()
-        self.scale = step.value(optimizer._scale_variable)
-        self._inverse = 1.0 if unscaled else 1.0 / self.scale
-        self._gradients = [
-            g if g is None or step.is_sparse(g) else ops.convert_to_tensor(g)
-            for g in gradients
-        ]
+        self._backend = active.step()
+        self.scale = scale
+        self._inverse = 1.0 if unscaled else 1.0 / scale
+        self._gradients = as_tensors(gradients)
         self._keep = [
             getattr(v, "overwrite_with_gradient", False) for v in variables
         ]
@@ -153,7 +152,7 @@ class CheckedGradients:
         )
         first = next(i for i, g in enumerate(given) if g is not None)
         if unscaled[first] is given[first] and not self._keep[first]:
-            self._optimizer._by_hand.unscaled_in_place(given[first])
+            self._optimizer._stages.unscaled_in_place(given)
         return unscaled
 
 

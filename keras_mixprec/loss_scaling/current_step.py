@@ -106,7 +106,8 @@ def _has_rows(leaf):
 def _bad_row(leaf):
     bad = ops.logical_not(ops.isfinite(leaf))
     rows = bad
-    if axes := tuple(range(1, len(leaf.shape))):
+    axes = tuple(range(1, len(leaf.shape)))
+    if axes:
         rows = ops.any(bad, axis=axes)
     first = ops.cast(ops.argmax(ops.cast(rows, "int32")), "int32")
     return ops.where(ops.any(rows), first, _NONE)

@@ -157,10 +157,9 @@ class DynamicLossScale(LossScale):
         rule._follows, rule._quirks = name, quirks
         return rule
 
-    def with_growth_interval(self, growth_interval: Any) -> "DynamicLossScale":
-        """Returns this rule with another growth interval."""
-        config = {**self.get_config(), "growth_interval": growth_interval}
-        return type(self).from_config(config)
+    def with_arguments(self, **arguments: Any) -> "DynamicLossScale":
+        """Returns this rule with some arguments replaced."""
+        return type(self).from_config(self.get_config() | arguments)
 
     def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""

@@ -12,9 +12,11 @@ from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.wrapper import check_constants
 
 
-@keras.saving.register_keras_serializable("keras_mixprec")
 class _Adopted(LossScaleOptimizer):
     """What `adopt` returns: saved twice, since Keras' own reads it twice."""
+
+    # Keras' own class can be created from it: a user has compiled with that.
+    get_config = keras.optimizers.LossScaleOptimizer.get_config
 
     def _check_update(self, variables):
         """Lets pass what Keras' own lets pass: a monitor changes no run."""
@@ -22,9 +24,23 @@ class _Adopted(LossScaleOptimizer):
     def __dir__(self):
         return [*super().__dir__(), "inner_optimizer"]
 
+    def __reduce__(self):
+        """Copies it as one of its base: a copy belongs to no file of Keras."""
+        config = LossScaleOptimizer.get_config(self)
+        plain = LossScaleOptimizer.from_config(config)
+        for own, other in ((self, plain), (self.history, plain.history)):
+            store: dict = {}
+            own.save_own_variables(store)
+            other.load_own_variables(store)
+        return plain.__reduce__()
 
-# What users are shown is what they compiled with; files keep the other name.
-_Adopted.__name__ = _Adopted.__qualname__ = LossScaleOptimizer.__name__
+
+# Users, and the files that they write, see the public class.
+for _name in ("__module__", "__name__", "__qualname__"):
+    setattr(_Adopted, _name, getattr(LossScaleOptimizer, _name))
+# Keras loads the last one of a name.
+for _class in (_Adopted, LossScaleOptimizer):
+    keras.saving.register_keras_serializable("keras_mixprec")(_class)
 
 
 def adopt(
@@ -43,9 +59,10 @@ def adopt(
         rule: The update rule. Defaults to `None`, the one of `optimizer`.
 
     Returns:
-        A `LossScaleOptimizer`; `optimizer` itself if it is one already.
+        A `LossScaleOptimizer`; `optimizer` itself if it is one already, or of
+        a class that somebody derived from Keras'.
     """
-    if isinstance(optimizer, LossScaleOptimizer):
+    if not can_adopt(optimizer):
         return optimizer
     own_rule = DynamicLossScale.preset(
         "keras",
@@ -59,7 +76,13 @@ def adopt(
     )
     if optimizer.built:
         adopted.build(updated_variables(optimizer), shared=optimizer)
+        adopted._repair_scale()
     return adopted
+
+
+def can_adopt(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether `adopt` exchanges it: not if it may compute otherwise."""
+    return type(optimizer) is keras.optimizers.LossScaleOptimizer
 
 
 def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:

@@ -1,5 +1,6 @@
 """The loss scale optimizer."""
 
+import copy
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
 from keras_mixprec.loss_scaling.rules import LossScaleState, safe_scale
 from keras_mixprec.loss_scaling.saving import SavesOnce
-from keras_mixprec.loss_scaling.scaling import HandScaling, ScalesByHand
+from keras_mixprec.loss_scaling.scaling import ScalesByHand, StepStages
 from keras_mixprec.loss_scaling.step_report import ReportsSteps
 from keras_mixprec.loss_scaling.wrapper import (
     DelegatesToInner,
@@ -120,8 +121,9 @@ class LossScaleOptimizer(
         self.rule = rule
         self.initial_scale = self._initial_scale()
         self.history = StepHistory()
-        self._by_hand = HandScaling()
+        self._stages = StepStages()
         self._scale_variable: Any = None
+        self._growth_variable: Any = None
         self.window = (
             AccumulationWindow(inner_optimizer) if discard_window else None
         )
@@ -160,6 +162,11 @@ class LossScaleOptimizer(
             )
             self._scale_variable = self._add_state(
                 "dynamic_scale", (), "float32", self._initial_scale()
+            )
+        if isinstance(self.rule, DynamicLossScale):
+            # A compiled step reads it, so that it can be set later.
+            self._growth_variable = self._add_state(
+                "growth_interval", (), "int", self.rule.growth_interval
             )
         paths = [getattr(v, "path", v.name) for v in var_list]
         with active.step().outside_graph():
@@ -300,10 +307,10 @@ class LossScaleOptimizer(
                 "Received: loss_scale_factor="
                 f"{self.inner_optimizer.loss_scale_factor!r}"
             )
-        if not self._by_hand.checked:
-            self._check_loss_was_scaled()
-        unscaled = self._by_hand.take(grads)
-        return CheckedGradients(self, grads, variables, unscaled)
+        self._check_loss_was_scaled()
+        scale = active.step().value(self._scale_variable)
+        unscaled = self._stages.take(grads, scale)
+        return CheckedGradients(self, grads, variables, scale, unscaled)
 
     def _check_variables(self, grads, variables):
         if variables is None and self.built:
@@ -315,8 +322,12 @@ class LossScaleOptimizer(
 
     def _advance(self, finite, norms):
         """Moves the scale on and counts the step."""
-        before = self._state(on_host=isinstance(finite, bool))
-        after = self.rule.next_state(before, finite)
+        on_host = isinstance(finite, bool)
+        before, rule = self._state(on_host), self.rule
+        if self._growth_variable is not None and not on_host:
+            rule = copy.copy(rule)
+            rule.growth_interval = active.step().value(self._growth_variable)
+        after = rule.next_state(before, finite)
         self.history.record(finite, norms, after)
         self.step_counter.assign(after.good_steps)
         self._scale_variable.assign(after.scale)
@@ -336,7 +347,7 @@ class LossScaleOptimizer(
     @property
     def dynamic_scale(self) -> keras.Variable:
         """The variable that holds the loss scale, as in Keras."""
-        self._by_hand.may_scale()
+        self._may_scale()
         return self._scale_variable
 
     @property
@@ -353,7 +364,9 @@ class LossScaleOptimizer(
                 "`dynamic_growth_steps` belongs to a dynamic loss scale. "
                 f"Received: dynamic_growth_steps={value!r} for {self.rule!r}"
             )
-        self.rule = self.rule.with_growth_interval(value)
+        self.rule = self.rule.with_arguments(growth_interval=value)
+        if self._growth_variable is not None:
+            self._growth_variable.assign(self.rule.growth_interval)
 
     def get_config(self) -> dict:
         """Returns the configuration.

@@ -1,6 +1,5 @@
 """How the optimizer's state lies in a file: once, and as Keras reads it."""
 
-import math
 import warnings
 
 import numpy as np
@@ -41,7 +40,7 @@ class SavesOnce:
 
         An optimizer that is not built yet keeps what it reads until it is.
         A loss scale of 0 or infinity, which Keras' optimizer can save, is
-        moved to the nearest usable one with a warning.
+        set to the first one with a warning.
         """
         if not self.built:
             self._unread_state = copy_store(store) or None
@@ -77,14 +76,13 @@ class SavesOnce:
 
     def _repair_scale(self):
         scale = float(active.step().read(self._scale_variable))
-        if math.isnan(scale):
-            usable = float(self.rule.initial_state().scale)
-        else:
-            usable = float(np.clip(scale, SMALLEST_SCALE, LARGEST_SCALE))
-        if usable != scale:
+        # At 2**-126, the nearest one, all gradients would be 0 in float16.
+        if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+            usable = self._initial_scale()
             warnings.warn(
-                f"The file holds a loss scale of {scale:g}, which destroys "
-                f"weights or skips every step. Continuing with {usable:g}.",
+                f"Optimizer {self.name!r} has a loss scale of {scale:g}, which "
+                "destroys weights or skips every step. Training continues with "
+                f"the first one, {usable:g}.",
                 stacklevel=4,
             )
             self._scale_variable.assign(usable)

@@ -8,7 +8,11 @@ import numpy as np
 from keras_mixprec.backend import active
 from keras_mixprec.formats import count_kinds
 from keras_mixprec.loss_scaling.history import StepHistory
-from keras_mixprec.loss_scaling.rules import LossScale, LossScaleState
+from keras_mixprec.loss_scaling.rules import (
+    LossScale,
+    LossScaleState,
+    check_scale,
+)
 
 
 class ReportsSteps:
@@ -22,6 +26,7 @@ class ReportsSteps:
     _scale_variable: keras.Variable
     _state: Callable[..., LossScaleState]
     _initial_scale: Callable[[], float]
+    _check_built: Callable[[str], None]
 
     @property
     def loss_scale(self):
@@ -29,7 +34,11 @@ class ReportsSteps:
 
         Inside a compiled step, the value of that step.
         """
-        self._by_hand.may_scale()
+        self._may_scale()
+        return self._scale_in_use()
+
+    def _scale_in_use(self):
+        # The first `apply` builds the optimizer, after the loss was scaled.
         if not self.built:
             return self._initial_scale()
         return active.step().value(self._scale_variable)
@@ -96,7 +105,14 @@ class ReportsSteps:
 
         Args:
             scale: Float.
+
+        Raises:
+            TypeError: If it is not a number.
+            ValueError: If it, or its reciprocal, is not a normal float32
+                number, or the optimizer has not been built.
         """
+        self._check_built("set_loss_scale")
+        scale = check_scale("scale", scale)
         self._scale_variable.assign(scale)
         # Or a rule that publishes late would go back to what it decided on.
         self.history.pending_scale.assign(scale)

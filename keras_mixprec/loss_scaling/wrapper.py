@@ -97,7 +97,12 @@ def get_rule(loss_scale) -> LossScale:
     if isinstance(loss_scale, LossScale):
         return loss_scale
     if isinstance(loss_scale, str):
-        check_choice("loss_scale", loss_scale, ("dynamic",))
+        if loss_scale != "dynamic":
+            raise ValueError(
+                "`loss_scale` must be 'dynamic', a number, a schedule, or a "
+                "rule such as `DynamicLossScale.preset('torch')`. "
+                f"Received: loss_scale={loss_scale!r}"
+            )
         return DynamicLossScale()
     schedules = keras.optimizers.schedules
     if isinstance(loss_scale, (dict, schedules.LearningRateSchedule)):
@@ -137,9 +142,10 @@ def lost_constants(optimizer, variables) -> dict:
     narrow = [np.dtype(_NUMPY[d]) for d in dtypes if d in _NUMPY]
     return {
         name: value
-        for name, value in vars(inner).items()
+        for part in getattr(inner, "optimizers", [inner])
+        for name, value in vars(part).items()
         if isinstance(value, float)
-        if any(_is_lost(inner, name, value, dtype) for dtype in narrow)
+        if any(_is_lost(part, name, value, dtype) for dtype in narrow)
     }
 
 

@@ -32,9 +32,10 @@ Files:
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which
   had bad data.
 - `metric_values.py`: metrics that float16 makes infinite or NaN.
+- `validation.py`: which loss or metric of an evaluation is wrong, and why.
 - `performance.py`: logs how fast training is.
 - `step_clock.py`: how long steps take, from time stamps of the host.
-- `input_clock.py`: how long `fit` waits for batches, and their samples.
+- `samples.py`: how many samples are in the batches.
 - `overhead.py`: what monitoring costs and may cost, and what is exempt.
 - `forwarded_log.py`: passes what is logged on to loggers.
 - `failures.py`: what is said of a part that fails and is disabled.

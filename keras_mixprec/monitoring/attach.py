@@ -3,16 +3,18 @@
 import contextlib
 import gc
 import math
-import time
 import weakref
 from collections import Counter
 
 import keras
 
+from keras_mixprec import _clock
+from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.keras_internals import callback_model
-from keras_mixprec.loss_scaling.ensure import adopt
+from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
+from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.graph import neighbours
@@ -80,19 +82,25 @@ def settings_of(model: keras.Model) -> dict:
         Dict from some of the names in `SETTINGS` to values.
     """
     policies = Counter(PrecisionPlan.from_model(model).values())
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
     settings: dict = {"matmul_precision": matmul_precision.in_force().products}
     if policies:
         settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        rule = getattr(optimizer, "rule", None)
+        # A user's subclass of Keras' own has no rule.
+        rule = getattr(optimizer, "rule", optimizer)
         settings["loss_scale"] = type(rule).__name__
-        settings["first_loss_scale"] = float(optimizer.loss_scale)
+        scale = optimizer.initial_scale
+        if optimizer.built:
+            scale = active.step().read(optimizer.dynamic_scale)
+        settings["first_loss_scale"] = float(scale)
         optimizer = optimizer.inner_optimizer
     if optimizer is not None:
         settings["optimizer"] = type(optimizer).__name__
         # That of a schedule is the one it begins with.
-        settings["learning_rate"] = float(to_array(optimizer.learning_rate))
+        # A `MultiOptimizer` has several.
+        if (rate := getattr(optimizer, "learning_rate", None)) is not None:
+            settings["learning_rate"] = float(to_array(rate))
     return settings
 
 
@@ -156,7 +164,7 @@ def log_epoch(log, step: int):
         log: The `RunLog`.
         step: Int. Its last step.
     """
-    row = step, time.time()
+    row = step, _clock.wall()
     log.rows(step, EPOCHS, [row], EPOCH_COLUMNS, EPOCH_ROWS_PER_CHUNK)
 
 
@@ -211,9 +219,10 @@ _GUARD_ATTRIBUTE = "_keras_mixprec_guard"
 def watch_optimizers(model) -> dict:
     """Returns each `LossScaleOptimizer` of a model, by attribute name.
 
-    Keras' own is exchanged for one that shares its state. The metrics of a
-    model that computes in 16 bits are guarded against the batches that are
-    skipped, until `stop_watching`.
+    Keras' own is exchanged for one that shares its state. A user's subclass of
+    it is left alone, and not returned. The metrics of a model that computes in
+    16 bits are guarded against the batches that are skipped, until
+    `stop_watching`.
 
     Args:
         model: A compiled `keras.Model`. The name of its only optimizer is
@@ -280,8 +289,11 @@ def guard_of(model) -> MetricGuard:
 
 
 def _watch(model):
-    wrapper = keras.optimizers.LossScaleOptimizer
-    every = {n: o for n, o in vars(model).items() if isinstance(o, wrapper)}
+    every = {
+        name: optimizer
+        for name, optimizer in vars(model).items()
+        if isinstance(optimizer, LossScaleOptimizer) or can_adopt(optimizer)
+    }
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
     for name, optimizer in found.items():
         # Which variables others are for only the model's `train_step` knows.

@@ -10,16 +10,15 @@ from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.forecasts import AuditForecast
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
 
-# A model is audited before its first step, after this many, and then after
-# twice as many more as before: what fails without a sign is rarely new. The
-# first ones cost what they cost: activations grow the fastest then, and a T5
-# whose norms overflow by its 16th step trains for nothing until that is found.
-_SECOND_AUDIT = 16
-_AUDITS_GROW = 2
-_AUDITS_AT_ANY_COST = 3
+# A model is audited before its first step and after these many, and then after
+# four times as many each time: what fails without a sign is rarely new.
+# Activations grow the fastest at first, and a T5 whose norms overflow by its
+# 16th step trains for nothing until that is found.
+_AUDITS = 16, 48
+_AUDITS_GROW = 4
 
-# Audits that are brought forward, at any cost as well: eight halve the steps
-# to an overflow down to a 256th of them.
+# Audits that are brought forward: eight halve the steps to an overflow down to
+# a 256th of them.
 _HURRIES = 8
 
 # Weights that are compared to see if somebody else has set them: a few small
@@ -45,6 +44,8 @@ class AuditSchedule:
         cost: Float. Seconds that the last diagnosis took, `None` before one.
         forecast: `AuditForecast` from the headroom at each audit.
         urgent: Boolean. Whether the next audit is brought forward.
+        scale_use_known: Boolean. Whether it is known how the model's step
+            uses the loss scale.
     """
 
     steps: int = 0
@@ -54,10 +55,12 @@ class AuditSchedule:
     cost: float | None = None
     forecast: AuditForecast = dataclasses.field(default_factory=AuditForecast)
     urgent: bool = False
+    scale_use_known: bool = False
     _audits: int = 0
     _next: int = 0
     _last: int = 0
     _hurries: int = 0
+    _compared: int = 0
     _identity: tuple | None = None
 
     @property
@@ -68,7 +71,19 @@ class AuditSchedule:
     @property
     def is_overhead(self) -> bool:
         """Whether the next audit counts as overhead."""
-        return self._audits >= _AUDITS_AT_ANY_COST
+        return self._audits > len(_AUDITS)
+
+    def compare(self, taken: int, first: float) -> bool:
+        """Whether it is time to compare a run without an audit with float32.
+
+        Args:
+            taken: Int. Steps taken in this `fit`.
+            first: Float. Steps before the first time; then twice as many.
+        """
+        steps = self.steps + taken
+        due = steps >= max(first, 2 * self._compared)
+        self._compared = steps if due else self._compared
+        return due
 
     def due(self, taken: int) -> bool:
         """Whether it is time for the next audit.
@@ -76,7 +91,15 @@ class AuditSchedule:
         Args:
             taken: Int. Steps taken in this `fit`.
         """
-        return self.steps + taken >= self._next
+        return self.steps_left(taken) <= 0
+
+    def steps_left(self, taken: int) -> int:
+        """Returns how many steps there are to the next audit.
+
+        Args:
+            taken: Int. Steps taken in this `fit`.
+        """
+        return self._next - self.steps - taken
 
     def audit(self, taken: int):
         """An audit is made now.
@@ -85,7 +108,8 @@ class AuditSchedule:
             taken: Int. Steps taken in this `fit`.
         """
         steps = self.steps + taken
-        self._next = steps + max(_AUDITS_GROW * steps, _SECOND_AUDIT)
+        later = [date for date in _AUDITS if date > steps]
+        self._next = later[0] if later else _AUDITS_GROW * steps
         self._audits += 1
         self._last, self.urgent = steps, False
 
@@ -113,6 +137,7 @@ class AuditSchedule:
             examination: `Examination`.
         """
         self.errors = examination.errors
+        self.scale_use_known = True
         kinds = {finding.verdict.kind for finding in examination.findings}
         self.all_repaired = kinds <= {"scale_search"}
 

@@ -2,15 +2,22 @@
 
 import contextlib
 import dataclasses
-import time
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from keras_mixprec import _clock
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice
-from keras_mixprec.diagnosis.verdict import Verdict, without_repeats
+from keras_mixprec.diagnosis.course import Course
+from keras_mixprec.diagnosis.verdict import (
+    FOUND_BY,
+    Verdict,
+    without_repeats,
+)
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.guards.train_function import DeferredCall
 from keras_mixprec.metrics import AUDITED
@@ -19,7 +26,7 @@ from keras_mixprec.monitoring.audit_schedule import (
     audit_schedule,
 )
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
-from keras_mixprec.monitoring.overhead import DIAGNOSES, Pause
+from keras_mixprec.monitoring.overhead import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS
@@ -27,23 +34,28 @@ from keras_mixprec.verdict_kinds import KINDS
 # What a column of `AUDITED` is called after the direction.
 _ERROR = "_error_against_float32"
 
-# What float32 does not repair either, and what the next steps have as well.
+# What float32 does not repair either, and what the next steps have as well: no
+# other diagnosis is made in so many steps, which would find the same.
 _LASTING = {"divergence", "weights_lost"}
+_PAUSE = 128
 
-# Seconds that the first diagnosis of a healthy run is taken to cost.
-_FIRST_COST = 1.0
+# Steps that a diagnosis is taken to cost: a run that shows nothing has one when
+# these are the share of its steps that monitoring may take.
+_COST = 20
 
 
 class Examiner:
     """Diagnoses the next batch of a model when there is reason to.
 
     There is reason if the optimizer has skipped several steps in a row, once if
-    gradients of layers stay exactly zero, or now and then to find what skips no
-    step, as far as the budget allows.
+    gradients of layers stay exactly zero, or to find what skips no step: after
+    so many steps, and whenever twice as many were taken.
 
     Args:
         log: The `RunLog`.
         verbose: `0` or `1`. Whether to print what is found.
+        max_overhead: Float. Share of the steps that diagnoses of a run that
+            shows nothing may take.
         budget: `OverheadBudget`.
         zeros: `ZeroGradients` of the readings.
         who: String. The callback that asks, unless another one does.
@@ -52,24 +64,29 @@ class Examiner:
         verdicts: List of the `Verdict`s so far, each fault once.
         schedule: `AuditSchedule` of the model.
         in_a_row: Int. Steps skipped since the last one applied, as last read.
-        pause: `Pause` after what no precision repairs.
+        paused_until: Int. The step before which no other diagnosis is made,
+            after what no precision repairs.
         gave_up: Boolean. Whether a diagnosis failed, so that none follows.
         on_error: Function of an exception and a batch, as for `after_errors`,
             called after a step that raises on a batch that was handed over
             before, as that which compiles it is; `None` for none.
+        locate: Function of a `Verdict` of bad data and the step of its batch,
+            `None` if that is not known, that returns it with what else is known
+            of bad data; `None` for none.
     """
 
-    def __init__(self, log, verbose, budget, zeros, who):
+    def __init__(self, log, verbose, max_overhead, budget, zeros, who):
         self.verdicts = []
         self._works = []
         self.schedule = AuditSchedule()
         self.in_a_row = 0
-        self.pause = Pause(budget)
+        self.paused_until = 0
+        self._first = _COST / max_overhead if max_overhead else math.inf
         self._log = log
         self._verbose = verbose
         self._budget = budget
         self._zeros = zeros
-        self._who = who
+        self.who = who
         self._examined_zeros = False
         self._examined_at = self._last_errors = -1
         self._last_kinds = set()
@@ -78,7 +95,13 @@ class Examiner:
         self._examined_trouble = self._found = False
         self.gave_up = False
         self.on_error: Callable | None = None
+        self.locate: Callable | None = None
+        # Before a step: warnings that are true once that is taken.
+        self._unsaid: list | None = None
+        self._validation: Any = None
+        self._first_batch: Any = None
         self._deferred_call = DeferredCall()
+        self._shared = 0
 
     def follow_schedule_of(self, model, new: bool = False):
         """Continues the audits of a model where its last `fit` ended.
@@ -89,18 +112,37 @@ class Examiner:
         """
         self.schedule = audit_schedule(model, new)
 
+    def begin(self, model):
+        """Notes where training begins, by which a divergence is known.
+
+        Args:
+            model: The `keras.Model`, with variables that are synchronized.
+        """
+        if self.schedule.start is None:
+            with (
+                contextlib.suppress(NotImplementedError),
+                active.processes().single_process(model),
+            ):
+                self.schedule.start = Course.of(model, math.nan)
+
+    def began(self, loss: tuple | None):
+        """Notes the loss of the first step, unless float32's is known.
+
+        Args:
+            loss: The sum of losses and their weights, `None` for none.
+        """
+        start = self.schedule.start
+        if start and loss and loss[1] and math.isnan(start.loss):
+            self.schedule.start = start._replace(loss=loss[0] / loss[1])
+
     @property
     def armed(self) -> bool:
         """Whether the next batch is going to be diagnosed."""
         return self._deferred_call.armed
 
-    @property
-    def within_budget(self) -> bool:
-        """Whether a diagnosis is within the overhead budget."""
-        cost = self.schedule.cost or _FIRST_COST
-        return self._budget.left(DIAGNOSES) > cost
-
-    def wants(self, trouble: bool, has_tuner: bool) -> bool:
+    def wants(
+        self, trouble: bool, has_tuner: bool, taken: int, dtypes: dict
+    ) -> bool:
         """Whether to diagnose now.
 
         Args:
@@ -108,42 +150,30 @@ class Examiner:
                 the loss scale.
             has_tuner: Boolean. Whether a `PrecisionTuner` audits the model, at
                 times of its own.
+            taken: Int. Steps taken in this `fit`.
+            dtypes: Dict from layer path to compute dtype.
         """
         if self.gave_up or self.armed:
             return False
         if not trouble:
             self._examined_trouble = False
         elif not self._examined_trouble and not self._found:
-            # The first time, what it costs does not matter.
             self._examined_trouble = True
             return True
         if has_tuner:
             return False
-        if self.wants_zeros:
-            # Nor here: a run that does not learn is lost. It is once in a run.
+        if self._has_new_zeros and not self._examined_zeros:
+            # A run that does not learn is lost. It is once in a run.
             self._examined_zeros = True
             return True
-        return self.within_budget
+        narrow = not {*SIXTEEN_BITS}.isdisjoint(dtypes.values())
+        return narrow and self.schedule.compare(taken, self._first)
 
     @property
-    def wants_zeros(self) -> bool:
-        """Whether gradients of zero are reason for a diagnosis.
-
-        One since they are zero compares them with float32: that suffices.
-        """
+    def _has_new_zeros(self):
+        """Whether gradients are zero that no diagnosis has compared."""
         begun = [steps[0] for steps in self._zeros.lasting().values()]
-        new = any(step > self._examined_at for step in begun)
-        return new and not self._examined_zeros
-
-    def wants_comparison(self, dtypes: dict) -> bool:
-        """Whether to diagnose a run that is over and was never diagnosed.
-
-        Args:
-            dtypes: Dict from layer path to compute dtype.
-        """
-        never = self.schedule.cost is None and not self.gave_up
-        narrow = not {*SIXTEEN_BITS}.isdisjoint(dtypes.values())
-        return never and narrow and self._budget.allows_comparison
+        return any(step > self._examined_at for step in begun)
 
     @contextlib.contextmanager
     def diagnosing(self, step: int, is_overhead: bool, who: str = ""):
@@ -156,16 +186,16 @@ class Examiner:
             is_overhead: Boolean. Whether it counts as overhead.
             who: String. The callback that asks, if it is another one.
         """
-        with self._asked_by(who or self._who), self.errors_reported(step):
-            started = time.perf_counter()
+        with self._asked_by(who or self.who), self.errors_reported(step):
+            started = _clock.now()
             self._last_kinds = set()
             try:
                 yield
             finally:
-                cost = self.schedule.cost = time.perf_counter() - started
+                cost = self.schedule.cost = _clock.now() - started
                 self._budget.add(DIAGNOSES, cost, is_overhead)
                 if not self._last_kinds.isdisjoint(_LASTING):
-                    self.pause.begin(step, cost)
+                    self.paused_until = step + _PAUSE
 
     def examine(
         self, model, batch, step: int, who: str, rows=None, raised=False
@@ -191,9 +221,23 @@ class Examiner:
 
         when = f"after step {step}" if step else "before the first step"
         with progress(model, who, when, self.schedule.cost) as shown:
-            batch = rows(batch) if rows else batch
-            found = examine_in_training(
-                model, batch, step, self.schedule, raised
+            first = self._first_batch
+            few = rows(batch) if rows else batch
+            try:
+                found = examine_in_training(
+                    model, few, step, self.schedule, first, raised
+                )
+            except active.replay().REFUSALS:
+                if few is batch:
+                    raise
+                # The model may be made for batches of one size.
+                few = batch
+                found = examine_in_training(
+                    model, few, step, self.schedule, first, raised
+                )
+            at = step + 1 if raised or self.is_before_step else None
+            found = found._replace(
+                findings=[self._located(f, at) for f in found.findings]
             )
             shown.findings = [
                 finding
@@ -204,28 +248,89 @@ class Examiner:
         self._report([f.verdict for f in shown.findings], step)
         self.log_errors(found.errors, step)
         self._examined_at = step
-        return found, batch
+        return found, few
 
-    def exact_loss(
-        self, model, batch, step: int, is_overhead: bool = False
-    ) -> float:
+    def _located(self, finding, at):
+        verdict = finding.verdict
+        if verdict.kind != "bad_data" or self.locate is None:
+            return finding
+        return finding._replace(verdict=self.locate(verdict, at))
+
+    def look_at_validation(self, model, step: int, values: dict, follow_up):
+        """Reports what is wrong with a validation.
+
+        Args:
+            model: As for `examine`.
+            step: Int.
+            values: Dict from metrics to numbers, as `validated` returns it.
+            follow_up: Function of an `Examination`, a batch and a step that
+                repairs layers, or `None`.
+        """
+        # With the diagnosis, which a run without validation has no use for.
+        from keras_mixprec.diagnosis.examination import Examination
+        from keras_mixprec.diagnosis.in_training import divergence_by_now
+        from keras_mixprec.monitoring.validation import ValidationWatch
+
+        if self._validation is None:
+            self._validation = ValidationWatch()
+        findings, events, batch = self._validation.read(
+            model,
+            step,
+            values,
+            lambda: divergence_by_now(
+                model, step, self.schedule, self._first_batch
+            ),
+        )
+        for event in events:
+            self._log.event(step, event)
+        self._report([f.verdict for f in findings], step)
+        if follow_up and any(f.layers for f in findings):
+            follow_up(Examination(findings), batch, step)
+
+    def examine_scale_use(self, model, batch, step: int):
+        """Reports whether the update depends on the loss scale, once a model.
+
+        Args:
+            model: As for `examine`.
+            batch: As for `examine`.
+            step: Int.
+        """
+        if self.gave_up or self.schedule.scale_use_known:
+            return
+        self.schedule.scale_use_known = True
+        started = _clock.now()
+        with self.errors_reported(step):
+            from keras_mixprec.diagnosis.examination import examine_scale_use
+
+            self._report(examine_scale_use(model, batch, step), step)
+        self._budget.add(DIAGNOSES, _clock.now() - started, False)
+
+    def exact_loss(self, model, batch, step: int) -> float:
         """Returns the loss of a batch in float32, NaN if there is none.
 
         Args:
             model: As for `examine`.
             batch: As for `examine`, or `None`.
             step: Int.
-            is_overhead: Boolean. Whether it counts as overhead. Defaults to
-                `False`, as a part of a repair.
         """
-        loss, started = np.nan, time.perf_counter()
+        loss, started = np.nan, _clock.now()
         with self.errors_reported(step):
             if batch is not None:
                 from keras_mixprec.diagnosis.batch import loss_in_float32
 
                 loss = loss_in_float32(model, batch)
-        self._budget.add(DIAGNOSES, time.perf_counter() - started, is_overhead)
+        seconds = _clock.now() - started
+        # It is a part of a repair.
+        self._budget.add(DIAGNOSES, seconds, is_overhead=False)
         return loss
+
+    @property
+    def is_before_step(self) -> bool:
+        """Whether a step has begun that a diagnosis is made before.
+
+        On JAX it has taken the variables of `fit` with it.
+        """
+        return self._unsaid is not None
 
     def on_next_batch(self, model, step: int, work):
         """Calls `work(batch)` before the model trains on its next batch.
@@ -244,18 +349,26 @@ class Examiner:
         def examine(batch):
             nonlocal taken
             taken, works = batch, self._works
+            if self._first_batch is None:
+                self._first_batch = batch
             self.disarm()
+            self._unsaid = []
             for work in works:
                 with self.errors_reported(step):
                     work(batch)
+
+        def train(*args):
+            unsaid, self._unsaid = self._unsaid or [], None
+            result = model.train_function(*args)
+            for said in unsaid:
+                warn_disabled(*said)
+            return result
 
         def raised(error):
             known = self.on_error is not None and taken is not None
             return known and self.on_error(error, taken)
 
-        tapped = active.batches().tapped(
-            model, lambda *args: model.train_function(*args), examine, raised
-        )
+        tapped = active.batches().tapped(model, train, examine, raised)
         self._deferred_call.arm(model, tapped)
 
     def disarm(self):
@@ -290,6 +403,17 @@ class Examiner:
         """
         self._report([verdict], step)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are verdicts that other workers do not know."""
+        return len(self.verdicts) > self._shared
+
+    def unshared(self) -> list[Verdict]:
+        """Returns the verdicts that other workers do not know, once."""
+        new = self.verdicts[self._shared :]
+        self._shared = len(self.verdicts)
+        return [v for v in new if FOUND_BY not in v.numbers]
+
     def has_reported(self, kind: str) -> bool:
         """Whether a fault of no layer has been reported."""
         return (kind, None, None) in self._reported
@@ -318,7 +442,7 @@ class Examiner:
         """
         self.gave_up = True
         self._log.event(step, failure_event("diagnosis_failed", reason))
-        warn_disabled("diagnose this model", reason, self._who)
+        self._warn("diagnose this model", reason)
 
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""
@@ -332,11 +456,11 @@ class Examiner:
 
     @contextlib.contextmanager
     def _asked_by(self, who):
-        before, self._who = self._who, who
+        before, self.who = self.who, who
         try:
             yield
         finally:
-            self._who = before
+            self.who = before
 
     @contextlib.contextmanager
     def errors_reported(self, step: int):
@@ -359,16 +483,21 @@ class Examiner:
             self._reported.add(NotBuiltError)
             self._log.event(step, failure_event("diagnosis_failed", error))
             what = "diagnose this model before its first step"
-            warn_disabled(what, error, self._who)
+            self._warn(what, error)
+
+    def _warn(self, what, reason):
+        if self._unsaid is None:
+            warn_disabled(what, reason, self.who)
+        else:
+            self._unsaid.append((what, reason, self.who))
 
     def _report(self, verdicts, step):
         new = [*filter(self._is_new, verdicts)]
         new = [self._with_start(verdict) for verdict in new]
         self.verdicts.extend(new)
         for verdict in new:
-            kind = verdict.kind
-            self._found |= kind != "scale_collapsed"
-            event = verdict.to_dict() | {"kind": "verdict", "verdict": kind}
+            self._found |= verdict.kind != "scale_collapsed"
+            event = verdict.event()
             if verdict.step != step:  # It is reported later than it happened.
                 event["at_step"] = verdict.step
             self._log.event(step, event)

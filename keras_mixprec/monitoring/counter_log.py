@@ -2,14 +2,13 @@
 
 import contextlib
 import dataclasses
-import time
 from collections import defaultdict
 from typing import NamedTuple
 
-import keras
-
+from keras_mixprec import _clock
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
+from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
@@ -168,7 +167,8 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
     if any(reader.optimizer.loss_not_scaled for reader in used.values()):
         return "train_step"
     # `compile` has made one that a `train_step` with others does not use.
-    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    own = getattr(model, "optimizer", None)
+    scaled = isinstance(own, LossScaleOptimizer)
     return "optimizer" if scaled and not used else None
 
 
@@ -277,6 +277,7 @@ class CounterLog:
 
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
+        due_at: Int. The step from which on to look at them again.
         state: `RunState`, as of the last reading.
         loss: `LossCurve`.
     """
@@ -293,7 +294,50 @@ class CounterLog:
         self.loss = LossCurve(session.model, session.log)
         self._unscaled = UnscaledLoss(session.model, session.log)
         self._losses, self.step = 0, None
+        self.due_at, self._first_step, self._signs = 0, 0, None
         self.state = RunState()
+
+    def read_if_due(self, step: int, gap: int | None = None):
+        """Looks at what few numbers say, and reads all if that is new.
+
+        Without news as well if twice as many steps were taken as at the last
+        reading, or the budget allows it. So nothing is missed on a slow
+        machine, and `stop_after` is seen at the very step.
+
+        Args:
+            step: Int. Step of the log.
+            gap: Int. Steps from one reading to the next, `None` for those of
+                the settings.
+        """
+        session = self._session
+        if step < self.due_at and gap is None or step == self.step:
+            return
+        gap = session.settings.update_freq if gap is None else gap
+        taken, before = (s - self._first_step for s in (step, self.step))
+        if step - self.step >= gap:
+            doubled = taken >= 2 * before and session.settings.max_overhead
+            if doubled or session.budget.left(READINGS) > 0:
+                self.read(step)
+                return
+        if self._look() != self._signs:
+            self.read(step)
+        else:
+            self._plan(step)
+
+    def _look(self):
+        """What changes if there is anything to report."""
+        with self.synchronized():
+            losses = self._counters.nonfinite_losses() or {}
+            lost = self._counters.only_mean_is_lost(self.loss.read())
+            return self._counters.skipped_steps(), sum(losses.values()), lost
+
+    def _plan(self, step):
+        """Plans the next look, where `stop_after` may be reached."""
+        settings = self._session.settings
+        gap, most = settings.update_freq, settings.stop_after
+        if most is not None:
+            gap = min(gap, max(most - self.state.in_a_row, 1))
+        self.due_at = step + gap
 
     def read(self, step: int):
         """Reads the counters, if they were not read at this step yet.
@@ -303,28 +347,36 @@ class CounterLog:
         """
         if step == self.step:
             return
+        if self.step is None:
+            self._first_step = step
         self.step = step
+        self.due_at = step + 1  # If reading fails.
         session = self._session
         with self.synchronized() as waited:
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
+            counted |= self._counters.scales_of_subclasses()
             losses = self._counters.nonfinite_losses() or {}
             loss = self.loss.read()
+            lost = self._counters.only_mean_is_lost(loss)
+            skipped = self._counters.skipped_steps()
+        self._signs = skipped, sum(losses.values()), lost
         session.state.performance.clock.waited(step, waited)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
         self._unscaled.read(step, used, step > session.first_step)
-        started = time.perf_counter()
+        started = _clock.now()
         self._write(readings, counted)
         # A tuner looks at each of them by itself.
         new = self._new_losses(sum(losses.values()))
         many = new >= TRIGGER_STEPS and not session.has_tuner
-        if many or self._counters.only_mean_is_lost(loss):
+        if many or lost:
             self.state = self.state._replace(trouble=True)
-        self.loss.write(step, loss)
+        self.loss.write(step, loss, sum(losses.values()))
         session.examiner.in_a_row = self.state.in_a_row
-        session.budget.add(READINGS, time.perf_counter() - started)
+        self._plan(step)
+        session.budget.add(READINGS, _clock.now() - started)
         session.bad_data.report(session)
 
     def _new_losses(self, count):
@@ -347,10 +399,10 @@ class CounterLog:
 
         It is given the seconds that the steps under way took to end.
         """
-        started = time.perf_counter()
+        started = _clock.now()
         with self._counters.synchronized(self.loss.variables) as waited:
             yield waited
-        seconds = time.perf_counter() - started
+        seconds = _clock.now() - started
         self._session.budget.add(READINGS, seconds - waited)
 
     def close(self):

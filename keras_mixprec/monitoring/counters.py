@@ -2,14 +2,18 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 
+import keras
+
+from keras_mixprec import _clock
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import NONFINITE_KINDS
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mixprec.loss_scaling.rules import SMALLEST_SCALE, FixedLossScale
 from keras_mixprec.monitoring.attach import guard_of, watch_optimizers
 from keras_mixprec.monitoring.recorded_steps import StepReader
 from keras_mixprec.reporting.schema import (
@@ -18,6 +22,9 @@ from keras_mixprec.reporting.schema import (
     SKIPPED_TAG,
     curve_tag,
 )
+
+# How far below a loss scale its new floor is, as the first one is below 1.
+_ROOM_TO_FALL = 2.0**-14
 
 
 def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
@@ -204,11 +211,14 @@ class Counters:
         only = self.used().get("")
         return None if only is None else only.attempted()
 
+    def skipped_steps(self) -> list[int]:
+        """Returns how many steps each optimizer has skipped since the start."""
+        return [reader.skipped() for reader in self.used().values()]
+
     def nonfinite_steps(self) -> int:
         """Returns how many steps were skipped or had a loss not finite."""
-        skipped = [reader.skipped() for reader in self.used().values()]
         losses = self.nonfinite_losses() or {}
-        return max([*skipped, sum(losses.values())])
+        return max([*self.skipped_steps(), sum(losses.values())])
 
     def in_a_row(self) -> int:
         """Returns the steps skipped since the last one applied."""
@@ -244,6 +254,32 @@ class Counters:
         for tally in self._gradients.values():
             curves |= tally.curves()
         return curves
+
+    def scales_of_subclasses(self) -> dict:
+        """Returns tag -> loss scale, of what is derived from Keras' optimizer.
+
+        Such an optimizer is left as it is, and counts no skipped steps.
+        """
+        found = {}
+        for name, optimizer in self._subclasses().items():
+            scale = float(active.step().read(optimizer.dynamic_scale))
+            found[curve_tag("mixprec/loss_scale", name)] = scale
+            if 0.0 < scale < math.inf:
+                tag = curve_tag("mixprec/log2_loss_scale", name)
+                found[tag] = math.log2(scale)
+        return found
+
+    def _subclasses(self):
+        wrapper = keras.optimizers.LossScaleOptimizer
+        found = {
+            name: optimizer
+            for name, optimizer in optimizers_of(self._model).items()
+            if isinstance(optimizer, wrapper)
+            and not isinstance(optimizer, LossScaleOptimizer)
+            and optimizer.built
+        }
+        only = list(found) == ["optimizer"] and not self._readers
+        return {"": found["optimizer"]} if only else found
 
     def nonfinite_events(self) -> list:
         """Returns an event for the loss and each optimizer, if any is due."""
@@ -299,6 +335,47 @@ class Counters:
                     raised = True
         return raised
 
+    def set_fixed_scale(self, bits: float, step: int) -> bool:
+        """Sets the loss scales that are fixed numbers.
+
+        Args:
+            bits: Float. The scale that suits the model, as a power of two.
+            step: Int. Step of the log.
+
+        Returns:
+            Boolean. Whether any was set.
+        """
+        fixed = [
+            reader
+            for reader in self.used().values()
+            if isinstance(reader.optimizer.rule, FixedLossScale)
+        ]
+        for reader in fixed:
+            reader.set_scale(step, 2.0**bits)
+        return bool(fixed)
+
+    def lower_floor(self, bits: float, step: int) -> bool:
+        """Lets loss scales fall further that their `min_scale` kept above.
+
+        A train function that is compiled still knows the old one.
+
+        Args:
+            bits: Float. The scale that suits the model, as a power of two.
+            step: Int. Step of the log.
+
+        Returns:
+            Boolean. Whether any was kept above.
+        """
+        lowered = False
+        for reader in self.used().values():
+            optimizer, scale = reader.optimizer, 2.0**bits
+            if (getattr(optimizer.rule, "min_scale", None) or 0.0) > scale:
+                floor = max(scale * _ROOM_TO_FALL, SMALLEST_SCALE)
+                optimizer.rule = optimizer.rule.with_arguments(min_scale=floor)
+                reader.set_scale(step, scale)
+                lowered = True
+        return lowered
+
     @contextlib.contextmanager
     def synchronized(self, more: list | None = None) -> Iterator[float]:
         """Context in which counters are those of the last step.
@@ -314,10 +391,11 @@ class Counters:
         # What is read of a model without loss scaling, to wait for its steps.
         others = [] if self._readers else optimizers_of(self._model).values()
         counters += [optimizer.iterations for optimizer in others]
+        counters += [own.dynamic_scale for own in self._subclasses().values()]
         with active.batches().synchronized(self._model, counters):
-            started = time.perf_counter()
+            started = _clock.now()
             for reader in self._readers.values():
                 reader.attempted()
             for optimizer in others:
                 active.step().read(optimizer.iterations)
-            yield time.perf_counter() - started
+            yield _clock.now() - started

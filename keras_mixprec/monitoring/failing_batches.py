@@ -1,18 +1,22 @@
 """Keeping the batches of skipped steps, and reporting which had bad data."""
 
+import dataclasses
 import itertools
+import math
+import re
 
 import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_mixprec.diagnosis.advice import bad_data_advice
+from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.formats import BATCHES
 from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.current_step import PARTS
 from keras_mixprec.monitoring.failures import warn_disabled
+from keras_mixprec.numerics.arrays import as_numpy
 from keras_mixprec.numerics.calls import seed_states
 
 
@@ -85,7 +89,9 @@ def _array(variable):
 _LISTED = 8
 _KEPT = 1000
 
-_SLICE = 4096
+# Bytes of the user's arrays that are looked at in one go, and in all: they may
+# be mapped from a file that is larger than the memory.
+_SLICE, _MOST = 2**24, 2**30
 
 
 class BadData:
@@ -108,6 +114,8 @@ class BadData:
         self.keeps_scale = False
         self._epochs = [(0, 0)]
         self._all_known = True
+        # Scales to put back as soon as no step is under way.
+        self._fallen: dict[str, float] = {}
 
     def begin_epoch(self, step: int, epoch: int):
         """An epoch begins, after this step.
@@ -134,12 +142,20 @@ class BadData:
         self._add(readings.values())
         if not self.keeps_scale:
             return readings
-        fallen = [name for name, found in readings.items() if _fell(found)]
+        fallen = {n: r.points[0].scale for n, r in readings.items() if _fell(r)}
+        fallen |= {
+            n: scale
+            for n, scale in self._fallen.items()
+            if n in readings and _is_bad_data_alone(readings[n])
+        }
+        self._fallen = {}
+        if session.examiner.is_before_step:
+            self._fallen = fallen
+            return readings
         if fallen:
             session.synchronized_model()
         readers = session.counters.used()
-        for name in fallen:
-            scale = readings[name].points[0].scale
+        for name, scale in fallen.items():
             readers[name].set_scale(session.step, scale)
             event = {"kind": "loss_scale_kept", "scale": scale}
             session.log.event(session.step, event)
@@ -160,6 +176,33 @@ class BadData:
             if verdict.kind == "bad_data":
                 places = format_places(self.batches, self.count)
                 verdict.numbers["batches"] = places
+
+    def located(self, session, verdict: Verdict, step: int | None) -> Verdict:
+        """Returns a diagnosis' verdict with what a reading knows of bad data.
+
+        What was skipped before is reported first.
+
+        Args:
+            session: The `Session`.
+            verdict: `Verdict`.
+            step: Int. The step of the batch, `None` if that is not known.
+        """
+        if not session.state.several_workers:
+            session.state.counter_log.read(session.step)
+        numbers, own = dict(verdict.numbers), _numbers_of_samples(session.model)
+        if own:
+            numbers = {k: numbers[k] for k in numbers if "rows_of_" not in k}
+        if step is not None:
+            place = self._place(step)
+            numbers = {k: place[k] for k in ("epoch", "batch")} | numbers
+        numbers |= own
+        return dataclasses.replace(
+            verdict,
+            step=verdict.step if step is None else step,
+            compiled=False,  # As of a reading.
+            numbers=numbers,
+            advice=advice("bad_data", **numbers),
+        )
 
     def events(self) -> list:
         """Returns what there is to log at the end: which batches they were."""
@@ -187,10 +230,8 @@ class BadData:
         first = self.batches[0]
         numbers = {name: first[name] for name in ("epoch", "batch")}
         numbers["batches"] = format_places(self.batches, self.count)
-        samples = bad_samples(model)
-        for part, indices in samples.items():
-            numbers[f"samples_of_{part}"] = indices[:_LISTED].tolist()
-            numbers[f"bad_samples_of_{part}"] = len(indices)
+        samples = _numbers_of_samples(model)
+        numbers |= samples
         if not samples:
             for part, row in first["rows"].items():
                 numbers[f"rows_of_{part}"] = [row]
@@ -198,7 +239,7 @@ class BadData:
             "bad_data",
             step=first["step"],
             numbers=numbers,
-            advice=bad_data_advice(next(iter(samples or first["rows"]))),
+            advice=advice("bad_data", **numbers),
         )
 
     def __str__(self):
@@ -206,25 +247,26 @@ class BadData:
             return ""
         least = "" if self._all_known else "at least "
         return (
-            f"Bad data: inputs not finite in {least}{self.count:,} "
-            f"{BATCHES[self.count > 1]}, the first at step "
-            f"{self.batches[0]['step']:,}: "
-            f"{format_places(self.batches, self.count)} (counted from 0). "
-            f"The first bad row of each: {self._rows()}."
+            f"Non-finite inputs in {least}{self.count:,} "
+            f"{BATCHES[self.count > 1]}: "
+            f"{format_places(self.batches, self.count)}. "
+            f"The first bad row of each: {self._rows()}. Epochs, batches and "
+            "rows count from 0, steps from 1."
         )
 
     def _rows(self):
         """Which row belongs to which batch."""
         listed = self.batches[:_LISTED]
-        rows = [f"step {b['step']:,} {_parts(b['rows'])}" for b in listed]
+        rows = [f"{_parts(b['rows'])} at step {b['step']:,}" for b in listed]
         more = self.count - len(listed)
         return "; ".join(rows) + (f" and {more:,} more" if more else "")
 
     def _locate(self, skipped):
-        step = skipped.step
+        return self._place(skipped.step) | {"rows": skipped.inputs}
+
+    def _place(self, step):
         start, epoch = max(e for e in self._epochs if e[0] < step)
-        place = {"epoch": epoch, "batch": step - 1 - start, "step": step}
-        return place | {"rows": skipped.inputs}
+        return {"epoch": epoch, "batch": step - 1 - start, "step": step}
 
 
 def _parts(rows):
@@ -233,9 +275,13 @@ def _parts(rows):
 
 def _fell(reading):
     """Whether bad data alone lowered a scale."""
-    bad = [skipped for skipped in reading.new_steps if skipped.inputs]
-    alone = len(bad) == len(reading.new_steps) and not reading.others
-    return bool(bad) and alone and reading.loss_scale < reading.points[0].scale
+    skipped = reading.new_steps and _is_bad_data_alone(reading)
+    return bool(skipped) and reading.loss_scale < reading.points[0].scale
+
+
+def _is_bad_data_alone(reading):
+    """Whether no other step was skipped."""
+    return all(s.inputs for s in reading.new_steps) and not reading.others
 
 
 def format_places(batches: list, count: int) -> str:
@@ -268,6 +314,15 @@ def format_places(batches: list, count: int) -> str:
     return "; ".join(listed) + (f" and {count:,} more" if count else "")
 
 
+def _numbers_of_samples(model):
+    numbers = {}
+    for part, (indices, all_known) in bad_samples(model).items():
+        numbers[f"samples_of_{part}"] = indices[:_LISTED].tolist()
+        if all_known:
+            numbers[f"bad_samples_of_{part}"] = len(indices)
+    return numbers
+
+
 def bad_samples(model) -> dict:
     """Returns which samples of the arrays given to `fit` are not finite.
 
@@ -276,8 +331,8 @@ def bad_samples(model) -> dict:
 
     Returns:
         Dict from `"x"`, `"y"` and `"sample_weight"` to an array of indices, in
-        the order of the user's arrays, shuffled or not; empty if `fit` was
-        given no arrays.
+        the order of the user's arrays, shuffled or not, and whether these are
+        all; empty if `fit` was given no arrays.
     """
     arrays = arrays_in_fit(model)
     if arrays is None:
@@ -285,22 +340,27 @@ def bad_samples(model) -> dict:
     found = {}
     parts = keras.utils.unpack_x_y_sample_weight(arrays)
     for name, part in zip(PARTS, parts, strict=True):
-        rows = [_bad_rows(leaf) for leaf in tree.flatten(part)]
-        rows = [indices for indices in rows if len(indices)]
+        read = [_bad_rows(leaf) for leaf in tree.flatten(part)]
+        rows = sorted({row for own, _ in read for row in own})
         if rows:
-            found[name] = np.unique(np.concatenate(rows))
+            found[name] = np.array(rows), all(known for _, known in read)
     return found
 
 
 def _bad_rows(leaf):
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None or "float" not in str(dtype):
-        return ()
-    array = np.asarray(leaf)
-    found = []
-    # In slices: a copy of all of it may not fit into memory.
-    for start in range(0, len(array), _SLICE):
-        rows = array[start : start + _SLICE]
+    """The rows of an array that are not finite, and whether these are all."""
+    dtype = str(getattr(leaf, "dtype", ""))
+    if "float" not in dtype or not hasattr(leaf, "__array__"):
+        return [], True
+    count, found = len(leaf), []
+    size = max(math.prod(leaf.shape[1:]) * _bytes_of(dtype), 1)
+    step, most = max(_SLICE // size, 1), max(_MOST // size, 1)
+    for start in range(0, min(count, most), step):
+        rows = as_numpy(leaf[start : start + step])
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
         found += (start + np.flatnonzero(~finite)).tolist()
-    return found
+    return found, count <= most
+
+
+def _bytes_of(dtype):
+    return int(re.search(r"\d+", dtype)[0]) // 8

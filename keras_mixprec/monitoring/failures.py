@@ -7,7 +7,7 @@ import warnings
 
 from keras_mixprec._checks import raise_if_strict
 from keras_mixprec._console import one_line, without_colours
-from keras_mixprec.backend import active
+from keras_mixprec.backend.common import OutOfMemoryError, is_out_of_memory
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -30,7 +30,8 @@ def warn_disabled(what: str, reason, who: str = "MixPrecMonitor") -> None:
         reason: Exception or string.
         who: String. The callback that cannot. Defaults to `"MixPrecMonitor"`.
     """
-    if not isinstance(reason, (NotBuiltError, NotImplementedError)):
+    expected = NotBuiltError, NotImplementedError, OutOfMemoryError
+    if not isinstance(reason, expected):
         raise_if_strict(reason)
     error = reason if isinstance(reason, BaseException) else None
     _LOGGER.warning("%s cannot %s", who, what, exc_info=error)
@@ -76,24 +77,49 @@ def explain_error(session, error: Exception, batch) -> bool:
         Whether that is repaired, so that the step can be taken again.
     """
     session.state.counter_log.read(session.step)
-    verdicts = session.examiner.verdicts
-    known, repaired = len(verdicts), False
-    # What raises in float32 as well is no matter of precision.
+    verdicts: list = []
+    repaired = False
+    # Precision is not the cause of what raises in float32 too.
     with contextlib.suppress(Exception):
-        if not active.memory().is_exhausted(error):
-            repaired = _repaired(session, batch)
+        if not is_out_of_memory(error):
+            repaired = _repaired(session, batch, verdicts)
     event = failure_event("step_raised", error, at_step=session.step + 1)
     session.log.event(session.step, event | {"repaired": repaired})
-    for verdict in verdicts[known:]:
+    for verdict in verdicts:
         error.add_note(f"keras_mixprec, on the batch of this step: {verdict}")
     return repaired
 
 
-def _repaired(session, batch):
-    """Diagnoses a batch whose step has raised, and whether that mends it."""
+def note_end(session, error: BaseException):
+    """Logs which exception has ended `fit`, in which step.
+
+    Not one that the log has already, of a step that raised or of `stop_after`.
+
+    Args:
+        session: The `Session`.
+        error: `BaseException`. One that is no `Exception` is an interruption.
+    """
+    known = [
+        event
+        for event in session.log.story
+        if event["kind"] in ("step_raised", "stopped")
+        and not event.get("repaired")
+    ]
+    if not known:
+        event = failure_event("fit_raised", error, at_step=session.step + 1)
+        interrupted = not isinstance(error, Exception)
+        event |= {"interrupted": True} if interrupted else {}
+        session.log.event(session.step, event)
+    if session.started:
+        session.state.counter_log.read(session.step)
+
+
+def _repaired(session, batch, verdicts):
+    """Adds what is wrong with a step that has raised; whether it is mended."""
     model, step = session.model, session.step
     who = "MixPrecMonitor" * session.settings.verbose
     found = session.examiner.examine(model, batch, step, who, raised=True)
+    verdicts += [finding.verdict for finding in found[0].findings]
     # Other workers wait for the gradients of this step, and what a
     # `train_step` of the user's own has done by now nobody knows.
     alone = not (session.state.several_workers or has_own_step(model))

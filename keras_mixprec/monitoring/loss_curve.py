@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import keras
 
 from keras_mixprec.backend import active
-from keras_mixprec.keras_internals import loss_tracker
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.schema import (
     LOSS,
@@ -17,16 +16,18 @@ from keras_mixprec.reporting.schema import (
 # Points of the loss of an interval, after which they are half as often.
 _LOSSES = 128
 
+_NOTHING = 0.0, 0.0
+
 
 class LossCurve:
     """Logs the mean loss of the steps since it was last logged.
 
-    At readings of the counters, with which it is transferred: two numbers. Of
-    an epoch without any reading, as a short run has, Keras tells the mean.
-    Batches that the guard of metrics keeps out are in no mean; where it keeps
-    out all, or one is not finite, NaN is logged, a gap in the curve. A
-    `train_step` of the user's own that does not report its loss to Keras has
-    none.
+    It reads the sum and the count of the metric `"loss"` together with the
+    optimizer's counters. An epoch without any reading, as in a short run, gets
+    the mean that `fit` reports. The guard of metrics keeps bad batches out of
+    the sum: an interval without a good batch is logged as NaN, a gap in the
+    curve. A `train_step` that keeps its loss elsewhere has a point an epoch, if
+    it reports a `"loss"` at all.
 
     Args:
         model: The `keras.Model`.
@@ -37,16 +38,19 @@ class LossCurve:
         self._model = model
         self._log = log
         self._thinning = Thinning(_LOSSES)
-        self._before = 0.0, 0.0
-        self._from = 0
+        self._before = _NOTHING
+        self._held: tuple | None = None
+        self._from = self._nonfinite = 0
 
     @property
     def variables(self) -> list:
-        """The sum of the losses and their weights; none without a loss."""
-        tracker = loss_tracker(self._model)
-        if not isinstance(tracker, keras.metrics.Mean):
-            return []
-        return [tracker.total, tracker.count]
+        """The sums of the losses and their weights; none without a loss."""
+        return [
+            variable
+            for metric in self._model.metrics
+            if isinstance(metric, keras.metrics.Mean) and metric.name == "loss"
+            for variable in (metric.total, metric.count)
+        ]
 
     def begin_epoch(self, step: int):
         """Keras has set the variables to 0.
@@ -54,20 +58,32 @@ class LossCurve:
         Args:
             step: Int. How many steps were taken before.
         """
-        self._before = 0.0, 0.0
+        self._before, self._held = _NOTHING, None
         self._from = step
+
+    def hold(self):
+        """Keeps what the variables hold, until the next epoch begins.
+
+        The validation of an epoch uses the same variables.
+        """
+        self._held = self.read()
 
     def read(self) -> tuple | None:
         """Returns the values of the variables, while they are synchronized."""
+        if self._held is not None:
+            return self._held
         found = [float(active.step().read_sum(v)) for v in self.variables]
-        return tuple(found) if found else None
+        # A model may have a metric "loss" of its own beside that of `compile`.
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return max(pairs, key=lambda pair: pair[1], default=None)
 
-    def write(self, step: int, sums: tuple | None):
+    def write(self, step: int, sums: tuple | None, nonfinite: int):
         """Logs the mean since the last time, unless it is too early for one.
 
         Args:
             step: Int. Step of the log.
             sums: What `read` returned.
+            nonfinite: Int. Losses so far that were not finite.
         """
         if sums is None or not self._thinning.due():
             return
@@ -75,23 +91,24 @@ class LossCurve:
         before, counted = self._before
         # As `train_on_batch` may begin again, without an epoch.
         if count < counted or not math.isfinite(before):
-            before, counted = 0.0, 0.0
+            before, counted = _NOTHING
         if step > self._from:
             self._before, self._from = sums, step
-            new = count - counted
-            loss = (total - before) / new if new else math.nan
-            self._log_mean(step, loss)
+            if count > counted:
+                self._log_mean(step, (total - before) / (count - counted))
+            elif nonfinite > self._nonfinite:
+                self._log_mean(step, math.nan)
+            self._nonfinite = nonfinite
 
     def end_epoch(self, step: int, logs: Mapping | None):
-        """Logs the mean of an epoch without any reading, which costs nothing.
+        """Logs the mean of an epoch whose loss is in no reading.
 
         Args:
             step: Int. The last step of the epoch.
             logs: Mapping, as `fit` gives it to `on_epoch_end`.
         """
-        unread = self._before == (0.0, 0.0) and step > self._from
         loss = (logs or {}).get("loss")
-        if unread and loss is not None and self.variables:
+        if loss is not None and not self._before[1]:
             self._from = step
             self._log_mean(step, float(loss))
 

@@ -120,9 +120,9 @@ def _event(name, course, scale, rule):
         else f"the loss scale{of} fell"
     )
     remedy = (
-        "drop the bad data"
+        "Drop the bad data"
         if by_data
-        else "repair what overflowed, or drop the bad data"
+        else "Repair what overflowed, or drop the bad data"
     )
     return {
         "kind": "loss_scale_low",
@@ -133,12 +133,11 @@ def _event(name, course, scale, rule):
         "growth_interval": rule.growth_interval,
         "good_steps": good_steps,
         "cause": "bad_data" if by_data else "overflow",
-        "message": f"{fell} from {held} to "
-        f"{format_power(scale)} from step {course.since:,} on, "
-        f"{good_steps:,} good steps from growing back",
-        "advice": f"Until then float16 has 0 for gradients below "
-        f"{format_power(lost)}: {remedy}, "
-        f"then optimizer.set_loss_scale({held.replace('2**', '2.0**')}) "
-        "restores the scale at once; with a growth_interval of less than "
+        "message": f"{fell} from {held} to {format_power(scale)} at step "
+        f"{course.since:,}; growing back takes {good_steps:,} good steps",
+        "advice": f"Until then gradients below {format_power(lost)} become 0 "
+        f"in float16. {remedy}. Then "
+        f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "
+        "the scale at once. With a growth_interval below "
         f"{rule.growth_interval:,} it grows back sooner.",
     }

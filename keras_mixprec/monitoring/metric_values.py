@@ -11,7 +11,8 @@ import keras
 
 from keras_mixprec.formats import get_format
 
-_VALIDATION = "val_"
+# What `fit` puts before the names of what a validation reports.
+VALIDATION = "val_"
 
 
 class MetricValues:
@@ -34,25 +35,35 @@ class MetricValues:
             logs: Mapping from the name of a metric to its value, as `fit` gives
                 it to `on_epoch_end`.
         """
-        numbers = {k: v for k, v in (logs or {}).items() if _is_number(v)}
-        found = {
-            name.removeprefix(_VALIDATION): value
-            for name, value in numbers.items()
-            if not math.isfinite(value) and _loss_is_finite(name, numbers)
+        numbers = {
+            name: value
+            for name, value in (logs or {}).items()
+            if _is_number(value) and not name.startswith(VALIDATION)
         }
+        loss = numbers.get("loss", math.nan)
+        found = {k: v for k, v in numbers.items() if not math.isfinite(v)}
+        found = found if math.isfinite(loss) else {}
         new = {k: v for k, v in found.items() if k not in self._told}
         if new and "float16" in _output_dtypes(model):
             self._told |= new.keys()
             self._log.event(step, _event(new))
 
 
+def validated(logs: Mapping | None) -> dict:
+    """Returns the numbers that a validation has put into the logs, by metric.
+
+    Args:
+        logs: As for `MetricValues.read`.
+    """
+    return {
+        name.removeprefix(VALIDATION): float(value)
+        for name, value in (logs or {}).items()
+        if name.startswith(VALIDATION) and _is_number(value)
+    }
+
+
 def _is_number(value):
     return isinstance(value, (int, float)) or getattr(value, "ndim", 1) == 0
-
-
-def _loss_is_finite(name, numbers):
-    validation = _VALIDATION if name.startswith(_VALIDATION) else ""
-    return math.isfinite(numbers.get(f"{validation}loss", math.nan))
 
 
 def _output_dtypes(model):
@@ -62,12 +73,12 @@ def _output_dtypes(model):
 
 
 def _event(metrics):
-    listed = ", ".join(f"{name} is {v}" for name, v in metrics.items())
+    listed = " and ".join(f"{name} was {v}" for name, v in metrics.items())
     which, its = ("metrics", "their") if len(metrics) > 1 else ("metric", "its")
     return {
         "kind": "metric_not_finite",
         "metrics": {name: str(float(v)) for name, v in metrics.items()},
-        "message": f"the {which} {listed}, though the loss is finite: Keras "
+        "message": f"the {which} {listed} although the loss was finite: Keras "
         f"computes {its} value in float16, the dtype of the model's output, "
         f"whose largest number is {get_format('float16').maximum:,.0f}",
         "advice": "Nothing is wrong with training. Give the last layer "

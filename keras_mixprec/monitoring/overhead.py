@@ -1,10 +1,9 @@
 """What monitoring costs and may cost: the overhead budget."""
 
 import math
-import time
 from collections import Counter
 
-from keras_mixprec.backend import active
+from keras_mixprec import _clock
 
 # Share of the training time that cannot be timed from here: guarding metrics
 # and state in every step (0.3% to 1.1% on torch), the hooks' own microseconds,
@@ -13,27 +12,18 @@ _UNTIMED = 0.0125
 
 # Purposes. Readings of the counters and probes have half of the budget each, no
 # more, or one of them would leave nothing to the other: a probe takes as long
-# as a hundred readings. A diagnosis has to wait until enough is left of all.
+# as a hundred readings.
 READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
-
-# What a run that was never compared with float32 may take for that once it is
-# over: as much of it as the ranges of its first steps of theirs.
-_COMPARISON = 0.05
 
 
 class OverheadBudget:
     """Counts the seconds that `fit` spends beside training.
 
-    What it does not limit happens once or a few times in a run: compiling the
-    probed step (`probe_schedule._COMPILING`, five times the probes' share),
-    ranges of the first steps, which have an allowance of their own
-    (`range_schedule._SHARE` and `_SECONDS`), a comparison with float32 at the
-    end of a run without one (`_COMPARISON`), the first three audits of a model
-    and up to eight that are brought forward (`_AUDITS_AT_ANY_COST` and
-    `_HURRIES` of `audit_schedule.py`), the first diagnosis after trouble
-    (`audits.Examiner.wants`), and with a tuner the first false alarms
-    (`trigger._FALSE_ALARMS`), the loss of one batch before a demotion and after
-    it (`tuning/promotion.py`), and validation (`tuning/validation.py`).
+    It thins only what repeats: readings, probes, ranges between the first and
+    the last. Nothing that a run is told depends on it, or a busy machine would
+    be told less. Diagnoses are counted in steps, see `audit_schedule.py` and
+    `tuning/trigger.py`, and readings come whenever there is news, see
+    `CounterLog.read_if_due`.
 
     Args:
         max_overhead: Float. Share of the time of `fit`, from the second call
@@ -54,7 +44,7 @@ class OverheadBudget:
         self.counted = Counter()
         self._limited = max_overhead < 1
         self._share = max_overhead - min(max_overhead / 2, _UNTIMED)
-        self._made = time.perf_counter()
+        self._paused, self._paused_at = 0.0, None
         self._origin: float | None = None
         self.once = self.before = 0.0
         self.special = 0
@@ -67,25 +57,32 @@ class OverheadBudget:
             step: Int. The number of the next step.
         """
         if self._origin is None:
-            self._origin = time.perf_counter()
+            self._origin = self.now()
             self._first_step = step
+
+    def now(self) -> float:
+        """Returns the seconds of the clock, which stands still in a pause."""
+        now = _clock.now() if self._paused_at is None else self._paused_at
+        return now - self._paused
+
+    def pause(self):
+        """What follows is neither training nor overhead."""
+        if self._paused_at is None:
+            self._paused_at = _clock.now()
+
+    def go_on(self):
+        """The pause is over."""
+        if self._paused_at is not None:
+            self._paused += _clock.now() - self._paused_at
+            self._paused_at = None
 
     @property
     def trained(self) -> float:
         """Seconds of training proper since then."""
         if self._origin is None:
             return 0.0
-        elapsed = time.perf_counter() - self._origin
+        elapsed = self.now() - self._origin
         return elapsed - self.once - self.counted.total()
-
-    @property
-    def allows_comparison(self) -> bool:
-        """Whether the run, which is over, may be compared with float32 once."""
-        if self._origin is None:
-            return False
-        first_call = self._origin - self._made
-        expected = active.replay().FIRST_DIAGNOSIS * first_call
-        return expected <= _COMPARISON * self.trained
 
     @property
     def share(self) -> float:
@@ -101,8 +98,6 @@ class OverheadBudget:
         """Returns the seconds that a purpose may take now."""
         spent = self.counted.total()
         allowed = self._share * (self.trained + spent)
-        if purpose == DIAGNOSES:
-            return allowed - spent
         if allowed and not self._limited:
             return math.inf
         return allowed / 2 - self.counted[purpose]
@@ -123,42 +118,3 @@ class OverheadBudget:
             self.counted[purpose] += seconds  # type: ignore[assignment]
         else:
             self.once += seconds
-
-
-# Steps after which another diagnosis is made, whatever the last one cost: what
-# a layer does wrong by then is to be found, too.
-_LONGEST_PAUSE = 256
-
-
-class Pause:
-    """The time after a diagnosis that found what no precision repairs.
-
-    Of a run that diverges nearly every step is bad, and says the same. It lasts
-    until the steps since have taken as long as the diagnosis, 256 at the most.
-
-    Args:
-        budget: `OverheadBudget`.
-    """
-
-    def __init__(self, budget: OverheadBudget):
-        self._budget = budget
-        self._seconds = -math.inf
-        self._step = -1
-
-    def begin(self, step: int, cost: float):
-        """Such a diagnosis is over.
-
-        Args:
-            step: Int. How many steps were taken.
-            cost: Float. Seconds that it took.
-        """
-        self._seconds = self._budget.trained + cost
-        self._step = step + _LONGEST_PAUSE
-
-    def lasts(self, step: int) -> bool:
-        """Whether no other one is to be made yet.
-
-        Args:
-            step: Int. How many steps were taken.
-        """
-        return step < self._step and self._budget.trained < self._seconds

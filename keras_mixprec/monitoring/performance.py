@@ -1,13 +1,13 @@
-"""Logs how fast training is: steps, samples, input, memory, overhead."""
+"""Logs how fast training is: steps, samples, memory, overhead."""
 
 import math
-import time
 
+from keras_mixprec import _clock
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.ranges import in_16_bits
 from keras_mixprec.monitoring.counter_log import ROWS_BY_VARIABLE
-from keras_mixprec.monitoring.input_clock import InputClock, count_samples
 from keras_mixprec.monitoring.overhead import READINGS
+from keras_mixprec.monitoring.samples import SampleCount
 from keras_mixprec.monitoring.step_clock import StepClock
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.layer_tables import Thinning
@@ -30,16 +30,12 @@ class PerformanceLog:
         self.rows: list[Row] = []
         self._session = session
         self._workers = active.processes().workers(session.model)
-        # Workers that share a pipeline ask each other whether one has data.
-        may_sample = session.log.writes and self._workers == 1
-        self._inputs = InputClock(session.budget, may_sample)
+        self._samples = SampleCount(session.model)
         self.clock = StepClock(
-            session.model, session.budget, self._inputs, self.wait, step
+            session.model, session.budget, self._samples, self.wait, step
         )
-        self._first_step = step
         self._thinning = Thinning(ROWS_BY_VARIABLE)
         self._peak_before = active.memory().peak_bytes() or 0
-        self._inputs.start(session.model)
 
     def wait(self):
         """Waits for all steps so far."""
@@ -50,11 +46,10 @@ class PerformanceLog:
     def due_at(self) -> float:
         """Returns the step at which `before_step` has something to do."""
         update_freq = self._session.settings.update_freq
-        waiting = self.clock.due_at(update_freq)
-        return min(waiting, self._inputs.due_at(self._first_step))
+        return self.clock.due_at(update_freq)
 
     def before_step(self, step: int):
-        """Waits for the steps so far, or samples the input, if that is due.
+        """Waits for the steps so far, if that is due.
 
         Args:
             step: Int. The number of the next step.
@@ -68,10 +63,6 @@ class PerformanceLog:
         if may_wait and (step >= waits_at or session.prober.armed):
             self.wait()
         self.clock.go_on(step)
-        armed = session.prober.armed or session.examiner.armed
-        samples_at = self._inputs.due_at(self._first_step)
-        if affordable and step >= samples_at and not armed:
-            self._inputs.sample(session.model, step - self._first_step)
 
     def write(self, step: int, last: bool = False):
         """Logs what was measured since the last call.
@@ -82,11 +73,11 @@ class PerformanceLog:
         """
         if not self.clock.measured or not (self._thinning.due() or last):
             return
-        started = time.perf_counter()
+        started = _clock.now()
         row = self._row(step)
         self.rows.append(row)
         self._log(step, row)
-        seconds = time.perf_counter() - started
+        seconds = _clock.now() - started
         self._session.budget.add(READINGS, seconds)
 
     def _log(self, step, row):
@@ -110,7 +101,6 @@ class PerformanceLog:
         Args:
             step: Int. How many steps were taken.
         """
-        self._inputs.disarm()
         self.write(step, last=True)
 
     def _row(self, step):
@@ -120,8 +110,7 @@ class PerformanceLog:
             step,
             stretch.steps,
             stretch.seconds,
-            self._input_seconds(stretch),
-            self._samples(stretch),
+            self._samples_in(stretch),
             _percentile(durations, 0.5),
             _percentile(durations, 0.95),
             self._peak_memory(),
@@ -130,26 +119,13 @@ class PerformanceLog:
             budget.once + budget.before,
         )
 
-    def _input_seconds(self, stretch):
-        inputs = self._inputs
-        if inputs.samples:
-            return min(stretch.fetching, stretch.seconds)
-        if not inputs.sampled:
-            return math.nan
-        calls = stretch.steps / self.clock.steps_per_call
-        mean = sum(s for s, _ in inputs.sampled) / len(inputs.sampled)
-        return min(mean * calls, stretch.seconds)
-
-    def _samples(self, stretch):
-        if self._inputs.samples:
-            every = self._inputs.counts_all_workers
+    def _samples_in(self, stretch):
+        if self._samples.total:
+            every = self._samples.is_of_all_workers
             return stretch.samples * (1 if every else self._workers)
-        counts = [samples for _, samples in self._inputs.sampled]
-        counts.append(count_samples(self._session.parts.ranges.batch))
-        counts = [count for count in counts if count]
-        if not counts:
-            return math.nan
-        return stretch.steps * self._workers * sum(counts) / len(counts)
+        # TensorFlow's compiled step fetches by itself.
+        count = self._session.parts.ranges.samples
+        return stretch.steps * self._workers * count or math.nan
 
     def _peak_memory(self):
         """The peak of this process, if it was reached in this `fit`."""

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 from collections import defaultdict
 
 from keras_mixprec._console import print_message
@@ -20,10 +19,9 @@ from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import Ranges
 from keras_mixprec.reporting.schema import EXPONENTS, RANGES
 
-# Compiling the probed step takes up to four times as long as the first step
-# did, and happens once: that may be five times the share of the run that
-# probes may take.
-_COMPILING = 5 / 4
+# Steps after which the probed step is compiled, times plain steps for each that
+# is overhead: that takes long, and a short run would do little else.
+_COMPILING = 20
 
 _ACTIVATION = [*PROBED].index("activation_headroom_bits")
 
@@ -69,8 +67,7 @@ class Prober:
         self._reported = set()
         self._trends = defaultdict(ProbeForecast)
         self._deferred_call = DeferredCall()
-        self._started = time.perf_counter()
-        self._first_call = None
+        self._begun = False
 
     @property
     def armed(self) -> bool:
@@ -94,14 +91,14 @@ class Prober:
         """
         if not steps:
             return False
-        if self._first_call is None:
-            self._first_call = time.perf_counter() - self._started
+        if not self._begun:
+            self._begun = True
             self._next = self._next or step + self._every - steps
         if step < self.due_at or self.armed:
             return False
         if not self._is_made(model):
-            elapsed = time.perf_counter() - self._started
-            return _COMPILING * self._max_overhead * elapsed > self._first_call
+            share = self._max_overhead
+            return steps * share >= _COMPILING * (1 - share) and share > 0
         _, probe = vars(model)[_PROBE_ATTRIBUTE]
         return self._budget.left(PROBES) > probe.seconds
 
@@ -118,8 +115,9 @@ class Prober:
 
         def train(*args):
             self._deferred_call.disarm()
-            started = time.perf_counter()
+            started = self._budget.now()
             probed_args, args = active.probe().twice(args)
+            probe = None
             try:
                 with guarded_steps(model):
                     if first:
@@ -131,7 +129,12 @@ class Prober:
             # Whatever it runs into, training continues.
             except Exception as error:
                 self._give_up(step, error)
+                if probe and probe.updated:
+                    raise  # Not once more: the batch is trained on, in part.
                 return own(*args)
+            if probe.broken:
+                self._give_up(step, probe.broken)
+                return result
             self._pending = probe, started, plain, first
             return result
 
@@ -153,7 +156,7 @@ class Prober:
             self._give_up(step, error)
             return
         self.write(Ranges(readings, probe.limits, probe.failures), step)
-        seconds = time.perf_counter() - started
+        seconds = self._budget.now() - started
         if first:
             self._log.event(
                 step, {"kind": "probe_compiled", "seconds": round(seconds, 3)}
@@ -240,8 +243,9 @@ class Prober:
         if self._verbose:
             print_message(
                 f"The activations of {path!r} have {bits:.1f} bits left "
-                f"below the maximum of {self.limits.name} and grow: they "
-                f"overflow in about {left:.0f} steps."
+                f"below the maximum of {self.limits.name}. If they keep "
+                f"growing as they do now, they overflow in about {left:.0f} "
+                "steps."
             )
 
     def _warn_of(self, failures, step):

@@ -2,10 +2,10 @@
 
 import contextlib
 import sys
-import time
 
 import keras
 
+from keras_mixprec import _clock
 from keras_mixprec._console import print_message
 from keras_mixprec.numerics.calls import counted_by
 from keras_mixprec.policies.layers import walk_with_model
@@ -58,7 +58,7 @@ class _Shown:
         self._bar = None
         self._said = False
         self.findings: list = []
-        self._begun = time.perf_counter()
+        self._begun = _clock.now()
 
     def announce(self):
         if not self._said:
@@ -91,7 +91,7 @@ class _Shown:
             self._say(f"checked {self._layers} layers in {took}{what}.")
 
     def _seconds(self):
-        return time.perf_counter() - self._begun
+        return _clock.now() - self._begun
 
 
 def _can_draw_over():

@@ -1,9 +1,10 @@
 """How long steps take, from time stamps of the host."""
 
 import itertools
-import time
 from collections import deque
 from typing import NamedTuple
+
+from keras_mixprec import _clock
 
 # Steps of the first stretch, so that short epochs of unknown length have one.
 _FIRST = 8
@@ -13,10 +14,9 @@ _MOST_CALLS = 4096
 
 
 # What the host knows when a call of the train function begins: the time in
-# seconds, the number of the next step, the seconds that batches took to come
-# and the samples in them, so far. A plain tuple is made in a third of the time
-# of a named one.
-Stamp = tuple[float, int, float, int]
+# seconds, the number of the next step, and the samples in the batches so far. A
+# plain tuple is made in a third of the time of a named one.
+Stamp = tuple[float, int, int]
 
 
 class Stretch(NamedTuple):
@@ -25,13 +25,11 @@ class Stretch(NamedTuple):
     Attributes:
         seconds: Float.
         steps: Int.
-        fetching: Float. Seconds of those in which `fit` waited for batches.
         samples: Int.
     """
 
     seconds: float = 0.0
     steps: int = 0
-    fetching: float = 0.0
     samples: int = 0
 
     def __add__(self, other):
@@ -55,7 +53,7 @@ class StepClock:
     Args:
         model: The `keras.Model`.
         budget: `OverheadBudget`, which knows of probes and diagnoses.
-        inputs: `InputClock`.
+        samples: `SampleCount`.
         wait: Function that waits for all steps so far.
         step: Int. The number of the first step.
 
@@ -66,11 +64,11 @@ class StepClock:
         steps_per_call: Int.
     """
 
-    def __init__(self, model, budget, inputs, wait, step):
+    def __init__(self, model, budget, samples, wait, step):
         self.behind: bool | None = None
         self._model = model
         self._budget = budget
-        self._inputs = inputs
+        self._samples = samples
         self._wait = wait
         self.steps_per_call = getattr(model, "steps_per_execution", 1)
         self._stamps = deque(maxlen=_MOST_CALLS)
@@ -148,7 +146,8 @@ class StepClock:
     @property
     def measured(self) -> bool:
         """Whether anything was measured since the last `take`."""
-        return self._sum.steps > 0
+        # A clock that stands still measures nothing.
+        return self._sum.steps > 0 and self._sum.seconds > 0
 
     def take(self) -> tuple[Stretch, list[float]]:
         """Returns what was measured since the last call.
@@ -163,8 +162,7 @@ class StepClock:
         return total, durations
 
     def _now(self, step):
-        inputs = self._inputs
-        return time.perf_counter(), step, inputs.seconds, inputs.samples
+        return _clock.now(), step, self._samples.total
 
     def _begin(self, step):
         self._start = self._now(step)
@@ -180,11 +178,13 @@ class StepClock:
 
     def _end(self, end):
         start, self._start = self._start, None
+        stamps = [*self._stamps]
+        self._stamps.clear()
         self._sum += Stretch(*(b - a for a, b in zip(start, end, strict=True)))
         if self.behind:
             self._durations.clear()
             return
-        times = [now for now, step, *_ in self._stamps if step < end[1]]
+        times = [now for now, step, *_ in stamps if step < end[1]]
         self._durations.extend(
             (b - a) / self.steps_per_call
             for a, b in itertools.pairwise([*times, end[0]])

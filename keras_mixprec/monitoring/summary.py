@@ -3,33 +3,35 @@
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
 from typing import NamedTuple
 
+from keras_mixprec._console import listed
 from keras_mixprec.formats import (
     BATCHES,
-    SIXTEEN_BITS,
-    STEPS,
-    format_bits,
+    format_count,
     format_kinds,
     format_power,
+    format_share,
+    printable,
 )
 from keras_mixprec.monitoring.counter_log import lack_of_scaling, remedy
+from keras_mixprec.policies.apply import left_in_float16
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.facts import Facts
-from keras_mixprec.reporting.headline import STUCK, headline
+from keras_mixprec.reporting.headline import headline
 
 _WIDTH = 100
 
-_NOT_COMPARED = (
-    "Not compared with float32: what is finite but wrong may leave no trace in "
-    "a log. keras_mixprec.diagnose(model, x, y) compares every layer on one "
-    "batch, PrecisionTuner() does in training."
-)
+
+# States in which there is nothing to look into.
+_WELL = ("healthy", "repaired", "not_compared", "not_measured")
 
 
 class TrainingSummary(NamedTuple):
-    """What a run comes down to; `str()` of it fits one screen.
+    """What a run comes down to. `str()` of it is what the monitor prints.
+
+    A healthy run takes two lines, what was found and where the log is. The
+    report has the rest: layers, headroom, speed, ranges.
 
     Attributes:
         dtypes: Dict compute dtype -> number of layers.
@@ -57,10 +59,13 @@ class TrainingSummary(NamedTuple):
             it gives to metrics called `"..loss"` or else returns as such.
         graph_rewrite: String. What TensorFlow's graph rewrite has converted,
             empty where none was in force.
-        compared: Boolean. Whether any batch was diagnosed, which compares every
-            layer with float32. Defaults to `True`.
-        speed: String. How long a step took, samples a second, time in input
-            and what monitoring took, in one line; empty if not measured.
+        left_in_float16: String. Layers that compute in float16 although
+            `apply_policy` keeps them in float32, and why it does; empty if
+            there are none.
+        text: String. The same sentence for the console, where it does not say
+            what was not looked at; empty where it is the same.
+        speed: String. How long a step took, samples a second and what
+            monitoring took, in one line; empty if not measured.
     """
 
     dtypes: dict
@@ -73,37 +78,23 @@ class TrainingSummary(NamedTuple):
     bad_data: str = ""
     nonfinite_losses: dict | None = None
     graph_rewrite: str = ""
-    compared: bool = True
+    left_in_float16: str = ""
+    text: str = ""
     speed: str = ""
 
     def __str__(self):
-        layers = ", ".join(f"{n} in {d}" for d, n in self.dtypes.items())
-        lines = [
-            f"Mixed precision: {self.headline['text']}",
-            f"Layers: {layers or 'none'}.",
-        ]
+        text = self.text or self.headline["text"]
+        lines = [f"Mixed precision: {text}"]
         if self.graph_rewrite:
             lines.append(f"Graph rewrite: {self.graph_rewrite}.")
-        if self.speed:
-            lines.append(f"Speed: {self.speed}")
-        for name, optimizer in self.optimizers.items():
-            label = f"Loss scale of {name}" if name else "Loss scale"
-            lines.append(f"{label}: {optimizer}")
-        if self.optimizers:
-            worst = max(self.optimizers.values(), key=lambda o: o.skipped)
-            lines += worst.remarks(self.nonfinite_losses)
-        if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
-            lines.append(f"Non-finite loss: {losses}.")
-        least = ", ".join(
-            f"{part}s {format_bits(bits)} ({path})"
-            for part, (path, bits) in self.headroom.items()
-        )
-        if least:
-            lines.append(f"Least headroom at the end: {least}.")
-        others = self.ranges, self.bad_data, self.unscaled_float16
-        lines += filter(None, others)
-        if not self.compared:
-            lines.append(_NOT_COMPARED)
+        # The sentence says it all of a run that needs nothing more.
+        if self.headline["state"] not in _WELL:
+            lines += self._of_scales()
+            if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
+                lines.append(f"Non-finite loss: {losses}.")
+        if self.bad_data:
+            lines.append(self.bad_data)
+        lines += filter(None, [self.unscaled_float16, self.left_in_float16])
         wrapped = [
             textwrap.fill(line, _WIDTH, subsequent_indent="    ")
             for line in lines
@@ -111,7 +102,21 @@ class TrainingSummary(NamedTuple):
         # A path is copied, so it stays whole.
         if self.folder:
             wrapped.append(f"Log: {self.folder}")
-        return "\n".join(wrapped)
+        return printable("\n".join(wrapped))
+
+    def _of_scales(self):
+        if not any(o.skipped for o in self.optimizers.values()):
+            return
+        alone = len(self.optimizers) == 1
+        for name, optimizer in self.optimizers.items():
+            label = f"Loss scale of {name}" if name else "Loss scale"
+            if not alone:
+                yield f"{label}: {optimizer.scales()}; {optimizer.skips()}."
+            # The sentence before has the number of steps.
+            elif optimizer.first_scale != optimizer.last_scale:
+                yield f"{label}: {optimizer.scales()}."
+        worst = max(self.optimizers.values(), key=lambda o: o.skipped)
+        yield from worst.remarks()
 
 
 class OptimizerSummary(NamedTuple):
@@ -136,53 +141,38 @@ class OptimizerSummary(NamedTuple):
     overflow_counts: dict
     nonfinite_counts: dict = {}
 
-    def __str__(self):
-        share = 100.0 * self.skipped / self.steps if self.steps else 0.0
-        return (
-            f"{format_power(self.first_scale)} -> "
-            f"{format_power(self.last_scale)}; "
-            f"{self.skipped} of {self.steps} steps skipped "
-            f"({round(share, 1):g}%)."
-        )
+    def scales(self) -> str:
+        """Returns the first and the last loss scale."""
+        first, last = map(format_power, (self.first_scale, self.last_scale))
+        return f"{first} -> {last}"
 
-    def remarks(self, losses: Mapping | None = None) -> list:
-        """Returns what else to print, the verdicts last.
+    def skips(self) -> str:
+        """Returns how many steps were skipped, and their share."""
+        share = format_share(self.skipped / max(self.steps, 1))
+        return f"{self.skipped} of {self.steps} steps skipped ({share})"
 
-        Args:
-            losses: `TrainingSummary.nonfinite_losses`. Defaults to `None`.
-        """
-        lines = []
+    def remarks(self) -> list:
+        """Returns what else to print."""
         seen = {p: n for p, n in self.overflow_counts.items() if n}
-        if worst := _most_often(seen):
-            lines.append(f"  Most often non-finite: {worst}")
-        if kinds := format_kinds(self.nonfinite_counts, STEPS):
-            lines.append(f"  Non-finite gradients: {kinds}")
-        if self.in_a_row >= STUCK:
-            lines.append(
-                f"  The last {self.in_a_row} steps were all skipped: the "
-                f"weights have stood still since. {_of_losses(losses)}"
-                "Look at the data and at the layers named above."
-            )
-        return lines
-
-
-def _of_losses(counts):
-    """What a smaller scale can do, a sentence; nothing if losses are finite."""
-    cannot = "not finite, a smaller scale cannot help. "
-    if counts is None:
-        return f"If the loss itself is {cannot}"
-    lost = "The loss itself was "
-    return f"{lost}{cannot}" if any(counts.values()) else ""
+        if not seen:
+            return []
+        return [f"Non-finite gradients: {_most_often(seen)}."]
 
 
 def _most_often(counts, shown=3):
     """The variables that overflowed most, which are a lead if they differ."""
     if len(counts) > shown and len({*counts.values()}) == 1:
         times = next(iter(counts.values()))
-        return f"all {len(counts)} variables alike, {times}x"
-    named = [f"{p} {n}x" for p, n in Counter(counts).most_common(shown)]
-    more = len(counts) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+        return f"all {len(counts)} variables, in {_steps(times)} each"
+    first = Counter(counts).most_common(shown)
+    named = [f"{path} ({_steps(times)})" for path, times in first]
+    if more := len(counts) - len(named):
+        named.append(f"{more:,} more")
+    return f"{', '.join(named[:-1])} and {named[-1]}" if named[1:] else named[0]
+
+
+def _steps(count):
+    return format_count(count, "step")
 
 
 def summarize(session) -> TrainingSummary:
@@ -237,12 +227,12 @@ def summarize(session) -> TrainingSummary:
         folder=session.log.folder,
         unscaled_float16=remedy(session.model, lack) if lack else "",
         headline=headline(facts),
+        text=headline(facts, brief=True)["text"],
         ranges=str(session.parts.ranges),
         bad_data=str(session.bad_data),
         nonfinite_losses=session.counters.nonfinite_losses(),
         graph_rewrite=str(in_force() or ""),
-        compared=session.examiner.schedule.cost is not None
-        or not {*SIXTEEN_BITS} & {*dtypes},
+        left_in_float16=_left_in_float16(session.model),
         speed=sentence(speed) if speed else "",
     )
 
@@ -256,6 +246,18 @@ def end_event(summary: TrainingSummary) -> dict:
     # Of skipped steps that were not kept one by one nobody else knows it.
     stuck = _in_a_row(summary.optimizers)
     return {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
+
+
+def _left_in_float16(model):
+    """What `set_global_policy` does to layers that `apply_policy` spares."""
+    found: dict = {}
+    for path, reason in left_in_float16(model).items():
+        found.setdefault(reason, []).append(path)
+    return " ".join(
+        f"Left in float16: {listed(paths)}. `keras_mixprec.apply_policy` would "
+        f"keep {'it' if len(paths) == 1 else 'them'} in float32: {reason}."
+        for reason, paths in found.items()
+    )
 
 
 def _in_a_row(optimizers):

@@ -20,6 +20,9 @@ Files:
 - `attention_logits.py`: what the softmax inside of attention layers is given.
 - `probed_step.py`: the train step with a measurement of every tensor in it.
 - `range_reading.py`: the ranges of every layer on one batch, without a step.
+- `held_optimizer.py`: an optimizer that takes losses and gradients, no more.
+- `held_optimizers.py`: holds every optimizer that a step turns to.
+- `untouched.py`: after which nothing that a step changes is another one.
 - `dry_step.py`: runs `train_step` and updates nothing; records calls and
   gradients.
 - `forward_pass.py`: the same of what `predict` does.

@@ -8,11 +8,24 @@ from keras import ops
 
 from keras_mixprec.keras_internals import set_value
 
+# What sparse and ragged tensors have, and dense ones do not.
+_NOT_DENSE = ("dense_shape", "row_splits", "todense")
+
 
 def is_float(leaf) -> bool:
-    """Whether a leaf of a structure is a tensor of floating-point numbers."""
+    """Whether a leaf is a dense tensor of floating-point numbers."""
     # Not by Keras' name for the dtype: JAX' random keys have none.
-    return ops.is_tensor(leaf) and "float" in str(leaf.dtype)
+    return (
+        ops.is_tensor(leaf)
+        and "float" in str(leaf.dtype)
+        and not any(hasattr(leaf, name) for name in _NOT_DENSE)
+    )
+
+
+def detached(leaf):
+    """Returns it without what made it: torch would go back into that."""
+    attached = getattr(leaf, "requires_grad", False)
+    return ops.stop_gradient(leaf) if attached else leaf
 
 
 def largest_magnitude(array: np.ndarray) -> float:
@@ -30,6 +43,22 @@ def count_nonfinite(array: np.ndarray) -> int:
         if np.isfinite(array.sum()):
             return 0
     return int((~np.isfinite(array)).sum())
+
+
+def as_numpy(leaf) -> np.ndarray:
+    """Returns what a user hands over as an array, whatever made it.
+
+    A tensor of torch's may be that on any backend, need gradients, be on a
+    device, or have a dtype that NumPy lacks.
+
+    Args:
+        leaf: An array, a tensor of any library, or what has `__array__`.
+    """
+    if hasattr(leaf, "detach"):
+        leaf = leaf.detach().cpu()
+        if "bfloat16" in str(leaf.dtype) or "float8" in str(leaf.dtype):
+            leaf = leaf.float()
+    return np.asarray(leaf)
 
 
 def to_array(tensor) -> np.ndarray:

@@ -193,7 +193,7 @@ class Update:
         self._iterations = self._steps()
         self._rate = _learning_rate(self._inner)
         self._groups = []
-        inverse = 1.0 / loss_scale(optimizer)
+        inverse = 1.0 / loss_scale(optimizer, gradients)
         pairs = [
             (gradient, variable)
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -283,20 +283,19 @@ def _inner(optimizer):
 
 def _learning_rate(optimizer):
     """The learning rate, 1 where asking for it might change something."""
+    if not hasattr(optimizer, "learning_rate"):  # A `MultiOptimizer`.
+        return 1.0
     rate = learning_rate_object(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return rate(micro_batches(optimizer))
     return rate.value if isinstance(rate, keras.Variable) else 1.0
 
 
-def loss_scale(optimizer):
+def loss_scale(optimizer, gradients=()):
     """Returns what an optimizer's gradients are scaled by in this step."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.loss_scale_factor or 1.0
-    if getattr(optimizer, "_unscaled", False):
-        return 1.0
-    # Where ours keeps it: who reads `dynamic_scale` is taken to multiply by it.
-    ours = getattr(optimizer, "_scale_variable", None)
-    return ops.convert_to_tensor(
-        optimizer.dynamic_scale if ours is None else ours
-    )
+    # Ours knows whether they have been unscaled by hand.
+    if scale_of := getattr(optimizer, "scale_of", None):
+        return scale_of(gradients)
+    return ops.convert_to_tensor(optimizer.dynamic_scale)

@@ -1,21 +1,26 @@
 """Runs `train_step` and updates nothing; records calls and gradients."""
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 
-from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import all_variables, optimizers_of
-from keras_mixprec.keras_internals import stored_value, updated_variables
-from keras_mixprec.numerics.arrays import restoring, to_array
+from keras_mixprec.backend.common import naming_exhaustion, optimizers_of
+from keras_mixprec.keras_internals import stored_value
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall
+from keras_mixprec.numerics.held_optimizer import scale_variables
+from keras_mixprec.numerics.held_optimizers import Held
 from keras_mixprec.numerics.interruption import Interrupted, interruption
 from keras_mixprec.numerics.random_numbers import Draws, exact_run
+from keras_mixprec.numerics.untouched import untouched
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
+
+_BY_HAND = contextvars.ContextVar("by_hand", default=False)
 
 
 class NotBuiltError(ValueError):
@@ -79,21 +84,22 @@ def dry_step(
     tensors: Any = None
     drawing = drawing or Draws()
 
-    def run(data):
+    def run(given):
         nonlocal taken, tensors
+        data, factor = given
         with recorder.recording():
-            taken = run_held(model, data, lambda _: scale, drawing)
-        losses, gradients, _, state = taken
+            taken = run_held(model, data, lambda _: factor, drawing)
+        losses, gradients, _, _, state = taken
         tensors = [*losses, *gradients.values(), *state.values()]
         tensors += recorder.tensors()
         return tensors
 
     with restored(model):
-        found = active.replay().run_once(model, run, data)
+        found = active.replay().run_once(model, run, _given(data, scale))
     # Those of a traced step had no values.
     values = dict(zip(map(id, tensors), found, strict=True))
     recorder.put_values(values)
-    losses, gradients, scales, state = taken
+    losses, gradients, _, scales, state = taken
     losses = _known(values, dict(enumerate(losses))).values()
     return DryStep(
         _total(losses),
@@ -162,13 +168,17 @@ def single_step(model: keras.Model, data, scale: float) -> DryStep:
         scale: As for `dry_step`.
     """
     once = active.replay().run_once
-    # Both are given, so that on JAX each scale is the same program.
-    given = data, keras.ops.convert_to_tensor(scale, "float32")
 
     def execute(run):
+        given = _given(data, scale)
         return once(model, lambda given: run(*given), given)
 
     return _step_of(model, scale, execute)
+
+
+def _given(data, scale):
+    # So that on JAX each scale is the same program.
+    return data, keras.ops.convert_to_tensor(scale, "float32")
 
 
 def _step_of(model, scale, execute):
@@ -177,7 +187,7 @@ def _step_of(model, scale, execute):
 
     def run(data, scale):
         nonlocal scales
-        losses, gradients, scales, _ = run_held(model, data, lambda _: scale)
+        losses, gradients, _, scales, _ = run_held(model, data, lambda _: scale)
         keys[:] = [None] * len(losses) + list(gradients)
         return [
             *map(keras.ops.convert_to_tensor, (*losses, *gradients.values()))
@@ -198,14 +208,19 @@ _LEAST_SCALE = 2.0**-100
 
 
 @contextlib.contextmanager
-def step_at_least_scale(model: keras.Model, data):
-    """Context with a function that runs the step with vanishing cotangents.
+def step_held_at(model: keras.Model, data, scale: float = _LEAST_SCALE):
+    """Context with a function that runs the step, for `each_operation`.
 
-    Of an ignored list, to losses and gradients, for `each_operation`.
+    Of an ignored list, to losses and gradients.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+        scale: As for `dry_step`. Defaults to one at which cotangents vanish.
     """
 
     def run(_):
-        losses, gradients, *_ = run_held(model, data, lambda _: _LEAST_SCALE)
+        losses, gradients, *_ = run_held(model, data, lambda _: scale)
         return [
             *map(keras.ops.convert_to_tensor, (*losses, *gradients.values()))
         ]
@@ -219,27 +234,35 @@ def run_held(
 ) -> tuple:
     """Lets the model take the step, with its optimizers held.
 
-    Within `restored(model)`.
+    Within `untouched(model)`.
 
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
-        scale_of: Function of an optimizer that returns its loss scale.
+        scale_of: Function of an optimizer that returns its loss scale. It is
+            what the step reads from the optimizer's variable as well.
         drawing: `Draws`, which keeps a record of the random numbers. Defaults
             to `None`, a new one.
 
     Returns:
         List of the losses, a dict from `id(variable)` to the scaled gradient,
-        whether the step multiplied the losses by the loss scale, if not, they
-        are those that it returns, and the `state` of `DryStep`.
+        a dict from that to the loss scale of its optimizer, whether the step
+        multiplied the losses by the loss scale, if not, they are those that it
+        returns, and the `state` of `DryStep`.
     """
-    losses, gradients = [], {}
+    held = Held(scale_of)
     with contextlib.ExitStack() as stack:
-        for optimizer in optimizers_of(model).values():
-            scale = scale_of(optimizer)
-            stack.enter_context(held(optimizer, scale, losses, gradients))
+        stack.enter_context(held.holding())
+        stack.enter_context(
+            active.undo().telling(functools.partial(held.stepped, model))
+        )
         stack.enter_context((drawing or Draws()).active())
         scope = _AsInFit(collect_losses=True)
+        for optimizer in optimizers_of(model).values():
+            scale = keras.ops.cast(scale_of(optimizer), "float32")
+            scope.state_mapping |= {
+                id(v): scale for v in scale_variables(optimizer)
+            }
         # A regularizer is given what the scope knows of its variable. As it
         # is, not as a tensor, which no gradient would lead back from.
         scope.state_mapping |= {
@@ -248,12 +271,15 @@ def run_held(
             if v.regularizer
         }
         stack.enter_context(scope)
-        if has_own_step(model):
-            # Within the scope: what it returns shall be of this batch alone.
-            model.reset_metrics()
-        returned = active.replay().train_step(model, data)
-    losses, scales = losses or _logged_losses(returned), bool(losses)
-    return losses, gradients, scales, _written(model, scope)
+        # Within the scope: what it returns shall be of this batch alone, and a
+        # `fit` that raised may leave metrics without values.
+        model.reset_metrics()
+        with naming_exhaustion():
+            returned = active.replay().train_step(model, data)
+    losses, gradients, scales = held.taken()
+    scaled = bool(losses) or _BY_HAND.get()
+    losses = losses or _logged_losses(returned)
+    return losses, gradients, scales, scaled, _written(model, scope)
 
 
 class _AsInFit(keras.StatelessScope):
@@ -299,71 +325,35 @@ def _total(losses):
     return float(sum(to_array(loss) for loss in losses))
 
 
-def exact_step(model: keras.Model, data, *, records=True) -> DryStep:
-    """Runs the step in float32 throughout, at loss scale 1.
+def exact_step(
+    model: keras.Model, data, scale: float = 1.0, *, records=True
+) -> DryStep:
+    """Runs the step in float32 throughout.
 
     With the random numbers of the model as it is.
+
+    Args:
+        model: As for `dry_step`.
+        data: As for `dry_step`.
+        scale: As for `dry_step`. Defaults to 1.
+        records: As for `dry_step`.
     """
-    run = functools.partial(dry_step, model, data, 1.0)
+    run = functools.partial(dry_step, model, data, scale)
     return exact_run(model, run, records=records)
 
 
-def held(optimizer, scale, losses, gradients):
-    """Context in which an optimizer sees losses and gradients, no more."""
-    backend, step = active.replay(), active.step()
-    unscaled = []
-
-    def scale_loss(loss):
-        loss = keras.ops.cast(loss, "float32")
-        return backend.observe(loss, losses.append, lambda _: None) * scale
-
-    def unscale(grads):
-        unscaled.append(True)
-        return times(grads, 1.0 / scale)
-
-    def times(grads, factor):
-        grads = list(grads)
-        return step.unscale(grads, factor, [False] * len(grads))
-
-    def apply(grads, trainable_variables=None):
-        variables = trainable_variables or updated_variables(optimizer)
-        if unscaled:
-            grads = times(grads, scale)
-        for gradient, variable in zip(grads, variables, strict=True):
-            if gradient is not None:
-                gradients[id(variable)] = gradient
-
-    def stateless_apply(optimizer_variables, grads, trainable_variables):
-        apply(grads)
-        return trainable_variables, optimizer_variables
-
-    methods = {
-        "scale_loss": scale_loss,
-        "unscale": unscale,
-        "stateless_scale_loss": lambda variables, loss: scale_loss(loss),
-        "apply": apply,
-        "apply_gradients": lambda pairs: apply(*zip(*pairs, strict=True)),
-        "stateless_apply": stateless_apply,
-        # What several optimizers that skip together go through.
-        "_check_gradients": lambda grads, variables: _HeldStep(
-            apply, grads, variables
-        ),
-    }
-    return patched(optimizer, methods)
+@contextlib.contextmanager
+def scaled_by_hand(scaled: bool):
+    """Context of steps that multiply the loss without calling `scale_loss`."""
+    token = _BY_HAND.set(scaled)
+    try:
+        yield
+    finally:
+        _BY_HAND.reset(token)
 
 
-class _HeldStep(NamedTuple):
-    """Takes the place of a `CheckedGradients`."""
-
-    apply: Callable
-    gradients: list
-    variables: list
-    finite: bool = True
-
-    def commit(self, finite):
-        self.apply(self.gradients, self.variables)
-
-
+@contextlib.contextmanager
 def restored(model: keras.Model):
-    """Context that undoes what a user's own `train_step` writes directly."""
-    return restoring(all_variables(model) if has_own_step(model) else [])
+    """Context after which all that a step changes is as before."""
+    with naming_exhaustion(), untouched(model):
+        yield

@@ -15,6 +15,7 @@ from keras import ops
 from keras_mixprec._checks import check_choice
 from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import naming_exhaustion
 from keras_mixprec.keras_internals import (
     flat_layers,
     global_seed_generator,
@@ -264,6 +265,7 @@ class Evaluation:
     def _measured(self, functions):
         with (
             np.errstate(all="ignore"),
+            naming_exhaustion(),
             leaving_no_trace(self._model),
             _compiled_apart(self._model, functions),
         ):

@@ -7,6 +7,7 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import naming_exhaustion
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall, ending_pieces
 from keras_mixprec.numerics.layer_hooks import in_float32
@@ -71,7 +72,8 @@ class Prediction:
             tensors[:] = [*outputs, *recorder.tensors()]
             return tensors
 
-        found = active.replay().run_once(self.model, run, self._batch)
+        with naming_exhaustion():
+            found = active.replay().run_once(self.model, run, self._batch)
         recorder.put_values(dict(zip(map(id, tensors), found, strict=True)))
         arrays = [to_array(value) for value in found[: len(outputs)]]
         return ForwardPass(arrays, recorder.calls, drawing.made)
@@ -84,13 +86,27 @@ class Prediction:
         """
         return exact_run(self.model, self.run, records=records)
 
+    def outputs(self):
+        """Returns the structure that `predict_step` returns, as tensors."""
+        structure = None
+
+        def run(batch):
+            nonlocal structure
+            with Draws().active(), keras.StatelessScope():
+                structure = active.replay().predict_step(self.model, batch)
+            return tree.flatten(structure)
+
+        found = active.replay().run_once(self.model, run, self._batch)
+        return tree.pack_sequence_as(structure, found)
+
     def tensors(self, _=None) -> list:
         """Returns the float outputs, computed operation by operation."""
         return _predicted(self.model, self._batch, Draws())
 
     def compiled(self) -> ForwardPass:
         """Runs it as XLA computes it as a whole, without a record of calls."""
-        found = active.replay().compiled(self.tensors)([])
+        with naming_exhaustion():
+            found = active.replay().compiled(self.tensors)([])
         return ForwardPass([to_array(value) for value in found], [])
 
     def compiled_exact(self) -> ForwardPass:
@@ -101,6 +117,6 @@ class Prediction:
 
 def _predicted(model, batch, drawing):
     """The float tensors that `predict_step` returns."""
-    with drawing.active(), keras.StatelessScope():
+    with naming_exhaustion(), drawing.active(), keras.StatelessScope():
         outputs = active.replay().predict_step(model, batch)
     return [x for x in tree.flatten(outputs) if is_float(x)]

@@ -10,6 +10,7 @@ import keras
 from keras_mixprec._patched import Replacements, patched
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import (
+    cast_constants,
     flat_layers,
     layer_ops,
     only_runs_graph,
@@ -205,7 +206,7 @@ class OtherLayers:
             `None`.
 
     Attributes:
-        narrow: List of those that compute in 16 bits.
+        narrow: List of those that compute in 16 bits, and of such losses.
     """
 
     def __init__(self, held: list, outer: "OtherLayers | None" = None):
@@ -223,6 +224,27 @@ class OtherLayers:
         if not any(layer is known for known in self.narrow):
             self.narrow.append(layer)
         return computing_in("float32", [layer])
+
+    @contextlib.contextmanager
+    def losses_in_float32(self):
+        """Context in which losses and `floatx` are not of 16 bits."""
+        own = keras.losses.Loss.dtype.fget
+
+        def wide(loss):
+            if own(loss) not in SIXTEEN_BITS:
+                return own(loss)
+            if not any(loss is known for known in self.narrow):
+                self.narrow.append(loss)
+            return "float32"
+
+        floatx = keras.config.floatx()
+        with patched(keras.losses.Loss, {"dtype": property(wide)}):
+            if floatx in SIXTEEN_BITS:
+                keras.config.set_floatx("float32")
+            try:
+                yield
+            finally:
+                keras.config.set_floatx(floatx)
 
 
 # By thread, as hooks.
@@ -242,7 +264,7 @@ def others_in_float32(layer):
     thread = threading.get_ident()
     outer = _OTHERS.get(thread)
     others = OtherLayers(with_sublayers(layer), outer)
-    with _patch():
+    with _patch(), others.losses_in_float32():
         _OTHERS[thread] = others
         try:
             yield others
@@ -289,19 +311,18 @@ def computing_in(policy: str, layers):
 
     Compiled functions are left as they are, since nothing calls them here.
     """
-    before = [(layer, policy_object(layer)) for layer in layers]
-    narrow = [x for layer in layers for x in narrow_inputs(layer)]
-    inputs = [(x, x.dtype) for x in narrow]
-    for layer, _ in before:
-        if not is_fixed(layer):
-            set_policy(layer, policy)
-    try:
+    # Each is put back, whatever raises in between.
+    with contextlib.ExitStack() as stack:
+        for entrance in [x for layer in layers for x in narrow_inputs(layer)]:
+            stack.callback(set_input_dtype, entrance, entrance.dtype)
+        for layer in layers:
+            stack.callback(set_policy_object, layer, policy_object(layer))
+            for name, value in cast_constants(layer).items():
+                stack.callback(setattr, layer, name, value)
+        for layer in layers:
+            if not is_fixed(layer):
+                set_policy(layer, policy)
         yield
-    finally:
-        for layer, own in before:
-            set_policy_object(layer, own)
-        for entrance, dtype in inputs:
-            set_input_dtype(entrance, dtype)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.backend import active
-from keras_mixprec.formats import get_format
+from keras_mixprec.backend.common import naming_exhaustion
+from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import called_with
 from keras_mixprec.numerics.arrays import (
     is_float,
@@ -66,7 +67,7 @@ def smallest_intermediate(function, tensors) -> float:
 
 
 def nonfinite_places(function, tensors) -> set:
-    """Returns where operations make non-finite numbers, an item for each.
+    """Returns where operations make non-finite numbers or zeros.
 
     Args:
         function: Function of a list of tensors.
@@ -75,21 +76,12 @@ def nonfinite_places(function, tensors) -> set:
     places = set()
 
     def visit(inputs, outputs):
-        places.update(map(_place, _nonfinite(_float_arrays(outputs))))
+        arrays = _float_arrays(outputs)
+        places.update(map(_place, _nonfinite(arrays)))
+        places.update(map(_zero_place, _zero(arrays)))
 
     active.replay().each_operation(function, tensors, visit)
     return places
-
-
-def starts_from_zero(function, tensors, harmless=frozenset()) -> bool:
-    """Whether the non-finite numbers that remain come from an operand of zero.
-
-    Args:
-        function: As for `cause_of_nonfinite`.
-        tensors: As for `cause_of_nonfinite`.
-        harmless: As for `cause_of_nonfinite`.
-    """
-    return cause_of_nonfinite(function, tensors, harmless) == "underflow"
 
 
 def cause_of_nonfinite(
@@ -103,47 +95,62 @@ def cause_of_nonfinite(
     Args:
         function: Function of a list of tensors.
         tensors: The list, finite.
-        harmless: Set of `nonfinite_places` in float32, which do no harm:
-            `where` or a mask discards them. Defaults to none.
+        harmless: Set of `nonfinite_places` in float32. Non-finite numbers
+            there do no harm: `where` or a mask discards them. Zeros there are
+            right. Defaults to none.
         of_loss: Boolean. Whether to return what the first scalar comes from,
             if one is not finite: the loss of a step, not what its gradients do
             behind that. Defaults to `False`.
 
     Returns:
         `"underflow"` for an operand of zero, as in 0 / 0, 1 / sqrt(0) and
-        log(0), `"cast_overflow"` for a cast to a narrower dtype, else
+        log(0), unless it is zero because of an overflow before,
+        `"cast_overflow"` for a cast to a narrower dtype, else
         `"forward_overflow"`, as for a sum or product; `None` if there are none.
     """
     origins: dict = {}  # Of every place with non-finite numbers, in order.
+    zeros: dict = {}  # Of places with zeros that come from those, as 1 / inf.
     last = first_scalar = None
 
     def visit(inputs, outputs):
         nonlocal last, first_scalar
-        arrays = _float_arrays(inputs)
+        arrays, results = _float_arrays(inputs), _float_arrays(outputs)
         before = {_place(bad) for bad in _nonfinite(arrays)}
         inherited = [origins[place] for place in origins if place in before]
-        for bad in _nonfinite(_float_arrays(outputs)):
+        for bad in _nonfinite(results):
             place = _place(bad)
             if place not in harmless:
-                own = _kind(bad, arrays, _dtypes(inputs) != _dtypes(outputs))
+                own = _kind(bad, arrays, _dtypes(inputs), _dtypes(outputs))
+                if own == "underflow":
+                    own = _origin_of_zeros(zeros, arrays, bad) or own
                 last = (inherited or [own])[0]
                 origins[place] = last
                 if of_loss and bad.shape == ():
                     first_scalar = first_scalar or last
+        if not (inherited or zeros):
+            return
+        for zero in _zero(results):
+            kind = _origin_of_zeros(zeros, arrays, zero)
+            if inherited and _is_of_infinities(zero, arrays):
+                kind = inherited[0]
+            if kind and _zero_place(zero) not in harmless:
+                zeros[_zero_place(zero)] = kind
 
     active.replay().each_operation(function, tensors, visit)
     return first_scalar or last
 
 
-def _kind(bad, operands, casts):
-    if _all_zero_where(bad, operands):
+def _kind(bad, operands, dtypes, results):
+    if _is_of_zeros(bad, operands, dtypes):
         return "underflow"
-    casts &= [operand.shape for operand in operands] == [bad.shape]
+    alike = [operand.shape for operand in operands] == [bad.shape]
+    casts = alike and dtypes != results
     return "cast_overflow" if casts else "forward_overflow"
 
 
 def _dtypes(tensors):
-    return {str(x.dtype) for x in tensors if is_float(x)}
+    standard = keras.backend.standardize_dtype
+    return {standard(x.dtype) for x in tensors if is_float(x)}
 
 
 def _nonfinite(arrays):
@@ -152,22 +159,62 @@ def _nonfinite(arrays):
     return [bad for bad in masks if bad.any()]
 
 
+def _zero(arrays):
+    """Returns a mask of each array that has zeros."""
+    masks = [array == 0 for array in arrays]
+    return [zero for zero in masks if zero.any()]
+
+
+def _origin_of_zeros(zeros, operands, where):
+    """What the zeros come from that make some results, `None` if not known."""
+    for operand in operands if zeros else ():
+        zero = operand == 0
+        if kind := zeros.get(_zero_place(zero)):
+            given = _aligned([zero], where.shape)
+            if not given or given[0][where].all():
+                return kind
+    return None
+
+
 def _place(bad):
     return bad.shape, np.packbits(bad).tobytes()
 
 
-def _all_zero_where(bad, operands):
-    """Whether wherever a result is bad some operand is zero, and all finite."""
-    zero = np.zeros(bad.shape, bool)
-    for operand in operands:
-        try:
-            operand = np.broadcast_to(operand, bad.shape)
-        except ValueError:
-            return False  # No elementwise operation.
-        if not np.isfinite(operand[bad]).all():
-            return False
-        zero |= operand == 0
-    return bool(zero[bad].all())
+def _zero_place(zero):
+    return "zero", *_place(zero)
+
+
+def _is_of_zeros(bad, operands, dtypes):
+    """Whether wherever a result is bad some operand is zero, and all finite.
+
+    Vectorized code may take a subnormal divisor for zero, as XLA's on a CPU:
+    one that gives no number beyond the format.
+    """
+    sizes = [np.abs(x[bad]) for x in _aligned(operands, bad.shape)]
+    if not sizes or not np.isfinite(sizes).all():
+        return False
+    smallest = np.min(sizes, axis=0)
+    lost = smallest == 0
+    for dtype in dtypes.intersection(SIXTEEN_BITS):
+        form = get_format(dtype)
+        largest = np.max(sizes, axis=0) if sizes[1:] else 1.0
+        fits = largest <= smallest * form.maximum
+        lost |= (smallest < form.smallest_normal) & fits
+    return bool(lost.all())
+
+
+def _is_of_infinities(zero, operands):
+    """Whether wherever a result is zero some operand is not finite."""
+    given = [~np.isfinite(x[zero]) for x in _aligned(operands, zero.shape)]
+    return bool(given) and bool(np.any(given, axis=0).all())
+
+
+def _aligned(operands, shape):
+    """Operands in the shape of a result, none if it is no elementwise one."""
+    try:
+        return [np.broadcast_to(operand, shape) for operand in operands]
+    except ValueError:
+        return []
 
 
 def _float_arrays(tensors):
@@ -211,6 +258,12 @@ class LayerReplay:
     def inputs(self) -> list:
         """The float tensors among what the layer was given."""
         return [self._leaves[i] for i in self._floats]
+
+    @property
+    def cast_inputs(self) -> list[np.ndarray]:
+        """Those that the layer casts to its own dtype, as float32 arrays."""
+        inputs = self.inputs if self.call.layer.autocast else []
+        return [to_array(x) for x in inputs]
 
     def forward(
         self, policy=None, layers=None, jitter=None
@@ -260,32 +313,35 @@ class LayerReplay:
         with self._in("float32", None):
             return largest_intermediate(self._run, self._primals())
 
-    def nothing_vanishes(self) -> bool:
-        """Whether its dtype holds even the smallest number that float32 meets.
-
-        A zero inside is the inverse of an infinity then.
-        """
-        least = get_format(self.call.layer.compute_dtype).smallest_subnormal
-        with self._in("float32", None):
-            return smallest_intermediate(self._run, self._primals()) >= least
-
-    def starts_from_zero(self) -> bool:
-        """Whether zeros make the first non-finite number in 16 bits."""
-        return self._starts_from_zero(self._run)
-
-    def gradients_start_from_zero(self, cotangents) -> bool:
-        """Whether they do so on the way to the gradients.
+    def smallest_intermediate(self, cotangents=None) -> float:
+        """Returns the smallest magnitude but 0 that float32 meets inside.
 
         Args:
-            cotangents: As for `gradients`.
+            cotangents: As for `gradients`: on the way to these. Defaults to
+                `None`, on the way to the outputs.
         """
-        return self._starts_from_zero(self._pullback(cotangents))
+        with self._in("float32", None):
+            run = self._way(cotangents)
+            return smallest_intermediate(run, self._primals())
 
-    def _starts_from_zero(self, run):
+    def cause_of_nonfinite(self, cotangents=None) -> str | None:
+        """Returns what makes numbers of 16 bits non-finite, op by op.
+
+        Args:
+            cotangents: As for `smallest_intermediate`.
+
+        Returns:
+            String, as the function of this name. `None` if there are none:
+            only compiled code makes them.
+        """
+        run = self._way(cotangents)
         with self._in("float32", None):
             known = nonfinite_places(run, self._primals())
         with self._in(None, None):
-            return starts_from_zero(run, self._primals(), known)
+            return cause_of_nonfinite(run, self._primals(), known)
+
+    def _way(self, cotangents):
+        return self._run if cotangents is None else self._pullback(cotangents)
 
     def _pullback(self, cotangents):
         """Function of inputs and weights that returns their gradients."""
@@ -326,7 +382,11 @@ class LayerReplay:
     @contextlib.contextmanager
     def _in(self, policy, layers):
         drawing = Draws(self.call.draws, self._extremes)
-        with drawing.active(), self._computing(policy, layers):
+        with (
+            naming_exhaustion(),
+            drawing.active(),
+            self._computing(policy, layers),
+        ):
             yield
 
     def _computing(self, policy, layers):

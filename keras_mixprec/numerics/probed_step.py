@@ -4,6 +4,7 @@ import contextlib
 import functools
 import operator
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -16,9 +17,10 @@ from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import own_trainable, updated_variables
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import Collector, Update
+from keras_mixprec.numerics.held_optimizers import instead_of_optimizers
 from keras_mixprec.numerics.layer_hooks import names_of_output
 from keras_mixprec.numerics.statistics import Statistics
-from keras_mixprec.policies.layers import walk
+from keras_mixprec.policies.layers import STAND_IN, walk
 
 
 class LayerReading(NamedTuple):
@@ -58,10 +60,16 @@ class Probe:
             its user has measured.
         failures: Dict from the path of each layer that could not be measured
             to the reason.
+        broken: Exception that the last probed step has met beside the step
+            itself, `None` for none.
+        updated: Boolean. Whether the last probed step, which may have raised,
+            has begun to update: it must not be taken again.
     """
 
     def __init__(self, model: keras.Model):
         self._model = model
+        self.broken: Exception | None = None
+        self.updated = False
         self._backend = active.probe()
         self._replay = active.replay()
         self._outlet = self._backend.Outlet()
@@ -76,6 +84,7 @@ class Probe:
 
     def train_function(self, *args):
         """Takes the place of the model's own."""
+        self.broken, self.updated = None, False
         with self._instrumented():
             if self._instrumented_function is None:
                 self._instrumented_function = self._make(args)
@@ -124,17 +133,45 @@ class Probe:
             self._running.collector = collector
             try:
                 with hook.hooked():
-                    return collector.carry(original(*args))
+                    result = original(*args)
+                    with self._measuring():
+                        return collector.carry(result)
+                    return result
             finally:
                 del self._running.collector
 
+        setattr(train_step, STAND_IN, original)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 patched(self._model, {"train_step": train_step})
             )
             for optimizer in optimizers_of(self._model).values():
                 stack.enter_context(self._watched(optimizer))
+            if self._runs_eagerly:
+                names = "apply", "_check_gradients"
+                noted = dict.fromkeys(names, self._note_update)
+                stack.enter_context(instead_of_optimizers(noted))
             yield
+
+    @property
+    def _runs_eagerly(self):
+        eager = keras.backend.backend() != "jax" and self._model.run_eagerly
+        return eager or keras.backend.backend() == "torch"
+
+    def _note_update(self, original, *args, **kwargs):
+        self.updated = True
+        return original(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _measuring(self):
+        """Context of what is no part of the step, in one that runs now."""
+        try:
+            yield
+        except Exception as error:
+            # While a step is traced nothing is updated yet.
+            if not self._runs_eagerly:
+                raise
+            self.broken = error
 
     def _hook(self, collector):
         # Not before the first probe: importing the monitor shall be quick.
@@ -176,17 +213,23 @@ class Probe:
         def watched(grads, trainable_variables=None):
             grads = list(grads)
             variables = trainable_variables or updated_variables(optimizer)
-            update = Update(
-                self._running.collector,
-                optimizer,
-                grads,
-                variables,
-                self._owner,
-            )
+            update = None
+            with self._measuring():
+                update = Update(
+                    self._running.collector,
+                    optimizer,
+                    grads,
+                    variables,
+                    self._owner,
+                )
             step = original(grads, trainable_variables)
+            if update is None:
+                return step
             if name == "_check_gradients":
-                return _WatchedStep(step, update)
-            return update.finish()
+                return _WatchedStep(step, update, self._measuring)
+            with self._measuring():
+                update.finish()
+            return step
 
         return patched(optimizer, {name: watched})
 
@@ -199,6 +242,7 @@ class _WatchedStep(NamedTuple):
 
     step: object
     update: Update
+    measuring: Callable
 
     @property
     def finite(self):
@@ -206,7 +250,8 @@ class _WatchedStep(NamedTuple):
 
     def commit(self, finite):
         self.step.commit(finite)
-        self.update.finish()
+        with self.measuring():
+            self.update.finish()
 
 
 def _reading(path, parts):

@@ -4,7 +4,7 @@ import contextlib
 
 from keras import ops, tree
 
-from keras_mixprec._patched import patched
+from keras_mixprec._patched import patched_here
 from keras_mixprec.backend import active
 from keras_mixprec.keras_internals import backend_core
 
@@ -17,7 +17,7 @@ def step_by_step():
     the others are a batch of calls, or call once more to know shapes.
     """
     instead = {"map": _map, "vectorized_map": _map, "scan": _scan}
-    with active.replay().step_by_step(), patched(backend_core, instead):
+    with active.replay().step_by_step(), patched_here(backend_core, instead):
         yield
 
 

@@ -8,6 +8,8 @@ draws it in, and widened for the reference.
 
 import contextlib
 import contextvars
+import random
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_mixprec._patched import patched
+from keras_mixprec._patched import function_here, patched_here
 from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import backend_random
@@ -30,6 +32,17 @@ _NAMES = ("normal", "uniform", "truncated_normal", "gamma", "beta", "binomial")
 
 _SAME: contextvars.ContextVar[list | None] = contextvars.ContextVar(
     "same", default=None
+)
+
+# The generators of a diagnosis, by what they take the place of.
+_OWN: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
+    "own", default=None
+)
+
+
+# In a thread of its own nobody draws for a diagnosis.
+_ACTIVE: contextvars.ContextVar["Draws | None"] = contextvars.ContextVar(
+    "active", default=None
 )
 
 
@@ -54,8 +67,6 @@ class Draws:
         made: List of `Draw`, as drawn.
     """
 
-    _active = None
-
     def __init__(self, known=None, extremes=False):
         self.made = []
         self._known = known_draws() if known is None else known
@@ -65,21 +76,25 @@ class Draws:
     @contextlib.contextmanager
     def active(self):
         """Keras' random numbers are drawn by this object in the context."""
-        original = vars(backend_random).copy()
+        original = {
+            n: function_here(backend_random, n)
+            for n in (*_NAMES, "categorical")
+        }
         instead = {n: self._drawing(n, original[n]) for n in _NAMES}
         instead["categorical"] = _from_float32(original["categorical"])
         instead[DROPOUT] = self._dropout(original["uniform"])
-        outer, Draws._active = Draws._active, self
+        token = _ACTIVE.set(self)
         try:
-            with patched(backend_random, instead):
+            with patched_here(backend_random, instead):
                 yield self
         finally:
-            Draws._active = outer
+            _ACTIVE.reset(token)
 
-    @classmethod
-    def so_far(cls) -> list:
+    @staticmethod
+    def so_far() -> list:
         """Returns the record of the innermost context, empty without one."""
-        return cls._active.made if cls._active else []
+        active = _ACTIVE.get()
+        return active.made if active else []
 
     def _drawing(self, name, draw):
         def draw_as_known(*args, dtype=None, **kwargs):
@@ -130,15 +145,34 @@ class Draws:
 
 @contextlib.contextmanager
 def same_draws():
-    """Within the context all steps of a model draw as the first one did."""
+    """Within the context all steps of a model draw as the first one did.
+
+    In the same dtypes, by Keras. Numbers that a layer draws by other means
+    come from generators that each step leaves to the next.
+    """
     if _SAME.get() is not None:
         yield
         return
-    token = _SAME.set([])
+    token, own = _SAME.set([]), _OWN.set({})
     try:
         yield
     finally:
         _SAME.reset(token)
+        _OWN.reset(own)
+
+
+@contextlib.contextmanager
+def repeated_draws():
+    """Within the context each step draws the same numbers.
+
+    Those as well that a layer draws by other means than Keras'; the kernels of
+    TensorFlow count by themselves how often they have drawn.
+    """
+    token = _OWN.set(None)
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
 
 
 def known_draws() -> list:
@@ -201,7 +235,7 @@ def without_draws():
     def same(inputs, *args, **kwargs):
         return inputs
 
-    return patched(
+    return patched_here(
         backend_random,
         dict.fromkeys(_NAMES, half)
         | {DROPOUT: same, "shuffle": same}
@@ -238,3 +272,41 @@ def _with_extremes(numbers, lowest, highest):
     flat = ops.where(place == ops.shape(flat)[0] - 1, last, flat)
     flat = ops.where(place == 0, first, flat)
     return ops.reshape(ops.cast(flat, dtype), ops.shape(numbers))
+
+
+@contextlib.contextmanager
+def own_random_numbers():
+    """Context in which this thread draws what it is going to draw after it.
+
+    From NumPy and Python. Other threads, such as those that load data, draw
+    what they would have drawn.
+
+    Yields:
+        Dict for the generators of the backend.
+    """
+    own = _OWN.get()
+    own = {} if own is None else own
+    before = random.getstate(), np.random.get_state()
+    if not own:
+        own[random], own[np.random] = random.Random(), np.random.RandomState()
+        own[random].setstate(before[0])
+        own[np.random].set_state(before[1])
+    with (
+        patched_here(random, _methods(random, own[random])),
+        patched_here(np.random, _methods(np.random, own[np.random])),
+    ):
+        yield own
+    # Functions that were imported by name draw from the state of all threads.
+    if threading.active_count() == 1:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def _methods(module, own):
+    """The functions of a module that are methods of its generator."""
+    return {
+        name: getattr(own, name)
+        for name, function in vars(module).items()
+        if isinstance(getattr(function, "__self__", None), type(own))
+        and not name.startswith("_")
+    }

@@ -1,7 +1,5 @@
 """The ranges of every layer on one batch, without taking a step."""
 
-import math
-import time
 from typing import NamedTuple
 
 import keras
@@ -9,9 +7,8 @@ import numpy as np
 from keras import ops
 
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import Format
-from keras_mixprec.keras_internals import own_trainable, updated_variables
+from keras_mixprec.keras_internals import own_trainable
 from keras_mixprec.numerics.calls import observe_outputs
 from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
@@ -40,7 +37,7 @@ class Ranges(NamedTuple):
     failures: dict
 
 
-def read_ranges(model: keras.Model, data, seconds: float = math.inf) -> Ranges:
+def read_ranges(model: keras.Model, data) -> Ranges:
     """Measures activations, gradients and weights as a step would meet them.
 
     The model's own `train_step` runs once with its optimizers held, so that
@@ -50,16 +47,10 @@ def read_ranges(model: keras.Model, data, seconds: float = math.inf) -> Ranges:
         model: A built and compiled `keras.Model`, with variables that are up
             to date.
         data: The batch, as `train_step` takes it.
-        seconds: Float. How long it may take. A program that is compiled is
-            not interrupted. Defaults to no limit.
-
-    Raises:
-        TimeoutError: If it takes longer.
     """
-    taken = _Taken(model, time.perf_counter() + seconds)
-    scales = [_scale(optimizer) for optimizer in optimizers_of(model).values()]
+    taken = _Taken(model)
     with active.processes().single_process(model), restored(model):
-        tensors = active.replay().run_once(model, taken.run, (data, scales))
+        tensors = active.replay().run_once(model, taken.run, data)
         return taken.ranges(tensors)
 
 
@@ -73,9 +64,8 @@ def read_weights(model: keras.Model) -> Ranges:
 class _Taken:
     """Takes tensors from a step as it runs, traced or not."""
 
-    def __init__(self, model, deadline=math.inf):
+    def __init__(self, model):
         self._model = model
-        self._deadline = deadline
         self._entries = walk(model)
         self._paths = {id(e.layer): e.path for e in self._entries}
         self._limits = limits_of(self._entries)
@@ -84,28 +74,19 @@ class _Taken:
         # than a few fused reductions on the device; on a CPU the latter do.
         self._on_host = active.devices()["kind"] == "cpu"
 
-    def run(self, given):
+    def run(self, data):
         """Runs the step; returns the tensors, or what is measured of them."""
-        data, scales = given
-        optimizers = optimizers_of(self._model).values()
-        scale_of = {
-            id(o): scale for o, scale in zip(optimizers, scales, strict=True)
-        }
         with self._hook().hooked():
-            _, gradients, scaled, _ = run_held(
-                self._model, data, lambda optimizer: scale_of[id(optimizer)]
+            _, gradients, scales, scaled, _ = run_held(
+                self._model, data, _scale
             )
-        inverse = {
-            id(variable): 1.0 / scale_of[id(optimizer)] if scaled else 1.0
-            for optimizer in optimizers
-            for variable in updated_variables(optimizer)
-        }
         for position, (path, variable) in enumerate(self._variables()):
             gradient = gradients.get(id(variable))
             if gradient is not None:
                 gradient = active.probe().rows(gradient)
                 gradient = ops.cast(gradient, "float32")
-                gradient = gradient * inverse.get(id(variable), 1.0)
+                if scaled:
+                    gradient = gradient / scales.get(id(variable), 1.0)
                 self._take([path], "weight_gradient", position, gradient)
         return list(self._found.values())
 
@@ -161,14 +142,9 @@ class _Taken:
         return observe_outputs(layer, run(*args, **kwargs), observe)
 
     def _take(self, names, part, position, tensor):
-        self._check_time()
         measured = self._measured(tensor)
         for name in names:
             self._found[name, part, position] = measured
-
-    def _check_time(self):
-        if time.perf_counter() > self._deadline:
-            raise TimeoutError
 
     def _measured(self, tensor):
         if self._on_host:
@@ -176,7 +152,6 @@ class _Taken:
         return measure_exponents(ops.reshape(tensor, (1, -1)))
 
     def _read(self, tensor):
-        self._check_time()
         array = np.asarray(ops.convert_to_numpy(tensor))
         if self._on_host:
             return statistics_of(array)
@@ -189,6 +164,5 @@ class _Taken:
 
 
 def _scale(optimizer):
-    if not optimizer.built:  # `compile` makes one that training may not use.
-        return 1.0
-    return float(ops.convert_to_numpy(loss_scale(optimizer)))
+    # `compile` makes one that training may not use.
+    return loss_scale(optimizer) if optimizer.built else 1.0

@@ -13,8 +13,9 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_mixprec._patched import patched
+from keras_mixprec._patched import function_here, patched_here
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import naming_exhaustion
 from keras_mixprec.keras_internals import (
     flat_layers,
     set_value,
@@ -99,12 +100,14 @@ class RecordedCalls:
     def _called(self):
         # Containers of its own: it may put something else into them.
         args, kwargs = tree.map_structure(lambda x: x, self._given)
-        result = self._function(*args, **kwargs)
+        with naming_exhaustion():
+            result = self._function(*args, **kwargs)
         return list(result) if inspect.isgenerator(result) else result
 
     @contextlib.contextmanager
     def _as_before(self):
         with (
+            naming_exhaustion(),
             leaving_no_trace(self.model),
             _same_functions(self.model),
             _same_seeds(),
@@ -189,7 +192,7 @@ def _same_functions(model):
 @contextlib.contextmanager
 def _same_seeds():
     """Context after which all random seeds are as before, a sampler's too."""
-    own = keras.random.SeedGenerator.next
+    own = function_here(keras.random.SeedGenerator, "next")
     before = {}
 
     def next_seed(generator, *args, **kwargs):
@@ -200,7 +203,7 @@ def _same_seeds():
         return own(generator, *args, **kwargs)
 
     try:
-        with patched(keras.random.SeedGenerator, {"next": next_seed}):
+        with patched_here(keras.random.SeedGenerator, {"next": next_seed}):
             yield
     finally:
         for state, value in before.values():

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_mixprec._patched import patched
+from keras_mixprec._patched import patched_here
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.backend.operations import (
@@ -28,6 +28,7 @@ from keras_mixprec.keras_internals import (
     loss_ids,
 )
 from keras_mixprec.numerics.call_key import call_key
+from keras_mixprec.numerics.held_optimizers import instead_of_optimizers
 from keras_mixprec.numerics.layer_hooks import (
     CallHook,
     call_name,
@@ -208,11 +209,11 @@ def _run_own_step(model, data):
         raise _Scaled
 
     names = ("scale_loss", "stateless_scale_loss", "apply", "stateless_apply")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.suppress(_Scaled))
-        for optimizer in optimizers_of(model).values():
-            stack.enter_context(patched(optimizer, dict.fromkeys(names, stop)))
-        stack.enter_context(active.trace().without_gradients())
+    with (
+        contextlib.suppress(_Scaled),
+        instead_of_optimizers(dict.fromkeys(names, stop)),
+        active.trace().without_gradients(),
+    ):
         model.reset_metrics()
         active.replay().train_step(model, data)
 
@@ -311,7 +312,7 @@ def _noise(noise):
         "dropout": same,
         "shuffle": same,
     }
-    with patched(backend_random, instead):
+    with patched_here(backend_random, instead):
         yield
 
 

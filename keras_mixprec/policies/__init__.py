@@ -23,6 +23,7 @@ Files:
 - `plan.py`: `PrecisionPlan`, read, compared and applied.
 - `plan_file.py`: here a plan is written to its file, at once or not at all.
 - `layers.py`: walks a model's layers and gives each one stable path.
+- `given_names.py`: which names of layers the code gave, and which Keras made.
 - `graph.py`: a layer's place in its model's graph.
 - `casts.py`: layers whose casts fail, or cost more than 16 bits save.
 - `names.py`: names of dtype policies: which exist, which one a layer follows.

@@ -6,7 +6,7 @@ import keras
 
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
-from keras_mixprec.policies.layers import check_model, may_grow
+from keras_mixprec.policies.layers import check_model, may_grow, walk
 from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import Matcher, PrecisionRule, PrecisionRules
@@ -85,6 +85,22 @@ def apply_policy(
     exactly = isinstance(policy_or_plan, PrecisionPlan)
     reasons, notes = set_policies(model, default, decide, exactly)
     return PrecisionPlan.from_model(model, reasons, notes)
+
+
+def left_in_float16(model: keras.Model) -> dict[str, str]:
+    """Returns layers in float16 that the default rules keep in float32.
+
+    `set_global_policy` does not know which layer is the last of a model.
+
+    Args:
+        model: A `keras.Model`.
+
+    Returns:
+        Dict from their paths to the reason of the rule.
+    """
+    matcher = Matcher(DEFAULT_RULES, model)
+    narrow = [e for e in walk(model) if e.layer.compute_dtype == "float16"]
+    return {e.path: r.reason for e in narrow if (r := matcher.first(e))}
 
 
 def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:

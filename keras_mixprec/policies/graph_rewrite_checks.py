@@ -87,7 +87,8 @@ def check_model(model, dtype: str, trains: bool) -> None:
         warnings.warn(
             "`graph_rewrite('float16')` is in force and nothing scales the "
             "loss: small gradients become zero. Compile the model with "
-            "`keras_mixprec.LossScaleOptimizer`.",
+            "`keras_mixprec.LossScaleOptimizer`, and call `scale_loss` in a "
+            "`train_step` of your own.",
             UserWarning,
             stacklevel=4,
         )

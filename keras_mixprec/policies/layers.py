@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import keras
 
-from keras_mixprec.keras_internals import names_made, sublayers
+from keras_mixprec.keras_internals import sublayers
+from keras_mixprec.policies.given_names import is_given
 
 # Stands for the model itself among layer paths, which its name is no part of.
 MODEL_PATH = "<model>"
@@ -41,9 +42,8 @@ def walk(model) -> list[LayerEntry]:
     Keras' own, but the counter in an automatic name, which depends on what
     else the process has built, starts again in each parent: `dense_17` and
     `dense_18` of one model are `dense` and `dense_1`, as they are in the
-    first model of a fresh process. Names that the code has given stay, as far
-    as they can be told from these: see `stable_names`. The model's own name is
-    no part of a path.
+    first model of a fresh process. Names that the code has given stay: see
+    `stable_names`. The model's own name is no part of a path.
 
     Args:
         model: A `keras.Model`, built or not.
@@ -55,22 +55,23 @@ def walk(model) -> list[LayerEntry]:
     return _walk(model, stable_names)
 
 
-def other_paths(model) -> list[dict]:
+def other_paths(model, known) -> list[dict]:
     """Returns the paths of a model if its numbers were told otherwise.
 
-    Whether names such as `dense_1` were given is known only where they are: a
-    plan may come from a process that took them for what they are not.
+    Of a loaded model it is not known which names such as `dense_1` were given:
+    a plan may come from a process in which it was.
 
     Args:
         model: As for `walk`.
+        known: Iterable of the paths in such a plan.
 
     Returns:
         List of dicts from such a path to the one that `walk` gives.
     """
     paths = [entry.path for entry in walk(model)]
     found = []
-    for given in (frozenset(), None):
-        others = _walk(model, functools.partial(_names, given=given))
+    for names in ((), known):
+        others = _walk(model, functools.partial(_names_as_in, [*names]))
         found.append(
             {e.path: path for e, path in zip(others, paths, strict=True)}
         )
@@ -116,8 +117,19 @@ def check_model(model):
 
 
 def has_own_step(model) -> bool:
-    """Whether the user has written the `train_step` of a model."""
-    return type(model).train_step is not keras.Model.train_step
+    """Whether the user has written the `train_step` of a model.
+
+    In its class, or as an attribute of the model itself.
+    """
+    step = vars(model).get("train_step", type(model).train_step)
+    while hasattr(step, STAND_IN):
+        step = getattr(step, STAND_IN)
+    own = getattr(step, "__func__", step)
+    return own is not keras.Model.train_step
+
+
+# The attribute of what stands in for a train step, which holds that.
+STAND_IN = "_keras_mixprec_step"
 
 
 def has_own_loss(model) -> bool:
@@ -158,59 +170,30 @@ def _children(holder):
     return [layer for layer in found if not isinstance(layer, inputs)]
 
 
-class _Numbered(NamedTuple):
-    """Siblings whose numbers may be the code's own.
-
-    Attributes:
-        stem: String. What their names begin with.
-        prefix: String. What Keras counts such layers by.
-        counts: Tuple of ints, rising. The numbers.
-        from_zero: Boolean. Whether there is a `dense_0`, which Keras makes not.
-    """
-
-    stem: str
-    prefix: str
-    counts: tuple
-    from_zero: bool
-
-    def is_given(self):
-        """Whether the code must have given them."""
-        return self.from_zero or self.counts[-1] >= names_made(self.prefix)
-
-
-# Those that were found to be given: later the counter may have passed them,
-# and a copy of the model is to have the same paths.
-_GIVEN: set[_Numbered] = set()
-
-
 def stable_names(layers) -> list[str]:
     """Returns one unique name per sibling that no counter can shift.
 
-    Names that end in a number were given by the code, and stay, if there is a
-    `dense_0`, or if without them one sibling would be called as another is and
-    Keras' counter has not come that far: as `dense_1` and `dense_2` in a model
-    without a `dense`.
+    Names that the code gave stay. Whether it gave those of a loaded model is
+    not known: their numbers are taken for counters, unless there is a
+    `dense_0`, which Keras does not make.
 
     Args:
         layers: The sublayers of one parent, in the order Keras tracks them.
     """
-    ambiguous = [*_ambiguous(layers)]
-    _GIVEN.update(own for own in ambiguous if own.is_given())
-    return _names(layers, {own.stem for own in ambiguous if own in _GIVEN})
+    names = {layer.name for layer in layers}
+    return _names(
+        layers,
+        lambda layer, stem: is_given(layer) or f"{stem}_0" in names,
+    )
 
 
-def _ambiguous(layers):
-    names, groups = {layer.name for layer in layers}, {}
+def _names_as_in(paths, layers):
+    """The names of siblings if those that are all in `paths` were given."""
+    known = {name for path in paths for name in path.split("/")}
+    groups: dict = {}
     for layer in layers:
-        stem, count = _split_name(layer)
-        if count is not None:
-            key = stem, _snake_case(type(layer).__name__)
-            groups.setdefault(key, []).append(count)
-    for (stem, prefix), counts in groups.items():
-        counts, from_zero = tuple(sorted(counts)), f"{stem}_0" in names
-        clash = any(n != i and n < len(counts) for i, n in enumerate(counts))
-        if clash or from_zero:
-            yield _Numbered(stem, prefix, counts, from_zero)
+        groups.setdefault(_split_name(layer)[0], set()).add(layer.name)
+    return _names(layers, lambda layer, stem: groups[stem] <= known)
 
 
 def _names(layers, given):
@@ -218,18 +201,16 @@ def _names(layers, given):
 
     Args:
         layers: List of layers.
-        given: Set of the stems whose numbers are no counters; `None` for all of
-            which that is possible.
+        given: Function of a layer and the stem of its name: whether the number
+            in it is no counter.
     """
     stems = [_split_name(layer) for layer in layers]
-    if given is None:
-        given = {own.stem for own in _ambiguous(layers)}
     stems = [
-        (layer.name, None) if stem in given else (stem, count)
+        (layer.name, None) if given(layer, stem) else (stem, count)
         for layer, (stem, count) in zip(layers, stems, strict=True)
     ]
     taken = {stem for stem, count in stems if count is None}
-    names = {}
+    names: dict = {}
     # Automatic counters rank creation order, which the code fixes.
     for index in sorted(range(len(layers)), key=lambda i: stems[i][1] or 0):
         stem, count = stems[index]

@@ -4,6 +4,7 @@ import keras
 
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import (
+    cast_constants_anew,
     inbound_nodes,
     producer,
     set_input_dtype,
@@ -53,9 +54,11 @@ def check_policy(name, policy) -> str:
             f"{type(policy).__name__}"
         )
     if policy not in POLICY_NAMES:
+        is_file = policy.endswith(".json")
         raise ValueError(
             f"`{name}` must be one of "
             f"{', '.join(map(repr, POLICY_NAMES))}. "
+            f"{'Load a plan by `PrecisionPlan.load(path)`. ' * is_file}"
             f"Received: {name}={policy!r}"
         )
     return policy
@@ -134,6 +137,7 @@ def set_policy(layer, policy: str):
     if stored and not is_16_bit(own.variable_dtype):
         own = storing(own, min(stored))
     set_policy_object(layer, own)
+    cast_constants_anew(layer)
     if not is_16_bit(layer.compute_dtype):
         for entrance in narrow_inputs(layer):
             set_input_dtype(entrance, layer.compute_dtype)

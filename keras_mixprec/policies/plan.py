@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_mixprec.formats import printable
 from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.layers import (
     MODEL_PATH,
@@ -37,7 +38,7 @@ class Change(NamedTuple):
 
     def __str__(self):
         before, after = self.before or "absent", self.after or "absent"
-        return f"{self.path}: {before} -> {after}"
+        return printable(f"{self.path}: {before} -> {after}")
 
 
 def changes(before: dict, after: dict) -> list[Change]:
@@ -271,7 +272,7 @@ class PrecisionPlan(Mapping):
         has given them.
         """
         if problems(self, model):
-            for paths in other_paths(model):
+            for paths in other_paths(model, self):
                 if paths.keys() >= self.keys():
                     renamed = PrecisionPlan(
                         {paths[path]: policy for path, policy in self.items()},
@@ -367,7 +368,7 @@ class PrecisionPlan(Mapping):
             lines.append(f"... and {len(others) - len(shown)} more")
         which = " but these:" if others else ""
         title = f"{repr(self)[1:-1]}; all {self.default}{which}"
-        return "\n".join([title, *lines])
+        return printable("\n".join([title, *lines]))
 
     def _remark(self, path):
         return self.notes.get(path) or self.reasons.get(path, "")

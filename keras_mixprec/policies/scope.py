@@ -14,12 +14,15 @@ from keras_mixprec.policies.hardware import (
     recommend_policy,
     slow_because,
 )
-from keras_mixprec.policies.names import check_policy
+from keras_mixprec.policies.names import check_policy, is_16_bit
 from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
 
 # Per thread, as Keras' own global policy is.
 _rules = threading.local()
 _warned = set()
+
+# What `set_global_policy` has set last, in any thread.
+_last_set: list[str] = []
 
 
 def set_global_policy(
@@ -124,6 +127,16 @@ def policy_scope(
     return _scope(policy, _check_rules(rules))
 
 
+def lost_policy() -> str | None:
+    """Returns the 16-bit policy that was set here and holds no longer.
+
+    `keras.backend.clear_session()` resets it, and other threads do not see it.
+    """
+    now = keras.config.dtype_policy()
+    lost = [name for name in _last_set if is_16_bit(name) and name != now.name]
+    return lost[0] if lost else None
+
+
 def current_rules() -> PrecisionRules:
     """Returns the rules that go with this thread's global policy."""
     return getattr(_rules, "value", DEFAULT_RULES)
@@ -152,6 +165,7 @@ def _scope(policy, rules):
 
 def _set(policy, rules):
     keras.config.set_dtype_policy(policy)
+    _last_set[:] = [keras.config.dtype_policy().name]
     _rules.value = rules
 
 

@@ -9,7 +9,7 @@ import keras
 
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.policies.casts import without_mixes
-from keras_mixprec.policies.layers import may_grow, walk
+from keras_mixprec.policies.layers import STAND_IN, may_grow, walk
 from keras_mixprec.policies.names import (
     fitting_policy,
     is_fixed,
@@ -74,6 +74,22 @@ def reasons_of(model: keras.Model) -> dict:
     return vars(model).get(_REASONS_ATTRIBUTE, {})
 
 
+def add_reasons(model: keras.Model, reasons: dict):
+    """Adds why layers follow their policies, where it is not known yet.
+
+    Args:
+        model: A `keras.Model`.
+        reasons: Dict of layer path to string.
+    """
+    if reasons:
+        vars(model)[_REASONS_ATTRIBUTE] = reasons | reasons_of(model)
+
+
+def has_set(model: keras.Model) -> bool:
+    """Whether `set_policies` has decided on the policies of a model."""
+    return _REASONS_ATTRIBUTE in vars(model)
+
+
 def rebuild_functions(model: keras.Model):
     """Compiles the train, test and predict functions that exist again.
 
@@ -95,13 +111,13 @@ def _wrap_replaced_step(model, name):
     step = vars(model).get(name)
     if step is None:
         return
-    step = getattr(step, "_keras_mixprec_step", step)
+    step = getattr(step, STAND_IN, step)
 
     @functools.wraps(step)
     def fresh(*args, **kwargs):
         return step(*args, **kwargs)
 
-    fresh._keras_mixprec_step = step
+    setattr(fresh, STAND_IN, step)
     setattr(model, name, fresh)
 
 

@@ -1,12 +1,12 @@
 """The table of a model's layers and their dtypes, and shares of it."""
 
-import html
 import math
 import textwrap
 from typing import NamedTuple
 
 import keras
 
+from keras_mixprec._html import element, joined, table
 from keras_mixprec.flop_shares import (
     flops,
     knows_flops,
@@ -14,6 +14,7 @@ from keras_mixprec.flop_shares import (
     share_in_16_bits,
     share_of_parameters,
 )
+from keras_mixprec.formats import format_share, printable
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.graph import casts_input
 from keras_mixprec.policies.layers import check_model, walk
@@ -54,22 +55,16 @@ class PrecisionSummary:
 
     def to_html(self) -> str:
         """Returns the table as HTML."""
-        head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
-        body = "".join(
-            "<tr>"
-            + "".join(f"<td>{html.escape(c)}</td>" for c in _cells(row))
-            + "</tr>"
-            for row in self._rows
-        )
-        last = html.escape(self._last)
-        return f"<table><tr>{head}</tr>{body}</table><p>{last}</p>"
+        rows = table(_COLUMNS, map(_cells, self._rows))
+        return joined(rows, element("p", self._last))
 
     def _repr_html_(self):
         return self.to_html()
 
     def __str__(self):
         lines = [_line(cells) for cells in [_COLUMNS, *map(_cells, self._rows)]]
-        return "\n".join([*lines, textwrap.fill(self._last, sum(_WIDTHS) + 12)])
+        last = textwrap.fill(self._last, sum(_WIDTHS) + 12)
+        return printable("\n".join([*lines, last]))
 
     __repr__ = __str__
 
@@ -178,7 +173,7 @@ def _cells(row):
         row["compute_dtype"],
         row["variable_dtype"],
         "?" if parameters is None else f"{parameters:,}",
-        "?" if share is None else f"{share:.0%}",
+        "?" if share is None else format_share(share),
         row["notes"],
     )
 

@@ -34,6 +34,7 @@ Files that read:
   table as text.
 - `passed_on.py`: layers that pass on what another one made not finite.
 - `fixes.py`: what repairs a finding, as code.
+- `read_events.py`: events and rows of layers, checked as they are read.
 - `facts.py`, `headline.py`, `run_counts.py`: the run in one sentence: the
   cause, what was done about it, what it cost.
 - `lowered_scale.py`: what a loss scale that fell far has cost gradients.

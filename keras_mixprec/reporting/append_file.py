@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from keras_mixprec._files import check_regular, try_lock, unlock
+from keras_mixprec._files import check_regular, make_lock_file, try_lock, unlock
 from keras_mixprec.reporting import schema
 
 
@@ -33,15 +33,21 @@ class AppendFile:
         check_regular(path)
         # The finalizer below closes it, at the latest when Python exits.
         file = open(path, "ab", buffering=0)  # noqa: SIM115
-        if exclusive and try_lock(file) is False:
-            file.close()
-            raise BlockingIOError(errno.EAGAIN, "Written to elsewhere", path)
+        release = None
+        if exclusive:
+            locked = try_lock(file)
+            if locked is None:
+                release = make_lock_file(f"{path}.lock")
+            if not locked and release is None:
+                file.close()
+                text = "Written to elsewhere"
+                raise BlockingIOError(errno.EAGAIN, text, path)
         self.path = path
         self._file = file
         self._size = file.tell()
         self._torn = False
         self._pid = os.getpid()
-        self.close = weakref.finalize(self, _close, file, self._pid)
+        self.close = weakref.finalize(self, _close, file, self._pid, release)
 
     @property
     def ours(self) -> bool:
@@ -87,10 +93,12 @@ class AppendFile:
         self._size, self._torn = size, False
 
 
-def _close(file, pid):
+def _close(file, pid, release):
     # A forked child that closes its copy must not unlock the parent's.
     if os.getpid() == pid and not file.closed:
         unlock(file)
+        if release is not None:
+            release()
     file.close()
 
 

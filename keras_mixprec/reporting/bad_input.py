@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from keras_mixprec.formats import format_count
-from keras_mixprec.reporting.facts import is_event
+from keras_mixprec.reporting.read_events import read_events
 from keras_mixprec.reporting.text_formats import parse_json
 
 # What is in the line of each event that is read here, and of those of bad data.
@@ -21,7 +20,7 @@ def bad_input_steps(events: Iterable[dict]) -> dict[int, dict]:
     """Returns the steps whose inputs were not finite, as far as is logged.
 
     Args:
-        events: Dicts that `is_event` accepts.
+        events: Dicts, as `read_events` yields them.
 
     Returns:
         Dict from steps to the first bad row of each part of the batch, empty
@@ -72,10 +71,11 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
     if first != at and not of_all:
         rows = steps[first].items()
         numbers = {f"rows_of_{part}": [row] for part, row in rows}
-    when = f"in {count:,} batches, the first " if count > 1 else ""
-    when += f"at step {first:,}"
+    when = f"at step {first:,}"
+    if count > 1:
+        when = f"in {count:,} batches, the first {when}"
     if of_all:
-        return f"bad data: {_samples(numbers)}, met {when}"
+        return f"bad data: {_samples(numbers)} ({when})"
     return f"bad data {when}{_rows_of_first(numbers)}"
 
 
@@ -84,14 +84,21 @@ _PARTS = ("x", "y", "sample_weight")
 
 def _samples(numbers):
     found = {part: numbers.get(f"samples_of_{part}") for part in _PARTS}
-    # Of many the first are listed.
-    return " and ".join(
-        f"{format_count(count, 'sample')} of {part} "
-        f"({', '.join(map(str, listed))}{', …' * (count > len(listed))})"
+    counts = {
+        part: numbers.get(f"bad_samples_of_{part}", len(listed))
         for part, listed in found.items()
         if listed
-        and (count := numbers.get(f"bad_samples_of_{part}", len(listed)))
-    )
+    }
+    named = (_named(found[part], n, part) for part, n in counts.items())
+    are = "is" if sum(counts.values()) == 1 else "are"
+    return f"{' and '.join(named)} {are} not finite"
+
+
+def _named(listed, count, part):
+    names = ", ".join(map(str, listed))
+    if count > len(listed):  # Only the first are listed.
+        return f"{count:,} samples of {part} ({names}, …)"
+    return f"sample{'s' * (count > 1)} {names} of {part}"
 
 
 def _rows_of_first(numbers):
@@ -102,7 +109,9 @@ def _rows_of_first(numbers):
         for part in _PARTS
         if (listed := numbers.get(f"rows_of_{part}"))
     ]
-    return f" ({'; '.join(rows)} not finite)" if rows else ""
+    many = len(rows) > 1 or rows[:1] and rows[0].startswith("rows")
+    are = "are" if many else "is"
+    return f" ({' and '.join(rows)} {are} not finite)" if rows else ""
 
 
 def mark_spoiled(tables: list, lines: Iterable[str | bytes]):
@@ -121,7 +130,8 @@ def mark_spoiled(tables: list, lines: Iterable[str | bytes]):
     marked = [line for line in known if any(mark in line for mark in _MARKS)]
     if not any(_BAD in line for line in marked):
         return
-    events = [*filter(is_event, (parse_json(line, dict) for line in marked))]
+    parsed = (parse_json(line, dict) for line in marked)
+    events = [event for line in parsed for event in read_events(line)]
     bad = sorted(bad_input_steps(events))
     if not bad or not tables:
         return

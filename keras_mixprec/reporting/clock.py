@@ -1,6 +1,10 @@
 """When the steps of a run were taken, by epochs and by time of training."""
 
+import itertools
 from collections.abc import Iterable, Sequence
+
+# Events that are logged by a `fit` that is under way.
+_OF_FIT = {"train_begin", "epoch_end", "train_end"}
 
 
 def clock(ends: Sequence[tuple[float, float]], events: Iterable[dict]) -> dict:
@@ -35,12 +39,20 @@ def _trained(ends, events):
     """Steps with the seconds of training until each."""
     dates = [(e["wall_time"], e["step"], e["kind"]) for e in events]
     dates += [(date, int(step), "epoch_end") for step, date in ends]
-    seconds, before = 0.0, None
-    for date, step, kind in sorted(dates):
-        if before is not None and kind != "train_begin":
-            seconds += date - before
-        before = date
-        yield step, seconds
+    dates.sort()
+    begins = [n for n, (*_, kind) in enumerate(dates) if kind == "train_begin"]
+    seconds = 0.0
+    # What is logged before a `fit` or behind one is no part of it.
+    for begin, end in itertools.pairwise([*begins, len(dates)]):
+        start, *_ = dates[begin]
+        own = dates[begin:end]
+        if end < len(dates):
+            following = dates[end][1]
+            while own[-1][2] not in _OF_FIT and own[-1][1] >= following:
+                own.pop()
+        for date, step, _ in own:
+            yield step, seconds + date - start
+        seconds += own[-1][0] - start
 
 
 def _rising(points):

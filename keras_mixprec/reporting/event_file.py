@@ -14,12 +14,12 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from keras_mixprec import _clock
 from keras_mixprec._checks import check_integer
 from keras_mixprec.reporting import summaries
 from keras_mixprec.reporting.append_file import AppendFile
@@ -315,7 +315,7 @@ def _next_name(folder):
     Readers know an event file by "tfevents" in its name.
     """
     earlier = event_file_paths(folder)
-    seconds = int(time.time())
+    seconds = int(_clock.wall())
     if earlier and (found := re.search(r"tfevents\.(\d+)", earlier[-1])):
         seconds = max(seconds, int(found[1]))
     return (

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS
 
+# What a tuner does to the loss scale, and how it is told.
+SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
+
 # What a log says of the run as a whole, a few of each at most.
 STORY = frozenset(
     (
@@ -17,18 +20,22 @@ STORY = frozenset(
         "demote",
         "shrink",
         "promote",
-        "raise_scale",
+        *SCALE_CHANGES,
+        "advise_scale",
         "undo",
         "give_up",
         "stopped",
         "step_raised",
+        "fit_raised",
         "no_loss_scaling",
+        "no_16_bits",
         "nonfinite_losses",
         "bad_batches",
         "zero_gradients",
         "loss_scale_low",
         "loss_scale_recovered",
         "metric_not_finite",
+        "validation_not_finite",
         "sign_off",
     )
 )
@@ -58,6 +65,23 @@ def dtype_now(layer: Mapping) -> str:
     return _RESCALED if layer.get("rescaled") else layer["compute_dtype"]
 
 
+def dtypes_now(events: list, layers: list) -> dict:
+    """Returns what each layer computes in, by path.
+
+    Args:
+        events: List of dicts, by rising step: the table of layers has no row
+            of the model itself, whose own code may have been at fault.
+        layers: List of dicts, the table of layers.
+    """
+    changed = {
+        path: dtype_of(change["after"])
+        for event in events
+        if event["kind"] in PRECISION_CHANGES and not event.get("dry_run")
+        for path, change in event["layers"].items()
+    }
+    return changed | {layer["path"]: dtype_now(layer) for layer in layers}
+
+
 def is_repaired(kind: str, dtype: str | None) -> bool:
     """Whether a layer computes by now in what such a finding asks for.
 
@@ -70,19 +94,109 @@ def is_repaired(kind: str, dtype: str | None) -> bool:
     return bool(repairs) and (fits or dtype in WIDE)
 
 
-def about(event: Mapping) -> dict:
-    """Returns what the table of kinds says of a verdict; `{}` of other events.
+def asks_for_scale(verdict: Mapping) -> bool:
+    """Whether another loss scale cures what a verdict says.
+
+    Args:
+        verdict: Dict, an event.
+    """
+    advised = "advised_bits" in verdict.get("numbers", {})
+    return advised or verdict["verdict"] == "scale_too_low"
+
+
+def scale_set(verdict: Mapping, events: list) -> dict | None:
+    """Returns the event of a tuner that set the loss scale for a verdict.
+
+    Args:
+        verdict: Dict, an event.
+        events: List of dicts, by rising step.
+
+    Returns:
+        The last such event, `None` if there is none.
+    """
+    if not asks_for_scale(verdict):
+        return None
+    found = [
+        event
+        for event in events
+        if event["kind"] in SCALE_CHANGES
+        and not event.get("dry_run")
+        and event["step"] >= verdict["step"]
+    ]
+    return found[-1] if found else None
+
+
+# The gravest first.
+LEVELS = ("bad", "warning", "info")
+
+# How grave what is no verdict is, by its kind; all others are information.
+_LEVELS = {
+    **dict.fromkeys(
+        ("give_up", "diagnosis_failed", "step_raised", "fit_raised", "stopped"),
+        "bad",
+    ),
+    **dict.fromkeys(
+        (
+            "trend",
+            "probe_failed",
+            "ranges_withheld",
+            "loss_scale_not_known",
+            "log_gap",
+            "plan_not_written",
+            "zero_gradients",
+            "bad_batches",
+            "loss_scale_low",
+            "nonfinite_losses",
+            "metric_not_finite",
+            "validation_not_finite",
+            "no_loss_scaling",
+        ),
+        "warning",
+    ),
+    # No findings: what the page marks each in its own way.
+    "demote": "demote",
+    **dict.fromkeys(("promote", "shrink", "undo"), "promote"),
+    **dict.fromkeys(("skipped_step", "skipped_steps_not_kept"), "skip"),
+}
+
+
+def level_of(event: Mapping) -> str:
+    """Returns how grave an event is: the one place that decides it.
+
+    Text, page, picture and notebook show what this says.
 
     Args:
         event: Dict.
 
     Returns:
-        Dict with `"level"`, as in `Kind`.
+        One of `LEVELS`, or `"demote"`, `"promote"` or `"skip"`.
     """
-    kind = KINDS.get(event.get("verdict", ""))
-    if event["kind"] != "verdict" or kind is None:
-        return {}
-    return {"level": kind.level}
+    kind = event["kind"]
+    # Neither what is over nor what somebody wanted.
+    if any(event.get(x) for x in ("dry_run", "repaired", "interrupted")):
+        return "info"
+    if kind == "verdict":
+        return level_of_verdict(event.get("verdict", ""))
+    if kind == "before_training":
+        level = event.get("level", "info")
+        return level if level in LEVELS else "info"
+    if event.get("within") is False:
+        return "warning"
+    return _LEVELS.get(kind, "info")
+
+
+def has_diverged(verdict: Mapping) -> bool:
+    """Whether a divergence is one of training, and not of one batch alone.
+
+    That says what of the batch is not finite, or nothing.
+    """
+    numbers = verdict.get("numbers", {})
+    return bool(numbers) and "not_finite" not in numbers
+
+
+def level_of_verdict(kind: str) -> str:
+    """Returns how grave a kind of verdict is; one that is not known is bad."""
+    return KINDS[kind].level if kind in KINDS else "bad"
 
 
 def severity_of(kind: str) -> int:
@@ -188,7 +302,7 @@ def facts_of(overview: dict) -> Facts:
     }
     steps = overview["last_step"] - first
     return Facts(
-        _still_true(before, overview["layers"]) + events,
+        _still_true(before, overview) + events,
         overview["layers"],
         steps,
         skipped,
@@ -211,9 +325,9 @@ def _last_fit(events):
     return events[:start], events[start:]
 
 
-def _still_true(events, layers):
+def _still_true(events, overview):
     """What was found in earlier fits of layers that are repaired by now."""
-    now = {layer["path"]: dtype_now(layer) for layer in layers}
+    now = dtypes_now(overview["events"], overview["layers"])
     repaired = [
         event
         for event in events
@@ -289,111 +403,3 @@ def _is_full(block):
     if "first_step" not in block:
         return False
     return block["count"] == block["last_step"] - block["first_step"] + 1
-
-
-_NAME = str | None
-
-_NONFINITE = ("nonfinite_losses", "nonfinite_gradients")
-_OURS = STORY | {
-    "skipped_step",
-    "ranges_withheld",
-    "before_training",
-    *_NONFINITE,
-}
-_OF_OURS = {
-    "at_step": int,
-    "failing_since": int | None,
-    "layers": dict,
-    "reasons": dict,
-    "numbers": dict,
-    "message": str,
-    "finding": str,
-    "level": str,
-    "variables": list,
-    "kinds": dict,
-    "loss": list,
-    "reason": str,
-    "count": int,
-    "counts": dict,
-    "within": bool,
-    "optimizer": str,
-    "held": int | float,
-}
-_OF_VERDICT = {
-    "verdict": str,
-    "layer": _NAME,
-    "direction": _NAME,
-    "advice": str,
-}
-_NEEDED = {
-    "ranges_withheld": {"message"},
-    "bad_batches": {"count", "message"},
-    "zero_gradients": {"message"},
-    "loss_scale_low": {"message"},
-    "metric_not_finite": {"message"},
-    "before_training": {"finding", "level", "message"},
-    "sign_off": {"within", "message"},
-    "step_raised": {"at_step", "reason"},
-    **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
-    **dict.fromkeys(_NONFINITE, {"counts"}),
-}
-_OF_LAYER = {"path": str, "compute_dtype": str}
-_AMOUNTS = ("share_of_flops", "work", "parameters")
-
-
-def is_event(event: dict) -> bool:
-    """Whether an event can be read.
-
-    Args:
-        event: Dict, as JSON has it.
-    """
-    if not _fits(event, {"kind", "step"}, {"kind": str, "step": int}):
-        return False
-    kind = event["kind"]
-    if kind not in _OURS:
-        return True
-    if not _fits(event, set(), _OF_OURS):
-        return False
-    if kind == "verdict" and not _fits(event, _OF_VERDICT.keys(), _OF_VERDICT):
-        return False
-    if not _NEEDED.get(kind, set()) <= event.keys():
-        return False
-    return (
-        all(map(_is_change, event.get("layers", {}).values()))
-        and all(isinstance(n, int) for n in event.get("counts", {}).values())
-        and all(
-            isinstance(rows, list)
-            for name, rows in event.get("numbers", {}).items()
-            if name.startswith("rows_of_")
-        )
-    )
-
-
-def is_layer(row) -> bool:
-    """Whether a row of the table of layers can be read.
-
-    Args:
-        row: Anything that JSON has.
-    """
-    return (
-        isinstance(row, dict)
-        and _fits(row, _OF_LAYER.keys(), _OF_LAYER)
-        and all(_is_amount(row.get(name)) for name in _AMOUNTS)
-    )
-
-
-def _fits(content, needed, types):
-    return needed <= content.keys() and all(
-        isinstance(content[name], kind)
-        for name, kind in types.items()
-        if name in content
-    )
-
-
-def _is_amount(value):
-    known = isinstance(value, int | float)
-    return value is None or known and 0 <= value < 2**63
-
-
-def _is_change(change):
-    return isinstance(change, dict) and isinstance(change.get("after"), str)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from tensorboard.util import tensor_util
 
+from keras_mixprec.formats import printable
 from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.record_index import read_record, scan
 from keras_mixprec.reporting.schema import (
@@ -157,16 +158,19 @@ class FileSource:
 def find_runs(log_dir: str) -> dict[str, str]:
     """Returns the folders of the runs in a folder, by name.
 
+    A name is text that can be shown, whatever bytes the folder's has.
+
     Args:
         log_dir: String. What a monitor was given, a folder with several of
             those, or the run's folder itself.
     """
     log_dir = os.fspath(log_dir)
     runs = {}
-    for folder, _, _ in os.walk(log_dir):
+    for folder, inside, _ in os.walk(log_dir):
         ours = is_run_folder(os.path.basename(os.path.abspath(folder)))
         if ours and event_file_paths(folder):
-            runs[os.path.relpath(folder, log_dir)] = folder
+            runs[printable(os.path.relpath(folder, log_dir))] = folder
+            inside.clear()  # A run has none within.
     return dict(sorted(runs.items()))
 
 

@@ -80,7 +80,13 @@ def _bad_part(event):
 def _layer_of(event):
     """The layer that a wider dtype repairs, `None` if that is no repair."""
     kind = KINDS.get(event["verdict"])
-    return event["layer"] if kind and kind.repaired_by else None
+    widened = kind and kind.repaired_by and _advised_bits(event) is None
+    return event["layer"] if widened else None
+
+
+def _advised_bits(event):
+    """The loss scale that repairs it, as a power of two, or `None`."""
+    return event.get("numbers", {}).get("advised_bits")
 
 
 def _rules(paths, dtype, event):
@@ -112,6 +118,14 @@ def _set_scale(event):
 
 def _other(event):
     numbers = event.get("numbers", {})
+    if numbers.get("scaled", True) is False:
+        # The advice says what a `train_step` of the user's own has to do.
+        return "optimizer = kmp.LossScaleOptimizer(optimizer)\n"
+    if (bits := _advised_bits(event)) is not None:
+        return (
+            "optimizer = kmp.LossScaleOptimizer(\n    optimizer, "
+            f"loss_scale=2.0**{bits}\n)\n"
+        )
     # One that fell by skipped steps would fall again.
     low = "needed_bits" in numbers and "fell_from_bits" not in numbers
     if event["verdict"] == "scale_too_low" and low:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from keras_mixprec.formats import format_digits
+from keras_mixprec.reporting.facts import SCALE_CHANGES
 from keras_mixprec.reporting.run_counts import is_low
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 
@@ -26,7 +27,7 @@ _MOST_SPREAD = 0.05
 # A fall by less is not seen in the three digits that are shown.
 _LEAST_FALL = 1e-3
 
-_CHANGES = {*PRECISION_CHANGES, "raise_scale"}
+_CHANGES = {*PRECISION_CHANGES, *SCALE_CHANGES}
 
 
 def flat_loss(overview: Mapping) -> str | None:
@@ -54,7 +55,7 @@ in float32 shows whether that is a matter of precision.'
     explained = 2 * overview["skipped"] >= overview["last_step"]
     if explained or overview["headline"]["state"] == "failing":
         return None
-    steps, losses = _readings(overview)
+    steps, losses = _readings(overview, first=_last_change(overview))
     if len(steps) < _LEAST_READINGS or steps[-1] - steps[0] < _LEAST_STEPS:
         return None
     parts = min(_PARTS, len(steps))
@@ -74,15 +75,54 @@ in float32 shows whether that is a matter of precision.'
     return f"The loss did not fall: {', '.join(ends)}{beside}"
 
 
-def _readings(overview):
-    """Steps and finite losses since the last change of a precision."""
+def standing_loss(overview: Mapping) -> str | None:
+    """Returns that the loss has not fallen since a repair; `None` if it has.
+
+    Args:
+        overview: Dict, as `RunData.overview` returns it, with `"flat_loss"`.
+    """
+    changed = _last_change(overview)
+    _, before = _readings(overview, last=changed)
+    steps, after = _readings(overview, first=changed)
+    if not len(after) or not len(before) and len(after) < _LEAST_READINGS:
+        return overview["flat_loss"]
+    # Of three neighbours: a fall is no noise.
+    bends = np.diff(after, 2)
+    noise = math.sqrt(np.mean(bends**2) / 6) if bends.size else 0
+    # A repair may raise it, where the fault hid a part of it.
+    start = max([*before[-1:], after[0]])
+    least = max(2 * noise, _LEAST_FALL * abs(start))
+    if start - after[-1] > least or not after[-1]:
+        return None
+    first = f"{format_digits(before[-1])} before it" if len(before) else ""
+    ends = f"{format_digits(after[-1])} at step {int(steps[-1]):,}"
+    first = first or f"{format_digits(after[0])} at step {int(steps[0]):,}"
+    return f"The loss has not fallen since the repair: {first}, {ends}."
+
+
+def is_known_since_repair(overview: Mapping) -> bool:
+    """Whether a loss that is known before a repair is known after it as well.
+
+    Args:
+        overview: Dict, as `RunData.overview` returns it.
+    """
+    changed = _last_change(overview)
+    _, before = _readings(overview, last=changed)
+    _, after = _readings(overview, first=changed)
+    return bool(len(after)) or not len(before)
+
+
+def _last_change(overview):
+    """The step of the last change of a precision."""
+    changes = (e for e in overview["events"] if e["kind"] in _CHANGES)
+    return max((e["step"] for e in changes), default=0)
+
+
+def _readings(overview, first=-1, last=math.inf):
+    """Steps and finite losses of the steps behind `first`, up to `last`."""
     course = overview["loss"] or {"steps": [], "values": []}
-    changed = max(
-        (e["step"] for e in overview["events"] if e["kind"] in _CHANGES),
-        default=0,
-    )
     pairs = zip(course["steps"], course["values"], strict=True)
-    found = [p for p in pairs if p[0] > changed and math.isfinite(p[1])]
+    found = [p for p in pairs if first < p[0] <= last and math.isfinite(p[1])]
     return np.reshape(found, (-1, 2)).T
 
 

@@ -11,14 +11,21 @@ from keras_mixprec.formats import (
 )
 from keras_mixprec.reporting.bad_input import bad_data_clause
 from keras_mixprec.reporting.facts import (
+    LEVELS,
+    SCALE_CHANGES,
     STORY,
     Facts,
-    dtype_now,
+    asks_for_scale,
     dtype_of,
+    dtypes_now,
+    has_diverged,
     is_repaired,
+    level_of,
     low_scales,
+    scale_set,
 )
 from keras_mixprec.reporting.run_counts import (
+    STUCK,
     is_low,
     not_known,
     share_clause,
@@ -37,9 +44,6 @@ STATES = (
     "healthy",
 )
 
-# Skipped in a row, this many are no scale search any more.
-STUCK = 5
-
 # The state of a run of which nothing but skipped steps is known.
 _UNKNOWN = "not_measured"
 
@@ -50,11 +54,13 @@ _UNSCALED = {
 }
 
 
-def headline(facts: Facts) -> dict:
+def headline(facts: Facts, brief: bool = False) -> dict:
     """Returns what a run comes down to.
 
     Args:
         facts: `Facts`.
+        brief: Boolean. Whether to leave out what was not looked at. Defaults to
+            `False`.
 
     Returns:
         Dict with `"text"`, one sentence, and `"state"`: `"healthy"`,
@@ -68,17 +74,18 @@ def headline(facts: Facts) -> dict:
     >>> from keras_mixprec.reporting.headline import headline
     >>> layer = {"path": "a", "compute_dtype": "float16"}
     >>> headline(Facts([], [layer], 9, {"": 0}, 0, measured=True))["text"]
-    '9 steps, none skipped, no findings; 100% of FLOPs in 16 bits; nothing \
-compared with float32: keras_mixprec.diagnose(model, x, y) does.'
+    '9 steps, none skipped, no findings; 100% of FLOPs in 16 bits; not \
+compared with float32 (call keras_mixprec.diagnose(model, x, y)).'
     """
     story = _Story(facts)
     state = story.state()
     clauses = [
         *(clause for _, clause in story.clauses()),
         steps_clause(facts, story.quiet, state != _UNKNOWN),
-        *share_clause(facts.layers, story.demoted),
+        *story.interruption(),
+        *share_clause(facts.layers, story.demoted, story.why_wide),
     ]
-    if story.quiet and is_low(facts.layers):
+    if not brief and story.quiet and is_low(facts.layers):
         clauses += not_known(facts)
     text = "; ".join(clauses)
     if not story.names_layer:
@@ -93,21 +100,25 @@ def main_finding(facts: Facts) -> dict | None:
         facts: `Facts`.
 
     Returns:
-        Dict with `"event"`, the one of `facts.events` that it is, and
-        `"repaired"`, whether it is over. `None` if nothing was found.
+        Dict with `"event"`, the one of `facts.events` that it is, `"repaired"`,
+        whether it is over, and `"level"`, one of `LEVELS`. `None` if nothing
+        was found.
     """
     story = _Story(facts)
     named = (event for event, _ in story.clauses() if event)
     event = next(named, story.unnamed)
-    return event and {"event": event, "repaired": story.is_over(event)}
-
-
-# The gravest first.
-LEVELS = ("bad", "warning", "info")
+    if event is None:
+        return None
+    level = level_of(event)
+    # Only a verdict may be normal: all else that the sentence begins with is to
+    # be looked into.
+    if event["kind"] != "verdict" and level != "bad":
+        level = "warning"
+    return {"event": event, "repaired": story.is_over(event), "level": level}
 
 
 # What is told in its own words, a warning.
-_ODD = ("zero_gradients", "metric_not_finite")
+_ODD = ("zero_gradients", "metric_not_finite", "validation_not_finite")
 
 
 class _Story:
@@ -119,9 +130,12 @@ class _Story:
         # What came of them: one that has grown back is no story.
         told = STORY - {"loss_scale_low", "loss_scale_recovered"}
         events = [e for e in facts.events if e["kind"] in told]
+        ends = [e for e in events if e.get("interrupted")]
+        self._interrupted = next(iter(ends), None)
+        events = [e for e in events if not e.get("interrupted")]
         self._kinds = {event["kind"] for event in events}
         self._last = {event["kind"]: event for event in events}
-        self._now = {x["path"]: dtype_now(x) for x in facts.layers}
+        self._now = dtypes_now(events, facts.layers)
         verdicts = [e for e in events if e["kind"] == "verdict"]
         self._verdicts = {e["verdict"]: e for e in verdicts[::-1]}
         self._nonfinite_losses = sum(
@@ -143,7 +157,10 @@ class _Story:
         # What is normal, such as a search for the loss scale.
         self.unnamed = next(iter(verdicts), None)
         self.names_layer = bool(causes and causes[0]["layer"])
-        found = verdicts or self._kinds - {"verdict", "sign_off"}
+        wide = self._last.get("no_16_bits", {})
+        self.why_wide = wide.get("message", "")
+        self._is_policy_lost = wide.get("lost", False)
+        found = verdicts or self._kinds - {"verdict", "sign_off", "no_16_bits"}
         self.quiet = not (found or self._low_scales)
 
     def clauses(self):
@@ -186,41 +203,58 @@ class _Story:
         first = self._causes[0]
         alike = [v for v in self._causes if self._is_like(v, first)]
         yield first, self._describe(first, alike)
-        if (more := len(self._causes) - len(alike)) > 0:
+        others = [v for v in self._causes if not self._is_like(v, first)]
+        demoted = [v for v in others if v["layer"] in self.demoted]
+        demoted = [v for v in demoted if self._is_over(v)]
+        if demoted:
+            yield None, self._describe(demoted[0], demoted)
+        if (more := len(others) - len(demoted)) > 0:
             yield None, f"{more} more finding{'s' if more > 1 else ''}"
 
     def _outcome(self):
         """What came of it."""
-        facts, last = self._facts, self._last
+        last = self._last
         if event := self._verdicts.get("weights_lost"):
             yield event, f"weights not finite{_at(event)}"
-        elif self._is_stuck() and facts.in_a_row < facts.steps:
-            yield None, f"the last {facts.in_a_row} steps were all skipped"
         elif self._is_collapsed():
             event = self._verdicts["scale_collapsed"]
             yield event, "loss scale at its floor"
         odd = [last[kind] for kind in _ODD if kind in last]
         yield from ((e, e["message"]) for e in self._low_scales + odd)
         if event := last.get("undo"):
-            made = "a demotion made training diverge, undone"
+            made = "a demotion made training diverge and was undone"
             yield event, f"{made}{_at(event)}"
         if event := last.get("give_up"):
-            reason = event.get("message", "").partition(". ")
-            yield event, f"the tuner gave up: {reason[0]}"
+            reason = event.get("message", "").removeprefix("gives up: ")
+            yield event, f"the tuner gave up: {reason.partition('. ')[0]}"
+        yield from self._end()
+        if event := last.get("sign_off"):
+            yield None if event["within"] else event, event["message"]
+
+    def interruption(self):
+        """That somebody has ended it, which is no finding."""
+        if event := self._interrupted:
+            yield f"interrupted in step {event['at_step']:,}"
+
+    def _end(self):
+        """What has ended it before its last epoch."""
+        last = self._last
         if event := last.get("stopped"):
             yield event, f"training stopped{_at(event)}"
         if event := last.get("step_raised"):
             again = "taken again: " * bool(event.get("repaired"))
             raised = f"step {event['at_step']:,} raised {event['reason']}"
             yield event, again + raised
-        if event := last.get("sign_off"):
-            yield None if event["within"] else event, event["message"]
+        if event := last.get("fit_raised"):
+            at = f"training ended in step {event['at_step']:,}"
+            yield event, f"{at}: {event['reason']}"
 
     def state(self):
         """The first of `STATES` that is true."""
         dead = "weights_lost" in self._verdicts or self._has_diverged()
         raised = self._last.get("step_raised", {"repaired": True})
-        if dead or "stopped" in self._kinds or not raised.get("repaired"):
+        ended = {"stopped", "fit_raised"} & self._kinds
+        if dead or ended or not raised.get("repaired"):
             return "failing"
         is_open = [v for v in self._causes if not self._is_over(v)]
         stuck = self._is_stuck() or "give_up" in self._kinds
@@ -237,6 +271,8 @@ class _Story:
         signed = self._last.get("sign_off", {"within": True})
         if "no_loss_scaling" in self._kinds or not signed["within"]:
             return "warning"
+        if self._is_policy_lost:
+            return "warning"
         if not self.quiet:
             return "repaired"
         if not is_low(self._facts.layers) or self._facts.examined:
@@ -251,20 +287,21 @@ class _Story:
         return "scale_collapsed" in self._verdicts and self._facts.in_a_row > 0
 
     def _has_diverged(self):
-        # One batch alone that fails in float32 as well has no numbers.
-        return bool(self._verdicts.get("divergence", {}).get("numbers"))
+        return has_diverged(self._verdicts.get("divergence", {}))
 
     def _is_over(self, verdict):
         """Whether the layer computes in what it needs by now."""
         kind, layer = verdict["verdict"], verdict["layer"]
-        if kind == "scale_too_low":
-            raised = self._last.get("raise_scale", {"dry_run": True})
-            return not raised.get("dry_run")
+        if self._scale_set(verdict):
+            return True
         if not KINDS[kind].repaired_by or layer is None:
             return False
         return is_repaired(kind, self._now.get(layer)) or self._is_returned(
             layer
         )
+
+    def _scale_set(self, verdict):
+        return scale_set(verdict, self._facts.events)
 
     def _is_returned(self, layer):
         """Whether it was demoted, and found sound in 16 bits since."""
@@ -293,17 +330,21 @@ class _Story:
         if kind == "bad_data":
             return bad_data_clause(first, self._facts.events)
         if kind == "divergence":
-            diverged = self._has_diverged()
-            what = "training diverged" if diverged else "the loss is not finite"
-            return f"{what}{self._found(first)}, in float32 as well"
+            part = first.get("numbers", {}).get("not_finite", "loss")
+            what = "training diverged in float32 too"
+            if not self._has_diverged():
+                verb = "are" if part == "gradients" else "is"
+                what = f"the {part} {verb} not finite in float32 either"
+            return f"{what}{self._found(first)}"
+        if clause := KINDS[kind].clause:
+            said = clause.format(**first.get("numbers", {}))
+            return f"{said}{self._found(first)}"
         if kind == "policy":
             return "16-bit variables lose small updates"
         if kind == "scale_too_low":
-            now = self._last["raise_scale"]["after"] if over else None
-            fate = f", raised to {format_power(now)}" if over else ""
             return (
-                f"gradients vanished{self._found(first)} at too low a loss "
-                f"scale{fate}"
+                "gradients vanished at too low a loss scale"
+                f"{self._found(first)}{self._fate(first)}"
             )
         others = 0 if over else len(alike) - 1
         more = f" and {format_count(others, 'more layer')}" if others else ""
@@ -312,7 +353,7 @@ class _Story:
         what = KINDS[kind].phrase
         if "overflows_in_steps" in first.get("numbers", {}):
             what = "was about to overflow"
-        return f"{names} {what}{at}{self._fate(first)}"
+        return f"{names} {what}{at}{self._fate(first, bool(others))}"
 
     def _found(self, verdict, first=""):
         """When it was found, and since when steps have failed if that is known.
@@ -328,30 +369,49 @@ class _Story:
             begun = since < self._facts.first and "earlier fit" not in at
             earlier = " of an earlier fit" * begun
             return f" ({first}found{at}, failing since step {since:,}{earlier})"
-        if not _step(verdict):
-            return f", the first{at}" if first and at else at
-        return f" ({first}found{at})"
+        return f" ({first}found{at})" if at else ""
 
-    def _fate(self, first):
+    def _fate_of_scale(self):
+        found = filter(None, map(self._scale_set, self._causes))
+        if (event := next(found, None)) is None:
+            return ""
+        done = SCALE_CHANGES[event["kind"]]
+        return (
+            f", and the loss scale was {done} to {format_power(event['after'])}"
+        )
+
+    def _fate(self, first, several=False):
+        """What has become of it, to end the sentence about it."""
         layer = first["layer"]
+        if self._scale_set(first):
+            fate = self._fate_of_scale()
+            if self.demoted:
+                count = format_count(len(self.demoted), "layer")
+                dtypes = " and ".join(sorted({*self.demoted.values()}))
+                fate += f" and {count} demoted to {dtypes}"
+            return fate
+        if asks_for_scale(first):
+            return ""
         if self._is_over(first):
             if layer not in self.demoted:
                 now = self._now.get(layer)
                 back = self._is_returned(layer)
-                return f", {'returned to' if back else 'now in'} {now}"
+                return f" and {'has returned to' if back else 'is in'} {now}"
             others = len(self.demoted) - 1
             beside = (
                 f" with {format_count(others, 'more layer')}" if others else ""
             )
             done = self._demoted_at(layer)
             at = "" if done == _step(first) else f" {format_moment(done)}"
-            return f", demoted to {self.demoted[layer]}{at}{beside}"
+            fate = f" and was demoted to {self.demoted[layer]}{at}{beside}"
+            return fate + self._fate_of_scale()
         for event in self._changes:
             if event.get("dry_run") and layer in event["layers"]:
                 after = dtype_of(event["layers"][layer]["after"])
-                return f", would be demoted to {after} (dry run)"
+                return f" and would be demoted to {after} (dry run)"
         now = self._now.get(layer)
-        return f", still in {now}" if now else ""
+        are = "are" if several else "is"
+        return f" and {are} still in {now}" if now else ""
 
 
 def _named(verdict):

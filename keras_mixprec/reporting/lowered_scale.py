@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from keras_mixprec.formats import format_count
+from keras_mixprec.formats import format_count, format_share
 from keras_mixprec.reporting.layer_tables import layer_of
 
 _ZEROS = "gradient_zero"
@@ -80,6 +80,6 @@ def _in_words(before, since):
     return (
         f"of {format_count(len(both), 'layer')}, {len(worse):,} "
         f"{'have' if worse[1:] else 'has'} had more zeros among gradients "
-        f"since, most in {most}: {before[most][0]:.0%} before, {share:.0%} "
-        f"after step {-step:,}"
+        f"since, most in {most}: {format_share(before[most][0])} before, "
+        f"{format_share(share)} after step {-step:,}"
     )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_mixprec.reporting.facts import has_diverged
 from keras_mixprec.reporting.format_limits import is_wider
 from keras_mixprec.reporting.grid import Grid
 from keras_mixprec.reporting.layer_tables import layer_of
@@ -115,8 +116,7 @@ def _of_the_run(verdict):
         return "weights were lost"
     if verdict["verdict"] != "divergence":
         return None
-    # One batch alone that fails in float32 as well has no numbers.
-    diverged = bool(verdict.get("numbers"))
+    diverged = has_diverged(verdict)
     return "training diverged" if diverged else "float32 fails as well"
 
 

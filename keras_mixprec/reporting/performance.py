@@ -10,6 +10,7 @@ import numpy as np
 from keras_mixprec.flop_shares import knows_flops, parameters, share_in_16_bits
 from keras_mixprec.formats import (
     SIXTEEN_BITS,
+    format_bytes,
     format_count,
     format_digits,
     format_share,
@@ -39,7 +40,6 @@ class Row(NamedTuple):
     step: float
     steps: float
     seconds: float
-    input_seconds: float
     samples: float
     step_time_median: float
     step_time_p95: float
@@ -60,7 +60,6 @@ def rates_of(row: Row) -> dict:
         "step_time_median": row.step_time_median,
         "step_time_p95": row.step_time_p95,
         "samples_per_second": row.samples / row.seconds,
-        "input_share": row.input_seconds / row.seconds,
         "peak_memory": row.peak_memory,
         "output_bytes_saved": row.output_bytes_saved,
         "overhead_share": row.overhead_share,
@@ -102,7 +101,6 @@ def performance(
     value["measured_steps"] = sum(weights)
     for name in "overhead_share", "output_bytes_saved":
         value[name] = values[name][-1]
-    value["input_share"] = _input_share(rows)
     peaks = [peak for peak in values["peak_memory"] if peak is not None]
     value["peak_memory"] = max(peaks, default=None)
     value["once_seconds"] = rows[-1].once_seconds
@@ -239,12 +237,6 @@ def _weighted(values, weights, share=0.5):
     return next((value for (value, _), total in pairs if total >= wanted), None)
 
 
-def _input_share(rows):
-    known = [row for row in rows if not math.isnan(row.input_seconds)]
-    total = sum(row.seconds for row in known)
-    return sum(row.input_seconds for row in known) / total if total else None
-
-
 def _of_layers(layers):
     total = sum(map(parameters, layers))
     narrow = [x for x in layers if x.get("variable_dtype") in SIXTEEN_BITS]
@@ -267,11 +259,10 @@ def sentence(found: dict) -> str:
     >>> from keras_mixprec.reporting.performance import (
     ...     Row, performance, sentence
     ... )
-    >>> row = Row(50, 50, 0.1, 0.01, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
+    >>> row = Row(50, 50, 0.1, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
     >>> sentence(performance([row], []))
-    '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s, 10% of the \
-time in input; peak memory 2 GB; monitor and tuner 0.4%, and 1.5 s \
-for what is done once.'
+    '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s; peak memory \
+1.86 GiB; monitor and tuner 0.4%, and 1.5 s for what is done once.'
     """
     value = {f["name"]: f["value"] for f in found["figures"]}
     title = {f["name"]: f["title"] for f in found["figures"]}
@@ -282,15 +273,13 @@ for what is done once.'
         pace += f" (95th percentile {_time(value['step_time_p95'])})"
     if value["samples_per_second"] is not None:
         pace += f", {format_digits(value['samples_per_second'])} samples/s"
-    if value["input_share"] is not None:
-        pace += f", {value['input_share']:.0%} of the time in input"
     if (lacks := found["speed"]["lacks"]) and lacks["what"] == "trained":
         pace += f", with {lacks['text']}"
     parts = [pace]
     if value["peak_memory"] is not None:
-        parts.append(f"peak memory {_bytes(value['peak_memory'])}")
+        parts.append(f"peak memory {format_bytes(value['peak_memory'])}")
     who, _, _ = title["overhead_share"].partition(",")
-    overhead = f"{who} {value['overhead_share']:.1%}"
+    overhead = f"{who} {format_share(value['overhead_share'])}"
     once = f"{_time(value['once_seconds'])} for what is done once"
     parts.append(f"{overhead}, and {once}")
     return f"{'; '.join(parts)}."
@@ -302,9 +291,3 @@ def _time(seconds):
     if seconds >= 1e-3:
         return f"{format_digits(seconds * 1e3)} ms"
     return f"{format_digits(seconds * 1e6)} µs"
-
-
-def _bytes(count):
-    exponent = min(int(math.log10(max(count, 1)) / 3), 4)
-    unit = ("B", "kB", "MB", "GB", "TB")[exponent]
-    return f"{format_digits(count / 1000**exponent)} {unit}"

@@ -1,14 +1,13 @@
 """The report: a run's whole story, without TensorBoard, and its text."""
 
 import contextlib
-import html
 import math
 import os
 import textwrap
 from collections import Counter, defaultdict
 
 from keras_mixprec._files import write_bytes
-from keras_mixprec._html import HtmlReport
+from keras_mixprec._html import HtmlReport, element
 from keras_mixprec.formats import (
     BATCHES,
     STEPS,
@@ -19,10 +18,13 @@ from keras_mixprec.formats import (
     format_moment,
     format_names,
     format_power,
+    format_share,
+    printable,
 )
 from keras_mixprec.reporting.facts import dtype_now, low_scales
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
+from keras_mixprec.reporting.read_events import UNREADABLE
 from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.report_picture import png
 from keras_mixprec.reporting.run_data import RunData
@@ -84,16 +86,21 @@ def _loss(course):
     """The last loss, and the first and the least that it is seen beside."""
     if course is None:
         return
-    found = list(zip(course["values"], course["steps"], strict=True))
-    line = f"Loss: {_at_step(*found[-1])}"
-    finite = [pair for pair in found if math.isfinite(pair[0])]
+    values, steps = course["values"], course["steps"]
+    found = list(zip(values, steps, [0, *steps], strict=False))
+    line = f"Loss: {_mean_over(*found[-1])}"
+    finite = [row for row in found if math.isfinite(row[0])]
     if len(found) > 1 and finite:
-        line += f", first {_at_step(*found[0])}, least {_at_step(*min(finite))}"
+        first, least = _mean_over(*found[0]), _mean_over(*min(finite))
+        line += f"; first {first}, least {least}"
     yield f"{line}."
 
 
-def _at_step(value, step):
-    return f"{format_digits(value)} at step {step:,}"
+def _mean_over(value, last, before):
+    """A point of the curve is the mean of the steps since the one before."""
+    first = before + 1
+    steps = f"steps {first:,} to {last:,}" if last > first else f"step {last:,}"
+    return f"{format_digits(value)} over {steps}"
 
 
 def _steps(overview):
@@ -101,7 +108,9 @@ def _steps(overview):
     fits = _fits(overview)
     several = f" in {fits} calls of fit" if fits > 1 else ""
     skipped = overview["skipped"]
-    share = f" ({skipped / count:.2%})" if 0 < skipped <= count else ""
+    share = (
+        f" ({format_share(skipped / count)})" if 0 < skipped <= count else ""
+    )
     return f"Steps: {count:,}{several}, {skipped or 'none'} skipped{share}."
 
 
@@ -132,7 +141,7 @@ def _messages(events):
     last = {event["kind"]: event.get("message") for event in events}
     if rewrite := last.get("graph_rewrite"):
         yield f"Graph rewrite: {rewrite}."
-    for kind in ("ignored_variable", "bad_batches"):
+    for kind in ("ignored_variable", "bad_batches", UNREADABLE):
         if message := last.get(kind):
             yield str(message)
 
@@ -189,13 +198,10 @@ def _demoted(layers):
     for layer in layers:
         if layer["demoted_at"] is not None:
             yield (
-                f"Now in {dtype_now(layer)}{_since(layer['demoted_at'])}: "
+                f"Demoted to {dtype_now(layer)} "
+                f"{format_moment(layer['demoted_at'])}: "
                 f"{layer['path']}{_because(layer)}."
             )
-
-
-def _since(step):
-    return f", since step {step:,}" if step else " from the first step on"
 
 
 def _because(layer):
@@ -286,9 +292,9 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     ...     np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[monitor]
     ... )
     >>> print(load_report(log_dir))  # doctest: +ELLIPSIS
-    mixprec (healthy): 1 step, none skipped, no findings; no layer in 16 bits.
+    mixprec (healthy): 1 step, none skipped, no findings; no layer computes ...
     Steps: 1, none skipped.
-    Loss: ... at step 1.
+    Loss: ... step 1.
     Layers: 1 in float32.
     Products of float32 numbers are computed in float32, ...
     Loss scale: 2**15.
@@ -376,17 +382,20 @@ class MixPrecReport(HtmlReport):
     def __str__(self):
         table = [runs_table([*map(summary, self._by_gravity)])]
         several = len(self._runs) > 1
-        return "\n\n".join(table * several + [*map(text, self._by_gravity)])
+        texts = table * several + [*map(text, self._by_gravity)]
+        return printable("\n\n".join(texts))
 
     __repr__ = __str__
 
     def _repr_html_(self):
         # What the page does stays in its frame: it shares no names, styles or
         # rights with the notebook.
-        return (
-            '<iframe sandbox="allow-scripts" title="Mixed precision report" '
-            'style="width:100%;height:760px;border:0" '
-            f'srcdoc="{html.escape(self.to_html())}"></iframe>'
+        return element(
+            "iframe",
+            sandbox="allow-scripts allow-downloads",
+            title="Mixed precision report",
+            style="width:100%;height:760px;border:0",
+            srcdoc=self.to_html(),
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None):

@@ -1,7 +1,6 @@
 """The page of the tab as one file with its data in it, and its colours."""
 
 import base64
-import html
 import json
 import re
 import zlib
@@ -10,6 +9,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
+from keras_mixprec._html import joined
 from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.schema import EXPONENTS
@@ -59,7 +59,7 @@ def page(runs: list, overviews: dict) -> str:
     answers = _answers(runs, overviews)
     packed = zlib.compress(to_json(answers).encode(), 9)
     return _PAGE.format(
-        title=html.escape(f"Mixed precision: {', '.join(overviews)}"),
+        title=joined(f"Mixed precision: {', '.join(overviews)}"),
         style=static("style.css"),
         script=bundle(),
         data=base64.b64encode(packed).decode(),

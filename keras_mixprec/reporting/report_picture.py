@@ -22,10 +22,14 @@ _MOST_LAYERS = 60
 
 # Marks of events on the loss scale: shapes and colours of the page.
 _MARKS = {
-    "skipped_step": ("|", "#5c6675"),
-    "verdict": ("^", category("vermillion")),
-    "demote": ("v", category("purple")),
-    "promote": ("^", category("green")),
+    "skipped_step": {"skip": ("|", "#5c6675")},
+    "verdict": {
+        "bad": ("^", level("bad")),
+        "warning": ("D", level("warning")),
+        "info": ("o", category("sky")),
+    },
+    "demote": {"demote": ("v", category("purple"))},
+    "promote": {"promote": ("^", category("green"))},
 }
 
 # What the legend of the heatmap says besides its scale.
@@ -104,11 +108,16 @@ def _draw_scale(axis, overview):
             steps, scales, where="post", label=course["optimizer"].lstrip("_")
         )
     bottom, top = axis.get_ylim()
-    for kind, (marker, colour) in _MARKS.items():
+    marks = [
+        (kind, level_name, *mark)
+        for kind, by_level in _MARKS.items()
+        for level_name, mark in by_level.items()
+    ]
+    for kind, level_name, marker, colour in marks:
         at = [
             event.get("at_step", event["step"])
             for event in overview["events"]
-            if event["kind"] == kind and not event.get("dry_run")
+            if (event["kind"], event["level"]) == (kind, level_name)
         ]
         if at:
             axis.plot(
@@ -116,13 +125,13 @@ def _draw_scale(axis, overview):
                 np.full(len(at), top),
                 marker,
                 color=colour,
-                label=kind.replace("_", " "),
+                label=_mark_name(kind, level_name),
                 clip_on=False,
             )
     _draw_blocks(axis, overview["events"], top)
-    for event in overview["events"]:
-        if event["kind"] == "train_begin" and event["fit"] > 1:
-            axis.axvline(event["step"], color="#999999", linestyle=":")
+    begins = [e for e in overview["events"] if e["kind"] == "train_begin"]
+    for event in begins[1:]:
+        axis.axvline(event["step"], color="#999999", linestyle=":")
     # At least one power of two to each side of a scale that is constant.
     around = max(1 - (top - bottom) / 2, 0)
     axis.set_ylim(bottom - around, top + around)
@@ -131,12 +140,21 @@ def _draw_scale(axis, overview):
     axis.yaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axis.yaxis.set_major_formatter(lambda bits, _: f"$2^{{{bits:.0f}}}$")
     if axis.get_legend_handles_labels()[1]:
-        axis.legend(loc="lower right", fontsize="small")
+        legend = axis.legend(loc="lower right", fontsize="small")
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+
+def _mark_name(kind, level_name):
+    """In words; a verdict that is no serious one says so."""
+    name = kind.replace("_", " ")
+    notable = kind == "verdict" and level_name != "bad"
+    return f"{name} ({level_name})" if notable else name
 
 
 def _draw_blocks(axis, events, top):
     """Skipped steps of which there are too many to list, with their number."""
-    colour = _MARKS["skipped_step"][1]
+    _, colour = _MARKS["skipped_step"]["skip"]
     for event in events:
         if event["kind"] == "skipped_steps_not_kept" and "first_step" in event:
             ends = event["first_step"], event["last_step"]

@@ -18,18 +18,23 @@ def steps_clause(facts: Facts, quiet: bool, known: bool) -> str:
     return _last_of(facts) + _skips(facts, quiet, known)
 
 
-def share_clause(layers: list, demoted: Mapping) -> Iterator[str]:
+# Skipped in a row, this many are no scale search any more.
+STUCK = 5
+
+
+def share_clause(layers: list, demoted: Mapping, why: str) -> Iterator[str]:
     """Yields the share of FLOPs in 16 bits, nothing where it is not known.
 
     Args:
         layers: List of dicts, as `Facts` has them.
         demoted: Dict from the paths of demoted layers to their dtypes.
+        why: String. What is known of a run without any; empty if nothing is.
     """
     share = share_in_16_bits(layers)
     if share is None:
         return
     if not is_low(layers):
-        yield "no layer in 16 bits"
+        yield why or "no layer in 16 bits"
     else:
         still = "still " if demoted else ""
         yield f"{format_share(share)} of FLOPs {still}in 16 bits"
@@ -47,8 +52,8 @@ def not_known(facts: Facts) -> Iterator[str]:
     missing = [] if facts.measured else ["no range measured"]
     if not facts.examined:
         missing.append(
-            "nothing compared with float32: "
-            "keras_mixprec.diagnose(model, x, y) does"
+            "not compared with float32 (call "
+            "keras_mixprec.diagnose(model, x, y))"
         )
     if missing:
         yield ", ".join(missing)
@@ -67,18 +72,25 @@ def _skips(facts, quiet, known):
         none = ", none skipped" if skipped and steps else ""
         found = ", no findings" if quiet and known else ""
         return f"{taken}{none}{found}"
+    last = ""
+    if STUCK <= facts.in_a_row < min(steps, total):
+        last = f", including the last {facts.in_a_row:,}"
     if len(skipped) > 1:
-        return ", ".join(
-            f"{_skipped(n, steps)} by {name}" for name, n in skipped.items()
+        own = (
+            f"{_skipped(n, steps)} by {name}{last * (n == total)}"
+            for name, n in skipped.items()
         )
-    searched = " while the loss scale was searched" if quiet else ""
-    return f"{_skipped(total, steps)}{searched}"
+        return "; ".join(own)
+    settled = " while the loss scale settled" if quiet else ""
+    return f"{_skipped(total, steps)}{settled}{last}"
 
 
 def _skipped(count, steps):
     if count >= steps > 0:
         return f"all {format_count(steps, 'step')} skipped"
-    return f"{format_count(count, 'step') if count else 'none'} skipped"
+    if not count:
+        return "none skipped"
+    return f"{count:,} of {format_count(steps, 'step')} skipped"
 
 
 def _last_of(facts):

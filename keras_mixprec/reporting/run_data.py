@@ -14,10 +14,9 @@ from keras_mixprec.reporting import passed_on, schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, mark_spoiled
 from keras_mixprec.reporting.clock import clock
 from keras_mixprec.reporting.facts import (
-    about,
-    is_event,
     join_failing,
     last_of_falls,
+    level_of,
 )
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
@@ -38,10 +37,12 @@ from keras_mixprec.reporting.performance import (
     performance,
     skipped_of_timed,
 )
+from keras_mixprec.reporting.read_events import read_events
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
     add_inside,
+    add_over,
     add_repairs,
     read_layers,
     read_paths,
@@ -123,6 +124,7 @@ class RunData:
         add_headroom(layers, heat)
         add_inside(layers, events, measured_against(layers))
         add_repairs(layers, measured_against(layers))
+        add_over(layers, events)
         passed_on.add_passed_on(layers, events)
         passed_on.add_origins(layers, measured_against(layers))
         passed_on.add_lost(layers, events)
@@ -163,8 +165,9 @@ class RunData:
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""
-        events = [parse_json(line, dict) for line in self._event_lines()]
-        whole = [event | about(event) for event in events if is_event(event)]
+        lines = (parse_json(line, dict) for line in self._event_lines())
+        events = (event for line in lines for event in read_events(line))
+        whole = [event | {"level": level_of(event)} for event in events]
         return sorted(whole, key=lambda event: event["step"])
 
     def heat(self, metric: str, columns: int) -> bytes:
@@ -303,13 +306,15 @@ class RunData:
     def _performance(self, events, layers, scale):
         """Of the last `fit`; `None` in an older log."""
         begins = [e for e in events if e["kind"] == "train_begin"]
-        contents, known = self._source.contents, [*schema.PERFORMANCE_COLUMNS]
-        rows = [
-            Row(*row.tolist())
+        contents, known = self._source.contents, {*schema.PERFORMANCE_COLUMNS}
+        named = [
+            dict(zip(contents[tag]["columns"], row.tolist(), strict=True))
             for tag in self._chunks(schema.PERFORMANCE)
-            if contents[tag]["columns"] == known
+            if known <= {*contents[tag]["columns"]}
             for row in self._entries(tag)
         ]
+        # Older versions had another column.
+        rows = [Row(*map(row.get, Row._fields)) for row in named]
         last = max((e["step"] for e in begins), default=0)
         rows = [row for row in rows if row.step > last]
         tuner = begins[-1].get("tuner", True) if begins else True

@@ -10,19 +10,23 @@ from keras_mixprec.reporting.facts import (
     WIDE,
     dtype_now,
     dtype_of,
-    is_layer,
+    dtypes_now,
     is_repaired,
+    level_of_verdict,
+    scale_set,
     severity_of,
 )
 from keras_mixprec.reporting.format_limits import format_limits
 from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
+from keras_mixprec.reporting.read_events import is_layer
 from keras_mixprec.reporting.schema import (
     FED_BY,
     PRECISION_CHANGES,
     with_current_names,
 )
 from keras_mixprec.reporting.text_formats import parse_json
+from keras_mixprec.verdict_kinds import place_in_words
 
 # Part: what its least headroom and the step of it are called.
 _LEAST = {
@@ -83,11 +87,14 @@ def add_events(layers: list, events: list):
     known = {layer["path"]: layer for layer in layers}
     for layer in layers:
         layer |= {"verdicts": [], "demoted_at": None, "demoted_because": None}
+        layer["repaired_verdicts"] = []
         layer["severity"] = None
     for event in events:
         if event["kind"] == "verdict" and event.get("layer") in known:
             layer = known[event["layer"]]
             layer["verdicts"].append(event["verdict"])
+            if scale_set(event, events):
+                layer["repaired_verdicts"].append(event["verdict"])
             severity = severity_of(event["verdict"])
             layer["severity"] = max(layer["severity"] or 0, severity)
         if reasons := event.get("reasons"):
@@ -188,12 +195,31 @@ def _use_up(layer, verdict, largest, maximum_bits):
         layer |= {"least_headroom": bits, "worst_step": step}
 
 
+def add_over(layers: list, events: list):
+    """Adds `"over"` to verdicts on the model's own code that is repaired.
+
+    It has no row in the table of layers.
+
+    Args:
+        layers: List of dicts, the table of layers.
+        events: List of dicts, by rising step.
+    """
+    rows = {layer["path"] for layer in layers}
+    now = dtypes_now(events, layers)
+    for event in events:
+        if event["kind"] == "verdict" and event["layer"] not in rows:
+            dtype = now.get(event["layer"])
+            over = is_repaired(event["verdict"], dtype)
+            event["over"] = over or scale_set(event, events) is not None
+
+
 def add_repairs(layers: list, limit: str):
     """Adds what is no finding any more.
 
     `"repaired_verdicts"` are those of a layer that computes by now in what they
-    ask for, `"repaired"` whether these are all, `"beyond"` the format whose
-    range the activations of a wider layer exceed.
+    ask for, `"repaired"` whether these are all, `"verdict_levels"` how grave
+    each kind of verdict is, `"beyond"` the format whose range the activations
+    of a wider layer exceed.
 
     Args:
         layers: List of dicts, the table of layers.
@@ -202,13 +228,15 @@ def add_repairs(layers: list, limit: str):
     for layer in layers:
         dtype, kinds = layer["compute_dtype"], layer["verdicts"]
         now = dtype_now(layer)
-        repaired = [kind for kind in kinds if is_repaired(kind, now)]
+        known = layer["repaired_verdicts"]
+        repaired = [k for k in kinds if k in known or is_repaired(k, now)]
         low = layer["least_headroom"]
         # Not what overflows even there.
         exceeds = dtype in WIDE and low is not None and -math.inf < low <= 0
         layer |= {
             "repaired": bool(kinds) and repaired == kinds,
             "repaired_verdicts": repaired,
+            "verdict_levels": {k: level_of_verdict(k) for k in kinds},
             "beyond": limit if exceeds else None,
         }
 
@@ -224,8 +252,13 @@ def _add_change(layer, event, path, change):
     layer["demoted_because"] = reason if demoted else None
 
 
-# What `Verdict.finding` begins with, before its numbers.
-_FINDING = re.compile(r"(\w+) in '([^']+)'(?:, (\w+))?(.*?)(?: \(.*)?", re.S)
+# What `Verdict.finding` begins with, before its numbers. A name with a quote in
+# it is in the other ones, or has it escaped. Older logs put the direction last.
+_FINDING = re.compile(
+    r"(\w+) in (?:the (\w+)(?: pass)? of )?(['\"])(.+?)\3(?:, (\w+))?"
+    r"((?: at step| before the|, failing).*?)?(?: \(.*)?",
+    re.S,
+)
 
 
 def _in_words(reason, path):
@@ -233,11 +266,11 @@ def _in_words(reason, path):
     found = isinstance(reason, str) and _FINDING.fullmatch(reason)
     if not found:
         return reason
-    kind, layer, direction, when = found.groups()
-    # Most kinds say which way it was.
-    way = f", {direction}" if direction and direction not in kind else ""
-    where = "" if layer == path else f" in {layer}"
-    return f"{kind.replace('_', ' ')}{where}{way}{when}"
+    kind, direction, _, layer, old_direction, when = found.groups("")
+    layer = re.sub(r"\\(['\"\\])", r"\1", layer)
+    other = layer if layer != path else None
+    where = place_in_words(kind, other, direction or old_direction)
+    return f"{kind.replace('_', ' ')}{where}{when}"
 
 
 def _merged(dtypes):

@@ -2,12 +2,12 @@
 
 import os
 import threading
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from keras_mixprec import _clock
 from keras_mixprec._files import check_local
 from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.append_file import (
@@ -236,7 +236,7 @@ class RunLog:
         if event.get("kind") in schema.PRECISION_CHANGES:
             # What was measured of other dtypes is not pooled with the rest.
             self._write_waiting()
-        line = to_json({**event, "step": step, "wall_time": time.time()})
+        line = to_json({**event, "step": step, "wall_time": _clock.wall()})
         size, build = schema.EVENTS_PER_CHUNK, summaries.strings
         if self._events.ours:
             data = f"{line}\n".encode()

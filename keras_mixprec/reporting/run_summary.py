@@ -2,10 +2,9 @@
 
 from keras_mixprec.flop_shares import share_in_16_bits
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.reporting.facts import dtype_now, facts_of
+from keras_mixprec.reporting.facts import LEVELS, dtype_now, facts_of
 from keras_mixprec.reporting.flat_loss import flat_loss
 from keras_mixprec.reporting.headline import (
-    LEVELS,
     STATES,
     STUCK,
     headline,
@@ -100,9 +99,10 @@ def conclusion(overview: dict) -> dict:
         finding |= {"event": places[id(finding["event"])]}
     said = {"headline": headline(facts), "finding": finding}
     overview = overview | said
+    overview = overview | {"flat_loss": flat_loss(overview)}
     return said | {
         "stuck": facts.in_a_row if facts.in_a_row >= STUCK else 0,
-        "flat_loss": flat_loss(overview),
+        "flat_loss": overview["flat_loss"],
         "tuner": tuner_did(overview["events"]) or tuner_would(overview),
         "next": what_next(overview),
     }
@@ -114,9 +114,9 @@ def _finding(overview):
     if finding is None:
         return None
     event = overview["events"][finding["event"]]
-    named = ("kind", "verdict", "layer", "level")
+    named = ("kind", "verdict", "layer")
     own = {name: event[name] for name in named if name in event}
-    return own | {"repaired": finding["repaired"]}
+    return own | {name: finding[name] for name in ("repaired", "level")}
 
 
 def gravity(overview: dict) -> int:
@@ -130,8 +130,7 @@ def gravity(overview: dict) -> int:
     finding = _finding(overview)
     rank = len(LEVELS)
     if finding and not finding["repaired"]:
-        # What is no verdict has no level.
-        rank = LEVELS.index(finding.get("level", "warning"))
+        rank = LEVELS.index(finding["level"])
     state = overview["headline"]["state"]
     return STATES.index(state) * (len(LEVELS) + 1) + rank
 

@@ -103,16 +103,15 @@ LOSS_COLUMNS = ("step", "loss")
 # At the end of each epoch: the steps until it, and when it was, since 1970.
 EPOCH_COLUMNS = ("step", "seconds")
 
-# Of plain steps up to one: how many, their seconds, how many of those went by
-# until batches came, their samples; the median and the 95th percentile of a
-# step, where steps were seen one by one; bytes; the share of the bytes of
-# layers' outputs that 16 bits save; and of the run so far the share of its time
-# that counts as overhead, and seconds of what happens once. NaN if not known.
+# Of plain steps up to one: how many, their seconds, their samples; the median
+# and the 95th percentile of a step, where steps were seen one by one; bytes;
+# the share of the bytes of layers' outputs that 16 bits save; and of the run so
+# far the share of its time that counts as overhead, and seconds of what happens
+# once. NaN if not known.
 PERFORMANCE_COLUMNS = (
     "step",
     "steps",
     "seconds",
-    "input_seconds",
     "samples",
     "step_time_median",
     "step_time_p95",

@@ -6,7 +6,6 @@ uses too, but no documented interface. None of these imports loads TensorFlow;
 """
 
 import json
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
 
+from keras_mixprec import _clock
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.reporting.schema import (
     IN_16_BITS,
@@ -197,7 +197,7 @@ def experiment(
         settings: Dict from the names of settings to `str`, `float` or `bool`.
         metrics: Dict from the tags of curves to titles.
     """
-    proto = api_pb2.Experiment(time_created_secs=time.time())
+    proto = api_pb2.Experiment(time_created_secs=_clock.wall())
     for name, kind in settings.items():
         proto.hparam_infos.add(name=name, type=_KINDS[kind])
     for tag, title in metrics.items():
@@ -213,7 +213,7 @@ def experiment(
 def encode_first_event() -> bytes:
     """Returns the event every event file has to begin with."""
     return event_pb2.Event(
-        wall_time=time.time(), file_version="brain.Event:2"
+        wall_time=_clock.wall(), file_version="brain.Event:2"
     ).SerializeToString()
 
 
@@ -230,7 +230,7 @@ def encode_event(
         known_tags: Tags that the file describes already. Readers take a tag's
             metadata from its first value; repeating it is 17% of a log.
     """
-    event = event_pb2.Event(wall_time=time.time(), step=step)
+    event = event_pb2.Event(wall_time=_clock.wall(), step=step)
     add = event.summary.value.add
     for tag, tensor, metadata in values:
         described = {} if tag in known_tags else {"metadata": metadata}

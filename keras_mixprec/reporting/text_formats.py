@@ -1,10 +1,11 @@
 """JSON that every reader accepts, and tables in Markdown."""
 
-import html
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+
+from keras_mixprec._html import joined
 
 
 def to_json(value, indent: int | None = None) -> str:
@@ -91,5 +92,5 @@ def _cell(value):
     """Text that Markdown shows as it is, whatever a layer is called."""
     if isinstance(value, float):
         value = f"{value:.4g}"
-    line = " ".join(html.escape(str(value), quote=False).split())
-    return re.sub(r"([\\`*_|])", r"\\\1", line)
+    line = " ".join(joined(str(value)).split())
+    return re.sub(r"([\\`*_|~!\[\]])", r"\\\1", line)

@@ -3,8 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from keras_mixprec.formats import format_count, format_names
-from keras_mixprec.reporting.facts import dtype_now, is_repaired
+from keras_mixprec.formats import format_count, format_names, format_power
+from keras_mixprec.reporting.facts import (
+    SCALE_CHANGES,
+    dtypes_now,
+    is_repaired,
+    scale_set,
+)
+from keras_mixprec.verdict_kinds import place_in_words
 
 MOST_VERDICTS = 8
 MOST_LAYERS = 5
@@ -17,50 +23,57 @@ def verdict_lines(events: list, layers: list) -> Iterator[str]:
         events: List of dicts, as `RunData.overview` has them.
         layers: List of dicts, the table of layers.
     """
-    now = {layer["path"]: dtype_now(layer) for layer in layers}
+    now = dtypes_now(events, layers)
     groups = defaultdict(list)
     for event in events:
         if event["kind"] == "verdict":
-            groups[_about(event, now)].append(event)
+            over = _how_repaired(event, now, events)
+            groups[_about(event, over)].append((event, over))
     if not groups:
         yield "No verdicts."
     # What a cause has brought about comes behind it.
     found = sorted(
-        groups.values(), key=lambda own: own[0]["verdict"] == "scale_collapsed"
+        groups.values(),
+        key=lambda own: own[0][0]["verdict"] == "scale_collapsed",
     )
-    for event, *others in found[:MOST_VERDICTS]:
-        where = f" in {event['layer']}" if event["layer"] else ""
-        way = f", {event['direction']}" if event["direction"] else ""
+    for (event, over), *others in found[:MOST_VERDICTS]:
+        about = event["verdict"], event["layer"], event["direction"]
+        where = place_in_words(*about)
         since = event.get("failing_since")
         failing = "" if since is None else f", failing since step {since:,}"
         step = event.get("at_step", event["step"])
         when = f"Step {step:,}" if step else "Before the first step"
+        by = event.get("numbers", {}).get("found_by")
+        who = f" (found by {by})" if by else ""
         yield (
-            f"{when}{failing}: {event['verdict']}{where}{way}. "
-            f"{_advice(event, now)}{_same_for(others)}"
+            f"{when}{failing}: {event['verdict']}{where}{who}. "
+            f"{over or event['advice']}{_same_for(others)}"
         )
     if (more := len(found) - MOST_VERDICTS) > 0:
         yield f"And {more} more verdicts."
 
 
-def _about(event, now):
+def _about(event, over):
     """What verdicts that say the same have in common."""
-    layer = event["layer"]
-    over = is_repaired(event["verdict"], now.get(layer))
-    named = event.get("same_as", layer)
+    named = event.get("same_as", event["layer"])
     return event["verdict"], event["direction"], event["step"], named, over
 
 
-def _advice(event, now):
-    # What was done is not to be done again.
+def _how_repaired(event, now, events):
+    """How it is repaired, `None` if not: that is not to be done again."""
     dtype = now.get(event["layer"])
-    repaired = is_repaired(event["verdict"], dtype)
-    return f"Repaired: it is in {dtype} now." if repaired else event["advice"]
+    if is_repaired(event["verdict"], dtype):
+        return f"Repaired: it is in {dtype} now."
+    if change := scale_set(event, events):
+        done = SCALE_CHANGES[change["kind"]]
+        scale = format_power(change["after"])
+        return f"Repaired: the loss scale is {done} to {scale}."
+    return None
 
 
 def _same_for(events):
     if not events:
         return ""
-    paths = [event["layer"] for event in events]
+    paths = [event["layer"] for event, _ in events]
     count = format_count(len(paths), "more layer")
     return f" The same in {count}: {format_names(paths, MOST_LAYERS)}."

@@ -4,10 +4,16 @@ from collections.abc import Mapping
 
 from keras_mixprec.formats import format_count, format_moment, format_power
 from keras_mixprec.reporting.facts import (
-    dtype_now,
+    SCALE_CHANGES,
+    asks_for_scale,
     dtype_of,
+    dtypes_now,
     is_repaired,
     low_scales,
+)
+from keras_mixprec.reporting.flat_loss import (
+    is_known_since_repair,
+    standing_loss,
 )
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -15,6 +21,7 @@ from keras_mixprec.verdict_kinds import KINDS
 _NO_REPAIR = {
     "bad_data": "the batches were at fault, not the layers",
     "divergence": "float32 fails as well",
+    "loss_scale_ignored": "the code around the optimizer was at fault",
     "weights_lost": "no dtype brings weights back",
     "scale_search": "no layer was at fault",
 }
@@ -35,17 +42,20 @@ def tuner_did(events: list) -> str | None:
     if not begins or not events[begins[-1]].get("tuner"):
         return None
     own = events[begins[-1] :]
+    who = "The tuner"
+    if len(begins) > 1:
+        who = f"In the last of {len(begins)} fits the tuner"
     would = any(event.get("dry_run") for event in own)
     done = [
         text for kind, told in _DONE.items() if (text := told(_of(own, kind)))
     ]
     if done:
-        return f"The tuner {', and '.join(done)}."
+        return f"{who} {', and '.join(done)}."
     if would:
-        return "The tuner changed nothing: it only advises (dry_run=True)."
+        return f"{who} changed nothing: it only advises (dry_run=True)."
     kept = any(event["kind"] == "loss_scale_kept" for event in own)
     scale = "; the loss scale that they lowered is restored" if kept else ""
-    return f"The tuner watched and changed nothing{_why_nothing(own)}{scale}."
+    return f"{who} watched and changed nothing{_why_nothing(own)}{scale}."
 
 
 def tuner_would(overview: Mapping) -> str | None:
@@ -61,13 +71,14 @@ def tuner_would(overview: Mapping) -> str | None:
     begins = [e for e in events if e["kind"] == "train_begin"]
     if not begins or begins[-1].get("tuner", True):
         return None
-    now = {layer["path"]: dtype_now(layer) for layer in overview["layers"]}
+    now = dtypes_now(events, overview["layers"])
     paths = dict.fromkeys(
         event["layer"]
         for event in events
         if event["kind"] == "verdict"
         and event["layer"] in now
         and event["verdict"] in KINDS
+        and not asks_for_scale(event)
         and KINDS[event["verdict"]].repaired_by
         and not is_repaired(event["verdict"], now[event["layer"]])
     )
@@ -113,11 +124,19 @@ def _returned(events):
     return f"returned {count} to 16 bits" if paths else None
 
 
-def _raised(events):
+def _scale_set(events):
+    if not events or "after" not in events[-1]:
+        return None
+    scale, kind = format_power(events[-1]["after"]), events[-1]["kind"]
+    done = SCALE_CHANGES[kind]
+    return f"{done} the loss scale to {scale} at step {events[-1]['step']:,}"
+
+
+def _advised(events):
     if not events or "after" not in events[-1]:
         return None
     scale = format_power(events[-1]["after"])
-    return f"raised the loss scale to {scale} at step {events[-1]['step']:,}"
+    return f"changed nothing for want of a loss scale of {scale}"
 
 
 def _undone(events):
@@ -133,7 +152,9 @@ _DONE = {
     "promote": _returned,
     "shrink": _returned,
     "undo": _undone,
-    "raise_scale": _raised,
+    "raise_scale": _scale_set,
+    "lower_scale": _scale_set,
+    "advise_scale": _advised,
     "give_up": _gave_up,
 }
 
@@ -147,11 +168,6 @@ def _why_nothing(events):
         return ""
     known = [_NO_REPAIR[kind] for kind in kinds if kind in _NO_REPAIR]
     return f": {known[0]}" if known else ""
-
-
-_NEXT_RUN = (
-    "Nothing is left to do in this run. The next one starts without the repair"
-)
 
 
 def what_next(overview: Mapping) -> dict | None:
@@ -182,27 +198,54 @@ def what_next(overview: Mapping) -> dict | None:
         if event.get("verdict") == "bad_data":
             return _with_scale({"text": text, "code": code}, overview["events"])
         return {"text": text, "code": code}
-    if event["verdict"] == "scale_too_low":
-        text = f"{_NEXT_RUN}, unless its loss scale starts higher."
-        return {"text": text, "code": fix.get("training")}
-    now = {layer["path"]: dtype_now(layer) for layer in overview["layers"]}
-    if not is_repaired(event["verdict"], now.get(event["layer"])):
-        text = "Nothing is left to do: the layer is back in 16 bits."
-        return {"text": text, "code": None}
-    bits = event.get("numbers", {}).get("advised_bits")
-    if bits is not None:
+    done = _done(overview, "Nothing else is left to do.")
+    if asks_for_scale(event):
         text = (
-            "What to do: start the next run with a loss scale of "
-            f"{format_power(2.0**bits)}, at which {event['layer']} needs no "
-            "float32. This one was repaired without it."
+            "Start the next run with that loss scale, or it starts without the "
+            f"repair. {done}"
         )
+        return {"text": text, "code": fix.get("training")}
+    now = dtypes_now(overview["events"], overview["layers"])
+    if not is_repaired(event["verdict"], now.get(event["layer"])):
+        return {"text": f"{done} The layer is back in 16 bits.", "code": None}
+    if plan := _plan_with(event["layer"], overview["events"]):
+        done = _done(overview, "Nothing is left to do in this run.")
+        text = f"{done} The next run starts with the repair, from {plan}."
         return {"text": text, "code": None}
     return {
-        "text": f"{_NEXT_RUN}, unless it is given a PrecisionRule for what was "
-        "demoted, or PrecisionTuner(plan='plan.json'), which writes its "
-        "repairs to that file and begins with them the next time.",
+        "text": "Give the next run a plan, or it starts without the repair: "
+        "PrecisionTuner(plan='plan.json') writes its repairs to that file and "
+        "starts from them the next time. A PrecisionRule for what was demoted "
+        f"does the same. {done}",
         "code": fix.get("plan"),
     }
+
+
+def _done(overview, nothing):
+    """Whether anything is left to do in a run whose finding is repaired."""
+    stands = standing_loss(overview)
+    if not is_known_since_repair(overview):
+        return (
+            "What was found is repaired, and no loss is known from after the "
+            "repair: train on to see that it falls."
+        )
+    if stands is None:
+        return nothing
+    return (
+        f"What was found is repaired. {stands} Look for another cause, such as "
+        "the learning rate or the data."
+    )
+
+
+def _plan_with(layer, events):
+    """The file that has the demotion of a layer, `None` if there is none."""
+    own = [
+        e for e in events if layer in e.get("layers", {}) and "plan_file" in e
+    ]
+    failed = [e for e in events if e["kind"] == "plan_not_written"]
+    if not own or failed and failed[-1]["step"] >= own[-1]["step"]:
+        return None
+    return own[-1]["plan_file"]
 
 
 def _with_scale(found, events):

@@ -12,11 +12,11 @@
 """
 
 import json
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from keras_mixprec import _clock
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
 from keras_mixprec.reporting.run_ranges import run_ranges
@@ -157,7 +157,7 @@ class Endpoints:
 
     def _summaries(self, runs):
         """A row for each run, marked where it is still to be read."""
-        ends, rows = time.monotonic() + _PATIENCE, []
+        ends, rows = _clock.now() + _PATIENCE, []
         has_read = False
         for listed in runs.listed():
             run, written = listed["run"], listed["written"]
@@ -166,7 +166,7 @@ class Endpoints:
             # A run that was not written to since is not even opened.
             known, row = self._rows.get(run, (None, {"run": run}))
             # One at least, so that all are read in the end.
-            due = not has_read or time.monotonic() < ends
+            due = not has_read or _clock.now() < ends
             if known != written and due:
                 has_read = True
                 try:

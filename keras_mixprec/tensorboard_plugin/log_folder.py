@@ -37,6 +37,8 @@ class LogFolder:
     def __init__(self, log_dir: str):
         self._log_dir = log_dir
         self._cache = read_values()
+        # As they were last listed: to walk through all takes time.
+        self._folders = {}
         self._sources = OrderedDict()
         self._described = {}
         self._locks = defaultdict(threading.Lock)
@@ -53,7 +55,8 @@ class LogFolder:
     def listed(self) -> list[dict]:
         """Returns each run by name, without reading all of any."""
         listed = []
-        for run, folder in find_runs(self._log_dir).items():
+        self._folders = find_runs(self._log_dir)
+        for run, folder in self._folders.items():
             paths = event_file_paths(folder)
             contents = [c for path in paths if (c := self._content(path))]
             if contents:
@@ -67,7 +70,7 @@ class LogFolder:
         Raises:
             OSError: If it is removed meanwhile.
         """
-        folder = find_runs(self._log_dir).get(run)
+        folder = self._folders.get(run) or find_runs(self._log_dir).get(run)
         if folder is None:
             return None
         with self._lock:

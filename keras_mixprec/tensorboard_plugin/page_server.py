@@ -7,13 +7,13 @@ may read an answer, show it in a frame, or run it as a script.
 """
 
 import errno
-import html
 import os
 import re
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
+from keras_mixprec._html import joined
 from keras_mixprec._version import __version__
 from keras_mixprec.tensorboard_plugin.endpoints import (
     Answer,
@@ -91,9 +91,8 @@ class PageServer(ThreadingHTTPServer):
         self.runs = LogFolder(log_dir)
         self.endpoints = Endpoints()
         self.url = f"http://{HOST}:{self.server_address[1]}/"
-        title = html.escape(os.path.abspath(log_dir))
-        # A folder's name is bytes, of any encoding.
-        page = _PAGE.format(log_dir=title).encode(errors="replace")
+        title = joined(os.path.abspath(log_dir))
+        page = _PAGE.format(log_dir=title).encode()
         self.pages = {
             "/": Answer(page, "text/html"),
             "/static/start.js": Answer(_START.encode(), "text/javascript"),

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 
 from tensorboard.data import provider
 
+from keras_mixprec.formats import printable
 from keras_mixprec.reporting.listed_runs import listed_run
 from keras_mixprec.reporting.schema import HISTOGRAM_PLUGIN_NAME, PLUGIN_NAME
 from keras_mixprec.reporting.sized_cache import SizedCache
@@ -45,7 +46,9 @@ class ProviderRuns:
             **self._request, plugin_name=PLUGIN_NAME
         )
         return [
-            listed_run(run, _contents(tags), last_written(tags.values()))
+            listed_run(
+                printable(run), _contents(tags), last_written(tags.values())
+            )
             for run, tags in sorted(found.items())
         ]
 
@@ -55,6 +58,13 @@ class ProviderRuns:
 
     def source(self, run: str) -> "ProviderSource":
         """Returns the log of a run, an empty one if there is no such run."""
+        # A folder whose name is no text has another one on the page.
+        if "\\" in run:
+            found = self._provider.list_runs(**self._request)
+            names = {
+                printable(other.run_name): other.run_name for other in found
+            }
+            run = names.get(run, run)
         return ProviderSource(self._provider, self._request, run, self._cache)
 
 

@@ -33,14 +33,15 @@ class Tuning:
         settings: `TunerSettings`.
         session: The `Session`.
         repairs: `Repairs` of the model.
+        history: List of dicts, of the earlier calls of `fit`.
 
     Attributes:
         records: `TunerHistory`, what was done.
         repairs: `Repairs` of the model.
     """
 
-    def __init__(self, settings, session, repairs):
-        self.records = TunerHistory(settings, session, repairs)
+    def __init__(self, settings, session, repairs, history):
+        self.records = TunerHistory(settings, session, repairs, history)
         self._settings = settings
         self._session = session
         self.repairs = repairs
@@ -68,7 +69,14 @@ class Tuning:
             return
         if state.phase is Phase.STARTING:
             self._begin(step)
-            return
+        elif self._several_workers:  # The others would wait for this one.
+            self._go_on(step)
+        else:
+            who, task = "PrecisionTuner", "tune this model"
+            self._session.attempt(task, self._go_on, step, who=who)
+
+    def _go_on(self, step):
+        state = self._state
         if state.captures:
             self._examine_if_bad(step)
         if step >= state.next_reading and not state.ended:
@@ -84,15 +92,20 @@ class Tuning:
 
     def end(self):
         """Captures no batch any more, and validates the plan."""
+        step = self._session.step
         self._held.disarm()
-        self._validation.sign_off(self._session.step, not self._state.ended)
+        self._validation.sign_off(step, not self._state.ended)
+        self.repairs.end(step)
+        # The callback outlives `fit`: no copy of the model or of a batch may.
+        self._state.probation = self._sample = None
+        self._evidence.clear()
 
     def _begin(self, step):
         # Refuses a mistake before anything else is reported.
         self._validation.begin(step)
         self.records.begin(step)
         self._trigger.add(step, 0)
-        self.repairs.restart_waiting(step)
+        self.repairs.begin(step)
         self._state.enter(Phase.WATCHING)
         self._state.next_reading = step + 1
         examiner, model = self._session.examiner, self._session.model
@@ -112,20 +125,19 @@ class Tuning:
         taken = step - session.first_step
         gap = min(taken // _READINGS_GROW, self._settings.update_freq)
         self._state.next_reading = step + max(gap, 1)
+        if (left := session.examiner.schedule.steps_left(taken)) > 0:
+            self._state.read_by(step + left)
         self._bad.count()
         stuck = self._bad.newly_stuck()
         due = self._trigger.add(step, self._bad.total, stuck)
         if self._cooling(step) or self._state.captures:
             return
-        bits = self._bad.scale_bits
-        overhead = due and self._trigger.is_overhead(stuck, bits)
-        self._state.is_overhead = overhead
-        if due and self._within_budget(step, overhead):
+        audit = session.examiner.schedule.due(taken)
+        may_examine = (due or audit) and self._may_examine(step)
+        if due and may_examine:
             self._bad.examined()
             self._state.enter(Phase.CAPTURING, step + self._trigger.span)
-        elif session.examiner.schedule.due(taken) and self._audit_within_budget(
-            step
-        ):
+        elif audit and may_examine:
             self._audit(step)
         else:
             self._return_if_quiet(step)
@@ -144,16 +156,11 @@ class Tuning:
         if steps is not None:
             self._state.read_by(step + steps)
 
-    def _audit_within_budget(self, step):
-        schedule = self._session.examiner.schedule
-        is_overhead = schedule.is_overhead and not schedule.urgent
-        return self._within_budget(step, is_overhead)
-
-    def _within_budget(self, step, is_overhead):
+    def _may_examine(self, step):
         """Whether a diagnosis may be made now, on all workers."""
         examiner, model = self._session.examiner, self._session.model
-        over = is_overhead and not examiner.within_budget or examiner.gave_up
-        (not_yet,) = any_worker(model, [over or examiner.pause.lasts(step)])
+        not_here = examiner.gave_up or step < examiner.paused_until
+        (not_yet,) = any_worker(model, [not_here])
         return not not_yet
 
     def _hold(self, step):
@@ -162,14 +169,14 @@ class Tuning:
         except NotImplementedError:
             # The next batch has to do, whether it fails or not.
             self._state.enter(Phase.WATCHING)
-            self._examine_next(step, True, self._state.is_overhead)
+            self._examine_next(step, triggered=True)
 
     def _examine_if_bad(self, step):
         batch, _ = self._held.take() or (None, None)
         if self._bad.count():
             self._state.enter(Phase.WATCHING)
             self._session.synchronized_model()
-            self._examine_together(batch, step, True, self._state.is_overhead)
+            self._examine_together(batch, step, triggered=True)
         elif step >= self._state.capture_until:
             self._state.enter(Phase.WATCHING)
             self._trigger.false_alarm()
@@ -208,13 +215,14 @@ class Tuning:
         who = name * self._settings.verbose
         model, rows, own = self._session.model, None, None
         if not triggered:
-            rows = head if is_overhead else partial(rows_to_examine, model)
+            rows = partial(head if is_overhead else rows_to_examine, model)
         examiner = self._session.examiner
         if batch is not None:
             with examiner.diagnosing(step, is_overhead, name):
                 found = examiner.examine(model, batch, step, who, rows)
                 own = self.repair(*found, step)
         if self._several_workers:
+            self._session.share_verdicts()
             self._decide(own or WorkerProposal(Proposal()), step)
 
     # Demoting.
@@ -238,8 +246,7 @@ class Tuning:
         self._hurry(step)
         # All workers are triggered alike, and each examines its own batch.
         if not self._several_workers:
-            skips, triggered = examination.bits_to_fall(), self._state.triggered
-            self._trigger.explain(skips, self._bad.scale_bits(), triggered)
+            self._trigger.explain(examination.bits_to_fall())
         if self._state.ended or self._cooling(step):
             return None
         model, rungs = self._session.model, self._settings.rungs
@@ -257,13 +264,15 @@ class Tuning:
             return
         agreed = own.agreed(self._session.model, step)
         if agreed.too_low:
-            self._raise_scale(agreed.scale_bits, step)
+            self._set_scale(agreed.scale_bits, step, adapts=True)
+        elif agreed.advised_bits is not None:
+            self._set_scale(agreed.advised_bits, step, adapts=False)
         if not agreed.proposal:
             self._nothing_to_demote(agreed, step)
             return
         self._state.enter(Phase.WATCHING)
         wanted = self.repairs.wanted(agreed.proposal, step)
-        if not self._state.harmful.isdisjoint(wanted):
+        if not self.repairs.harmful.isdisjoint(wanted):
             self._trigger.false_alarm()
             return
         wanted = self._state.not_advised_before(wanted)
@@ -278,7 +287,8 @@ class Tuning:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted)
-            if agreed.scale_bits is not None:
+            # An advised one has been set.
+            if agreed.scale_bits is not None and agreed.advised_bits is None:
                 self._session.counters.raise_scale(agreed.scale_bits, step)
 
     def _advise(self, wanted, step):
@@ -291,14 +301,29 @@ class Tuning:
             # A fault that goes on is known: not every step is diagnosed.
             self._trigger.false_alarm()
 
-    def _raise_scale(self, bits, step):
-        """Lets gradients survive that vanish at the loss scale in use."""
+    def _set_scale(self, bits, step, adapts):
+        """Lets gradients survive that do not at the loss scale in use."""
         counters = self._session.counters
         before, dry = counters.scale_bits(), self._settings.dry_run
-        if dry or counters.raise_scale(bits, step, beyond_first=True):
-            self._session.examiner.schedule.all_repaired = not dry
-            now = bits if dry else counters.scale_bits()
-            self.records.scale(step, before, now)
+        if not dry and not (
+            counters.raise_scale(bits, step, beyond_first=True)
+            if adapts
+            else counters.set_fixed_scale(bits, step)
+            or self._lower_floor(bits, step)
+        ):
+            self.records.advise_scale(step, before, bits)
+            return
+        self._session.examiner.schedule.all_repaired = not dry
+        now = bits if dry else counters.scale_bits()
+        self.records.scale(step, before, now)
+
+    def _lower_floor(self, bits, step):
+        if self.repairs.rebuilds >= self._settings.max_rebuilds:
+            return False
+        if not self._session.counters.lower_floor(bits, step):
+            return False
+        self.repairs.recompile()
+        return True
 
     def _nothing_to_demote(self, agreed, step):
         if agreed.collapsed and not agreed.explained:
@@ -327,13 +352,13 @@ class Tuning:
     def _give_up(self, step, reason):
         self._state.enter(Phase.ENDED)
         on_limit = self._settings.on_limit
-        message = f"{reason}. {BY_HAND}"
+        message = f"gives up: {reason}. {BY_HAND}"
         self.records.report("give_up", step, message, on_limit=on_limit)
         if on_limit == "stop":
             self._session.model.stop_training = True
         elif on_limit == "raise":
             self._session.parts.early_stop.fail(
-                f"PrecisionTuner stops at step {step}: {message}."
+                f"PrecisionTuner at step {step} {message}."
             )
         elif on_limit == "float32":
             wanted = self.repairs.all_in_float32(step, reason, "give_up")
@@ -367,7 +392,7 @@ class Tuning:
         self._session.counters.raise_scale(probation.scale_bits, step)
         demoted = self.repairs.demotions.keys()
         changes = self.repairs.restore(probation.paths & demoted)
-        self._state.harmful |= changes.keys()
+        self.repairs.harmful |= changes.keys()
         self._changed(step)
         self._trigger.false_alarm()
         self.records.undo(step, changes, growth, probation.step)
@@ -376,8 +401,9 @@ class Tuning:
 
     def _return_if_quiet(self, step):
         bad = self._trigger.last_nonfinite_step
-        times = bad, self._state.changed_at, self._session.first_step
+        times = bad, self._state.changed_at, self.repairs.quiet_since
         since = max(time for time in times if time is not None)
+        self.repairs.quiet_since = since
         kind, paths = self.repairs.next_trial(
             step, step - since, self._settings.promote_after
         )

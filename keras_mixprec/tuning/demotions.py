@@ -1,8 +1,13 @@
 """Which layers a tuner has demoted, demoting more, and its limits."""
 
-import time
+import weakref
 from typing import NamedTuple
 
+import keras
+
+from keras_mixprec import _clock
+from keras_mixprec.formats import format_share
+from keras_mixprec.keras_internals import Functional
 from keras_mixprec.monitoring.attach import keep_watching
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import apply_policy
@@ -10,9 +15,13 @@ from keras_mixprec.policies.casts import isolated_layers
 from keras_mixprec.policies.layers import MODEL_PATH, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
-from keras_mixprec.policies.set_policies import reasons_of
+from keras_mixprec.policies.set_policies import (
+    add_reasons,
+    reasons_of,
+    rebuild_functions,
+)
 from keras_mixprec.policies.summary import shares_in_16_bits
-from keras_mixprec.tuning.plan_store import check_state
+from keras_mixprec.tuning.plan_store import PlanStart
 from keras_mixprec.tuning.proposal import Proposal
 from keras_mixprec.tuning.state import TunerSettings
 
@@ -41,11 +50,14 @@ class Demotion(NamedTuple):
     reason: str
 
 
+_OF_MODELS = weakref.WeakKeyDictionary()
+
+
 class Repairs:
-    """The demotions of one model.
+    """The demotions of one model, over all calls of `fit`.
 
     Args:
-        model: A built `keras.Model`.
+        model: A built `keras.Model`, which this does not keep alive.
 
     Attributes:
         demotions: Dict from layer path to `Demotion`, of the demoted layers.
@@ -53,6 +65,9 @@ class Repairs:
             its demotion.
         rebuilds: Int. How often the compiled functions were recompiled.
         share_at_first: Float. Share of the FLOPs in 16 bits at the start.
+        asked: Dict from layer path to the policy that the user's code has set.
+        harmful: Set of the paths whose demotion was undone.
+        quiet_since: Int. The step of the last trouble.
         sign_off: Dict, what a metric on held-back data was at the end of
             training; `None` before.
     """
@@ -61,12 +76,52 @@ class Repairs:
         self.demotions = {}
         self.tries = {}
         self.rebuilds = 0
-        self._model = model
+        self._reference = weakref.ref(model)
         self.share_at_first = self.share_in_16_bits()
+        self.asked = self._left = self.policies()
+        self.harmful = set()
+        self.quiet_since = self._step = 0
         self._rebuilt_at = None
         self._shrunk = True
         self._waiting_since = {}
         self.sign_off: dict | None = None
+
+    @classmethod
+    def of(cls, model) -> "Repairs":
+        """Returns the repairs of a model, as its last `fit` has left them.
+
+        A policy that was set since then is the user's: the layer is no longer
+        a demoted one.
+
+        Args:
+            model: A built `keras.Model`.
+        """
+        known = _OF_MODELS.get(model)
+        if known is None:
+            known = _OF_MODELS[model] = cls(model)
+        now = known.policies()
+        if now != known._left:
+            kept = {p for p in now if now[p] == known._left.get(p)}
+            known.asked = now | {p: known.asked[p] for p in kept}
+            demotions = known.demotions.items()
+            known.demotions = {p: d for p, d in demotions if p in kept}
+            known._left, known.rebuilds = now, 0
+            known.harmful &= kept
+            with temporary_policies(known.as_built(known.demotions)):
+                known.share_at_first = known.share_in_16_bits()
+        return known
+
+    @property
+    def _model(self):
+        return self._reference()
+
+    def is_of(self, model) -> bool:
+        """Whether these are the repairs of a model."""
+        return self._model is model
+
+    def policies(self) -> dict:
+        """Returns a dict from path to policy, of the model as it is."""
+        return {p: policy_name(layer) for p, layer in self.layers().items()}
 
     def plan(self) -> PrecisionPlan:
         """Returns the plan that the model follows, with the reasons."""
@@ -75,6 +130,11 @@ class Repairs:
         reasons = reasons_of(self._model) | own
         reasons = {p: reason for p, reason in reasons.items() if p in plan}
         return PrecisionPlan(plan, plan.default, reasons)
+
+    def containers(self) -> set:
+        """Returns the paths of what is made of layers alone."""
+        kinds = keras.Sequential, Functional
+        return {p for p, x in self.layers().items() if isinstance(x, kinds)}
 
     def share_in_16_bits(self) -> float:
         """Returns the share of the FLOPs in 16 bits now."""
@@ -184,6 +244,7 @@ class Repairs:
             quiet: Int. For how many steps nothing has happened.
             promote_after: Int. The number of steps to wait for, 0 for ever.
         """
+        self._step = step
         if not self._shrunk:
             self._shrunk = True
             if len({d.step for d in self.demotions.values()}) > 1:
@@ -199,12 +260,20 @@ class Repairs:
             >= promote_after * 2 ** (self.tries[path] - 1)
         ]
 
-    def restart_waiting(self, step: int):
-        """Counts the steps to the next try of each demotion from here on.
+    def begin(self, step: int):
+        """Goes on counting steps at `step`, where a `fit` begins."""
+        ahead = step - self._step
+        self._waiting_since = {
+            # Those of an earlier process were counted from another start.
+            path: self._waiting_since.get(path, self._step) + ahead
+            for path in self.demotions
+        }
+        self.quiet_since += ahead
+        self._step = step
 
-        Those of an earlier process were counted from another start.
-        """
-        self._waiting_since = dict.fromkeys(self.demotions, step)
+    def end(self, step: int):
+        """A `fit` ends with this step."""
+        self._step = step
 
     def tried(self, paths, step: int):
         """Takes note that layers still need their demotion."""
@@ -241,7 +310,7 @@ class Repairs:
         """Returns what the last rebuild cost, once, when its step is done."""
         if self._rebuilt_at is None:
             return None
-        seconds = time.perf_counter() - self._rebuilt_at
+        seconds = _clock.now() - self._rebuilt_at
         self._rebuilt_at = None
         return seconds
 
@@ -249,26 +318,45 @@ class Repairs:
         """Returns what another process needs to go on from here."""
         return {
             "rebuilds": self.rebuilds,
-            "share_at_first": self.share_at_first,
             "tries": self.tries,
             "demotions": {p: d._asdict() for p, d in self.demotions.items()},
+            "asked": self.asked,
             "sign_off": self.sign_off,
         }
 
-    def load_state(self, state: dict):
-        """Continues from what `state` returned.
+    def follow(self, start: PlanStart) -> dict:
+        """Continues from a plan.
 
-        Raises:
-            ValueError: If that is not what it is.
+        Args:
+            start: `PlanStart`, what is used of it.
+
+        Returns:
+            Dict from path to the policies before and after.
         """
-        checked = check_state(state)
-        self.demotions = {
-            path: Demotion(**fields)
-            for path, fields in checked["demotions"].items()
+        now, used, state = self.policies(), start.used, start.state
+        changes = {
+            path: (now[path], policy)
+            for path, policy in used.items()
+            if policy != now[path]
+            # What this process has found to be needed stays.
+            and not (path in self.demotions and policy == self.asked[path])
         }
-        self.tries = checked["tries"]
-        self.rebuilds = checked["rebuilds"]
-        self.share_at_first = checked.get("share_at_first", self.share_at_first)
+        self.demotions |= {
+            path: Demotion(**fields)
+            for path, fields in state["demotions"].items()
+            if path in used
+        }
+        self.tries |= {p: n for p, n in state["tries"].items() if p in used}
+        self.asked = self.asked | start.asked
+        if not start.aside:
+            self.rebuilds = max(self.rebuilds, state["rebuilds"])
+        with temporary_policies(self.as_built(self.demotions)):
+            self.share_at_first = self.share_in_16_bits()
+        add_reasons(self._model, start.reasons)
+        if changes:
+            policies = {p: policy for p, (_, policy) in changes.items()}
+            self._set(policies, start.reasons)
+        return changes
 
     def _count(self, paths):
         for path in paths:
@@ -278,15 +366,25 @@ class Repairs:
         """Returns a dict from path to layer, of the model as it is."""
         return {e.path: e.layer for e in walk_with_model(self._model)}
 
+    def recompile(self):
+        """Compiles the train function again, for another update rule."""
+        self._rebuild(lambda: rebuild_functions(self._model))
+
     def _apply_policies(self, policies):
-        started = time.perf_counter()
-        now = PrecisionPlan.from_model(self._model)
-        policies = {**now, MODEL_PATH: now.default, **policies}
-        default = policies.pop(MODEL_PATH)
-        apply_policy(self._model, PrecisionPlan(policies, default))
+        self._rebuild(lambda: self._set(policies))
+
+    def _rebuild(self, work):
+        started = _clock.now()
+        work()
         keep_watching(self._model)
         self.rebuilds += 1
         self._rebuilt_at = started
+
+    def _set(self, policies, reasons=None):
+        policies = self.policies() | policies
+        default = policies.pop(MODEL_PATH)
+        apply_policy(self._model, PrecisionPlan(policies, default, reasons))
+        self._left = self.policies()
 
 
 def find_obstacle(
@@ -301,15 +399,15 @@ def find_obstacle(
         wanted: Dict from path to `Demotion`, what that would change.
     """
     if not wanted:
-        return "the layers that cause it cannot be demoted any further"
+        return "the layers at fault cannot be demoted any further"
     if repairs.rebuilds >= settings.max_rebuilds:
         return f"max_rebuilds={settings.max_rebuilds} is reached"
     with temporary_policies(proposal.assignment()):
         fraction = repairs.demoted_fraction()
     if fraction > settings.max_demoted_fraction:
         return (
-            f"the repair would demote {fraction:.0%} of the FLOPs in 16 "
-            f"bits, more than max_demoted_fraction="
+            f"the repair would demote {format_share(fraction)} of the FLOPs "
+            f"in 16 bits, more than max_demoted_fraction="
             f"{settings.max_demoted_fraction}"
         )
     return None

@@ -1,10 +1,15 @@
 """The plan that a tuner starts from and writes, and whether it is whole."""
 
+import filecmp
+import itertools
 import os
+import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from keras_mixprec.policies import plan_file
-from keras_mixprec.policies.names import can_be_set
+from keras_mixprec.policies.layers import MODEL_PATH
+from keras_mixprec.policies.names import can_be_set, is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 
 # A layer is tried again after twice as long each time: no run lasts for more.
@@ -42,6 +47,12 @@ def _is_integer(value, low=0, high=float("inf")):
     return type(value) is int and low <= value <= high
 
 
+def _are_texts(value):
+    return isinstance(value, dict) and all(
+        isinstance(text, str) for text in value.values()
+    )
+
+
 def _are_tries(value):
     return isinstance(value, dict) and all(
         _is_integer(count, 1, _MOST_TRIES) for count in value.values()
@@ -61,10 +72,6 @@ def _is_demotion(value):
         and can_be_set(value["policy"])
         and _is_integer(value["step"])
     )
-
-
-def _is_share(value):
-    return type(value) in (int, float) and 0 <= value <= 1
 
 
 def _is_number(value):
@@ -88,10 +95,94 @@ _OF_SIGN_OFF = ("float32", "plan", "tolerance")
 _VALID = {
     "demotions": _are_demotions,
     "tries": _are_tries,
+    "asked": _are_texts,
     "rebuilds": _is_integer,
-    "share_at_first": _is_share,
     "sign_off": _is_sign_off,
 }
+
+
+class PlanStart(NamedTuple):
+    """What of a plan a model starts from.
+
+    Attributes:
+        used: Dict from path to policy.
+        aside: Dict from path to how plan and model differ there, so that the
+            plan is not followed.
+        asked: Dict from path to the policy that the script had set when the
+            plan was made, of those used.
+        reasons: Dict from path to the reason that the plan has, of those used.
+        state: Dict, what the tuner wrote that made the plan.
+        keeps_file: Boolean. Whether the script computes nothing in 16 bits any
+            more, so that the plan waits for one that does.
+    """
+
+    used: dict
+    aside: dict
+    asked: dict
+    reasons: dict
+    state: dict
+    keeps_file: bool
+
+
+def starting_from(
+    plan: PrecisionPlan, state: dict, asked: dict, containers: set
+) -> PlanStart:
+    """Returns what of a plan fits a model.
+
+    A plan repairs what a script asks for. Where the script asks for something
+    else than when a tuner wrote the plan, the script wins. A model that was
+    saved with its repairs has the plan's policies, and that is no difference.
+
+    Args:
+        plan: `PrecisionPlan`.
+        state: Dict, what a tuner left with it; empty if somebody else wrote it.
+        asked: Dict from path to the policy that the script has set, of all
+            layers of the model.
+        containers: Set of the paths of Functional and Sequential models, whose
+            policies Keras' files do not hold.
+    """
+    entries = {MODEL_PATH: plan.default, **plan}
+    checked = check_state(state)
+    # An older tuner has left only what it demoted.
+    built = {p: d["before"] for p, d in checked["demotions"].items()}
+    made_for = state.get("asked", {**plan, **built}) if state else asked
+    made_for = {p: made_for.get(p, policy) for p, policy in asked.items()}
+    changed = {p for p in entries if p in asked and made_for[p] != asked[p]}
+    differ = {p for p in changed if entries[p] != asked[p]}
+    is_wide = not any(map(is_16_bit, asked.values()))
+    if is_wide and differ:
+        differ = changed
+    elif differ <= containers:
+        differ = set()
+    used, aside = {}, {}
+    for path, policy in entries.items():
+        if path not in asked:
+            aside[path] = "the model has no such layer"
+        elif path in differ:
+            aside[path] = f"{made_for[path]} then, {asked[path]} now"
+        elif not can_be_set(policy) and policy != asked[path]:
+            aside[path] = f"{policy} cannot be set"
+        else:
+            used[path] = policy
+    aside |= {
+        path: "the plan has no such layer"
+        for path in asked
+        if not any(above in entries for above in _lineage(path))
+    }
+    return PlanStart(
+        used,
+        aside,
+        {p: made_for[p] for p in used},
+        {p: why for p, why in plan.reasons.items() if p in used},
+        checked,
+        bool(aside) and is_wide,
+    )
+
+
+def _lineage(path):
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 class PlanOnDisk:
@@ -107,30 +198,48 @@ class PlanOnDisk:
                 "`plan` must be the path of a JSON file. "
                 f"Received: plan={path!r} of type {type(path).__name__}"
             )
-        self.path = Path(path)
+        # Somebody may change the working folder before it is written.
+        self.path = Path(path).absolute()
 
-    def load(self, model) -> tuple[PrecisionPlan, dict] | None:
+    def load(self) -> tuple[PrecisionPlan, dict] | None:
         """Returns the plan and the tuner's state, `None` if there is no file.
 
         Raises:
-            ValueError: If the file is damaged or belongs to another model.
+            ValueError: If the file is damaged.
         """
         if not self.path.exists():
             return None
-        plan = PrecisionPlan.load(self.path)
-        plan.validate(model)
-        return plan, plan_file.read_tuner(self.path)
+        return PrecisionPlan.load(self.path), plan_file.read_tuner(self.path)
 
-    def save(self, repairs):
+    @property
+    def earlier(self) -> Path:
+        """Where the file is kept that does not fit any more.
+
+        No file that is kept already is overwritten by another one.
+        """
+        for number in itertools.count(1):
+            old = ".old" if number == 1 else f".old{number}"
+            kept = self.path.with_name(
+                f"{self.path.stem}{old}{self.path.suffix}"
+            )
+            if not kept.exists() or filecmp.cmp(kept, self.path, shallow=False):
+                break
+        return kept
+
+    def save(self, repairs, keep_earlier: bool = False):
         """Writes what the model follows now.
 
         Args:
             repairs: `Repairs` of the model.
+            keep_earlier: Boolean. Whether to keep the old file as `earlier`.
+                Defaults to `False`.
 
         Raises:
             OSError: If it cannot be written; the old file is left as it was.
         """
         try:
+            if keep_earlier:
+                shutil.copy(self.path, self.earlier)
             plan_file.write(self.path, repairs.plan(), repairs.state())
         except OSError as error:
             raise OSError(

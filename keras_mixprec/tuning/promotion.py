@@ -78,7 +78,6 @@ class Probation:
         self.paths = set()
         self._session = session
         self._gap = max(gap, 1)
-        self._comparisons = 0
         self._suspected = None
         self._batch = batch
         with active.processes().single_process(model):
@@ -104,7 +103,6 @@ class Probation:
             The `Growth` that no training needs, `None` if there is none.
         """
         self._gap *= 2
-        self._comparisons += 1
         model = self._session.synchronized_model()
         with active.processes().single_process(model):
             now = _largest_weight(model)
@@ -114,12 +112,10 @@ class Probation:
         return grown if grown.diverged else self._loss_divergence(model, step)
 
     def _loss_divergence(self, model, step):
-        examiner, later = self._session.examiner, self._comparisons > 1
-        needed = not later or self._suspected is not None
-        in_time = needed or examiner.within_budget
-        if not (in_time and math.isfinite(self._loss)):
+        examiner = self._session.examiner
+        if not math.isfinite(self._loss):
             return None
-        now = examiner.exact_loss(model, self._batch, step, is_overhead=later)
+        now = examiner.exact_loss(model, self._batch, step)
         # What is nearly 0 of one batch may be a thousandfold after the next
         # step, though not of what it was before any training.
         start = examiner.schedule.start

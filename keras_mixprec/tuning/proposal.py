@@ -11,7 +11,7 @@ import numpy as np
 from keras_mixprec.backend.common import agreed
 from keras_mixprec.diagnosis.examination import Examination, examine
 from keras_mixprec.diagnosis.rescaling import Rescalings
-from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.diagnosis.verdict import FOUND_BY, Verdict
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.graph import output_layers
 from keras_mixprec.policies.layers import walk_with_model
@@ -70,7 +70,11 @@ def propose(
         with temporary_policies(assignment):
             left = examine(model, *parts, step=step)
         if not any(finding.layers for finding in left.findings):
-            return proposal
+            # A layer that asks for another loss scale than before is not
+            # repaired.
+            if left.advised_bits == examination.advised_bits:
+                return proposal
+            return _in_float32(proposal)
         ladder.add(proposal, left)
     else:
         return _in_float32(proposal)
@@ -139,7 +143,7 @@ _BFLOAT16, _FLOAT32 = 2**14, 2**14 + 1
 
 
 # Whose log has the numbers.
-_ELSEWHERE = {"found_by": "another worker"}
+_ELSEWHERE = {FOUND_BY: "another worker"}
 
 
 class WorkerProposal(NamedTuple):
@@ -152,6 +156,8 @@ class WorkerProposal(NamedTuple):
         scale_bits: Float. The power of two that suits the gradients, `None`
             if none was sought.
         too_low: Boolean. Whether gradients vanish at the loss scale in use.
+        advised_bits: Float. The power of two that a loss scale that does not
+            adapt has to have, `None` if it need not change.
     """
 
     proposal: Proposal
@@ -159,6 +165,7 @@ class WorkerProposal(NamedTuple):
     collapsed: bool = False
     scale_bits: float | None = None
     too_low: bool = False
+    advised_bits: float | None = None
 
     @classmethod
     def of(cls, proposal: Proposal, examination: Examination, collapsed: bool):
@@ -176,6 +183,7 @@ class WorkerProposal(NamedTuple):
             collapsed,
             examination.scale_bits,
             "scale_too_low" in kinds,
+            examination.advised_bits,
         )
 
     def agreed(self, model, step: int) -> "WorkerProposal":
@@ -189,11 +197,12 @@ class WorkerProposal(NamedTuple):
             step: Int.
         """
         entries = walk_with_model(model)
-        bits = np.inf if self.scale_bits is None else self.scale_bits
-        flags = [self.explained, self.collapsed, self.too_low, -bits]
+        scales = [self.scale_bits, self.advised_bits]
+        negative = [-np.inf if bits is None else -bits for bits in scales]
+        flags = [self.explained, self.collapsed, self.too_low, *negative]
         codes = [self._code(entry.layer) for entry in entries]
         of_all = agreed(model, codes + flags)
-        *codes, explained, collapsed, too_low, bits = of_all
+        *codes, explained, collapsed, too_low, bits, advised = of_all
         proposal = Proposal()
         for entry, code in zip(entries, codes, strict=True):
             if code:
@@ -208,6 +217,7 @@ class WorkerProposal(NamedTuple):
             bool(collapsed),
             None if np.isinf(bits) else -float(bits),
             bool(too_low),
+            None if np.isinf(advised) else -float(advised),
         )
 
     def _code(self, layer):

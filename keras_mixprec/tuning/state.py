@@ -14,6 +14,7 @@ class TunerSettings:
 
     Attributes:
         save_plan: Function of the `Repairs`, called after each change.
+        plan: String. The file that it is written to, empty for none.
         rungs: Tuple. What is tried for a layer, as for `propose`.
         why_bfloat16: String. Why it is, half a sentence.
         held_back: `HeldBack`, or `None`.
@@ -21,6 +22,7 @@ class TunerSettings:
     """
 
     save_plan: Callable
+    plan: str
     rungs: tuple
     why_bfloat16: str
     dry_run: bool
@@ -67,9 +69,7 @@ class TuningState:
             before one.
         triggered: Boolean. Whether non-finite steps are the reason for the
             diagnosis under way.
-        is_overhead: Boolean. Whether that diagnosis counts as overhead.
         advised: Set of the paths that a dry run has reported.
-        harmful: Set of the paths whose demotion was undone.
         probation: `Probation` of the last demotions, `None` if none is due.
     """
 
@@ -79,9 +79,7 @@ class TuningState:
     idle_until: int = 0
     changed_at: int | None = None
     triggered: bool = False
-    is_overhead: bool = False
     advised: set = dataclasses.field(default_factory=set)
-    harmful: set = dataclasses.field(default_factory=set)
     probation: Probation | None = None
 
     def enter(self, phase: Phase, until: int = 0) -> None:

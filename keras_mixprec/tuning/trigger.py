@@ -1,8 +1,6 @@
 """When non-finite steps are more than the search for the loss scale."""
 
-import math
 from collections import deque
-from collections.abc import Callable
 
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
@@ -10,16 +8,6 @@ from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 # The next batch that fails is diagnosed, which costs no more than a
 # diagnosis. Twice as many are waited for if it was but the scale search.
 _PATIENCE = 1
-
-# False alarms that may cost what they cost: of non-finite steps, and of steps
-# skipped in a row. The others have to be within the overhead budget: of a run
-# that diverges nearly every step is bad.
-_FALSE_ALARMS = 2, 4
-
-# Beyond those, by how many powers of two the loss scale has to fall below what
-# the last diagnosis of a step that failed expects: that is no search.
-_FALLEN = 4
-
 
 # Skips beyond those that a diagnosis expects of a search for the loss scale:
 # gradients of the first steps grow, and each diagnosis would expect a few more.
@@ -64,11 +52,6 @@ class NonfiniteStepCount:
         self._is_known &= stuck
         return stuck and not self._is_known
 
-    def scale_bits(self) -> float:
-        """Returns the loss scale now, as a power of two."""
-        with self._session.state.counter_log.synchronized():
-            return self._session.counters.scale_bits()
-
     def examined(self):
         """The steps that are skipped now are being diagnosed."""
         self._is_known = self._in_a_row >= TRIGGER_STEPS
@@ -78,8 +61,10 @@ class Trigger:
     """Decides when non-finite steps are reason for a diagnosis.
 
     One non-finite step within 500 triggers a diagnosis; each false alarm, such
-    as bad data, doubles how many it takes. A diagnosis that says how far the
-    loss scale has to fall explains as many skipped steps.
+    as bad data, doubles how many it takes. Steps that are skipped in a row do
+    so whenever they are, but not before as many since the last false alarm: of
+    a run that diverges nearly every step is bad. A diagnosis that says how far
+    the loss scale has to fall explains as many skipped steps.
 
     Attributes:
         span: Int. Steps that non-finite ones are counted over.
@@ -92,10 +77,9 @@ class Trigger:
 
     def __init__(self):
         self._patience = _PATIENCE
-        self._false_alarms = 0
+        self._known = 0
         self._seen = deque()
         self._explained = 0
-        self._lowest = -math.inf
         self.last_nonfinite_step = None
 
     def add(self, step: int, bad: int, stuck: bool = False) -> bool:
@@ -112,32 +96,16 @@ class Trigger:
         self._seen.append((step, bad))
         while self._seen[0][0] < step - self.span:
             self._seen.popleft()
-        many = stuck or bad - self._seen[0][1] >= self._patience
-        return many and bad > self._explained
+        since = self._known if stuck else self._seen[0][1]
+        return bad - since >= self._patience and bad > self._explained
 
-    def explain(self, skips: int, bits: float, triggered: bool):
+    def explain(self, skips: int):
         """The next steps that are skipped are known to be the scale search.
 
         Args:
             skips: Int. How many it takes, as a diagnosis says.
-            bits: Float. The loss scale now, as a power of two.
-            triggered: Boolean. Whether the diagnosis was of a step that failed.
         """
         self._explained = self._seen[-1][1] + skips + _SLACK * bool(skips)
-        if skips or triggered:
-            self._lowest = bits - skips
-
-    def is_overhead(self, in_a_row: bool, bits: Callable) -> bool:
-        """Whether the next diagnosis counts as overhead.
-
-        Args:
-            in_a_row: Boolean. Whether it is because of skips in a row.
-            bits: Function without arguments that returns the loss scale now,
-                as a power of two.
-        """
-        if self._false_alarms < _FALSE_ALARMS[in_a_row]:
-            return False
-        return bits() > self._lowest - _FALLEN
 
     def start_over(self):
         """Counts from here on: what there was is known."""
@@ -146,5 +114,5 @@ class Trigger:
     def false_alarm(self):
         """Waits for twice as many non-finite steps from here on."""
         self._patience *= 2
-        self._false_alarms += 1
         self.start_over()
+        self._known = self._seen[-1][1] if self._seen else 0

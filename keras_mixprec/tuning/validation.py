@@ -1,13 +1,13 @@
 """Whether a metric on held-back data allows a return to 16 bits, and the plan.
 
-The same weights are evaluated in float32 and under a plan. Each evaluation is
-timed; what is not a must has to wait until it is within a budget of its own.
+The same weights are evaluated in float32 and under a plan. Evaluations are
+counted; what is not a must has to wait until enough steps were taken.
 """
 
 import math
-import time
 from typing import Any
 
+from keras_mixprec import _clock
 from keras_mixprec._console import listed, print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
@@ -17,9 +17,8 @@ from keras_mixprec.numerics.evaluation import Evaluation
 from keras_mixprec.tuning.demotions import find_obstacle
 from keras_mixprec.tuning.proposal import Proposal
 
-# Share of the training time that evaluations may take, or these seconds if that
-# is more: that of a short run is soon over.
-_SHARE, _SECONDS = 0.05, 10.0
+# Evaluations that a run may make, and one more each so many steps.
+_EVALUATIONS, _STEPS = 50, 100
 
 # An evaluation that is expected to take longer is announced.
 _PATIENCE = 2.0
@@ -45,7 +44,7 @@ class Validation:
         self._session = session
         self._repairs = repairs
         self._records = records
-        self._spent = self._cost = 0.0
+        self._cost, self._count = 0.0, 0
         self._warned = False
         self._evaluation: Any = None
         if settings.held_back is not None:
@@ -136,7 +135,7 @@ class Validation:
         if self._evaluation is None or not taken:
             return
         self._session.synchronized_model()
-        started = time.perf_counter()
+        started = _clock.now()
         trials = self._trials(step)
         if trials is None:
             numbers = self._numbers(None, None)
@@ -145,7 +144,7 @@ class Validation:
             return
         value = trials.first({})
         within, blamed, why = trials.within(value), [], ""
-        if not within and math.isfinite(trials.reference):
+        if not within:
             blamed, why = self._repair(trials, value, step, may_demote)
             if not why:
                 value = trials.first({})
@@ -214,7 +213,7 @@ class Validation:
         numbers |= {
             "within": within,
             "to_blame": [*blamed],
-            "seconds": round(time.perf_counter() - started, 3),
+            "seconds": round(_clock.now() - started, 3),
         }
         self._repairs.sign_off = {"step": step, **numbers}
         self._records.report("sign_off", step, text, **numbers)
@@ -223,7 +222,7 @@ class Validation:
     # Evaluating.
 
     def _trials(self, step):
-        """What is compared with float32 now, `None` if that fails."""
+        """What is compared with float32 now, `None` if nothing can be."""
         self._announce(f"evaluates the model at step {step}")
         reference, error = math.nan, None
         try:
@@ -234,7 +233,19 @@ class Validation:
         (failed,) = any_worker(self._session.model, [error is not None])
         if error:
             self._fail(step, error)
-        return None if failed else _Trials(self, reference)
+        if failed:
+            return None
+        finite = math.isfinite(reference)
+        (unknown,) = any_worker(self._session.model, [not finite])
+        if not unknown:
+            return _Trials(self, reference)
+        name = self._settings.held_back.name
+        self._fail(
+            step,
+            f"{name} is {reference:g} in float32 too, so it decides nothing: "
+            "look at the weights and the held-back data",
+        )
+        return None
 
     def _fail(self, step, error):
         self._session.log.event(step, failure_event("validation_failed", error))
@@ -243,11 +254,11 @@ class Validation:
             warn_disabled("validate", error, who="PrecisionTuner")
 
     def over_budget(self, evaluations: int) -> bool:
-        """Whether so many evaluations are too many now, for any worker."""
-        trained = self._session.budget.trained
-        left = max(_SECONDS, _SHARE * trained) - self._spent
-        flags = [evaluations * self._cost > left]
-        return bool(any_worker(self._session.model, flags)[0])
+        """Whether so many evaluations are too many now."""
+        session = self._session
+        taken = session.step - session.first_step
+        allowed = _EVALUATIONS + taken // _STEPS
+        return self._count + evaluations > allowed
 
     def evaluate(self, assignment: dict, reference: float) -> tuple:
         """Returns the metric, and how much worse it is for any worker.
@@ -272,12 +283,12 @@ class Validation:
         return self._settings.tolerance
 
     def _timed(self, work):
-        started = time.perf_counter()
+        started = _clock.now()
         try:
             return work()
         finally:
-            self._cost = time.perf_counter() - started
-            self._spent += self._cost
+            self._cost = _clock.now() - started
+            self._count += 1
             self._session.budget.add(_PURPOSE, self._cost, is_overhead=False)
 
     def _announce(self, what):
@@ -303,7 +314,7 @@ class _Trials:
 
     Args:
         validation: `Validation`.
-        reference: Float. The metric in float32.
+        reference: Float. The metric in float32, which is finite.
     """
 
     def __init__(self, validation, reference):
@@ -325,8 +336,6 @@ class _Trials:
 
     def fit(self, paths, assignment):
         """Whether the metric is within tolerance, and within the budget."""
-        if not math.isfinite(self.reference):
-            return False
         if paths not in self._known:
             self.over_budget |= self._validation.over_budget(1)
             if self.over_budget:

@@ -134,6 +134,18 @@ def outside_of_a_replica():
         optimizer.apply(gradients, model.trainable_variables)
 
 
+def unscaled_in_one_run_and_applied_in_the_next(clip):
+    with STRATEGY.scope():
+        weight = keras.Variable(np.ones(3, "float32"))
+        sgd = keras.optimizers.SGD(0.125)
+        optimizer = LossScaleOptimizer(sgd, initial_scale=SCALE)
+        optimizer.build([weight])
+    gradient = STRATEGY.run(lambda: optimizer.unscale([tf.fill([3], SCALE)])[0])
+    STRATEGY.run(lambda g: optimizer.apply([clip(g)]), args=(gradient,))
+    for values in replicas(weight):
+        np.testing.assert_array_equal(values, np.full(3, 0.75))
+
+
 if __name__ == "__main__":
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
@@ -147,4 +159,6 @@ if __name__ == "__main__":
     fit("second", lambda: adam(weight_decay=0.1, clipnorm=1.0, use_ema=True))
     norms_bound_those_of_one_device()
     outside_of_a_replica()
+    unscaled_in_one_run_and_applied_in_the_next(lambda g: g)
+    unscaled_in_one_run_and_applied_in_the_next(lambda g: tf.minimum(g, 2.0))
     print("done")

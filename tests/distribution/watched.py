@@ -41,6 +41,8 @@ def work(worker, wrap, dataset):
         found[name] = {
             "probes": spy.probes,
             "steps": model.optimizer.attempted_steps,
+            "verdicts": sorted(f"{v.kind} {v.layer}" for v in monitor.verdicts),
+            "report": str(monitor.report),
             "weights": [w.tolist() for w in model.get_weights()],
         }
     print(json.dumps(found), flush=True)

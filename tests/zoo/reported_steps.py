@@ -94,6 +94,8 @@ class Unscaled(OwnStep):
     batch_size=128,
     samples=128,
     optimizer=lambda: keras.optimizers.SGD(0.1),
+    kind="loss_scale_ignored",
+    direction="backward",
     incurable=True,
 )
 def unscaled_loss():

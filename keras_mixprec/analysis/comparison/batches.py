@@ -10,6 +10,7 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec.analysis.comparison.sources import resolve
+from keras_mixprec.numerics.arrays import as_numpy
 
 
 class Batches:
@@ -177,7 +178,7 @@ def _batch(batch):
 
 def _to_array(leaf):
     # Ragged and sparse tensors are no arrays, and go to `fit` as they are.
-    return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+    return as_numpy(leaf) if hasattr(leaf, "__array__") else leaf
 
 
 def _samples(batch):

@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from keras_mixprec._files import check_regular, write_json
 
@@ -120,6 +120,8 @@ class Comparison(TypedDict):
         sources: Dict from `"build"`, `"data"`, `"validation_data"`, `"metric"`
             and `"callbacks"` to what they are, as `"module:name"` where they
             can be imported.
+        fingerprints: Dict from what was asked for to a string that another
+            such thing differs in, with `resume`.
         batch_size: Int. Samples of the first batch.
         samples_per_step: Float. The mean over the batches, the last of which
             may be smaller.
@@ -143,6 +145,7 @@ class Comparison(TypedDict):
     device: str
     versions: dict[str, str]
     sources: dict[str, str | None]
+    fingerprints: NotRequired[dict[str, str]]
     batch_size: int
     samples_per_step: float
     tokens_per_sample: int | None
@@ -208,7 +211,7 @@ def check(content: Any, path: str) -> Comparison:
             f"version {VERSION}. Received: version={content.get('version')} "
             f"in {path!r}"
         )
-    missing = Comparison.__annotations__.keys() - content.keys()
+    missing = Comparison.__required_keys__ - content.keys()
     if missing:
         raise ValueError(
             f"The record lacks {', '.join(sorted(missing))}. "

@@ -21,6 +21,7 @@ from keras_mixprec.analysis.comparison.record import (
     to_json,
 )
 from keras_mixprec.analysis.comparison.rows import rows
+from keras_mixprec.formats import printable
 
 
 class ComparisonResult(HtmlReport):
@@ -188,7 +189,7 @@ class ComparisonResult(HtmlReport):
         write_bytes(path, result_picture.png(self._record, self._rows))
 
     def __str__(self):
-        return result_text.text(self._record, self._rows)
+        return printable(result_text.text(self._record, self._rows))
 
     __repr__ = __str__
 

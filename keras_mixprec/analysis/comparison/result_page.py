@@ -1,10 +1,9 @@
 """A comparison as HTML: a fragment for notebooks, a page for the report."""
 
-import html
 import math
 
 from keras_mixprec import _html
-from keras_mixprec._html import table
+from keras_mixprec._html import element, joined, table
 from keras_mixprec.analysis.comparison.best import reason
 from keras_mixprec.analysis.comparison.curves import (
     COLOURS,
@@ -38,7 +37,7 @@ def page(record: Comparison, rows: list[dict]) -> str:
         ("Batches", f"digest {record['batches_digest']}"),
         ("Blocks", str(record["blocks"])),
     ]
-    body = fragment(record, rows) + table(("", ""), about)
+    body = joined(fragment(record, rows), table(("", ""), about))
     return _html.page(title(record), body)
 
 
@@ -49,16 +48,13 @@ def fragment(record: Comparison, rows: list[dict]) -> str:
         record: The record of a comparison.
         rows: What `rows.rows` made of it.
     """
-    notes = "".join(
-        f"<li>{html.escape(line)}</li>" for line in remarks(record, rows)
-    )
-    best = html.escape(reason(record, rows))
-    return (
-        f"<div><h3>{html.escape(title(record))}</h3>"
-        f"<p><b>Best:</b> {best}</p>"
-        + table(heads(record), map(cells, rows), "numbers")
-        + _drawing(curves(record))
-        + f"<ul>{notes}</ul></div>"
+    return element(
+        "div",
+        element("h3", title(record)),
+        element("p", element("b", "Best:"), " ", reason(record, rows)),
+        table(heads(record), map(cells, rows), "numbers"),
+        _drawing(curves(record)),
+        element("ul", *(element("li", s) for s in remarks(record, rows))),
     )
 
 
@@ -76,11 +72,17 @@ def _drawing(shown: list[Curve]):
         return across, 12 + (_HEIGHT - _BOTTOM - 12) * down
 
     lines = [_line(c, n, place) for n, c in enumerate(shown)]
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" '
-        'font-family="sans-serif" font-size="12" fill="currentColor">'
-        f"<title>Loss by step</title>"
-        f"{_axes(place, low, high, end)}{''.join(lines)}</svg>"
+    return element(
+        "svg",
+        element("title", "Loss by step"),
+        _axes(place, low, high, end),
+        *lines,
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+        width=_WIDTH,
+        role="img",
+        font_family="sans-serif",
+        font_size=12,
+        fill="currentColor",
     )
 
 
@@ -95,10 +97,14 @@ def _axes(place, low, high, end):
         _label(middle[0], bottom + 18, "step", "middle"),
         _label(right, bottom + 18, f"{end:,}", "middle"),
     ]
-    return (
-        f'<path d="M{left},{top}V{bottom}H{right}" fill="none" '
-        f'stroke="currentColor" stroke-opacity=".4"/>{"".join(labels)}'
+    frame = element(
+        "path",
+        d=f"M{left},{top}V{bottom}H{right}",
+        fill="none",
+        stroke="currentColor",
+        stroke_opacity=".4",
     )
+    return joined(frame, *labels)
 
 
 def _line(curve, number, place):
@@ -111,16 +117,15 @@ def _line(curve, number, place):
     )
     top = 20 + 18 * number
     left = _WIDTH - _RIGHT + 12
-    return (
-        f'<polyline points="{path}" fill="none" stroke="{colour}" '
-        'stroke-width="1.5"/>'
-        f'<rect x="{left}" y="{top - 8}" width="12" height="4" '
-        f'fill="{colour}"/>' + _label(left + 18, top, name[:22], "start")
+    stroke = {"fill": "none", "stroke": colour, "stroke_width": "1.5"}
+    key = {"x": left, "y": top - 8, "width": 12, "height": 4}
+    return joined(
+        element("polyline", points=path, **stroke),
+        element("rect", **key, fill=colour),
+        _label(left + 18, top, name[:22], "start"),
     )
 
 
 def _label(x, y, text, anchor):
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
-        f"{html.escape(text)}</text>"
-    )
+    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text_anchor": anchor}
+    return element("text", text, **place)

@@ -17,6 +17,7 @@ from keras_mixprec.formats import (
     fill_screen,
     format_count,
     format_digits,
+    format_share,
 )
 
 # What the table has no column for: key of a row, head, unit.
@@ -76,7 +77,7 @@ def cells(row: dict) -> list[str]:
         "-" if seconds is None else _shown_seconds(seconds),
         shown_speed(row),
         shown_bytes(row["memory_bytes"]),
-        "-" if share is None else f"{share:.0%}",
+        "-" if share is None else format_share(share),
         shown_metric(row),
         row["verdict"],
     ]

@@ -14,6 +14,7 @@ from keras_mixprec.analysis.comparison.record import (
     samples_per_second,
 )
 from keras_mixprec.analysis.comparison.verdicts import judge_metric, pairs
+from keras_mixprec.formats import format_bytes
 
 
 def rows(record: Comparison) -> list[dict]:
@@ -111,14 +112,8 @@ def shown_speed(row: dict) -> str:
 
 
 def shown_bytes(count: int | None) -> str:
-    """Returns a number of bytes in MiB or GiB, `"-"` for `None`."""
-    if count is None:
-        return "-"
-    if count >= 2**30:
-        return f"{count / 2**30:.2f} GiB"
-    if count >= 2**20:
-        return f"{count / 2**20:.1f} MiB"
-    return f"{count / 2**10:.1f} KiB"
+    """Returns a number of bytes in words, `"-"` for `None`."""
+    return "-" if count is None else format_bytes(count)
 
 
 def shown_metric(row: dict) -> str:

@@ -29,6 +29,7 @@ from keras_mixprec.analysis.comparison.result import ComparisonResult
 from keras_mixprec.analysis.comparison.sources import (
     check_sendable,
     describe,
+    resolve,
 )
 from keras_mixprec.analysis.comparison.store import Store
 from keras_mixprec.analysis.comparison.training import Job
@@ -39,6 +40,7 @@ from keras_mixprec.analysis.comparison.workers import (
     read_both,
 )
 from keras_mixprec.analysis.doctor.versions import find_versions
+from keras_mixprec.analysis.resume import fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
 
@@ -181,6 +183,7 @@ def compare_precisions(
         "metric": metric,
         "callbacks": callbacks,
     }
+    code = {"build": build, "metric": metric, "callbacks": callbacks}
     if isolate:
         for name, value in sources.items():
             check_sendable(
@@ -191,6 +194,13 @@ def compare_precisions(
         both = read_both(*read)
         facts |= _found(*both, steps)
         facts["sources"] = {n: describe(v) for n, v in sources.items()}
+        if resume is not None:
+            facts["fingerprints"] = {
+                **surroundings(),
+                **{n: fingerprint(_code(n, v)) for n, v in code.items()},
+                "validation_data": both[1].digest(),
+                "loss_scales": fingerprint([arm.loss_scale for arm in arms]),
+            }
         store = Store(facts, arms, resume)
         job = Job(build, steps, blocks, metric, callbacks)
         if isolate:
@@ -340,6 +350,11 @@ def _found(batches, held_back, steps):
         "batches_digest": batches.digest(),
         "metric_samples": held_back.samples(),
     }
+
+
+def _code(name, value):
+    # A metric is named as `evaluate` does.
+    return value if name == "metric" else resolve(name, value)
 
 
 def _distribution():

@@ -3,8 +3,10 @@
 import os
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
+from keras_mixprec import _clock
 from keras_mixprec.analysis.comparison.arms import ArmRequest
 from keras_mixprec.analysis.comparison.record import (
     FORMAT,
@@ -15,10 +17,19 @@ from keras_mixprec.analysis.comparison.record import (
     read,
     write,
 )
+from keras_mixprec.analysis.resume import check_same
 
 # What may be another when a comparison continues: more seeds, what is decided
 # from the record, and how the caller has named things.
-_MAY_DIFFER = {"time", "seeds", "tolerance", "sources", "arms", "isolate"}
+_MAY_DIFFER = {
+    "time",
+    "seeds",
+    "tolerance",
+    "sources",
+    "fingerprints",
+    "arms",
+    "isolate",
+}
 
 
 class Store:
@@ -44,11 +55,13 @@ class Store:
         arms: list[ArmRequest],
         path: str | os.PathLike | None,
     ):
-        self._path = path
+        self._path = None if path is None else Path(path).absolute()
         begun: Any = {
             "format": FORMAT,
             "version": VERSION,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "time": time.strftime(
+                "%Y-%m-%dT%H:%M:%SZ", time.gmtime(_clock.wall())
+            ),
             **facts,
             "arms": [_empty(arm) for arm in arms],
         }
@@ -104,19 +117,8 @@ class Store:
         arm["notes"] = list(dict.fromkeys([*arm["notes"], text]))
 
     def _continue(self, before):
-        differing = sorted(
-            key
-            for key in self.record.keys() - _MAY_DIFFER
-            if self.record[key] != before[key]  # type: ignore[literal-required]
-        )
-        if _asked(before) != _asked(self.record):
-            differing.append("policies")
-        if differing:
-            raise ValueError(
-                "`resume` is the file of another comparison: it differs in "
-                f"{', '.join(differing)}. Delete it, or name another. "
-                f"Received: resume={str(self._path)!r}"
-            )
+        questions = _asked(self.record), _asked(before)
+        check_same(self._path, "comparison", *questions)
         self.record["time"] = before["time"]
         seeds = self.record["seeds"]
         for arm, other in zip(self.record["arms"], before["arms"], strict=True):
@@ -162,4 +164,6 @@ def _of_all_seeds(seeds):
 
 
 def _asked(record):
-    return [(a["name"], a["policy"], a["settings"]) for a in record["arms"]]
+    arms = [(a["name"], a["policy"], a["settings"]) for a in record["arms"]]
+    facts = {k: v for k, v in record.items() if k not in _MAY_DIFFER}
+    return {**facts, "policies": arms, **record.get("fingerprints", {})}

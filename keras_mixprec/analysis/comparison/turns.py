@@ -3,7 +3,6 @@
 import hashlib
 import math
 import random
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mixprec import _clock
 from keras_mixprec.backend import active
 from keras_mixprec.callbacks.settings import CopiedCallback
 from keras_mixprec.devices.energy import read_joules
@@ -141,11 +141,11 @@ class BlockTimer(keras.callbacks.Callback):
 
     def _begin(self):
         self._joules = read_joules()
-        self._began = time.perf_counter()
+        self._began = _clock.now()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Ends a block; its logs were fetched, so its steps are done."""
-        ended = time.perf_counter()
+        ended = _clock.now()
         self.seconds.append(ended - self._began)
         if self._joules is not None:
             joules = read_joules() or math.nan
@@ -153,5 +153,5 @@ class BlockTimer(keras.callbacks.Callback):
         if epoch + 1 < self.params["epochs"]:
             self._turns.give_back("block", self.seconds[-1])
             for monitor in self._monitors:
-                monitor.leave_out(time.perf_counter() - ended)
+                monitor.leave_out(_clock.now() - ended)
             self._begin()

@@ -1,10 +1,10 @@
 """All that the doctor does with the active backend, in this process."""
 
-import time
 from collections.abc import Callable
 
 import keras
 
+from keras_mixprec import _clock
 from keras_mixprec.analysis.doctor.findings import judge
 from keras_mixprec.analysis.doctor.machine import find_gpus
 from keras_mixprec.analysis.doctor.no_backend import now
@@ -34,7 +34,7 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
         quick: Boolean. Whether to measure less.
         say: Function that shows a line of progress.
     """
-    start = time.perf_counter()
+    start = _clock.now()
     say("devices and versions")
     gpus = find_gpus()
     capabilities = find_devices()
@@ -68,7 +68,7 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
         recommendation=_recommendation(),
         quick=quick,
         date=now(),
-        seconds=time.perf_counter() - start,
+        seconds=_clock.now() - start,
     )
 
 

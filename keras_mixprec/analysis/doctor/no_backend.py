@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 
+from keras_mixprec import _clock
 from keras_mixprec.analysis.doctor.findings import judge
 from keras_mixprec.analysis.doctor.machine import find_gpus
 from keras_mixprec.analysis.doctor.report import DoctorReport
@@ -63,4 +64,5 @@ def configured_backend() -> str:
 
 def now() -> str:
     """Returns the time, as reports state it."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    date = datetime.datetime.fromtimestamp(int(_clock.wall()), datetime.UTC)
+    return date.isoformat()

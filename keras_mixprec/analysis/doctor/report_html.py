@@ -1,8 +1,6 @@
 """A report for notebooks."""
 
-import html
-
-from keras_mixprec._html import SafeHtml, table
+from keras_mixprec._html import element, joined, table
 from keras_mixprec.analysis.doctor.report_text import (
     milliseconds,
     ratio,
@@ -20,7 +18,7 @@ def page(found: dict) -> str:
         found: Dict, as `DoctorReport.to_dict` returns.
     """
     parts = [
-        f"<h3>{html.escape(title(found))}</h3>",
+        element("h3", title(found)),
         *map(_device, {d["name"]: d for d in found["devices"]}.values()),
         _speed(found["speed"]),
         _paragraph("Self-test", self_test_line(found["self_test"])),
@@ -31,7 +29,7 @@ def page(found: dict) -> str:
             "Settings", ((s["name"], s["value"]) for s in found["settings"])
         ),
     ]
-    return "<div>" + "".join(parts) + "</div>"
+    return element("div", *parts)
 
 
 def _device(device):
@@ -40,7 +38,7 @@ def _device(device):
         for format, s in device["formats"].items()
     ]
     head = "format", "status", "why", "source"
-    return f"<p>{html.escape(size(device))}</p>" + table(head, rows)
+    return joined(element("p", size(device)), table(head, rows))
 
 
 def _speed(rows):
@@ -83,11 +81,10 @@ def _pairs(head, pairs):
 
 
 def _paragraph(head, text):
-    return f"<p><b>{head}</b> {html.escape(text)}</p>" if text else ""
+    return element("p", element("b", head), " ", text) if text else ""
 
 
 def _link(text):
     if not text.startswith("https://"):
         return text
-    shown = html.escape(text)
-    return SafeHtml(f'<a href="{shown}">{shown}</a>')
+    return element("a", text, href=text)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from keras_mixprec.formats import fill_screen
+from keras_mixprec.formats import fill_screen, format_bytes
 
 _MARKS = {"error": "ERROR", "warning": "warning"}
 _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
@@ -44,7 +44,7 @@ def size(device: dict) -> str:
     """Returns a device's memory and capability, as one text."""
     parts = []
     if device["memory"]:
-        parts.append(f"{device['memory'] / 2**30:.0f} GiB")
+        parts.append(format_bytes(device["memory"]))
     if device["capability"]:
         parts.append(f"compute capability {device['capability']}")
     if device["architecture"]:

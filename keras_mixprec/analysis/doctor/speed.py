@@ -1,9 +1,9 @@
 """What each format brings: the table of speeds against float32's."""
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from keras_mixprec import _clock
 from keras_mixprec.analysis.doctor import workloads
 from keras_mixprec.analysis.doctor.known_bad import Finding
 from keras_mixprec.analysis.doctor.timing import compare, first_line
@@ -124,9 +124,9 @@ def judge_modes(rows: list[Row]) -> list[Finding]:
 def _second_call(step):
     """Seconds, after the first call has compiled: others may take longer."""
     step()
-    start = time.perf_counter()
+    start = _clock.now()
     step()
-    return time.perf_counter() - start
+    return _clock.now() - start
 
 
 class _Step:

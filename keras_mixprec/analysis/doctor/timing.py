@@ -4,9 +4,10 @@ Knows neither Keras nor a backend: functions in, seconds out.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from keras_mixprec import _clock
 
 # Of a function that is this much slower than the first one call is enough to
 # say so; a median of many would take the time of all others together.
@@ -36,7 +37,7 @@ class Timing(NamedTuple):
 def compare(
     functions: Mapping[str, Callable],
     seconds: float,
-    clock: Callable = time.perf_counter,
+    clock: Callable = _clock.now,
 ) -> Timing:
     """Returns how long functions take, compared with the first.
 

@@ -30,8 +30,8 @@ def serve(connection: Any, output: str, job: bytes, backend: str) -> None:
 
     Args:
         connection: Connection of a pipe. It is sent pairs of `"run"` or
-            `"predict"` and a size, and answers with what that returns, or
-            with a dict that has `"error"`.
+            `"predict"` and a size, or `"asked"` alone, and answers with what
+            that returns, or with a dict that has `"error"`.
         output: String. The file that all that is printed goes to.
         job: Bytes, a pickled `Job`, which may import Keras.
         backend: String. Keras' backend.
@@ -41,11 +41,11 @@ def serve(connection: Any, output: str, job: bytes, backend: str) -> None:
     trainer: Any = None
     with contextlib.suppress(EOFError):
         while True:
-            what, size = connection.recv()
+            what, *arguments = connection.recv()
             try:
                 if trainer is None:
                     trainer = _trainer(job)
-                answer = getattr(trainer, what)(size)
+                answer = getattr(trainer, what)(*arguments)
             except Exception as error:
                 traceback.print_exc()
                 answer = _failed(error)
@@ -78,7 +78,7 @@ def _is_out_of_memory(error):
     # Of Python's own, which may be raised before there is a backend.
     if any(words in str(error).lower() for words in _OF_PYTHON):
         return True
-    from keras_mixprec.devices.memory import is_out_of_memory
+    from keras_mixprec.backend.common import is_out_of_memory
 
     return is_out_of_memory(error)
 

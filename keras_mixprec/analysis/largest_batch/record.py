@@ -2,9 +2,11 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from keras_mixprec._files import check_regular, write_json
+from keras_mixprec.analysis.resume import check_same
 
 FORMAT = "keras_mixprec.largest_batch"
 VERSION = 1
@@ -23,7 +25,7 @@ class Record:
     """
 
     def __init__(self, path: str | os.PathLike | None, asked: dict):
-        self._path = path
+        self._path = None if path is None else Path(path).absolute()
         self._content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -52,7 +54,7 @@ def _read(path, asked):
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
-        before = content["asked"]
+        before = dict(content["asked"])
         searches = content["searches"]
         known = content["format"] == FORMAT and content["version"] == VERSION
     except (ValueError, KeyError, TypeError):
@@ -62,13 +64,5 @@ def _read(path, asked):
             "`resume` must be a file that `largest_batch` has written, or one "
             f"that is not there yet. Received: resume={os.fspath(path)!r}"
         )
-    # As JSON has it, without tuples.
-    asked = json.loads(json.dumps(asked))
-    differing = sorted(k for k in asked if asked[k] != before.get(k))
-    if differing:
-        raise ValueError(
-            "`resume` is the file of another search: it differs in "
-            f"{', '.join(differing)}. Delete it, or name another. "
-            f"Received: resume={os.fspath(path)!r}"
-        )
+    check_same(path, "search", asked, before)
     return searches

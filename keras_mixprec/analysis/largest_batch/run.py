@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
-from keras import tree
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
 from keras_mixprec.analysis.comparison.sources import (
     check_sendable,
-    describe,
     resolve,
 )
 from keras_mixprec.analysis.largest_batch.record import Record
@@ -26,6 +24,8 @@ from keras_mixprec.analysis.largest_batch.result import (
 from keras_mixprec.analysis.largest_batch.search import search
 from keras_mixprec.analysis.largest_batch.training import Job, first_batch
 from keras_mixprec.analysis.largest_batch.trials import Trials
+from keras_mixprec.analysis.resume import fingerprint
+from keras_mixprec.formats import format_bytes
 from keras_mixprec.policies.names import check_policy
 from keras_mixprec.policies.plan import PrecisionPlan
 
@@ -137,24 +137,27 @@ def largest_batch(
     else:
         data = first_batch(data)
     asked = {
-        "build": _described(build),
-        "data": _described(data),
-        "policies": {n: _described(p) for n, p in policies.items()},
-        "backend": keras.backend.backend(),
+        "build": fingerprint(resolve("build", build)),
+        "policies": fingerprint(
+            [(n, getattr(p, "default", p), p) for n, p in policies.items()]
+        ),
         "min_size": min_size,
         "max_size": max_size,
         "step": step,
         "steps": steps,
         "memory_limit": memory_limit,
     }
-    record = Record(resume, asked)
     available = _available()
-    found = []
+    record, found = None, []
     for label, policy in policies.items():
         job = Job(build, data, policy, steps, memory_limit, available)
         trials = Trials(job, timeout)
         say = functools.partial(_say, label) if verbose else lambda row: None
         with contextlib.closing(trials):
+            if record is None:
+                # Not from here: the backend would take memory of the device.
+                of_device = {} if resume is None else trials.asked()
+                record = Record(resume, {**asked, **of_device})
             found.append(
                 _search(label, trials, record, (min_size, max_size, step), say)
             )
@@ -191,8 +194,8 @@ def _say(label, row):
     if row["fits"]:
         text = "fits"
         if row["peak_bytes"] is not None:
-            mib = row["peak_bytes"] / 2**20
-            text += f", peak of the {row['measured_by']} {mib:,.0f} MiB"
+            peak = format_bytes(row["peak_bytes"])
+            text += f", peak of the {row['measured_by']} {peak}"
     print_message(f"largest_batch: {label}, {samples(row['size'])}: {text}")
 
 
@@ -217,15 +220,6 @@ def _check_function(name, value):
             f"{type(value).__name__}"
         )
     check_sendable(name, value, "Trials run")
-
-
-def _described(value):
-    """What two searches have in common if they are given the same."""
-    if isinstance(value, PrecisionPlan):
-        return {"default": value.default, "layers": dict(value)}
-    if isinstance(value, tuple):
-        return [f"{x.dtype}{list(x.shape[1:])}" for x in tree.flatten(value)]
-    return describe(value)
 
 
 def _available():

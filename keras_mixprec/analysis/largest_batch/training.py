@@ -10,6 +10,7 @@ from keras import tree
 
 from keras_mixprec.analysis.comparison.batches import read_batches
 from keras_mixprec.analysis.comparison.sources import resolve
+from keras_mixprec.analysis.resume import fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.memory import (
     peak_bytes,
@@ -18,6 +19,7 @@ from keras_mixprec.devices.memory import (
     status_of_process,
     weights_bytes,
 )
+from keras_mixprec.formats import format_bytes
 from keras_mixprec.loss_scaling.ensure import ensure_loss_scaling
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -94,6 +96,10 @@ class Trainer:
         self._limits = _limited(job)
         self._model = _build(job)
         self._batch = first_batch(job.data)
+
+    def asked(self) -> dict[str, str]:
+        """Returns what the answer depends on that this process knows."""
+        return {**surroundings(), "data": fingerprint(self._batch)}
 
     def run(self, size: int) -> dict:
         """Trains on a batch of a size, and returns what the peak was.
@@ -181,8 +187,8 @@ def _limited(job):
         # train in what its libraries have freed.
         raise ValueError(
             "`memory_limit` is less than a process needs with its libraries, "
-            f"before there is a model (about {used['VmData'] / 2**20:,.0f} "
-            f"MiB). Received: memory_limit={limit}"
+            f"before there is a model (about {format_bytes(used['VmData'])}). "
+            f"Received: memory_limit={limit}"
         )
     if limit is None and job.available is not None and not _in_force():
         limit = used["VmData"] + job.available

@@ -64,6 +64,14 @@ class Trials:
         self.close()
         return self.run(size) if used else found
 
+    def asked(self) -> dict[str, str]:
+        """Returns what `Trainer.asked` does.
+
+        Raises:
+            Exception: What the process raised.
+        """
+        return self._ask("asked")
+
     def predict(self, size: int) -> int | None:
         """Returns what `Trainer.predict` does, `None` if it fails as well."""
         try:
@@ -86,17 +94,16 @@ class Trials:
         os.unlink(self._output)
         self._process = None
 
-    def _ask(self, what, size):
+    def _ask(self, what, *size):
         if self._process is None:
             self._start()
         with contextlib.suppress(OSError):  # It has died already.
-            self._connection.send((what, size))
+            self._connection.send((what, *size))
         if not self._connection.poll(self._timeout):
             self.close()
             raise TimeoutError(
-                f"A trial with {size} samples takes longer than "
-                f"{self._timeout:g} seconds: raise `timeout`, or lower "
-                "`max_size`."
+                f"A trial{_with(size)} takes longer than {self._timeout:g} "
+                "seconds: raise `timeout`, or lower `max_size`."
             )
         try:
             answer = self._connection.recv()
@@ -138,8 +145,12 @@ class Trials:
         if status == 1 and not printed:
             how += " before it was asked; call it below `if __name__ == "
             how += "'__main__':`, since it imports the script once more"
-        error = RuntimeError(f"With {size} samples {how}.")
+        error = RuntimeError(f"In a trial{_with(size)} {how}.")
         last = (
             f"It printed last:\n{printed}" if printed else "It printed nothing."
         )
         return {"error": error, "traceback": last}
+
+
+def _with(size):
+    return f" with {size[0]} samples" if size else ""

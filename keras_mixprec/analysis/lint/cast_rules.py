@@ -4,7 +4,7 @@ import keras
 
 from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.rule import rule, to_float32
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.formats import SIXTEEN_BITS, format_share
 from keras_mixprec.keras_internals import only_runs_graph, sublayers
 from keras_mixprec.policies.casts import (
     WORTH_A_CAST,
@@ -58,8 +58,9 @@ def little_work_in_16_bits(view):
         yield Finding(
             "low",
             None,
-            f"{share:.0%} of the multiply-adds are in 16 bits; the most in "
-            f"float32, {view.share(largest):.0%}, are in {largest.path!r}.",
+            f"{format_share(share)} of the multiply-adds are in 16 bits; the "
+            f"most in float32, {format_share(view.share(largest))}, are in "
+            f"{largest.path!r}.",
             "Let apply_policy(model, ...) set every layer, and see why the "
             "largest is in float32: precision_summary(model).",
             numbers={"share": share, "largest": largest.path},
@@ -97,7 +98,7 @@ def dtype_bounces(view):
                 entry.path,
                 f"It computes in {entry.layer.compute_dtype} between float32 "
                 "layers: its casts take longer than 16 bits save in it.",
-                "Let it compute in float32.",
+                "Let this layer compute in float32.",
                 to_float32(entry.path, "isolated between float32 layers"),
             )
 

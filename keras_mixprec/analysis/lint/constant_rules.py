@@ -8,11 +8,13 @@ from keras_mixprec.analysis.lint.rule import rule, to_float32
 from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
     AutocastScope,
+    cast_constants,
     casts_value,
     own_non_trainable,
     own_trainable,
 )
 from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.layer_hooks import computing_in
 
 # Arguments that meet the compute dtype in what a layer computes. Others do no
 # harm, as the infinite `max_value` of a `ReLU`, or meet float32, as the epsilon
@@ -40,7 +42,8 @@ def argument_beyond_format(view):
                     f"Its {name}={value:g} is {becomes} in {form.name}, which "
                     f"reaches from {form.smallest_subnormal:.0e} to "
                     f"{form.maximum:g}.",
-                    f"Let it compute in float32, or choose another {name}.",
+                    "Let this layer compute in float32, or choose another "
+                    f"{name}.",
                     to_float32(entry.path, f"{name}={value:g}"),
                     numbers={"argument": name, "value": value},
                 )
@@ -62,7 +65,7 @@ def weights_beyond_format(view):
                     entry.path,
                     f"Its variable {variable.name!r} reaches {largest:g}, "
                     f"which is {becomes} in {form.name}.",
-                    "Let it compute in float32, or scale its weights.",
+                    "Let this layer compute in float32, or scale its weights.",
                     to_float32(entry.path, f"weights of {largest:g}"),
                     numbers={"variable": variable.name, "largest": largest},
                 )
@@ -72,11 +75,12 @@ def weights_beyond_format(view):
 def normalization_statistics(view):
     """`Normalization` casts features first: those far from 0 lose digits."""
     for entry in view.low:
-        if not _is_adapted(entry.layer):
+        if not cast_constants(entry.layer):
             continue
         form = get_format(entry.layer.compute_dtype)
-        mean = to_array(entry.layer.mean)
-        spread = np.sqrt(to_array(entry.layer.variance))
+        with computing_in("float32", [entry.layer]):
+            mean = to_array(entry.layer.mean)
+            spread = np.sqrt(to_array(entry.layer.variance))
         largest = float((np.abs(mean) + 3 * spread).max())
         # Half the distance of the numbers there are about the mean.
         steps = form.epsilon / 2 * 2 ** np.floor(np.log2(np.abs(mean) + 1e-30))
@@ -98,15 +102,9 @@ def normalization_statistics(view):
 
 
 def _statistics(entry, reason, numbers):
-    fix = "Let it compute in float32."
+    fix = "Let this layer compute in float32."
     rules = to_float32(entry.path, "features beyond 16 bits")
     return Finding("high", entry.path, reason, fix, rules, numbers=numbers)
-
-
-def _is_adapted(layer):
-    """Whether it is a `Normalization` that has its statistics."""
-    known = isinstance(layer, layers.Normalization) and layer.built
-    return known and getattr(layer, "mean", None) is not None
 
 
 def _arguments(layer):

@@ -9,6 +9,9 @@ from keras_mixprec.analysis.lint.rule import rule, to_float32
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import inbound_nodes, producer
 
+# Numbers that are cast at a time.
+_PIECE = 1 << 16
+
 
 @rule("high")
 def ids_as_floats(view):
@@ -42,8 +45,10 @@ def integers_as_floats(view):
         return
     exact = get_format(dtype).exact_integers
     for name, array in view.inputs.items():
+        if "float" not in str(array.dtype):
+            continue
         largest = _largest_integer(array)
-        if "float" in str(array.dtype) and largest > exact:
+        if largest > exact:
             yield Finding(
                 "medium",
                 None,
@@ -87,7 +92,8 @@ def targets_beyond_format(view):
                 entry.path,
                 f"Targets reach {largest:g}, and the model's output is in "
                 f"{form.name}, which ends at {form.maximum:g}.",
-                "Let it compute in float32, or bring the targets to scale.",
+                "Let this layer compute in float32, or bring the targets to "
+                "scale.",
                 to_float32(entry.path, f"targets reach {largest:g}"),
                 numbers={"largest_target": largest},
             )
@@ -101,8 +107,10 @@ def inputs_beyond_format(view):
         return
     form = get_format(dtype)
     for name, array in view.inputs.items():
+        if "float" not in str(array.dtype):
+            continue
         largest = _largest({name: array})
-        if "float" in str(array.dtype) and largest > form.maximum:
+        if largest > form.maximum:
             yield Finding(
                 "medium",
                 None,
@@ -153,19 +161,29 @@ def _narrowest(view):
 
 def _largest_integer(array):
     """The largest magnitude in an array of integers, 0 of any other."""
-    if not _is_numeric(array):
-        return 0.0
-    values = array.astype("float64")
-    whole = values.size and (values == np.rint(values)).all()
-    return float(np.abs(values).max()) if whole else 0.0
+    largest = 0.0
+    for sizes in _magnitudes(array):
+        if (sizes != np.rint(sizes)).any():
+            return 0.0
+        largest = max(largest, float(sizes.max()))
+    return largest
 
 
 def _largest(arrays):
-    finite = (
-        np.abs(a[np.isfinite(a)]) for a in arrays.values() if _is_numeric(a)
+    return max(
+        (
+            float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
+            for array in arrays.values()
+            for sizes in _magnitudes(array)
+        ),
+        default=0.0,
     )
-    return max((float(a.max(initial=0.0)) for a in finite), default=0.0)
 
 
-def _is_numeric(array):
-    return any(kind in str(array.dtype) for kind in ("float", "int"))
+def _magnitudes(array):
+    """Yields the magnitudes in an array piece by piece, to save memory."""
+    if not any(kind in str(array.dtype) for kind in ("float", "int")):
+        return
+    flat = array.ravel(order="K")
+    for start in range(0, flat.size, _PIECE):
+        yield np.abs(flat[start : start + _PIECE].astype("float64"))

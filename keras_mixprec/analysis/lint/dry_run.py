@@ -18,7 +18,7 @@ from keras_mixprec.diagnosis.end_to_end import (
     right_in_xla,
 )
 from keras_mixprec.diagnosis.forward import check_forward
-from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.arrays import as_numpy, is_float, to_array
 from keras_mixprec.numerics.calls import CallRecorder
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
 from keras_mixprec.numerics.layer_hooks import in_float32
@@ -45,7 +45,8 @@ class DryRun:
 
     def __init__(self, model: keras.Model, x, y=None):
         self._model = model
-        self._x, self._y, _ = to_tensors((*_some_rows(x, y), None))
+        rows = (*_some_rows(x, y), None)
+        self._x, self._y, _ = to_tensors(rows, as_in_fit=True)
         self._trains = getattr(model, "compiled", False) and (
             y is not None or has_own_step(model)
         )
@@ -147,11 +148,12 @@ def _some_rows(x, y):
     if len(leaves[0]) <= _BATCH:
         return x, y
     rows = set(range(min(len(leaves[0]), _ROWS)))
-    for array in map(np.asarray, leaves):
+    for array in map(as_numpy, leaves):
         if array.dtype.kind in "fiu":
-            sizes = np.abs(array.reshape(len(array), -1)).max(axis=1)
-            rows.add(int(np.argmax(sizes)))
+            flat = array.reshape(len(array), -1)
+            rows.add(int(np.argmax(flat.max(axis=1))))
+            rows.add(int(np.argmin(flat.min(axis=1))))
     index = sorted(rows)
     return tree.map_structure(
-        lambda leaf: leaf if leaf is None else np.asarray(leaf)[index], (x, y)
+        lambda leaf: leaf if leaf is None else as_numpy(leaf)[index], (x, y)
     )

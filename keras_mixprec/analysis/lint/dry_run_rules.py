@@ -41,12 +41,20 @@ def _wrong(culprit):
     return Finding(
         "high",
         culprit.path,
-        f"{culprit.kind}: on the samples given {_off(numbers)}; its inputs "
-        f"reach {numbers['largest_input']:.3g}, its outputs in float32 "
-        f"{numbers['largest_output_in_float32']:.3g}.",
+        f"{culprit.kind}: on the samples given {_off(numbers)}; "
+        f"{_range(numbers)}.",
         advice(culprit.kind, culprit.path),
         to_float32(culprit.path, culprit.kind) if known else (),
         numbers={"kind": culprit.kind, **numbers},
+    )
+
+
+def _range(numbers):
+    if (smallest := numbers.get("smallest_inside_in_float32")) is not None:
+        return f"in float32 its smallest number is {smallest:.3g}"
+    return (
+        f"its inputs reach {numbers['largest_input']:.3g}, its outputs in "
+        f"float32 {numbers['largest_output_in_float32']:.3g}"
     )
 
 

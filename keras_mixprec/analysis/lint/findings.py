@@ -2,7 +2,6 @@
 
 import dataclasses
 import glob
-import html
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 import keras
 
 from keras_mixprec._checks import check_choice
+from keras_mixprec._html import element, joined, table
+from keras_mixprec.formats import printable
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.names import POLICY_NAMES
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -87,11 +88,13 @@ class Finding:
         lines = [self.reason, self.fix]
         if self.repairs:
             lines.append(f"findings.apply(): {self.repairs}")
-        return "\n".join(
-            [
-                f"{title}  {self.layer}" if self.layer else title,
-                *(textwrap.fill(line, 88, **_INDENT) for line in lines),
-            ]
+        return printable(
+            "\n".join(
+                [
+                    f"{title}  {self.layer}" if self.layer else title,
+                    *(textwrap.fill(line, 88, **_INDENT) for line in lines),
+                ]
+            )
         )
 
 
@@ -175,14 +178,7 @@ class Findings(Sequence):
         rows = [
             [f.severity, f.rule, f.layer or "", f.reason, f.fix] for f in self
         ]
-        head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
-        body = "".join(
-            "<tr>"
-            + "".join(f"<td>{html.escape(c)}</td>" for c in row)
-            + "</tr>"
-            for row in rows
-        )
-        return f"<p>{self._title()}</p><table><tr>{head}</tr>{body}</table>"
+        return joined(element("p", self._title()), table(_COLUMNS, rows))
 
     def _repr_html_(self):
         return self.to_html()
@@ -194,7 +190,7 @@ class Findings(Sequence):
         return f"Lint of {self._model.name!r}{policy}: {listing}."
 
     def __str__(self):
-        return "\n".join([self._title(), *map(str, self)])
+        return printable("\n".join([self._title(), *map(str, self)]))
 
     __repr__ = __str__
 

@@ -4,6 +4,7 @@ from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.flow import PASS_THROUGH_OPS, producer_of
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.analysis.lint.traced_findings import one_per_layer
+from keras_mixprec.formats import format_share
 from keras_mixprec.numerics.tracing import path_of
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.policies.matmul_precision import NAMES
@@ -105,7 +106,7 @@ def products_without_tf32(view):
     yield Finding(
         "low",
         None,
-        f"{share:.0%} of the multiply-adds are in float32, most in "
+        f"{format_share(share)} of the multiply-adds are in float32, most in "
         f"{max(wide, key=view.share).path}, and products are in {holds}.",
         "Call keras_mixprec.set_matmul_precision('tf32'): inputs of products "
         "are rounded to 11 bits, sums and tensors stay in float32.",

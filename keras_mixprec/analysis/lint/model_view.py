@@ -9,6 +9,7 @@ from keras_mixprec._checks import raise_if_strict
 from keras_mixprec.analysis.lint.dry_run import DryRun
 from keras_mixprec.analysis.lint.flow import Flow
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.numerics.arrays import as_numpy
 from keras_mixprec.numerics.tracing import ModelTrace, is_built, trace_model
 from keras_mixprec.policies.graph import (
     fed_by_inputs,
@@ -163,8 +164,10 @@ def _holds_arrays(data):
 
 
 def _to_array(name, data):
+    # Keras would copy one of NumPy.
+    known = isinstance(data, np.ndarray)
     try:
-        array = np.asarray(keras.ops.convert_to_numpy(data))
+        array = data if known else as_numpy(data)
     except Exception:
         array = np.zeros(())
     if not array.ndim or not len(array):

@@ -13,6 +13,7 @@ from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
 )
+from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.wrapper import lost_constants
 from keras_mixprec.policies.layers import has_own_step
 
@@ -151,13 +152,17 @@ def scale_loss_never_called(view):
     if not scaling or not has_own_step(view.model):
         return
     if applies_unscaled(type(view.model)):
-        factor = getattr(scaling[0], "initial_scale", None) or "the loss scale"
+        done = "small gradients become 0 in float16"
+        if not isinstance(scaling[0], LossScaleOptimizer):
+            done = (
+                "the optimizer divides gradients of an unscaled loss by "
+                f"{scaling[0].initial_scale}"
+            )
         yield Finding(
             "high",
             None,
             f"{type(view.model).__name__}.train_step applies gradients and "
-            "never calls scale_loss, so that the optimizer divides gradients "
-            f"of an unscaled loss by {factor}.",
+            f"never calls scale_loss: {done}.",
             "Differentiate self.optimizer.scale_loss(loss).",
         )
 

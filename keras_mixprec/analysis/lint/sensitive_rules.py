@@ -42,7 +42,7 @@ def sensitive_layer(view):
                 "medium",
                 entry.path,
                 f"It computes in float16: {match.reason}.",
-                "Let it compute in float32.",
+                "Let this layer compute in float32.",
                 to_float32(entry.path, match.reason),
             )
 
@@ -68,7 +68,7 @@ def output_in_16_bits(view):
             f"The model's {what} are in {dtype}: below "
             f"{form.smallest_subnormal / 2:.0e} they are 0, and near 1 they "
             f"are {form.epsilon:.0e} apart.",
-            "Let it compute in float32.",
+            "Let this layer compute in float32.",
             to_float32(entry.path, f"makes the model's {what}"),
         )
 
@@ -93,7 +93,7 @@ def activity_regularizer_in_16_bits(view):
             entry.path,
             f"Its activity regularizer sums {numbers:,} numbers (a batch of "
             f"{_USUAL_BATCH}) in {form.name}, which ends at {form.maximum:g}.",
-            "Let it compute in float32.",
+            "Let this layer compute in float32.",
             to_float32(entry.path, "its activity regularizer"),
             numbers={"summed": numbers},
         )

@@ -6,6 +6,7 @@ from keras import layers
 
 from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.rule import rule
+from keras_mixprec.formats import format_share
 from keras_mixprec.keras_internals import own_trainable
 
 # What a side of a product has to be a multiple of: Tensor Cores read 16 bytes
@@ -47,8 +48,8 @@ def dimension_not_multiple_of_8(view):
             "medium" if share >= _SHARE_THAT_MATTERS else "low",
             entry.path,
             f"Sides of its product are no multiple of {multiple}: "
-            f"{', '.join(map(str, sorted(odd)))}; it does {share:.1%} of the "
-            "model's multiply-adds.",
+            f"{', '.join(map(str, sorted(odd)))}; it does "
+            f"{format_share(share)} of the model's multiply-adds.",
             # Fewer are often what the task has: classes, channels of an image.
             f"Pad {padding}{', if the task lets you' * (min(odd) < multiple)}.",
             numbers={"sizes": sorted(odd), "share": share}
@@ -73,8 +74,9 @@ def products_too_small(view):
         yield Finding(
             "low",
             None,
-            f"{share:.0%} of the multiply-adds are in products with a side "
-            f"below {_SHORT_SIDE}, such as {largest!r} with {sides[largest]}.",
+            f"{format_share(share)} of the multiply-adds are in products with "
+            f"a side below {_SHORT_SIDE}, such as {largest!r} with "
+            f"{sides[largest]}.",
             "Expect less memory in use, not more speed; larger layers and "
             "batches gain most.",
             numbers={"share": share, "layers": len(small)},

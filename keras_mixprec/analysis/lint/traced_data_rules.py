@@ -9,7 +9,7 @@ from keras_mixprec.analysis.lint.flow import (
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.analysis.lint.traced_findings import finding, one_per_layer
 from keras_mixprec.backend.operations import VANISHING
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.formats import SIXTEEN_BITS, format_share
 from keras_mixprec.numerics.bounds import is_shifted
 
 # A constant as large as that is a mask, not a number that is computed with.
@@ -120,8 +120,8 @@ def _squares(flow):
             yield finding(
                 "high",
                 operation,
-                f"{found.vanishing:.0%} of the squares of these samples are 0 "
-                "in float16, and their sum divides.",
+                f"{format_share(found.vanishing)} of the squares of these "
+                "samples are 0 in float16, and their sum divides.",
                 "Compute the layer in float32, or scale what it is given.",
                 vanishing=found.vanishing,
             )

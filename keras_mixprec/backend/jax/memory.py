@@ -1,7 +1,6 @@
 """What JAX's devices and programs say of memory; see `device_interface.py`."""
 
 import jax
-from jax.errors import JaxRuntimeError
 
 from keras_mixprec.backend.common import shape_in_fit
 from keras_mixprec.keras_internals import all_jax_state
@@ -38,7 +37,8 @@ def program_bytes(model, batch):
 
 def is_exhausted(error):
     # Of dispatch, which is asynchronous, the status is INTERNAL.
-    return isinstance(error, JaxRuntimeError) and any(
+    # Keras raises some errors of a layer again, as a `RuntimeError`.
+    return isinstance(error, RuntimeError) and any(
         words in str(error).lower()
         for words in ("resource_exhausted", "out of memory")
     )

@@ -14,8 +14,12 @@ def workers(model):
     return jax.process_count()
 
 
+def rank(model):
+    return jax.process_index()
+
+
 def is_chief(model):
-    return jax.process_index() == 0
+    return rank(model) == 0
 
 
 def agree(model, values):

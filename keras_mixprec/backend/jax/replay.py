@@ -19,9 +19,6 @@ from keras_mixprec.keras_internals import (
     stored_value,
 )
 
-FIRST_RUN = 0.35
-FIRST_DIAGNOSIS = 1.5
-
 REFUSALS = (
     jax.errors.JaxRuntimeError,
     NotImplementedError,

@@ -31,6 +31,21 @@ def is_sparse(gradient):
     return False
 
 
+def replica():
+    return None
+
+
+def trace(tensors):
+    traced = filter(_is_traced, tensors)
+    found = next((tensor._trace for tensor in traced), None)
+    # The trace of top level evaluates, and has no parent.
+    while hasattr(
+        parent := getattr(found, "parent_trace", None), "parent_trace"
+    ):
+        found = parent
+    return found
+
+
 def sum_over_replicas(tensor):
     # JAX arrays are global: a reduction already spans every device.
     return tensor

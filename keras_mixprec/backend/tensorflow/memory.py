@@ -10,6 +10,13 @@ try:
 except ImportError:
     hlo_pb2 = None
 
+_WORDS = (
+    "oom when allocating",
+    "out of memory",
+    "out_of_memory",
+    "failed to allocate",
+)
+
 _STAGE = "optimized_hlo_proto_serialized"
 
 
@@ -47,10 +54,10 @@ def program_bytes(model, batch):
 def is_exhausted(error):
     if isinstance(error, tf.errors.ResourceExhaustedError):
         return True
-    # Of libraries of CUDA, which TensorFlow reports as internal errors.
-    return isinstance(error, tf.errors.OpError) and any(
-        words in error.message.lower()
-        for words in ("out of memory", "out_of_memory", "failed to allocate")
+    # Libraries of CUDA, which TensorFlow reports as internal errors, and errors
+    # of a layer, which Keras raises again as a `RuntimeError`.
+    return isinstance(error, (tf.errors.OpError, RuntimeError)) and any(
+        words in str(error).lower() for words in _WORDS
     )
 
 

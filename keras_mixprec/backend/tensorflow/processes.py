@@ -4,6 +4,11 @@ import contextlib
 import functools
 
 import tensorflow as tf
+from tensorflow.python.debug.lib.check_numerics_callback import (
+    CheckNumericsCallback as _NumericsCheck,
+)
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_callbacks
 
 from keras_mixprec.backend.common import all_variables
 from keras_mixprec.keras_internals import holding, stored_value
@@ -15,6 +20,12 @@ def workers(model):
     if replicas == 1:
         return 1
     return replicas // len(strategy.extended.worker_devices)
+
+
+def rank(model):
+    if workers(model) == 1:
+        return 0
+    return model.distribute_strategy.cluster_resolver.task_id
 
 
 def is_chief(model):
@@ -66,5 +77,22 @@ def single_process(model):
         strategy.experimental_local_results(stored_value(variable))[0]
         for variable in mirrored
     ]
-    with holding(mirrored, own):
+    with holding(mirrored, own), _without_numerics_checks():
         yield
+
+
+@contextlib.contextmanager
+def _without_numerics_checks():
+    """Those of `tf.debugging` raise at the first infinity, which is sought."""
+    found = [
+        callback
+        for callback in context.context().op_callbacks
+        if isinstance(getattr(callback, "__self__", None), _NumericsCheck)
+    ]
+    for callback in found:
+        op_callbacks.remove_op_callback(callback)
+    try:
+        yield
+    finally:
+        for callback in found:
+            op_callbacks.add_op_callback(callback)

@@ -13,9 +13,6 @@ from tensorflow.python.framework import op_callbacks
 from keras_mixprec.backend.common import program
 from keras_mixprec.keras_internals import stored_value
 
-FIRST_RUN = 0.0
-FIRST_DIAGNOSIS = 0.6
-
 REFUSALS = (tf.errors.OpError, TypeError, ValueError, NotImplementedError)
 
 

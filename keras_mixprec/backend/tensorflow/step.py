@@ -56,6 +56,26 @@ def is_sparse(gradient):
     return isinstance(gradient, tf.IndexedSlices)
 
 
+def replica():
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return None
+    # A constant, but on TPUs, where all replicas are one program.
+    own = tf.get_static_value(context.replica_id_in_sync_group)
+    return None if own is None else int(own)
+
+
+def trace(tensors):
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "building_function", False):
+        if not getattr(graph.outer_graph, "building_function", False):
+            break
+        graph = graph.outer_graph
+    return graph
+
+
 def sum_over_replicas(tensor):
     context = tf.distribute.get_replica_context()
     if context is None:

@@ -2,10 +2,14 @@
 
 import contextlib
 
+import torch
+
 
 def tapped(model, train_function, visit, raised=None):
     def train(data):
-        visit(data[0])
+        # A step may write into its batch, as Keras' masks do into the sample
+        # weights.
+        visit(torch.utils._pytree.tree_map(_copy, data[0]))
         return train_function(data)
 
     return train
@@ -13,3 +17,7 @@ def tapped(model, train_function, visit, raised=None):
 
 def synchronized(model, variables):
     return contextlib.nullcontext()
+
+
+def _copy(leaf):
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf

@@ -14,8 +14,12 @@ def workers(model):
     return 1
 
 
+def rank(model):
+    return 0 if workers(model) == 1 else distributed.get_rank()
+
+
 def is_chief(model):
-    return workers(model) == 1 or distributed.get_rank() == 0
+    return rank(model) == 0
 
 
 def agree(model, values):

@@ -4,14 +4,13 @@ See `interface.py`.
 """
 
 import contextlib
+import functools
+import weakref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keras_mixprec.keras_internals import casts_value, stored_value
-
-FIRST_RUN = 0.0
-FIRST_DIAGNOSIS = 4.0
 
 # IndexError: of a token id that 16 bits rounded up.
 REFUSALS = (IndexError, RuntimeError, TypeError, ValueError)
@@ -22,7 +21,9 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    on_value(tensor.detach())
+    value = tensor.detach()
+    _CopiesOnWrite.keep(value)
+    on_value(value)
     if tensor.requires_grad:
         # An own view: what others do to the tensor's hooks is theirs.
         tensor = tensor.view_as(tensor)
@@ -37,7 +38,8 @@ def stop_gradient(tensor):
 def vjp(function, primals, pull):
     primals = [p.detach().requires_grad_() for p in primals]
     with torch.enable_grad():
-        outputs = function(primals)
+        # Copies, which a layer may write into.
+        outputs = function([p.clone() for p in primals])
     cotangents = pull(outputs)
     tied = [
         (output, cotangent)
@@ -96,14 +98,14 @@ def train_step(model, data):
     before = [value.grad for value in values]
     try:
         _set_gradients(values, [None] * len(values))
-        with torch.enable_grad():
+        with torch.enable_grad(), _CopiesOnWrite():
             return model.train_step(data)
     finally:
         _set_gradients(values, before)
 
 
 def predict_step(model, data):
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad(), _CopiesOnWrite():
         model.eval()
         return model.predict_step(data)
 
@@ -121,7 +123,18 @@ def loses_assignment(variable):
 
 
 def assigned(variable, value):
-    return None
+    # No gradient leads to a value that a scope of Keras keeps for it.
+    if not variable.trainable:
+        return None
+    held = stored_value(variable)
+    before = held.detach().clone()
+    _write(held, value)
+    return functools.partial(_write, held, before)
+
+
+def _write(held, value):
+    with torch.no_grad():
+        held.copy_(torch.as_tensor(value))
 
 
 def run_once(model, function, data):
@@ -131,6 +144,59 @@ def run_once(model, function, data):
 def _set_gradients(values, gradients):
     for value, gradient in zip(values, gradients, strict=True):
         value.grad = gradient
+
+
+class _CopiesOnWrite(TorchDispatchMode):
+    """Gives what was observed a copy before the code writes into it.
+
+    As `x -= mean` does: the observed value shares its memory.
+    """
+
+    _kept: dict | None = None
+
+    def __init__(self):
+        super().__init__()
+        self._outer: dict | None = None
+
+    def __enter__(self):
+        self._outer, _CopiesOnWrite._kept = self._kept, {}
+        return super().__enter__()
+
+    def __exit__(self, *args):
+        _CopiesOnWrite._kept = self._outer
+        return super().__exit__(*args)
+
+    @classmethod
+    def keep(cls, value):
+        if cls._kept is not None:
+            shared = cls._kept.setdefault(_memory(value), [])
+            shared.append(weakref.ref(value))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            for tensor in _written(func._schema, args, kwargs):
+                for value in self._kept.pop(_memory(tensor), ()):
+                    if (value := value()) is not None:
+                        value.data = value.clone()
+        return func(*args, **kwargs)
+
+
+def _written(schema, args, kwargs):
+    """The tensors among the arguments that an operation writes into."""
+    given = dict(zip([a.name for a in schema.arguments], args, strict=False))
+    given |= kwargs
+    return _tensors(
+        [
+            given.get(a.name)
+            for a in schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+    )
+
+
+def _memory(tensor):
+    return tensor.untyped_storage()._cdata
 
 
 class _Operations(TorchDispatchMode):

@@ -33,6 +33,14 @@ def is_sparse(gradient):
     return False
 
 
+def replica():
+    return None
+
+
+def trace(tensors):
+    return None
+
+
 def sum_over_replicas(tensor):
     # DistributedDataParallel sums gradients before the optimizer sees them.
     return tensor
@@ -82,7 +90,8 @@ def outside_graph():
 
 
 def read(variable):
-    return variable.value.detach().cpu().numpy()
+    value = variable.value.detach().cpu()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
 def read_sum(variable):

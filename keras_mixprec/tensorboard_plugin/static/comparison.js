@@ -1,4 +1,4 @@
-import { eventLevel, eventTitle, mainFinding } from "./event_text.js";
+import { eventTitle, mainFinding } from "./event_text.js";
 import { formatNumber, formatShare } from "./format.js";
 import { shortRun } from "./names.js";
 import { hasNo16Bits } from "./precision.js";
@@ -54,7 +54,7 @@ export function speedAgainstFloat32(run, other) {
 // What is wrong with a run and not repaired: its speed alone would recommend it.
 function openFinding(run) {
   const event = mainFinding(run);
-  const isOpen = event && !run.finding.repaired && eventLevel(event) !== "info";
+  const isOpen = event && !run.finding.repaired && event.level !== "info";
   return isOpen ? eventTitle(event) : null;
 }
 

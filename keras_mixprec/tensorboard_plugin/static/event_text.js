@@ -2,36 +2,13 @@ import {
   formatInteger, formatNumber, formatScale, listSome, plural, readable, toNumber, words,
 } from "./format.js";
 
-// As the table of kinds has it, which Python serves with each finding.
-export function verdictLevel(event) {
-  return event.level ?? "bad";
-}
-
 const PRECISION_KINDS = [
   "demote", "shrink", "promote", "undo", "start", "loss_scaling", "raise_scale",
+  "lower_scale", "advise_scale",
   "give_up",
 ];
 
-const WARNING_KINDS = [
-  "trend", "probe_failed", "ranges_withheld", "loss_scale_not_known", "log_gap",
-  "plan_not_written", "zero_gradients", "bad_batches", "loss_scale_low", "nonfinite_losses",
-  "metric_not_finite",
-  "no_loss_scaling",
-];
-
 const FINDINGS = ["verdict", "trend", "before_training", "loss_scale_low"];
-
-export function eventLevel(event) {
-  const { kind } = event;
-  if (event.dry_run || event.repaired) return "info";
-  if (kind === "verdict") return verdictLevel(event);
-  if (kind === "before_training") return event.level in LEVELS ? event.level : "info";
-  if (kind === "demote") return "demote";
-  if (["promote", "shrink", "undo"].includes(kind)) return "promote";
-  if (["give_up", "diagnosis_failed", "step_raised", "stopped"].includes(kind)) return "bad";
-  if (WARNING_KINDS.includes(kind) || event.within === false) return "warning";
-  return laneOf(event) === "skipped" ? "skip" : "info";
-}
 
 // Shapes repeat what colours say, for readers who cannot distinguish the colours.
 export const LEVELS = {
@@ -196,7 +173,9 @@ const SENTENCES = {
     const since = event.failing_since ?? null;
     const failing = since === null ? "" : `, failing since step ${formatInteger(since)}`;
     const [layer, ...others] = layersOf(event);
-    const at = layer ? `${layer}${failing}: ` : "";
+    const by = event.numbers?.found_by;
+    const who = by ? `Found by ${by}. ` : "";
+    const at = (layer ? `${layer}${failing}: ` : "") + who;
     const same = others.length ?
       ` The same in ${plural(others.length, "more layer")}: ${others.join(", ")}.` : "";
     return at + (event.advice || words(event.verdict)) + same;
@@ -212,6 +191,8 @@ const SENTENCES = {
   start: (event) => `The tuner ${event.message ?? "starts from a plan"}.`,
   loss_scaling: (event) => changeSentence("Loss scaling:", event),
   raise_scale: (event) => `The tuner ${event.message ?? "raises the loss scale"}.`,
+  lower_scale: (event) => `The tuner ${event.message ?? "lowers the loss scale"}.`,
+  advise_scale: (event) => `The tuner ${event.message ?? "advises another loss scale"}.`,
   give_up: (event) => event.message || "The tuner gave up.",
   rebuild: (event) => {
     return `Train step rebuilt in ${formatNumber(event.seconds)} s.`;
@@ -230,10 +211,12 @@ const SENTENCES = {
       `${formatNumber(event.seconds)} s.`;
   },
   zero_gradients: (event) => `Reading of ranges: ${event.message}.`,
+  unreadable: (event) => event.message ?? "",
   ranges_withheld: (event) => event.message ?? "",
   bad_batches: badBatches,
   graph_rewrite: (event) => `Graph rewrite: ${event.message}.`,
   ignored_variable: (event) => event.message ?? "",
+  no_16_bits: (event) => `Precision: ${event.message}.`,
   trend(event) {
     const when = event.overflows_in_steps;
     const soon = when === undefined || when === null ? "" :
@@ -245,6 +228,7 @@ const SENTENCES = {
   },
   loss_scale_low: withAdvice,
   metric_not_finite: withAdvice,
+  validation_not_finite: withAdvice,
   loss_scale_recovered: (event) => `Loss scale ${formatScale(event.scale)}: no longer too low.`,
   no_loss_scaling: (event) => `Layers compute in float16 and ${
     event.by === "train_step" ? "train_step does not scale" : "nothing scales"
@@ -268,6 +252,7 @@ const SENTENCES = {
   plan_not_written: (event) => `Plan not written: ${event.reason}`,
   step_raised: (event) => `Step ${event.at_step} raised ${event.reason}` +
     (event.repaired ? "; it was taken again with the repair" : ""),
+  fit_raised: (event) => `Training ended in step ${event.at_step}: ${event.reason}`,
   diagnosis_failed: (event) => `Diagnosis failed: ${event.reason}`,
 };
 
@@ -297,12 +282,14 @@ const NUMBERS = {
   largest_input: ["largest number that it received"],
   largest_output_in_float32: ["largest number that it returns, computed in float32"],
   largest_inside_in_float32: ["largest number inside the layer, computed in float32"],
+  smallest_inside_in_float32: ["smallest number but 0 inside the layer, computed in float32"],
   largest_gradient_in_float32: ["largest gradient, computed in float32"],
   batch_rows: ["rows of the batch in which it fails"],
   batch_rows_in_all: ["rows of the batch in which it fails, in all"],
   nonfinite_outputs: ["numbers that it returned infinite or NaN"],
   nonfinite_gradients: ["gradients that were infinite or NaN"],
   loss_scale_bits: ["loss scale", asScale],
+  compared_at_bits: ["loss scale of the comparison with float32", asScale],
   lowest_bits: ["lowest loss scale that its gradients fit", asScale],
   highest_bits: ["highest loss scale that its gradients fit", asScale],
   advised_bits: ["loss scale that suits", asScale],
@@ -313,7 +300,10 @@ const NUMBERS = {
 };
 // Where bad batches were, in their epochs: their steps are told.
 const PLACES = ["epoch", "batch", "batches"];
-const LIMITS = { largest_inside_in_float32: `; float16 holds up to ${formatInteger(65504)}` };
+const LIMITS = {
+  largest_inside_in_float32: `; float16 holds up to ${formatInteger(65504)}`,
+  smallest_inside_in_float32: `; float16 holds down to ${formatNumber(6e-8)}`,
+};
 
 function inWords([name, value]) {
   const isNumber = typeof value === "number" || /^-?inf$/.test(value);

@@ -5,7 +5,7 @@ import {
 } from "./dom.js";
 import { countsByKind, groupEvents, isChosenEvent, lastMomentOf } from "./event_groups.js";
 import {
-  describeEvent, eventDetails, eventLevel, eventTitle, kindTitle, layersOf, LEVELS,
+  describeEvent, eventDetails, eventTitle, kindTitle, layersOf, LEVELS,
   momentOf,
 } from "./event_text.js";
 import { formatInteger, momentInWords, plural } from "./format.js";
@@ -81,7 +81,7 @@ export function createEvents(store) {
   }
 
   function row(event, paths) {
-    const level = eventLevel(event);
+    const { level } = event;
     const chosen = isChosenEvent(event, store.state.event);
     const moment = momentOf(event);
     const details = chosen ? eventDetails(event) : [];

@@ -3,6 +3,11 @@ import { TABLES } from "./export_tables.js";
 import { drawSoon } from "./frames.js";
 import { pictureOf } from "./picture.js";
 
+// A cell of text that begins so is a formula to a spreadsheet; an apostrophe says that it is text.
+const FORMULA = /^[\s\0]*[=+\-@\t\r＝＋－＠]/;
+// Infinities are spelled as JSON has them.
+const NUMBER = /^[+-]?(\d+\.?\d*(e[+-]?\d+)?|inf)$/i;
+
 // What JSON has no number for is written as the log's server does.
 function spelled(value) {
   if (typeof value !== "number" || Number.isFinite(value)) return value;
@@ -22,10 +27,11 @@ export function csvOf(rows) {
   const quoted = (value) => {
     if (value === null || value === undefined) return "";
     const text = typeof value === "object" ? JSON.stringify(value) : String(spelled(value));
-    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    const cell = FORMULA.test(text) && !NUMBER.test(text) ? `'${text}` : text;
+    return /[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell;
   };
   const lines = rows.map((row) => names.map((name) => quoted(row[name])).join(","));
-  return [names.join(","), ...lines].join("\r\n") + "\r\n";
+  return [names.map(quoted).join(","), ...lines].join("\r\n") + "\r\n";
 }
 
 function save(name, blob) {

@@ -15,7 +15,7 @@ export function formatPower(exponent) {
 
 // What Python writes as 2**15 is 2¹⁵ wherever the page shows it, and names of code are plain.
 export function readable(text) {
-  return String(text).replaceAll("`", "").replace(/\b2\*\*(-?\d+)(?![\d.])/g, (_, exponent) => {
+  return String(text).replaceAll("`", "").replace(/\b2\*\*(-?\d+)(?!\d|\.\d)/g, (_, exponent) => {
     return formatPower(Number(exponent));
   });
 }
@@ -49,11 +49,11 @@ export function formatShare(share) {
   return `${percent}\u202f%`;
 }
 
-const UNITS = ["B", "kB", "MB", "GB", "TB"];
+const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB"];
 
 function formatBytes(count) {
-  const place = Math.min(Math.floor(Math.log10(Math.max(count, 1)) / 3), 4);
-  return `${formatNumber(count / 1000 ** place)}\u202f${UNITS[place]}`;
+  const place = Math.min(Math.floor(Math.log2(Math.max(count, 1)) / 10), 4);
+  return `${formatNumber(count / 1024 ** place)}\u202f${UNITS[place]}`;
 }
 
 function formatSeconds(seconds) {

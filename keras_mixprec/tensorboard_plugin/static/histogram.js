@@ -56,14 +56,16 @@ export function createHistogram(store) {
     const taken = name === null ? null : histogramAt(histogram, step);
     if (!taken || !runData?.format) return null;
     if (!taken.bars.length && !taken.nonfinite) return null;
-    const shift = part === "gradient" ? scaleBefore(runData.scale[0], taken.step) : null;
+    // Whose gradients are whose the log of several optimizers does not say.
+    const isPlaced = part === "gradient" && runData.scale.length < 2;
+    const shift = isPlaced ? scaleBefore(runData.scale[0], taken.step) : null;
     const bars = unscaled(taken.bars, shift ?? 0);
     const paths = new Map(runData.layers.map((layer) => [layer.path, layer]));
     const layer = paths.get(pathOfCall(name, paths));
     return {
       ...taken, bars, shift, format: runData.format, part, layer,
       wider: widerAt(layer, taken.step, runData.format.name),
-      range: part === "gradient" ? windowOf(taken, name, shift ?? 0) : null,
+      range: isPlaced ? windowOf(taken, name, shift ?? 0) : null,
     };
   }
 

@@ -27,7 +27,8 @@ function typeBadges(layers) {
 // Findings that read alike are one, with how many there are.
 function verdictBadges(layers) {
   const found = layers.flatMap((layer) => (layer.verdicts ?? []).map((verdict) => {
-    return describeVerdict({ verdict, layer: layer.path }, [layer]);
+    const level = layer.verdict_levels[verdict];
+    return describeVerdict({ verdict, level, layer: layer.path }, [layer]);
   }));
   const counts = countBy(found, ({ text }) => text);
   const order = ["bad", "warning", "info", "fine"];

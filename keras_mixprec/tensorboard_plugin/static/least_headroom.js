@@ -101,5 +101,5 @@ export function leastHeadroom(run) {
 export function gradientHeadroomInWords(layer) {
   const bits = bitsOf(layer ?? {}, "least_gradient_headroom");
   if (!Number.isFinite(bits)) return "";
-  return `least headroom of the run: ${spareInWords(layer, bits)}, ${momentInWords(layer.worst_gradient_step, "after")}; `;
+  return `least headroom of this layer's gradients: ${spareInWords(layer, bits)}, ${momentInWords(layer.worst_gradient_step, "after")}; `;
 }

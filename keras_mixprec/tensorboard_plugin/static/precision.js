@@ -63,5 +63,6 @@ export function everWider(layer, formatName) {
 // Whether the layer that a finding is about computes in what it needs by now.
 export function isRepaired(event, layers) {
   const layer = layers.find(({ path }) => path === event.layer);
-  return layer?.repaired_verdicts?.includes(event.verdict) ?? false;
+  // Of the model's own code, which has no row in the table, Python says so.
+  return layer?.repaired_verdicts?.includes(event.verdict) ?? event.over ?? false;
 }

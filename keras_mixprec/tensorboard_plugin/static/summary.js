@@ -1,5 +1,5 @@
 import { formatInteger, formatNumber, formatShare, plural } from "./format.js";
-import { eventLevel, eventTitle, LEVELS, mainFinding } from "./event_text.js";
+import { eventTitle, LEVELS, mainFinding } from "./event_text.js";
 import { fitsOf } from "./fits.js";
 import { leastHeadroom } from "./least_headroom.js";
 import { alarmLevel } from "./palette.js";
@@ -93,7 +93,10 @@ export const UNKNOWN = { not_measured: "not measured", not_compared: "none seen"
 /** @returns {{text: string, level?: string, event?: any}} */
 function findingState(run) {
   const event = mainFinding(run);
-  if (event) return { ...describeFinding(event, run.finding.repaired), event };
+  if (event) {
+    const { repaired, level } = run.finding;
+    return { ...describeFinding({ ...event, level }, repaired), event };
+  }
   if (UNKNOWN[run.headline?.state]) return { text: UNKNOWN[run.headline.state] };
   return { text: "✓ none", level: "fine" };
 }
@@ -106,10 +109,7 @@ function findingState(run) {
 export function describeFinding(event, repaired, where = "") {
   const name = eventTitle(event) + where;
   if (repaired) return { text: `✓ ${name}, repaired`, level: "fine" };
-  // Only a verdict may be normal: what else the sentence begins with is to be looked into.
-  const own = eventLevel(event);
-  const level = event.kind === "verdict" || own === "bad" ? own : "warning";
-  return { text: `${LEVELS[level].glyph} ${name}`, level };
+  return { text: `${LEVELS[event.level].glyph} ${name}`, level: event.level };
 }
 
 export function describeVerdict(event, layers) {

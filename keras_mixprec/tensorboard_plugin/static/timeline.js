@@ -9,7 +9,7 @@ import {
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import {
-  describeEvent, eventKey, eventLevel, eventTitle, laneOf, LEVELS, momentOf,
+  describeEvent, eventKey, eventTitle, laneOf, LEVELS, momentOf,
 } from "./event_text.js";
 import {
   formatInteger, formatPower, formatScale, momentInWords, toNumber,
@@ -300,7 +300,7 @@ export function createTimeline(store) {
       if (lane < 0 || event.first_step !== undefined) continue;
       if (moment < domain[0] || moment > domain[1]) continue;
       const x = plot.scale(moment);
-      const { shape, color } = LEVELS[eventLevel(event)];
+      const { shape, color } = LEVELS[event.level];
       // Thousands of skips share a few hundred pixels.
       const spot = `${lane} ${Math.round(x)} ${shape}`;
       if (taken.has(spot)) continue;
@@ -356,7 +356,7 @@ export function createTimeline(store) {
     const events = runsOf(store.state).flatMap((data) => data.events);
     /** @type {Set<string>} */
     const present = new Set(events
-      .filter(laneOf).map((event) => eventLevel(event)));
+      .filter(laneOf).map((event) => event.level));
     for (const [level, { glyph, color, label }] of Object.entries(LEVELS)) {
       if (present.has(level)) items.push(legendItem(glyph, color, label));
     }

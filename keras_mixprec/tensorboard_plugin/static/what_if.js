@@ -294,10 +294,10 @@ export function whyNoPlan(run) {
 }
 
 const NO_MATTER = {
-  divergence: "No plan: training diverged in float32 as well, so it is no matter of precision, and " +
-    "what the layers came to says nothing of a run that does not.",
-  weights_lost: "No plan: weights are infinite or NaN, so what the layers came to says nothing of a " +
-    "run with sound ones. Restore a checkpoint first.",
+  divergence: "No plan: training diverged in float32 too, so precision is not the cause, and these " +
+    "ranges say nothing about a run that does not diverge.",
+  weights_lost: "No plan: weights are infinite or NaN, so these ranges say nothing about a run with " +
+    "finite ones. Restore a checkpoint first.",
 };
 
 /**

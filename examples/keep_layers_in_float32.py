@@ -1,6 +1,8 @@
-"""A plan brings each layer of a fresh model back to its own dtype.
+"""Keep chosen layers in float32, and save the choice as a plan.
 
-Run it with `python examples/policy_and_plan.py`.
+It prints the policy for this device, the dtype of each layer with the reason,
+and that a fresh model with the saved plan has the same dtypes.
+Run it with `python examples/keep_layers_in_float32.py`.
 """
 
 import keras

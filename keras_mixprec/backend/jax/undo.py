@@ -1,0 +1,11 @@
+"""Nothing is written on JAX but variables of Keras; see `interface.py`."""
+
+import contextlib
+
+
+def undone(model, generators):
+    return contextlib.nullcontext()
+
+
+def telling(stepped):
+    return contextlib.nullcontext()

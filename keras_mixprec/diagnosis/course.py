@@ -1,0 +1,45 @@
+"""Where training is, and whether it has diverged since it began."""
+
+import math
+from typing import NamedTuple
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.numerics.arrays import largest_magnitude, to_array
+
+
+class Course(NamedTuple):
+    """Where training is.
+
+    Attributes:
+        loss: Float. The loss in float32.
+        weight: Float. The largest magnitude among the weights.
+    """
+
+    loss: float
+    weight: float
+
+    @classmethod
+    def of(cls, model, loss: float) -> "Course":
+        """Returns where a model is that has this loss."""
+        weights = (to_array(v.value) for v in model.trainable_variables)
+        return cls(loss, max(map(largest_magnitude, weights), default=0.0))
+
+    def left(self, start: "Course") -> bool:
+        """Whether training that began there has diverged.
+
+        Args:
+            start: `Course` of the same model before.
+        """
+        if math.isnan(start.loss):  # Only weights are known.
+            return self.weight >= thresholds.DIVERGED * start.weight > 0
+        if not (start.loss and math.isfinite(start.loss)):
+            return False
+        if not math.isfinite(self.loss):
+            return True
+        loss = abs(self.loss / start.loss)
+        both = loss * max(self.weight / (start.weight or math.inf), 1.0) ** 2
+        if self.loss < start.loss:
+            return both >= thresholds.BOTH_DIVERGED_DOWNWARD
+        if loss >= thresholds.LOSS_DIVERGED:
+            return True
+        return loss >= thresholds.WORSE and both >= thresholds.BOTH_DIVERGED

@@ -1,0 +1,110 @@
+"""Metrics and losses that 16-bit predictions make wrong.
+
+Keras hands a metric the predictions in the dtype of the model's output, and a
+metric may add and square them in that dtype. The cast to float32 is exact, so
+that the same metric on the same predictions in float32 tells.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.keras_internals import compiled_loss
+from keras_mixprec.numerics.arrays import is_float
+from keras_mixprec.numerics.evaluation import leaving_no_trace
+from keras_mixprec.numerics.rounding import widened_off_by_half_ulp
+
+# Ways to round the predictions otherwise, between which float32 itself moves.
+_WAYS = 2
+
+
+class WrongMetric(NamedTuple):
+    """A metric, or the loss, on one batch.
+
+    Attributes:
+        name: String, as in the logs of `fit`.
+        value: Float. What it is.
+        exact: Float. What it is of the same predictions in float32.
+        dtype: String. The dtype of the predictions.
+    """
+
+    name: str
+    value: float
+    exact: float
+    dtype: str
+
+    def numbers(self) -> dict:
+        """Returns the evidence, for a verdict."""
+        return {
+            "metric": self.name,
+            "value": self.value,
+            "in_float32": self.exact,
+            "dtype": self.dtype,
+        }
+
+
+def wrong_metrics(model: keras.Model, batch: tuple, predictions: Any) -> list:
+    """Returns the metrics that float32 computes otherwise on a batch.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        batch: Tuple `(x, y, sample_weight)` of tensors.
+        predictions: What the model predicts for `x`.
+
+    Returns:
+        List of `WrongMetric`, the loss last.
+    """
+    floats = [x for x in tree.flatten(predictions) if is_float(x)]
+    dtypes = {keras.backend.standardize_dtype(x.dtype) for x in floats}
+    narrow = sorted(dtypes & {*SIXTEEN_BITS})
+    if not narrow:
+        return []
+
+    def measured(change):
+        changed = tree.map_structure(
+            lambda leaf: change(leaf) if is_float(leaf) else leaf, predictions
+        )
+        return _values(model, batch, changed)
+
+    value = measured(lambda leaf: leaf)
+    exact = measured(lambda leaf: ops.cast(leaf, "float32"))
+    moved = [
+        measured(lambda leaf, r=random: widened_off_by_half_ulp(leaf, r))
+        for random in map(np.random.default_rng, range(_WAYS))
+    ]
+    return [
+        WrongMetric(name, value[name], known, narrow[0])
+        for name, known in exact.items()
+        if math.isfinite(known)
+        if not abs(value[name] - known) <= _allowed(name, known, moved)
+    ]
+
+
+def _allowed(name, exact, moved):
+    """How far it may be off. What float32 does not settle is no fault."""
+    noise = max(abs(values[name] - exact) for values in moved)
+    least = thresholds.METRIC_ERROR * abs(exact)
+    return max(least, thresholds.BEYOND_NOISE * noise)
+
+
+def _values(model, batch, predictions):
+    x, y, sample_weight = batch
+    with np.errstate(all="ignore"), leaving_no_trace(model):
+        model.reset_metrics()
+        logs = model.compute_metrics(x, y, predictions, sample_weight)
+        # The running mean of the losses: there was no step.
+        logs = {k: v for k, v in logs.items() if k != "loss"}
+        if compiled_loss(model) is not None:
+            logs["loss"] = model.compute_loss(
+                x, y, predictions, sample_weight, training=False
+            )
+    return {
+        name: float(ops.convert_to_numpy(ops.cast(value, "float32")))
+        for name, value in logs.items()
+        if getattr(value, "shape", ()) == ()
+    }

@@ -1,0 +1,194 @@
+"""Watches evaluations: which loss or metric is wrong, which layer, which rows.
+
+A step that is skipped tells of training. Nothing tells of an evaluation, whose
+rows may be others, and whose batches are often larger.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from keras_mixprec._console import print_message
+from keras_mixprec.diagnosis.batch import to_tensors
+from keras_mixprec.diagnosis.call_examination import examine_prediction
+from keras_mixprec.diagnosis.examination import metric_findings
+from keras_mixprec.diagnosis.verdict import Finding, Verdict, without_repeats
+from keras_mixprec.keras_internals import evaluated_batches
+from keras_mixprec.monitoring.metric_values import VALIDATION
+from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.evaluation import leaving_no_trace
+from keras_mixprec.numerics.forward_pass import Prediction
+
+_SHOWN = 8
+
+# What is said whether training has diverged or not.
+_CAUSES = {"weights_lost", "bad_data"}
+
+
+class ValidationWatch:
+    """Looks at what each validation of a `fit` reports.
+
+    Once it looks at the first batch for metrics that float32 computes
+    otherwise. A loss or a metric that is not finite is looked into once each:
+    the batches are read again up to the first that shows it.
+
+    Args:
+        where: String, for the verdicts. Defaults to `"validation"`.
+    """
+
+    def __init__(self, where: str = "validation"):
+        self._where = where
+        self._told: set = set()
+        self._has_looked = False
+
+    def read(
+        self,
+        model: keras.Model,
+        step: int | None,
+        logs: Mapping,
+        divergence: Callable = lambda: None,
+    ) -> tuple[list[Finding], list[dict], Any]:
+        """Returns what is wrong with an evaluation that is over.
+
+        Args:
+            model: A `keras.Model`, with variables that are synchronized.
+            step: Int. The last step before; `None` outside of `fit`.
+            logs: Mapping from the name of each metric, without `"val_"`, to a
+                number.
+            divergence: Function without arguments that returns the `Verdict`
+                that training has diverged, of which all else is a symptom then,
+                or `None`. Defaults to one that knows of none.
+
+        Returns:
+            List of `Finding`, list of other events for the log, and the batch
+            that shows them, as `train_step` takes it, or `None`.
+        """
+        bad = {k: v for k, v in logs.items() if not math.isfinite(v)}
+        new = {k: v for k, v in bad.items() if k not in self._told}
+        self._told |= new.keys()
+        first, self._has_looked = not self._has_looked, True
+        if not (new or first and logs):
+            return [], [], None
+        with leaving_no_trace(model):
+            batches = _numbered(evaluated_batches(model))
+            findings, rows, batch = _first_wrong(model, batches, step, not new)
+        findings = [self._located(finding, rows) for finding in findings]
+        kinds = {finding.verdict.kind for finding in findings}
+        wrong = (new or findings) and kinds.isdisjoint(_CAUSES)
+        diverged = divergence() if wrong else None
+        if diverged:
+            findings = [Finding(diverged, [])]
+        reason = "training has diverged" if diverged else None
+        events = [self._event(new, findings, reason)] if new else []
+        return findings, events, batch
+
+    def _located(self, finding, rows):
+        numbers = {"found_in": self._where}
+        if rows:
+            numbers[f"rows_of_{self._where}"] = rows
+        verdict = finding.verdict
+        numbers |= verdict.numbers
+        # Counted within the batch.
+        numbers.pop("batch_rows", None)
+        verdict = dataclasses.replace(verdict, numbers=numbers)
+        return finding._replace(verdict=verdict)
+
+    def _event(self, wrong, findings, reason):
+        prefix = VALIDATION if self._where == "validation" else ""
+        listed = ", ".join(f"{prefix}{k} is {v:g}" for k, v in wrong.items())
+        reasons = ["no layer, metric or row was found to be the reason"]
+        advice = (
+            "Call keras_mixprec.diagnose(model, x, y) on a batch of the "
+            f"{self._where} data."
+        )
+        if findings:
+            numbers = findings[0].verdict.numbers
+            layers = [f.verdict.layer for f in findings if f.verdict.layer]
+            reasons = [f"layer {path}" for path in dict.fromkeys(layers)]
+            if "metric" in numbers:
+                reasons.append(f"metric {numbers['metric']}")
+            if rows := numbers.get(f"rows_of_{self._where}"):
+                reasons.append(f"rows {', '.join(map(str, rows))}")
+            reasons = [reason] if reason else reasons
+            advice = findings[0].verdict.advice
+        return {
+            "kind": "validation_not_finite",
+            "metrics": {name: str(float(v)) for name, v in wrong.items()},
+            "message": f"{listed}: {', '.join(reasons)}",
+            "advice": advice,
+        }
+
+
+def watch_evaluation(
+    model: keras.Model, logs: Mapping, open_log: Callable, verbose: int
+) -> list[Verdict]:
+    """Reports what is wrong with a `model.evaluate` that is over.
+
+    A sound one leaves no log.
+
+    Args:
+        model: As for `ValidationWatch.read`.
+        logs: As for `ValidationWatch.read`.
+        open_log: Function that returns a `RunLog`.
+        verbose: `0` or `1`. Whether to print it.
+    """
+    findings, events, _ = ValidationWatch("evaluation").read(model, None, logs)
+    verdicts = [finding.verdict for finding in findings]
+    events += [verdict.event() for verdict in verdicts]
+    if events:
+        with contextlib.closing(open_log()) as log:
+            for event in events:
+                log.event(max(log.next_step - 1, 0), event)
+    for text in without_repeats(verdicts) if verbose else []:
+        print_message(text)
+    return verdicts
+
+
+def _first_wrong(model, batches, step, only_one):
+    """The findings of the first batch that has any, bad rows, that batch."""
+    findings, wrong, rows = [], None, []
+    for row, batch in itertools.islice(batches, 1 if only_one else None):
+        data = to_tensors(batch, model)
+        predictions = Prediction(model, data[0]).outputs()
+        bad = _nonfinite_rows(predictions)
+        rows += [row + i for i in bad]
+        if not findings:
+            if bad:
+                findings = examine_prediction(model, data[0], step)
+            findings = findings or metric_findings(
+                model, data, predictions, step
+            )
+            wrong = keras.utils.pack_x_y_sample_weight(*data)
+        # Others may be wrong for the same reason.
+        if findings and (not rows or len(rows) >= _SHOWN):
+            break
+    return findings, rows[:_SHOWN], wrong
+
+
+def _numbered(batches) -> Iterator[tuple]:
+    """Each batch as `(x, y, sample_weight)`, with the number of its first row.
+
+    Generators are used up, and give none.
+    """
+    row = 0
+    for batch in batches:
+        parts = keras.utils.unpack_x_y_sample_weight(batch)
+        yield row, parts
+        row += len(tree.flatten(parts[0])[0])
+
+
+def _nonfinite_rows(predictions):
+    rows: set = set()
+    for tensor in filter(is_float, tree.flatten(predictions)):
+        bad = ~np.isfinite(to_array(tensor))
+        if bad.ndim:
+            own = bad.reshape(len(bad), -1).any(axis=1)
+            rows.update(np.flatnonzero(own).tolist())
+    return sorted(rows)

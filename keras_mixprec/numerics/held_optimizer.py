@@ -1,0 +1,232 @@
+"""An optimizer that sees losses and gradients, and updates nothing."""
+
+import contextlib
+import functools
+import operator
+
+import keras
+
+from keras_mixprec._patched import Replacements, patched
+from keras_mixprec.backend import active
+from keras_mixprec.keras_internals import updated_variables
+
+
+def is_scaling(optimizer) -> bool:
+    """Whether an optimizer scales the loss, or wraps one that does."""
+    return (
+        isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        or optimizer.loss_scale_factor is not None
+        or any(map(is_scaling, _wrapped(optimizer)))
+    )
+
+
+def _wrapped(optimizer):
+    held = vars(optimizer).values()
+    return [x for x in held if isinstance(x, keras.optimizers.Optimizer)]
+
+
+def with_wrapped(optimizer) -> list:
+    """Returns an optimizer and all that it wraps, one in the other."""
+    return [optimizer, *sum(map(with_wrapped, _wrapped(optimizer)), [])]
+
+
+def scale_variables(optimizer: keras.Optimizer) -> list:
+    """Returns the variables that a step reads the loss scale from."""
+    # Not the property `dynamic_scale`, which counts as use of the scale.
+    names = "_scale_variable", "dynamic_scale"
+    own = [vars(optimizer).get(name) for name in names]
+    found = [v for v in own if isinstance(v, keras.Variable)]
+    for inner in _wrapped(optimizer):
+        found += scale_variables(inner)
+    return found
+
+
+@contextlib.contextmanager
+def held(optimizer, scale, losses, gradients):
+    """Context in which an optimizer sees losses and gradients, no more.
+
+    What a user's own class does before it calls ours, or Keras', is part of
+    the step. So is a wrapper's `apply`, until one is reached that scales.
+    """
+    inner = _wrapped(optimizer)
+    wraps_scaling = any(map(is_scaling, inner))
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    with contextlib.ExitStack() as stack:
+        methods = _Held(optimizer, scale, losses, gradients, wraps_scaling)
+        if scales or wraps_scaling:
+            for each in inner:
+                taken = {}
+                stack.enter_context(held(each, scale, losses, taken))
+                stack.callback(methods.take, taken, is_scaling(each))
+        if scales:
+            stack.enter_context(_replaced(optimizer, methods.of_scaling()))
+        elif not wraps_scaling:
+            stack.enter_context(patched(optimizer, methods.of_any()))
+        yield
+
+
+class _Held:
+    """What takes the place of the methods of one optimizer."""
+
+    def __init__(self, optimizer, scale, losses, gradients, hands_on):
+        self._optimizer = optimizer
+        self._scale = scale
+        self._losses = losses
+        self._gradients = gradients
+        self._hands_on = hands_on
+        self._unscaled = None
+
+    def of_any(self):
+        own = {"loss_scale_factor": self._scale}
+        if self._optimizer.loss_scale_factor is None:
+            own = {}
+        return own | {
+            "scale_loss": self._scale_loss,
+            "unscale": self._unscale,
+            "stateless_scale_loss": lambda _, loss: self._scale_loss(loss),
+            "apply": self._apply,
+            "apply_gradients": lambda pairs: self._apply(
+                *zip(*pairs, strict=True)
+            ),
+            "stateless_apply": self._stateless_apply(self._apply),
+        }
+
+    def of_scaling(self):
+        optimizer, own = self._optimizer, {}
+        apply = self._apply
+        if hasattr(optimizer, "_check_gradients"):
+            # As ours does, in contrast to Keras' own.
+            apply = functools.partial(_call, optimizer, "apply")
+            own = {
+                "_initial_scale": lambda: self._scale,
+                # What several optimizers that skip together go through.
+                "_check_gradients": functools.partial(_HeldStep, self._apply),
+            }
+        return (
+            self.of_any()
+            | own
+            | {
+                "initial_scale": self._scale,
+                "stateless_scale_loss": lambda _, loss: optimizer.scale_loss(
+                    loss
+                ),
+                "apply_gradients": lambda pairs: optimizer.apply(
+                    *map(list, zip(*pairs, strict=True))
+                ),
+                "stateless_apply": self._stateless_apply(apply),
+            }
+        )
+
+    def take(self, gradients, scaled):
+        """Takes what an inner optimizer was given."""
+        for key, gradient in gradients.items():
+            if not scaled:
+                (gradient,) = self._times([gradient], self._scale)
+            self._gradients[key] = gradient
+
+    def _scale_loss(self, loss):
+        loss = keras.ops.cast(loss, "float32")
+        observe = active.replay().observe
+        return observe(loss, self._losses.append, lambda _: None) * self._scale
+
+    def _unscale(self, grads):
+        # By which scaled ones are known, of which only the size was asked.
+        self._unscaled = grads = list(grads)
+        return self._times(grads, 1.0 / self._scale)
+
+    def _times(self, grads, factor):
+        return _times(list(grads), factor)
+
+    def _apply(self, grads, trainable_variables=None):
+        grads = list(grads)
+        variables = trainable_variables or updated_variables(self._optimizer)
+        known = self._unscaled
+        unscaled = known is not None and not _same(known, grads)
+        if self._hands_on:
+            if not unscaled:
+                grads = self._times(grads, 1.0 / self._scale)
+            self._optimizer.inner_optimizer.apply(grads, list(variables))
+            return
+        if unscaled:
+            grads = self._times(grads, self._scale)
+        for gradient, variable in zip(grads, variables, strict=True):
+            if gradient is not None:
+                self._gradients[id(variable)] = gradient
+
+    @staticmethod
+    def _stateless_apply(apply):
+        def stateless_apply(optimizer_variables, grads, trainable_variables):
+            apply(grads)
+            return trainable_variables, optimizer_variables
+
+        return stateless_apply
+
+
+def scaled(gradients: dict, scale) -> dict:
+    """Returns gradients, by the ids of variables, multiplied by a scale."""
+    found = _times([*gradients.values()], scale)
+    return dict(zip(gradients, found, strict=True))
+
+
+def _times(grads, factor):
+    return active.step().unscale(grads, factor, [False] * len(grads))
+
+
+def _call(owner, name, *args):
+    return getattr(owner, name)(*args)
+
+
+def _same(one, other):
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _replaced(optimizer, methods):
+    """Context in which an optimizer has other methods, below the user's own.
+
+    A method that a subclass of the user's own overrides still runs, and finds
+    the other one by `super()`.
+    """
+    replacements = Replacements()
+    for name, method in methods.items():
+        owner = _owner(optimizer, name)
+        if owner is not optimizer:
+            method = _for_one(optimizer, method, vars(owner)[name])
+        replacements.add(owner, name, method)
+    return replacements.in_place()
+
+
+def _for_one(optimizer, method, original):
+    def instead(self, *args, **kwargs):
+        if self is optimizer:
+            return method(*args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return instead
+
+
+def _owner(optimizer, name):
+    """The object itself, or the library's class if a user overrides it."""
+    classes = [c for c in type(optimizer).__mro__ if name in vars(c)]
+    found = [x for x in (optimizer, *classes) if name in vars(x)]
+    library = [x for x in found if _is_of_library(vars(x)[name])]
+    overridden = found and library[:1] != found[:1]
+    return library[0] if overridden and library else optimizer
+
+
+def _is_of_library(function):
+    module = getattr(function, "__module__", None) or ""
+    return module.partition(".")[0] in ("keras", "keras_mixprec")
+
+
+class _HeldStep:
+    """Takes the place of a `CheckedGradients`."""
+
+    finite = True
+
+    def __init__(self, apply, gradients, variables):
+        self._given = gradients, variables
+        self._apply = apply
+
+    def commit(self, finite):
+        """Applies nothing, as the optimizer is held."""
+        self._apply(*self._given)

@@ -1,0 +1,179 @@
+"""Events and rows of layers as a log holds them, checked as they are read.
+
+People may log events of their own, other versions of this package have others,
+and a log may be damaged. All readers behind this one get what has the keys and
+types that they need.
+"""
+
+import math
+from collections.abc import Iterator
+
+from keras_mixprec.reporting.facts import STORY
+from keras_mixprec.reporting.schema import PRECISION_CHANGES
+
+# What stands in for what could not be read.
+UNREADABLE = "unreadable"
+
+_NAME = str | None
+_NUMBER = int | float
+
+_NONFINITE = ("nonfinite_losses", "nonfinite_gradients")
+_FAILED = (
+    "diagnosis_failed",
+    "probe_failed",
+    "plan_not_written",
+    "validation_failed",
+)
+# The keys without which an event of a kind says nothing.
+_NEEDED: dict[str, set[str]] = {
+    **dict.fromkeys(STORY, set()),
+    **dict.fromkeys(_FAILED, {"reason"}),
+    "train_begin": set(),
+    "train_end": set(),
+    "skipped_step": set(),
+    "skipped_steps_not_kept": {"count"},
+    "ranges_measured": set(),
+    "ranges_withheld": {"message"},
+    "bad_batches": {"count", "message"},
+    "zero_gradients": {"message"},
+    "loss_scale_low": {"message"},
+    "no_16_bits": {"message"},
+    "metric_not_finite": {"message"},
+    "validation_not_finite": {"message"},
+    "before_training": {"finding", "level", "message"},
+    "sign_off": {"within", "message"},
+    "step_raised": {"at_step", "reason"},
+    "fit_raised": {"at_step", "reason"},
+    "verdict": {"verdict", "layer", "direction", "advice"},
+    **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
+    **dict.fromkeys(_NONFINITE, {"counts"}),
+}
+# Of a range of steps: one alone says nothing.
+_ENDS = {"first_step", "last_step"}
+_TYPES = {
+    "at_step": int,
+    "failing_since": int | None,
+    "first_step": int,
+    "last_step": int,
+    "in_a_row": int,
+    "fit": int,
+    "layers": dict,
+    "reasons": dict,
+    "numbers": dict,
+    "settings": dict,
+    "counts": dict,
+    "kinds": dict,
+    "message": str,
+    "finding": str,
+    "level": str,
+    "reason": str,
+    "optimizer": str,
+    "verdict": str,
+    "advice": str,
+    "details": str,
+    "summary": str,
+    "variables": list,
+    "loss": list,
+    "paths": list,
+    "steps": list,
+    "batches": list,
+    "layer": _NAME,
+    "direction": _NAME,
+    "count": int,
+    "within": bool,
+    "lost": bool,
+    "held": _NUMBER,
+    "seconds": _NUMBER,
+}
+
+
+def read_events(event: dict) -> Iterator[dict]:
+    """Yields an event as it can be read, and a note on what cannot be.
+
+    Keys of a wrong type are left out, and so is an event that lacks one that
+    it needs. One that is of no kind or step yields nothing.
+
+    Args:
+        event: Dict, as JSON has it.
+    """
+    kind, step = event.get("kind"), event.get("step")
+    if not isinstance(kind, str) or not isinstance(step, int):
+        return
+    needed = _NEEDED.get(kind)
+    if needed is not None and event.keys() & _ENDS:
+        needed = needed | _ENDS
+    wrong = [key for key in event if not _is_readable(event, key, needed)]
+    kept = {key: event[key] for key in event if key not in wrong}
+    missing = sorted((needed or set()) - kept.keys())
+    if not missing:
+        yield kept
+    if missing or wrong:
+        keys = ", ".join(map(repr, sorted({*missing, *wrong})))
+        left_out = "It is" if missing else "They are"
+        yield {
+            "kind": UNREADABLE,
+            "step": step,
+            "message": f"The log has an event {kind!r} whose {keys} cannot be "
+            f"read. {left_out} left out.",
+        }
+
+
+def _is_readable(event, key, needed):
+    value = event[key]
+    if key == "wall_time":
+        return isinstance(value, _NUMBER) and math.isfinite(value)
+    if needed is None:  # Somebody else's.
+        return True
+    kind = _TYPES.get(key)
+    if kind and not isinstance(value, kind):
+        return False
+    # Beyond it no number is a step, and some are no float.
+    if kind and isinstance(value, int) and abs(value) >= 2**63:
+        return False
+    if key == "layers":
+        return all(map(_is_change, value.values()))
+    if key == "counts":
+        return all(isinstance(count, int) for count in value.values())
+    if key == "numbers":
+        return all(_is_number(*item) for item in value.items())
+    return True
+
+
+def _is_number(name, value):
+    if name.startswith(("rows_of_", "samples_of_")):
+        return isinstance(value, list)
+    return not name.startswith("bad_samples_of_") or isinstance(value, int)
+
+
+_OF_LAYER = {"path": str, "compute_dtype": str}
+_AMOUNTS = ("share_of_flops", "work", "parameters")
+
+
+def is_layer(row) -> bool:
+    """Whether a row of the table of layers can be read.
+
+    Args:
+        row: Anything that JSON has.
+    """
+    return (
+        isinstance(row, dict)
+        and _fits(row, _OF_LAYER.keys(), _OF_LAYER)
+        and all(_is_amount(row.get(name)) for name in _AMOUNTS)
+    )
+
+
+def _fits(content, needed, types):
+    return needed <= content.keys() and all(
+        isinstance(content[name], kind)
+        for name, kind in types.items()
+        if name in content
+    )
+
+
+def _is_amount(value):
+    known = isinstance(value, int | float)
+    return value is None or known and 0 <= value < 2**63
+
+
+def _is_change(change):
+    return isinstance(change, dict) and isinstance(change.get("after"), str)

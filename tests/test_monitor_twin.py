@@ -1,0 +1,410 @@
+"""Whatever a model's own code does, a run that is watched is the same run."""
+
+import contextlib
+import random
+import threading
+import types
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from monitor_models import BACKEND, monitor
+
+import keras_mixprec as kmp
+
+X = np.random.default_rng(0).random((24, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+# On JAX a step is a function of the state that Keras gives it.
+stateful = pytest.mark.skipif(BACKEND == "jax", reason="steps are functions")
+on_torch = pytest.mark.skipif(BACKEND != "torch", reason="torch")
+on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow")
+GLOBAL = {"steps": 0}
+STEPS = 0
+
+
+class Own(keras.Model):
+    """A train step of its own, with an optimizer that somebody else holds."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        self.n, self.seen, self.kept = 0, [], {"steps": 0}
+        optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(0.1))
+        optimizer.build(self.net.trainable_variables)
+        self.get = keep(self, optimizer)
+
+    def build(self, shape):
+        pass
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, data):
+        global STEPS
+        STEPS += 1
+        self.n += 1
+        self.kept["steps"] += 1
+        self.seen.append(self.n)
+        GLOBAL["steps"] += 1
+        factor = 1.0 + self.n + np.random.rand() + random.random()
+        x, y = data
+        loss = update(self, self.get(self), x, y, factor)
+        return {"loss": loss}
+
+
+def update(model, optimizer, x, y, factor=1.0):
+    weights = model.trainable_variables
+
+    def loss_of():
+        error = ops.cast(model(x, training=True), "float32") - y
+        return ops.mean(ops.square(error)) * factor
+
+    if BACKEND == "torch":
+        import torch
+
+        model.zero_grad()
+        loss = loss_of()
+        optimizer.scale_loss(loss).backward()
+        with torch.no_grad():
+            optimizer.apply([w.value.grad for w in weights], weights)
+        return loss.detach()
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        loss = loss_of()
+        scaled = optimizer.scale_loss(loss)
+    optimizer.apply(tape.gradient(scaled, weights), weights)
+    return loss
+
+
+def in_dict(model, optimizer):
+    model.held = {"main": optimizer}
+    return lambda model: model.held["main"]
+
+
+def in_tuple(model, optimizer):
+    model.held = (None, [optimizer])
+    return lambda model: model.held[1][0]
+
+
+def in_nested_model(model, optimizer):
+    model.net.compile(optimizer, "mse")
+    return lambda model: model.net.optimizer
+
+
+def in_attribute_of_attribute(model, optimizer):
+    model.held = types.SimpleNamespace(main=optimizer)
+    return lambda model: model.held.main
+
+
+def in_closure(model, optimizer):
+    return lambda model: optimizer
+
+
+CONTAINERS = [
+    in_dict,
+    in_tuple,
+    in_nested_model,
+    in_attribute_of_attribute,
+    in_closure,
+]
+
+
+def state(model, *more):
+    kept = [*model.variables, *more]
+    draws = [np.random.rand(), random.random(), keras.random.uniform((1,))]
+    if BACKEND == "torch":
+        import torch
+
+        draws.append(torch.rand(1))
+    values = [ops.convert_to_numpy(v) for v in kept]
+    return [*values, *map(np.asarray, draws)]
+
+
+def assert_same(one, other):
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def counted(make, watched, folder):
+    """What a model has come to after two fits and a diagnosis between."""
+    global STEPS
+    STEPS = GLOBAL["steps"] = 0
+    keras.utils.set_random_seed(1)
+    model = make()
+    callbacks = [monitor(folder), kmp.PrecisionTuner(verbose=0)] * watched
+    history = []
+    for _ in range(2):
+        fit = model.fit(
+            X, Y, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks
+        )
+        history += fit.history["loss"]
+        if watched:
+            kmp.diagnose(model, X, Y)
+    counters = STEPS, GLOBAL["steps"]
+    if hasattr(model, "n"):
+        counters += model.n, model.kept["steps"], *model.seen
+    held = model.get(model) if hasattr(model, "get") else model.optimizer
+    return [history, counters, *state(model, *held.variables)]
+
+
+def twins(make, folder):
+    assert_same(counted(make, True, folder), counted(make, False, folder))
+
+
+@stateful
+@pytest.mark.parametrize("keep", CONTAINERS)
+def test_an_optimizer_may_be_anywhere(keep, tmp_path):
+    def make():
+        model = Own(keep)
+        kmp.apply_policy(model, "mixed_float16", rules=[])
+        model.compile("sgd", "mse", run_eagerly=True, jit_compile=False)
+        return model
+
+    twins(make, tmp_path)
+
+
+def dense(*layers, **arguments):
+    layers = layers or (keras.layers.Dense(8), keras.layers.Dropout(0.3))
+    model = keras.Sequential(
+        [keras.Input((4,)), *layers, keras.layers.Dense(1)]
+    )
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+    model.compile(optimizer, "mse", jit_compile=BACKEND == "jax", **arguments)
+    return model
+
+
+@on_torch
+def test_a_step_set_on_the_instance(tmp_path):
+    import torch
+
+    def step(self, data):
+        x, y = data
+        with torch.no_grad():
+            for weight in self.trainable_variables:
+                weight.value.mul_(0.999)
+        return {"loss": update(self, self.optimizer, x, y)}
+
+    def make():
+        model = dense()
+        model.optimizer.build(model.trainable_variables)
+        model.train_step = types.MethodType(step, model)
+        return model
+
+    twins(make, tmp_path)
+
+
+@on_torch
+@pytest.mark.parametrize("rate", [None, 0.5])
+def test_an_optimizer_of_torch(rate):
+    import torch
+
+    class Torch(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            self.own.zero_grad()
+            loss = ops.mean(ops.square(self(x) - y))
+            loss.backward()
+            self.own.step()
+            if self.schedule:
+                self.schedule.step()
+            for mean, weight in zip(self.teacher, self.weights, strict=True):
+                mean.mul_(0.9).add_(weight.value.detach(), alpha=0.1)
+            return {"loss": loss.detach()}
+
+    model = Torch([keras.Input((4,)), keras.layers.Dense(1)])
+    own = torch.optim.Adam(model.parameters(), 0.1)
+    model.own, model.schedule = own, None
+    if rate:
+        model.schedule = torch.optim.lr_scheduler.StepLR(own, 1, rate)
+    model.teacher = [w.value.detach().clone() for w in model.weights]
+    model.compile("sgd")
+
+    def kept():
+        moments = [v for s in own.state.values() for v in s.values()]
+        kept = [*model.teacher, *moments, *map(ops.copy, model.weights)]
+        rates = [g["lr"] for g in own.param_groups]
+        return [ops.convert_to_numpy(v).copy() for v in kept] + rates
+
+    for _ in range(2):  # Before the first step, and after one.
+        before = kept()
+        kmp.diagnose(model, X, Y)
+        assert_same(kept(), before)
+        model.fit(X, Y, verbose=0)
+
+
+@on_tensorflow
+@pytest.mark.parametrize("traced", [False, True])
+def test_variables_of_tensorflows_own(traced):
+    import tensorflow as tf
+
+    mean = tf.Variable(tf.zeros((4, 1)))
+
+    def follow(weight):
+        mean.assign(0.9 * mean + 0.1 * weight)
+
+    follow = tf.function(follow) if traced else follow
+
+    class Followed(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            follow(self.trainable_variables[0].value)
+            return logs
+
+    model = Followed([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(X, Y, verbose=0)
+    before = mean.numpy()
+    kmp.diagnose(model, X, Y)
+    np.testing.assert_array_equal(mean.numpy(), before)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+def test_masks_and_sample_weights(mask, weights, tmp_path):
+    tokens = np.arange(96).reshape(8, 12) % 20
+    tokens[:, 8:] = 0
+
+    def run(callbacks):
+        keras.utils.set_random_seed(0)
+        embedding = keras.layers.Embedding(20, 4, mask_zero=mask)
+        model = keras.Sequential([embedding, keras.layers.Dense(20)])
+        kmp.apply_policy(model, "mixed_float16")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(kmp.LossScaleOptimizer("adam"), loss, jit_compile=False)
+        sample_weight = (tokens != 0).astype("float32") if weights else None
+        fit = model.fit(
+            tokens,
+            tokens,
+            sample_weight=sample_weight,
+            batch_size=2,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
+        return [fit.history["loss"], *model.get_weights()]
+
+    watching = [monitor(tmp_path), kmp.PrecisionTuner(verbose=0)]
+    assert_same(run(watching), run([]))
+
+
+def test_draws_of_another_thread_are_its_own():
+    model = dense(keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.5))
+    kmp.diagnose(model, X, Y)
+    ones = ops.ones((64,))
+    alone = ops.convert_to_numpy(keras.random.dropout(ones, 0.5, seed=7))
+    numpy = np.random.RandomState(3)
+    np.random.seed(3)
+    found, over = [], threading.Event()
+
+    def draw():
+        while not over.is_set():
+            mask = keras.random.dropout(ones, 0.5, seed=7)
+            same = np.array_equal(ops.convert_to_numpy(mask), alone)
+            found.append((same, np.random.rand() == numpy.rand()))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    kmp.diagnose(model, X, Y)
+    over.set()
+    thread.join()
+    assert set(found) == {(True, True)}
+
+
+HOOKS = [
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_batch_begin",
+    "on_test_end",
+    "on_epoch_end",
+    "on_train_end",
+]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_interrupted_fit_leaves_the_model_as_it_was(hook, error, tmp_path):
+    class Stops(keras.callbacks.Callback):
+        pass
+
+    def stop(self, *args, **kwargs):
+        raise error
+
+    setattr(Stops, hook, stop)
+
+    def interrupted(callbacks):
+        keras.utils.set_random_seed(2)
+        model = dense(metrics=["mae"])
+        with contextlib.suppress(error):
+            model.fit(
+                X,
+                Y,
+                batch_size=8,
+                verbose=0,
+                validation_data=(X, Y),
+                callbacks=[*callbacks, Stops()],
+            )
+        return model
+
+    model = interrupted([monitor(tmp_path, probe_every=1)])
+    other = interrupted([])
+    own = {n for n in vars(model) if not n.startswith("_keras_mixprec")}
+    assert own == {n for n in vars(other) if not n.startswith("_keras_mixprec")}
+    assert "_keras_mixprec_session" not in vars(model)
+    assert type(model.train_function) is type(other.train_function)
+    for metric, plain in zip(model.metrics, other.metrics, strict=True):
+        assert vars(metric).keys() == vars(plain).keys()
+        assert len(metric.variables) == len(plain.variables)
+    results = [m.evaluate(X, Y, verbose=0) for m in (model, other)]
+    np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+def test_a_policy_that_cannot_be_set_leaves_none_set():
+    class Stubborn(keras.layers.Dense):
+        @property
+        def dtype_policy(self):
+            return self._dtype_policy
+
+        @dtype_policy.setter
+        def dtype_policy(self, policy):
+            if getattr(policy, "name", policy) == "float32":
+                raise RuntimeError
+            self._dtype_policy = policy
+
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(2), Stubborn(1)]
+    )
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False)
+    with contextlib.suppress(RuntimeError):
+        kmp.diagnose(model, X, Y)
+    policies = {layer.dtype_policy.name for layer in model.layers}
+    assert policies == {"mixed_float16"}
+
+
+@on_torch
+@pytest.mark.usefixtures("training_goes_on")
+def test_a_probe_that_fails_trains_no_batch_twice(monkeypatch, tmp_path):
+    from keras_mixprec.numerics.collector import Collector
+
+    def run(watching):
+        keras.utils.set_random_seed(0)
+        model = dense()
+        model.fit(
+            X, Y, batch_size=2, shuffle=False, verbose=0, callbacks=watching
+        )
+        return [ops.convert_to_numpy(v) for v in model.variables]
+
+    def fails(self, result):
+        raise MemoryError
+
+    expected = run([])
+    monkeypatch.setattr(Collector, "carry", fails)
+    with pytest.warns(UserWarning, match="probe"):
+        found = run([monitor(tmp_path, probe_every=1)])
+    assert_same(found, expected)
