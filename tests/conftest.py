@@ -82,10 +82,12 @@ _SLOW_ELSEWHERE = {
 
 
 def pytest_collection_modifyitems(items):
-    """Marks them, where torch is not the backend."""
+    """Marks as slow what has no backend in it, where torch is not the backend."""
     if keras.backend.backend() != "torch":
         for item in items:
-            if item.path.name in _SLOW_ELSEWHERE:
+            if item.path.name in _SLOW_ELSEWHERE or item.get_closest_marker(
+                "one_backend"
+            ):
                 item.add_marker(pytest.mark.slow)
 
 
