@@ -82,7 +82,7 @@ _SLOW_ELSEWHERE = {
 
 
 def pytest_collection_modifyitems(items):
-    """Marks as slow what has no backend in it, where torch is not the backend."""
+    """Elsewhere than on torch, tests that have no backend in them are slow."""
     if keras.backend.backend() != "torch":
         for item in items:
             if item.path.name in _SLOW_ELSEWHERE or item.get_closest_marker(
