@@ -98,7 +98,7 @@ def performance(
     value = {name: _weighted(values[name], weights) for name in values}
     value["samples_per_second"] = _sample_rate(values, weights)
     value["step_time_p95"] = _percentile_95(rows)
-    value["measured_steps"] = sum(weights)
+    value["measured_steps"] = int(sum(weights))
     for name in "overhead_share", "output_bytes_saved":
         value[name] = values[name][-1]
     peaks = [peak for peak in values["peak_memory"] if peak is not None]
@@ -268,7 +268,8 @@ def sentence(found: dict) -> str:
     title = {f["name"]: f["title"] for f in found["figures"]}
     pace = f"{_time(value['step_time'])} a step"
     if value["measured_steps"] < _ENOUGH_STEPS:
-        pace += f", of only {format_count(value['measured_steps'], 'step')}"
+        steps = format_count(value["measured_steps"], "step")
+        pace += f" (measured on {steps} only)"
     elif value["step_time_p95"] is not None:
         pace += f" (95th percentile {_time(value['step_time_p95'])})"
     if value["samples_per_second"] is not None:
