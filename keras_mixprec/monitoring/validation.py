@@ -86,13 +86,13 @@ class ValidationWatch:
         if diverged:
             findings = [Finding(diverged, [])]
         reason = "training has diverged" if diverged else None
-        events = [self._event(new, findings, reason)] if new else []
+        events = [self._event(new, findings, rows, reason)] if new else []
         return findings, events, batch
 
     def _located(self, finding, rows):
         numbers = {"found_in": self._where}
         if rows:
-            numbers[f"rows_of_{self._where}"] = rows
+            numbers[f"rows_of_{self._where}"] = rows[:_SHOWN]
         verdict = finding.verdict
         numbers |= verdict.numbers
         # Counted within the batch.
@@ -100,7 +100,7 @@ class ValidationWatch:
         verdict = dataclasses.replace(verdict, numbers=numbers)
         return finding._replace(verdict=verdict)
 
-    def _event(self, wrong, findings, reason):
+    def _event(self, wrong, findings, rows, reason):
         prefix = VALIDATION if self._where == "validation" else ""
         listed = ", ".join(f"{prefix}{k} is {v:g}" for k, v in wrong.items())
         reasons = ["no layer, metric or row was found to be the reason"]
@@ -114,8 +114,10 @@ class ValidationWatch:
             reasons = [f"layer {path}" for path in dict.fromkeys(layers)]
             if "metric" in numbers:
                 reasons.append(f"metric {numbers['metric']}")
-            if rows := numbers.get(f"rows_of_{self._where}"):
-                reasons.append(f"rows {', '.join(map(str, rows))}")
+            if rows:
+                more = " and more" if len(rows) > _SHOWN else ""
+                listed_rows = ", ".join(map(str, rows[:_SHOWN]))
+                reasons.append(f"rows {listed_rows}{more}")
             reasons = [reason] if reason else reasons
             advice = findings[0].verdict.advice
         return {
@@ -167,9 +169,9 @@ def _first_wrong(model, batches, step, only_one):
             )
             wrong = keras.utils.pack_x_y_sample_weight(*data)
         # Others may be wrong for the same reason.
-        if findings and (not rows or len(rows) >= _SHOWN):
+        if findings and (not rows or len(rows) > _SHOWN):
             break
-    return findings, rows[:_SHOWN], wrong
+    return findings, rows, wrong
 
 
 def _numbered(batches) -> Iterator[tuple]:
