@@ -7,7 +7,10 @@ imports nothing, since those who read a log have no Keras.
 import dataclasses
 
 # Begins a sentence about the layer at fault; what else helps is one of its own.
-TO_FLOAT32 = "Let this layer compute in float32: PrecisionRule({layer!r})."
+TO_FLOAT32 = (
+    "Let this layer compute in float32: pass rules=[PrecisionRule({layer!r})] "
+    "to apply_policy."
+)
 
 # Of more range, for what is too large or too small, and of more digits.
 _MORE_RANGE = ("mixed_bfloat16", "float32")
@@ -58,8 +61,8 @@ _TABLE = (
     ),
     Kind(
         "bad_data",
-        "Drop or repair these rows. They hold infinity or NaN, which no "
-        "precision changes. To list all such rows of an array `{part}`: "
+        "Drop or repair the rows that hold infinity or NaN: they fail in every "
+        "dtype. To list all such rows of an array `{part}`: "
         "np.flatnonzero(~np.isfinite({part}).reshape(len({part}), -1)"
         ".all(axis=1)).",
         explains=True,
@@ -81,7 +84,7 @@ _TABLE = (
         "weight_overflow",
         f"{TO_FLOAT32} bfloat16 helps as well. Or scale the weight down: "
         "float16 ends at 65504, and the cast makes larger numbers infinite.",
-        phrase="has weights beyond float16",
+        phrase="has weights beyond float16's range",
         repaired_by=_MORE_RANGE,
     ),
     Kind(
@@ -95,7 +98,7 @@ _TABLE = (
     Kind(
         "cast_overflow",
         f"{TO_FLOAT32} Or scale its input down to below 65504.",
-        phrase="received an input beyond float16",
+        phrase="received an input beyond float16's range",
         repaired_by=_MORE_RANGE,
     ),
     Kind(

@@ -115,8 +115,8 @@ def run_demo(
     page.parent.mkdir(parents=True, exist_ok=True)
     print(
         f"Handwritten digits, {TRAINING_IMAGES} images, {epochs} epochs, on "
-        f"{keras.backend.backend()}. A small network with a normalization "
-        "written by hand."
+        f"{keras.backend.backend()}. A small network with a custom "
+        "normalization layer."
     )
     runs = {}
     runs["float32"] = _train("float32", epochs, seed)
@@ -218,15 +218,15 @@ def _train(policy, epochs, seed, callbacks=()):
 
 def _say(what, run):
     print(
-        f"{what}: loss {run.loss:.3g}, accuracy {run.accuracy:.1%}, "
-        f"{run.skipped} of {run.steps} steps skipped"
+        f"{what}: training loss {run.loss:.3g}, test accuracy "
+        f"{run.accuracy:.1%}, {run.skipped} of {run.steps} steps skipped"
     )
 
 
 def _table(runs):
     names = {
         "float32": "float32",
-        "float16": "float16 alone",
+        "float16": "float16, Keras alone",
         "repaired": "float16 with the tuner",
     }
     head = ("", "accuracy", "skipped", "float32 layers", "FLOPs in 16 bits")

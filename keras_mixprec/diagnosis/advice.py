@@ -58,7 +58,7 @@ _CASES = {
     "float32 either, as those of a square root or a norm at 0. Add a small "
     "number inside of it, as in keras.ops.sqrt(x + 1e-6).",
     "loss_grew": "The loss was {loss_at_first:.3g} when training began. On "
-    "this batch it is {loss_in_float32:.3g}, in float32 too",
+    "the batch of this step it is {loss_in_float32:.3g} even in float32",
     "weights_grew": "The largest weight grew from "
     "{largest_weight_at_first:.3g} when training began to {largest_weight:.3g}",
     "in_training": KINDS["forward_overflow"].advice
@@ -114,8 +114,8 @@ _CASES = {
     "of its `activity_regularizer`, which is in 16 bits, to the others.",
     "epsilon": f"{TO_FLOAT32} Or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
-    "fell": "Skipped steps have lowered the loss scale. Repair what overflows "
-    "in them, and it grows back by itself; PrecisionTuner raises it to "
+    "fell": "Skipped steps have lowered the loss scale. Once their cause is "
+    "repaired, it grows back slowly. PrecisionTuner sets it to "
     "2**{needed_bits} at once.",
     "vanishes": f"{TO_FLOAT32} Its gradients vanish at the loss scale that "
     "other layers need.",

@@ -85,10 +85,19 @@ class Verdict:
     def _what(self):
         layer = repr(self.layer) if self.layer else None
         where = place_in_words(self.kind, layer, self.direction)
-        when = "" if self.step is None else f" {format_moment(self.step)}"
+        moment = self._moment()
+        when = f", found {moment}" if moment else ""
         if self.failing_since is not None:
-            when += f", failing since step {self.failing_since:,}"
+            when += f"; steps have failed since step {self.failing_since:,}"
         return f"{self.kind}{where}{when}"
+
+    def _moment(self):
+        evaluation = self.numbers.get("found_in")
+        where = [f"in {evaluation}"] if evaluation else []
+        if self.step is not None:
+            preposition = "after" if evaluation else "at"
+            where.append(format_moment(self.step, preposition))
+        return " ".join(where)
 
     def _evidence(self):
         numbers = ", ".join(
@@ -132,8 +141,8 @@ def _likewise(paths):
 
 # What a number is to be seen beside.
 _LIMITS = {
-    "largest_inside_in_float32": "; float16 holds up to 65504",
-    "smallest_inside_in_float32": "; float16 holds down to 6e-08",
+    "largest_inside_in_float32": "; the largest float16 number is 65504",
+    "smallest_inside_in_float32": "; the smallest float16 number is 6e-08",
 }
 
 

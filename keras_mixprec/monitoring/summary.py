@@ -254,8 +254,9 @@ def _left_in_float16(model):
     for path, reason in left_in_float16(model).items():
         found.setdefault(reason, []).append(path)
     return " ".join(
-        f"Left in float16: {listed(paths)}. `keras_mixprec.apply_policy` would "
-        f"keep {'it' if len(paths) == 1 else 'them'} in float32: {reason}."
+        f"Left in float16: {listed(paths)} ({reason}). "
+        "`keras_mixprec.apply_policy` would keep "
+        f"{'it' if len(paths) == 1 else 'them'} in float32."
         for reason, paths in found.items()
     )
 

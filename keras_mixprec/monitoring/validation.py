@@ -103,7 +103,7 @@ class ValidationWatch:
     def _event(self, wrong, findings, rows, reason):
         prefix = VALIDATION if self._where == "validation" else ""
         listed = ", ".join(f"{prefix}{k} is {v:g}" for k, v in wrong.items())
-        reasons = ["no layer, metric or row was found to be the reason"]
+        why = "; no layer, metric or row was found to be the reason"
         advice = (
             "Call keras_mixprec.diagnose(model, x, y) on a batch of the "
             f"{self._where} data."
@@ -111,19 +111,21 @@ class ValidationWatch:
         if findings:
             numbers = findings[0].verdict.numbers
             layers = [f.verdict.layer for f in findings if f.verdict.layer]
-            reasons = [f"layer {path}" for path in dict.fromkeys(layers)]
+            reasons = [f"layer {path!r}" for path in dict.fromkeys(layers)]
             if "metric" in numbers:
                 reasons.append(f"metric {numbers['metric']}")
             if rows:
                 more = " and more" if len(rows) > _SHOWN else ""
                 listed_rows = ", ".join(map(str, rows[:_SHOWN]))
                 reasons.append(f"rows {listed_rows}{more}")
-            reasons = [reason] if reason else reasons
+            why = f" because {reason}"
+            if not reason:
+                why = f" because of {', '.join(reasons)}"
             advice = findings[0].verdict.advice
         return {
             "kind": "validation_not_finite",
             "metrics": {name: str(float(v)) for name, v in wrong.items()},
-            "message": f"{listed}: {', '.join(reasons)}",
+            "message": f"{listed}{why}",
             "advice": advice,
         }
 

@@ -95,7 +95,7 @@ DEFAULT_RULES = PrecisionRules(
     [
         PrecisionRule(
             OUTPUT,
-            reason="output of the model: probabilities below 6e-8 vanish, "
+            reason="output of the model: probabilities below 3e-8 become 0, "
             "logits and targets above 65504 overflow",
         ),
         PrecisionRule(

@@ -75,7 +75,7 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
     if count > 1:
         when = f"in {count:,} batches, the first {when}"
     if of_all:
-        return f"bad data: {_samples(numbers)} ({when})"
+        return f"{_samples(numbers)} ({when})"
     return f"bad data {when}{_rows_of_first(numbers)}"
 
 
@@ -97,8 +97,8 @@ def _samples(numbers):
 def _named(listed, count, part):
     names = ", ".join(map(str, listed))
     if count > len(listed):  # Only the first are listed.
-        return f"{count:,} samples of {part} ({names}, …)"
-    return f"sample{'s' * (count > 1)} {names} of {part}"
+        return f"{count:,} rows of {part} ({names}, …)"
+    return f"row{'s' * (count > 1)} {names} of {part}"
 
 
 def _rows_of_first(numbers):

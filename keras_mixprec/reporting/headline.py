@@ -331,7 +331,7 @@ class _Story:
             return bad_data_clause(first, self._facts.events)
         if kind == "divergence":
             part = first.get("numbers", {}).get("not_finite", "loss")
-            what = "training diverged in float32 too"
+            what = "training diverged, and float32 would not help"
             if not self._has_diverged():
                 verb = "are" if part == "gradients" else "is"
                 what = f"the {part} {verb} not finite in float32 either"
@@ -368,7 +368,8 @@ class _Story:
             # Said once, if it was found there as well.
             begun = since < self._facts.first and "earlier fit" not in at
             earlier = " of an earlier fit" * begun
-            return f" ({first}found{at}, failing since step {since:,}{earlier})"
+            failed = f"steps have failed since step {since:,}{earlier}"
+            return f" ({first}found{at}; {failed})"
         return f" ({first}found{at})" if at else ""
 
     def _fate_of_scale(self):
@@ -415,7 +416,7 @@ class _Story:
 
 
 def _named(verdict):
-    layer = verdict["layer"] or "the model"
+    layer = repr(verdict["layer"]) if verdict["layer"] else "the model"
     model = verdict.get("numbers", {}).get("in_call_of")
     return f"the own call of {model} after {layer}" if model else layer
 

@@ -83,7 +83,7 @@ def _state(overview):
 
 
 def _loss(course):
-    """The last loss, and the first and the least that it is seen beside."""
+    """The first, the lowest and the last loss."""
     if course is None:
         return
     values, steps = course["values"], course["steps"]
@@ -91,8 +91,11 @@ def _loss(course):
     line = f"Loss: {_mean_over(*found[-1])}"
     finite = [row for row in found if math.isfinite(row[0])]
     if len(found) > 1 and finite:
-        first, least = _mean_over(*found[0]), _mean_over(*min(finite))
-        line += f"; first {first}, least {least}"
+        line = f"Loss: {_mean_over(*found[0])} (first)"
+        least = min(finite)
+        if least not in (found[0], found[-1]):
+            line += f", {_mean_over(*least)} (lowest)"
+        line += f", {_mean_over(*found[-1])} (last)"
     yield f"{line}."
 
 
@@ -125,7 +128,7 @@ def _dtypes(layers):
 
 
 def _matmul_precision(text):
-    said = f"Products of float32 numbers are computed in {text}."
+    said = f"Matrix products in float32 layers use {text}."
     return [said] if text else []
 
 
@@ -200,13 +203,13 @@ def _demoted(layers):
             yield (
                 f"Demoted to {dtype_now(layer)} "
                 f"{format_moment(layer['demoted_at'])}: "
-                f"{layer['path']}{_because(layer)}."
+                f"{layer['path']!r}{_because(layer)}."
             )
 
 
 def _because(layer):
     reason = layer["demoted_because"]
-    return f", because of {reason}" if reason else ""
+    return f" ({reason})" if reason else ""
 
 
 def _headroom(layers, limit):
@@ -217,11 +220,12 @@ def _headroom(layers, limit):
     shown = [x for x in own if _is_range(x["least_headroom"])]
     shown.sort(key=lambda layer: layer["least_headroom"])
     if shown:
-        yield "Least headroom of activations: " + ", ".join(
-            f"{x['path']} {_left(x, limit)} "
+        least = ", ".join(
+            f"{x['path']!r} {_left(x, limit)} "
             f"{format_moment(x['worst_step'], 'after')}"
             for x in shown[:MOST_LAYERS]
         )
+        yield f"Least headroom of activations, by layer: {least}."
 
 
 def _passed_on(layers):
@@ -296,7 +300,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     Steps: 1, none skipped.
     Loss: ... step 1.
     Layers: 1 in float32.
-    Products of float32 numbers are computed in float32, ...
+    Matrix products in float32 layers use float32 ...
     Loss scale: 2**15.
     No verdicts.
     """

@@ -40,7 +40,8 @@ def verdict_lines(events: list, layers: list) -> Iterator[str]:
         about = event["verdict"], event["layer"], event["direction"]
         where = place_in_words(*about)
         since = event.get("failing_since")
-        failing = "" if since is None else f", failing since step {since:,}"
+        failed = f" (steps have failed since step {since:,})"
+        failing = "" if since is None else failed
         step = event.get("at_step", event["step"])
         when = f"Step {step:,}" if step else "Before the first step"
         by = event.get("numbers", {}).get("found_by")

@@ -209,8 +209,10 @@ def what_next(overview: Mapping) -> dict | None:
     if not is_repaired(event["verdict"], now.get(event["layer"])):
         return {"text": f"{done} The layer is back in 16 bits.", "code": None}
     if plan := _plan_with(event["layer"], overview["events"]):
-        done = _done(overview, "Nothing is left to do in this run.")
-        text = f"{done} The next run starts with the repair, from {plan}."
+        done = _done(overview, "Every finding of this run is repaired.")
+        text = (
+            f"{done} The next run starts with the repair in place, from {plan}."
+        )
         return {"text": text, "code": None}
     return {
         "text": "Give the next run a plan, or it starts without the repair: "

@@ -55,7 +55,7 @@ class TunerHistory:
         self.has_news = True
         self._session.log.event(step, event)
         if self._settings.verbose:
-            print_message(f"PrecisionTuner {format_moment(step)}: {message}.")
+            print_message(f"PrecisionTuner, {format_moment(step)}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
         """Reports that layers compute in something else now, or would.
