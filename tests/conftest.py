@@ -150,6 +150,14 @@ def _fresh_state():
     keras_mixprec.set_global_policy("float32")
 
 
+@pytest.fixture(scope="session")
+def canonical(tmp_path_factory):
+    """Logs by name that were written without training: `canonical_logs`."""
+    from canonical_logs import write_all
+
+    return write_all(tmp_path_factory.mktemp("canonical"))
+
+
 class SetClock:
     """A clock that stands still unless a test moves it."""
 

@@ -78,7 +78,7 @@ def _skips(facts, quiet, known):
     if len(skipped) > 1:
         own = (
             f"{_skipped(n, steps)} by {name}{last * (n == total)}"
-            for name, n in skipped.items()
+            for name, n in sorted(skipped.items())
         )
         return "; ".join(own)
     settled = " while the loss scale settled" if quiet else ""

@@ -28,7 +28,10 @@ def verdict_lines(events: list, layers: list) -> Iterator[str]:
     for event in events:
         if event["kind"] == "verdict":
             over = _how_repaired(event, now, events)
-            groups[_about(event, over)].append((event, over))
+            own = groups[_about(event, over)]
+            # Two fits may find the same at the step between them.
+            if event["layer"] not in (found["layer"] for found, _ in own):
+                own.append((event, over))
     if not groups:
         yield "No verdicts."
     # What a cause has brought about comes behind it.

@@ -1,0 +1,646 @@
+"""A dozen logs as the monitor writes them, of runs that nobody trained.
+
+Each tells another story, on the same small model. The fixture `canonical` in
+`conftest.py` writes all of them, once per session. `test_golden.py` holds what
+reports make of them, word for word.
+"""
+
+import contextlib
+import math
+import os
+import types
+from collections import Counter
+from typing import NamedTuple
+
+from keras_mixprec import _clock
+from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.inference.report import ConversionReport
+from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.metrics import AUDITED, PROBED
+from keras_mixprec.monitoring.failing_batches import BadData
+from keras_mixprec.monitoring.low_scale import LowScales
+from keras_mixprec.monitoring.scale_curve import ScalePoint
+from keras_mixprec.monitoring.summary import OptimizerSummary, TrainingSummary
+from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.facts import Facts
+from keras_mixprec.reporting.headline import headline
+from keras_mixprec.reporting.performance import Row, performance, sentence
+from keras_mixprec.reporting.run_log import RunLog
+
+SECONDS = 0.01
+BATCH = 8
+FIRST_SCALE, LEAST_SCALE = 2.0**15, 2.0**-14
+
+
+def layer(path, kind="Dense", dtype="float16", share=0.0, **more):
+    """A row of the table of layers."""
+    return {
+        "path": path,
+        "class": kind,
+        "compute_dtype": dtype,
+        "variable_dtype": "float32",
+        "parameters": 64,
+        "share_of_flops": share,
+        "rescaled": False,
+        "notes": "",
+        "fed_by": [],
+    } | more
+
+
+def small_model(**dtypes):
+    """Rows of a model of four layers; `dtypes` by the last part of a path."""
+    rows = [
+        layer("embed", share=0.5),
+        layer("block/norm", "LayerNormalization", fed_by=["embed"]),
+        layer("block/square", "Square", share=0.25, fed_by=["block/norm"]),
+        layer("logits", dtype="float32", share=0.25, fed_by=["block/square"]),
+    ]
+    return [
+        row | {"compute_dtype": dtypes.get(row["path"].split("/")[-1], own)}
+        for row, own in ((row, row["compute_dtype"]) for row in rows)
+    ]
+
+
+# Powers of two below the maximum of float16, in a sound reading.
+HEADROOM = {
+    "embed": 12.5,
+    "block/norm": 13.0,
+    "block/square": 6.25,
+    "logits": 9.0,
+}
+
+
+class Fit:
+    """One call of `fit`, logged step by step.
+
+    Args:
+        log_dir: Path.
+        layers: List of rows, as `layer` makes them.
+        tuner: Boolean. Whether a tuner takes part.
+        scales: Dict from the names of optimizers to their first loss scale.
+    """
+
+    def __init__(self, log_dir, layers=None, tuner=False, scales=None):
+        self.log = RunLog(log_dir)
+        self.layers = small_model() if layers is None else layers
+        self.first = self.at = max(self.log.next_step - 1, 0)
+        self.scales = {"": FIRST_SCALE} if scales is None else dict(scales)
+        self.skipped = Counter()
+        self._before = {
+            name: int(self.log.counts.get(self._tag(name), 0))
+            for name in self.scales
+        }
+        self._in_a_row, self._first_scales = Counter(), dict(self.scales)
+        self._losses = Counter()
+        self._probed, self._examined = False, False
+        self.bad_data = BadData()
+        self.speed = []
+        settings = {"policy": "mixed_float16", "optimizer": "Adam"}
+        self.event(
+            "train_begin",
+            fit=self.log.fits + 1,
+            tuner=tuner,
+            matmul_precision="float32",
+            settings=settings,
+        )
+        self.log.layers(self.at, self.layers)
+        for name in self.scales:
+            self._write_scale(name)
+
+    def _tag(self, name):
+        return schema.curve_tag(schema.SKIPPED_TAG, name)
+
+    def event(self, kind, **content):
+        """Logs an event at this step."""
+        self.log.event(self.at, {"kind": kind} | content)
+
+    def verdict(self, kind, path=None, direction=None, since=None, **numbers):
+        """Logs a finding with the advice that the package has for it."""
+        found = Verdict(
+            kind,
+            path,
+            direction,
+            self.at,
+            numbers=numbers,
+            advice=advice(kind, path, **numbers),
+            failing_since=since,
+        )
+        self.log.event(self.at, found.event())
+        return found
+
+    def change(self, kind, layers, because=None, **more):
+        """Logs that a tuner sets layers to another policy."""
+        found = {p: {"before": b, "after": a} for p, (b, a) in layers.items()}
+        reasons = dict.fromkeys(found, because.finding) if because else {}
+        self.event(kind, layers=found, reasons=reasons, **more)
+        after = {p: a.removeprefix("mixed_") for p, (_, a) in layers.items()}
+        self.layers = [
+            row | {"compute_dtype": after.get(row["path"], own)}
+            for row, own in ((row, row["compute_dtype"]) for row in self.layers)
+        ]
+        self.log.layers(self.at, self.layers)
+
+    def step(self, loss, skips=None, kind="inf", rows=None):
+        """Takes a step.
+
+        Args:
+            loss: Float.
+            skips: Dict from the optimizers that skip it to variables.
+            kind: String. What the gradients are then.
+            rows: Dict, the first bad row of each part of the batch.
+        """
+        _wait(SECONDS)
+        self.at += 1
+        for name in self.scales:
+            if variables := (skips or {}).get(name):
+                self._skip(name, variables, kind, rows)
+            else:
+                self._in_a_row[name] = 0
+            if variables or self.at % 20 == 0:
+                self._write_scale(name)
+        if not math.isfinite(loss):
+            self._losses["nan" if math.isnan(loss) else "inf"] += 1
+        size = schema.LOSS_ROWS_PER_CHUNK
+        row = [self.at, loss if math.isfinite(loss) else math.nan]
+        self.log.rows(self.at, schema.LOSS, [row], schema.LOSS_COLUMNS, size)
+
+    def _skip(self, name, variables, kind, rows):
+        event = {"optimizer": name, "at_step": self.at, "kinds": {}}
+        event |= {"scale": self.scales[name], "variables": variables}
+        event["kinds"] = {variable: [kind] for variable in variables}
+        if rows:
+            event["bad_input"] = rows
+            place = {"epoch": 0, "batch": self.at - 1 - self.first}
+            place |= {"step": self.at, "rows": rows}
+            self.bad_data.batches.append(place)
+            self.bad_data.count += 1
+        self.event("skipped_step", **event)
+        self.skipped[name] += 1
+        self._in_a_row[name] += 1
+        self.scales[name] = max(self.scales[name] / 2, LEAST_SCALE)
+
+    def _write_scale(self, name):
+        scale, skipped = self.scales[name], self._before[name]
+        skipped += self.skipped[name]
+        applied = self.at - skipped
+        row = [self.at, scale, skipped, applied]
+        self.log.scale_rows(self.at, [row], name)
+        if self.at >= self.log.next_step:
+            tag = schema.curve_tag("mixprec/loss_scale", name)
+            self.log.scalars(self.at, {tag: scale, self._tag(name): skipped})
+
+    def steps(self, count, losses=(2.0, 1.0), **skipping):
+        """Takes steps whose losses go evenly from one number to another."""
+        first, last = losses
+        for n in range(count):
+            share = n / max(count - 1, 1)
+            self.step(first + (last - first) * share, **skipping)
+
+    def probe(self, headroom=None, **metrics):
+        """Logs what was measured of all layers at this step.
+
+        Args:
+            headroom: Dict from paths to powers of two; sound ones else.
+            **metrics: Dicts from paths to numbers, by name of a metric.
+        """
+        self._probed = True
+        bits = HEADROOM | (headroom or {})
+        table = [
+            [
+                metrics.get(name, {}).get(path, _usual(name, bits[path]))
+                for name in PROBED
+            ]
+            for path in (row["path"] for row in self.layers)
+        ]
+        paths = [row["path"] for row in self.layers]
+        self.log.heat(self.at, table, paths, PROBED)
+
+    def histograms(self, path, lowest):
+        """Logs the exponents of a layer's numbers and gradients."""
+        bins = [[lowest + n, lowest + n + 1, 2.0**n] for n in range(4)]
+        for names in schema.EXPONENTS.values():
+            self.log.histogram(self.at, f"{names}/{path}", bins)
+
+    def compare(self, errors):
+        """Logs how far layers are from float32, forward and backward."""
+        self._examined = True
+        table, paths = [*errors.values()], [*errors]
+        self.log.heat(self.at, table, paths, AUDITED, schema.ERRORS)
+
+    def timed(self, steps, seconds=SECONDS):
+        """Logs how long the last steps took."""
+        row = Row(
+            step=self.at,
+            steps=steps,
+            seconds=seconds * steps,
+            samples=BATCH * steps,
+            step_time_median=seconds,
+            step_time_p95=1.25 * seconds,
+            peak_memory=3 * 2**28,
+            output_bytes_saved=0.375,
+            overhead_share=0.015,
+            once_seconds=0.5,
+        )
+        self.speed.append(row)
+        columns = schema.PERFORMANCE_COLUMNS
+        values = [getattr(row, name) for name in columns]
+        size = schema.PERFORMANCE_ROWS_PER_CHUNK
+        self.log.rows(self.at, schema.PERFORMANCE, [values], columns, size)
+
+    def end_epoch(self):
+        """Logs that an epoch ends with this step."""
+        row = [[self.at, _clock.wall()]]
+        columns, size = schema.EPOCH_COLUMNS, schema.EPOCH_ROWS_PER_CHUNK
+        self.log.rows(self.at, schema.EPOCHS, row, columns, size)
+
+    def end(self) -> TrainingSummary:
+        """Logs the end; returns what the console shows of it."""
+        self.end_epoch()
+        if self._losses:
+            self.event("nonfinite_losses", counts=dict(self._losses))
+        for event in self.bad_data.events():
+            self.log.event(self.at, event)
+        found = self._summary()
+        stuck = max(self._in_a_row.values(), default=0)
+        self.event("train_end", summary=str(found), in_a_row=stuck)
+        self.log.close()
+        return found
+
+    def _summary(self):
+        facts = Facts(
+            events=self.log.story,
+            layers=self.layers,
+            steps=self.at - self.first,
+            skipped={name: self.skipped[name] for name in self.scales},
+            in_a_row=max(self._in_a_row.values(), default=0),
+            measured=self._probed,
+            fits=self.log.fits + 1,
+            first=self.first + 1,
+            examined=self._examined,
+        )
+        dtypes = Counter(row["compute_dtype"] for row in self.layers)
+        speed = performance(self.speed, self.layers) if self.speed else None
+        return TrainingSummary(
+            dtypes=dict(dtypes),
+            optimizers={name: self._optimizer(name) for name in self.scales},
+            headroom={},
+            folder="",
+            unscaled_float16="",
+            headline=headline(facts),
+            text=headline(facts, brief=True)["text"],
+            bad_data=str(self.bad_data),
+            nonfinite_losses=dict(self._losses),
+            speed=sentence(speed) if speed else "",
+        )
+
+    def _optimizer(self, name):
+        return OptimizerSummary(
+            steps=self.at - self.first,
+            skipped=self.skipped[name],
+            in_a_row=self._in_a_row[name],
+            first_scale=self._first_scales[name],
+            last_scale=self.scales[name],
+            overflow_counts={"embed/kernel": self.skipped[name]},
+        )
+
+
+def _usual(name, bits):
+    """What is measured of a sound layer: a few of the metrics."""
+    usual = {
+        "activation_headroom_bits": bits,
+        "activation_nonfinite": float(bits == -math.inf),
+        "gradient_headroom_bits": 8.0,
+        "gradient_zero": 0.0,
+    }
+    return usual.get(name, math.nan)
+
+
+OVERFLOWING = {"block/square": -math.inf}
+BEHIND = {"": ["embed/kernel", "block/norm/gamma"]}
+
+
+def healthy(log_dir):
+    """Nothing happens, and layers were compared with float32."""
+    fit = Fit(log_dir)
+    fit.steps(1)
+    fit.compare({"embed": [4e-4, 1e-3], "block/square": [1e-3, 2e-3]})
+    fit.histograms("embed", -8)
+    for reading in range(5):
+        bits = {"block/square": 6.25 - reading / 4}
+        fit.probe(bits, **dict.fromkeys(PROBED, HEADROOM) if reading else {})
+        fit.steps(8, (2.0 - reading / 4, 1.8 - reading / 4))
+        fit.timed(8)
+    fit.histograms("embed", -6)
+    return fit.end()
+
+
+def searched_scale(log_dir):
+    """Three steps are skipped until the loss scale suits."""
+    fit = Fit(log_dir)
+    fit.steps(3, (2.0, 2.0), skips=BEHIND)
+    fit.steps(17)
+    fit.probe()
+    fit.compare({"embed": [4e-4, 1e-3]})
+    return fit.end()
+
+
+def overflow(log_dir):
+    """A layer overflows in every step and nobody repairs it."""
+    fit = Fit(log_dir)
+    fit.event(
+        "before_training",
+        finding="Sigmoid in float16",
+        level="bad",
+        layer="block/square",
+        message="Found before.",
+        advice="Widen.",
+    )
+    for step in range(1, 41):
+        fit.step(math.nan, skips=BEHIND, kind="nan")
+        if step == 5:
+            _overflows(fit, since=1)
+        if step in (1, 20, 40):
+            gone = dict.fromkeys(["logits"], -math.inf)
+            fit.probe(OVERFLOWING | gone)
+    return fit.end()
+
+
+def _overflows(fit, since=None, path="block/square"):
+    return fit.verdict(
+        "forward_overflow",
+        path,
+        "forward",
+        since,
+        error=math.inf,
+        largest_input=2.5,
+        nonfinite_outputs=39,
+        largest_inside_in_float32=5e5,
+    )
+
+
+def repaired(log_dir):
+    """A tuner demotes the layer, which costs two steps."""
+    fit = Fit(log_dir, tuner=True)
+    fit.steps(20, (2.0, 1.5))
+    fit.probe()
+    fit.event("trend", layer="block/square", headroom_bits=2.25,
+              overflows_in_steps=14)  # fmt: skip
+    fit.steps(2, (math.nan, math.nan), skips=BEHIND, kind="nan")
+    found = _overflows(fit, since=21)
+    wide = "mixed_float16", "float32"
+    changes = dict.fromkeys(["block/square", "block/norm"], wide)
+    fit.change("demote", changes, found, message="demotes two")
+    fit.event("rebuild", seconds=0.25)
+    fit.steps(58, (1.5, 0.5))
+    fit.probe({"block/square": -3.0})
+    return fit.end()
+
+
+def underflow(log_dir):
+    """Numbers become 0 on the way back, and gradients with them."""
+    fit = Fit(log_dir)
+    fit.steps(30, (0.7, 0.7))
+    zeros = {"block/norm": 0.5}
+    fit.probe(gradient_below=zeros, gradient_zero=zeros)
+    fit.verdict("underflow", "block/norm", "backward", error=1.0, epsilon=1e-9)
+    fit.verdict("underflow", "embed", "backward", error=0.25)
+    fit.verdict("scale_too_low", needed_bits=20)
+    paths = ["embed/kernel", "embed/bias"]
+    fit.event("zero_gradients", layer="embed", paths=paths, message="all 0")
+    fit.steps(30, (0.7, 0.7))
+    return fit.end()
+
+
+def diverged(log_dir):
+    """The loss grows, in float32 as well."""
+    fit = Fit(log_dir)
+    fit.steps(10, (2.0, 2e3))
+    fit.steps(10, (math.inf, math.inf), skips=BEHIND)
+    fit.verdict(
+        "divergence",
+        since=11,
+        loss_in_float32=1e9,
+        loss_at_first=2.0,
+        largest_weight=1e6,
+        largest_weight_at_first=1.0,
+        learning_rate=10.0,
+    )
+    fit.verdict("scale_collapsed", loss_scale=2.0**-14)
+    fit.event("stopped", reason="no step was applied")
+    return fit.end()
+
+
+def weights_lost(log_dir):
+    """Weights are not finite from a step on."""
+    fit = Fit(log_dir)
+    fit.steps(10)
+    fit.probe()
+    fit.steps(10, (math.nan, math.nan), skips=BEHIND, kind="nan")
+    gone = dict.fromkeys(HEADROOM, -math.inf)
+    fit.probe(gone, weight_headroom_bits=gone)
+    fit.verdict("weights_lost", since=11, layers=3)
+    return fit.end()
+
+
+def bad_batch(log_dir):
+    """Rows that are not finite take the loss scale far down."""
+    fit = Fit(log_dir)
+    scales, rule = LowScales(fit.log), DynamicLossScale()
+    points = [ScalePoint(0, FIRST_SCALE, 0, 0)]
+    fit.steps(20)
+    fit.probe()
+    fit.steps(9, (math.nan, math.nan), skips=BEHIND, kind="nan",
+              rows={"x": 3})  # fmt: skip
+    numbers = {"epoch": 0, "batch": 20, "samples_of_x": [163, 171]}
+    fit.verdict("bad_data", **numbers, bad_samples_of_x=9)
+    fit.steps(20, (1.0, 0.5))
+    harm = {"embed": 0.25, "block/norm": 0.125}
+    fit.probe(gradient_zero=harm)
+    points += [
+        ScalePoint(step, FIRST_SCALE / 2 ** max(step - 20, 0),
+                   max(step - 20, 0), min(step, 20))
+        for step in range(20, 30)
+    ]  # fmt: skip
+    points.append(ScalePoint(fit.at, fit.scales[""], 9, fit.at - 9))
+    skips = [
+        types.SimpleNamespace(step=n, inputs={"x": 3}) for n in range(21, 30)
+    ]
+    reading = types.SimpleNamespace(
+        points=points, new_steps=skips, loss_scale=fit.scales[""], step=fit.at
+    )
+    scales.read("", reading, rule)
+    return fit.end()
+
+
+def two_optimizers(log_dir):
+    """A generator whose loss scale falls beside a sound discriminator."""
+    scales = {"generator": FIRST_SCALE, "discriminator": 2.0**10}
+    fit = Fit(log_dir, scales=scales)
+    fit.steps(10)
+    fit.steps(2, (1.0, 1.0), skips={"generator": ["embed/kernel"]})
+    fit.steps(8)
+    fit.probe()
+    fit.event(
+        "nonfinite_gradients",
+        optimizer="generator",
+        counts={"inf": 2, "nan": 0},
+    )
+    return fit.end()
+
+
+def two_fits(log_dir):
+    """A tuner in the second `fit` repairs what overflowed in the first."""
+    fit = Fit(log_dir)
+    fit.steps(9, (math.nan, math.nan), skips=BEHIND, kind="nan")
+    _overflows(fit, since=1)
+    fit.end()
+    fit = Fit(log_dir, tuner=True, scales={"": fit.scales[""]})
+    found = _overflows(fit)
+    wide = {"block/square": ("mixed_float16", "float32")}
+    fit.change("demote", wide, found, message="demotes one")
+    fit.steps(25)
+    fit.timed(25)
+    fit.probe({"block/square": -3.0})
+    return fit.end()
+
+
+def wide(log_dir):
+    """No layer computes in 16 bits, though that was asked for."""
+    rows = small_model(embed="float32", norm="float32", square="float32")
+    fit = Fit(log_dir, rows, scales={})
+    fit.event("no_16_bits", message="no layer computes low", lost=True)
+    fit.steps(3)
+    return fit.end()
+
+
+def killed(log_dir):
+    """The process is gone in the middle of a write."""
+    fit = Fit(log_dir)
+    fit.steps(12)
+    fit.probe()
+    fit.steps(3, skips=BEHIND)
+    fit.log.text(fit.at, "note", "cut")
+    fit.log.close()
+    (path,) = event_file_paths(fit.log.folder)
+    os.truncate(path, os.path.getsize(path) - 5)
+
+
+def many_layers(log_dir):
+    """Two thousand layers, a few of which have something."""
+    rows = [
+        layer(f"block_{n // 10}/dense_{n % 10}", share=1 / 2000)
+        for n in range(2000)
+    ]
+    fit = Fit(log_dir, rows)
+    for reading in range(4):
+        fit.steps(10, (2.0 - reading / 4, 1.8 - reading / 4))
+        bits = {row["path"]: 4 + n % 97 / 8 for n, row in enumerate(rows)}
+        bits["block_150/dense_0"] = -math.inf
+        fit.probe(bits)
+    for n in range(12):
+        fit.verdict("underflow", f"block_{n}/dense_3", "forward", error=1.0)
+    _overflows(fit, path="block_150/dense_0")
+    return fit.end()
+
+
+STORIES = (
+    healthy,
+    searched_scale,
+    overflow,
+    repaired,
+    underflow,
+    diverged,
+    weights_lost,
+    bad_batch,
+    two_optimizers,
+    two_fits,
+    wide,
+    killed,
+    many_layers,
+)
+NAMES = [story.__name__ for story in STORIES]
+
+
+class Canonical(NamedTuple):
+    """A log, and what the console showed at the end of its last `fit`.
+
+    Attributes:
+        log_dir: Path.
+        summary: `TrainingSummary`, `None` if the run did not end.
+    """
+
+    log_dir: os.PathLike
+    summary: TrainingSummary | None
+
+
+_now = [0.0]
+
+
+def _wait(seconds):
+    _now[0] += seconds
+
+
+@contextlib.contextmanager
+def _set_clock():
+    _now[0] = 0.0
+    with _clock.set_to(lambda: _now[0], lambda: 1e9 + _now[0]):
+        yield
+
+
+def write_all(folder) -> dict[str, Canonical]:
+    """Writes all logs, each into a folder of its name; returns them by it."""
+    found = {}
+    for story in STORIES:
+        with _set_clock():
+            name = story.__name__
+            found[name] = Canonical(folder / name, story(folder / name))
+    return found
+
+
+def conversion() -> ConversionReport:
+    """What a conversion for inference reports, of a model like the others."""
+    policies = {
+        "embed": "float16",
+        "block/norm": "float16",
+        "block/square": "float32",
+        "logits": "float16",
+    }
+    largest = {"embed": 8.0, "block/norm": 4.0, "block/square": 5e5}
+    rows = [
+        {
+            "path": path,
+            "class": "Dense",
+            "policy": policy,
+            "parameters": 64,
+            "bytes": 256 if policy == "float32" else 128,
+            "largest": largest.get(path),
+            "headroom_bits": HEADROOM[path] if path in largest else None,
+            "rescaled_bits": 0,
+            "clamped": False,
+            "reason": "overflows" if policy == "float32" else "",
+        }
+        for path, policy in policies.items()
+    ]
+    drift = {
+        "output": "logits",
+        "relative": 4e-4,
+        "largest": 2e-3,
+        "mean": 5e-4,
+        "scale": 6.5,
+        "nonfinite": 0,
+        "top1_agreement": 0.998,
+    }
+    return ConversionReport(
+        policy="float16",
+        plan=PrecisionPlan(policies, default="float16"),
+        layers=rows,
+        drift=[drift, drift | {"output": "aux", "nonfinite": 2}],
+        tolerance=0.01,
+        size={"before": 1024, "after": 640},
+        latency={"before": 0.004, "after": 0.002, "speedup": 2.0, "pairs": 9},
+        metric={"name": "accuracy", "before": 0.931, "after": 0.93},
+        notes=["Half."],
+    )

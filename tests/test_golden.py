@@ -1,0 +1,88 @@
+"""What reports make of the canonical logs, word for word.
+
+The files in `golden` are read in review. `pytest tests/test_golden.py
+--force-regen` writes them again.
+"""
+
+import pathlib
+import pprint
+import re
+
+import pytest
+from canonical_logs import NAMES, conversion
+
+import keras_mixprec as kmp
+
+pytestmark = pytest.mark.one_backend
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+# A list that somebody would read to its end.
+LONGEST = 60
+
+
+def settled(value, longest):
+    """A value without what no two runs share, and without its long ends."""
+    if isinstance(value, dict):
+        rows = [(k, settled(v, longest)) for k, v in value.items()]
+        rows = [row for row in rows if row[0] != "wall_time"]
+        return dict(rows if len(rows) < LONGEST else [*rows[:2], ("...", ...)])
+    if isinstance(value, list | tuple):
+        rows = [settled(v, longest) for v in value]
+        return rows if len(rows) < longest else [*rows[:2], ...]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def sections(**texts):
+    return "\n".join(
+        f"---- {title.replace('_', ' ')} ----\n{text.rstrip()}\n"
+        for title, text in texts.items()
+    )
+
+
+def in_lines(value, longest=LONGEST):
+    shown = settled(value, longest)
+    return pprint.pformat(shown, width=100, compact=True, sort_dicts=False)
+
+
+def markup(page):
+    """A page without its style, its program and its data, a tag a line."""
+    page = re.sub(r"(?s)(<(style|script)>).*?(</\2>)", r"\1\3", page)
+    return re.sub(r"(?<=>)(?=<[^/])", "\n", page)
+
+
+@pytest.fixture
+def golden(file_regression):
+    def check(name, **texts):
+        path = GOLDEN / f"{name}.txt"
+        file_regression.check(sections(**texts), fullpath=path)
+
+    return check
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_made_of_a_log(name, canonical, golden):
+    report = kmp.load_report(canonical[name].log_dir)
+    (run,) = report.to_dict().values()
+    golden(
+        name,
+        report=str(report),
+        console=str(canonical[name].summary),
+        dictionary=in_lines(run, 8 if name == "many_layers" else LONGEST),
+    )
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"killed", "two_fits"}))
+def test_the_console_says_what_the_report_says(name, canonical):
+    log = canonical[name]
+    (run,) = kmp.load_report(log.log_dir).to_dict().values()
+    assert run["headline"] == log.summary.headline
+
+
+def test_what_is_made_of_a_conversion(golden):
+    report = conversion()
+    golden(
+        "inference",
+        report=str(report),
+        page=markup(report.to_html()),
+        dictionary=in_lines(report.to_dict()),
+    )
