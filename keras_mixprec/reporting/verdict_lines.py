@@ -43,8 +43,9 @@ def verdict_lines(events: list, layers: list) -> Iterator[str]:
         about = event["verdict"], event["layer"], event["direction"]
         where = place_in_words(*about)
         since = event.get("failing_since")
-        failed = f" (steps have failed since step {since:,})"
-        failing = "" if since is None else failed
+        failing = ""
+        if since is not None:
+            failing = f" (steps have failed since step {since:,})"
         step = event.get("at_step", event["step"])
         when = f"Step {step:,}" if step else "Before the first step"
         by = event.get("numbers", {}).get("found_by")
