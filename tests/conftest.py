@@ -44,8 +44,6 @@ if keras.backend.backend() != "torch":
 
 # What a backend has little part in is slow on those whose processes start late.
 _SLOW_ELSEWHERE = {
-    "test_cli.py",
-    "test_cli_compare.py",
     "test_compare_precisions.py",
     "test_comparison_end_to_end.py",
     "test_damaged_files.py",

@@ -1,93 +1,177 @@
 """The command line, as a person uses it."""
 
-import os
+import functools
+import json
 import pathlib
 import re
 import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
+from comparison_records import arm, record
+from lint_cases import scale_of_a_billionth
 
 import keras_mixprec
-from keras_mixprec.cli import main
+from keras_mixprec.analysis.comparison.result import ComparisonResult
+from keras_mixprec.cli import main, speed
 from keras_mixprec.cli.demo import run_demo
-from keras_mixprec.cli.speed import median_seconds, speed_sentence
+from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.report import load_report
+
+pytestmark = pytest.mark.one_backend
 
 BACKEND = keras.backend.backend()
 README = pathlib.Path(__file__).parents[1].joinpath("README.md").read_text()
-RESULT = re.compile(
-    r"^(float[\w ]+?) +([\d.]+)% +(\d+) +(\d+) +\d+%$", re.MULTILINE
-)
+MODULE = """
+import keras, numpy as np
+
+NUMBER = 3
+SAMPLES = np.random.default_rng(0).normal(size=(32, 4))
+
+def build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+def data():
+    return SAMPLES, SAMPLES[:, :2]
+
+def nothing():
+    return ()
+"""
 
 
-def run(*command, cwd=None):
-    # One thread: PyTorch's wait for each other on a machine that is busy.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("KERAS_BACKEND", None)
-    return subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-    )
+class Unknown(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+
+def own_loss(y, prediction):
+    return keras.ops.mean((y - prediction) ** 2)
+
+
+def sequential(*layers):
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+def save_models(folder):
+    layers, inputs = keras.layers, keras.Input((4,))
+    with_own_loss = scale_of_a_billionth()
+    with_own_loss.compile("sgd", own_loss)
+    # What it puts out is beyond float16, and scaled down it would be another.
+    middle = layers.LayerNormalization(), layers.Dense(64)
+    large = sequential(layers.Dense(4, "elu"), *middle, layers.Dense(3))
+    large.layers[0].kernel.assign(np.diag([2e4, 4e4, 6e4, 9e4]))
+    for name, model in {
+        "model": sequential(layers.Dense(64), layers.Dense(3, name="head")),
+        "large": large,
+        "billionth": scale_of_a_billionth(),
+        "own_loss": with_own_loss,
+        "float32": keras.Model(inputs, layers.Dense(8)(inputs)),
+        "own": sequential(Unknown()),
+        "nested": sequential(sequential(Unknown())),
+        "lambda": sequential(layers.Lambda(lambda x: 2 * x)),
+    }.items():
+        model.save(folder / f"{name}.keras")
+    content = (folder / "model.keras").read_bytes()
+    (folder / "short.keras").write_bytes(content[: len(content) // 2])
+    damaged = bytearray(content)
+    damaged[len(content) // 3 : len(content) // 2] = b"\0" * 64
+    (folder / "damaged.keras").write_bytes(damaged)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models, data, modules, plans and sign-offs, right and wrong ones."""
+    folder = tmp_path_factory.mktemp("files")
+    save_models(folder)
+    x, y = np.ones((8, 4), "float32"), np.full((8, 8), 1.5e5)
+    np.save(folder / "x.npy", x)
+    np.savez(folder / "x.npz", x=x)
+    np.savez(folder / "y.npz", y=y)
+    np.savez(folder / "data.npz", x=x, y=y)
+    np.savez(folder / "wide.npz", x=np.ones((8, 5), "float32"))
+    np.savez(folder / "objects.npz", x=np.array([{}], object))
+    (folder / "short.npz").write_bytes((folder / "x.npz").read_bytes()[:150])
+    for name, text in {
+        "made.py": MODULE,
+        "cut_off.py": "def build(:",
+        "dividing.py": "\nRATE = 1 / 0",
+        "text.keras": "no model",
+        "text.npz": "no arrays",
+        "text.json": "{",
+        "other.json": '{"format": "something"}',
+    }.items():
+        (folder / name).write_text(text)
+    bfloat16 = {"dense": "mixed_bfloat16", "head": "float32"}
+    PrecisionPlan(bfloat16).save(folder / "plan.json")
+    PrecisionPlan({"dense": "mixed_bfloat16"}).save(folder / "tuned.json")
+    PrecisionPlan({"another": "float32"}).save(folder / "another.json")
+    arms = [arm("float32", [0.9, 0.9]), arm("bad", [0.1, 0.2], losses=[9.0])]
+    unnamed = {"build": "__main__:build", "data": "builtins.tuple"}
+    signed = ComparisonResult(record(arms, sources=unnamed))
+    signed.sign_off(folder / "unnamed.json")
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """Function that runs a command; returns its status, stdout and stderr."""
+    monkeypatch.chdir(folder)
+    # Commands set it, for a process of their own.
+    monkeypatch.setenv("KERAS_BACKEND", BACKEND)
+    monkeypatch.syspath_prepend(folder)
+
+    def run(command):
+        try:
+            status = main(command.split())
+        except SystemExit as error:
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_the_version(run):
+    version = f"keras-mixprec {keras_mixprec.__version__}\n"
+    assert run("--version") == (0, version, "")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--version"], f"keras-mixprec {keras_mixprec.__version__}"),
-        (["--help"], "demo"),
-        (["demo", "--help"], "--log-dir"),
-    ],
-    ids=["version", "help", "demo help"],
+    "command",
+    ["demo", "serve", "report", "doctor", "lint", "compare", "convert"],
 )
-def test_it_says_what_it_is(arguments, expected, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(arguments)
-    assert expected in capsys.readouterr().out
+def test_help_has_an_example_and_the_exit_statuses(command, run):
+    assert command in run("--help")[1]
+    status, out, _ = run(f"{command} --help")
+    assert status == 0
+    assert f"keras-mixprec {command}" in out
+    if command not in ("demo", "serve"):
+        assert "exit status:" in out
+        usage, _, example = out.partition("example:")
+        assert command == "report" or f"keras-mixprec {command} " in example
 
 
-def test_the_demo_names_a_layer_and_repairs_it(tmp_path):
-    done = run(
-        "-m", "keras_mixprec", "demo", "--backend", BACKEND, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row[0]: row[1:] for row in RESULT.findall(done.stdout)}
-    accuracy = {name: float(row[0]) for name, row in rows.items()}
+def test_the_demo_names_a_layer_and_repairs_it(run, folder):
+    # The README shows six epochs on TensorFlow.
+    epochs = 6 if BACKEND == "tensorflow" else 3
+    status, out, _ = run(f"demo --backend {BACKEND} --epochs {epochs}")
+    assert status == 0
+    rows = re.findall(r"^(float[\w ]+?) +([\d.]+)% +\d+ +(\d+) ", out, re.M)
+    accuracy = {name: float(share) for name, share, _ in rows}
     assert accuracy["float16 alone"] < 20
     assert accuracy["float16 with the tuner"] > accuracy["float32"] - 5
     # The repaired layer, and the last one, which is float32 by design.
-    assert rows["float16 with the tuner"][2] == "2"
-    assert "forward_overflow in 'response_norm'" in done.stdout
-    assert len(done.stdout.splitlines()) <= 25
-    assert (tmp_path / "logs" / "report.html").exists()
-    assert load_report(tmp_path / "logs").to_dict()
-    if BACKEND == "tensorflow":  # The one that the README shows.
+    assert rows[-1][2] == "2"
+    assert "forward_overflow in 'response_norm'" in out
+    assert len(out.splitlines()) <= 25
+    assert (folder / "logs" / "report.html").exists()
+    assert load_report(folder / "logs").to_dict()
+    if BACKEND == "tensorflow":
         shown = README.partition("\n```\nHandwritten")[2].partition("\n```")[0]
-        printed = done.stdout.replace(f"{tmp_path}/", "")
-        assert shape_of(f"Handwritten{shown}") == shape_of(printed)
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ({"instructions": ("AVX2",)}, r"is emulated .*nothing is measured"),
-        ({"instructions": None}, r"does not report .*nothing is measured"),
-        ({"kind": "cuda"}, "keras-mixprec doctor"),
-    ],
-    ids=["emulated", "unknown", "gpu"],
-)
-def test_speed_is_measured_on_cpus_with_units_alone(found, expected):
-    assert re.search(expected, speed_sentence({"kind": "cpu", **found}))
-
-
-def test_speed_is_that_of_steps():
-    seconds = median_seconds(scale=1, steps=1)
-    assert [*seconds] == ["float32", "mixed_bfloat16"]
-    assert min(seconds.values()) > 0
+        assert shape_of(f"Handwritten{shown}") == shape_of(out)
 
 
 def shape_of(output):
@@ -98,72 +182,292 @@ def shape_of(output):
 
 
 @pytest.mark.parametrize(
-    ("module", "advice"),
+    ("found", "expected"),
     [
-        ("sklearn", "pip install scikit-learn"),
-        ("tensorflow", "pip install tensorflow"),
-        ("jax", "pip install jax"),
-        ("torch", "pip install torch"),
+        ({"instructions": ("AVX2",)}, "emulated.*nothing is measured"),
+        ({"instructions": None}, "report.*nothing is measured"),
+        ({"kind": "cuda"}, "keras-mixprec doctor"),
+        ({"instructions": ("AVX512-BF16",)}, r"mine .* ms, [\d.]+x as fast"),
     ],
-    ids=["sklearn", "tensorflow", "jax", "torch"],
+    ids=["emulated", "unknown", "gpu", "native"],
 )
-def test_a_missing_package_is_named(module, advice):
-    backend = BACKEND if module == "sklearn" else module
-    # What Python itself does with a module that it must not import.
-    code = (
-        f"import sys; sys.modules[{module!r}] = None;"
-        "from keras_mixprec.cli import main;"
-        f"sys.exit(main(['demo', '--backend', {backend!r}]))"
-    )
-    done = run("-c", code)
-    assert done.returncode == 2
-    assert advice in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, capsys):
-    file = tmp_path / "file"
-    file.write_text("")
-    assert main(["demo", "--log-dir", str(file / "logs")]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("keras-mixprec: ")
-    assert str(file / "logs") in message
+def test_speed_is_measured_on_cpus_with_units_alone(
+    found, expected, monkeypatch
+):
+    small = functools.partial(speed.median_seconds, scale=1, steps=1)
+    monkeypatch.setattr(speed, "median_seconds", small)
+    found = {"kind": "cpu", "devices": ["mine"], **found}
+    assert re.search(expected, speed.speed_sentence(found))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("raised", "status", "said"),
     [
-        ([], "required: command"),
-        (["train"], "invalid choice: 'train'"),
-        (["demo", "--epochs", "0"], "argument --epochs"),
-        (["demo", "--seed", "-1"], "argument --seed"),
-        (["demo", "--backend", "theano"], "invalid choice: 'theano'"),
+        (KeyboardInterrupt(), 130, ""),
+        (ModuleNotFoundError(name="sklearn.x"), 2, "install scikit-learn"),
+        (ModuleNotFoundError(name="jax"), 2, "install jax"),
+        (ModuleNotFoundError(name="torch"), 2, "install torch"),
     ],
-    ids=["none", "unknown", "epochs", "seed", "backend"],
+    ids=["interrupt", "sklearn", "jax", "torch"],
 )
-def test_wrong_commands_are_refused(arguments, expected, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert expected in capsys.readouterr().err
+def test_a_command_ends_without_a_traceback(
+    raised, status, said, run, monkeypatch
+):
+    def raises(*arguments):
+        raise raised
+
+    monkeypatch.setattr("keras_mixprec.cli.demo.run_demo", raises)
+    found, out, err = run("demo")
+    assert (found, out, said in err) == (status, "", True)
+    assert said or not err
+
+
+def test_a_backend_that_is_not_installed_is_named():
+    # What Python itself does with a module that it must not import.
+    code = (
+        "import sys; sys.modules['tensorflow'] = None;"
+        "from keras_mixprec.cli import main;"
+        "sys.exit(main(['demo', '--backend', 'tensorflow']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "pip install tensorflow" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [{"epochs": 0}, {"seed": -1}], ids=str)
 def test_wrong_numbers_are_refused(arguments, tmp_path):
     (name,) = arguments
-    with pytest.raises(ValueError, match=f"`{name}` must be at least"):
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
         run_demo(log_dir=str(tmp_path), **arguments)
 
 
-def test_an_interrupted_command_ends_without_a_traceback(monkeypatch, capsys):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
+# `compare`.
 
-    monkeypatch.setattr("keras_mixprec.cli.demo.run_demo", interrupted)
-    assert main(["demo"]) == 130
-    assert capsys.readouterr() == ("", "")
+COMPARE = "compare made:build made:data"
+SHORT = f"{COMPARE} --steps 4 --blocks 2 --seeds 2 --batch-size 8"
 
 
-@pytest.mark.parametrize("command", ["report", "lint"])
-def test_a_wrong_call_has_one_exit_status(command, tmp_path, capsys):
-    assert main([command, str(tmp_path / "nowhere")]) == 2
-    assert "nowhere" in capsys.readouterr().err
+def test_it_compares_writes_signs_checks_and_runs_again(run, folder):
+    status, out, _ = run(
+        f"{SHORT} --policies float32 tuned.json --html out.html "
+        "--sign-off signed.json"
+    )
+    assert status == 0
+    (row,) = [line for line in out.splitlines() if line.startswith("tuned ")]
+    assert row.endswith(("within tolerance", "not told apart"))
+    assert re.search(r"^Best: (float32|tuned)\b", out, re.MULTILINE)
+    assert "<table>" in (folder / "out.html").read_text()
+    for again in "--check", "--rerun":
+        status, out, err = run(f"compare {again} signed.json")
+        assert (status, err) == (0, "")
+
+
+def test_json_of_a_comparison_is_the_result_and_nothing_else(run):
+    status, out, err = run(f"{SHORT} --policies float32 float32+float32 --json")
+    assert (status, err) == (0, "")
+    result = ComparisonResult.from_dict(json.loads(out))
+    verdicts = [row["verdict"] for row in result.rows]
+    assert verdicts == ["reference", "within tolerance"]
+
+
+def test_a_policy_that_fails_is_a_row_and_a_status(run):
+    status, out, _ = run(f"{SHORT} --policies float32 float32+bfloat16_3x")
+    assert status == 1
+    assert "float32+bfloat16_3x: failed: " in out
+
+
+def test_a_sign_off_that_was_changed_has_another_status(run, folder):
+    text = (folder / "unnamed.json").read_text()
+    (folder / "changed.json").write_text(text.replace('"worse"', '"fine"'))
+    assert run("compare --check unnamed.json")[0] == 0
+    status, _, err = run("compare --check changed.json")
+    assert status == 1
+    assert re.search("bad: .*'fine'.*'worse'", err)
+
+
+# `lint`.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ("billionth.keras", 1),
+        ("billionth.keras --fail-on never", 0),
+        ("float32.keras", 0),
+        ("float32.keras --fail-on low", 1),
+        ("float32.keras --policy mixed_float16", 0),
+        ("billionth.keras --data x.npy", 1),
+    ],
+)
+def test_the_status_of_lint_says_what_was_found(arguments, status, run):
+    found, out, err = run(f"lint {arguments}")
+    assert (found, err) == (status, "")
+    assert out.startswith("Lint of ")
+
+
+def test_json_of_lint_has_the_documented_keys(run):
+    _, out, _ = run("lint billionth.keras --json --data data.npz")
+    result = json.loads(out)
+    keys = ["version", "model", "backend", "policy", "counts", "findings"]
+    assert list(result) == keys
+    assert (result["version"], result["policy"]) == (1, None)
+    keys = ["rule", "severity", "layer", "reason", "fix", "repairs", "numbers"]
+    assert list(result["findings"][0]) == keys
+    severities = [f["severity"] for f in result["findings"]]
+    counts = {s: severities.count(s) for s in ("high", "medium", "low")}
+    assert result["counts"] == counts
+    assert counts["high"] >= 2
+
+
+def test_a_model_whose_loss_cannot_be_loaded_is_checked_without(run):
+    status, out, err = run("lint own_loss.keras --json")
+    expected = json.loads(run("lint billionth.keras --json")[1])["findings"]
+    assert status == 1
+    assert json.loads(out)["findings"] == expected
+    assert "own_loss" in err
+
+
+# `convert`.
+
+CONVERT = "convert --calibration x.npz --out out.keras --to"
+
+
+@pytest.mark.parametrize(
+    ("model", "to", "kernels"),
+    [
+        ("model", "bfloat16", ["bfloat16", "bfloat16"]),
+        ("model", "plan.json", ["bfloat16", "float32"]),
+        # What only training needs, need not load.
+        ("own_loss", "bfloat16", ["bfloat16"]),
+    ],
+)
+def test_a_model_is_converted(model, to, kernels, run, folder):
+    asked = f"{to} {model}.keras --report pages/report.html"
+    status, out, said = run(f"{CONVERT} {asked}")
+    assert status == 0
+    written = "Written: out.keras", "Written: pages/report.html"
+    steps = f"Loading {model}.keras", f"Converting to {to}", *written
+    assert all(step in said for step in steps)
+    small = keras.saving.load_model(folder / "out.keras")
+    assert [v.dtype for v in small.weights if v.name == "kernel"] == kernels
+    assert re.search(r"^Weights: .* before", out, re.M)
+    assert "<td>head</td>" in (folder / "pages/report.html").read_text()
+
+
+def test_progress_is_shown_while_layers_are_searched(run):
+    status, out, said = run(f"{CONVERT} float16 large.keras --json")
+    assert status == 0
+    assert re.search(r"^In float16 .* inf\n(.*\n)*.* of 4 layers", said, re.M)
+    assert "float32" in json.loads(out)["plan"].values()
+
+
+# What is wrong with arguments is said before anything is loaded.
+EARLY = {
+    f"{CONVERT} float8 none.keras": "'float8'",
+    f"{CONVERT} none.json none.keras": "none.json",
+    f"{CONVERT} float16 none.keras --tolerance 0": "--tolerance must",
+    f"{CONVERT} float16 none.keras --tolerance nan": "--tolerance must",
+    f"{CONVERT} float16 none.keras --tolerance -1": "--tolerance must",
+    f"{CONVERT} float16 none.keras --batch-size 0": "--batch-size must",
+    f"{CONVERT} float16 none.keras --report x.npz": "--report must",
+    f"{CONVERT} float16 out.keras": "another file",
+    "convert none.keras --to float16 --calibration x.npz": "--out",
+    f"{CONVERT} float16 none.keras --out x.h5": "--out",
+    f"{CONVERT} float16 none.keras --out x.npz/x.keras": "x.npz",
+}
+WRONG = EARLY | {
+    "": "required: command",
+    "train": "'train'",
+    "demo --epochs 0": "argument --epochs",
+    "demo --seed -1": "argument --seed",
+    "demo --backend theano": "'theano'",
+    "demo --log-dir x.npz/logs": "x.npz/logs",
+    "report nowhere": "nowhere",
+    "doctor --backend theano": "'theano'",
+    "doctor --backend": "expected one argument",
+    "doctor --backend TORCH": "'TORCH'",
+    "doctor --quick=3": "'3'",
+    "doctor --html page.html": "unrecognized arguments",
+    "doctor logs": "arguments: logs",
+    "doctor --json yes": "arguments: yes",
+    "lint": "required: model",
+    "lint none.keras": "no file none.keras",
+    "lint ..": "no file ..",
+    "lint text.keras": "text.keras is damaged",
+    "lint own.keras": "'Unknown': add --import",
+    "lint nested.keras": "'Unknown': add --import",
+    "lint lambda.keras": "with --import",
+    "lint own.keras --import nowhere": "no module 'nowhere'",
+    "lint float32.keras --policy half": "policy='half'",
+    "lint float32.keras --fail-on bad": "'bad'",
+    "lint float32.keras --backend theano": "'theano'",
+    "lint float32.keras --data none.npz": "No such file",
+    "lint float32.keras --data text.npz": "cannot be read",
+    "lint float32.keras --data objects.npz": "plain arrays",
+    "lint float32.keras --data y.npz": "no array x",
+    "lint float32.keras --data wide.npz": "found shape",
+    "lint billionth.keras --data wide.npz": "found shape",
+    "compare": "BUILD and DATA",
+    "compare made:build": "BUILD and DATA",
+    "compare made made:data": "'module:name'",
+    "compare nowhere:build made:data": "no module 'nowhere'",
+    "compare cut_off:build made:data": "SyntaxError",
+    "compare dividing:build made:data": "dividing.py, line 2",
+    "compare made:none made:data": "cannot be imported",
+    "compare made:NUMBER made:data": "be a function",
+    "compare made:build made:NUMBER": "must be arrays",
+    "compare made:build made:nothing": "`data`",
+    f"{COMPARE} --policies half": "policies='half'",
+    f"{COMPARE} --policies float32+fast": "'fast'",
+    f"{COMPARE} --policies float32 float32": "given twice",
+    f"{COMPARE} --policies none.json": "none.json",
+    f"{COMPARE} --policies other.json": "precision plan",
+    f"{COMPARE} --policies mixed_float16 --loss-scales x": "presets",
+    f"{COMPARE} --seeds 0": "`seeds` must",
+    f"{COMPARE} --seeds few": "'few'",
+    f"{COMPARE} --steps 7": "multiple of `blocks`",
+    f"{COMPARE} --blocks 1": "`blocks` must",
+    f"{COMPARE} --tolerance -1": "`tolerance` must",
+    f"{COMPARE} --metric depth": "give `mode`",
+    f"{SHORT} --metric val_loss": "one of 'loss'",
+    f"{COMPARE} --mode up": "'up'",
+    f"{COMPARE} --backend theano": "'theano'",
+    f"{COMPARE} --sign-off .": "regular file",
+    f"{COMPARE} --html other.json/a.html": "other.json",
+    f"{COMPARE} --logdir other.json": "File exists",
+    "compare --check none.json": "No such file",
+    "compare --check text.json": "not JSON",
+    "compare --check other.json": "sign_off",
+    "compare --rerun unnamed.json": "run again",
+    f"{COMPARE} --check unnamed.json --steps 4 --json": "data, json, steps",
+    f"{COMPARE} --rerun unnamed.json": "build, data",
+    f"{CONVERT} float16 none.keras": "no file none.keras",
+    f"{CONVERT} float16 short.keras": "short.keras is damaged",
+    f"{CONVERT} float16 damaged.keras": "damaged.keras",
+    f"{CONVERT} float16 own.keras": "--import",
+    f"{CONVERT} another.json model.keras": "'another'",
+    f"{CONVERT} float16 model.keras --tolerance 1e-6": "the worst",
+    f"{CONVERT} float16 model.keras --calibration none.npz": "none.npz",
+    f"{CONVERT} float16 model.keras --calibration text.npz": "text.npz",
+    f"{CONVERT} float16 model.keras --calibration short.npz": "short.npz",
+    f"{CONVERT} float16 model.keras --calibration y.npz": "no array x",
+    f"{CONVERT} float16 model.keras --calibration wide.npz": "`calibration`",
+}
+
+
+@pytest.mark.parametrize("command", WRONG)
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_call_is_named_and_writes_nothing(command, run, folder):
+    def models():
+        return {p: p.stat().st_mtime_ns for p in folder.glob("*.keras")}
+
+    before = models()
+    status, _, err = run(command)
+    assert status == 2
+    assert WRONG[command] in err
+    assert "Traceback" not in err
+    assert command not in EARLY or "Loading" not in err
+    assert models() == before
