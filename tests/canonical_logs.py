@@ -135,7 +135,8 @@ class Fit:
         """Logs that a tuner sets layers to another policy."""
         found = {p: {"before": b, "after": a} for p, (b, a) in layers.items()}
         reasons = dict.fromkeys(found, because.finding) if because else {}
-        self.event(kind, layers=found, reasons=reasons, **more)
+        brief = {p: because.cause_at(p) for p in found if because}
+        self.event(kind, layers=found, reasons=reasons, because=brief, **more)
         after = {p: a.removeprefix("mixed_") for p, (_, a) in layers.items()}
         self.layers = [
             row | {"compute_dtype": after.get(row["path"], own)}

@@ -77,6 +77,16 @@ class Verdict:
         """What was found and where, with the evidence, without the advice."""
         return self._what() + self._evidence()
 
+    def cause_at(self, path: str) -> str:
+        """Returns what was found, to stand beside a layer that it changes.
+
+        Args:
+            path: String. That layer, which is not named again.
+        """
+        other = repr(self.layer) if self.layer not in (None, path) else None
+        where = place_in_words(self.kind, other, self.direction)
+        return f"{self.kind.replace('_', ' ')}{where}{self._when()}"
+
     def __str__(self):
         # What to do stands before numbers of which there may be ten.
         text = f"{self._what()}. {self.advice}{self._evidence()}"
@@ -85,11 +95,14 @@ class Verdict:
     def _what(self):
         layer = repr(self.layer) if self.layer else None
         where = place_in_words(self.kind, layer, self.direction)
+        return f"{self.kind}{where}{self._when()}"
+
+    def _when(self):
         moment = self._moment()
         when = f", found {moment}" if moment else ""
         if self.failing_since is not None:
             when += f"; steps have failed since step {self.failing_since:,}"
-        return f"{self.kind}{where}{when}"
+        return when
 
     def _moment(self):
         evaluation = self.numbers.get("found_in")

@@ -59,6 +59,7 @@ _TYPES = {
     "fit": int,
     "layers": dict,
     "reasons": dict,
+    "because": dict,
     "numbers": dict,
     "settings": dict,
     "counts": dict,

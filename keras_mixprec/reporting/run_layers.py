@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from keras_mixprec.reporting.schema import (
     with_current_names,
 )
 from keras_mixprec.reporting.text_formats import parse_json
-from keras_mixprec.verdict_kinds import place_in_words
 
 # Part: what its least headroom and the step of it are called.
 _LEAST = {
@@ -97,8 +95,9 @@ def add_events(layers: list, events: list):
                 layer["repaired_verdicts"].append(event["verdict"])
             severity = severity_of(event["verdict"])
             layer["severity"] = max(layer["severity"] or 0, severity)
-        if reasons := event.get("reasons"):
-            event["because"] = {p: _in_words(r, p) for p, r in reasons.items()}
+        # Older logs have the whole reason alone.
+        if "reasons" in event:
+            event["because"] = event["reasons"] | event.get("because", {})
         made = event["kind"] in PRECISION_CHANGES and not event.get("dry_run")
         for path, change in event["layers"].items() if made else ():
             if path in known:
@@ -250,27 +249,6 @@ def _add_change(layer, event, path, change):
     layer["demoted_at"] = event["step"] if demoted else None
     reason = event.get("because", {}).get(path)
     layer["demoted_because"] = reason if demoted else None
-
-
-# What `Verdict.finding` begins with, before its numbers. A name with a quote in
-# it is in the other ones, or has it escaped. Older logs put the direction last.
-_FINDING = re.compile(
-    r"(\w+) in (?:the (\w+)(?: pass)? of )?(['\"])(.+?)\3(?:, (\w+))?"
-    r"((?: at step| before the|, failing).*?)?(?: \(.*)?",
-    re.S,
-)
-
-
-def _in_words(reason, path):
-    """Why a layer was demoted, without the numbers of the verdict."""
-    found = isinstance(reason, str) and _FINDING.fullmatch(reason)
-    if not found:
-        return reason
-    kind, direction, _, layer, old_direction, when = found.groups("")
-    layer = re.sub(r"\\(['\"\\])", r"\1", layer)
-    other = layer if layer != path else None
-    where = place_in_words(kind, other, direction or old_direction)
-    return f"{kind.replace('_', ' ')}{where}{when}"
 
 
 def _merged(dtypes):

@@ -41,6 +41,8 @@ class Demotion(NamedTuple):
         kind: String. The kind of the verdict, `"casts"`, `"give_up"` or
             `"validation"`.
         reason: String. The verdict, or why else.
+        because: String. The same without numbers, to stand beside the layer.
+            Empty if `reason` is short.
     """
 
     before: str
@@ -48,6 +50,7 @@ class Demotion(NamedTuple):
     step: int
     kind: str
     reason: str
+    because: str = ""
 
 
 _OF_MODELS = weakref.WeakKeyDictionary()
@@ -155,9 +158,8 @@ class Repairs:
             _, policy, verdict = proposal[id(layer)]
             now = policy_name(layer)
             if now != policy:
-                wanted[path] = self._demotion(
-                    path, now, policy, step, verdict.kind, verdict.finding
-                )
+                why = verdict.kind, verdict.finding, verdict.cause_at(path)
+                wanted[path] = self._demotion(path, now, policy, step, *why)
         return wanted
 
     def left_alone(self, proposal, step: int) -> dict:

@@ -90,6 +90,7 @@ class TunerHistory:
                 for path, (before, after) in changes.items()
             },
             reasons={path: d.reason for path, d in why.items()},
+            because={path: d.because or d.reason for path, d in why.items()},
             share_in_16_bits=self._repairs.share_in_16_bits(),
             **({"dry_run": True} if self._settings.dry_run else {}),
             **({"plan_file": own} if (own := self._settings.plan) else {}),

@@ -66,7 +66,8 @@ def _are_demotions(value):
 def _is_demotion(value):
     return (
         isinstance(value, dict)
-        and value.keys() == {*_TEXTS, "step"}
+        and value.keys() - {"because"} == {*_TEXTS, "step"}
+        and isinstance(value.get("because", ""), str)
         and all(isinstance(value[name], str) for name in _TEXTS)
         and can_be_set(value["before"])
         and can_be_set(value["policy"])
