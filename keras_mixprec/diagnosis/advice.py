@@ -115,8 +115,8 @@ _CASES = {
     "epsilon": f"{TO_FLOAT32} Or keep {{constant}} above 6e-8: in float16 it "
     "is 0.",
     "fell": "Skipped steps have lowered the loss scale. Once their cause is "
-    "repaired, it grows back slowly. PrecisionTuner sets it to "
-    "2**{needed_bits} at once.",
+    "repaired, it grows back slowly. PrecisionTuner would set it "
+    "to 2**{needed_bits} at once.",
     "vanishes": f"{TO_FLOAT32} Its gradients vanish at the loss scale that "
     "other layers need.",
     "unscaled": "Its gradients vanish because nothing scales the loss enough. "

@@ -250,8 +250,9 @@ class BadData:
             f"Non-finite inputs in {least}{self.count:,} "
             f"{BATCHES[self.count > 1]}: "
             f"{format_places(self.batches, self.count)}. "
-            f"The first bad row within each batch: {self._rows()}. Epochs, "
-            "batches and rows are numbered from 0 here, steps from 1."
+            f"Positions of the first bad row in its batch: {self._rows()}. "
+            "Epochs, batches and positions are numbered from 0 here, steps "
+            "from 1."
         )
 
     def _rows(self):
@@ -270,7 +271,7 @@ class BadData:
 
 
 def _parts(rows):
-    return ", ".join(f"row {row} of {part}" for part, row in rows.items())
+    return ", ".join(f"{row} of {part}" for part, row in rows.items())
 
 
 def _fell(reading):

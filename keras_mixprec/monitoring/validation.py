@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import tree
 
-from keras_mixprec._console import print_message
+from keras_mixprec._console import listed, print_message
 from keras_mixprec.diagnosis.batch import to_tensors
 from keras_mixprec.diagnosis.call_examination import examine_prediction
 from keras_mixprec.diagnosis.examination import metric_findings
@@ -102,32 +102,37 @@ class ValidationWatch:
 
     def _event(self, wrong, findings, rows, reason):
         prefix = VALIDATION if self._where == "validation" else ""
-        listed = ", ".join(f"{prefix}{k} is {v:g}" for k, v in wrong.items())
+        bad = ", ".join(f"{prefix}{k} is {v:g}" for k, v in wrong.items())
         why = "; no layer, metric or row was found to be the reason"
         advice = (
             "Call keras_mixprec.diagnose(model, x, y) on a batch of the "
             f"{self._where} data."
         )
         if findings:
-            numbers = findings[0].verdict.numbers
-            layers = [f.verdict.layer for f in findings if f.verdict.layer]
-            reasons = [f"layer {path!r}" for path in dict.fromkeys(layers)]
-            if "metric" in numbers:
-                reasons.append(f"metric {numbers['metric']}")
-            if rows:
-                more = " and more" if len(rows) > _SHOWN else ""
-                listed_rows = ", ".join(map(str, rows[:_SHOWN]))
-                reasons.append(f"rows {listed_rows}{more}")
-            why = f" because {reason}"
-            if not reason:
-                why = f" because of {', '.join(reasons)}"
+            why = f" because of {_causes(findings, rows)}"
+            if reason:
+                why = f" because {reason}"
             advice = findings[0].verdict.advice
         return {
             "kind": "validation_not_finite",
             "metrics": {name: str(float(v)) for name, v in wrong.items()},
-            "message": f"{listed}{why}",
+            "message": f"{bad}{why}",
             "advice": advice,
         }
+
+
+def _causes(findings, rows):
+    """Which layers, metric and rows make an evaluation wrong."""
+    layers = {f.verdict.layer: None for f in findings if f.verdict.layer}
+    causes = []
+    if layers:
+        causes.append(f"layer{'s' * (len(layers) > 1)} {listed(layers)}")
+    if metric := findings[0].verdict.numbers.get("metric"):
+        causes.append(f"metric {metric!r}")
+    if rows:
+        more = " and more" if len(rows) > _SHOWN else ""
+        causes.append(f"rows {', '.join(map(str, rows[:_SHOWN]))}{more}")
+    return "; ".join(causes)
 
 
 def watch_evaluation(

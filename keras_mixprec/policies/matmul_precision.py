@@ -64,7 +64,7 @@ class MatmulPrecision(NamedTuple):
         both = f"{words[0]}, convolutions in {words[1]}"
         text = words[0] if words[0] == words[1] else both
         if self.available == ("float32",):
-            return f"{text} ({self.where} has no other mode)"
+            return f"{text} ({self.where} has no faster mode)"
         why = "the default of" if self.is_default else "set on"
         return f"{text}, {why} {self.where}"
 

@@ -39,7 +39,7 @@ class PrecisionSummary:
     def __init__(self, rows: list[dict], matmul_precision: str):
         self._rows = rows
         self._last = (
-            f"Matrix products in float32 layers use {matmul_precision}."
+            f"Matrix products in float32 layers run in {matmul_precision}."
         )
 
     def to_list(self) -> list[dict]:

@@ -128,7 +128,7 @@ def _dtypes(layers):
 
 
 def _matmul_precision(text):
-    said = f"Matrix products in float32 layers use {text}."
+    said = f"Matrix products in float32 layers run in {text}."
     return [said] if text else []
 
 
@@ -300,7 +300,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     Steps: 1, none skipped.
     Loss: ... step 1.
     Layers: 1 in float32.
-    Matrix products in float32 layers use float32 ...
+    Matrix products in float32 layers run in float32 ...
     Loss scale: 2**15.
     No verdicts.
     """

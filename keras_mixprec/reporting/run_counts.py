@@ -37,7 +37,12 @@ def share_clause(layers: list, demoted: Mapping, why: str) -> Iterator[str]:
         yield why or "no layer in 16 bits"
     else:
         still = "still " if demoted else ""
-        yield f"{format_share(share)} of FLOPs {still}in 16 bits"
+        # Layers without products in wider dtypes take few.
+        wide = any(x["compute_dtype"] not in SIXTEEN_BITS for x in layers)
+        shown = f"{format_share(share)} of"
+        if wide and shown == "100% of":
+            shown = "nearly all"
+        yield f"{shown} FLOPs {still}in 16 bits"
 
 
 def not_known(facts: Facts) -> Iterator[str]:
