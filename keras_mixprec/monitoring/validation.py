@@ -132,7 +132,7 @@ def _causes(findings, rows):
     if rows:
         more = " and more" if len(rows) > _SHOWN else ""
         causes.append(f"rows {', '.join(map(str, rows[:_SHOWN]))}{more}")
-    return "; ".join(causes)
+    return " in ".join(causes)
 
 
 def watch_evaluation(
