@@ -1,10 +1,14 @@
 """Models that each rule of lint must find something in, and must not.
 
-An example returns a model, `(model, x)` or `(model, x, y)`, with a dict of
-further arguments of `lint` last if there are any, and names the rule that it
-belongs to; `test_lint_rules.py` runs over all of them. `products` in the dict
-is the matmul precision that is set, and the device an H100.
+A case is a function that returns a model, `(model, x)` or `(model, x, y)`, with
+a dict of further arguments of `lint` last if there are any; `products` in it is
+the matmul precision that is set, and the device an H100. `FINDS` has cases by
+the rule that must find something, the layer that it must name, if it is of a
+layer, and the severity, if it is not the rule's own. `PASSES` has cases by the
+rules that must find nothing. `test_lint_rules.py` runs over all of them.
 """
+
+import functools
 
 import keras
 import numpy as np
@@ -12,34 +16,7 @@ from keras import layers, ops
 
 import keras_mixprec as kmp
 
-FINDS, PASSES = {}, {}
-
-
-def finds(rule, layer=None, severity=None):
-    """Registers an example in which `rule` must name `layer`.
-
-    Args:
-        rule: String, the name of the rule.
-        layer: Path, `None` where the finding is of no layer.
-        severity: Of that finding; by default the rule's own.
-    """
-
-    def register(build):
-        FINDS.setdefault(rule, []).append((build, layer, severity))
-        return build
-
-    return register
-
-
-def passes(*rules):
-    """Registers an example in which none of these rules finds anything."""
-
-    def register(build):
-        for rule in rules:
-            PASSES.setdefault(rule, []).append(build)
-        return build
-
-    return register
+make = functools.partial
 
 
 def float16(model, policy="mixed_float16"):
@@ -55,12 +32,20 @@ def between(layer, shape=(4,), policy="mixed_float16"):
     return float16(keras.Model(inputs, layers.Dense(8, name="head")(x)), policy)
 
 
-def mlp(*units, size=64, policy="mixed_float16", **arguments):
-    """Dense layers `d0`, `d1` ... in 16 bits."""
+def mlp(*units, size=64, policy="mixed_float16", wide=(), **arguments):
+    """Dense layers `d0`, `d1` ... in 16 bits, but those that are `wide`."""
     inputs = x = keras.Input((size,))
     for index, count in enumerate(units):
         x = layers.Dense(count, name=f"d{index}", **arguments)(x)
-    return float16(keras.Model(inputs, x), policy)
+    model = float16(keras.Model(inputs, x), policy)
+    kmp.apply_policy(model, policy, rules=[*map(kmp.PrecisionRule, wide)])
+    return model
+
+
+def with_kernel(number):
+    model = mlp(8, 8)
+    model.get_layer("d0").kernel.assign(np.full((64, 8), number))
+    return model
 
 
 def compiled(model, optimizer, **arguments):
@@ -73,117 +58,38 @@ def samples(count=8, size=64, scale=1.0):
     return (scale * random.normal(size=(count, size))).astype("float32")
 
 
-# Sizes.
-
-
-@finds("dimension_not_multiple_of_8", "d0")
-def hidden_size_of_100():
-    return mlp(100, 8)
-
-
-@finds("dimension_not_multiple_of_8", "d1", "low")
-def head_of_ten_classes():
-    return mlp(256, 10, size=256)
-
-
-@passes("dimension_not_multiple_of_8")
-def hidden_size_of_104():
-    return mlp(104, 8)
-
-
-@passes("dimension_not_multiple_of_8", "no_loss_scaling")
-def hidden_size_of_100_in_float32():
-    return compiled(mlp(100, 10, policy="float32"), "adam")
-
-
-@finds("dimension_not_multiple_of_8", "d0")
-def quantized_size_of_24():
-    model = mlp(24, 16, policy="float32")
+def quantized(units):
+    model = mlp(units, 16, policy="float32")
     model.get_layer("d0").quantize("int8")
     return model
 
 
-@passes("dimension_not_multiple_of_8")
-def quantized_size_of_32():
-    model = mlp(32, 16, policy="float32")
-    model.get_layer("d0").quantize("int8")
-    return model
+class Subclassed(keras.Model):
+    """Which of its layers makes its output only its operations tell."""
 
-
-@finds("products_too_small")
-def sides_of_32():
-    return mlp(32, 32, size=32)
-
-
-@passes("products_too_small", "little_work_in_16_bits", "casts_cost_more")
-def sides_of_64():
-    return mlp(1024, 1024, 8, size=512)
-
-
-# Casts.
-
-
-@finds("no_16_bit_layers")
-def all_in_float32():
-    return mlp(8, policy="float32")
-
-
-@passes("no_16_bit_layers")
-def all_in_bfloat16():
-    return mlp(8, policy="mixed_bfloat16")
-
-
-class NotBuilt(keras.Model):
     def __init__(self):
         super().__init__()
-        self.inner = layers.Dense(8)
+        self.head = layers.Dense(8, name="head")
+        self.body = layers.Dense(16, name="body")
 
     def call(self, x):
-        return self.inner(x)
+        return self.head(self.body(x))
 
 
-@finds("not_traced")
-def model_that_is_not_built():
-    return float16(NotBuilt())
-
-
-@passes("not_traced")
-def model_that_is_built_from_samples():
-    return float16(NotBuilt()), samples(8, 4)
-
-
-@finds("little_work_in_16_bits")
-def wide_layer_in_float32():
-    model = mlp(512, 8)
-    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("d0")])
+def subclassed(*rules):
+    model = Subclassed()
+    model(np.zeros((1, 4)))
+    kmp.apply_policy(model, "mixed_float16", rules=rules)
     return model
 
 
-@finds("casts_cost_more")
-def small_layers_in_turns():
-    model = mlp(8, 8, 8, 8, 8, size=8)
-    wide = [kmp.PrecisionRule(name) for name in ("d0", "d2", "d4")]
-    kmp.apply_policy(model, "mixed_float16", rules=wide)
-    return model
-
-
-@finds("dtype_bounces", "scale")
-def rescaling_between_float32():
+def with_rescaling(policy):
     inputs = keras.Input((64,))
     x = layers.Dense(64, name="d0")(inputs)
     x = layers.Rescaling(0.5, name="scale")(x)
-    x = layers.Dense(64, name="d1")(x)
-    model = keras.Model(inputs, x)
+    model = keras.Model(inputs, layers.Dense(64, name="d1")(x))
     model.get_layer("scale").dtype_policy = "mixed_float16"
-    return model
-
-
-@passes("dtype_bounces")
-def rescaling_between_float16():
-    inputs = keras.Input((64,))
-    x = layers.Dense(64, name="d0")(inputs)
-    x = layers.Rescaling(0.5, name="scale")(x)
-    return float16(keras.Model(inputs, layers.Dense(64, name="d1")(x)))
+    return float16(model, policy) if policy else model
 
 
 class Block(layers.Layer):
@@ -208,172 +114,41 @@ def with_block(hands_on):
     return keras.Model(inputs, x)
 
 
-@finds("wrapper_dtype_ignored", "block")
-def block_that_keeps_its_dtype():
-    return with_block(hands_on=False)
-
-
-@passes("wrapper_dtype_ignored")
-def block_that_hands_its_dtype_on():
-    return with_block(hands_on=True)
-
-
-@passes("wrapper_dtype_ignored")
-def bidirectional_in_float16():
-    return between(layers.Bidirectional(layers.LSTM(8)), (5, 8))
-
-
-# Numbers that layers hold.
-
-
-@finds("argument_beyond_format", "bytes")
 def scale_of_a_billionth():
     return between(layers.Rescaling(1e-9, name="bytes"))
 
 
-@finds("argument_beyond_format", "offset")
-def offset_of_a_million():
-    return between(layers.Rescaling(1.0, 1e6, name="offset"))
-
-
-@passes("argument_beyond_format")
-def scale_of_a_255th():
-    return between(layers.Rescaling(1 / 255, -1, name="bytes"))
-
-
-@passes("argument_beyond_format")
-def scale_of_a_billionth_in_bfloat16():
-    return between(layers.Rescaling(1e-9), policy="mixed_bfloat16")
-
-
-@passes("argument_beyond_format")
-def bounds_that_do_no_harm():
+def with_bounds_that_do_no_harm():
     inputs = keras.Input((4,), dtype="int32")
     x = layers.Flatten()(layers.Embedding(99100, 4)(inputs))
     return float16(keras.Model(inputs, layers.ReLU(max_value=1e9)(x)))
 
 
-@passes("argument_beyond_format")
-def norm_of_bert():
-    return between(layers.LayerNormalization(epsilon=1e-12))
-
-
-@finds("weights_beyond_format", "d0")
-def weights_of_a_million():
-    model = mlp(8, 8)
-    model.get_layer("d0").kernel.assign(np.full((64, 8), 1e6))
-    return model
-
-
-@finds("weights_beyond_format", "d0")
-def weights_of_a_billionth():
-    model = mlp(8, 8)
-    model.get_layer("d0").kernel.assign(np.full((64, 8), 1e-9))
-    return model
-
-
-@passes("weights_beyond_format")
-def usual_weights():
-    return mlp(8, 8)
-
-
-@passes("weights_beyond_format")
 def large_moving_variance():
     model = between(layers.BatchNormalization(name="bn"))
     model.get_layer("bn").moving_variance.assign(np.full(4, 1e6))
     return model
 
 
-@finds("normalization_statistics", "dates")
-def days_since_1970():
-    norm = layers.Normalization(mean=19706.0, variance=85.0, name="dates")
-    return between(norm)
+def normalization(mean, variance):
+    """Of features that are around a mean, which are not standardized yet."""
+    return between(layers.Normalization(mean=mean, variance=variance, name="n"))
 
 
-@finds("normalization_statistics", "prices")
-def prices_in_yen():
-    norm = layers.Normalization(mean=2e5, variance=4e8, name="prices")
-    return between(norm)
-
-
-@passes("normalization_statistics")
-def years():
-    norm = layers.Normalization(mean=2010.0, variance=130.0)
-    return between(norm)
-
-
-# Layers and losses.
-
-
-@finds("sensitive_layer", "norm")
 def unit_normalization():
     return between(layers.UnitNormalization(name="norm"))
 
 
-@passes("sensitive_layer")
-def layer_normalization():
-    return between(layers.LayerNormalization(name="norm"))
-
-
-@finds("output_in_16_bits", "d1")
 def softmax_in_float16():
     model = mlp(16, 8)
     model.get_layer("d1").activation = keras.activations.softmax
     return model
 
 
-@finds("output_in_16_bits", "d1", "low")
-def logits_in_float16():
-    return mlp(16, 8)
-
-
-class Subclassed(keras.Model):
-    """Which of its layers makes its output only its operations tell."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = layers.Dense(8, name="head")
-        self.body = layers.Dense(16, name="body")
-
-    def call(self, x):
-        return self.head(self.body(x))
-
-
-@finds("output_in_16_bits", "head", "low")
-def logits_of_a_subclassed_model():
-    model = Subclassed()
-    model(np.zeros((1, 4)))
-    return float16(model)
-
-
-@passes("output_in_16_bits")
-def subclassed_model_with_its_head_in_float32():
-    model = Subclassed()
-    model(np.zeros((1, 4)))
-    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("head")])
-    return model
-
-
-@passes("output_in_16_bits")
 def output_by_the_default_rules():
     model = mlp(16, 8)
     kmp.apply_policy(model, "mixed_float16")
     return model
-
-
-@finds("activity_regularizer_in_16_bits", "d0")
-def large_activity_regularizer():
-    return mlp(4096, activity_regularizer="l2")
-
-
-@finds("activity_regularizer_in_16_bits", "d0", "medium")
-def small_activity_regularizer():
-    return mlp(16, activity_regularizer="l2")
-
-
-@passes("activity_regularizer_in_16_bits", "weight_regularizer_in_16_bits")
-def weight_decay_in_float32():
-    return mlp(16, kernel_regularizer="l2")
 
 
 def pure(dtype, **arguments):
@@ -383,81 +158,32 @@ def pure(dtype, **arguments):
     return keras.Model(inputs, layers.Dense(8, name="d1")(x))
 
 
-@finds("weight_regularizer_in_16_bits", "d0")
 def weight_decay_of_large_float16():
     large = keras.initializers.Constant(8.0)
     return pure("float16", kernel_regularizer="l2", kernel_initializer=large)
 
 
-@finds("loss_in_16_bits")
 def loss_with_dtype():
     model = mlp(8, 8)
     model.compile("sgd", keras.losses.MeanSquaredError(dtype="float16"))
     return model
 
 
-@passes("loss_in_16_bits")
-def usual_loss():
-    return compiled(mlp(8, 8), "sgd")
+# Optimizers.
 
 
-# Optimizer.
-
-
-@finds("variables_in_16_bits")
-def pure_bfloat16():
-    return pure("bfloat16")
-
-
-@passes("variables_in_16_bits")
-def mixed_bfloat16():
-    return pure("mixed_bfloat16")
-
-
-@finds("epsilon_of_the_optimizer")
-def adam_in_pure_float16():
-    return compiled(pure("float16"), keras.optimizers.Adam(epsilon=1e-8))
-
-
-@passes("epsilon_of_the_optimizer")
-def adam_in_mixed_float16():
-    return compiled(mlp(8), keras.optimizers.Adam(epsilon=1e-8))
-
-
-@finds("beta_of_the_optimizer")
-def adam_in_pure_bfloat16():
-    return compiled(pure("bfloat16"), keras.optimizers.Adam())
-
-
-@passes("beta_of_the_optimizer")
-def adam_with_a_beta_of_two_digits():
-    return compiled(pure("bfloat16"), keras.optimizers.Adam(beta_2=0.99))
-
-
-@finds("no_loss_scaling")
 def plain_adam():
     return compiled(mlp(8), "adam")
 
 
-@passes("no_loss_scaling", "needless_loss_scaling", "accumulation_with_skips")
-def scaled_adam():
-    return compiled(mlp(8), kmp.LossScaleOptimizer("adam"))
+def with_optimizer(wrap=kmp.LossScaleOptimizer, build=mlp, of=8, **arguments):
+    """Of SGD with further arguments, wrapped if there is something for it."""
+    optimizer = keras.optimizers.SGD(**arguments)
+    return compiled(build(of), wrap(optimizer) if wrap else optimizer)
 
 
-@finds("needless_loss_scaling")
-def scaled_bfloat16():
-    model = mlp(8, policy="mixed_bfloat16")
-    return compiled(model, kmp.LossScaleOptimizer("adam"))
-
-
-@finds("constant_loss_scale")
-def factor_of_1024():
-    return compiled(mlp(8), keras.optimizers.SGD(loss_scale_factor=1024.0))
-
-
-@passes("constant_loss_scale")
-def fixed_scale_of_1024():
-    return compiled(mlp(8), kmp.LossScaleOptimizer("sgd", 1024.0))
+def with_adam(dtype, **arguments):
+    return compiled(pure(dtype), keras.optimizers.Adam(**arguments))
 
 
 class Stepping(keras.Model):
@@ -502,75 +228,210 @@ def stepping(kind):
     return compiled(model, kmp.LossScaleOptimizer("sgd"))
 
 
-@finds("scale_loss_never_called")
-def step_that_forgets_it():
-    return stepping(Stepping)
-
-
-@passes("scale_loss_never_called", "clipping_before_unscaling")
-def step_that_calls_it():
-    return stepping(Scaling)
-
-
-@passes("scale_loss_never_called")
-def step_that_defers():
-    return stepping(Deferring)
-
-
-@finds("clipping_before_unscaling")
-def step_that_clips():
-    return stepping(Clipping)
-
-
-@finds("loss_scale_without_floor")
-def scaling_of_keras():
-    inner = keras.optimizers.SGD()
-    return compiled(mlp(8), keras.optimizers.LossScaleOptimizer(inner))
-
-
-@passes("loss_scale_without_floor")
-def scaling_of_ours():
-    return compiled(mlp(8), kmp.LossScaleOptimizer("sgd"))
-
-
 def with_callbacks(*callbacks):
-    return scaling_of_ours(), {"callbacks": list(callbacks)}
+    return with_optimizer(), {"callbacks": list(callbacks)}
 
 
-@finds("callbacks_that_read_the_loss")
-def terminating_on_nan():
-    return with_callbacks(keras.callbacks.TerminateOnNaN())
+# With data.
 
 
-@finds("callbacks_that_read_the_loss", severity="low")
-def stopping_by_the_training_loss():
-    return with_callbacks(keras.callbacks.EarlyStopping("loss"))
+def embedding(dtype, size=5000):
+    """An embedding of ids of two inputs, joined by a layer."""
+    inputs = [keras.Input((2,), dtype=dtype) for _ in range(2)]
+    x = layers.Concatenate(name="ids")(inputs)
+    x = layers.Flatten()(layers.Embedding(size, 8)(x))
+    return float16(keras.Model(inputs, layers.Dense(8)(x)))
 
 
-@passes("callbacks_that_read_the_loss")
-def stopping_by_the_validation_loss():
-    return with_callbacks(keras.callbacks.EarlyStopping("val_loss"))
+def straight_to_an_embedding():
+    inputs = keras.Input((4,))
+    x = layers.Flatten()(layers.Embedding(5000, 8)(inputs))
+    return float16(keras.Model(inputs, layers.Dense(8)(x)))
 
 
-@passes("callbacks_that_read_the_loss")
-def terminating_on_nan_with_a_monitor():
-    monitor = kmp.MixPrecMonitor(verbose=0)
-    return with_callbacks(keras.callbacks.TerminateOnNaN(), monitor)
+def with_integers(first, **arguments):
+    return mlp(8, size=4, **arguments), first + np.arange(32.0).reshape(8, 4)
 
 
-@finds("accumulation_with_skips")
-def accumulating():
-    inner = keras.optimizers.SGD(gradient_accumulation_steps=4)
-    return compiled(mlp(8), kmp.LossScaleOptimizer(inner))
+def overflow_in_a_product():
+    return with_kernel(5e3), np.ones((8, 64), "float32")
 
 
-@finds("ema_of_few_digits")
-def average_of_bfloat16():
-    inner = keras.optimizers.SGD(use_ema=True)
-    return compiled(pure("bfloat16"), inner)
+def one_large_sample_far_behind():
+    x = samples(200)
+    x[150] = 1e6
+    model = compiled(mlp(8, 8), kmp.LossScaleOptimizer("sgd"))
+    return model, x, samples(200, 8)
 
 
-@passes("ema_of_few_digits")
-def average_of_float32():
-    inner = keras.optimizers.SGD(use_ema=True)
-    return compiled(pure("mixed_bfloat16"), inner)
+def attention_over_padded_ids():
+    """The fused attention of torch has float32 sums of rows that are masked."""
+    inputs = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(20, 16, mask_zero=True)(inputs)
+    x = layers.MultiHeadAttention(2, 8)(x, x)
+    model = float16(keras.Model(inputs, layers.Dense(4)(x)))
+    ids = np.arange(48).reshape(8, 6) % 20
+    ids[:, 3:] = 0
+    ids[0] = 0
+    return model, ids
+
+
+BETA = {"beta_2": 0.99}
+TINY = {"epsilon": 1e-8}
+DECAY = {"kernel_regularizer": "l2"}
+ACTIVITY = {"activity_regularizer": "l2"}
+FINDS = {
+    "dimension_not_multiple_of_8 d0": [make(mlp, 100, 8), make(quantized, 24)],
+    "dimension_not_multiple_of_8 d1 low": [make(mlp, 256, 10, size=256)],
+    "products_too_small": [make(mlp, 32, 32, size=32)],
+    "no_16_bit_layers": [make(mlp, 8, policy="float32")],
+    "not_traced": [lambda: float16(Subclassed())],
+    "little_work_in_16_bits": [make(mlp, 512, 8, wide=["d0"])],
+    "casts_cost_more": [make(mlp, *[8] * 5, size=8, wide=["d0", "d2", "d4"])],
+    "dtype_bounces scale": [make(with_rescaling, None)],
+    "wrapper_dtype_ignored block": [make(with_block, hands_on=False)],
+    "argument_beyond_format bytes": [scale_of_a_billionth],
+    "argument_beyond_format offset": [
+        lambda: between(layers.Rescaling(1.0, 1e6, name="offset"))
+    ],
+    "weights_beyond_format d0": [
+        make(with_kernel, 1e6),
+        make(with_kernel, 1e-9),
+    ],
+    # Days since 1970, and prices in yen.
+    "normalization_statistics n": [
+        make(normalization, 19706.0, 85.0),
+        make(normalization, 2e5, 4e8),
+    ],
+    "sensitive_layer norm": [unit_normalization],
+    "output_in_16_bits d1": [softmax_in_float16],
+    "output_in_16_bits d1 low": [make(mlp, 16, 8)],
+    "output_in_16_bits head low": [subclassed],
+    "activity_regularizer_in_16_bits d0": [make(mlp, 4096, **ACTIVITY)],
+    "activity_regularizer_in_16_bits d0 medium": [make(mlp, 16, **ACTIVITY)],
+    "weight_regularizer_in_16_bits d0": [weight_decay_of_large_float16],
+    "loss_in_16_bits": [loss_with_dtype],
+    "variables_in_16_bits": [make(pure, "bfloat16")],
+    "epsilon_of_the_optimizer": [make(with_adam, "float16", **TINY)],
+    "beta_of_the_optimizer": [make(with_adam, "bfloat16")],
+    "no_loss_scaling": [plain_adam],
+    "needless_loss_scaling": [
+        make(with_optimizer, build=make(mlp, policy="mixed_bfloat16"))
+    ],
+    "constant_loss_scale": [
+        make(with_optimizer, None, loss_scale_factor=1024.0)
+    ],
+    "scale_loss_never_called": [make(stepping, Stepping)],
+    "clipping_before_unscaling": [make(stepping, Clipping)],
+    "loss_scale_without_floor": [
+        make(with_optimizer, keras.optimizers.LossScaleOptimizer)
+    ],
+    "callbacks_that_read_the_loss": [
+        lambda: with_callbacks(keras.callbacks.TerminateOnNaN())
+    ],
+    "callbacks_that_read_the_loss - low": [
+        lambda: with_callbacks(keras.callbacks.EarlyStopping("loss"))
+    ],
+    "accumulation_with_skips": [
+        make(with_optimizer, gradient_accumulation_steps=4)
+    ],
+    "ema_of_few_digits": [
+        make(with_optimizer, None, pure, "bfloat16", use_ema=True)
+    ],
+    "ids_as_floats ids": [make(embedding, None)],
+    "integers_as_floats": [make(with_integers, 19700)],
+    "index_tensors_in_16_bits": [
+        lambda: (straight_to_an_embedding(), np.full((8, 4), 4096.0, "float16"))
+    ],
+    "targets_beyond_format d1": [
+        lambda: (mlp(16, 1), samples(), np.full((8, 1), 1.5e5))
+    ],
+    "inputs_beyond_format": [
+        lambda: (mlp(8, size=4), np.full((8, 4), 1.5e5)),
+    ],
+    "wrong_on_the_data d0": [
+        overflow_in_a_product,
+        one_large_sample_far_behind,
+    ],
+    "wrong_on_the_data norm": [
+        lambda: (unit_normalization(), samples(8, 4, 1e-5))
+    ],
+}
+PASSES = {
+    "dimension_not_multiple_of_8": [make(mlp, 104, 8), make(quantized, 32)],
+    "dimension_not_multiple_of_8 no_loss_scaling": [
+        lambda: compiled(mlp(100, 10, policy="float32"), "adam")
+    ],
+    "products_too_small little_work_in_16_bits casts_cost_more": [
+        make(mlp, 1024, 1024, 8, size=512)
+    ],
+    "no_16_bit_layers": [make(mlp, 8, policy="mixed_bfloat16")],
+    "not_traced": [lambda: (float16(Subclassed()), samples(8, 4))],
+    "dtype_bounces": [make(with_rescaling, "mixed_float16")],
+    "wrapper_dtype_ignored": [
+        make(with_block, hands_on=True),
+        lambda: between(layers.Bidirectional(layers.LSTM(8)), (5, 8)),
+    ],
+    "argument_beyond_format": [
+        with_bounds_that_do_no_harm,
+        lambda: between(layers.Rescaling(1 / 255, -1)),
+        lambda: between(layers.Rescaling(1e-9), policy="mixed_bfloat16"),
+        lambda: between(layers.LayerNormalization(epsilon=1e-12)),
+    ],
+    "weights_beyond_format": [make(mlp, 8, 8), large_moving_variance],
+    # Years.
+    "normalization_statistics": [make(normalization, 2010.0, 130.0)],
+    "sensitive_layer": [lambda: between(layers.LayerNormalization())],
+    "output_in_16_bits": [
+        make(subclassed, kmp.PrecisionRule("head")),
+        output_by_the_default_rules,
+    ],
+    "activity_regularizer_in_16_bits weight_regularizer_in_16_bits": [
+        make(mlp, 16, **DECAY)
+    ],
+    "loss_in_16_bits": [lambda: compiled(mlp(8, 8), "sgd")],
+    "variables_in_16_bits": [make(pure, "mixed_bfloat16")],
+    "epsilon_of_the_optimizer": [make(with_adam, "mixed_float16", **TINY)],
+    "beta_of_the_optimizer": [make(with_adam, "bfloat16", **BETA)],
+    "no_loss_scaling needless_loss_scaling accumulation_with_skips "
+    "loss_scale_without_floor": [with_optimizer],
+    "constant_loss_scale": [
+        lambda: compiled(mlp(8), kmp.LossScaleOptimizer("sgd", 1024.0))
+    ],
+    "scale_loss_never_called clipping_before_unscaling": [
+        make(stepping, Scaling)
+    ],
+    "scale_loss_never_called": [make(stepping, Deferring)],
+    "callbacks_that_read_the_loss": [
+        lambda: with_callbacks(keras.callbacks.EarlyStopping("val_loss")),
+        lambda: with_callbacks(
+            keras.callbacks.TerminateOnNaN(), kmp.MixPrecMonitor(verbose=0)
+        ),
+    ],
+    "ema_of_few_digits": [
+        make(with_optimizer, None, pure, "mixed_bfloat16", use_ema=True)
+    ],
+    "ids_as_floats": [
+        make(embedding, "int32"),
+        make(embedding, None, 100),
+        straight_to_an_embedding,
+    ],
+    "integers_as_floats": [make(with_integers, 19700, wide=["d0"])],
+    # Pixels.
+    "integers_as_floats inputs_beyond_format": [make(with_integers, 0)],
+    "index_tensors_in_16_bits": [
+        lambda: (embedding("int32"), [np.full((8, 2), 4096, "int32")] * 2)
+    ],
+    "targets_beyond_format": [
+        lambda: (mlp(16, 1), samples(), np.full((8, 1), 15.0))
+    ],
+    "wrong_on_the_data": [
+        lambda: (mlp(8, 8), samples()),
+        lambda: (
+            compiled(unit_normalization(), "sgd"),
+            samples(8, 4),
+            samples(8, 8),
+        ),
+    ],
+    "overflow_on_data": [attention_over_padded_ids],
+}

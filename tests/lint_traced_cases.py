@@ -1,9 +1,12 @@
-"""Examples for the rules on the operations inside of layers' own calls."""
+"""Cases of the rules on the operations inside of layers' own calls.
+
+`lint_cases.py` says what they are.
+"""
 
 import keras
 import numpy as np
 from keras import layers, ops
-from lint_cases import between, finds, float16, mlp, passes, samples
+from lint_cases import between, float16, make, mlp, samples
 
 import keras_mixprec as kmp
 
@@ -19,52 +22,30 @@ class Own(layers.Layer):
         return self.function(x)
 
 
-def own(function, shape=(8,), policy="mixed_float16"):
-    return between(Own(function), shape, policy)
+def own(function, *given, size=8, policy="mixed_float16"):
+    """A case of one such layer, with further arguments of `lint`."""
+    return lambda: (between(Own(function), (size,), policy), *given)
 
 
-def on_data(function, size=8, scale=1.0, policy="mixed_float16"):
-    return own(function, (size,), policy), samples(size=size, scale=scale)
+own_bfloat16 = make(own, policy="mixed_bfloat16")
+
+
+def on_data(function, scale=1.0):
+    return own(function, samples(size=8, scale=scale))
 
 
 def mean_square(x):
     return ops.mean(ops.square(x), axis=-1, keepdims=True)
 
 
-# Constants.
+def times(x, number):
+    return x * ops.cast(number, x.dtype)
 
 
-@finds("vanishing_constant", "own")
-def log_of_a_relu_and_1e_12():
-    return own(lambda x: ops.log(ops.relu(x) + 1e-12))
+def total(x, axis=-1):
+    return ops.sum(x, axis=axis, keepdims=True)
 
 
-@finds("vanishing_constant", "own")
-def variance_and_1e_12_under_a_root():
-    return own(lambda x: x * ops.rsqrt(mean_square(x) + 1e-12))
-
-
-@finds("vanishing_constant", "own")
-def deviation_and_1e_8_divides():
-    return own(lambda x: x / (ops.sqrt(mean_square(x)) + 1e-8))
-
-
-@finds("vanishing_constant", "own", "low")
-def epsilon_beside_one():
-    return own(lambda x: ops.log(1 + ops.relu(x) + 1e-12))
-
-
-@passes("vanishing_constant", "log_of_probability")
-def log_of_a_relu_and_1e_6():
-    return own(lambda x: ops.log(ops.relu(x) + 1e-6))
-
-
-@passes("vanishing_constant")
-def epsilon_of_1e_12_in_bfloat16():
-    return own(lambda x: ops.log(ops.relu(x) + 1e-12), policy="mixed_bfloat16")
-
-
-@passes("vanishing_constant", "sum_of_squares", "exp_without_maximum")
 def layers_of_keras():
     inputs = keras.Input((8, 8))
     x = layers.LayerNormalization(epsilon=1e-12)(inputs)
@@ -78,351 +59,204 @@ def layers_of_keras():
 def masked(x, number):
     hidden = 1.0 - ops.cast(ops.tri(8), x.dtype)
     scores = ops.matmul(x[:, :, None], x[:, None])
-    return ops.softmax(scores + hidden * ops.cast(number, x.dtype))
+    return ops.softmax(scores + times(hidden, number))
 
 
-@finds("overflowing_constant", "own")
-def mask_of_minus_a_billion():
-    return own(lambda x: masked(x, -1e9))
+def masked_twice(x):
+    hidden = 1.0 - ops.cast(ops.tri(8), x.dtype)
+    scores = ops.matmul(x[:, :, None], x[:, None])
+    padded = ops.cast(x[:, None] > 1, x.dtype)
+    return ops.softmax(scores + -65504.0 * hidden + -65504.0 * padded)
 
 
-@finds("overflowing_constant", "own")
-def times_100_000():
-    return own(lambda x: x * ops.cast(1e5, x.dtype))
+def selected(x, number):
+    return ops.softmax(ops.where(x > 0, x, ops.cast(number, x.dtype)))
 
 
-@finds("overflowing_constant", "own")
-def divided_by_100_000():
-    return own(lambda x: x / ops.cast(1e5, x.dtype))
-
-
-@finds("overflowing_constant", "own", "medium")
-def selected_minus_a_billion():
-    return own(
-        lambda x: ops.softmax(ops.where(x > 0, x, ops.cast(-1e9, x.dtype)))
-    )
-
-
-@passes("overflowing_constant", "masks_at_limit")
-def mask_of_minus_30_000():
-    return own(lambda x: masked(x, -3e4))
-
-
-@passes("overflowing_constant")
-def minus_infinity_on_purpose():
-    return own(
-        lambda x: ops.softmax(ops.where(x > 0, x, ops.cast(-np.inf, x.dtype)))
-    )
-
-
-@finds("masks_at_limit", "own")
-def two_masks_of_the_minimum():
-    def attend(x):
-        hidden = 1.0 - ops.cast(ops.tri(8), x.dtype)
-        scores = ops.matmul(x[:, :, None], x[:, None])
-        padded = ops.cast(x[:, None] > 1, x.dtype)
-        return ops.softmax(scores + -65504.0 * hidden + -65504.0 * padded)
-
-    return own(attend)
-
-
-# Integers.
-
-
-@finds("integers_in_16_bits", "own")
-def positions_up_to_4095():
-    return own(lambda x: x * ops.cast(ops.arange(4096), x.dtype), shape=(4096,))
-
-
-@finds("integers_in_16_bits", "own")
-def positions_in_bfloat16():
-    return own(
-        lambda x: x * ops.cast(ops.arange(512), x.dtype),
-        shape=(512,),
-        policy="mixed_bfloat16",
-    )
-
-
-@passes("integers_in_16_bits")
-def positions_up_to_2047():
-    return own(lambda x: x * ops.cast(ops.arange(2048), x.dtype), shape=(2048,))
-
-
-@finds("index_in_16_bits", "lookup")
-def float_ids_of_a_large_table():
-    inputs = keras.Input((2,))
-    x = layers.Concatenate(name="ids")([inputs, inputs])
-    x = layers.Embedding(5000, 8, name="lookup")(x)
+def looked_up(dtype):
+    """Ids of a large table, joined from two inputs if they are floats."""
+    inputs = keras.Input((2,), dtype=dtype)
+    ids = inputs if dtype else layers.Concatenate()([inputs, inputs])
+    x = layers.Embedding(5000, 8, name="lookup")(ids)
     return float16(keras.Model(inputs, layers.Flatten()(x)))
 
 
-@passes("index_in_16_bits")
-def integer_ids_of_a_large_table():
-    inputs = keras.Input((2,), dtype="int32")
-    x = layers.Embedding(5000, 8, name="lookup")(inputs)
-    return float16(keras.Model(inputs, layers.Flatten()(x)))
+def squares_in_float32(x):
+    wide = ops.cast(x, "float32")
+    return ops.cast(wide / (1 + ops.sum(wide * wide)), x.dtype)
 
 
-@finds("constant_rounded_to_one", "own")
-def arccos_kept_off_one_by_1e_6():
-    return own(lambda x: ops.arccos(ops.tanh(x) * (1 - 1e-6)))
+def softmaxes_without_fault(x):
+    shifted = ops.exp(x - ops.max(x, axis=-1, keepdims=True))
+    by_hand = shifted / total(shifted) + ops.log(total(shifted))
+    kernel = ops.exp(-ops.square(x)) + ops.exp(ops.clip(x, -5, 5))
+    return by_hand + ops.logsumexp(x, -1, keepdims=True) + kernel
 
 
-@passes("constant_rounded_to_one")
-def arccos_kept_off_one_by_1e_2():
-    return own(lambda x: ops.arccos(ops.tanh(x) * (1 - 1e-2)))
+def raises_in_16_bits_only(error="float32 only"):
+    def refuse(x):
+        if keras.backend.standardize_dtype(x.dtype) != "float32":
+            raise TypeError(error)
+        return x
 
-
-# Reductions and exponentials.
-
-
-@finds("sum_of_squares", "own")
-def squares_of_1024_numbers():
-    return own(
-        lambda x: x / (ops.sqrt(ops.sum(x * x, -1, keepdims=True)) + 1),
-        shape=(1024,),
-    )
-
-
-@finds("sum_of_squares", "own", "medium")
-def squares_of_8_numbers():
-    return own(lambda x: ops.sum(ops.square(x), -1, keepdims=True))
-
-
-@passes("sum_of_squares", "kept_in_float32_elsewhere")
-def squares_in_float32():
-    def scaled(x):
-        wide = ops.cast(x, "float32")
-        return ops.cast(wide / (1 + ops.sum(wide * wide)), x.dtype)
-
-    return own(scaled, shape=(1024,))
-
-
-@finds("exp_without_maximum", "own")
-def softmax_by_hand():
-    def attend(x):
-        weights = ops.exp(x)
-        return weights / ops.sum(weights, axis=-1, keepdims=True)
-
-    return own(attend)
-
-
-@finds("exp_without_maximum", "own")
-def logsumexp_by_hand():
-    return own(lambda x: ops.log(ops.sum(ops.exp(x), -1, keepdims=True)))
-
-
-@finds("exp_without_maximum", "own", "medium")
-def variance_from_its_log():
-    return own(lambda x: x + ops.exp(x))
-
-
-@passes("exp_without_maximum", "log_of_probability")
-def softmaxes_without_fault():
-    def attend(x):
-        shifted = ops.exp(x - ops.max(x, axis=-1, keepdims=True))
-        total = ops.sum(shifted, axis=-1, keepdims=True)
-        by_hand = shifted / total + ops.log(total)
-        kernel = ops.exp(-ops.square(x)) + ops.exp(ops.clip(x, -5, 5))
-        return by_hand + ops.logsumexp(x, -1, keepdims=True) + kernel
-
-    return own(attend)
-
-
-@finds("log_of_probability", "own")
-def log_of_a_softmax():
-    return own(lambda x: ops.log(ops.softmax(x)))
-
-
-@finds("log_of_probability", "own")
-def log_of_one_less_a_sigmoid():
-    return own(lambda x: ops.log(1 - ops.sigmoid(x)))
-
-
-@passes("log_of_probability")
-def log_softmax():
-    return own(ops.log_softmax)
-
-
-@finds("large_reduction", "own")
-def sum_over_70_000():
-    return own(lambda x: ops.sum(x, axis=1, keepdims=True) / 8, shape=(70000,))
-
-
-@passes("large_reduction")
-def mean_over_70_000():
-    return own(lambda x: ops.mean(x, axis=1, keepdims=True), shape=(70000,))
-
-
-@finds("running_product", "own")
-def divided_by_a_running_product():
-    return own(lambda x: x / ops.cumprod(ops.sigmoid(x), axis=1), shape=(100,))
-
-
-@passes("running_product")
-def running_product_of_four():
-    return own(lambda x: ops.cumprod(x, axis=1), shape=(4,))
-
-
-# Dtypes.
-
-
-@finds("mixed_dtypes")
-def raises_in_16_bits_only():
     layer = Own(lambda x: x)
     model = between(layer)
-    layer.function = refuses_16_bits
+    layer.function = refuse
     return model
 
 
-def refuses_16_bits(x):
-    if keras.backend.standardize_dtype(x.dtype) != "float32":
-        raise TypeError("This operation has float32 only.")
-    return x
+def variance_as_a_difference(x):
+    x = 30 + ops.tanh(x)
+    return ops.mean(x * x, 0) - ops.square(ops.mean(x, 0))
 
 
-@passes("mixed_dtypes")
-def casts_what_it_adds():
-    return own(lambda x: x + ops.cast(ops.ones((8,)), x.dtype))
-
-
-@finds("hard_coded_float16", "own")
-def float16_whatever_the_policy():
-    return own(
-        lambda x: ops.cast(ops.tanh(ops.cast(x, "float16")), "bfloat16"),
-        policy="mixed_bfloat16",
-    )
-
-
-@passes("hard_coded_float16")
-def dtype_of_the_input():
-    return own(lambda x: ops.tanh(ops.cast(x, x.dtype)))
-
-
-@finds("kept_in_float32_elsewhere", "own")
-def power_and_logarithm():
-    return own(lambda x: ops.log(1 + ops.power(ops.abs(x), 1.5)))
-
-
-# Numbers on data.
-
-
-@finds("overflow_on_data", "own")
-def squares_of_hundreds():
-    return on_data(lambda x: ops.mean(x * x, -1, keepdims=True), scale=400)
-
-
-@passes("overflow_on_data", "underflow_on_data", "cancellation_on_data")
-def squares_of_ones():
-    return on_data(lambda x: ops.log(1 + mean_square(x)))
-
-
-@passes("overflow_on_data")
-def masks_on_data():
-    return own(lambda x: masked(x, -65504)), samples(size=8)
-
-
-@finds("underflow_on_data", "own")
-def root_of_tiny_squares():
-    return on_data(lambda x: x * ops.rsqrt(ops.sum(x * x)), scale=1e-4)
-
-
-@finds("cancellation_on_data", "own")
-def variance_as_a_difference():
-    def variance(x):
-        x = 30 + ops.tanh(x)
-        return ops.mean(x * x, 0) - ops.square(ops.mean(x, 0))
-
-    return on_data(variance)
-
-
-@passes("cancellation_on_data", "rounded_inputs")
-def less_its_maximum():
-    return on_data(lambda x: ops.exp(x - ops.max(x, -1, keepdims=True)))
-
-
-@finds("rounded_inputs", "own")
-def days_since_1970():
-    x = np.random.default_rng(0).integers(19690, 19722, (32, 8))
-    return own(lambda x: x / 1e4), x.astype("float32")
-
-
-@passes("rounded_inputs")
-def years():
-    x = np.random.default_rng(0).integers(1990, 2030, (32, 8))
-    return own(lambda x: x / 1e4), x.astype("float32")
-
-
-@finds("angles_on_data", "own")
-def sines_of_thousands():
-    return on_data(lambda x: ops.sin(x * 1024.0), scale=4)
-
-
-@passes("angles_on_data")
-def sines_of_ones():
-    return on_data(ops.sin)
+def integers(low, high):
+    x = np.random.default_rng(0).integers(low, high, (32, 8))
+    return x.astype("float32")
 
 
 # Products in float32 on a GPU.
+FLOAT32, TF32 = {"products": "float32"}, {"products": "tf32"}
+own_float32 = make(own, policy="float32")
 
 
 def covariance_factor(x):
     return ops.cholesky(ops.matmul(ops.transpose(x), x) + ops.eye(8))
 
 
-def distances(x):
-    squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
+def weighed_by_distances(x):
+    squares = total(ops.square(x))
     products = ops.matmul(x, ops.transpose(x))
-    return squares + ops.transpose(squares) - 2.0 * products
+    distances = squares + ops.transpose(squares) - 2.0 * products
+    return ops.matmul(ops.exp(-distances), x)
 
 
-@finds("products_below_float32", "own")
-def factorized_in_tf32():
-    return own(covariance_factor, policy="float32"), {"products": "tf32"}
-
-
-@finds("products_below_float32", "own")
-def distances_in_tf32():
-    def weighed(x):
-        return ops.matmul(ops.exp(-distances(x)), x)
-
-    return own(weighed, policy="float32"), {"products": "tf32"}
-
-
-@finds("products_below_float32", "d0")
 def kept_in_float32_for_its_digits():
     model = mlp(64, 8)
     wide = [kmp.PrecisionRule("d0", reason="precision_loss")]
     kmp.apply_policy(model, "mixed_float16", rules=wide)
-    return model, {"products": "tf32"}
+    return model, TF32
 
 
-@passes("products_below_float32", "products_without_tf32")
-def factorized_in_float32():
-    return own(covariance_factor, policy="float32"), {"products": "float32"}
-
-
-@passes("products_below_float32", "products_without_tf32")
 def attention_in_tf32():
     inputs = keras.Input((16, 8))
     x = layers.MultiHeadAttention(2, 4)(inputs, inputs)
     x = layers.BatchNormalization()(layers.Dense(8)(x))
-    return keras.Model(inputs, x), {"products": "tf32"}
+    return keras.Model(inputs, x), TF32
 
 
-@finds("products_without_tf32")
-def dense_in_float32_on_a_gpu():
-    return mlp(64, 8, policy="float32"), {"products": "float32"}
-
-
-@passes("products_without_tf32")
-def dense_in_float32_on_a_cpu():
-    return mlp(64, 8, policy="float32")
-
-
-@passes("products_without_tf32")
-def only_a_small_head_in_float32_on_a_gpu():
-    model = mlp(64, 4)
-    wide = [kmp.PrecisionRule("d1")]
-    kmp.apply_policy(model, "mixed_float16", rules=wide)
-    return model, {"products": "float32"}
+FINDS = {
+    "vanishing_constant own": [
+        own(lambda x: ops.log(ops.relu(x) + 1e-12)),
+        own(lambda x: x * ops.rsqrt(mean_square(x) + 1e-12)),
+        own(lambda x: x / (ops.sqrt(mean_square(x)) + 1e-8)),
+    ],
+    "vanishing_constant own low": [
+        own(lambda x: ops.log(1 + ops.relu(x) + 1e-12))
+    ],
+    "overflowing_constant own": [
+        own(lambda x: masked(x, -1e9)),
+        own(lambda x: times(x, 1e5)),
+        own(lambda x: x / ops.cast(1e5, x.dtype)),
+    ],
+    "overflowing_constant own medium": [own(lambda x: selected(x, -1e9))],
+    "masks_at_limit own": [own(masked_twice)],
+    # Positions.
+    "integers_in_16_bits own": [
+        own(lambda x: times(x, ops.arange(4096)), size=4096),
+        own_bfloat16(lambda x: times(x, ops.arange(512)), size=512),
+    ],
+    "index_in_16_bits lookup": [make(looked_up, None)],
+    "constant_rounded_to_one own": [
+        own(lambda x: ops.arccos(ops.tanh(x) * (1 - 1e-6)))
+    ],
+    "sum_of_squares own": [
+        own(lambda x: x / (ops.sqrt(total(x * x)) + 1), size=1024)
+    ],
+    "sum_of_squares own medium": [own(lambda x: total(ops.square(x)))],
+    "exp_without_maximum own": [
+        own(lambda x: ops.exp(x) / total(ops.exp(x))),
+        own(lambda x: ops.log(total(ops.exp(x)))),
+    ],
+    "exp_without_maximum own medium": [own(lambda x: x + ops.exp(x))],
+    "log_of_probability own": [
+        own(lambda x: ops.log(ops.softmax(x))),
+        own(lambda x: ops.log(1 - ops.sigmoid(x))),
+    ],
+    "large_reduction own": [own(lambda x: total(x, 1) / 8, size=70000)],
+    "running_product own": [
+        own(lambda x: x / ops.cumprod(ops.sigmoid(x), axis=1), size=100)
+    ],
+    "mixed_dtypes": [raises_in_16_bits_only],
+    "hard_coded_float16 own": [
+        own_bfloat16(
+            lambda x: ops.cast(ops.tanh(ops.cast(x, "float16")), "bfloat16")
+        )
+    ],
+    "kept_in_float32_elsewhere own": [
+        own(lambda x: ops.log(1 + ops.power(ops.abs(x), 1.5)))
+    ],
+    "overflow_on_data own": [on_data(mean_square, 400)],
+    "underflow_on_data own": [
+        on_data(lambda x: x * ops.rsqrt(ops.sum(x * x)), 1e-4)
+    ],
+    "cancellation_on_data own": [on_data(variance_as_a_difference)],
+    # Days since 1970.
+    "rounded_inputs own": [own(lambda x: x / 1e4, integers(19690, 19722))],
+    "angles_on_data own": [on_data(lambda x: ops.sin(x * 1024.0), 4)],
+    "products_below_float32 own": [
+        own_float32(covariance_factor, TF32),
+        own_float32(weighed_by_distances, TF32),
+    ],
+    "products_below_float32 d0": [kept_in_float32_for_its_digits],
+    "products_without_tf32": [
+        lambda: (mlp(64, 8, policy="float32"), FLOAT32),
+    ],
+}
+PASSES = {
+    "vanishing_constant log_of_probability": [
+        own(lambda x: ops.log(ops.relu(x) + 1e-6))
+    ],
+    "vanishing_constant": [
+        own_bfloat16(lambda x: ops.log(ops.relu(x) + 1e-12))
+    ],
+    "vanishing_constant sum_of_squares exp_without_maximum": [layers_of_keras],
+    "overflowing_constant masks_at_limit": [own(lambda x: masked(x, -3e4))],
+    "overflowing_constant": [own(lambda x: selected(x, -np.inf))],
+    "integers_in_16_bits": [
+        own(lambda x: times(x, ops.arange(2048)), size=2048)
+    ],
+    "index_in_16_bits": [make(looked_up, "int32")],
+    "constant_rounded_to_one": [
+        own(lambda x: ops.arccos(ops.tanh(x) * (1 - 1e-2)))
+    ],
+    "sum_of_squares kept_in_float32_elsewhere": [
+        own(squares_in_float32, size=1024)
+    ],
+    "exp_without_maximum log_of_probability": [own(softmaxes_without_fault)],
+    "log_of_probability": [own(ops.log_softmax)],
+    "large_reduction": [
+        own(lambda x: ops.mean(x, axis=1, keepdims=True), size=70000)
+    ],
+    "running_product": [own(lambda x: ops.cumprod(x, axis=1), size=4)],
+    "mixed_dtypes": [own(lambda x: x + ops.cast(ops.ones((8,)), x.dtype))],
+    "hard_coded_float16": [own(lambda x: ops.tanh(ops.cast(x, x.dtype)))],
+    "overflow_on_data underflow_on_data cancellation_on_data": [
+        on_data(lambda x: ops.log(1 + mean_square(x)))
+    ],
+    "overflow_on_data": [on_data(lambda x: masked(x, -65504))],
+    "cancellation_on_data rounded_inputs": [
+        on_data(lambda x: ops.exp(x - ops.max(x, -1, keepdims=True)))
+    ],
+    # Years.
+    "rounded_inputs": [own(lambda x: x / 1e4, integers(1990, 2030))],
+    "angles_on_data": [on_data(ops.sin)],
+    "products_below_float32 products_without_tf32": [
+        own_float32(covariance_factor, FLOAT32),
+        attention_in_tf32,
+    ],
+    "products_without_tf32": [
+        make(mlp, 64, 8, policy="float32"),
+        lambda: (mlp(64, 4, wide=["d1"]), FLOAT32),
+    ],
+}

@@ -12,24 +12,36 @@ from lint_cases import (
     compiled,
     float16,
     mlp,
+    overflow_in_a_product,
     plain_adam,
     samples,
     scale_of_a_billionth,
     stepping,
     unit_normalization,
+    with_kernel,
 )
-from lint_data_cases import overflow_in_a_product
+from lint_traced_cases import raises_in_16_bits_only
 from policies_models import BUILDERS
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.lint import dry_run_rules
 
 
-def test_the_most_severe_come_first():
+def test_all_forms_say_the_same_with_the_most_severe_first():
     order = ["high", "medium", "low"]
-    found = [order.index(f.severity) for f in kmp.lint(plain_adam())]
-    assert found == sorted(found)
-    assert len(set(found)) > 1
+    infinite = kmp.lint(*overflow_in_a_product())
+    for found in kmp.lint(plain_adam()), infinite:
+        severities = [order.index(f.severity) for f in found]
+        assert severities == sorted(severities)
+        assert len(set(severities)) > 1
+        for form in str(found), found.to_html(), found.to_json():
+            assert all(f.rule in form for f in found)
+    findings = json.loads(infinite.to_json(), parse_constant=pytest.fail)
+    errors = [f["numbers"].get("error") for f in findings["findings"]]
+    assert "inf" in errors
+    found = kmp.lint(scale_of_a_billionth())
+    assert json.loads(found.to_json()) == found.to_dict()
+    assert "PrecisionRule('bytes', 'float32')" in str(found)
+    assert "1e-09" in str(found)
 
 
 def test_apply_repairs_and_keeps_the_rest():
@@ -45,25 +57,31 @@ def test_apply_repairs_and_keeps_the_rest():
     assert plan.reasons["scale"] == "scale=1e-09"
 
 
-def test_what_was_applied_is_found_no_more():
-    for build in (scale_of_a_billionth, plain_adam, unit_normalization):
-        model = build()
-        before = {(f.rule, f.layer) for f in kmp.lint(model) if f.repairs}
-        kmp.lint(model).apply()
-        after = {(f.rule, f.layer) for f in kmp.lint(model)}
-        assert before
-        assert not before & after
+@pytest.mark.parametrize(
+    "build", [scale_of_a_billionth, plain_adam, unit_normalization]
+)
+def test_what_was_applied_is_found_no_more(build):
+    model = build()
+    before = {(f.rule, f.layer) for f in kmp.lint(model) if f.repairs}
+    kmp.lint(model).apply()
+    assert before
+    assert not before & {(f.rule, f.layer) for f in kmp.lint(model)}
 
 
 def test_a_model_is_checked_as_it_would_be_under_a_policy():
-    model = mlp(8, 8, policy="float32")
-    model.get_layer("d0").kernel.assign(np.full((64, 8), 1e6))
+    model = with_kernel(1e6)
+    kmp.apply_policy(model, "float32")
     found = kmp.lint(model, policy="mixed_float16")
     assert [f.layer for f in found.at_least("high")] == ["d0"]
-    assert "under mixed_float16" in str(found)
+    assert "mixed_float16" in str(found)
     assert not kmp.lint(model).at_least("high")
     plan = found.apply("high")
     assert (plan["d0"], plan["d1"]) == ("float32", "float32")
+    # It would be compiled under that policy, so its optimizer is no fault.
+    model = compiled(mlp(8, policy="float32"), "adam")
+    found = kmp.lint(model, policy="mixed_float16")
+    severity = {f.rule: f.severity for f in found}
+    assert severity["no_loss_scaling"] == "low"
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -80,44 +98,26 @@ def test_nothing_is_changed(build):
 
 
 def test_training_after_lint_is_as_without():
-    def trained(with_lint):
+    x, y, losses = samples(32), samples(32, 8), []
+    for arguments in (), (x, y):
         keras.utils.set_random_seed(0)
-        model = mlp(16, 8)
-        compiled(model, kmp.LossScaleOptimizer("adam"))
-        x, y = samples(32), samples(32, 8)
-        if with_lint:
-            kmp.lint(model, x, y)
-        return model.fit(x, y, shuffle=False, verbose=0).history["loss"]
-
-    assert trained(True) == trained(False)
-
-
-def test_all_forms_say_the_same():
-    found = kmp.lint(scale_of_a_billionth())
-    assert json.loads(found.to_json()) == found.to_dict()
-    assert "1e-09 is 0 in float16" in str(found)
-    for form in (str(found), found.to_html()):
-        assert all(f.rule in form for f in found)
-    assert "PrecisionRule('bytes', 'float32')" in str(found)
-
-
-def test_infinities_are_json():
-    model, x = overflow_in_a_product()
-    text = kmp.lint(model, x).to_json()
-    found = json.loads(text, parse_constant=pytest.fail)["findings"]
-    assert "inf" in [f["numbers"].get("error") for f in found]
-
-
-class Subclassed(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.block = Block(hands_on=True, name="block")
-
-    def call(self, inputs):
-        return self.block(inputs["a"] + inputs["b"])
+        model = compiled(mlp(16, 8), kmp.LossScaleOptimizer("adam"))
+        if arguments:
+            kmp.lint(model, *arguments)
+        history = model.fit(x, y, shuffle=False, verbose=0).history
+        losses.append(history["loss"])
+    assert losses[0] == losses[1]
 
 
 def test_a_subclassed_model_of_a_dict_is_built_and_run():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.block = Block(hands_on=True, name="block")
+
+        def call(self, inputs):
+            return self.block(inputs["a"] + inputs["b"])
+
     model = float16(Subclassed())
     x = {"a": np.full((4, 8), 1e5), "b": np.ones((4, 8))}
     found = kmp.lint(model, x)
@@ -126,57 +126,32 @@ def test_a_subclassed_model_of_a_dict_is_built_and_run():
 
 
 WRONG = {
-    "no model": (lambda: kmp.lint("model"), TypeError, "must be a `keras.Mo"),
-    "policy": (lambda: kmp.lint(mlp(8), policy="half"), ValueError, "'half'"),
-    "text": (lambda: kmp.lint(mlp(8), "text"), ValueError, "`x` must be an"),
-    "number": (lambda: kmp.lint(mlp(8), 3.0), ValueError, "`x` must be an"),
-    "nothing": (
-        lambda: kmp.lint(mlp(8), np.zeros((0, 64))),
-        ValueError,
-        "at least one sample",
-    ),
-    "lengths": (
-        lambda: kmp.lint(mlp(8), samples(4), samples(3, 8)),
-        ValueError,
-        "same number of samples",
-    ),
-    "callbacks": (
-        lambda: kmp.lint(mlp(8), callbacks=["monitor"]),
-        TypeError,
-        "must be a list of",
-    ),
-    "severity": (
-        lambda: kmp.lint(mlp(8)).at_least("severe"),
-        ValueError,
-        "severity='severe'",
-    ),
+    "must be a `keras.Mo": lambda: kmp.lint("model"),
+    "policy='half'": lambda: kmp.lint(mlp(8), policy="half"),
+    "`x` must be an.*text": lambda: kmp.lint(mlp(8), "text"),
+    "`x` must be an.*3": lambda: kmp.lint(mlp(8), 3.0),
+    "at least one": lambda: kmp.lint(mlp(8), np.zeros((0, 64))),
+    "same number": lambda: kmp.lint(mlp(8), samples(4), samples(3, 8)),
+    "be a list": lambda: kmp.lint(mlp(8), callbacks=["monitor"]),
+    "severity='severe'": lambda: kmp.lint(mlp(8)).at_least("severe"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call_is_refused(name):
-    call, error, message = WRONG[name]
-    with pytest.raises(error, match=message):
-        call()
+@pytest.mark.one_backend
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_call_is_refused(message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        WRONG[message]()
 
 
 def test_apply_leaves_a_step_of_the_users_own_alone():
     model = compiled(stepping(Stepping), "sgd")
     (found,) = [f for f in kmp.lint(model) if f.rule == "no_loss_scaling"]
     assert (found.severity, found.call) == ("high", None)
-    assert "scale_loss(loss) in train_step" in found.fix
+    assert "scale_loss(loss)" in found.fix
     kmp.lint(model).apply()
     scaling = keras.optimizers.LossScaleOptimizer
     assert not isinstance(model.optimizer, scaling)
-
-
-def test_a_supposed_policy_needs_no_other_optimizer():
-    inputs = keras.Input((8,))
-    model = keras.Model(inputs, keras.layers.Dense(8)(inputs))
-    model.compile("adam", "mse")
-    found = kmp.lint(model, policy="mixed_float16")
-    severity = {f.rule: f.severity for f in found}
-    assert severity["no_loss_scaling"] == "low"
 
 
 def test_a_child_without_weights_yet():
@@ -206,11 +181,11 @@ def test_data_are_run_through_without_a_layer_in_16_bits():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     (found,) = kmp.lint(model, np.ones((8, 4)))
     assert found.rule == "no_16_bit_layers"
-    assert "the data were only run through" in found.reason
     with pytest.raises(ValueError, match="shape"):
         kmp.lint(model, np.ones((8, 5)))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
 def test_large_data_need_little_memory(dtype):
     x = np.ones((1 << 20, 16), dtype)
@@ -227,16 +202,21 @@ def test_large_data_need_little_memory(dtype):
     assert peak < x.nbytes / 2
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("message", "fix"),
     [
-        ("UNIMPLEMENTED: Unsupported element type F16 in dot", "This device"),
+        ("UNIMPLEMENTED: F16 in dot", "This device"),
         ("\"addmm\" not implemented for 'Half'", "This device"),
-        ("cannot compute AddV2: expected float tensor, is half", "Cast one"),
-        ("all elements of input should be between 0 and 1", "Values that"),
+        ("AddV2: expected float, got 'half'", "Cast one"),
+        ("elements not between 0 and 1", "Values that"),
     ],
+    ids=["XLA", "torch", "TensorFlow", "a value"],
 )
 def test_what_raises_is_the_device_a_mix_of_dtypes_or_a_value(message, fix):
-    found = dry_run_rules._raises(RuntimeError(message))
-    assert found.fix.startswith(fix)
+    model = raises_in_16_bits_only(message)
+    (found,) = kmp.lint(model, samples(8, 4)).at_least("high")
+    assert found.rule == "wrong_on_the_data"
+    # Keras puts what it calls around it, dtypes among that.
     assert found.numbers["error"] == message
+    assert found.fix.startswith(fix)

@@ -9,6 +9,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.culprit import computes_low
 from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.diagnosis.step_errors import evidence
 from keras_mixprec.policies.layers import MODEL_PATH
 
 
@@ -76,8 +77,8 @@ def _wrong_loss(exact, step):
 
 
 def _raises(error):
-    text = str(error).lower()
-    line = str(error).strip().partition("\n")[0][:160]
+    line = evidence(error)["error"]
+    text = line.lower()
     return Finding(
         "high",
         None,
