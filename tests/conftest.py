@@ -56,7 +56,6 @@ _SLOW_ELSEWHERE = {
     "test_inference_search_cost.py",
     "test_inference_trained.py",
     "test_largest_batch.py",
-    "test_lint_rules.py",
     "test_minimize_float32.py",
     "test_minimize_validation.py",
     "test_monitor_by_hand.py",

@@ -4,29 +4,37 @@ import contextlib
 import pathlib
 import re
 
-import lint_data_cases  # noqa: F401
-import lint_traced_cases  # noqa: F401
+import lint_cases
+import lint_traced_cases
 import pytest
-from lint_cases import FINDS, PASSES
 
 import keras_mixprec as kmp
 from keras_mixprec.analysis.lint import table
 from keras_mixprec.analysis.lint.table import RULES
 from keras_mixprec.backend import active
 
+pytestmark = pytest.mark.one_backend
+
 BY_NAME = {rule.name: rule for rule in RULES}
-FOUND = [(name, *case) for name, cases in FINDS.items() for case in cases]
-PASSED = [(name, build) for name, cases in PASSES.items() for build in cases]
 
 
-def linted(build, rule):
+def cases(name):
+    for module in lint_cases, lint_traced_cases:
+        for key, builds in getattr(module, name).items():
+            for number, build in enumerate(builds):
+                yield pytest.param(key, build, id=f"{key}-{number}")
+
+
+FOUND, PASSED = [*cases("FINDS")], [*cases("PASSES")]
+
+
+def lint(build):
     example = build()
-    arguments = example if isinstance(example, tuple) else (example,)
-    others = arguments[-1] if isinstance(arguments[-1], dict) else {}
-    given = arguments[: len(arguments) - bool(others)]
+    arguments = [*example] if isinstance(example, tuple) else [example]
+    others = {**arguments.pop()} if isinstance(arguments[-1], dict) else {}
     products = others.pop("products", None)
     with on_h100(products) if products else contextlib.nullcontext():
-        return [f for f in kmp.lint(*given, **others) if f.rule == rule]
+        return kmp.lint(*arguments, **others)
 
 
 @contextlib.contextmanager
@@ -46,33 +54,29 @@ def on_h100(products):
 def test_a_file_with_rules_is_named_so_and_in_the_table():
     for path in pathlib.Path(table.__file__).parent.glob("*.py"):
         rules = re.findall(r"^@rule\(.*\)\ndef (\w+)", path.read_text(), re.M)
-        missing = set(rules) - set(BY_NAME)
-        assert not missing, f"add {path.stem} to `_FILES` of table.py"
+        assert {*rules} <= {*BY_NAME}, f"_FILES of table.py needs {path.stem}"
         assert not rules or path.stem.endswith("_rules")
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_a_rule_has_examples_and_a_reason(name):
-    assert FINDS[name]
-    assert PASSES[name]
-    assert BY_NAME[name].reason.endswith(".")
+def test_every_rule_has_cases_and_a_reason():
+    assert {case.values[0].split()[0] for case in FOUND} == {*BY_NAME}
+    healthy = {name for case in PASSED for name in case.values[0].split()}
+    assert healthy == {*BY_NAME}
+    assert all(rule.reason.endswith(".") for rule in RULES)
 
 
-@pytest.mark.parametrize(
-    ("name", "build", "layer", "severity"),
-    FOUND,
-    ids=[f"{name}-{build.__name__}" for name, build, *_ in FOUND],
-)
-def test_it_finds_its_fault(name, build, layer, severity):
-    found = [f for f in linted(build, name) if f.layer == layer]
-    assert len(found) == 1
-    assert found[0].severity == (severity or BY_NAME[name].severity)
+@pytest.mark.parametrize(("key", "build"), FOUND)
+def test_it_finds_its_fault(key, build):
+    name, *of = key.split()
+    layer = of[0] if of else "-"
+    severity = of[1] if of[1:] else BY_NAME[name].severity
+    found = [f for f in lint(build) if f.rule == name]
+    assert [f.severity for f in found if (f.layer or "-") == layer] == [
+        severity
+    ]
 
 
-@pytest.mark.parametrize(
-    ("name", "build"),
-    PASSED,
-    ids=[f"{name}-{build.__name__}" for name, build in PASSED],
-)
-def test_it_finds_nothing_in_a_healthy_model(name, build):
-    assert linted(build, name) == []
+@pytest.mark.parametrize(("names", "build"), PASSED)
+def test_it_finds_nothing_in_a_healthy_model(names, build):
+    found = {finding.rule for finding in lint(build)}
+    assert not found & {*names.split()}
