@@ -517,6 +517,57 @@ def wide(log_dir):
     return fit.end()
 
 
+_CHANGED = {"embed": {"before": "float32", "after": "mixed_float16"}}
+_MADE = {"layers": _CHANGED, "reasons": {"embed": "sound"}}
+_SCALES = {"before": 2.0**15, "after": 2.0**20, "message": "changes it"}
+_FAILED = {"reason": "OSError: gone", "details": "gone"}
+_WRONG = {"metrics": {"mae": "inf"}, "message": "mae was inf", "advice": "Cast"}
+_RAISED = {"at_step": 3, "reason": "why"}
+OTHER_EVENTS = {
+    "advise_scale": _SCALES,
+    "diagnosis_failed": _FAILED,
+    "first_scale": {"scale": 256.0},
+    "fit_raised": _RAISED,
+    "give_up": {"message": "gives up: limit", "on_limit": "continue"},
+    "graph_rewrite": {"message": "converted 3"},
+    "ignored_variable": {"message": "FLAG is ignored"},
+    "log_gap": {"from_step": 1, "reason": "disk full", "lost": 2},
+    "loss_scale_kept": {"scale": 8.0},
+    "loss_scale_not_known": {"first_step": 1, "last_step": 2},
+    "loss_scale_recovered": {"scale": 8.0},
+    "lower_scale": _SCALES | {"after": 2.0**10},
+    "metric_not_finite": _WRONG,
+    "no_loss_scaling": {"by": "train_step"},
+    "plan_not_written": _FAILED,
+    "probe_failed": _FAILED | {"layer": "embed"},
+    "promote": _MADE,
+    "raise_scale": _SCALES,
+    "ranges_measured": {"steps": [1, 2], "seconds": 0.25},
+    "ranges_withheld": {"message": "withheld"},
+    "shrink": _MADE,
+    "sign_off": {"within": False, "message": "not signed off"},
+    "skipped_steps_not_kept": {"first_step": 1, "last_step": 3, "count": 3},
+    "step_raised": _RAISED,
+    "trade_off": {
+        "title": "error",
+        "points": [{"share_in_16_bits": 1.0, "error": 0.5, "float32": []}],
+    },
+    "undo": _MADE,
+    "validate": {"message": "held back"},
+    "validation_failed": _FAILED,
+    "validation_not_finite": _WRONG,
+}
+
+
+def every_other_event(log_dir):
+    """What the others have no event of, in one run that cannot be."""
+    fit = Fit(log_dir, tuner=True)
+    for kind, content in OTHER_EVENTS.items():
+        fit.step(1.0)
+        fit.event(kind, **content)
+    return fit.end()
+
+
 def killed(log_dir):
     """The process is gone in the middle of a write."""
     fit = Fit(log_dir)
@@ -559,6 +610,7 @@ STORIES = (
     two_optimizers,
     two_fits,
     wide,
+    every_other_event,
     killed,
     many_layers,
 )

@@ -46,7 +46,6 @@ if keras.backend.backend() != "torch":
 _SLOW_ELSEWHERE = {
     "test_compare_precisions.py",
     "test_comparison_end_to_end.py",
-    "test_damaged_files.py",
     "test_examples.py",
     "test_gpu_benchmark.py",
     "test_gpu_benchmark_processes.py",

@@ -1,7 +1,7 @@
 """Damaged plans, batches and logs: the promised errors, when they are read.
 
-Every file is damaged byte by byte where it is short, at places of a seeded
-generator where it is long, and every value of its JSON is exchanged for others.
+Every value of their JSON is exchanged for others. Files are damaged byte by
+byte at places of a seeded generator: a few by default, many with `slow`.
 """
 
 import copy
@@ -15,17 +15,24 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+from canonical_logs import small_model
 from tuner_models import chain, demoted, fit, tuner
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.reporting.event_file import event_file_paths
+from keras_mixprec.reporting.read_events import NEEDED
 from keras_mixprec.reporting.report import MixPrecReport
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.run_ranges import run_ranges
+from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.source import Point
+from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.tuning.demotions import Repairs
 from keras_mixprec.tuning.plan_store import starting_from
+
+pytestmark = pytest.mark.one_backend
 
 STRANGE = [
     None,
@@ -44,6 +51,10 @@ STRANGE = [
     {},
     {"x": 1},
 ]
+DELETED = object()
+many = pytest.mark.parametrize(
+    "count", [60, pytest.param(1500, marks=pytest.mark.slow)]
+)
 
 
 def places(value, path=()):
@@ -59,7 +70,7 @@ def places(value, path=()):
 
 
 def changed(value, path, new):
-    """A copy of a JSON value with another one at a path; `del` for none."""
+    """A copy of a JSON value with another one, or none, at a path."""
     if not path:
         return new
     whole = copy.deepcopy(value)
@@ -67,24 +78,30 @@ def changed(value, path, new):
     holder = whole
     for key in way:
         holder = holder[key]
-    if new is del_:
+    if new is DELETED:
         del holder[last]
     else:
         holder[last] = new
     return whole
 
 
-def del_():
-    """Stands for leaving a value out."""
+def read_all_damaged(value, read):
+    """Reads a JSON value with each of its values exchanged.
 
-
-def damaged_json(value):
+    Returns:
+        How often `read` returned something true.
+    """
+    count = 0
     for path in places(value):
-        for new in [*STRANGE, *([del_] if path else [])]:
-            yield path, new, changed(value, path, new)
+        for new in [*STRANGE, DELETED] if path else STRANGE:
+            try:
+                count += bool(read(changed(value, path, new)))
+            except Exception as error:
+                raise AssertionError(f"{path} as {new!r}") from error
+    return count
 
 
-def damaged_bytes(data, count=400):
+def damaged_bytes(data, count):
     """Cut, with bits turned, bytes set, put in and left out."""
     source = random.Random(0)
     for size in range(0, len(data), max(len(data) // 40, 1)):
@@ -150,18 +167,16 @@ def start_from(path, model):
 
 
 def test_every_value_of_a_plan(plan, load, tmp_path):
-    read = 0
-    for path, new, content in damaged_json(plan):
+    def read(content):
         data = json.dumps(content).encode()
-        try:
-            read += survives(load, data, tmp_path / "plan.json")
-        except Exception as error:
-            raise AssertionError(f"{path} as {new!r}") from error
-    assert read > 10  # A reason may be any text.
+        return survives(load, data, tmp_path / "plan.json")
+
+    assert read_all_damaged(plan, read) > 10  # A reason may be any text.
 
 
-def test_every_byte_of_a_plan(plan, load, tmp_path):
-    for data in damaged_bytes(json.dumps(plan).encode()):
+@many
+def test_bytes_of_a_plan(count, plan, load, tmp_path):
+    for data in damaged_bytes(json.dumps(plan).encode(), count):
         survives(load, data, tmp_path / "plan.json")
 
 
@@ -181,7 +196,7 @@ def test_a_damaged_state_stops_before_training(path, new, plan, tmp_path):
     text = json.dumps(content)
     (tmp_path / "plan.json").write_text(text)
     model = chain()
-    with pytest.raises(ValueError, match="delete `tuner` from the file.*Recei"):
+    with pytest.raises(ValueError, match="delete `tuner` from.*Received"):
         fit(model, [1.0] * 4, tuner(tmp_path / "plan.json"))
     assert (tmp_path / "plan.json").read_text() == text
     assert (demoted(model), int(model.optimizer.iterations)) == ({}, 0)
@@ -230,29 +245,24 @@ def test_every_value_of_a_batch(batch, tmp_path):
     with np.load(io.BytesIO(batch)) as content:
         about = json.loads(str(content["about"]))
         arrays = {n: content[n] for n in content.files if n != "about"}
-    for path, new, damaged in damaged_json(about):
-        try:
-            data = packed(damaged, arrays)
-            survives(usable, data, tmp_path / "batch.npz")
-        except Exception as error:
-            raise AssertionError(f"{path} as {new!r}") from error
+    path = tmp_path / "batch.npz"
+    read_all_damaged(
+        about, lambda damaged: survives(usable, packed(damaged, arrays), path)
+    )
     for name in arrays:
         for new in (np.array("text"), np.ones((0, 3)), np.array(b"\0")):
-            data = packed(about, arrays | {name: new})
-            survives(usable, data, tmp_path / "batch.npz")
+            survives(usable, packed(about, arrays | {name: new}), path)
 
 
-def test_every_byte_of_a_batch(batch, tmp_path):
-    for data in damaged_bytes(batch, 1500):
+@many
+def test_bytes_of_a_batch(count, batch, tmp_path):
+    """Of the file, and of its arrays in a file whose checksums are right."""
+    for data in damaged_bytes(batch, count):
         survives(usable, data, tmp_path / "batch.npz")
-
-
-def test_every_byte_within_a_batch(batch, tmp_path):
-    """The arrays damaged, in a file whose checksums are right."""
     with zipfile.ZipFile(io.BytesIO(batch)) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     for name, part in parts.items():
-        for damaged in damaged_bytes(part, 150):
+        for damaged in damaged_bytes(part, count // 10):
             file = io.BytesIO()
             with zipfile.ZipFile(file, "w") as archive:
                 for other, data in (parts | {name: damaged}).items():
@@ -265,147 +275,32 @@ def test_what_is_no_batch(tmp_path):
     (tmp_path / "array.npy").write_bytes(b"\x93NUMPY\x01\x00")
     np.save(tmp_path / "whole.npy", np.ones(3))
     for name in ("array.npy", "whole.npy"):
-        with pytest.raises(ValueError, match="must be a file that `Failing"):
+        with pytest.raises(ValueError, match="`FailingBatch"):
             FailingBatch.load(tmp_path / name)
     for path in (tmp_path / "none", tmp_path, tmp_path / "pipe"):
-        with pytest.raises(OSError, match=r"No such|folder|Not a regular"):
+        with pytest.raises(OSError, match=r"No such|folder|regular"):
             FailingBatch.load(path)
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    """The folder of a log with something of everything."""
-    log_dir = tmp_path_factory.mktemp("log")
-    metrics = {"activation_headroom_bits": "min", "lost_updates": "max"}
-    layer = {"path": "dense", "class": "Dense", "compute_dtype": "float16"}
-    with RunLog(log_dir) as log:
-        log.layers(
-            0, [layer | {"parameters": 4, "share_of_flops": 1.0, "notes": ""}]
-        )
-        for step in range(4):
-            log.heat(step, np.full((1, 2), 3.0), ["dense"], metrics)
-            log.scale_rows(step, [[step, 8.0, 0, step]])
-        log.event(1, VERDICT)
-        log.event(2, DEMOTE)
-        log.histogram(
-            3, "mixprec/activation_exponent/dense", np.array([[0.0, 1, 5]])
-        )
-    return log_dir
-
-
-VERDICT = {
-    "kind": "verdict",
-    "verdict": "forward_overflow",
-    "layer": "dense",
-    "direction": "forward",
-    "numbers": {"overflow": 0.5},
-    "advice": "Let it compute in float32",
-}
-DEMOTE = {
-    "kind": "demote",
-    "layers": {"dense": {"before": "mixed_float16", "after": "float32"}},
-    "reasons": {"dense": "forward_overflow"},
-}
-
-
-def report(log_dir):
-    found = kmp.load_report(log_dir)
-    assert str(found)
-    assert found.to_html()
-    RunLog(log_dir).close()
-
-
-def test_every_byte_of_a_log(log, tmp_path):
-    (original,) = event_file_paths(log / "mixprec")
+@many
+def test_bytes_of_a_log(count, canonical, tmp_path):
+    (original,) = event_file_paths(
+        canonical["two_optimizers"].log_dir / "mixprec"
+    )
     with open(original, "rb") as file:
         data = file.read()
     (tmp_path / "mixprec").mkdir()
     path = tmp_path / "mixprec" / os.path.basename(original)
 
     def read(_):
-        report(tmp_path)
+        assert told(kmp.load_report(tmp_path))
+        RunLog(tmp_path).close()
         for other in event_file_paths(tmp_path / "mixprec"):
             if other != str(path):
                 os.unlink(other)
 
-    for damaged in damaged_bytes(data, 150):
+    for damaged in damaged_bytes(data, count):
         assert survives(read, damaged, path, ())
-
-
-OTHERS = {
-    "bad_data": VERDICT
-    | {"verdict": "bad_data", "numbers": {"rows_of_x": [1, 2]}},
-    "divergence": VERDICT | {"verdict": "divergence", "layer": None},
-    "promote": DEMOTE | {"kind": "promote"},
-    "advised": DEMOTE | {"dry_run": True},
-    "skipped_step": {
-        "kind": "skipped_step",
-        "at_step": 1,
-        "scale": 2.0,
-        "variables": ["kernel"],
-        "kinds": {"kernel": ["inf"]},
-    },
-    "nonfinite_losses": {"kind": "nonfinite_losses", "counts": {"inf": 2}},
-    "nonfinite_gradients": {
-        "kind": "nonfinite_gradients",
-        "optimizer": "",
-        "counts": {"nan": 2},
-    },
-    "give_up": {"kind": "give_up", "message": "It ends. So"},
-    "stopped": {"kind": "stopped", "reason": "why"},
-    "train_end": {"kind": "train_end", "summary": "a\nb"},
-    "train_begin": {"kind": "train_begin", "fit": 1, "settings": {"a": 1}},
-    "skipped_steps_not_kept": {
-        "kind": "skipped_steps_not_kept",
-        "first_step": 1,
-        "last_step": 3,
-        "count": 3,
-    },
-    "bad_batches": {
-        "kind": "bad_batches",
-        "count": 1,
-        "message": "bad",
-        "batches": [{"step": 1, "rows": {"x": 1}}],
-    },
-    "loss_scale_low": {
-        "kind": "loss_scale_low",
-        "at_step": 1,
-        "held": 8.0,
-        "scale": 2.0,
-        "message": "low",
-        "advice": "Set it",
-    },
-    "before_training": {
-        "kind": "before_training",
-        "finding": "a",
-        "level": "bad",
-        "layer": "dense",
-        "message": "b",
-    },
-    "sign_off": {"kind": "sign_off", "within": False, "message": "a"},
-    "fit_raised": {"kind": "fit_raised", "at_step": 1, "reason": "a"},
-    "step_raised": {"kind": "step_raised", "at_step": 1, "reason": "a"},
-    "zero_gradients": {"kind": "zero_gradients", "message": "a", "paths": []},
-    "ranges_withheld": {"kind": "ranges_withheld", "message": "a"},
-    "metric_not_finite": {
-        "kind": "metric_not_finite",
-        "message": "a",
-        "metrics": {"mae": "inf"},
-    },
-    "trade_off": {
-        "kind": "trade_off",
-        "title": "error",
-        "points": [{"share_in_16_bits": 1.0, "error": 0.5, "float32": []}],
-    },
-}
-EVENTS = {"verdict": VERDICT, "demote": DEMOTE, **OTHERS}
-LAYER = {
-    "path": "dense",
-    "class": "Dense",
-    "compute_dtype": "float16",
-    "share_of_flops": 1.0,
-    "parameters": 4,
-}
 
 
 class Source:
@@ -428,38 +323,66 @@ class Source:
         return Point(0, self._values[tag])
 
 
-def told_of(*source):
-    report = MixPrecReport([RunData("run", Source(*source))])
-    return str(report), report.to_html()
+def told(report):
+    """All that text and page say, but for the page itself, which is slow."""
+    (run,) = report._runs
+    (overview,) = report.to_dict().values()
+    sent = to_json([overview, summary(overview), run_ranges(run, 400)])
+    return str(report), sent
 
 
-@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
-def test_every_value_of_an_event(event):
-    event = event | {"step": 1}
-    for path, new, damaged in damaged_json(event):
-        try:
-            assert told_of([LAYER], [VERDICT | {"step": 0}, damaged])
-        except Exception as error:
-            raise AssertionError(f"{path} as {new!r}") from error
+def report_of(layers, events):
+    return MixPrecReport([RunData("run", Source(layers, events))])
 
 
-@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
-def test_every_key_of_an_event(event):
-    whole = MixPrecReport([RunData("run", Source([LAYER], [event | AT]))])
-    for key in event.keys() - {"kind"}:
-        left = {k: v for k, v in event.items() if k != key} | AT
-        run = RunData("run", Source([LAYER], [left]))
-        report = MixPrecReport([run])
-        assert report.to_html()
-        assert report.to_png()
-        kinds = {e["kind"] for e in report.to_dict()["run"]["events"]}
-        # What it cannot do without is missed, and the report says so.
-        assert kinds <= {event["kind"], "unreadable"}
+LAYERS = small_model()
+
+
+@pytest.fixture(scope="session")
+def examples(canonical):
+    """An event of every kind, as the monitor or a tuner writes it."""
+    found = {}
+    for log in canonical.values():
+        with open(log.log_dir / "mixprec" / "events.jsonl") as lines:
+            for event in map(json.loads, lines):
+                found.setdefault(event["kind"], event)
+    for event in found.values():
+        event |= {k: v[:2] for k, v in event.items() if isinstance(v, list)}
+    return found
+
+
+def test_the_canonical_logs_have_every_kind_of_event(examples):
+    assert NEEDED.keys() <= examples.keys()
+    for event in examples.values():
+        assert "cannot be read" not in str(report_of(LAYERS, [event]))
+
+
+@pytest.mark.parametrize("kind", sorted(NEEDED))
+def test_every_value_of_an_event(kind, examples):
+    first = examples["verdict"] | {"step": 0}
+    read_all_damaged(
+        examples[kind] | {"step": 1},
+        lambda damaged: told(report_of(LAYERS, [first, damaged])),
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(NEEDED))
+def test_every_key_of_an_event(kind, examples):
+    """What it cannot do without is missed, and the report says so."""
+    event = examples[kind]
+    keys = event.keys() - {"kind", "step"}
+    without = [{k: v for k, v in event.items() if k != key} for key in keys]
+    for left in without:
+        report = report_of(LAYERS, [left])
+        (run,) = report.to_dict().values()
+        kinds = {e["kind"] for e in run["events"]}
+        assert kinds <= {kind, "unreadable"}
+        needed = (NEEDED[kind] or {}) - left.keys()
+        assert ("unreadable" in kinds) >= bool(needed)
         assert ("unreadable" in kinds) == ("cannot be read" in str(report))
-    assert "cannot be read" not in str(whole)
-
-
-AT = {"step": 1}
+    report = report_of(LAYERS, without)
+    assert report.to_html()
+    assert report.to_png()
 
 
 @pytest.mark.parametrize(
@@ -471,27 +394,38 @@ AT = {"step": 1}
     ],
 )
 def test_an_event_that_is_read_in_part_is_noted(event, key):
-    text, page = told_of([LAYER], [event | AT])
-    assert f"an event {event['kind']!r}" in text
+    text, _ = told(report_of(LAYERS, [event | {"step": 1}]))
+    assert repr(event["kind"]) in text
     assert repr(key) in text
 
 
-@pytest.mark.parametrize("name", ["bob's", 'bob\'s "x"', "a' in 'b"])
-def test_a_reason_names_the_layer_whatever_quotes_are_in_its_name(name):
-    found = kmp.Verdict("cast_overflow", name, "forward", 3, numbers={"a": 1})
-    older = f"cast_overflow in {name!r}, forward at step 3 (a=1)"
-    for reason in found.finding, older:
-        event = DEMOTE | {"reasons": {"dense": reason}} | AT
-        report = MixPrecReport([RunData("run", Source([LAYER], [event]))])
-        (read,) = report.to_dict()["run"]["events"]
-        place = f"in the forward pass of {name}"
-        assert read["because"]["dense"] == f"cast overflow {place} at step 3"
+def test_events_of_other_people_are_left_as_they_are():
+    theirs = [
+        {"kind": "mine", "layers": 3, "step": 1},
+        {"kind": "mine", "note": "hello", "step": 2},
+    ]
+    nothing = [{"kind": 3, "step": 1}, {"kind": "mine"}, {}]
+    report = report_of(
+        LAYERS, [{"kind": "verdict", "step": 0}, *theirs, *nothing]
+    )
+    (run,) = report.to_dict().values()
+    kinds = [event["kind"] for event in run["events"]]
+    assert kinds == ["unreadable", "mine", "mine"]
+    assert [e["layers"] for e in run["events"] if "layers" in e] == [3]
 
 
-def test_every_value_of_the_layers():
-    events = [VERDICT | {"step": 0}, DEMOTE | {"step": 1}]
-    for path, new, damaged in damaged_json([LAYER]):
-        try:
-            assert told_of(damaged, events)
-        except Exception as error:
-            raise AssertionError(f"{path} as {new!r}") from error
+def test_an_older_log_has_the_whole_reason_of_a_change(examples):
+    reason = {"block/norm": "found"}
+    event = examples["demote"] | {"reasons": reason}
+    (run,) = report_of(LAYERS, [event]).to_dict().values()
+    assert run["events"][0]["because"] == event["because"]
+    del event["because"]
+    (run,) = report_of(LAYERS, [event]).to_dict().values()
+    assert run["events"][0]["because"] == reason
+
+
+def test_every_value_of_the_layers(examples):
+    events = [examples["verdict"], examples["demote"]]
+    read_all_damaged(
+        LAYERS[:1], lambda damaged: told(report_of(damaged, events))
+    )

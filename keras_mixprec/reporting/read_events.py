@@ -5,7 +5,6 @@ and a log may be damaged. All readers behind this one get what has the keys and
 types that they need.
 """
 
-import math
 from collections.abc import Iterator
 
 from keras_mixprec.reporting.facts import STORY
@@ -25,7 +24,7 @@ _FAILED = (
     "validation_failed",
 )
 # The keys without which an event of a kind says nothing.
-_NEEDED: dict[str, set[str]] = {
+NEEDED: dict[str, set[str]] = {
     **dict.fromkeys(STORY, set()),
     **dict.fromkeys(_FAILED, {"reason"}),
     "train_begin": set(),
@@ -100,7 +99,7 @@ def read_events(event: dict) -> Iterator[dict]:
     kind, step = event.get("kind"), event.get("step")
     if not isinstance(kind, str) or not isinstance(step, int):
         return
-    needed = _NEEDED.get(kind)
+    needed = NEEDED.get(kind)
     if needed is not None and event.keys() & _ENDS:
         needed = needed | _ENDS
     wrong = [key for key in event if not _is_readable(event, key, needed)]
@@ -122,7 +121,7 @@ def read_events(event: dict) -> Iterator[dict]:
 def _is_readable(event, key, needed):
     value = event[key]
     if key == "wall_time":
-        return isinstance(value, _NUMBER) and math.isfinite(value)
+        return isinstance(value, _NUMBER) and abs(value) < 2**63
     if needed is None:  # Somebody else's.
         return True
     kind = _TYPES.get(key)
@@ -141,6 +140,8 @@ def _is_readable(event, key, needed):
 
 
 def _is_number(name, value):
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return False
     if name.startswith(("rows_of_", "samples_of_")):
         return isinstance(value, list)
     return not name.startswith("bad_samples_of_") or isinstance(value, int)
