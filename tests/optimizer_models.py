@@ -1,9 +1,15 @@
 """Optimizers stepped by hand: op by op, in a compiled graph, under XLA."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
+
+from keras_mixprec import LossScaleOptimizer
 
 BACKEND = keras.backend.backend()
 MODES = {
@@ -12,13 +18,44 @@ MODES = {
     "torch": ("eager",),
 }[BACKEND]
 COMPILED = [mode for mode in MODES if mode != "eager"]
+# What `compile` takes where it makes no difference, so that little is traced.
+QUICK = {
+    "tensorflow": {"run_eagerly": True},
+    "jax": {},
+    "torch": {"jit_compile": False},
+}[BACKEND]
 
 each_mode = pytest.mark.parametrize("mode", MODES)
+last_mode = pytest.mark.parametrize("mode", MODES[-1:])
 only_tensorflow = pytest.mark.skipif(
     BACKEND != "tensorflow", reason="a feature of TensorFlow"
 )
 only_jax = pytest.mark.skipif(BACKEND != "jax", reason="a feature of JAX")
 only_torch = pytest.mark.skipif(BACKEND != "torch", reason="a feature of torch")
+
+
+def over_modes(names, cases, quick=4):
+    """Parametrizes by dict of tuples `cases` and by mode.
+
+    Each case runs in one mode, the modes in turn. In the others it is slow, and
+    so are all but about `quick` of them where steps are compiled.
+    """
+    every = max(len(cases) // quick, 1) if COMPILED else 1
+    return pytest.mark.parametrize(
+        f"{names},mode",
+        [
+            pytest.param(
+                *case,
+                mode,
+                id=f"{name}-{mode}",
+                marks=[pytest.mark.slow]
+                if i % every or (i // every - j) % len(MODES)
+                else [],
+            )
+            for i, (name, case) in enumerate(cases.items())
+            for j, mode in enumerate(MODES)
+        ],
+    )
 
 
 def make_variables(*shapes, dtype="float32", value=1.0):
@@ -42,6 +79,13 @@ def assert_identical(actual, expected):
     for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert a.tobytes() == b.tobytes()
+
+
+def stepper(mode, *shapes, inner="sgd", dtype="float32", value=1.0, **named):
+    """Returns an optimizer, its variables, and how to apply gradients."""
+    variables = make_variables(*shapes, dtype=dtype, value=value)
+    optimizer = LossScaleOptimizer(inner, **named)
+    return optimizer, variables, make_apply(optimizer, variables, mode)
 
 
 def make_apply(optimizer, variables, mode):
@@ -85,21 +129,34 @@ def _jitted(optimizer, variables):
     assert {id(v) for v in variables} == {
         id(v) for v in optimizer._trainable_variables
     }
-    state = optimizer.variables
+    step = stateless(jax.jit(optimizer.stateless_apply), optimizer, variables)
+    return lambda gradients: step([as_tensor(g) for g in gradients])
 
-    @jax.jit
-    def step(own, gradients, weights):
-        return optimizer.stateless_apply(own, gradients, weights)
 
-    def apply(gradients):
-        new_weights, new_state = step(
-            [v.value for v in state],
-            [as_tensor(g) for g in gradients],
-            [v.value for v in variables],
-        )
-        for variable, value in zip(variables, new_weights, strict=True):
-            variable.assign(value)
-        for variable, value in zip(state, new_state, strict=True):
-            variable.assign(value)
+def stateless(step, optimizer, variables):
+    """Makes a function of JAX one that reads and writes the variables.
 
-    return apply
+    It is given the values of those of the optimizer, its arguments and the
+    values of `variables`, and returns new values of these, then of those.
+    """
+
+    def run(*arguments):
+        groups = variables, optimizer.variables
+        weights, own = ([v.value for v in group] for group in groups)
+        new = step(own, *arguments, weights)
+        for group, values in zip(groups, new, strict=True):
+            for variable, value in zip(group, values, strict=True):
+                variable.assign(value)
+
+    return run
+
+
+def run_python(code, *arguments, **environment):
+    """Runs code in a process of its own, in which warnings are errors."""
+    return subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code, *arguments],
+        env=os.environ | {"KERAS_BACKEND": BACKEND} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -8,6 +8,7 @@ import numpy as np
 import peer_scalers
 import pytest
 from loss_scale_traces import (
+    batch_of_states,
     comparable,
     random_overflows,
     trace_peer,
@@ -17,94 +18,82 @@ from loss_scale_traces import (
 from keras_mixprec import DynamicLossScale
 from keras_mixprec.loss_scaling.presets import PRESETS
 
-OURS = ("initial_scale", "growth_factor", "backoff_factor", "growth_interval")
-CONSECUTIVE = {"hysteresis_refill": "good_step"}
-DEEPSPEED = {
-    "initial_scale": "init_scale",
-    "growth_interval": "scale_window",
-    "hysteresis": "delayed_shift",
-    "min_scale": "min_scale",
-}
+preset = DynamicLossScale.preset
+
+
+def case(peer, fixed=None, **names):
+    """A preset with fixed overrides, and how its peer names our arguments."""
+    name = peer.__name__.replace("_", "-")
+    return name, fixed or {}, peer, names
+
+
+SCALE = {"initial_scale": "init_scale"}
+WINDOW = SCALE | {"growth_interval": "scale_window"}
+SHIFT = {"hysteresis": "delayed_shift", "min_scale": "min_scale"}
+FACTORS = "growth_factor", "backoff_factor"
+SAME = {name: name for name in (*FACTORS, "growth_interval")}
 KERAS = {
     "initial_scale": "initial_scale",
     "growth_interval": "dynamic_growth_steps",
 }
-TORCH = dict(
-    zip(
-        OURS,
-        ("init_scale", "growth_factor", "backoff_factor", "growth_interval"),
-        strict=True,
-    )
-)
-# preset, its fixed overrides, the peer, our argument's name -> the peer's.
+CONSECUTIVE = {"hysteresis_refill": "good_step"}
+
+
+def consecutive(preset, peer, names, **options):
+    return preset, CONSECUTIVE, functools.partial(peer, **options), names
+
+
 CASES = {
-    "torch": ("torch", {}, peer_scalers.torch, TORCH),
-    "apex-hysteresis-kernel": (
-        "torch",
-        CONSECUTIVE,
-        peer_scalers.apex_hysteresis_kernel,
-        TORCH | {"hysteresis": "hysteresis"},
-    ),
-    "keras": ("keras", {}, peer_scalers.keras, KERAS),
-    "tf-keras": ("tf-keras", {}, peer_scalers.tf_keras, KERAS),
-    "apex": (
-        "apex",
-        {},
+    "torch": case(peer_scalers.torch, **SCALE, **SAME),
+    "keras": case(peer_scalers.keras, **KERAS),
+    "tf-keras": case(peer_scalers.tf_keras, **KERAS),
+    "apex": case(
         peer_scalers.apex,
-        {
-            "initial_scale": "init_scale",
-            "growth_interval": "scale_window",
-            "min_scale": "min_loss_scale",
-            "max_scale": "max_loss_scale",
-        },
+        min_scale="min_loss_scale",
+        max_scale="max_loss_scale",
+        **WINDOW,
     ),
-    "deepspeed": ("deepspeed", {}, peer_scalers.deepspeed, DEEPSPEED),
-    "deepspeed-consecutive": (
-        "deepspeed",
-        CONSECUTIVE,
-        functools.partial(peer_scalers.deepspeed, consecutive_hysteresis=True),
-        DEEPSPEED,
-    ),
-    "megatron": (
-        "megatron",
-        {},
+    "deepspeed": case(peer_scalers.deepspeed, **WINDOW, **SHIFT),
+    "megatron": case(
         peer_scalers.megatron,
-        {name: name for name in (*OURS, "hysteresis", "min_scale")},
+        initial_scale="initial_scale",
+        hysteresis="hysteresis",
+        min_scale="min_scale",
+        **SAME,
     ),
-    "paddle": (
-        "paddle",
-        {},
+    "paddle": case(
         peer_scalers.paddle,
-        {
-            "initial_scale": "init_loss_scaling",
-            "growth_factor": "incr_ratio",
-            "backoff_factor": "decr_ratio",
-            "growth_interval": "incr_every_n_steps",
-            "hysteresis": "decr_every_n_nan_or_inf",
-        },
+        initial_scale="init_loss_scaling",
+        growth_factor="incr_ratio",
+        backoff_factor="decr_ratio",
+        growth_interval="incr_every_n_steps",
+        hysteresis="decr_every_n_nan_or_inf",
     ),
-    "jmp": (
-        "jmp",
-        {},
+    "jmp": case(
         peer_scalers.jmp,
-        {
-            "initial_scale": "loss_scale",
-            "growth_interval": "period",
-            "min_scale": "min_loss_scale",
-        },
+        initial_scale="loss_scale",
+        growth_interval="period",
+        min_scale="min_loss_scale",
     ),
-    "mxnet": (
-        "mxnet",
-        {},
+    "mxnet": case(
         peer_scalers.mxnet,
-        {
-            "initial_scale": "init_scale",
-            "growth_interval": "scale_seq_len",
-            "max_scale": "max_loss_scale",
-        },
+        growth_interval="scale_seq_len",
+        max_scale="max_loss_scale",
+        **SCALE,
+    ),
+    "apex-hysteresis-kernel": consecutive(
+        "torch",
+        peer_scalers.apex_hysteresis_kernel,
+        SCALE | SAME | {"hysteresis": "hysteresis"},
+    ),
+    "deepspeed-consecutive": consecutive(
+        "deepspeed",
+        peer_scalers.deepspeed,
+        WINDOW | SHIFT,
+        consecutive_hysteresis=True,
     ),
 }
-# Factors that float32 holds: the others are in test_loss_scale_torch_peer.py.
+# Factors that float32 holds: others are compared with the real `GradScaler`.
 CHOICES = {
     "initial_scale": (1.0, 1000.0, 2.0**15, 2.0**24),
     "growth_factor": (2.0, 1.5, 4.0),
@@ -114,57 +103,44 @@ CHOICES = {
     "min_scale": (2.0**-10, 1.0),
     "max_scale": (2.0**24, 2.0**30),
 }
-each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-
-
-def pick_arguments(rng, names):
-    return {name: rng.choice(CHOICES[name]).item() for name in names}
 
 
 def assert_same_scales(case, arguments, overflows):
-    preset, fixed, peer, names = case
-    rule = DynamicLossScale.preset(preset, **fixed, **arguments)
+    name, fixed, peer, names = case
+    rule = preset(name, **fixed, **arguments)
     renamed = {names[name]: value for name, value in arguments.items()}
     make = functools.partial(peer, **renamed)
     theirs, ours = trace_peer(make, overflows), trace_rule(rule, overflows)
     marks = comparable(theirs, make)
     assert ours.dtype == np.float32
     np.testing.assert_array_equal(ours[marks], theirs[marks], f"{arguments}")
-    assert marks.mean() > 0.2, "too few steps compared"
+    assert marks.mean() > 0.2
 
 
-def test_every_preset_has_a_case():
-    assert {preset for preset, *_ in CASES.values()} == set(PRESETS)
-
-
-@each_case
-def test_random_overflows(case):
+@pytest.mark.one_backend
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_scales_and_defaults_are_the_peers(case):
+    name, fixed, peer, names = case
+    assert {name for name, *_ in CASES.values()} == set(PRESETS)
     rng = np.random.default_rng(7)
     for _ in range(20):  # 20 x 64 = 1280 sequences.
         overflows = random_overflows(rng, rng.integers(20, 401), 64)
-        arguments = pick_arguments(rng, case[-1])
+        arguments = {n: rng.choice(CHOICES[n]).item() for n in names}
         assert_same_scales(case, arguments, overflows)
-
-
-@each_case
-def test_rare_overflows_with_the_peers_own_arguments(case):
+    # Seldom ones, with the peer's own arguments.
     overflows = np.random.default_rng(3).random((4500, 3)) < 1 / 1500
     overflows[:, 0] = False
     assert_same_scales(case, {}, overflows)
-
-
-@each_case
-def test_defaults_are_the_peers(case):
-    preset, fixed, peer, names = case
-    rule = DynamicLossScale.preset(preset, **fixed)
+    rule = preset(name, **fixed)
     parameters = inspect.signature(peer).parameters
     for ours, theirs in names.items():
-        assert getattr(rule, ours) == parameters[theirs].default, ours
+        assert getattr(rule, ours) == parameters[theirs].default
     assert (rule.growth_factor, rule.backoff_factor) == (2.0, 0.5)
 
 
-def trace_keras_optimizer(overflows, growth_interval):
-    """Returns the scales of Keras' own optimizer; a step of inf overflows."""
+@pytest.mark.parametrize("growth_interval", [1, 3])
+def test_the_real_optimizer_of_keras(growth_interval):
+    overflows = np.random.default_rng(1).random((80, 1)) < 0.3
     dense = keras.layers.Dense(1, use_bias=False)
     model = keras.Sequential([keras.Input((1,)), dense])
     optimizer = keras.optimizers.LossScaleOptimizer(
@@ -174,18 +150,76 @@ def trace_keras_optimizer(overflows, growth_interval):
     # On JAX Keras' optimizer only works inside a compiled step.
     jit_compile = keras.backend.backend() == "jax"
     model.compile(optimizer, loss="mae", jit_compile=jit_compile)
-    scales = []
-    for overflow in overflows:
-        scales.append(float(optimizer.dynamic_scale))
+    theirs = []
+    for overflow in overflows[:, 0]:
+        theirs.append(float(optimizer.dynamic_scale))
         x = np.full((1, 1), np.inf if overflow else 1.0, "float32")
         model.train_on_batch(x, np.zeros((1, 1), "float32"))
+    rule = preset("keras", growth_interval=growth_interval)
+    np.testing.assert_array_equal(trace_rule(rule, overflows)[:, 0], theirs)
+    assert theirs[-1] != 2.0**15
+
+
+def trace_grad_scaler(overflows, initial_scale=2.0**16, **arguments):
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=initial_scale, **arguments)
+    scaler.scale(torch.zeros(()))  # Creates the scale.
+    scales = []
+    for bad in overflows.tolist():
+        scales.append(scaler.get_scale())
+        weight.grad = torch.tensor([np.inf if bad else 1.0])
+        scaler.step(optimizer)
+        scaler.update()
     return scales
 
 
-@pytest.mark.parametrize("growth_interval", [1, 3])
-def test_keras_preset_equals_the_real_optimizer(growth_interval):
-    overflows = np.random.default_rng(1).random((80, 1)) < 0.3
-    rule = DynamicLossScale.preset("keras", growth_interval=growth_interval)
-    theirs = trace_keras_optimizer(overflows[:, 0], growth_interval)
-    np.testing.assert_array_equal(trace_rule(rule, overflows)[:, 0], theirs)
-    assert theirs[-1] != 2.0**15
+def trace_grad_scalers(overflows, arguments):
+    return np.float32(
+        [trace_grad_scaler(column, **arguments) for column in overflows.T]
+    ).T
+
+
+# All factors are float32 numbers: exactly equal.
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"growth_interval": 1},
+        {"growth_interval": 2, "growth_factor": 4.0},
+        {"growth_interval": 3, "backoff_factor": 0.25},
+        {"growth_interval": 5, "growth_factor": 1.5, "backoff_factor": 0.75},
+        {"growth_interval": 1, "growth_factor": 2.0**20},
+        {"growth_interval": 7, "initial_scale": 1000.0},
+        {"growth_interval": 20, "initial_scale": 2.0**120},
+        {},
+    ],
+    ids=str,
+)
+def test_the_real_grad_scaler(arguments):
+    if arguments:
+        overflows = random_overflows(np.random.default_rng(11), 40, 64)
+    else:
+        overflows = np.arange(4100)[:, None] == 50
+    ours = trace_rule(preset("torch", **arguments), overflows)
+    theirs = trace_grad_scalers(overflows, arguments)
+    np.testing.assert_array_equal(ours, theirs)
+    assert arguments or ours[-1] == 2.0**17
+
+
+# torch multiplies by a C++ double and rounds once; a tensor rule multiplies
+# by the factor rounded to float32. So one update may differ by one ulp.
+@pytest.mark.one_backend
+@pytest.mark.parametrize("factors", [(1.1, 0.9), (3.3, 0.3)], ids=str)
+def test_other_factors_differ_by_an_ulp_at_most(factors):
+    arguments = dict(zip(FACTORS, factors, strict=True), growth_interval=2)
+    overflows = random_overflows(np.random.default_rng(5), 60, 40)
+    theirs = trace_grad_scalers(overflows, arguments)
+    rule = preset("torch", **arguments)
+    state = batch_of_states(rule, overflows.shape[1])
+    for scale, overflow, after in zip(
+        theirs, overflows, theirs[1:], strict=False
+    ):
+        state = rule.update(state._replace(scale=scale), ~overflow)
+        np.testing.assert_array_max_ulp(state.scale, after, maxulp=1)

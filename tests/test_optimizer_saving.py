@@ -1,8 +1,10 @@
-"""Files: Keras' optimizer and ours read each other's, whole and once."""
+"""Files, copies and fresh processes: the state goes on, whole and once."""
 
+import copy
 import functools
 import json
 import os
+import pickle
 import zipfile
 
 import h5py
@@ -10,8 +12,15 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from optimizer_models import BACKEND, assert_identical, numbers
+from optimizer_models import (
+    QUICK,
+    assert_identical,
+    make_variables,
+    numbers,
+    run_python,
+)
 
+import keras_mixprec as kmp
 from keras_mixprec import (
     DynamicLossScale,
     FixedLossScale,
@@ -21,40 +30,32 @@ from keras_mixprec import (
 
 X = np.linspace(-1, 1, 32, dtype="float32").reshape(16, 2)
 Y = X[:, :1].copy()
-Y[5] = np.nan
-JIT = {} if BACKEND == "jax" else {"jit_compile": False}
+Y[5], Y[9] = np.nan, np.inf
 SCALE = 2.0**12
-
-
-def ours(inner=None, **arguments):
-    return LossScaleOptimizer(
-        inner or keras.optimizers.Adam(0.01),
-        initial_scale=SCALE,
-        dynamic_growth_steps=100,
-        **arguments,
-    )
-
-
-def theirs(inner=None):
-    return keras.optimizers.LossScaleOptimizer(
-        inner or keras.optimizers.Adam(0.01),
-        initial_scale=SCALE,
-        dynamic_growth_steps=100,
-    )
+SCALING = {"initial_scale": SCALE, "dynamic_growth_steps": 100}
+INF, NAN = np.inf, np.nan
 
 
 def bare():
     return keras.optimizers.Adam(0.01)
 
 
+def ours(inner=None):
+    return LossScaleOptimizer(inner or bare(), **SCALING)
+
+
+def theirs():
+    return keras.optimizers.LossScaleOptimizer(bare(), **SCALING)
+
+
 # Keras' wrapper looks for the inner state a second time, in vain: it has it.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Skipping variable loading for optimizer 'adam.*has 0 variables"
 )
-WRAPPERS = {"ours": ours, "Keras'": theirs}
 
 
 def make(optimizer, units=3):
+    """A model whose optimizer is built: Keras' own reads files only then."""
     model = keras.Sequential(
         [
             keras.Input((2,)),
@@ -62,14 +63,8 @@ def make(optimizer, units=3):
             layers.Dense(1, dtype="float32"),
         ]
     )
-    model.compile(optimizer, loss="mse", **JIT)
-    return model
-
-
-def built(optimizer, **arguments):
-    """Keras' own optimizer reads a file only once it has its variables."""
-    model = make(optimizer, **arguments)
-    optimizer.build(model.trainable_variables)
+    model.compile(optimizer, loss="mse", **QUICK)
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -79,13 +74,18 @@ def trained(kind, policy="float32"):
     keras.config.set_dtype_policy(policy)
     model = make(kind())
     model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    keras.config.set_dtype_policy("float32")
     return model
+
+
+def written(model, path):
+    (model.save_weights if "weights" in path.name else model.save)(path)
+    return path
 
 
 def state(optimizer):
     inner = numbers(optimizer.inner_optimizer.variables)
-    wrapper = numbers([optimizer.dynamic_scale, optimizer.step_counter])
-    return inner + wrapper
+    return inner + numbers([optimizer.dynamic_scale, optimizer.step_counter])
 
 
 def record(optimizer):
@@ -99,134 +99,142 @@ def record(optimizer):
     )
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("reader", WRAPPERS)
-@pytest.mark.parametrize("writer", WRAPPERS)
-def test_weights_files(writer, reader, policy, tmp_path):
-    model = trained(WRAPPERS[writer])
-    assert int(model.optimizer.iterations) == 6
-    model.save_weights(tmp_path / "w.weights.h5")
+def assert_same(loaded, optimizer):
+    assert_identical(state(loaded), state(optimizer))
+    if isinstance(loaded, LossScaleOptimizer) and isinstance(
+        optimizer, LossScaleOptimizer
+    ):
+        assert record(loaded) == record(optimizer)
+
+
+# `(writer, its policy)`, which may make Keras wrap by itself.
+WRITERS = {
+    "ours": (ours, "float32"),
+    "Keras'": (theirs, "float32"),
+    "by itself": (bare, "mixed_float16"),
+}
+each_writer = pytest.mark.parametrize("writer", WRITERS)
+each_policy = pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+
+
+@each_policy
+@pytest.mark.parametrize("name", ["w.weights.h5", "m.keras"])
+@pytest.mark.parametrize("reader", ["ours", "Keras'"])
+@each_writer
+def test_weights_are_read_whole(writer, reader, name, policy, tmp_path):
+    model = trained(*WRITERS[writer])
+    path = written(model, tmp_path / name)
     keras.config.set_dtype_policy(policy)
-    other = built(WRAPPERS[reader]())
-    other.load_weights(tmp_path / "w.weights.h5")
-    assert_identical(state(other.optimizer), state(model.optimizer))
+    other = make(WRITERS[reader][0]())
+    other.load_weights(path)
+    assert_same(other.optimizer, model.optimizer)
+    assert int(other.optimizer.iterations) > 0
     if writer == reader == "ours":
-        assert record(other.optimizer) == record(model.optimizer)
-        assert record(other.optimizer)[:2] == (8, 2)
+        attempted, skipped, *_, kinds = record(other.optimizer)
+        assert (attempted, skipped, kinds["nan"]) == (8, 4, 2)
+        assert kinds["inf"] + kinds["-inf"] > 0
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("writer", WRAPPERS)
-def test_model_files(writer, policy, tmp_path):
-    model = trained(WRAPPERS[writer])
-    model.save(tmp_path / "m.keras")
+@each_policy
+@pytest.mark.parametrize("writer", ["ours", "Keras'"])
+def test_models_are_read_whole(writer, policy, tmp_path):
+    model = trained(*WRITERS[writer])
+    path = written(model, tmp_path / "m.keras")
     keras.config.set_dtype_policy(policy)
-    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(path)
     assert type(loaded.optimizer) is type(model.optimizer)
-    assert_identical(state(loaded.optimizer), state(model.optimizer))
+    assert_same(loaded.optimizer, model.optimizer)
     if writer == "ours":
-        assert record(loaded.optimizer) == record(model.optimizer)
-
-
-def test_a_loaded_model_trains_on(tmp_path):
-    trained(ours).save(tmp_path / "m.keras")
-    loaded = keras.saving.load_model(tmp_path / "m.keras")
-    loaded.fit(X, Y, batch_size=4, verbose=0)
-    assert np.isfinite(loaded.get_weights()[0]).all()
-    assert loaded.optimizer.attempted_steps == 12
-
-
-@pytest.mark.parametrize("reader", WRAPPERS)
-@pytest.mark.parametrize("writer", WRAPPERS)
-def test_a_model_file_read_as_weights(writer, reader, tmp_path):
-    model = trained(WRAPPERS[writer])
-    model.save(tmp_path / "m.keras")
-    other = built(WRAPPERS[reader]())
-    other.load_weights(tmp_path / "m.keras")
-    assert_identical(state(other.optimizer), state(model.optimizer))
-
-
-def test_the_file_of_a_model_that_keras_wrapped_by_itself(tmp_path):
-    model = trained(bare, "mixed_float16")
-    assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
-    model.save_weights(tmp_path / "w.weights.h5")
-    keras.config.set_dtype_policy("float32")
-    other = built(ours())
-    other.load_weights(tmp_path / "w.weights.h5")
-    assert_identical(state(other.optimizer), state(model.optimizer))
+        loaded.fit(X, Y, batch_size=4, verbose=0)
+        assert np.isfinite(loaded.get_weights()[0]).all()
+        assert loaded.optimizer.attempted_steps == 12
 
 
 def test_the_file_of_a_bare_optimizer(tmp_path):
     model = trained(bare)
-    model.save_weights(tmp_path / "w.weights.h5")
-    other = built(ours())
-    other.load_weights(tmp_path / "w.weights.h5")
-    inner = other.optimizer.inner_optimizer
-    assert_identical(
-        numbers(inner.variables), numbers(model.optimizer.variables)
-    )
+    other = make(ours())
+    other.load_weights(written(model, tmp_path / "w.weights.h5"))
+    inner = other.optimizer.inner_optimizer.variables
+    assert_identical(numbers(inner), numbers(model.optimizer.variables))
     assert float(other.optimizer.loss_scale) == SCALE
 
 
-@pytest.mark.parametrize("writer", WRAPPERS)
+@each_writer
 def test_an_optimizer_that_is_not_built_waits_for_its_variables(
     writer, tmp_path
 ):
-    model = trained(WRAPPERS[writer])
-    model.save_weights(tmp_path / "w.weights.h5")
-    other = make("sgd")
+    model = trained(*WRITERS[writer])
+    other = make(keras.optimizers.SGD())
     other.optimizer = ours()
-    other.load_weights(tmp_path / "w.weights.h5")
+    other.load_weights(written(model, tmp_path / "w.weights.h5"))
     assert not other.optimizer.built
     other.optimizer.build(other.trainable_variables)
-    assert_identical(state(other.optimizer), state(model.optimizer))
-    if writer == "ours":
-        assert record(other.optimizer) == record(model.optimizer)
+    assert_same(other.optimizer, model.optimizer)
 
 
-@pytest.mark.parametrize("saved", [0.0, np.inf, np.nan, -1.0])
+@pytest.mark.one_backend
+@pytest.mark.parametrize("saved", [0.0, INF, NAN, -1.0])
 def test_a_collapsed_scale_is_repaired(saved, tmp_path):
-    model = trained(theirs)
-    model.save_weights(tmp_path / "w.weights.h5")
-    with h5py.File(tmp_path / "w.weights.h5", "r+") as file:
+    path = written(trained(theirs), tmp_path / "w.weights.h5")
+    with h5py.File(path, "r+") as file:
         file["optimizer/vars/3"][...] = saved
-    other = built(ours())
-    with pytest.warns(UserWarning, match="has a loss scale of"):
-        other.load_weights(tmp_path / "w.weights.h5")
+    other = make(ours())
+    with pytest.warns(UserWarning, match="loss scale of"):
+        other.load_weights(path)
     assert float(other.optimizer.loss_scale) == SCALE
-    assert int(other.optimizer.iterations) == int(model.optimizer.iterations)
+    assert int(other.optimizer.iterations) == 4
 
 
-def test_a_fixed_scale_is_not_taken_from_the_file(tmp_path):
-    model = trained(theirs)
-    model.save_weights(tmp_path / "w.weights.h5")
-    other = built(LossScaleOptimizer(bare(), 512.0))
-    other.load_weights(tmp_path / "w.weights.h5")
-    assert float(other.optimizer.loss_scale) == 512.0
-
-
-def test_a_file_that_does_not_match_says_so(tmp_path):
-    model = trained(ours)
-    model.save_weights(tmp_path / "w.weights.h5")
-    other = built(ours(keras.optimizers.SGD()))
-    with pytest.warns(UserWarning, match="was not loaded.*do not match"):
-        other.load_weights(tmp_path / "w.weights.h5")
+@pytest.mark.one_backend
+def test_what_is_not_taken_from_a_file(tmp_path):
+    path = written(trained(theirs), tmp_path / "w.weights.h5")
+    fixed = make(LossScaleOptimizer(bare(), 512.0))
+    fixed.load_weights(path)
+    assert float(fixed.optimizer.loss_scale) == 512.0
+    other = make(ours(keras.optimizers.SGD()))
+    with pytest.warns(UserWarning, match="do not match"):
+        other.load_weights(path)
     assert int(other.optimizer.iterations) == 0
 
 
-def weights_of(path):
-    with zipfile.ZipFile(path) as archive:
-        return h5py.File(archive.open("model.weights.h5"))
-
-
+@pytest.mark.one_backend
 def test_the_state_is_stored_once(tmp_path):
-    for name, kind in (("ours", ours), ("bare", bare)):
-        built(kind(), units=500).save(tmp_path / f"{name}.keras")
-    file = weights_of(tmp_path / "ours.keras")
-    assert sorted(file["optimizer"]) == ["history", "vars"]
-    sizes = [os.path.getsize(tmp_path / f"{n}.keras") for n in ("ours", "bare")]
+    paths = [
+        written(make(kind(), units=500), tmp_path / f"{kind.__name__}.keras")
+        for kind in (ours, bare)
+    ]
+    with zipfile.ZipFile(paths[0]) as archive:
+        file = h5py.File(archive.open("model.weights.h5"))
+        assert sorted(file["optimizer"]) == ["history", "vars"]
     # 20 scalars and counters of 4 variables, each with HDF5's header.
-    assert sizes[0] - sizes[1] < 6_000
+    assert os.path.getsize(paths[0]) - os.path.getsize(paths[1]) < 6_000
+
+
+def stepped(optimizer, *values):
+    model = make(optimizer)
+    for value in values:
+        gradients = [ops.full(w.shape, value) for w in model.weights]
+        model.optimizer.apply(gradients)
+    return model
+
+
+@pytest.mark.one_backend
+def test_files_without_the_kinds_of_what_is_not_finite(tmp_path):
+    """Of a run that had none, and of one before they were recorded."""
+    path = written(stepped(ours(), INF, NAN), tmp_path / "w.weights.h5")
+    other = stepped(ours(), NAN, NAN, NAN)
+    with h5py.File(path, "r+") as file:
+        history = file["optimizer/history"]
+        history = history.get("vars", history)
+        del history["nonfinite_counts"]
+        history["recent_flags"][...] = np.minimum(history["recent_flags"], 1)
+    other.load_weights(path)
+    assert not any(other.optimizer.nonfinite_counts().values())
+    steps = other.optimizer.nonfinite_steps()
+    assert [[*s.kinds.values()] for s in steps] == [[[]] * 4] * 2
+    other = stepped(ours(), NAN)
+    other.load_weights(written(stepped(ours()), path))
+    assert not any(other.optimizer.nonfinite_counts().values())
 
 
 RULES = {
@@ -237,22 +245,140 @@ RULES = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_every_rule_survives_the_file(rule, tmp_path):
-    model = built(LossScaleOptimizer(bare(), rule))
-    for value in (1.0, np.nan, np.nan):
-        gradients = [ops.full(w.shape, value) for w in model.weights]
-        model.optimizer.apply(gradients)
-    model.save(tmp_path / "m.keras")
-    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    model = stepped(LossScaleOptimizer(bare(), rule), 1.0, NAN, NAN)
+    loaded = keras.saving.load_model(written(model, tmp_path / "m.keras"))
     assert loaded.optimizer.rule == rule
     assert record(loaded.optimizer) == record(model.optimizer)
 
 
+def test_a_file_in_the_middle_of_a_window(tmp_path):
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    model = stepped(LossScaleOptimizer(inner, discard_window=True), 1.0, INF)
+    assert model.optimizer.get_config()["discard_window"] is True
+    loaded = keras.saving.load_model(written(model, tmp_path / "m.keras"))
+    before = loaded.get_weights()
+    # One of this window is left to be discarded, three make the next.
+    for steps in (3, 1):
+        assert_identical(loaded.get_weights(), before)
+        for _ in range(steps):
+            loaded.train_on_batch(X, X[:, :1])
+    assert not np.array_equal(loaded.get_weights()[0], before[0])
+
+
+@pytest.mark.one_backend
 def test_from_config_leaves_the_dict_alone():
     config = ours().get_config()
     text = json.dumps(config)
-    for kind in (LossScaleOptimizer, LossScaleOptimizer):
-        assert kind.from_config(config).initial_scale == SCALE
+    for _ in range(2):
+        copied = LossScaleOptimizer.from_config(config)
+        assert copied.initial_scale == SCALE
     assert json.dumps(config) == text
+    assert "discard_window" not in config
     assert keras.optimizers.LossScaleOptimizer.from_config(config)
+
+
+def copied_after_steps():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
+    return stepped(optimizer, INF, 2.0**14).optimizer
+
+
+def ensured():
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    kmp.apply_policy(model, "mixed_float16")
+    model.compile("adam", "mse", auto_scale_loss=False)
+    optimizer = kmp.ensure_loss_scaling(model)
+    optimizer.build(model.trainable_variables)
+    optimizer.set_loss_scale(2.0**7)
+    return optimizer
+
+
+@pytest.mark.parametrize("original", [ours, copied_after_steps, ensured])
+@pytest.mark.parametrize(
+    "make_copy", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
+)
+def test_a_copy_of_a_copy_goes_on_where_the_first_was(make_copy, original):
+    optimizer = original()
+    replay = make_copy(make_copy(optimizer))
+    shapes = [(1,)]
+    if optimizer.built:
+        shapes = [v.shape for v in optimizer._trainable_variables]
+    for each in (optimizer, replay):
+        each.build(make_variables(*shapes))
+    assert isinstance(replay, LossScaleOptimizer)
+    assert replay.inner_optimizer.name == optimizer.inner_optimizer.name
+    assert record(replay) == record(optimizer)
+    assert_identical(numbers(replay.variables), numbers(optimizer.variables))
+
+
+FRESH = """
+import sys
+import keras
+import numpy as np
+
+paths = sys.argv[1:]
+for path in paths[:2]:
+    model = keras.saving.load_model(path)
+    optimizer = model.optimizer
+    print(type(optimizer).__module__.partition(".")[0])
+    print(int(optimizer.iterations), float(optimizer.dynamic_scale))
+    x = np.ones((16, 2), "float32")
+    model.fit(x, x[:, :1], verbose=0)
+    print(int(optimizer.iterations))
+print(keras.saving.load_model(paths[2], compile=False).count_params())
+try:
+    keras.saving.load_model(paths[2])
+except TypeError as error:
+    print("'module': 'keras_mixprec.loss_scaling.optimizer'" in str(error))
+print("keras_mixprec" in sys.modules)
+
+import keras_mixprec
+optimizer = keras.saving.load_model(paths[2]).optimizer
+print(type(optimizer) is keras_mixprec.LossScaleOptimizer)
+print(int(optimizer.iterations), optimizer.skipped_steps)
+assert keras.Operation.__call__.__module__ == "keras.src.ops.operation"
+model = keras.saving.load_model(paths[3])
+print(keras.ops.convert_to_numpy(model(np.full((1, 16), 400.0))).tolist())
+"""
+
+
+def rescaled():
+    """Its layers are called in another way as soon as they are loaded."""
+    inputs = keras.Input((16,))
+    policy = kmp.RescaledPolicy(-6)
+    x = layers.UnitNormalization(dtype=policy)(inputs)
+    policy = kmp.RescaledPolicy(-6, 6, True)
+    return keras.Model(inputs, layers.Dense(4, dtype=policy)(x))
+
+
+@pytest.mark.one_backend
+def test_a_fresh_process_loads_what_was_saved(tmp_path):
+    """With Keras alone what `ensure_loss_scaling` made, the rest with ours."""
+    models = []
+    for fitted in (False, True):
+        model = make(keras.optimizers.Adam(0.25))
+        if fitted:
+            model.fit(X, X[:, :1], verbose=0)
+        optimizer = kmp.ensure_loss_scaling(model)
+        model.fit(X, X[:, :1], verbose=0)
+        model.fit(X, X[:, :1] * NAN, verbose=0)
+        assert float(optimizer.loss_scale) == 2.0**14
+        models.append(model)
+    models += [trained(ours), rescaled()]
+    paths = [
+        written(model, tmp_path / f"{number}.keras")
+        for number, model in enumerate(models)
+    ]
+    loaded = keras.saving.load_model(paths[1])
+    assert_identical(loaded.get_weights(), models[1].get_weights())
+    assert float(loaded.optimizer.inner_optimizer.learning_rate) == 0.25
+    done = run_python(FRESH, *paths)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *lines, outputs = done.stdout.splitlines()
+    alone = [["keras", f"{n} {2.0**14}", str(n + 1)] for n in (1, 2)]
+    assert lines[:6] == sum(alone, [])
+    assert lines[6:] == ["13", "True", "False", "True", "4 4"]
+    known = ops.convert_to_numpy(models[3](np.full((1, 16), 400.0)))
+    assert json.loads(outputs) == known.tolist()

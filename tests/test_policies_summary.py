@@ -1,19 +1,22 @@
-"""The table tells the dtypes as they are and the work as it can be told."""
+"""Tables of dtypes and work, layers that casts make dear, and the devices."""
+
+import dataclasses
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
+from keras.layers import Activation, Dense
 from policies_models import BUILDERS, Block, functional
 
-from keras_mixprec import (
-    PrecisionRule,
-    apply_policy,
-    matmul_precision,
-    precision_summary,
-)
+import keras_mixprec as kmp
+from keras_mixprec import PrecisionRule, apply_policy, precision_summary
+from keras_mixprec.policies.casts import isolated_layers
+from keras_mixprec.policies.hardware import recommend, slow_because
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
+
+pytestmark = pytest.mark.one_backend
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -26,26 +29,17 @@ def test_every_layer_has_a_row_and_every_parameter_is_counted(build):
     assert sum(row["share_of_flops"] or 0 for row in rows) == pytest.approx(1)
 
 
-def test_the_text_fits_100_columns_and_has_a_line_per_layer():
+def test_text_and_html():
     model = functional()
     lines = str(precision_summary(model)).splitlines()
     assert len(lines) == 2 + len(walk(model))
     assert max(map(len, lines)) <= 100
-
-
-def test_the_last_line_says_what_float32_products_are_computed_in():
-    model = functional()
-    with matmul_precision("float32"):
+    with kmp.matmul_precision("float32"):
         summary = precision_summary(model)
     last = str(summary).splitlines()[-1]
-    assert last.startswith(
-        "Products of float32 numbers are computed in float32, "
-    )
+    assert "in float32" in last
     assert f"<p>{last}</p>" in summary.to_html()
-
-
-def test_html_is_escaped():
-    model = keras.Sequential([keras.Input((2,)), layers.Dense(1, name="<b>&")])
+    model = keras.Sequential([keras.Input((2,)), Dense(1, name="<b>&")])
     text = precision_summary(model)._repr_html_()
     assert "&lt;b&gt;&amp;" in text
     assert text.count("<tr>") == 2
@@ -54,94 +48,78 @@ def test_html_is_escaped():
 def test_notes_say_casts_reasons_and_exceptions():
     inputs = keras.Input((4,))
     x = layers.LayerNormalization(name="norm")(inputs)
-    x = layers.Dense(4, name="a")(x)
-    x = layers.Dense(4, name="b")(x)
-    model = keras.Model(inputs, layers.Dense(1, name="c")(x))
+    for name in "abc":
+        x = Dense(4, name=name)(x)
+    model = keras.Model(inputs, x)
     rules = [PrecisionRule("b", reason="because")]
     plan = apply_policy(model, "mixed_bfloat16", rules=rules)
-    rows = precision_summary(model, plan).to_list()
-    assert [row["notes"] for row in rows] == [
-        "autocast=False: takes its input as it comes",
+    norm, *notes = (
+        x["notes"] for x in precision_summary(model, plan).to_list()
+    )
+    assert norm.startswith("autocast=False")
+    casts = "casts its input"
+    assert notes == [
         "",
-        "casts its input to float32; because",
-        "casts its input to bfloat16",
+        f"{casts} to float32; because",
+        f"{casts} to bfloat16",
     ]
 
 
-def test_variable_dtypes_are_those_of_the_variables():
-    model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+def test_variable_dtypes_and_layers_that_are_not_built():
+    model = keras.Sequential([keras.Input((2,)), Dense(2)])
     model.layers[0].dtype_policy = "float16"
-    row = precision_summary(model).to_list()[0]
-    assert (row["compute_dtype"], row["variable_dtype"]) == (
-        "float16",
-        "float32",
-    )
-
-
-def test_an_unbuilt_layer_says_so():
-    row = precision_summary(keras.Sequential([layers.Dense(2)])).to_list()[0]
+    (row,) = precision_summary(model).to_list()
+    dtypes = row["compute_dtype"], row["variable_dtype"]
+    assert dtypes == ("float16", "float32")
+    (row,) = precision_summary(keras.Sequential([Dense(2)])).to_list()
     assert (row["parameters"], row["share_of_flops"]) == (None, None)
     assert row["notes"] == "not built"
 
 
-def work_of(layer, *shapes):
-    inputs = [keras.Input(shape) for shape in shapes]
-    model = keras.Model(inputs, layer(*inputs))
-    return sum(multiply_adds(entry) or 0 for entry in walk(model))
+def joined(layer):
+    return lambda *inputs: layer(list(inputs))
+
+
+ATTENTION = 2 * 5 * 4 * 6 + 5 * 7 * 2 * (3 + 3)
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape", "expected"),
+    ("layer", "shapes", "expected"),
     [
-        (layers.Dense(3), (7, 4), 7 * 4 * 3),
-        (layers.EinsumDense("...x,xy->...y", 3), (5, 7, 4), 5 * 7 * 4 * 3),
-        (layers.EinsumDense("abc,cd->abd", (7, 3)), (7, 4), 7 * 4 * 3),
-        (layers.Conv2D(5, 3), (8, 8, 2), 6 * 6 * 9 * 2 * 5),
-        (layers.Conv2D(4, 3, groups=2), (8, 8, 2), 6 * 6 * 9 * 1 * 4),
-        (layers.DepthwiseConv2D(3), (8, 8, 2), 6 * 6 * 9 * 2),
-        (layers.SeparableConv2D(5, 3), (8, 8, 2), 6 * 6 * (9 * 2 + 2 * 5)),
-        (layers.Conv1DTranspose(5, 3), (8, 2), 8 * 3 * 2 * 5),
-        (layers.LSTM(3), (7, 4), 7 * (4 + 3) * 4 * 3),
-        (layers.TimeDistributed(layers.Dense(3)), (7, 4), 7 * 4 * 3),
-        (
-            layers.Bidirectional(layers.SimpleRNN(3)),
-            (7, 4),
-            2 * 7 * (4 + 3) * 3,
-        ),
-        (layers.ReLU(), (7, 4), 0),
-        (layers.Dense(3), (None, 4), 0),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_work(layer, shape, expected):
-    assert work_of(layer, shape) == expected
-
-
-@pytest.mark.parametrize(
-    ("layer", "expected"),
-    [
+        (Dense(3), [(7, 4)], 7 * 4 * 3),
+        (layers.EinsumDense("...x,xy->...y", 3), [(5, 7, 4)], 5 * 7 * 4 * 3),
+        (layers.EinsumDense("abc,cd->abd", (7, 3)), [(7, 4)], 7 * 4 * 3),
+        (layers.Conv2D(5, 3), [(8, 8, 2)], 6 * 6 * 9 * 2 * 5),
+        (layers.Conv2D(4, 3, groups=2), [(8, 8, 2)], 6 * 6 * 9 * 1 * 4),
+        (layers.DepthwiseConv2D(3), [(8, 8, 2)], 6 * 6 * 9 * 2),
+        (layers.SeparableConv2D(5, 3), [(8, 8, 2)], 6 * 6 * (9 * 2 + 2 * 5)),
+        (layers.Conv1DTranspose(5, 3), [(8, 2)], 8 * 3 * 2 * 5),
+        (layers.LSTM(3), [(7, 4)], 7 * (4 + 3) * 4 * 3),
+        (layers.TimeDistributed(Dense(3)), [(7, 4)], 7 * 4 * 3),
+        (layers.Bidirectional(layers.SimpleRNN(3)), [(7, 4)], 14 * 7 * 3),
+        (layers.ReLU(), [(7, 4)], 0),
+        (Dense(3), [(None, 4)], 0),
+        # Query and output of length 5, key and value of length 7.
         (
             layers.MultiHeadAttention(2, 3),
-            # Query and output of length 5, key and value of length 7.
-            2 * 5 * 4 * 6 + 2 * 7 * 4 * 6 + 5 * 7 * 2 * (3 + 3),
+            [(5, 4), (7, 4)],
+            ATTENTION + 2 * 7 * 4 * 6,
         ),
         (
             layers.GroupQueryAttention(3, 2, 1),
-            2 * 5 * 4 * 6 + 2 * 7 * 4 * 3 + 5 * 7 * 2 * (3 + 3),
+            [(5, 4), (7, 4)],
+            ATTENTION + 2 * 7 * 4 * 3,
         ),
+        (joined(layers.Dot(axes=2)), [(5, 4), (7, 4)], 5 * 7 * 4),
+        (joined(layers.Attention()), [(5, 4), (7, 4)], 5 * 7 * (4 + 4)),
     ],
-    ids=["multi", "grouped"],
+    ids=lambda value: getattr(value, "name", None),
 )
-def test_work_of_attention(layer, expected):
-    assert work_of(layer, (5, 4), (7, 4)) == expected
-
-
-def test_work_of_merging():
-    a, b = keras.Input((5, 4)), keras.Input((7, 4))
-    dot = keras.Model([a, b], layers.Dot(axes=2)([a, b]))
-    assert multiply_adds(walk(dot)[0]) == 5 * 7 * 4
-    attention = keras.Model([a, b], layers.Attention()([a, b]))
-    assert multiply_adds(walk(attention)[0]) == 5 * 7 * (4 + 4)
+def test_work(layer, shapes, expected):
+    inputs = [keras.Input(shape) for shape in shapes]
+    model = keras.Model(inputs, layer(*inputs))
+    work = [multiply_adds(entry) or 0 for entry in walk(model)]
+    assert sum(work) == expected
 
 
 def test_a_user_written_layer_with_weights_is_unknown():
@@ -155,4 +133,145 @@ def test_a_user_written_layer_with_weights_is_unknown():
     model = keras.Sequential([keras.Input((2,)), Own(), Block()])
     work = [row["share_of_flops"] for row in precision_summary(model).to_list()]
     assert work == [None, 0.0, 1.0, 0.0]
-    assert np.isfinite(work[2])
+
+
+def names(model, low, policy="mixed_float16"):
+    """The lone layers of a float32 model in which `low` are in 16 bits."""
+    rules = [PrecisionRule(name, policy) for name in low]
+    apply_policy(model, "float32", rules=rules)
+    return "".join(layer.name for layer in isolated_layers(model))
+
+
+def chain(width=64, features=2048):
+    inputs = keras.Input((features,))
+    x = Activation("relu", name="b")(Dense(width, name="a")(inputs))
+    return keras.Model(inputs, Dense(1, name="d")(Dense(width, name="c")(x)))
+
+
+def residual():
+    inputs = keras.Input((8,))
+    x = Dense(8, name="a")(inputs)
+    y = layers.LayerNormalization(name="b")(keras.ops.relu(x))
+    x = layers.Add(name="c")([x, y])
+    return keras.Model(inputs, Dense(1, name="d")(x))
+
+
+def shared():
+    inputs, relu = keras.Input((8,)), Activation("relu", name="b")
+    x = relu(Dense(8, name="a")(inputs))
+    return keras.Model(inputs, Dense(8, name="c")(relu(Dense(8)(x))))
+
+
+@pytest.mark.parametrize(
+    ("build", "low", "lone"),
+    [
+        (chain, "b", "b"),
+        (chain, "c", "c"),  # 32 multiply-adds an element, 3% of all.
+        (lambda: chain(features=64), "c", ""),  # 50% of all.
+        (lambda: chain(features=64), "b", "b"),
+        (lambda: chain(1024, 2**15), "c", ""),  # 512 an element, 3% of all.
+        (lambda: chain(1024, 2**15), "b", "b"),
+        (chain, "bc", ""),  # Not alone.
+        (chain, "a", ""),  # Its input comes from outside.
+        (chain, "d", ""),
+        (residual, "b", "b"),
+        (residual, "c", "c"),
+        (residual, "bc", ""),
+        (shared, "b", "b"),
+        (shared, "bc", ""),
+    ],
+)
+def test_layers_that_two_casts_make_dearer_than_float32(build, low, lone):
+    assert names(build(), low) == lone
+
+
+def test_layers_that_are_not_isolated():
+    model = chain()
+    model.get_layer("a").dtype_policy = "mixed_bfloat16"
+    model.get_layer("b").dtype_policy = "mixed_float16"
+    assert isolated_layers(model) == []
+
+    class Subclassed(keras.Model):  # It has no graph.
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = Dense(4), Activation("relu"), Dense(1)
+
+        def call(self, x):
+            return self.c(self.b(self.a(x)))
+
+    model = Subclassed()
+    model(np.zeros((1, 4)))
+    assert names(model, ["activation"]) == ""
+
+
+def found(kind, capability=None, name=None):
+    return {
+        "backend": "torch",
+        "kind": kind,
+        "devices": [f"some {kind}", name or f"some {kind}"],
+        "compute_capability": capability,
+    }
+
+
+FLOAT16, BFLOAT16, FLOAT32 = "mixed_float16", "mixed_bfloat16", "float32"
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "policy", "slow"),
+    [
+        ("cuda", (10, 0), BFLOAT16, []),
+        ("cuda", (9, 0), BFLOAT16, []),
+        ("cuda", (8, 0), BFLOAT16, []),
+        ("cuda", (7, 5), FLOAT16, [BFLOAT16, "bfloat16"]),
+        ("cuda", (7, 0), FLOAT16, [BFLOAT16, "bfloat16"]),
+        ("cuda", (6, 1), FLOAT32, [FLOAT16, BFLOAT16, "bfloat16"]),
+        ("tpu", None, BFLOAT16, [FLOAT16]),
+        ("xpu", None, BFLOAT16, []),
+        ("cpu", None, FLOAT32, [FLOAT16, BFLOAT16, "bfloat16"]),
+        ("mps", None, FLOAT32, []),
+        ("rocm", None, FLOAT32, []),
+        ("abacus", None, FLOAT32, []),
+    ],
+)
+def test_what_a_device_is_recommended(kind, capability, policy, slow):
+    device = found(kind, capability)
+    recommendation = recommend(device)
+    assert recommendation.policy == policy
+    assert recommendation.device == f"some {kind}"
+    assert recommendation.reason
+    assert not slow_because(FLOAT32, device)
+    policies = FLOAT16, BFLOAT16, "bfloat16"
+    assert [p for p in policies if slow_because(p, device)] == slow
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("NVIDIA GeForce GTX 1650", FLOAT32),
+        ("NVIDIA GeForce GTX 1660 Ti with Max-Q Design", FLOAT32),
+        ("NVIDIA GeForce MX450", FLOAT32),
+        ("Quadro T1000", FLOAT32),
+        ("NVIDIA T400 4GB", FLOAT32),
+        ("NVIDIA T1200 Laptop GPU", FLOAT32),
+        ("Tesla T4", FLOAT16),
+        ("NVIDIA GeForce RTX 2060 SUPER", FLOAT16),
+        ("Quadro RTX 4000", FLOAT16),
+        ("NVIDIA TITAN RTX", FLOAT16),
+    ],
+)
+def test_turing_without_tensor_cores(name, policy):
+    device = found("cuda", (7, 5), name)
+    recommendation = recommend(device)
+    assert recommendation.policy == policy
+    assert (name in recommendation.reason) is (policy == FLOAT32)
+    assert bool(slow_because(FLOAT16, device)) is (policy == FLOAT32)
+
+
+def test_the_real_devices():
+    recommendation = kmp.recommend_policy()
+    capabilities = recommendation.capabilities
+    assert capabilities["backend"] == keras.backend.backend()
+    assert len(capabilities["devices"]) >= 1
+    assert recommend(capabilities) == recommendation
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recommendation.policy = "float16"

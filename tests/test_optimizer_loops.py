@@ -1,0 +1,544 @@
+"""Custom training loops: the update is the true one, whoever calls what when.
+
+A step is scaled, unscaled or applied, and several optimizers may take theirs
+together.
+"""
+
+import contextlib
+import threading
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from optimizer_models import (
+    BACKEND,
+    as_tensor,
+    each_mode,
+    last_mode,
+    numbers,
+    only_jax,
+    only_tensorflow,
+    only_torch,
+    over_modes,
+    stateless,
+    stepper,
+)
+from zoo.own_step import OwnStep
+
+import keras_mixprec as kmp
+from keras_mixprec import LossScaleOptimizer
+
+# The gradient of 3 * w, whatever the loss scale.
+TRUE, SCALE = 3.0, 8.0
+
+
+def make(*shapes, growth_interval=1, **named):
+    """An optimizer that is built, and its variables."""
+    scaling = {"initial_scale": SCALE, "dynamic_growth_steps": growth_interval}
+    inner = keras.optimizers.SGD(1.0)
+    return stepper("eager", *shapes, inner=inner, **named or scaling)[:2]
+
+
+def loss_of(weight):
+    return ops.sum(weight) * TRUE
+
+
+def train(optimizer, variables, steps, mode="eager", change=lambda g: g):
+    """Takes steps of the backend's idiomatic loop; returns the weights."""
+    step = LOOPS[BACKEND](optimizer, variables, change, mode)
+    seen = []
+    for _ in range(steps):
+        step()
+        seen.append(float(numbers(variables)[0][0]))
+    return seen
+
+
+def tensorflow_loop(optimizer, variables, change, mode):
+    import tensorflow as tf
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(loss_of(variables[0]))
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        optimizer.apply(change(gradients), variables)
+
+    if mode == "eager":
+        return step
+    return tf.function(step, jit_compile=mode == "xla")
+
+
+def jax_loop(optimizer, variables, change, mode):
+    import jax
+
+    def step(own, weights):
+        def scaled(weights):
+            loss = loss_of(weights[0])
+            return optimizer.stateless_scale_loss(own, loss)
+
+        gradients = jax.grad(scaled)(weights)
+        with keras.StatelessScope(zip(optimizer.variables, own, strict=True)):
+            gradients = change(gradients)
+        return optimizer.stateless_apply(own, gradients, weights)
+
+    step = step if mode == "eager" else jax.jit(step)
+    return stateless(step, optimizer, variables)
+
+
+def torch_loop(optimizer, variables, change, mode):
+    import torch
+
+    def step():
+        for variable in variables:
+            variable.value.grad = None
+        optimizer.scale_loss(loss_of(variables[0])).backward()
+        gradients = [v.value.grad for v in variables]
+        with torch.no_grad():
+            optimizer.apply(change(gradients), variables)
+
+    return step
+
+
+LOOPS = {"tensorflow": tensorflow_loop, "jax": jax_loop, "torch": torch_loop}
+
+
+def clipped(optimizer, weight, gradients):
+    return [ops.clip(g, -2.0, 2.0) for g in optimizer.unscale(gradients)]
+
+
+def clipped_as_in_keras_2(optimizer, weight, gradients):
+    gradients = optimizer.get_unscaled_gradients(gradients)
+    return [ops.clip(g, -2.0, 2.0) for g in gradients]
+
+
+def spoiled(optimizer, weight, gradients):
+    return [g * np.float32(np.nan) for g in optimizer.unscale(gradients)]
+
+
+def looked_at(optimizer, weight, gradients):
+    optimizer.unscale(gradients)
+    return gradients
+
+
+def second_of_two(optimizer, weight, gradients):
+    """Sharpness-aware minimization unscales the gradients of both passes."""
+    first = optimizer.unscale(gradients)
+    (second,) = optimizer.unscale([g * 1.0 for g in gradients])
+    return [second + 0 * first[0]]
+
+
+def second_is_scaled(optimizer, weight, gradients):
+    """The same, but `apply` unscales the second."""
+    optimizer.unscale(gradients)
+    optimizer.scale_loss(loss_of(weight))
+    return [g * 1.0 for g in gradients]
+
+
+def added_up(optimizer, weight, gradients):
+    first = optimizer.unscale(gradients)
+    optimizer.scale_loss(loss_of(weight))
+    second = optimizer.unscale([g * 1.0 for g in gradients])
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+CHANGES = {
+    lambda optimizer, weight, gradients: gradients: [-2, -5, -8],
+    clipped: [-1, -3, -5],
+    clipped_as_in_keras_2: [-1, -3, -5],
+    looked_at: [-2, -5, -8],
+    second_of_two: [-2, -5, -8],
+    second_is_scaled: [-2, -5, -8],
+    added_up: [-5, -11, -17],
+    spoiled: [1, 1, 1],
+}
+
+
+@over_modes("change,expected", {k.__name__: (k, v) for k, v in CHANGES.items()})
+def test_the_update_is_the_true_one_whatever_the_scale(change, expected, mode):
+    optimizer, variables = make((1,))
+
+    def changed(gradients):
+        return change(optimizer, variables[0], gradients)
+
+    assert train(optimizer, variables, 3, mode, changed) == expected
+    (norm,) = optimizer.gradient_norms().values()
+    moved = expected[0] - expected[1]
+    assert norm == moved or change is spoiled
+    assert float(optimizer.loss_scale) == SCALE * (8 if moved else 1 / 8)
+
+
+# A stateless step on JAX takes the variables of a built optimizer.
+@pytest.mark.skipif(BACKEND == "jax", reason="it must be built")
+@last_mode
+def test_an_optimizer_that_is_not_built(mode):
+    optimizer, variables = make((1,))
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0))
+
+    def change(gradients):
+        return clipped(optimizer, variables[0], gradients)
+
+    assert train(optimizer, variables, 3, mode, change) == [-1, -3, -5]
+
+
+@last_mode
+def test_a_fixed_scale(mode):
+    optimizer, variables = make((1,), loss_scale=1024)
+    assert train(optimizer, variables, 2, mode) == [-2, -5]
+    assert float(optimizer.loss_scale) == 1024.0
+
+
+@pytest.mark.one_backend
+def test_keras_2_names():
+    optimizer, _ = make((1,))
+    half, single = ops.cast(3.0, "float16"), ops.cast(2.0, "float32")
+    assert float(optimizer.get_scaled_loss(half)) == 24.0
+    assert float(optimizer.get_scaled_loss(lambda: single)()) == 16.0
+    gradients = [ops.convert_to_tensor([4.0]), None]
+    unscaled, none = optimizer.get_unscaled_gradients(gradients)
+    assert ops.convert_to_numpy(unscaled).tolist() == [0.5]
+    assert none is None
+
+
+def test_gradients_are_divided_once():
+    optimizer, variables = make((1,), growth_interval=100)
+    gradients = [ops.convert_to_tensor([SCALE])]
+    unscaled = optimizer.unscale(gradients)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="unscaled already"):
+            optimizer.unscale(unscaled)
+        optimizer.apply(unscaled, variables)
+    assert numbers(variables)[0] == -1
+    optimizer.unscale(gradients)
+    clipped = [ops.clip(optimizer.unscale([unscaled[0] * 64])[0], -1, 1)]
+    for _ in range(2):
+        optimizer.apply(clipped, variables)
+    assert numbers(variables)[0] == -3
+
+
+@only_torch
+@pytest.mark.parametrize("scales", [True, False])
+def test_gradients_unscaled_in_place_are_known_until_they_are_written(scales):
+    optimizer, (variable,) = make((1,), growth_interval=100)
+
+    def backward():
+        loss = loss_of(variable)
+        # Without `scale_loss` nothing begins a step.
+        (optimizer.scale_loss(loss) if scales else loss * SCALE).backward()
+
+    for step in range(1, 4):
+        if variable.value.grad is not None:
+            variable.value.grad.zero_()
+        backward()
+        if not scales:
+            optimizer.unscale([variable.value.grad])
+        optimizer.apply([variable.value.grad])
+        assert numbers([variable])[0] == 1 - TRUE * step
+    optimizer.apply([variable.value.grad])
+    assert numbers([variable])[0] == 1 - TRUE * 4
+
+
+def two():
+    """An optimizer of two variables, of four numbers each."""
+    return make((4,), (2, 2), initial_scale=SCALE)
+
+
+def scaled_ones():
+    return [ops.ones((4,)) * SCALE, ops.ones((2, 2)) * SCALE]
+
+
+def assert_weights(variables, expected):
+    for values in numbers(variables):
+        np.testing.assert_array_equal(values, np.full_like(values, expected))
+
+
+@pytest.mark.parametrize("looks", ["all", "one", "norm", "written"])
+def test_whatever_was_looked_at_scaled_gradients_are_divided(looks):
+    optimizer, variables = two()
+    gradients = scaled_ones()
+    if looks == "norm":
+        optimizer.unscale([ops.norm(gradients[0])])
+    else:
+        optimizer.unscale(gradients[: 1 if looks == "one" else 2])
+    if looks == "written" and BACKEND == "torch":
+        gradients[0].mul_(1.0)
+    optimizer.apply(gradients)
+    assert_weights(variables, 0)
+    # That step is over.
+    optimizer.apply(scaled_ones())
+    assert_weights(variables, -1)
+
+
+def test_a_look_before_training_is_forgotten():
+    optimizer, variables = make((1,))
+    optimizer.unscale([ops.ones((1,))])
+    assert train(optimizer, variables, 2) == [-2, -5]
+
+
+@pytest.mark.parametrize("change", [lambda g: g, lambda g: ops.clip(g, -2, 2)])
+def test_unscaled_in_another_thread(change):
+    optimizer, variables = two()
+    unscaled = []
+
+    def unscale():
+        unscaled.extend(map(change, optimizer.unscale(scaled_ones())))
+
+    thread = threading.Thread(target=unscale)
+    thread.start()
+    thread.join()
+    optimizer.apply(unscaled)
+    assert_weights(variables, 0)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, lambda g: np.asarray(g).tolist()])
+def test_gradients_that_are_no_tensors(kind):
+    def plain(tensors):
+        return [kind(ops.convert_to_numpy(t)) for t in tensors]
+
+    optimizer, variables = two()
+    optimizer.apply(plain(optimizer.unscale(plain(scaled_ones()))))
+    assert_weights(variables, 0)
+    gradients = plain(scaled_ones())
+    optimizer.unscale(gradients)
+    optimizer.apply(gradients)
+    assert_weights(variables, -1)
+
+
+refused = pytest.raises(ValueError, match="Wrong:(?s:.*)Right")
+
+
+def test_a_part_that_is_unscaled_is_refused():
+    optimizer, variables = two()
+    gradients = scaled_ones()
+    (unscaled,) = optimizer.unscale(gradients[:1])
+    for other in (gradients[1], gradients[1] * 1.0):
+        with refused:
+            optimizer.apply([unscaled, other])
+    assert_weights(variables, 1)
+    assert optimizer.attempted_steps == 0
+    optimizer.apply(gradients)
+    assert_weights(variables, 0)
+
+
+@only_tensorflow
+def test_stages_of_compiled_functions(caplog):
+    import tensorflow as tf
+
+    for compiled in (False, True):
+        optimizer, variables = two()
+        unscale = optimizer.unscale
+        (tf.function(unscale) if compiled else unscale)(scaled_ones())
+        with refused:
+            tf.function(optimizer.apply)(scaled_ones())
+
+    # Functions within a compiled one are one step.
+    @tf.function
+    def clipped(gradients):
+        return [ops.clip(g, -2, 2) for g in optimizer.unscale(gradients)]
+
+    @tf.function
+    def step(gradients):
+        with tf.GradientTape() as tape:
+            tape.watch(gradients)
+            optimizer.scale_loss(ops.sum(gradients[0]))
+        optimizer.apply(clipped(gradients), variables)
+
+    # AutoGraph has nothing to warn of.
+    with caplog.at_level("WARNING", "tensorflow"):
+        tf.get_logger().propagate = True
+        step(scaled_ones())
+        tf.get_logger().propagate = False
+    assert not caplog.records
+    assert_weights(variables, 0)
+
+
+@only_jax
+def test_traces_leak_no_stage():
+    import jax
+
+    optimizer, variables = two()
+    weights = [v.value for v in variables]
+
+    def own():
+        return [v.value for v in optimizer.variables]
+
+    def unscale(own, gradients):
+        mapping = list(zip(optimizer.variables, own, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            return optimizer.unscale(gradients)
+
+    def step(own, gradients, weights):
+        clipped = jax.jit(lambda *given: unscale(*given))(own, gradients)
+        clipped = [ops.clip(g, -2, 2) for g in clipped]
+        return optimizer.stateless_apply(own, clipped, weights)
+
+    apply = jax.jit(optimizer.stateless_apply)
+    # Nested functions are one step.
+    new, _ = jax.jit(step)(own(), scaled_ones(), weights)
+    np.testing.assert_array_equal(new[0], np.zeros(4))
+    for look in (unscale, jax.jit(unscale)):
+        look(own(), scaled_ones())
+        with refused:
+            apply(own(), scaled_ones(), weights)
+        optimizer.scale_loss(1.0)
+    new, _ = apply(own(), scaled_ones(), weights)
+    np.testing.assert_array_equal(new[0], np.zeros(4))
+    # A trace that was left before its end.
+    jax.eval_shape(lambda *given: unscale(*given), own(), scaled_ones())
+    with refused:
+        optimizer.apply(scaled_ones())
+
+
+X = np.ones((4, 2), "float32")
+JITS = {"tensorflow": [True, False], "jax": [True], "torch": [False]}[BACKEND]
+each_jit = pytest.mark.parametrize(
+    "jit",
+    [JITS[0], *(pytest.param(j, marks=pytest.mark.slow) for j in JITS[1:])],
+)
+
+
+class ByHand(OwnStep):
+    """Its `train_step` scales the loss as `scale` does, or not."""
+
+    def __init__(self, scale=lambda optimizer, loss: loss, logs=False):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.scale, self.logs_scale = scale, logs
+
+    def call(self, x):
+        return self.dense(x)
+
+    def loss_of(self, x, y):
+        loss = ops.mean(self(x))
+        return loss, {"loss": loss}
+
+    def scaled(self, loss):
+        return self.scale(self.optimizer, loss)
+
+    def train_step(self, *arguments):
+        result = super().train_step(*arguments)
+        if self.logs_scale:
+            logs, own = result, []
+            if BACKEND == "jax":
+                logs, (*_, own, _) = result
+                own = zip(self.optimizer.variables, own, strict=True)
+            with keras.StatelessScope(own) if own else contextlib.nullcontext():
+                logs["scale"] = self.optimizer.loss_scale
+        return result
+
+
+def train_by_hand(model, jit):
+    model(X)
+    model.compile(LossScaleOptimizer("sgd"), jit_compile=jit)
+    # Before that it has no variable `dynamic_scale`, nor has Keras' own.
+    model.optimizer.build(model.trainable_variables)
+    model.fit(X, X, batch_size=2, epochs=2, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[1], [-0.04], rtol=1e-5)
+
+
+@each_jit
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_forgotten_scale_is_warned_of_once_and_not_divided_by(logs, jit):
+    with pytest.warns(UserWarning, match="undivided") as caught:
+        train_by_hand(ByHand(logs=logs), jit)
+    advice = "stateless_scale_loss" if BACKEND == "jax" else "r.scale_loss"
+    (told,) = [str(w.message) for w in caught if "scale_loss" in str(w.message)]
+    assert advice in told
+
+
+SCALES = {
+    "scale_loss": lambda o, loss: o.scale_loss(loss),
+    "get_scaled_loss": lambda o, loss: o.get_scaled_loss(loss),
+    "loss_scale": lambda o, loss: loss * o.loss_scale,
+    "dynamic_scale": lambda o, loss: loss * o.dynamic_scale.value,
+}
+
+
+@each_jit
+@pytest.mark.parametrize("name", SCALES)
+def test_a_scaled_loss_is_not_warned_of(name, jit):
+    train_by_hand(ByHand(SCALES[name]), jit)
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_forgotten_scale_is_a_finding_of_the_run(adopted, tmp_path):
+    model = ByHand()
+    model(X)
+    model.dense.dtype_policy = "mixed_float16"
+    if adopted:
+        sgd = keras.optimizers.SGD(0.01)
+        model.compile(keras.optimizers.LossScaleOptimizer(sgd))
+    else:
+        model.compile("sgd")
+        kmp.ensure_loss_scaling(model)
+    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    with pytest.warns(UserWarning, match="undivided"):
+        model.fit(X, X, batch_size=2, verbose=0, callbacks=[monitor])
+    np.testing.assert_allclose(model.get_weights()[1], [-0.02], rtol=1e-3)
+    (run,) = monitor.report.to_dict().values()
+    events = [e for e in run["events"] if e["kind"] == "no_loss_scaling"]
+    assert [event["by"] for event in events] == ["train_step"]
+    headline = monitor.summary.headline
+    assert headline["state"] == "severe"
+    assert headline["text"] in " ".join(str(monitor.report).split())
+    assert "`train_step`" in str(monitor.summary)
+    assert "ensure_loss_scaling" not in str(monitor.summary)
+
+
+GOOD = np.full(2, SCALE, "float32")
+BAD = np.array([1, np.inf], "float32")
+
+
+def apply_together(pairs, gradients, mode):
+    """Applies a gradient to each of two optimizers, in one step."""
+    gradients = [[as_tensor(g)] for g in gradients]
+    optimizers, variables = zip(*pairs, strict=True)
+
+    def together():
+        steps = zip(optimizers, gradients, variables, strict=True)
+        LossScaleOptimizer.apply_together(*steps)
+
+    if BACKEND == "jax":
+        import jax
+
+        def step(owns, gradients, weights):
+            return LossScaleOptimizer.stateless_apply_together(
+                *zip(optimizers, owns, gradients, weights, strict=True)
+            )
+
+        owns = [[v.value for v in o.variables] for o in optimizers]
+        weights = [[v.value for v in group] for group in variables]
+        step = step if mode == "eager" else jax.jit(step)
+        new = step(owns, gradients, weights)
+        for (optimizer, group), (values, own) in zip(pairs, new, strict=True):
+            for variable, value in zip(
+                [*group, *optimizer.variables], [*values, *own], strict=True
+            ):
+                variable.assign(value)
+        return
+    if mode != "eager":
+        import tensorflow as tf
+
+        together = tf.function(together, jit_compile=mode == "xla")
+    together()
+
+
+@each_mode
+def test_optimizers_that_skip_together(mode):
+    pairs = [make((2,), initial_scale=SCALE) for _ in range(2)]
+    apply_together(pairs, [GOOD, GOOD * 2], mode)
+    for bad in ({0}, {1}, {0, 1}):
+        gradients = [BAD if i in bad else GOOD for i in range(2)]
+        apply_together(pairs, gradients, mode)
+        for index, (optimizer, _) in enumerate(pairs):
+            recorded = optimizer.nonfinite_steps()[-1].variables
+            assert bool(recorded) is (index in bad)
+    for (optimizer, variables), weight in zip(pairs, (0, -1), strict=True):
+        assert_weights(variables, weight)
+        assert int(optimizer.iterations) == 1
+        assert optimizer.skipped_steps == 3
+        # Equal rules keep equal scales.
+        assert float(optimizer.loss_scale) == SCALE / 8
+    (optimizer, _), (other, _) = pairs
+    optimizer.apply([as_tensor(BAD)])
+    assert float(optimizer.loss_scale) == SCALE / 16
+    assert float(other.loss_scale) == SCALE / 8
