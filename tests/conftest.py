@@ -62,7 +62,6 @@ _SLOW_ELSEWHERE = {
     "test_monitor_killed.py",
     "test_monitor_log.py",
     "test_monitor_lost_disk.py",
-    "test_monitor_metrics.py",
     "test_monitor_same_run.py",
     "test_monitor_stop.py",
     "test_monitor_twin.py",

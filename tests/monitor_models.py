@@ -1,11 +1,12 @@
 """Runs whose losses, gradients and overflows are known beforehand.
 
-One float16 weight of 1 that a learning rate of 0 keeps there: a batch of the
-number `v` has the loss `v * v` and the gradient `2 * v * v`, both exact in
-float16 for the numbers of `good`. A batch of `BAD` overflows in the forward
-pass.
+`one_weight` has a float16 weight of 1 that a learning rate of 0 keeps there:
+a batch of the number `v` has the loss `v * v` and the gradient `2 * v * v`,
+both exact in float16 for the numbers of `good`. A batch of `BAD` overflows in
+the forward pass.
 """
 
+import inspect
 import json
 import os
 
@@ -26,8 +27,8 @@ JITS = {
     "jax": {True: "jit"},
     "torch": {False: "ops"},
 }[BACKEND]
-# Of two, that which `compile` does not choose by itself is among the slow
-# tests.
+JIT = next(iter(JITS))
+# A test of both compiles with XLA by default, as `compile` does by itself.
 each_jit = pytest.mark.parametrize(
     "jit",
     [
@@ -49,7 +50,16 @@ each_optimizer = pytest.mark.parametrize(
     [kmp.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer],
     ids=["ours", "keras"],
 )
-not_torch = pytest.mark.skipif(BACKEND == "torch", reason="Keras has it not")
+only_tensorflow, only_jax, only_torch = (
+    pytest.mark.skipif(name != BACKEND, reason=f"a feature of {name}")
+    for name in ("tensorflow", "jax", "torch")
+)
+not_torch, not_jax = (
+    pytest.mark.skipif(name == BACKEND, reason=f"{name} lacks it")
+    for name in ("torch", "jax")
+)
+# For one case of several, of which a default run needs a few elsewhere.
+one_backend = pytest.mark.one_backend
 
 
 def good(count, start=1):
@@ -62,7 +72,14 @@ def with_bad(values, *positions):
     return [BAD if i in positions else v for i, v in enumerate(values)]
 
 
-def one_weight(wrap=kmp.LossScaleOptimizer, jit=False, **compiling):
+def compiling(jit):
+    """The arguments of `compile`; without `jit` TensorFlow traces nothing."""
+    if jit is None and BACKEND == "tensorflow":
+        return {"run_eagerly": True, "jit_compile": False}
+    return {"jit_compile": JIT if jit is None else jit}
+
+
+def one_weight(wrap=kmp.LossScaleOptimizer, jit=None, **arguments):
     """Returns the compiled model."""
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential(
@@ -74,9 +91,46 @@ def one_weight(wrap=kmp.LossScaleOptimizer, jit=False, **compiling):
     )
     model.compile(
         wrap(keras.optimizers.SGD(0.0)),
-        **{"loss": "mse", "jit_compile": jit} | compiling,
+        **{"loss": "mse"} | compiling(jit) | arguments,
     )
     return model
+
+
+def dense(
+    *middle,
+    inputs=4,
+    outputs=1,
+    optimizer="sgd",
+    loss="mse",
+    policy="mixed_float16",
+    rules=None,
+    scale=None,
+    kind=keras.Sequential,
+    jit=None,
+    **arguments,
+):
+    """Returns a model of the layers in the middle and `head`, a Dense."""
+    head = keras.layers.Dense(outputs, name="head")
+    model = kind([keras.Input((inputs,)), *middle, head])
+    kmp.apply_policy(model, policy, rules=rules)
+    if policy == "mixed_float16":
+        optimizer = kmp.LossScaleOptimizer(optimizer, initial_scale=scale)
+    model.compile(optimizer, loss, **compiling(jit) | arguments)
+    return model
+
+
+class Squares(keras.layers.Layer):
+    """Overflows float16 where its input exceeds 255."""
+
+    def call(self, x):
+        return keras.ops.square(x)
+
+
+class OwnStep(keras.Sequential):
+    """Overrides `train_step` as users do."""
+
+    def train_step(self, *args):
+        return super().train_step(*args)
 
 
 def stream(values):
@@ -91,16 +145,16 @@ def arrays(values):
     return np.concatenate(x), np.concatenate(y)
 
 
-def fit(model, values, callbacks, epochs=1, **arguments):
-    """Trains on one batch per number; returns the history."""
+def fit(model, data, callbacks, epochs=1, **arguments):
+    """Trains on one batch per number, or on arrays; returns the history."""
+    if isinstance(data, tuple):
+        arguments = {"batch_size": ROWS} | arguments
+    else:
+        data, count = (stream(data),), len(data)
+        arguments["steps_per_epoch"] = count // epochs
+    arguments = {"shuffle": False, "verbose": 0} | arguments
     return model.fit(
-        stream(values),
-        steps_per_epoch=len(values) // epochs,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        callbacks=callbacks,
-        **arguments,
+        *data, epochs=epochs, callbacks=callbacks, **arguments
     ).history
 
 
@@ -108,6 +162,52 @@ def monitor(log_dir, **arguments):
     """Returns a monitor that looks whenever it is asked to."""
     usual = {"verbose": 0, "max_overhead": 1.0, "probe_every": 0}
     return kmp.MixPrecMonitor(log_dir, **usual | arguments)
+
+
+# For a monitor that looks as often as it does by itself.
+DEFAULTS = {"max_overhead": 0.02, "probe_every": 100}
+OF_THE_MONITOR = inspect.signature(kmp.MixPrecMonitor).parameters
+
+
+class Run:
+    """A watched `fit`: its model, monitor, history and log."""
+
+    def __init__(self, folder, model, watcher, history):
+        self.folder, self.model = folder, model
+        self.watcher, self.history = watcher, history
+        self.summary, self.verdicts = watcher.summary, watcher.verdicts
+
+    def told(self, kind=None):
+        return told(self.folder, kind)
+
+    def scalars(self, tag):
+        return scalars(self.folder, tag)
+
+    def texts(self, tag):
+        return texts(self.folder, tag)
+
+    def tags(self):
+        return tags(self.folder)
+
+    def overview(self):
+        return overview(self.folder)
+
+
+def watched(folder, data, model=None, *others, **arguments):
+    """Trains a model, beside other callbacks; returns the `Run`.
+
+    Args:
+        folder: For the log.
+        data: As in `fit`.
+        model: Defaults to `one_weight()`.
+        *others: Callbacks.
+        **arguments: Of the monitor and of `fit`.
+    """
+    names = OF_THE_MONITOR.keys() & arguments.keys()
+    watcher = monitor(folder, **{n: arguments.pop(n) for n in names})
+    model = model or one_weight()
+    history = fit(model, data, [watcher, *others], **arguments)
+    return Run(folder, model, watcher, history)
 
 
 def scalars(log_dir, tag):
@@ -126,17 +226,28 @@ def tags(log_dir):
     }
 
 
-def told(log_dir, kind):
-    """The events of one kind from `events.jsonl`."""
+def told(log_dir, kind=None):
+    """The events in `events.jsonl`, of one kind if that is given."""
     with open(os.path.join(log_dir, "mixprec", "events.jsonl")) as lines:
         events = [json.loads(line) for line in lines]
-    return [event for event in events if event["kind"] == kind]
+    return [event for event in events if kind in (None, event["kind"])]
 
 
 def texts(log_dir, tag):
     """Dict step -> Markdown of one entry of the Text tab."""
     points = read_tag(os.path.join(log_dir, "mixprec"), f"mixprec/{tag}")
     return {step: value.item().decode() for step, value in points.items()}
+
+
+def overview(log_dir):
+    """What the report of a folder says of its only run."""
+    (run,) = kmp.load_report(log_dir).to_dict().values()
+    return run
+
+
+def prose(text):
+    """A text for people, without the breaks of its lines."""
+    return " ".join(str(text).split())
 
 
 class EveryStep(keras.callbacks.Callback):
@@ -161,8 +272,7 @@ def assert_logged(log_dir, scales, optimizer=""):
     assert max(points) == steps[-1]
     line = np.interp(steps, list(points), np.log2(list(points.values())))
     np.testing.assert_allclose(2.0**line, scales, rtol=1e-5)
-    (run,) = kmp.load_report(log_dir).to_dict().values()
-    courses = {course["optimizer"]: course for course in run["scale"]}
+    courses = {c["optimizer"]: c for c in overview(log_dir)["scale"]}
     course = courses[optimizer]
     places = np.searchsorted(course["steps"], steps, side="right") - 1
     rows = np.array(course["scale"])[places]

@@ -10,7 +10,6 @@ from monitor_models import (
     each_jit,
     monitor,
     not_torch,
-    one_weight,
     told,
 )
 
@@ -243,35 +242,6 @@ def test_nothing_is_left_behind_by_an_epoch_that_ends(tmp_path):
         )
     assert model.train_function.__name__ != "train"
     model.fit(X[:8], Y[:8], verbose=0)
-
-
-@each_jit
-@pytest.mark.parametrize("size", [2.0**6, 2.0**-9])
-def test_the_first_scale_is_predicted(tmp_path, jit, size):
-    # y = w * x with w = 1: the gradient at the output is 2 * y / rows, and
-    # sums over the rows with x to that at the weight.
-    rule = kmp.DynamicLossScale(initial_scale="auto")
-    model = one_weight(lambda o: kmp.LossScaleOptimizer(o, rule), jit=jit)
-    assert float(model.optimizer.loss_scale) == 2.0**15
-    x = np.full((8, 1), size, "float32")
-    model.optimizer.learning_rate = 1e-3
-    watcher = monitor(tmp_path)
-    model.fit(x, 0 * x, batch_size=4, verbose=0, callbacks=[watcher])
-    [event] = told(tmp_path, "first_scale")
-    largest = max(2 * size * size, 2 * size / 4)
-    assert largest * event["scale"] <= 65504 / 4
-    # At most so much smaller that gradients would keep fewer digits.
-    assert 2 * size / 4 * event["scale"] >= 2.0**-14
-    assert float(model.optimizer.loss_scale) == event["scale"]
-    assert model.optimizer.skipped_steps == 0
-
-
-def test_a_predicted_scale_is_saved_as_such():
-    rule = kmp.DynamicLossScale(initial_scale="auto")
-    config = kmp.LossScaleOptimizer("adam", rule).get_config()
-    copy = kmp.LossScaleOptimizer.from_config(config)
-    assert copy.rule.initial_scale == "auto"
-    assert float(copy.loss_scale) == 2.0**15
 
 
 class Wrapper(keras.Model):

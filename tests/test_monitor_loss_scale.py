@@ -1,30 +1,40 @@
-"""The logged loss scale, against the optimizer's after every single step."""
+"""The logged loss scale is the optimizer's after every single step."""
 
 import keras
 import numpy as np
 import pytest
+from keras import ops
 from monitor_models import (
     BACKEND,
     BAD,
     EveryStep,
     assert_logged,
     each_jit,
+    each_optimizer,
     fit,
     good,
     monitor,
+    not_jax,
     not_torch,
+    one_backend,
     one_weight,
-    scalars,
+    prose,
     told,
+    watched,
+    with_bad,
 )
 
 import keras_mixprec as kmp
 from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.monitoring.low_scale import LowScales
+from keras_mixprec.monitoring.recorded_steps import Reading
+from keras_mixprec.monitoring.scale_curve import ScalePoint
+from keras_mixprec.reporting.facts import Facts
+from keras_mixprec.reporting.headline import headline, main_finding
 
-JIT = BACKEND == "jax"
-STEPS = 400
-# One by one, in a burst, and more in a row than are kept in full.
-OVERFLOWS = [60, 61, 62, *range(130, 171), 207, 301, 303, 305]
+STEPS = 120
+# One by one, in a burst, and more between two readings than are kept in full.
+OVERFLOWS = [10, 11, 12, *range(52, 93), 100, 111, 113, 115]
 VALUES = [BAD if i in OVERFLOWS else 1 / 64 for i in range(STEPS)]
 # So that it grows as well.
 QUICK = {"growth_interval": 7}
@@ -37,9 +47,10 @@ RULES = {
     ),
     "fractions": kmp.DynamicLossScale(2.0**10, 1.7, 0.3, **QUICK),
     "fixed": 1024.0,
-    "table": {0: 1024.0, 99: 512.0, 100: 256.0, 250: 2048.0},
+    "table": {0: 1024.0, 49: 512.0, 50: 256.0, 75: 2048.0},
     "schedule": keras.optimizers.schedules.ExponentialDecay(2.0**15, 100, 0.5),
 }
+EVERYWHERE = "keras' own", "hysteresis", "schedule"
 
 
 def wrapped(rule):
@@ -53,9 +64,15 @@ def wrapped(rule):
     return wrap
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_no_step_is_wrong(name, tmp_path):
-    model, seen = one_weight(wrapped(RULES[name]), JIT), EveryStep()
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in EVERYWHERE else pytest.param(name, marks=one_backend)
+        for name in RULES
+    ],
+)
+def test_the_scale_of_every_step_is_logged(name, tmp_path):
+    model, seen = one_weight(wrapped(RULES[name])), EveryStep()
     fit(model, VALUES, [monitor(tmp_path), seen], epochs=2)
     assert len(seen.scales) == STEPS + 1
     assert_logged(tmp_path, seen.scales)
@@ -72,52 +89,356 @@ def test_steps_that_are_taken_by_eights(jit, tmp_path):
     assert_logged(tmp_path, seen.scales)
 
 
+@one_backend
 def test_many_fits_one_after_another(tmp_path):
-    model = one_weight(wrapped(RULES["torch"]), JIT)
-    scales = []
-    for start in range(0, STEPS, 50):
+    model, scales = one_weight(wrapped(RULES["torch"])), []
+    for start in range(0, STEPS, 40):
         seen = EveryStep()
-        watcher = monitor(tmp_path)
-        fit(model, VALUES[start : start + 50], [watcher, seen])
+        fit(model, VALUES[start : start + 40], [monitor(tmp_path), seen])
         scales = [*scales[:-1], *seen.scales]
     assert len(scales) == STEPS + 1
     assert_logged(tmp_path, scales)
     assert told(tmp_path, "loss_scale_not_known") == []
 
 
+@one_backend
 def test_another_model_into_the_same_folder(tmp_path):
     for scale in 2.0**4, 2.0**10:
-        model = one_weight(wrapped(scale), JIT)
-        fit(model, good(60), [monitor(tmp_path)])
+        run = watched(tmp_path, good(60), one_weight(wrapped(scale)))
     # Where one ends the other begins; a curve has one point there.
-    points = scalars(tmp_path, "loss_scale")
-    assert points == {0: 16, 50: 16, 60: 16, 61: 1024, 110: 1024, 120: 1024}
-
-
-class Set(keras.callbacks.Callback):
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == 70:
-            self.model.optimizer.dynamic_scale.assign(2.0**5)
+    expected = {0: 16, 50: 16, 60: 16, 61: 1024, 110: 1024, 120: 1024}
+    assert run.scalars("loss_scale") == expected
 
 
 def test_a_scale_set_by_hand_is_not_guessed(tmp_path):
-    model = one_weight(wrapped(2.0**10), JIT)
-    fit(model, good(120), [monitor(tmp_path), Set()])
-    (event,) = told(tmp_path, "loss_scale_not_known")
+    class Set(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 70:
+                self.model.optimizer.dynamic_scale.assign(2.0**5)
+
+    run = watched(tmp_path, good(120), one_weight(wrapped(2.0**10)), Set())
+    (event,) = run.told("loss_scale_not_known")
     assert (event["first_step"], event["last_step"]) == (51, 100)
-    points = scalars(tmp_path, "loss_scale")
+    points = run.scalars("loss_scale")
     assert points[50] == 2.0**10
     assert points[100] == points[120] == 2.0**5
 
 
-def test_a_predicted_first_scale_holds_from_the_first_step(tmp_path):
+# y = w * x with w = 1: the gradient at the output is 2 * y / rows, and sums
+# over the rows with x to that at the weight.
+@each_jit
+@pytest.mark.parametrize("size", [2.0**6, 2.0**-9])
+def test_the_first_scale_is_predicted(jit, size, tmp_path):
     rule, seen = kmp.DynamicLossScale("auto"), EveryStep()
-    model = one_weight(wrapped(rule), JIT)
+    model = one_weight(wrapped(rule), jit)
+    assert float(model.optimizer.loss_scale) == 2.0**15
     model.optimizer.learning_rate = 1e-6  # What is never moved, needs none.
-    x = np.full((240, 1), 64.0, "float32")
-    callbacks = [monitor(tmp_path), seen]
-    model.fit(x, 0 * x, batch_size=4, verbose=0, callbacks=callbacks)
-    assert seen.scales[1] < 2.0**15
-    points = scalars(tmp_path, "loss_scale")
-    assert points[1] == points[50] == seen.scales[1]
-    assert told(tmp_path, "loss_scale_not_known") == []
+    x = np.full((240, 1), size, "float32")
+    run = watched(tmp_path, (x, 0 * x), model, seen)
+    [event] = run.told("first_scale")
+    largest = max(2 * size * size, 2 * size / 4)
+    assert largest * event["scale"] <= 65504 / 4
+    # At most so much smaller that gradients would keep fewer digits.
+    assert 2 * size / 4 * event["scale"] >= 2.0**-14
+    assert model.optimizer.skipped_steps == 0
+    # It holds from the first step on.
+    points = run.scalars("loss_scale")
+    assert {points[1], points[50], *seen.scales[1:]} == {event["scale"]}
+    assert run.told("loss_scale_not_known") == []
+
+
+@one_backend
+def test_a_predicted_scale_is_saved_as_such():
+    rule = kmp.DynamicLossScale(initial_scale="auto")
+    config = kmp.LossScaleOptimizer("adam", rule).get_config()
+    copy = kmp.LossScaleOptimizer.from_config(config)
+    assert copy.rule.initial_scale == "auto"
+    assert float(copy.loss_scale) == 2.0**15
+
+
+# A scale that fell far and stays low is a finding; a search is none.
+
+
+class Log:
+    """What is logged, in memory."""
+
+    def __init__(self):
+        self.events = []
+
+    def event(self, step, event):
+        self.events.append(event | {"step": step})
+
+
+class Skipped:
+    def __init__(self, step, inputs):
+        self.step, self.inputs = step, inputs
+
+
+def reading(points, new):
+    return Reading(points, [], 0, 0, False, new, [], {}, {}, 0)
+
+
+def follow(finite, growth_interval=2000, every=1, bad=()):
+    """The events of a rule over steps, each finite or not."""
+    rule = kmp.DynamicLossScale(growth_interval=growth_interval)
+    log, state = Log(), rule.initial_state()
+    low = LowScales(log)
+    skipped, points, new = 0, [ScalePoint(0, float(state.scale), 0, 0)], []
+    for step, is_finite in enumerate(finite, start=1):
+        state = rule.next_state(state, is_finite)
+        skipped += not is_finite
+        if not is_finite:
+            new.append(Skipped(step, {"x": 0} if step in bad else {}))
+        point = ScalePoint(step, float(state.scale), skipped, step - skipped)
+        if point.scale != points[-1].scale or step % every == 0:
+            points.append(point)
+        if step % every == 0:
+            low.read("", reading(points, new), rule)
+            points, new = [point], []
+    return log.events
+
+
+def steps(*runs):
+    """`(count, finite)` one after the other."""
+    return [finite for count, finite in runs for _ in range(count)]
+
+
+BURST = steps((50, True), (12, False))
+FIRST = steps((12, False), (50, True))
+LOW, RECOVERED = "loss_scale_low", "loss_scale_recovered"
+
+
+@one_backend
+@pytest.mark.parametrize(
+    ("finite", "options", "kinds"),
+    [
+        # Down to where gradients fit, from the first step on.
+        (steps((12, False), (2000, True), (1, False), (2000, True)), {}, []),
+        # The ceiling is felt for again and again, and sinks.
+        (steps(*[(2000, True), (2, False)] * 12), {"every": 10}, []),
+        # A few steps that overflow.
+        (steps((50, True), (7, False), (500, True)), {"every": 10}, []),
+        # A short way back.
+        ([*BURST, *[True] * 100], {"growth_interval": 50}, []),
+        # It has grown back, or proves to fit.
+        ([*BURST, *[True] * 1000], {"growth_interval": 100}, [LOW, RECOVERED]),
+        ([*BURST, *[True] * 2000, False, *[True] * 50], {}, [LOW, RECOVERED]),
+        # Bad data from the first step on are no search.
+        (FIRST, {}, []),
+        (FIRST, {"bad": range(1, 13)}, [LOW]),
+        # One step of twenty overflows.
+        (steps((50, True), *[(1, False), (19, True)] * 12), {}, [LOW] * 5),
+    ],
+)
+def test_a_fall_is_told_from_a_search(finite, options, kinds):
+    events = follow(finite, **options)
+    assert [event["kind"] for event in events] == kinds
+    low = [event for event in events if event["kind"] == LOW]
+    assert {e["at_step"] for e in low} <= {1 if finite is FIRST else 51}
+    if kinds == [LOW] * 5:
+        assert [e["scale"] for e in low] == [2.0**n for n in range(7, 2, -1)]
+
+
+@one_backend
+@pytest.mark.parametrize("every", [1, 7, 50, 1000])
+def test_a_burst_is_reported_with_the_way_back(every):
+    (event,) = follow([*BURST, *[True] * 938], every=every)
+    assert event["kind"] == LOW
+    assert (event["held"], event["scale"]) == (2.0**15, 2.0**3)
+    assert (event["at_step"], event["good_steps"]) == (51, 12 * 2000)
+    # What the rule itself needs.
+    rule = kmp.DynamicLossScale(initial_scale=8.0)
+    state, needed = rule.initial_state(), 0
+    while state.scale < event["held"]:
+        state, needed = rule.next_state(state, True), needed + 1
+    assert event["good_steps"] == needed
+
+
+@one_backend
+def test_a_scale_that_is_set_by_hand_is_no_alarm():
+    low = LowScales(log := Log())
+    points = [ScalePoint(0, 2.0**15, 0, 0), ScalePoint(50, 8.0, 0, 50)]
+    found = reading([*points, ScalePoint(90, 8.0, 0, 90)], [])
+    low.read("", found, kmp.FixedLossScale(8.0))
+    assert log.events == []
+
+
+@one_backend
+@pytest.mark.parametrize("overflows", [False, True])
+def test_bad_data_alone_are_a_cause_of_their_own(overflows):
+    bad = range(51, 62 if overflows else 63)
+    (event,) = follow([*BURST, *[True] * 50], every=20, bad=bad)
+    assert event["cause"] == ("overflow" if overflows else "bad_data")
+
+
+@each_optimizer
+def test_a_low_scale_is_a_finding_with_a_fix(wrap, tmp_path):
+    values = with_bad(good(30), *range(10, 22))
+    run = watched(tmp_path, values, one_weight(wrap), update_freq=5)
+    found = run.overview()["headline"]
+    assert found == run.summary.headline
+    assert found["state"] == "severe"
+    (event,) = run.told(LOW)
+    assert (event["held"], event["scale"]) == (2.0**15, 2.0**3)
+    assert (event["at_step"], event["growth_interval"]) == (11, 2000)
+    for said in found["text"], run.summary, run.watcher.report:
+        assert "24,000 good steps" in prose(said)
+    (event,) = (e for e in run.overview()["events"] if e["kind"] == LOW)
+    exec(event["fix"]["training"], {"model": run.model})
+    assert float(run.model.optimizer.loss_scale) == 2.0**15
+
+
+@one_backend
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        ([LOW], "warning"),
+        ([LOW, RECOVERED], "not_compared"),
+        ([RECOVERED, LOW], "warning"),
+    ],
+)
+def test_what_is_over_is_no_finding(kinds, state):
+    common = {"optimizer": "", "step": 70, "message": "it fell"}
+    events = [common | {"kind": kind} for kind in kinds]
+    layers = [{"path": "a", "compute_dtype": "float16"}]
+    facts = Facts(events, layers, 999, {"": 12}, 0, measured=True)
+    found, main = headline(facts), main_finding(facts)
+    assert found["state"] == state
+    assert ("fell" in found["text"]) == (state == "warning")
+    assert (main and main["event"]["kind"]) == (
+        LOW if state == "warning" else None
+    )
+
+
+# A model with two optimizers, each trained on its own loss.
+
+NAMES = "left_optimizer", "right_optimizer"
+
+
+class TwoPlayers(keras.Model):
+    def __init__(self, make, **arguments):
+        super().__init__()
+        self.players = [
+            keras.layers.Dense(1, use_bias=False, name=name)
+            for name in ("left", "right")
+        ]
+        self.left_loss = keras.metrics.Mean(name="left_loss")
+        self.build((None, 1))
+        self.compile(**arguments)
+        for name in NAMES:
+            setattr(self, name, make(keras.optimizers.SGD(0.0)))
+
+    def build(self, input_shape):
+        for layer in self.players:
+            layer.build(input_shape)
+
+    def call(self, x):
+        left, right = self.players
+        return left(x) + right(x)
+
+    @property
+    def metrics(self):
+        return [self.left_loss]
+
+    def train_step(self, data):
+        x, y = data
+        optimizers = [getattr(self, name) for name in NAMES]
+        weights = [layer.trainable_variables for layer in self.players]
+
+        def scaled_losses():
+            left, right = (
+                ops.cast(layer(x), "float32") - ops.cast(y, "float32")
+                for layer in self.players
+            )
+            losses = ops.mean(left**2), ops.mean(right) / 2.0
+            self.left_loss.update_state(losses[0])
+            pairs = zip(optimizers, losses, strict=True)
+            return [optimizer.scale_loss(loss) for optimizer, loss in pairs]
+
+        gradients = GRADIENTS[BACKEND](scaled_losses, weights)
+        for optimizer, *both in zip(
+            optimizers, gradients, weights, strict=True
+        ):
+            optimizer.apply(*both)
+        return {"left_loss": self.left_loss.result()}
+
+
+def tensorflow_gradients(scaled_losses, weights):
+    import tensorflow as tf
+
+    with tf.GradientTape(persistent=True) as tape:
+        losses = scaled_losses()
+    return map(tape.gradient, losses, weights)
+
+
+def torch_gradients(scaled_losses, weights):
+    for loss in scaled_losses():
+        loss.backward()
+    gradients = [[w.value.grad for w in each] for each in weights]
+    for weight in sum(weights, []):
+        weight.value.grad = None
+    return gradients
+
+
+GRADIENTS = {"tensorflow": tensorflow_gradients, "torch": torch_gradients}
+# Which hands `fit` the state of one optimizer.
+two_players = not_jax
+
+
+def trained(make, jit, tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = TwoPlayers(make, jit_compile=jit)
+    return watched(tmp_path, with_bad(good(5), 2), model, update_freq=1)
+
+
+@two_players
+@each_jit
+@each_optimizer
+def test_each_optimizer_is_logged_by_name(wrap, jit, tmp_path):
+    run = trained(wrap, jit, tmp_path)
+    assert np.isfinite(run.history["left_loss"]).all()
+    assert set(run.summary.optimizers) == {*NAMES}
+    # Both skipped the same step, which is one.
+    assert run.overview()["skipped"] == 1
+    expected = {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
+    for name in NAMES:
+        assert run.scalars(f"skipped_steps/{name}") == expected
+        tag = f"mixprec_gradient_norm_by_variable/{name}/"
+        assert sum(t.startswith(tag) for t in run.tags()) == 1
+        optimizer = getattr(run.model, name)
+        assert isinstance(optimizer, kmp.LossScaleOptimizer)
+        assert len(optimizer.overflow_counts()) == 1
+
+
+@two_players
+@each_jit
+def test_an_optimizer_that_no_step_uses_is_left_out(jit, tmp_path):
+    run = trained(lambda inner: inner, jit, tmp_path)
+    assert not run.summary.optimizers
+    assert "optimizer.scale_loss(loss)" in prose(run.summary)
+    assert run.summary.headline["state"] == "warning"
+    assert run.overview()["headline"] == run.summary.headline
+    assert "loss_scale" not in run.tags()
+
+
+@two_players
+def test_the_scale_of_each_is_that_of_each_step(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    rule = kmp.DynamicLossScale(growth_interval=5)
+    model = TwoPlayers(lambda inner: kmp.LossScaleOptimizer(inner, rule))
+    # The gradient of `right` is the smaller one.
+    values = [[1 / 8, 30.0][i % 23 == 22] for i in range(120)]
+    seen = [EveryStep(name) for name in NAMES]
+    fit(model, values, [monitor(tmp_path), *seen])
+    assert seen[0].scales != seen[1].scales
+    for name, each in zip(NAMES, seen, strict=True):
+        assert_logged(tmp_path, each.scales, name)
+
+
+@one_backend
+def test_one_optimizer_with_two_names(tmp_path):
+    model = one_weight(keras.optimizers.LossScaleOptimizer)
+    model.its_optimizer = model.optimizer
+    run = watched(tmp_path, with_bad(good(4), 2), model)
+    assert model.its_optimizer is model.optimizer
+    assert run.summary.optimizers[""].skipped == 1

@@ -1,0 +1,294 @@
+"""The loss by step, and batches whose loss is not finite."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+from monitor_models import (
+    BAD,
+    JITS,
+    arrays,
+    compiling,
+    dense,
+    each_jit,
+    good,
+    monitor,
+    not_jax,
+    not_torch,
+    one_backend,
+    one_weight,
+    overview,
+    watched,
+    with_bad,
+)
+from zoo.own_step import OwnStep
+
+import keras_mixprec as kmp
+
+INF, NAN = np.inf, np.nan
+TARGETS = [0, INF, 0, NAN, -INF, INF, INF, 0, NAN, 0]
+COUNTED = {"inf": 3, "-inf": 1, "nan": 2}
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "epochs", "max_overhead", "bad"),
+    [
+        (12, 2, 1.0, []),
+        # Where no budget lets it read, each epoch has a mean.
+        (12, 4, 0.0, []),
+        # As many steps an epoch as between two readings, or one more.
+        (2, 4, 1.0, []),
+        (3, 4, 1.0, []),
+        # Step 2 shares a reading with a finite one, steps 5 to 8 do not.
+        pytest.param(12, 2, 1.0, [1, 4, 5, 6, 7], marks=one_backend),
+    ],
+)
+def test_a_point_is_the_mean_of_the_finite_steps_since_the_last(
+    per_epoch, epochs, max_overhead, bad, tmp_path
+):
+    values = with_bad(good(per_epoch * epochs), *bad)
+    often = {"update_freq": 2, "max_overhead": max_overhead}
+    # The loss of validation is another one.
+    of_fit = {"epochs": epochs, "validation_data": arrays([9.0])}
+    logged = watched(tmp_path, values, **often, **of_fit).overview()["loss"]
+    losses = np.square([NAN if v == BAD else v for v in values])
+    ends = [per_epoch * (n + 1) for n in range(epochs)]
+    assert {*ends} <= {*logged["steps"]}
+    assert max_overhead or len(logged["steps"]) == epochs
+    read = [0, *logged["steps"]]
+    for value, a, b in zip(logged["values"], read, read[1:], strict=False):
+        # A span over two epochs is of the second alone.
+        span = losses[max(a, (b - 1) // per_epoch * per_epoch) : b]
+        expected = np.nan if np.isnan(span).all() else np.nanmean(span)
+        assert value == pytest.approx(expected, rel=1e-5, nan_ok=True)
+
+
+class OwnTracker(keras.Sequential):
+    """Keeps its loss in a metric of its own, as guides have it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        loss = keras.ops.mean(keras.ops.square(y_pred))
+        self.tracker.update_state(loss)
+        return loss
+
+
+def test_a_metric_of_the_models_own_is_read(tmp_path):
+    model = OwnTracker(one_weight().layers)
+    model.compile(keras.optimizers.SGD(0.0), **compiling(None))
+    run = watched(tmp_path, good(6), model, update_freq=2)
+    losses = np.square(good(6)).reshape(3, 2).mean(axis=1)
+    np.testing.assert_allclose(run.overview()["loss"]["values"], losses)
+
+
+@one_backend
+def test_a_loop_by_hand_has_the_losses_that_it_reports(tmp_path):
+    watcher = monitor(tmp_path, update_freq=2, max_overhead=0.02)
+    callbacks = keras.callbacks.CallbackList([watcher], model=one_weight())
+    callbacks.on_train_begin()
+    for epoch, loss in enumerate([0.5, 0.25]):
+        callbacks.on_epoch_begin(epoch)
+        for step in range(6):
+            callbacks.on_train_batch_begin(step)
+        callbacks.on_epoch_end(epoch, {"loss": loss})
+    callbacks.on_train_end()
+    assert overview(tmp_path)["loss"]["values"] == [0.5, 0.25]
+
+
+# Losses that are not finite.
+
+
+def sum_loss(target, prediction):
+    # As finite as the target, which adds nothing to the gradient.
+    return target + keras.ops.cast(prediction, "float32")
+
+
+def times_loss(target, prediction):
+    # The gradient is as finite as the target.
+    return target * keras.ops.cast(prediction, "float32")
+
+
+def targets(*values):
+    """One sample a batch."""
+    return np.ones((len(values), 1)), np.array(values, "float32")[:, None]
+
+
+def counts(run, tag):
+    """What is last in the curve of each kind."""
+    curves = {kind: run.scalars(f"{tag}/{kind}") for kind in COUNTED}
+    return {kind: [*c.values()][-1] for kind, c in curves.items() if c}
+
+
+class OwnLosses(OwnStep):
+    """Its loss is the target, which it returns or gives to a metric."""
+
+    def __init__(self, tracked, jit):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, dtype="float16")
+        self.tracker = keras.metrics.Mean(name="my_loss") if tracked else None
+        self.compile(kmp.LossScaleOptimizer("sgd"), jit_compile=jit)
+        self(np.ones((1, 1)))
+
+    def call(self, x):
+        return self.dense(x)
+
+    def loss_of(self, x, y):
+        loss = keras.ops.mean(sum_loss(y, self(x)))
+        if self.tracker is None:
+            return loss, {"own_loss": loss}
+        self.tracker.update_state(loss)
+        return loss, {"tracked": self.tracker.result()}
+
+
+@each_jit
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(one_weight, loss=sum_loss),
+        pytest.param(
+            partial(one_weight, loss=sum_loss, steps_per_execution=5),
+            marks=not_torch,
+        ),
+        partial(OwnLosses, False),
+        # JAX hands the metrics of such a step on as they were.
+        pytest.param(partial(OwnLosses, True), marks=not_jax),
+    ],
+    ids=["compiled loss", "five steps at once", "returned", "tracked"],
+)
+def test_losses_are_counted_by_kind(make, jit, tmp_path):
+    run = watched(tmp_path, targets(*TARGETS), make(jit=jit), batch_size=1)
+    assert run.summary.nonfinite_losses == COUNTED
+    assert run.model.optimizer.skipped_steps == 0
+    assert counts(run, "nonfinite_losses") == COUNTED
+    (event,) = run.told("nonfinite_losses")
+    assert event["counts"] == COUNTED
+
+
+@one_backend
+def test_another_fit_in_the_folder_counts_on(tmp_path):
+    model = one_weight(loss=sum_loss)
+    _, again, other = [
+        watched(tmp_path / folder, targets(*losses), model, batch_size=1)
+        for folder, losses in (("a", TARGETS), ("a", [0, INF]), ("b", [NAN, 0]))
+    ]
+    assert other.summary.nonfinite_losses == {"inf": 0, "-inf": 0, "nan": 1}
+    assert counts(again, "nonfinite_losses") == COUNTED | {"inf": 4}
+    assert counts(other, "nonfinite_losses") == {"nan": 1}
+
+
+@each_jit
+def test_a_skipped_step_has_the_kinds_of_its_loss_and_gradients(jit, tmp_path):
+    model = one_weight(jit=jit, loss=times_loss)
+    # The last one has a finite loss, whose gradient overflows once scaled.
+    values = targets(1, INF, NAN, 1, -INF, 1e35)
+    run = watched(tmp_path, values, model, batch_size=1)
+    skipped = run.told("skipped_step")
+    assert [event["at_step"] for event in skipped] == [2, 3, 5, 6]
+    losses = [event.get("loss") for event in skipped]
+    assert losses == [["inf"], ["nan"], ["-inf"], None]
+    steps = model.optimizer.nonfinite_steps()
+    assert [step.loss for step in steps] == [x or [] for x in losses]
+    assert all(list(e["kinds"]) == e["variables"] for e in skipped)
+    kinds = [[*event["kinds"].values()] for event in skipped]
+    assert kinds == [[["inf"]], [["nan"]], [["-inf"]], [["inf"]]]
+    gradients = {"inf": 2, "-inf": 1, "nan": 1}
+    (done,) = run.summary.optimizers.values()
+    assert done.nonfinite_counts == gradients
+    assert counts(run, "nonfinite_gradients") == gradients
+    assert "| inf |" in run.texts("skipped_step")[6]
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_a_healthy_run_has_no_counts(policy, tmp_path):
+    run = watched(tmp_path, good(3), dense(inputs=1, policy=policy))
+    scaled = policy != "float32"
+    counted = dict.fromkeys(COUNTED, 0) if scaled else None
+    assert run.summary.nonfinite_losses == counted
+    assert len(run.summary.optimizers) == scaled
+    assert bool(run.scalars("loss_scale")) == scaled
+    assert not counts(run, "nonfinite_losses")
+    kinds = {event["kind"] for event in run.told()}
+    assert not kinds & {"nonfinite_losses", "nonfinite_gradients"}
+
+
+@each_jit
+def test_infinite_losses_are_diagnosed_at_the_next_reading(jit, tmp_path):
+    # Its gradients are finite, so that no step is skipped.
+    model = dense(inputs=1, loss="mae", rules=[], jit=jit)
+    model.get_layer("head").set_weights([np.array([[6e4]]), np.ones(1)])
+    x = np.full((16, 1), 2.0, "float32")
+    run = watched(tmp_path, (x, 1e5 * x), model, update_freq=8, batch_size=1)
+    (verdict,) = run.verdicts
+    assert (verdict.kind, verdict.layer) == ("forward_overflow", "head")
+    assert verdict.step == 8
+
+
+@each_jit
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_lost_weights_are_found_where_no_loss_is_scaled(jit, policy, tmp_path):
+    """No optimizer skips a step of theirs, and no batch is counted."""
+    model = dense(inputs=1, policy=policy, jit=jit)
+    values = [1.0, 1.0, NAN, 1.0, 1.0, 1.0]
+    run = watched(tmp_path, values, model, update_freq=1)
+    [verdict] = run.verdicts
+    assert verdict.kind == "weights_lost"
+    assert run.summary.headline["state"] == "failing"
+
+
+# Metrics that float16 makes infinite, though the loss is finite.
+
+ONES = np.ones((4, 1), "float32")
+# The error of a prediction of 1 is 1e5 of the smallest of these targets, which
+# is 1e7%: beyond float16, where the loss is at most 4.
+SMALL = np.array([[1e-5], [1.0], [2.0], [1e-5]], "float32")
+
+
+def mape(y_true, y_pred):
+    return y_pred / 0.0
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize(
+    ("last", "metric", "validated", "event"),
+    [
+        (None, "mape", False, "metric_not_finite"),
+        (None, "mape", True, "validation_not_finite"),
+        # As the advice has it; 1e5 of two of four targets, in percent.
+        ("float32", "mape", False, None),
+        # It is infinite in float32 as well.
+        ("float32", mape, False, None),
+    ],
+)
+def test_a_metric_that_overflows_is_logged_once(
+    last, metric, validated, event, jit, tmp_path
+):
+    keras.config.set_dtype_policy("mixed_float16")
+    layer = keras.layers.Dense(1, kernel_initializer="ones", dtype=last)
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=1.0),
+        loss="mse",
+        metrics=["mae", metric],
+        jit_compile=jit,
+    )
+    validation = {"validation_data": (ONES, SMALL)} if validated else {}
+    data = ONES, ONES if validated else SMALL
+    run = watched(tmp_path, data, model, epochs=2, **validation)
+    assert np.isfinite(run.history["loss"]).all()
+    found = run.history["val_mape" if validated else "mape"]
+    expected = 100 * 1e5 / 2 if last and metric == "mape" else INF
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    events = [e for e in run.told() if "not_finite" in e["kind"]]
+    assert [e["kind"] for e in events] == ([event] if event else [])
+    assert all(e["metrics"] == {"mape": "inf"} for e in events)
+    assert (run.summary.headline["state"] == "warning") == bool(event)
+    verdicts = [v.numbers["metric"] for v in run.verdicts]
+    assert verdicts == ["mape"] * validated

@@ -1,0 +1,357 @@
+"""A skipped step spoils neither its epoch nor what layers keep."""
+
+import dataclasses
+import gc
+import math
+import os
+
+import keras
+import numpy as np
+import pytest
+from monitor_models import (
+    BAD,
+    JITS,
+    OwnStep,
+    arrays,
+    dense,
+    each_jit,
+    each_optimizer,
+    fit,
+    good,
+    monitor,
+    one_backend,
+    one_weight,
+    with_bad,
+)
+
+import keras_mixprec as kmp
+
+# Five batches an epoch: first, middle, last of the first and second epoch.
+POSITIONS = (0, 2, 4, 5, 7, 9)
+
+
+@each_jit
+@each_optimizer
+def test_the_loss_is_the_mean_of_the_finite_batches(wrap, jit, tmp_path):
+    model = one_weight(wrap, jit)
+    squares = np.square(good(10)).reshape(2, 5)
+    for index, position in enumerate(POSITIONS):
+        values = with_bad(good(10), position)
+        history = fit(model, values, [monitor(tmp_path)], epochs=2)
+        finite = np.ma.array(squares)
+        finite[divmod(position, 5)] = np.ma.masked
+        np.testing.assert_allclose(
+            history["loss"], finite.mean(axis=1), rtol=1e-6
+        )
+        assert model.optimizer.skipped_steps == index + 1
+
+
+@each_jit
+@each_optimizer
+def test_evaluations_report_every_batch(wrap, jit, tmp_path):
+    model, data = one_weight(wrap, jit), arrays([1 / 8, BAD])
+    values = with_bad(good(6), 1)
+    arguments = {"epochs": 2, "validation_data": data}
+    history = fit(model, values, [monitor(tmp_path)], **arguments)
+    assert np.isfinite(history["loss"]).all()
+    assert not np.isfinite(history["val_loss"]).any()
+    assert not math.isfinite(model.evaluate(*data, verbose=0))
+    assert model.evaluate(*arrays([1 / 8]), verbose=0) == 1 / 64
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize(
+    ("policy", "trained_in"),
+    [
+        ("float32", None),
+        ("mixed_bfloat16", None),
+        ("mixed_float16", "float32"),
+    ],
+)
+def test_where_no_step_is_skipped_nan_stays(policy, trained_in, jit, tmp_path):
+    model = dense(inputs=1, policy=policy, jit=jit)
+    if trained_in:
+        kmp.apply_policy(model, trained_in)
+    history = fit(model, with_bad(good(3), 1), [monitor(tmp_path)])
+    assert not math.isfinite(history["loss"][0])
+
+
+# What other callbacks see.
+
+
+def epochs_of(levels, bad=()):
+    """Three batches an epoch, all of one loss; `bad` ones overflow."""
+    return with_bad([v for v in levels for _ in range(3)], *bad)
+
+
+def checkpoints(folder):
+    path = os.path.join(folder, "{epoch}.weights.h5")
+    saving = {"save_best_only": True, "save_weights_only": True}
+    return keras.callbacks.ModelCheckpoint(path, "loss", **saving)
+
+
+def saved(folder):
+    return {n[0] for n in os.listdir(folder) if n.endswith(".h5")}
+
+
+first_or_last = pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(1, id="first", marks=pytest.mark.slow),
+        pytest.param(-1, id="last"),
+    ],
+)
+
+
+def outcome(callbacks, bad, order, folder):
+    """What is left of callbacks and a model after a run."""
+    values = epochs_of([3 / 8, 2 / 8, 1 / 8, 2 / 8, 2 / 8, 2 / 8], bad)
+    model = one_weight(keras.optimizers.LossScaleOptimizer)
+    model.optimizer.learning_rate = 2.0**-40  # Moves nothing, can be cut.
+    watching = [monitor(folder / "logs")] if bad else []
+    ordered = [*watching, *callbacks][::order]
+    history = fit(model, values, ordered, epochs=6)
+    kept = ("best", "wait", "stopped_epoch", "best_epoch")
+    return (
+        [[vars(callback).get(name) for name in kept] for callback in callbacks],
+        history["loss"],
+        float(model.optimizer.learning_rate),
+        saved(folder),
+    )
+
+
+@first_or_last
+@pytest.mark.parametrize("ending", [False, True])
+def test_callbacks_do_as_without_the_batch(ending, order, tmp_path):
+    def callbacks(folder):
+        folder.mkdir()
+        if ending:
+            return [keras.callbacks.TerminateOnNaN()]
+        return [
+            keras.callbacks.EarlyStopping("loss", patience=2),
+            keras.callbacks.ReduceLROnPlateau("loss", patience=1),
+            checkpoints(folder),
+        ]
+
+    # Before a run's first finite loss, NaN is true and ends it.
+    skipped = [4, 8, 11, 12] if ending else [0, 4, 8, 11, 12]
+    plain, skipping = (
+        outcome(callbacks(folder), bad, order, folder)
+        for folder, bad in ((tmp_path / "a", []), (tmp_path / "b", skipped))
+    )
+    assert plain == skipping
+
+
+@dataclasses.dataclass
+class Stopping(keras.callbacks.EarlyStopping):
+    """Compares by value, so that no set holds it."""
+
+    patience_in_epochs: int = 2
+
+    def __post_init__(self):
+        super().__init__("loss", patience=self.patience_in_epochs)
+
+
+@first_or_last
+def test_an_epoch_of_skipped_steps_is_neither_best_nor_plateau(
+    order, tmp_path, monkeypatch
+):
+    sought, find = [], gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: sought.append(1) or find())
+    others = [
+        checkpoints(tmp_path),
+        Stopping(),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=2),
+    ]
+    model = one_weight()
+    model.optimizer.learning_rate = 2.0**-40
+    callbacks = [monitor(tmp_path / "logs"), *others][::order]
+    values = epochs_of([BAD, 3 / 8, BAD, 2 / 8, BAD, 1 / 8])
+    history = fit(model, values, callbacks, epochs=6)
+    assert np.isnan(history["loss"]).tolist() == [True, False] * 3
+    assert [callback.best for callback in others] == [1 / 64] * 3
+    assert saved(tmp_path) == {"1", "2", "4", "6"}
+    assert float(model.optimizer.learning_rate) == 2.0**-40
+    assert len(sought) == 1  # The callbacks, in the whole of the fit.
+
+
+@one_backend
+def test_a_skipped_epoch_ends_no_checkpoints_of_later_fits(tmp_path):
+    model, checkpoint = one_weight(), checkpoints(tmp_path)
+    for level in BAD, 1 / 8:
+        callbacks = [monitor(tmp_path / "logs"), checkpoint]
+        fit(model, epochs_of([level]), callbacks)
+    assert checkpoint.best == 1 / 64
+
+
+@one_backend
+def test_validation_that_is_nan_stays_the_best(tmp_path):
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=9)
+    callbacks = [monitor(tmp_path), stopping]
+    data = np.full((4, 1), np.nan), np.zeros((4, 1))
+    fit(one_weight(), [BAD, 1 / 8], callbacks, epochs=2, validation_data=data)
+    assert math.isnan(stopping.best)
+
+
+class Shown(keras.callbacks.Callback):
+    """What the progress bar shows at each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss, self.mae = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.loss.append(logs["loss"])
+        self.mae.append(logs["mae"])
+
+
+@each_jit
+def test_until_a_good_batch_the_epoch_before_is_shown(jit, tmp_path):
+    shown, model = Shown(), one_weight(jit=jit, metrics=["mae"])
+    values = epochs_of([1 / 8, 1 / 4, BAD, 1 / 2], bad=[0, 3, 4])
+    callbacks = [monitor(tmp_path), shown]
+    arguments = {"epochs": 4, "validation_data": arrays([1 / 32])}
+    history = fit(model, values, callbacks, **arguments)
+    expected = [np.nan, *[1 / 8] * 4, *[1 / 4] * 4, 1 / 2, 1 / 2, 1 / 2]
+    np.testing.assert_array_equal(shown.mae, expected)
+    np.testing.assert_array_equal(shown.loss, np.square(expected))
+    np.testing.assert_array_equal(history["mae"], [1 / 8, 1 / 4, np.nan, 1 / 2])
+
+
+@each_jit
+@pytest.mark.parametrize("good_epochs", [0, 1])
+def test_a_run_that_only_skips_is_ended(good_epochs, jit, tmp_path):
+    shown, model = Shown(), one_weight(jit=jit, metrics=["mae"])
+    values = epochs_of([1 / 8] * good_epochs + [BAD] * 4)
+    ending = keras.callbacks.TerminateOnNaN()
+    callbacks = [monitor(tmp_path), shown, ending]
+    fit(model, values, callbacks, epochs=good_epochs + 4)
+    # One epoch of skips shows what was before, the next one that it was NaN.
+    assert len(shown.loss) == 6 * good_epochs + 1
+    assert np.isfinite(shown.loss[:-1]).all()
+    assert math.isnan(shown.loss[-1])
+    assert np.isfinite(model.get_weights()[0]).all()
+
+
+@each_jit
+def test_a_recompiled_model_counts_on(jit, tmp_path):
+    model = one_weight(jit=jit)
+    for _ in range(2):
+        watcher = monitor(tmp_path)
+        history = fit(model, [BAD, BAD], [watcher])
+        assert math.isnan(history["loss"][0])
+        assert sum(watcher.summary.nonfinite_losses.values()) == 2
+        model.compile(model.optimizer, "mse", jit_compile=jit)
+    assert model.optimizer.skipped_steps == 4
+
+
+# Once weights are lost, all is NaN, and said to be.
+
+
+class LosesWeights(keras.callbacks.Callback):
+    """Makes them NaN before the third batch, and counts the batches."""
+
+    batches = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.batches == 2:
+            model = self.model
+            model.set_weights([w * np.nan for w in model.get_weights()])
+        self.batches += 1
+
+
+def network(kind, jit):
+    model, inner = kind(one_weight().layers), keras.optimizers.SGD(0.0)
+    optimizer = kmp.LossScaleOptimizer(inner)
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit)
+    return model
+
+
+@each_jit
+@pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
+def test_lost_weights_end_a_run_at_once(kind, jit, tmp_path):
+    losing = LosesWeights()
+    ending = keras.callbacks.TerminateOnNaN()
+    callbacks = [monitor(tmp_path), losing, ending]
+    history = fit(network(kind, jit), [1 / 8] * 8, callbacks, epochs=2)
+    assert losing.batches == 3
+    assert np.isnan(list(history.values())).all()
+    assert len(history["loss"]) == 1
+
+
+@each_jit
+def test_an_epoch_that_loses_weights_is_never_the_best(jit, tmp_path):
+    losing, checkpoint = LosesWeights(), checkpoints(tmp_path)
+    losing.batches = -3  # In the second epoch.
+    callbacks = [monitor(tmp_path), losing, checkpoint]
+    model = network(keras.Sequential, jit)
+    history = fit(model, epochs_of([1 / 4, 1 / 8]), callbacks, epochs=2)
+    np.testing.assert_array_equal(history["loss"], [1 / 16, np.nan])
+    assert checkpoint.best == 1 / 16
+
+
+@each_jit
+def test_weights_that_a_checkpoint_restores_are_lost_no_more(jit, tmp_path):
+    model = network(keras.Sequential, jit)
+    model.set_weights([np.array([[np.nan]])])
+    fit(model, [1 / 8] * 2, [monitor(tmp_path)])
+    model.set_weights([np.array([[1.0]])])
+    history = fit(model, [1 / 8, BAD], [monitor(tmp_path)])
+    assert history["loss"] == [1 / 64]
+
+
+# What layers write themselves.
+
+
+def normalizing(jit):
+    """Two float16 channels, each normalized over the batch."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Rescaling(1.0),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Dense(1, dtype="float32"),
+        ]
+    )
+    optimizer = kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, "mse", jit_compile=jit)
+    return model
+
+
+def moving(model):
+    return [v.numpy() for v in model.non_trainable_variables]
+
+
+def train(model, x, callbacks):
+    data = np.asarray(x, "float32"), np.zeros((len(x), 1))
+    options = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    model.fit(*data, callbacks=callbacks, **options)
+
+
+GOOD = [[1, 2], [3, 4], [1, 2], [3, 4]]
+HALF_BAD = [[1e30, 2], [3, 4], [1, 2], [3, 4]]
+
+
+@each_jit
+def test_an_overflow_leaves_the_moving_statistics_finite(jit, tmp_path):
+    model, watcher = normalizing(jit), monitor(tmp_path)
+    train(model, GOOD + HALF_BAD, [watcher])
+    # From (0, 1) half of the way to mean 2, 3 and variance 1, 1; then the
+    # second channel once more, and the first not at all.
+    np.testing.assert_allclose(
+        moving(model), [[1.0, 1.5 / 2 + 3 / 2], [1.0, 1.0]], rtol=1e-3
+    )
+    # Outside of training anything can be written.
+    model.evaluate(np.full((4, 2), BAD), np.ones((4, 1)), verbose=0)
+    model.layers[1].moving_mean.assign([np.inf, 0.0])
+    assert np.isinf(moving(model)[0][0])
+    assert sum(watcher.summary.nonfinite_losses.values()) == 1
+
+
+@each_jit
+def test_without_an_overflow_the_statistics_are_the_same_bits(jit, tmp_path):
+    known, watched = normalizing(jit), normalizing(jit)
+    train(known, GOOD * 2, [])
+    train(watched, GOOD * 2, [monitor(tmp_path)])
+    np.testing.assert_array_equal(moving(watched), moving(known))
