@@ -8,77 +8,75 @@ from keras import layers
 import keras_mixprec as kmp
 
 BACKEND = keras.backend.backend()
-
-not_jax = pytest.mark.skipif(BACKEND == "jax", reason="exported by others")
-only_tensorflow = pytest.mark.skipif(
-    BACKEND != "tensorflow", reason="TensorFlow writes it"
-)
-
 X = np.random.default_rng(0).normal(size=(8, 12, 12, 1)).astype("float32")
+
+# Those that export warn of their own parts, and of what they lack.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def only(*backends):
+    return pytest.mark.skipif(BACKEND not in backends, reason="is not written")
 
 
 def network():
-    return keras.Sequential(
-        [
-            keras.Input((12, 12, 1)),
-            layers.Conv2D(8, 3, activation="relu"),
-            layers.BatchNormalization(),
-            layers.Flatten(),
-            layers.Dense(16, activation="relu", name="wide"),
-            layers.Dense(4, activation="softmax"),
-        ]
-    )
+    stack = [layers.Conv2D(8, 3, activation="relu"), layers.Flatten()]
+    stack.insert(1, layers.BatchNormalization())
+    wide = layers.Dense(16, activation="relu", name="wide")
+    last = layers.Dense(4, activation="softmax")
+    return keras.Sequential([keras.Input((12, 12, 1)), *stack, wide, last])
 
 
-def converted(model=None, dtype="float16"):
+def converted(dtype="float16"):
     rules = [kmp.PrecisionRule("wide", reason="one of them")]
     return kmp.convert_for_inference(
-        model or network(), dtype, calibration=X, rules=rules
+        network(), dtype, calibration=X, rules=rules
     )
 
 
-# With JAX Keras writes it by `jax2tf`, which warns of its own parts.
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.skipif(BACKEND == "torch", reason="not exported from torch")
+def export(small, path, form):
+    signature = [keras.InputSpec(shape=X.shape, dtype="float32")]
+    small.export(path, format=form, input_signature=signature, verbose=False)
+    return path
+
+
+@only("tensorflow", "jax")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):
     tf = pytest.importorskip("tensorflow")
-    small, report = converted(dtype=dtype)
+    small, report = converted(dtype)
     small.export(tmp_path / "saved", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "saved")
     assert {v.dtype.name for v in loaded.variables} == {dtype, "float32"}
-    y = small.predict(X, verbose=0)
     # What JAX and TensorFlow compile rounds at other places: by an ulp of
     # float16 of a probability below 1.
     atol = 5e-4 if BACKEND == "jax" else 1e-6
+    y = small.predict(X, verbose=0)
     np.testing.assert_allclose(loaded.serve(X), y, rtol=0, atol=atol)
     assert "keeps" in report.exports["tf_saved_model"]
 
 
-@pytest.mark.skipif(BACKEND != "jax", reason="they are exported")
+@only("jax")
 @pytest.mark.parametrize("form", ["onnx", "litert"])
 def test_what_is_not_exported_from_jax_is_said(form, tmp_path):
     small, report = converted()
-    given = {
-        "input_signature": [keras.InputSpec(shape=X.shape, dtype="float32")],
-        "verbose": False,
-    }
     with pytest.raises((ImportError, ValueError), match="jax2onnx|LiteRT"):
-        small.export(tmp_path / f"small.{form}", format=form, **given)
-    assert "not written from JAX" in report.exports[form]
+        export(small, tmp_path / f"small.{form}", form)
+    assert "from JAX" in report.exports[form]
 
 
-# Those that export warn of their own parts, and of what they lack.
-@not_jax
-@pytest.mark.filterwarnings("ignore")
-def test_onnxruntime_computes_the_same_from_16_bit_weights(tmp_path):
+@only("tensorflow", "torch")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_onnxruntime_computes_the_same_and_has_no_bfloat16(dtype, tmp_path):
     import onnx
     import onnxruntime
 
-    small, report = converted()
-    path = str(tmp_path / "small.onnx")
-    signature = [keras.InputSpec(shape=X.shape, dtype="float32")]
-    small.export(path, format="onnx", input_signature=signature, verbose=False)
+    small, report = converted(dtype)
+    path = export(small, str(tmp_path / "small.onnx"), "onnx")
+    if dtype == "bfloat16":
+        with pytest.raises(Exception, match="bfloat16"):
+            onnxruntime.InferenceSession(path)
+        assert "float16" in report.exports["onnx"]
+        return
     graph = onnx.load(path).graph
     stored = {t.data_type for t in graph.initializer if len(t.dims) > 1}
     assert {onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT} <= stored
@@ -88,40 +86,24 @@ def test_onnxruntime_computes_the_same_from_16_bit_weights(tmp_path):
     assert "keeps" in report.exports["onnx"]
 
 
-@not_jax
-@pytest.mark.filterwarnings("ignore")
-def test_onnxruntime_has_no_bfloat16_as_the_report_says(tmp_path):
-    import onnxruntime
-
-    small, report = converted(dtype="bfloat16")
-    path = str(tmp_path / "small.onnx")
-    signature = [keras.InputSpec(shape=X.shape, dtype="float32")]
-    small.export(path, format="onnx", input_signature=signature, verbose=False)
-    with pytest.raises(Exception, match="bfloat16"):
-        onnxruntime.InferenceSession(path)
-    assert "float16" in report.exports["onnx"]
-
-
-# TensorFlow deprecates its own interpreter.
-@only_tensorflow
-@pytest.mark.filterwarnings("ignore")
+@only("tensorflow")
 def test_litert_takes_the_way_that_the_report_gives(tmp_path):
     import tensorflow as tf
 
-    model = network()
-    small, report = converted(model)
-    small.export(str(tmp_path / "no.tflite"), format="litert", verbose=False)
+    small, report = converted()
+    path = export(small, str(tmp_path / "no.tflite"), "litert")
     with pytest.raises(RuntimeError, match="Flex|Select TensorFlow"):
-        tf.lite.Interpreter(str(tmp_path / "no.tflite")).allocate_tensors()
+        tf.lite.Interpreter(path).allocate_tensors()
     assert "supported_types" in report.exports["litert"]
+    model, path = network(), str(tmp_path / "yes.tflite")
     model.export(
-        str(tmp_path / "yes.tflite"),
+        path,
         format="litert",
         verbose=False,
         optimizations=[tf.lite.Optimize.DEFAULT],
         target_spec={"supported_types": [tf.float16]},
     )
-    found = tf.lite.Interpreter(str(tmp_path / "yes.tflite"))
+    found = tf.lite.Interpreter(path)
     (given,), (taken,) = found.get_input_details(), found.get_output_details()
     found.resize_tensor_input(given["index"], X.shape)
     found.allocate_tensors()

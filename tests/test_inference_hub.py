@@ -26,7 +26,17 @@ def stored(model):
     return {v.dtype for v in model.weights if len(v.shape) > 1}
 
 
-@pytest.mark.parametrize("name", DECODERS)
+def on(backend):
+    """Torch runs all decoders, by default the others run one each."""
+    slow = keras.backend.backend() not in (backend, "torch")
+    return [pytest.mark.slow] * slow
+
+
+BACKENDS = {"gpt2": "tensorflow", "llama": "jax"}
+EACH = [pytest.param(name, marks=on(BACKENDS.get(name))) for name in DECODERS]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_task_generates_the_same_also_from_a_file(name, tmp_path):
     model, x = DECODERS[name].made(), inputs(name)
     small, report = converted(model, name)
@@ -43,6 +53,7 @@ def test_a_task_generates_the_same_also_from_a_file(name, tmp_path):
     np.testing.assert_array_equal(generate(model, x), tokens)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", [n for n, d in DECODERS.items() if d.task])
 def test_a_backbone_makes_a_task_that_generates_the_same(name):
     model = DECODERS[name].made()
@@ -52,6 +63,7 @@ def test_a_backbone_makes_a_task_that_generates_the_same(name):
     np.testing.assert_array_equal(tokens[0], np.arange(1, LENGTH + 1))
 
 
+@pytest.mark.one_backend
 def test_random_weights_drift_little():
     settings = DECODERS["gpt2"].settings
     model = keras_hub.models.GPT2Backbone(**settings)

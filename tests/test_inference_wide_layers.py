@@ -1,4 +1,6 @@
-"""The smallest set of layers that inference in 16 bits keeps in float32."""
+"""The smallest set of layers in float32 for inference, and what it costs."""
+
+import weakref
 
 import keras
 import numpy as np
@@ -7,10 +9,30 @@ from diagnosis_models import Overflowing
 from keras import layers
 
 import keras_mixprec as kmp
+from keras_mixprec.inference import graph_values, refusal, wide_layers
 from keras_mixprec.inference.wide_layers import smallest_wide_set
+from keras_mixprec.numerics.forward_pass import Prediction
 
+LENGTH = 12
 X = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
 HALVES = [X[:16], X[16:]]
+
+
+class Offset(layers.Layer):
+    def call(self, x):
+        return x - 3000.0
+
+
+class Noisy(layers.Layer):
+    def call(self, x):
+        return x + float(np.random.default_rng().normal())
+
+
+class Vanishing(layers.Layer):
+    """1e-9 is 0 in float16, and what comes after is given zeros."""
+
+    def call(self, x):
+        return 1e9 * (1e-9 * x)
 
 
 def model_of(*middle):
@@ -53,6 +75,7 @@ def test_what_overflows_is_kept_wide_and_says_why():
     assert kmp.PrecisionPlan.from_model(model) == policies
 
 
+@pytest.mark.one_backend
 def test_a_weight_beyond_float16_is_kept_wide_although_nothing_shows():
     words = layers.Embedding(10, 8, name="words")
     model = keras.Sequential([keras.Input((3,), dtype="int32"), words])
@@ -62,11 +85,7 @@ def test_a_weight_beyond_float16_is_kept_wide_although_nothing_shows():
     assert found.verdicts["words"].kind == "weight_overflow"
 
 
-class Offset(layers.Layer):
-    def call(self, x):
-        return x - 3000.0
-
-
+@pytest.mark.one_backend
 def test_a_tighter_tolerance_keeps_more():
     steps = layers.Rescaling(1.0, offset=3000.0, name="steps")
     model = model_of(layers.Dense(8, name="first"), steps, Offset(name="less"))
@@ -81,21 +100,95 @@ def test_a_tighter_tolerance_keeps_more():
     assert drift(model, []) > 0.1
 
 
+@pytest.mark.one_backend
 def test_what_the_model_keeps_wide_stays_so():
     model = model_of(Overflowing(name="bad"), Overflowing(name="too"))
     kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("bad")])
     assert list(smallest_wide_set(model, [X]).verdicts) == ["too"]
 
 
-class Noisy(layers.Layer):
-    def call(self, x):
-        return x + float(np.random.default_rng().normal())
-
-
+@pytest.mark.one_backend
 def test_a_tolerance_that_no_set_reaches():
     model = model_of(layers.Dense(8, name="dense"), Noisy())
-    with pytest.raises(ValueError, match="Even with all layers.*=1e-06"):
+    with pytest.raises(ValueError, match="Even with all.*=1e-06"):
         smallest_wide_set(model, [X], "float16", 1e-6)
     model.get_layer("dense").bias.assign(np.full(8, np.nan))
-    with pytest.raises(ValueError, match="In float32 no output is finite"):
+    with pytest.raises(ValueError, match="In float32 no"):
         smallest_wide_set(model, [X], "float16")
+
+
+# What a search costs.
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """A list with, for each run of a model, whether its calls were recorded."""
+    counted, original = [], Prediction.run
+
+    def counting(prediction, *, records=True, drawing=None):
+        counted.append(records)
+        return original(prediction, records=records, drawing=drawing)
+
+    monkeypatch.setattr(Prediction, "run", counting)
+    return counted
+
+
+def chain():
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((8,))
+    for number in range(LENGTH):
+        x = Vanishing(name=f"link{number}")(x)
+        x = layers.Dense(8, kernel_initializer="orthogonal")(x)
+    return keras.Model(inputs, layers.Dense(2, name="head")(x))
+
+
+@pytest.mark.one_backend
+def test_a_search_takes_few_runs_and_says_where_it_stopped(runs, monkeypatch):
+    found = smallest_wide_set(chain(), [X], "float16")
+    assert list(found.verdicts) == [f"link{n}" for n in range(LENGTH)]
+    # In float32, with none wide, one for each of the first three, one for the
+    # rest; recorded ones take five times as long.
+    assert runs.count(True) == 6
+    assert found.is_smallest
+    took = len(runs)
+    monkeypatch.setattr(wide_layers, "_MOST_TRIED", 12)
+    _, report = kmp.convert_for_inference(chain(), "float16", calibration=X)
+    assert {*report.wide_layers} >= {*found.verdicts}
+    assert report.drift[0]["relative"] < 0.05
+    assert any("fewer may do" in note for note in report.notes)
+    assert len(runs) - took < took
+
+
+@pytest.fixture
+def arrays(monkeypatch):
+    """A list of how many arrays of activations there were, at each new one."""
+    alive, counts = weakref.WeakValueDictionary(), []
+
+    def counting(tensor):
+        array = np.array(keras.ops.convert_to_numpy(tensor))
+        alive[id(array)] = array
+        counts.append(len(alive))
+        return array
+
+    for module in (graph_values, refusal):
+        monkeypatch.setattr(module, "to_array", counting)
+    return counts
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("policy", ["float16", "plan"])
+def test_activations_become_arrays_one_by_one(policy, arrays):
+    x = inputs = keras.Input((8,))
+    for _ in range(LENGTH):
+        x = layers.Dense(8, kernel_initializer="orthogonal")(x)
+    x = keras.ops.multiply(keras.ops.multiply(x, 1e6), 1e-6)
+    model = keras.Model(inputs, x)
+    if policy == "plan":
+        policy = kmp.apply_policy(model, "mixed_float16", rules=[])
+        with pytest.raises(ValueError, match="operation 'multiply"):
+            kmp.convert_for_inference(model, policy, calibration=X)
+    else:
+        kmp.convert_for_inference(model, policy, calibration=X)
+    # One, and outputs; of 14 activations.
+    assert len(arrays) > LENGTH
+    assert max(arrays) <= 4
