@@ -61,10 +61,6 @@ _SLOW_ELSEWHERE = {
     "test_monitor_stop.py",
     "test_monitor_twin.py",
     "test_report_numbers.py",
-    "test_tuner_cost.py",
-    "test_tuner_killed.py",
-    "test_tuner_plan.py",
-    "test_tuner_validation.py",
 }
 
 

@@ -1,5 +1,6 @@
 """The plan that a tuner starts from and leaves behind."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,122 +10,115 @@ import keras
 import pytest
 from full_disk import full, small_disk
 from monitor_models import each_jit, monitor, told
-from tuner_models import CURE, chain, demoted, done, fit, tuner
+from tuner_models import (
+    BIG,
+    CURE,
+    GOOD,
+    chain,
+    compiled,
+    demoted,
+    done,
+    fit,
+    kinds,
+    times,
+    tuner,
+)
 
 import keras_mixprec as kmp
 
-GOOD, BIG = 1.0, 1000.0
+one_backend = pytest.mark.one_backend
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """The file of a plan that demotes `big` and `last`."""
+    path = tmp_path_factory.mktemp("learned") / "plan.json"
+    fit(chain(), [BIG] * 4, tuner(path))
+    return path
+
+
+@pytest.fixture
+def path(learned, tmp_path):
+    """A copy of it."""
+    return shutil.copy(learned, tmp_path / "plan.json")
+
+
+def at_step(step, work):
+    """A callback that does something before one step."""
+    return keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: batch == step and work()
+    )
 
 
 @each_jit
-def test_the_next_run_starts_from_what_was_learned(jit, tmp_path):
-    path = tmp_path / "plan.json"
-    fit(chain(jit), [BIG] * 4, tuner(path))
+def test_the_next_run_starts_from_what_was_learned(jit, path):
     model, callback = chain(jit), tuner(str(path))
     fit(model, [GOOD] * 4, callback)
     assert demoted(model) == CURE
-    assert [e["kind"] for e in callback.history] == ["start"]
+    assert kinds(callback) == ["start"]
 
 
-def test_a_plan_says_why(tmp_path):
-    path = tmp_path / "plan.json"
-    callback = tuner(path)
-    fit(chain(), [GOOD] * 20 + [BIG] * 20, callback)
-    plan = kmp.PrecisionPlan.load(path)
-    assert plan == callback.plan
-    assert plan.reasons == callback.plan.reasons
-    (step,) = done(callback)
-    assert plan.reasons["big"].startswith("forward_overflow in 'big'")
-    assert f"at step {step}" in plan.reasons["big"]
-
-
-def test_a_plan_keeps_the_reasons_of_rules(tmp_path):
-    model = chain()
-    rules = [kmp.PrecisionRule("first", "float32", "it is the first")]
-    kmp.apply_policy(model, "mixed_float16", rules=rules)
-    callback = tuner(tmp_path / "plan.json")
-    fit(model, [GOOD] * 4 + [BIG] * 20, callback)
-    assert callback.plan.reasons["first"] == "it is the first"
-    assert callback.plan.reasons["big"].startswith("forward_overflow in 'big'")
-
-
-def test_a_plan_is_handed_on_without_the_tuner(tmp_path):
-    path = tmp_path / "plan.json"
-    fit(chain(), [BIG] * 4, tuner(path))
-    model = chain()
-    kmp.apply_policy(model, kmp.PrecisionPlan.load(path))
+def test_a_plan_is_handed_on_without_the_tuner(path):
+    kmp.apply_policy(model := chain(), kmp.PrecisionPlan.load(path))
     assert demoted(model) == CURE
 
 
-def test_a_plan_is_written_at_once_when_something_changes(tmp_path):
-    path = tmp_path / "plan.json"
-
-    class Killed(Exception):
-        pass
-
-    def kill(batch, logs):
-        if callback.history:
-            raise Killed
-
-    callback = tuner(path)
-    killer = keras.callbacks.LambdaCallback(on_train_batch_begin=kill)
-    with pytest.raises(Killed):
-        fit(chain(), [GOOD] * 20 + [BIG] * 20, callback, killer)
-    assert kmp.PrecisionPlan.load(path)["big"] == "float32"
-
-
-def test_a_run_goes_on_counting(tmp_path):
-    path = tmp_path / "plan.json"
-    fit(chain(), [BIG] * 4, tuner(path, max_rebuilds=1))
+def test_a_run_goes_on_counting(path):
     callback = tuner(path, max_rebuilds=1)
     # `first` overflows as well, and the only rebuild is used up.
     fit(chain(), [1e5] * 4, callback)
-    assert [e["kind"] for e in callback.history] == ["start", "give_up"]
+    assert kinds(callback) == ["start", "give_up"]
     assert "max_rebuilds=1" in callback.history[-1]["message"]
 
 
-def test_a_dry_run_reads_and_writes_no_plan(tmp_path):
-    path, model = tmp_path / "plan.json", chain()
-    callback = tuner(path, dry_run=True)
-    fit(model, [BIG] * 60, callback)
-    assert demoted(model) == {}
-    assert not path.exists()
-    (advice,) = callback.history
-    assert advice["kind"] == "demote"
-    assert {p: c["after"] for p, c in advice["layers"].items()} == CURE
-    assert "would demote" in advice["message"]
+def test_a_plan_is_written_at_once_and_says_why(tmp_path):
+    path, model, written = tmp_path / "plan.json", chain(), []
+    rules = [kmp.PrecisionRule("first", "float32", "asked for")]
+    kmp.apply_policy(model, "mixed_float16", rules=rules)
+
+    def read(batch, logs):
+        written.append(kmp.PrecisionPlan.load(path)["big"])
+
+    reader = keras.callbacks.LambdaCallback(on_train_batch_end=read)
+    fit(model, [GOOD] * 20 + [BIG] * 20, callback := tuner(path), reader)
+    plan, (step,) = kmp.PrecisionPlan.load(path), done(callback)
+    assert written[step - 1 : step + 1] == ["mixed_float16", "float32"]
+    assert plan == callback.plan
+    assert plan.reasons == callback.plan.reasons
+    assert plan.reasons["big"].startswith("forward_overflow in 'big'")
+    assert f"at step {step}" in plan.reasons["big"]
+    assert plan.reasons["first"] == "asked for"
+
+
+def content(**fields):
+    names = "first", "big", "last"
+    layers = [{"path": name, "policy": "mixed_float16"} for name in names]
+    usual = {"format": "keras_mixprec.plan", "version": 1, "layers": layers}
+    return json.dumps(usual | {"default": "mixed_float16"} | fields)
 
 
 BROKEN = {
-    "truncated": '{"format": "keras_mixprec.plan", "version": 1, "lay',
+    "truncated": content()[:40],
     "not a plan": '{"hello": "world"}',
-    "newer": '{"format": "keras_mixprec.plan", "version": 99, "layers": []}',
-    "tuner": json.dumps(
-        {
-            "format": "keras_mixprec.plan",
-            "version": 1,
-            "default": "mixed_float16",
-            "layers": [
-                {"path": name, "policy": "mixed_float16"}
-                for name in ("first", "big", "last")
-            ],
-            "tuner": {"demotions": {"big": {"before": 3}}},
-        }
-    ),
+    "newer": content(version=99),
+    "demotions": content(tuner={"demotions": {"big": {"before": 3}}}),
+    "sign_off": content(tuner={"sign_off": {"within": "yes"}}),
 }
 
 
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_a_plan_that_does_not_fit_stops_before_training(content, tmp_path):
+@one_backend
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_a_plan_that_does_not_fit_stops_before_training(text, tmp_path):
     path, model = tmp_path / "plan.json", chain()
-    path.write_text(content)
+    path.write_text(text)
     with pytest.raises(ValueError, match="Received"):
         fit(model, [GOOD] * 4, tuner(path))
-    assert path.read_text() == content
+    assert path.read_text() == text
     assert model.optimizer.iterations.numpy() == 0
     assert demoted(model) == {}
 
 
+@one_backend
 def test_a_path_that_cannot_be_written_stops_before_training(tmp_path):
     model, file = chain(), tmp_path / "file"
     file.touch()
@@ -140,91 +134,64 @@ def test_a_path_that_cannot_be_written_stops_before_training(tmp_path):
     assert model.optimizer.iterations.numpy() == 0
 
 
-class AtStep(keras.callbacks.Callback):
-    """Does something before one step."""
-
-    def __init__(self, step, work):
-        super().__init__()
-        self.step, self.work = step, work
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == self.step:
-            self.work()
-
-
-def in_its_place(folder):
-    shutil.rmtree(folder)
-    folder.write_text("theirs")
-
-
-@each_jit
-@pytest.mark.parametrize("fault", ["full disk", "file in the place"])
-def test_a_plan_that_cannot_be_written_any_more(fault, jit, tmp_path):
-    with small_disk(tmp_path) as disk:
+@one_backend
+@pytest.mark.parametrize("fault", ["full disk", "file there"])
+def test_a_plan_that_cannot_be_written_any_more(fault, tmp_path):
+    with contextlib.ExitStack() as stack:
+        disk = stack.enter_context(small_disk(tmp_path))
         folder = disk / "plans"
         folder.mkdir()
-        callback, model = tuner(folder / "plan.json"), chain(jit)
-        nowhere = full(disk)
-        fail = nowhere.__enter__
-        if fault == "file in the place":
-            fail = lambda: in_its_place(folder)  # noqa: E731
-        watcher = monitor(tmp_path / "logs")
-        faulty = AtStep(15, fail)
-        with pytest.warns(UserWarning, match="cannot write the plan") as warned:
-            fit(model, [GOOD] * 20 + [BIG] * 20, watcher, callback, faulty)
-        told_of = [str(w.message) for w in warned if "plan" in str(w.message)]
-        assert len(told_of) == 1
-        assert "\n" not in told_of[0]
+        callback, model = tuner(folder / "plan.json"), chain()
+        watcher, filled = monitor(tmp_path / "logs"), full(disk)
+
+        def fail():
+            if fault == "full disk":
+                return filled.__enter__()
+            shutil.rmtree(folder)
+            return folder.write_text("theirs")
+
+        values = [GOOD] * 20 + [BIG] * 20
+        with pytest.warns(UserWarning, match="cannot write the") as warned:
+            fit(model, values, watcher, callback, at_step(15, fail))
+        messages = [str(w.message) for w in warned if "plan" in str(w.message)]
+        assert [m.count("\n") for m in messages] == [0]
         assert demoted(model) == CURE
         assert callback.plan["big"] == "float32"
         assert callback.plan.reasons["big"].startswith("forward_overflow")
         event, *_ = told(tmp_path / "logs", "plan_not_written")
         assert "Traceback" in event["details"]
         if fault == "full disk":
-            nowhere.__exit__(None, None, None)
-            assert (
-                kmp.PrecisionPlan.load(folder / "plan.json")["big"] != "float32"
-            )
+            filled.__exit__(None, None, None)
+            plan = kmp.PrecisionPlan.load(folder / "plan.json")
+            assert plan["big"] == "mixed_float16"
             assert os.listdir(folder) == ["plan.json"]
 
 
-def test_a_removed_folder_of_a_plan_is_made_again(tmp_path):
-    path = tmp_path / "plans" / "plan.json"
-    path.parent.mkdir()
-    callback = tuner(path)
-    remove = AtStep(10, lambda: shutil.rmtree(path.parent))
-    fit(chain(), [GOOD] * 20 + [BIG] * 20, callback, remove)
-    assert kmp.PrecisionPlan.load(path) == callback.plan
-    assert callback.plan["big"] == "float32"
-
-
-def test_a_changed_working_folder_changes_no_path(tmp_path, monkeypatch):
+@one_backend
+def test_a_removed_folder_is_made_again_where_it_was(tmp_path, monkeypatch):
     start, other = tmp_path / "start", tmp_path / "other"
-    start.mkdir()
-    other.mkdir()
+    for folder in start / "plans", other:
+        folder.mkdir(parents=True)
     monkeypatch.chdir(start)
-    watcher, callback = monitor("logs"), tuner("plan.json")
-    move = AtStep(2, lambda: os.chdir(other))
-    fit(chain(), [GOOD] * 4 + [BIG] * 4, watcher, callback, move)
+    watcher, callback = monitor("logs"), tuner("plans/plan.json")
+
+    def remove():
+        shutil.rmtree("plans")
+        os.chdir(other)
+
+    fit(chain(), [GOOD] * 4 + [BIG] * 8, watcher, callback, at_step(2, remove))
     assert os.listdir(other) == []
-    assert sorted(os.listdir(start)) == ["logs", "plan.json"]
-    assert kmp.PrecisionPlan.load(start / "plan.json") == callback.plan
+    assert sorted(os.listdir(start)) == ["logs", "plans"]
+    assert kmp.PrecisionPlan.load(start / "plans/plan.json") == callback.plan
     assert callback.plan["big"] == "float32"
     assert watcher.report.to_dict()
 
 
-def widened(model, policy):
-    kmp.apply_policy(model, policy, rules=[])
-    return model
+# A plan that was made for another model, or another policy.
 
 
-def edited():
-    """`chain` without `first`, and with a layer behind `last`."""
-    old = chain()
-    model = keras.Sequential(
-        [keras.Input((1,)), *old.layers[1:], keras.layers.Dense(1, name="new")]
-    )
-    model.compile(kmp.LossScaleOptimizer("sgd"), "mae")
+def widened(policy):
+    kmp.apply_policy(model := chain(), policy, rules=[])
     return model
 
 
@@ -235,7 +202,7 @@ def dtypes(model):
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_the_plan_of_a_float32_run_pins_nothing(verbose, tmp_path, capsys):
     path, model = tmp_path / "plan.json", chain()
-    fit(widened(chain(), "float32"), [GOOD] * 4, tuner(path))
+    fit(widened("float32"), [GOOD] * 4, tuner(path))
     callback = tuner(path, verbose=verbose)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -255,28 +222,35 @@ def test_the_plan_of_a_float32_run_pins_nothing(verbose, tmp_path, capsys):
     assert "left_aside" not in again.history[0]
 
 
-def test_a_run_that_lost_its_policy_keeps_the_plan(tmp_path):
-    path = tmp_path / "plan.json"
-    fit(chain(), [BIG] * 4, tuner(path))
-    content = path.read_text()
-    lost = widened(chain(), "float32")
+def test_a_run_that_lost_its_policy_keeps_the_plan(path):
+    before = path.read_text()
     with pytest.warns(UserWarning, match="mixed_float16 then, float32 now"):
-        fit(lost, [GOOD] * 4, tuner(path))
+        fit(lost := widened("float32"), [GOOD] * 4, tuner(path))
     assert dtypes(lost) == {"float32"}
-    assert path.read_text() == content
-    model = chain()
-    fit(model, [GOOD] * 4, tuner(path))
+    assert path.read_text() == before
+    fit(model := chain(), [GOOD] * 4, tuner(path))
     assert demoted(model) == CURE
+
+
+def test_another_policy_than_that_of_the_plan_wins_and_both_are_kept(path):
+    contents = [path.read_text()]
+    for policy in "mixed_bfloat16", "mixed_float16":
+        model = widened(policy)
+        with pytest.warns(UserWarning, match=f"then, {policy} now"):
+            fit(model, [BIG] * 4, tuner(path))
+        contents.append(path.read_text())
+        if policy == "mixed_bfloat16":
+            assert dtypes(model) == {"bfloat16"}
+            assert path.with_suffix(".old.json").read_text() == contents[0]
+    kept = [p.read_text() for p in path.parent.iterdir() if p != path]
+    assert sorted(kept) == sorted(contents[:2])
 
 
 @pytest.mark.parametrize("script", ["mixed_float16", "float32"])
 def test_a_saved_model_goes_on_with_its_plan(script, tmp_path):
     path, model = tmp_path / "plan.json", chain()
-    kmp.apply_policy(
-        model,
-        "mixed_float16",
-        rules=[kmp.PrecisionRule("first", "mixed_bfloat16", "it is the first")],
-    )
+    rules = [kmp.PrecisionRule("first", "mixed_bfloat16", "asked for")]
+    kmp.apply_policy(model, "mixed_float16", rules=rules)
     fit(model, [BIG] * 4, tuner(path))
     model.save(tmp_path / "model.keras")
     before = json.loads(path.read_text())
@@ -289,15 +263,26 @@ def test_a_saved_model_goes_on_with_its_plan(script, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["model.keras", "plan.json"]
 
 
-def test_one_changed_layer_leaves_the_other_repairs(tmp_path):
-    path, model = tmp_path / "plan.json", chain()
-    fit(model, [BIG] * 4, tuner(path))
-    loaded = keras.models.clone_model(model)
-    loaded.get_layer("first").dtype_policy = "mixed_bfloat16"
-    loaded.compile(kmp.LossScaleOptimizer("sgd"), "mae")
+def changed():
+    """`chain` of which `first` computes in bfloat16."""
+    model = keras.models.clone_model(chain())
+    model.get_layer("first").dtype_policy = "mixed_bfloat16"
+    return compiled(model), CURE | {"first": "mixed_bfloat16"}, {"first"}
+
+
+def edited():
+    """`chain` without `first`, and with a layer behind `last`."""
+    layers = [keras.Input((1,)), *chain().layers[1:], times(1.0, "new")]
+    return compiled(keras.Sequential(layers)), CURE, {"first", "new"}
+
+
+@pytest.mark.parametrize("build", [changed, edited])
+def test_of_another_model_the_entries_that_fit_are_used(build, path):
+    model, expected, aside = build()
     with pytest.warns(UserWarning, match="'first'"):
-        fit(loaded, [GOOD] * 4, callback := tuner(path))
-    assert callback.history[0]["left_aside"].keys() == {"first"}
+        fit(model, [GOOD] * 4, callback := tuner(path))
+    assert demoted(model) == expected
+    assert callback.history[0]["left_aside"].keys() == aside
     assert callback.plan.reasons["big"].startswith("forward_overflow")
     # The script as it was, with the repair that it needs.
     with pytest.warns(UserWarning, match="'first'"):
@@ -305,42 +290,10 @@ def test_one_changed_layer_leaves_the_other_repairs(tmp_path):
     assert demoted(model) == CURE
 
 
-@pytest.mark.filterwarnings("ignore:PrecisionTuner does not start")
-def test_every_plan_that_did_not_fit_is_kept(tmp_path):
-    path, contents = tmp_path / "plan.json", []
-    for policy in ("mixed_float16", "mixed_bfloat16", "mixed_float16"):
-        fit(widened(chain(), policy), [BIG] * 4, tuner(path))
-        contents.append(path.read_text())
-    kept = [p.read_text() for p in tmp_path.iterdir() if p != path]
-    assert sorted(kept) == sorted(contents[:2])
-
-
-def test_another_policy_than_that_of_the_plan_wins(tmp_path):
-    path, model = tmp_path / "plan.json", widened(chain(), "mixed_bfloat16")
-    fit(chain(), [BIG] * 4, tuner(path))
-    content = path.read_text()
-    with pytest.warns(UserWarning, match="mixed_float16 then, mixed_bfloat16"):
-        fit(model, [GOOD] * 4, tuner(path))
-    assert dtypes(model) == {"bfloat16"}
-    assert (tmp_path / "plan.old.json").read_text() == content
-
-
-def test_of_an_edited_model_the_entries_that_fit_are_used(tmp_path):
-    path, model = tmp_path / "plan.json", edited()
-    fit(chain(), [BIG] * 4, tuner(path))
-    with pytest.warns(UserWarning, match="'first'.*'new'"):
-        fit(model, [GOOD] * 4, callback := tuner(path))
-    assert demoted(model) == CURE
-    assert callback.history[0]["left_aside"].keys() == {"first", "new"}
-    assert callback.plan.reasons["big"].startswith("forward_overflow")
-
-
 def test_a_plan_made_by_hand_is_followed_in_every_run(tmp_path):
-    path = tmp_path / "plan.json"
-    asked = {"first": "mixed_bfloat16", "big": "float32", "last": "float32"}
+    path, asked = tmp_path / "plan.json", CURE | {"first": "mixed_bfloat16"}
     kmp.PrecisionPlan(asked, "mixed_float16").save(path)
     for _ in range(3):
-        model = chain()
-        fit(model, [GOOD] * 4, callback := tuner(path))
+        fit(model := chain(), [GOOD] * 4, callback := tuner(path))
         assert demoted(model) == asked
         assert "which sets" in callback.history[0]["message"]

@@ -6,15 +6,12 @@ import keras
 import numpy as np
 import pytest
 from monitor_models import BACKEND, each_jit
-from tuner_models import demoted, done, tuner
+from tuner_models import compiled, demoted, done, entries, tuner
 
 import keras_mixprec as kmp
 from keras_mixprec.numerics.evaluation import HeldBack
 from keras_mixprec.policies import plan_file
 from keras_mixprec.tuning import validation
-
-# What takes seconds on torch takes half a minute elsewhere.
-slow = pytest.mark.slow if BACKEND != "torch" else lambda test: test
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 4)).astype("float32")
@@ -37,39 +34,25 @@ class OwnTestStep(keras.Model):
         return 2.0 * super().compute_loss(*args, **kwargs)
 
 
-def build(jit=BACKEND == "jax", cls=keras.Model, **arguments):
+def build(cls=keras.Model, **arguments):
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((4,))
     x = keras.layers.Dense(8, name="healthy")(inputs)
     x = Planted(8, name="planted")(keras.layers.Dropout(0.1, name="drop")(x))
     model = cls(inputs, keras.layers.Dense(1, name="last")(x))
-    model.compile(
-        kmp.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=1.0),
-        loss="mse",
-        metrics=["mae"],
-        jit_compile=jit,
-        **arguments,
-    )
-    return model
+    options = {"momentum": 0.0, "loss": "mse", "metrics": ["mae"]}
+    return compiled(model, 0.01, **options | arguments)
 
 
 def fit(model, *callbacks, epochs=4, **arguments):
-    return model.fit(
-        X,
-        Y,
-        batch_size=4,
-        epochs=epochs,
-        verbose=0,
-        callbacks=list(callbacks),
-        **arguments,
-    ).history
+    options = {"batch_size": 4, "verbose": 0, "callbacks": [*callbacks]}
+    return model.fit(X, Y, epochs=epochs, **options | arguments).history
 
 
 def write_demotions(path, *names):
     """The plan of a tuner that has demoted these layers before."""
-    model = build()
-    plan = dict(kmp.PrecisionPlan.from_model(model))
+    plan = dict(kmp.PrecisionPlan.from_model(build()))
     fields = {"before": "mixed_float16", "policy": "float32", "step": 0}
     fields |= {"kind": "forward_overflow", "reason": "it overflowed"}
     state = {
@@ -87,43 +70,28 @@ def returning(path, **arguments):
     return tuner(path, **{"promote_after": 10, **DATA} | arguments)
 
 
-def sign_off(callback):
-    return [e for e in callback.history if e["kind"] == "sign_off"]
-
-
-@pytest.fixture(scope="module")
-def returned(tmp_path_factory):
-    """A run in which one of two layers returns to 16 bits."""
-    folder = tmp_path_factory.mktemp("returned")
-    model, callback = build(), returning(folder / "plan.json")
-    monitor = kmp.MixPrecMonitor(folder / "logs", verbose=0)
+def test_a_layer_worse_in_inference_stays_and_a_healthy_one_returns(tmp_path):
+    model, callback = build(), returning(tmp_path / "plan.json")
+    monitor = kmp.MixPrecMonitor(tmp_path / "logs", verbose=0)
     fit(model, monitor, callback)
-    return model, callback, monitor, folder
-
-
-def test_a_layer_worse_in_inference_stays_and_a_healthy_one_returns(returned):
-    model, callback, *_ = returned
     assert demoted(model) == {"planted": "float32"}
-    kept, *_ = (e for e in callback.history if e["kind"] == "keep")
+    kept, *_ = entries(callback, "keep")
     assert kept["paths"] == ["planted"]
     assert kept["plan"] > kept["float32"] + 0.2
-    (back,) = (e for e in callback.history if e["kind"] == "promote")
+    (back,) = entries(callback, "promote")
     assert back["layers"].keys() == {"healthy"}
     assert back["plan"] == pytest.approx(back["float32"], abs=0.05)
     reason = callback.plan.reasons["planted"]
-    assert reason.startswith("it overflowed; kept at step")
-    assert "val_loss is" in reason
+    assert reason.startswith("it overflowed; kept")
+    assert "val_loss" in reason
     assert "tolerance=0.05" in reason
-
-
-def test_the_sign_off_is_in_history_plan_log_and_summary(returned):
-    _, callback, monitor, folder = returned
+    # The sign-off is in history, plan, log and summary.
     entry = callback.history[-1]
     assert (entry["kind"], entry["within"]) == ("sign_off", True)
-    saved = json.loads((folder / "plan.json").read_text())["tuner"]["sign_off"]
+    content = json.loads((tmp_path / "plan.json").read_text())
+    saved = content["tuner"]["sign_off"]
     assert entry == {"kind": "sign_off", "message": entry["message"], **saved}
-    assert saved["metric"] == "val_loss"
-    assert saved["step"] == 32
+    assert (saved["metric"], saved["step"]) == ("val_loss", 32)
     assert saved["plan"] == pytest.approx(saved["float32"], abs=0.05)
     (run,) = monitor.report.to_dict().values()
     (event,) = (e for e in run["events"] if e["kind"] == "sign_off")
@@ -136,7 +104,7 @@ def test_the_sign_off_is_in_history_plan_log_and_summary(returned):
 @each_jit
 def test_what_is_to_blame_at_the_end_is_demoted(jit, tmp_path):
     several = {} if BACKEND == "torch" else {"steps_per_execution": 2}
-    model = build(jit, **several)
+    model = build(jit=jit, **several)
     callback = tuner(tmp_path / "plan.json", **DATA)
     fit(model, callback, epochs=1)
     assert demoted(model) == {"planted": "float32"}
@@ -146,39 +114,40 @@ def test_what_is_to_blame_at_the_end_is_demoted(jit, tmp_path):
     assert entry["to_blame"] == []
     plan = kmp.PrecisionPlan.load(tmp_path / "plan.json")
     assert plan["planted"] == "float32"
-    assert plan.reasons["planted"].startswith("in 16 bits val_loss is")
+    assert "val_loss" in plan.reasons["planted"]
     assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(entry["plan"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ({"dry_run": True}, "'planted'"),
-        ({"max_rebuilds": 0}, "'planted'; max_rebuilds=0 is reached"),
-        ({"max_demoted_fraction": 0.1}, "max_demoted_fraction=0.1"),
-    ],
+    "arguments",
+    [{"dry_run": True}, {"max_rebuilds": 0}, {"max_demoted_fraction": 0.1}],
+    ids=["dry_run=", "max_rebuilds=0", "max_demoted_fraction=0.1"],
 )
-def test_what_is_to_blame_is_named_where_it_may_not_be_demoted(arguments, why):
+def test_what_is_to_blame_is_named_where_it_may_not_be_demoted(
+    arguments, request
+):
     model, callback = build(), tuner(**DATA | arguments)
     fit(model, callback, epochs=1)
     entry = callback.history[-1]
     assert (demoted(model), entry["within"]) == ({}, False)
     assert entry["to_blame"] == ["planted"]
-    assert entry["message"].endswith(why)
+    assert "'planted'" in entry["message"]
+    obstacle = request.node.callspec.id
+    assert (obstacle in entry["message"]) == ("dry_run" not in arguments)
 
 
 def test_a_function_of_which_more_is_better():
     def score(model):
-        return -float(
-            np.abs(np.asarray(model.predict(X, verbose=0)) - Y).mean()
-        )
+        found = np.asarray(model.predict(X, verbose=0))
+        return -float(np.abs(found - Y).mean())
 
-    model = build(cls=OwnTestStep)
+    model = build(OwnTestStep)
     fit(model, callback := tuner(validate=score, mode="max", tolerance=0.1))
     assert demoted(model) == {"planted": "float32"}
     assert callback.history[-1]["metric"] == "score"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("mode", "more", "less"),
     [("min", 1.0, -1.0), ("max", -1.0, 1.0), ("auto", 1.0, 1.0)],
@@ -196,7 +165,7 @@ def test_nothing_that_is_trained_is_changed(tmp_path):
         return np.random.normal() + model.evaluate(X, Y, verbose=0)[0]
 
     def run(**arguments):
-        model = build(cls=OwnTestStep)
+        model = build(OwnTestStep)
         path = write_demotions(tmp_path / "plan.json", "healthy")
         callback = tuner(path, promote_after=10, **arguments)
         history = fit(model, callback, epochs=3, validation_data=(X, Y))
@@ -210,58 +179,49 @@ def test_nothing_that_is_trained_is_changed(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
-    ("validate", "error", "message"),
+    ("arguments", "error", "message"),
     [
-        (lambda model: 1 / 0, ZeroDivisionError, "zero"),
-        (lambda model: [0.1, 0.2], TypeError, r"return a number.*\[0.1, 0.2\]"),
-        (lambda model: None, TypeError, "must return a number.*None"),
-        (lambda model: np.nan, ValueError, "In float32 the metric is not fin"),
-        (lambda model: -np.inf, ValueError, "In float32 .* validate is -inf"),
+        ({"validate": lambda m: 1 / 0}, ZeroDivisionError, "zero"),
+        ({"validate": lambda m: [0.1, 0.2]}, TypeError, r"\[0.1, 0.2\]"),
+        ({"validate": lambda m: None}, TypeError, "number.*None"),
+        ({"validate": lambda m: np.nan}, ValueError, "float32.*nan"),
+        ({"validate": lambda m: -np.inf}, ValueError, "float32.*-inf"),
+        (
+            DATA | {"monitor": "f1"},
+            ValueError,
+            "'val_loss', 'val_mae'.*'val_f1",
+        ),
     ],
 )
-def test_a_mistake_in_the_function_ends_fit_at_once(validate, error, message):
-    model = build()
+def test_a_mistake_ends_fit_before_anything_is_said(
+    arguments, error, message, tmp_path, capsys
+):
+    path, model = write_demotions(tmp_path / "plan.json", "planted"), build()
     with pytest.raises(error, match=message):
-        fit(model, tuner(validate=validate))
+        fit(model, tuner(path, verbose=1, **arguments))
     assert int(model.optimizer.iterations) == 0
-
-
-def test_an_unknown_metric_is_named_at_once():
-    with pytest.raises(ValueError, match="'val_loss', 'val_mae'.*'val_f1'"):
-        fit(build(), tuner(monitor="f1", **DATA))
-
-
-def test_a_metric_is_refused_before_the_plan_is_reported(tmp_path, capsys):
-    path = write_demotions(tmp_path / "plan.json", "planted")
-    with pytest.raises(ValueError, match="`monitor` must be a metric"):
-        fit(build(), tuner(path, verbose=1, monitor="val_f1", **DATA))
-    assert "starts from" not in capsys.readouterr().out
-
-
-def test_a_metric_without_data_is_refused_offline():
-    with pytest.raises(ValueError, match="pass `validate_fn`. Received: mon"):
-        kmp.minimize_float32(build(), X, Y, monitor="val_mae")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("training_goes_on")
-@pytest.mark.parametrize("later", [np.nan, "raises"])
+@pytest.mark.parametrize("later", ["nan", "no disk"])
 def test_what_fails_later_returns_and_signs_off_nothing(later, tmp_path):
     calls = []
 
     def validate(model):
         calls.append(1)
-        if len(calls) > 1 and later == "raises":
+        if len(calls) > 1 and later == "no disk":
             raise RuntimeError("no disk")
-        return later if len(calls) > 1 else 1.0
+        return np.nan if len(calls) > 1 else 1.0
 
     callback = returning(tmp_path / "plan.json", validate=validate)
-    why = "no disk" if later == "raises" else "is nan in float32 too"
-    with pytest.warns(UserWarning, match=f"cannot validate.*{why}"):
+    with pytest.warns(UserWarning, match=f"cannot validate.*{later}"):
         fit(model := build(), callback)
     assert demoted(model).keys() == {"healthy", "planted"}
     assert done(callback, "keep") != []
-    (entry,) = sign_off(callback)
+    (entry,) = entries(callback, "sign_off")
     assert not entry["within"]
     assert entry["to_blame"] == []
 
@@ -269,23 +229,21 @@ def test_what_fails_later_returns_and_signs_off_nothing(later, tmp_path):
 def test_what_is_over_the_budget_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(validation, "_EVALUATIONS", 0)
     fit(model := build(), callback := returning(tmp_path / "plan.json"))
-    (entry, *_) = (e for e in callback.history if e["kind"] == "keep")
-    assert "validation is over its budget" in entry["message"]
+    assert "over its budget" in entries(callback, "keep")[0]["message"]
     # The sign-off is made in any case.
     assert demoted(model).keys() == {"healthy", "planted"}
     assert callback.history[-1]["within"]
 
 
-@slow
-def test_it_goes_on_from_the_plan_of_a_run_that_was_killed(tmp_path):
-    def kill(batch, logs):
+def test_it_goes_on_from_the_plan_of_a_run_that_was_interrupted(tmp_path):
+    def interrupt(batch, logs):
         if done(first, "keep"):
             raise KeyboardInterrupt
 
     first = returning(tmp_path / "plan.json")
-    killer = keras.callbacks.LambdaCallback(on_train_batch_begin=kill)
+    end = keras.callbacks.LambdaCallback(on_train_batch_begin=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        fit(build(), first, killer)
+        fit(build(), first, end)
     second = tuner(tmp_path / "plan.json", promote_after=10, **DATA)
     fit(model := build(), second)
     assert demoted(model) == {"planted": "float32"}
@@ -293,33 +251,3 @@ def test_it_goes_on_from_the_plan_of_a_run_that_was_killed(tmp_path):
     # It waits for twice as long by now.
     assert all(step >= 20 for step in done(second, "keep"))
     assert second.history[-1]["within"]
-
-
-def test_a_damaged_sign_off_is_refused(tmp_path):
-    path = write_demotions(tmp_path / "plan.json", "planted")
-    content = json.loads(path.read_text())
-    content["tuner"]["sign_off"] = {"within": "yes"}
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="damaged.*Received: sign_off="):
-        fit(build(), tuner(path))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"validate": 3}, TypeError, "`validate` must be .*Received: .*3"),
-        ({"validate": X}, ValueError, "targets are missing"),
-        ({"validate": (X,)}, ValueError, "a tuple of 1"),
-        ({"validate": {"x": X}}, TypeError, "`validate` must be"),
-        ({"validate": iter([(X, Y)])}, ValueError, "read more than once"),
-        ({"validate": (X, Y), "mode": "best"}, ValueError, "`mode` must be"),
-        ({"validate": (X, Y), "monitor": 1}, TypeError, "`monitor` must be"),
-        ({"monitor": "val_mae"}, ValueError, "pass `validate`. Received: mon"),
-        ({"mode": "max"}, ValueError, "pass `validate`.*mode='max'"),
-        ({"tolerance": -1}, ValueError, "`tolerance` must be"),
-        ({"tolerance": "no"}, TypeError, "`tolerance` must be"),
-    ],
-)
-def test_wrong_calls(arguments, error, message):
-    with pytest.raises(error, match=message):
-        kmp.PrecisionTuner(**arguments)

@@ -1,14 +1,10 @@
-"""A tuned training in a process of its own, for `test_tuner_killed.py`.
+"""A tuned training that may be killed, for `test_tuner_killed.py`.
 
-    python tests/tuned_training.py FOLDER START [KILL]
+    python tests/tuned_training.py FOLDER KILL
 
 Five epochs of 20 steps. From the 25th on, numbers are so large that a layer
-overflows. START is how to go on: `backup` by `BackupAndRestore`, which begins
-again if there is no backup; `checkpoint` by the last `ModelCheckpoint`; or
-`new`. When each epoch begins and at the end, the state is written to a file in
-FOLDER: `begin-0.json` and so on, the first of them as `begun.json` as well,
-and `ended.json`. KILL is a step to be killed at, or `replace`: the second time
-that the plan is written it is killed at the last moment.
+overflows. KILL is a step to be killed at, or `replace`: the second time that
+the plan is written it is killed at the last moment.
 """
 
 import json
@@ -30,15 +26,12 @@ def build():
     """Two layers that learn, `big` between them overflows at large inputs."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
+    wide = keras.initializers.RandomNormal(0, 50)
     model = keras.Sequential(
         [
             keras.Input((FEATURES,)),
             keras.layers.Dense(16, "relu", name="first"),
-            keras.layers.Dense(
-                16,
-                kernel_initializer=keras.initializers.RandomNormal(0, 50),
-                name="big",
-            ),
+            keras.layers.Dense(16, kernel_initializer=wide, name="big"),
             keras.layers.LayerNormalization(name="norm"),
             keras.layers.Dense(1, name="last", dtype="float32"),
         ]
@@ -62,65 +55,53 @@ def batches(first_step):
         yield x.astype("float32"), y.astype("float32")
 
 
-def state_of(model, tuner, losses):
+def state_of(model, tuner):
     """All that has to outlive a kill."""
-    optimizer = model.optimizer
-    repairs = tuner._tuning.repairs
+    optimizer, repairs = model.optimizer, tuner._tuning.repairs
+
+    def size(variables):
+        found = [np.asarray(v.numpy(), "float64") for v in variables]
+        return float(sum(np.abs(values).sum() for values in found))
+
     return {
         "dtypes": {layer.name: layer.compute_dtype for layer in model.layers},
         "loss_scale": float(optimizer.loss_scale),
         "iterations": int(optimizer.iterations),
         "skipped": int(optimizer.skipped_steps),
-        "slots": float(
-            sum(
-                np.abs(np.asarray(v.numpy(), "float64")).sum()
-                for v in optimizer.variables
-            )
-        ),
-        "weights": float(
-            sum(np.abs(v.numpy()).sum(dtype="float64") for v in model.weights)
-        ),
+        "slots": size(optimizer.variables),
+        "weights": size(model.weights),
         "rebuilds": repairs.rebuilds,
         "tries": repairs.tries,
         "demotions": sorted(repairs.demotions),
-        "losses": losses,
     }
 
 
-class StepReader(keras.callbacks.Callback):
-    """Writes the state when the first epoch begins, and at each end."""
+class Reader(keras.callbacks.Callback):
+    """Notes the state as each epoch begins and at the end; may be killed.
 
-    def __init__(self, folder, tuner, kill):
+    Attributes:
+        states: Dict from epoch to state; -1 is the end.
+        losses: Dict from epoch to loss.
+    """
+
+    def __init__(self, tuner, kill):
         super().__init__()
-        self.folder, self.tuner, self.kill = folder, tuner, kill
-        self.step, self.begun, self.losses = None, False, {}
+        self.tuner, self.kill = tuner, kill
+        self.states, self.losses = {}, {}
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Writes it, whatever the backup has made of it."""
-        self.step = epoch * STEPS
-        self.write(f"begin-{epoch}")
-        if not self.begun:
-            self.begun = True
-            self.write("begun")
+        self.epoch = epoch
+        self.states[epoch] = state_of(self.model, self.tuner)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Is killed, if it is time to."""
-        if self.kill == str(self.step + batch):
+        if self.kill == str(self.epoch * STEPS + batch):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Notes the loss."""
-        self.losses[str(epoch)] = logs["loss"]
+        self.losses[epoch] = logs["loss"]
 
     def on_train_end(self, logs=None):
-        """Writes it."""
-        self.write("ended")
-
-    def write(self, name):
-        """Writes the state to a file of this name."""
-        state = state_of(self.model, self.tuner, self.losses)
-        path = self.folder / f"{name}.json"
-        path.write_text(json.dumps(state))
+        self.states[-1] = state_of(self.model, self.tuner)
 
 
 def kill_instead_of_replacing():
@@ -136,39 +117,37 @@ def kill_instead_of_replacing():
     os.replace = dying
 
 
-def main(folder, start, kill=None):
-    """Trains."""
-    folder = pathlib.Path(folder)
-    saved = folder / "checkpoint.keras"
-    epoch = 0
-    if start == "checkpoint":
-        # Keras can load what has been imported only.
-        assert kmp.LossScaleOptimizer
-        model = keras.models.load_model(saved)
+def train(folder, kill=None, checkpoint=None):
+    """Trains, from the backup if there is one; returns the `Reader`.
+
+    Saves a checkpoint of each epoch, and goes on from one if it is given.
+    """
+    kept = folder / "backup"
+    model, epoch = build(), 0
+    if checkpoint:
+        model = keras.models.load_model(checkpoint)
         epoch = int(model.optimizer.attempted_steps) // STEPS
-    else:
-        model = build()
+    elif (metadata := kept / "training_metadata.json").exists():
+        epoch = json.loads(metadata.read_text())["epoch"]
     tuner = kmp.PrecisionTuner(folder / "plan.json", verbose=0)
-    watch = StepReader(folder, tuner, kill)
-    callbacks = [tuner, keras.callbacks.ModelCheckpoint(saved), watch]
-    if start == "backup":
-        backup = keras.callbacks.BackupAndRestore(folder / "backup")
-        callbacks.insert(0, backup)
-        kept = folder / "backup" / "training_metadata.json"
-        if kept.exists():
-            epoch = json.loads(kept.read_text())["epoch"]
+    reader = Reader(tuner, kill)
+    saved = keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras")
+    callbacks = [tuner, saved, reader]
+    if not checkpoint:
+        callbacks.insert(0, keras.callbacks.BackupAndRestore(kept))
     if kill == "replace":
         kill_instead_of_replacing()
     model.fit(
         batches(epoch * STEPS),
-        initial_epoch=epoch if start == "checkpoint" else 0,
+        initial_epoch=epoch if checkpoint else 0,
         epochs=EPOCHS,
         steps_per_epoch=STEPS,
         shuffle=False,
         verbose=0,
         callbacks=callbacks,
     )
+    return reader
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    train(pathlib.Path(sys.argv[1]), sys.argv[2])

@@ -5,41 +5,67 @@ import numpy as np
 from monitor_models import BACKEND, ROWS
 
 import keras_mixprec as kmp
+from keras_mixprec.diagnosis import in_training
+
+# What `big` of `chain` bears in float16, and what it does not.
+GOOD, BIG = 1.0, 1000.0
+# What a batch of 1000 needs in float32.
+CURE = {"big": "float32", "last": "float32"}
 
 
-def chain(
-    jit=BACKEND == "jax", wrap=kmp.LossScaleOptimizer, rate=0.0, scale=1.0
+def times(factor, name=None, **arguments):
+    """A layer that multiplies by a number."""
+    start = keras.initializers.Constant(factor)
+    return keras.layers.Dense(
+        1, use_bias=False, kernel_initializer=start, name=name, **arguments
+    )
+
+
+def compiled(
+    model,
+    rate=0.0,
+    jit=None,
+    wrap=kmp.LossScaleOptimizer,
+    loss="mae",
+    momentum=0.9,
+    scale=1.0,
+    **arguments,
 ):
+    """Compiles a model; where `jit` does not matter it takes no tracing.
+
+    At a loss scale of 1 no gradient overflows.
+    """
+    optimizer = keras.optimizers.SGD(rate, momentum=momentum)
+    eagerly = jit is None and BACKEND == "tensorflow"
+    model.compile(
+        wrap(optimizer, **{} if scale is None else {"initial_scale": scale}),
+        loss=loss,
+        jit_compile=BACKEND == "jax" if jit is None else jit,
+        **{"run_eagerly": eagerly} | arguments,
+    )
+    return model
+
+
+def sequential(layers, features=1, **arguments):
+    """A compiled model in mixed_float16 of what a function returns."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    layers = [keras.Input((features,)), *layers()]
+    return compiled(keras.Sequential(layers, name="model"), **arguments)
+
+
+def chain(jit=None, **arguments):
     """`first`, which multiplies by 1, `big` by 300, `last` by 1/256.
 
     A batch of the number `v` overflows in `big`, and then in what would cast
-    its output, from `v = 219` on. With a rate of 0 nothing learns. At a loss
-    scale of 1 no gradient overflows.
+    its output, from `v = 219` on. With a rate of 0 nothing learns.
     """
-    keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy("mixed_float16")
-
-    def times(factor, name):
-        start = keras.initializers.Constant(factor)
-        return keras.layers.Dense(
-            1, use_bias=False, kernel_initializer=start, name=name
-        )
-
-    model = keras.Sequential(
-        [
-            keras.Input((1,)),
-            times(1.0, "first"),
-            times(300.0, "big"),
-            times(1 / 256, "last"),
-        ],
-        name="model",
+    factors = {"first": 1.0, "big": 300.0, "last": 1 / 256}
+    return sequential(
+        lambda: [times(factor, name) for name, factor in factors.items()],
+        jit=jit,
+        **arguments,
     )
-    model.compile(
-        wrap(keras.optimizers.SGD(rate, momentum=0.9), initial_scale=scale),
-        loss="mae",
-        jit_compile=jit,
-    )
-    return model
 
 
 class Squares(keras.layers.Layer):
@@ -51,25 +77,31 @@ class Squares(keras.layers.Layer):
 
 def regression(rate, **of_weights):
     """Its update on an outlier is 1e11 times as large as on other batches."""
-    keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential(
-        [
-            keras.Input((1,)),
-            Squares(name="squares"),
-            keras.layers.Dense(1, **of_weights),
-        ]
-    )
-    model.compile(
-        kmp.LossScaleOptimizer(keras.optimizers.SGD(rate)),
+    return sequential(
+        lambda: [Squares(name="squares"), keras.layers.Dense(1, **of_weights)],
+        rate=rate,
         loss="mse",
-        jit_compile=BACKEND == "jax",
+        momentum=0.0,
+        scale=None,
     )
-    return model
 
 
-# What a batch of 1000 needs in float32.
-CURE = {"big": "float32", "last": "float32"}
+def diagnosed(monkeypatch, cost=lambda: None):
+    """A list that gets the step of each diagnosis and how many rows it has.
+
+    Args:
+        monkeypatch: The fixture.
+        cost: Function that is called for each.
+    """
+    seen, examine = [], in_training.examine
+
+    def noted(model, x, *args, **kwargs):
+        seen.append((kwargs["step"], len(x)))
+        cost()
+        return examine(model, x, *args, **kwargs)
+
+    monkeypatch.setattr(in_training, "examine", noted)
+    return seen
 
 
 def stream(values):
@@ -102,6 +134,16 @@ def demoted(model):
     return {p: q for p, q in plan.items() if q != "mixed_float16"}
 
 
+def entries(callback, kind):
+    """What a tuner's history has of one kind."""
+    return [entry for entry in callback.history if entry["kind"] == kind]
+
+
 def done(callback, kind=None):
     """The steps of a tuner's history, of one kind."""
     return [e["step"] for e in callback.history if kind in (None, e["kind"])]
+
+
+def kinds(callback):
+    """The kinds of a tuner's history."""
+    return [entry["kind"] for entry in callback.history]
