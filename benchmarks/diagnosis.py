@@ -85,7 +85,7 @@ def diagnose_one(case, setup, jit_compile):
     first = _first_step(case, jit_compile)
     verdicts = []
     seconds = _seconds(lambda: verdicts.extend(case.verdicts(jit_compile)))
-    result = case.recommend(verdicts, setup)
+    result = case.judge(verdicts, setup)
     return [
         case.name,
         ", ".join(sorted(case.expected(setup))) or case.kind or "-",

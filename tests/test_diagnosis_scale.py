@@ -10,7 +10,7 @@ import pytest
 from keras import layers, ops
 from monitor_models import each_jit
 from scale_use_models import Step, with_step
-from zoo.case import vectors
+from zoo.data import vectors
 
 import keras_mixprec as kmp
 

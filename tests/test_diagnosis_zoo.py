@@ -2,7 +2,7 @@
 
 import keras
 import pytest
-from zoo import cases
+from zoo import CASES, cases
 
 # Of constants that do not fit float16, as the models are built and trained.
 pytestmark = pytest.mark.filterwarnings(
@@ -10,18 +10,16 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 BACKEND = keras.backend.backend()
+DEFAULT = [case for case in CASES.values() if case.default == BACKEND]
+# JAX compiles every operation by itself: there the rest run compiled alone.
+REST = [c for c in CASES.values() if c not in DEFAULT and BACKEND != "jax"]
 
-# Compilation takes most of the time: JAX compiles every operation by itself,
-# 10 s a case. The rest are slow tests, JAX' compiled as its models are.
-EVERY = {"tensorflow": 5, "jax": 10, "torch": 1}[BACKEND]
-OP_BY_OP = cases()[::EVERY]
-REST = [] if BACKEND == "jax" else [c for c in cases() if c not in OP_BY_OP]
-COMPILED = ["healthy_mlp", "rms_overflow", "ratio_collapse", "range_conflict"]
-if BACKEND == "tensorflow":  # Right in XLA alone.
-    COMPILED.append("avgpool_builtin")
-REST_COMPILED = [c for c in cases() if c.name not in COMPILED]
-if BACKEND == "torch":  # Runs op by op.
-    REST_COMPILED = []
+COMPILED = {
+    "torch": [],
+    "tensorflow": ["healthy_mlp", "ratio_collapse", "avgpool_builtin"],
+    "jax": ["healthy_mlp", "rms_overflow", "range_conflict"],
+}[BACKEND]
+REST_COMPILED = [n for n in CASES if n not in COMPILED]
 
 # Which of them fail to learn in bfloat16 as well, and whose fault it is there.
 BFLOAT16 = {
@@ -34,9 +32,15 @@ BFLOAT16 = {
 }
 
 
+def some(default, rest):
+    slow = [pytest.param(case, marks=pytest.mark.slow) for case in rest]
+    both = [*default, *slow]
+    return pytest.mark.parametrize("case", both, ids=lambda case: case.name)
+
+
 def check(case, jit_compile, setup):
     verdicts = case.verdicts(jit_compile)
-    result = case.recommend(verdicts, setup)
+    result = case.judge(verdicts, setup)
     assert result.exact, [str(v) for v in verdicts]
     assert result.kind_right, [str(v) for v in verdicts]
     for verdict in verdicts:
@@ -44,34 +48,27 @@ def check(case, jit_compile, setup):
         assert verdict.advice
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *OP_BY_OP,
-        *(pytest.param(case, marks=pytest.mark.slow) for case in REST),
-    ],
-    ids=lambda case: case.name,
-)
+@some(DEFAULT, REST)
 def test_finds_the_culprits_and_nothing_else(case):
     check(case, False, BACKEND)
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="Torch runs op by op.")
-@pytest.mark.parametrize(
-    "case",
-    [
-        *cases(COMPILED),
-        *(pytest.param(case, marks=pytest.mark.slow) for case in REST_COMPILED),
-    ],
-    ids=lambda case: case.name,
-)
+@some([CASES[n] for n in COMPILED], [CASES[n] for n in REST_COMPILED])
 def test_finds_them_in_compiled_steps(case):
     setup = "tensorflow-xla" if BACKEND == "tensorflow" else BACKEND
     check(case, True, setup)
 
 
-@pytest.mark.parametrize("name", [*BFLOAT16][:: 3 if BACKEND == "jax" else 1])
+@pytest.mark.parametrize("name", [*BFLOAT16][:: 1 if BACKEND == "torch" else 3])
 def test_what_is_at_fault_in_bfloat16(name):
     (case,) = cases([name])
     verdicts = case.verdicts(False, "mixed_bfloat16")
     assert {v.layer for v in verdicts if v.layer} == BFLOAT16[name]
+
+
+@pytest.mark.one_backend
+def test_every_row_is_built_and_every_kind_is_diagnosed_by_default():
+    assert None not in CASES.values()
+    kinds = {case.kind for case in CASES.values()}
+    assert {case.kind for case in CASES.values() if case.default} == kinds

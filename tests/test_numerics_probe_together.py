@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from zoo import more_architectures as zoo
+from zoo import gan as zoo
 
 import keras_mixprec as kmp
 from keras_mixprec.numerics.probed_step import Probe
@@ -25,7 +25,7 @@ class Probing(keras.callbacks.Callback):
 def trained(model_of, callbacks=()):
     keras.utils.set_random_seed(0)
     model = model_of(keras.layers.Rescaling(1 / 300))
-    noise, real = (values[:64] for values in zoo.ring())
+    noise, real = (values[:64] for values in zoo.ring()())
     model.fit(
         noise, real, 32, callbacks=list(callbacks), shuffle=False, verbose=0
     )
@@ -54,7 +54,7 @@ def test_both_optimizers_are_measured():
         assert reading.parts["weight"].largest == largest
         assert reading.parts["weight_gradient"].rms > 0
         assert reading.lost_updates < 1
-    assert model.recommend.attempted_steps == 2
+    assert model.judge.attempted_steps == 2
 
 
 def test_a_probed_run_is_the_same_run():

@@ -1,7 +1,7 @@
 """Every threshold of the diagnosis, with its reason.
 
-Frozen on the models in `tests/zoo/faults.py` and `tests/zoo/controls.py`,
-before those in `tests/zoo/architectures.py` were written.
+Frozen on the models whose `source` in `tests/zoo/cases.toml` is `thresholds`,
+before the others were written.
 """
 
 # Share of the float32 result by which a layer's result may be off. A chain of

@@ -1,28 +1,20 @@
-"""Models that fail in 16 bits and train in float32, and models that do not."""
+"""Models that fail in 16 bits and train in float32, and models that do not.
+
+`cases.toml` says of each what is wrong with it and how it is trained; the
+modules, one a subject, have a function that builds it.
+"""
 
 from zoo import (
-    architectures,
-    controls,
-    everyday_layers,
-    everyday_layers_healthy,
-    faults,
-    more_architectures,
-    more_reported_models,
-    more_reported_steps,
-    more_unseen_code,
-    more_unseen_layers,
-    reported_layers,
-    reported_layers_healthy,
-    reported_losses,
-    reported_models,
-    reported_models_healthy,
-    reported_own_losses,
-    reported_state,
-    reported_steps,
-    unseen_code,
-    unseen_code_healthy,
-    unseen_layers,
-    unseen_layers_healthy,
+    attention,
+    functions,
+    gan,
+    inputs,
+    losses,
+    norms,
+    pooling,
+    sequences,
+    steps,
+    training,
 )
 from zoo.case import CASES
 
@@ -34,27 +26,15 @@ def cases(names=()) -> list:
 
 __all__ = [
     "CASES",
-    "architectures",
+    "attention",
     "cases",
-    "controls",
-    "everyday_layers",
-    "everyday_layers_healthy",
-    "faults",
-    "more_architectures",
-    "reported_layers",
-    "reported_layers_healthy",
-    "reported_losses",
-    "reported_own_losses",
-    "reported_state",
-    "more_reported_models",
-    "more_reported_steps",
-    "reported_models",
-    "reported_models_healthy",
-    "reported_steps",
-    "more_unseen_code",
-    "more_unseen_layers",
-    "unseen_code",
-    "unseen_code_healthy",
-    "unseen_layers",
-    "unseen_layers_healthy",
+    "functions",
+    "gan",
+    "inputs",
+    "losses",
+    "norms",
+    "pooling",
+    "sequences",
+    "steps",
+    "training",
 ]

@@ -1,10 +1,16 @@
-"""A model that computes its loss in a train step of its own."""
+"""Models that compute their loss in a train step of their own."""
 
 import keras
+from keras import ops
+
+from zoo.parts import Parts
 
 
-class OwnStep(keras.Model):
-    """Its subclasses define `loss_of(x, y)`, which returns loss and logs."""
+class OwnStep(Parts):
+    """Its subclasses define `loss_of(x, y)`, which returns loss and logs.
+
+    A loss alone is logged as `batch_loss`.
+    """
 
     def train_step(self, *arguments):
         return _STEPS[keras.backend.backend()](self, *arguments)
@@ -19,11 +25,19 @@ class FunctionalOwnStep(keras.Model):
     train_step, scaled = OwnStep.train_step, OwnStep.scaled
 
 
+def loss_and_logs(model, data):
+    found = model.loss_of(*data)
+    if isinstance(found, tuple):
+        return found
+    loss = ops.cast(found, "float32")
+    return loss, {"batch_loss": loss}
+
+
 def tensorflow_step(model, data):
     import tensorflow as tf
 
     with tf.GradientTape() as tape:
-        loss, logs = model.loss_of(*data)
+        loss, logs = loss_and_logs(model, data)
         loss = model.scaled(loss)
     weights = model.trainable_variables
     model.optimizer.apply(tape.gradient(loss, weights), weights)
@@ -34,7 +48,7 @@ def torch_step(model, data):
     import torch
 
     model.zero_grad()
-    loss, logs = model.loss_of(*data)
+    loss, logs = loss_and_logs(model, data)
     model.scaled(loss).backward()
     weights = model.trainable_variables
     with torch.no_grad():
@@ -56,7 +70,7 @@ def jax_step(model, state, data):
         with keras.StatelessScope(
             state_mapping=[*trained, *constant], collect_losses=True
         ):
-            loss, logs = model.loss_of(*data)
+            loss, logs = loss_and_logs(model, data)
             return model.scaled(loss), logs
 
     gradients, logs = jax.grad(scaled_loss, has_aux=True)(weights)
@@ -69,3 +83,31 @@ _STEPS = {
     "torch": torch_step,
     "jax": jax_step,
 }
+
+
+def with_input_gradient(function, x):
+    """What a function returns, and the gradient of its sum.
+
+    That is to be differentiated again.
+    """
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = function(x)
+        return found, tape.gradient(found, x)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        x = x.detach().requires_grad_()
+        found = function(x)
+        return found, torch.autograd.grad(found.sum(), x, create_graph=True)[0]
+    import jax
+
+    def total(x):
+        found = function(x)
+        return ops.sum(found), found
+
+    gradient, found = jax.grad(total, has_aux=True)(x)
+    return found, gradient

@@ -1,0 +1,647 @@
+"""Sums, means and other ways of making one number of many."""
+
+from functools import partial
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from zoo.case import case
+from zoo.data import dataset, images, texts, tokens, vectors
+from zoo.parts import (
+    Parts,
+    chain,
+    classifier,
+    constant,
+    conv,
+    dense,
+    embedding,
+    head,
+    normal,
+    relu,
+    row,
+)
+
+
+class SumPool(layers.Layer):
+    """Sum over all positions, divided afterwards."""
+
+    def call(self, x):
+        return ops.sum(x, axis=1) / x.shape[1]
+
+
+@dataset
+def long_signals(random, samples=64, length=70000):
+    y = random.integers(0, 2, samples)
+    x = random.normal(size=(samples, length, 1)) * 0.1 + 1.5
+    x = x + 0.5 * y[:, None, None]
+    return x, y
+
+
+@case(long_signals())
+def big_sum():
+    ones = {"kernel_initializer": constant(1.0), "name": "conv"}
+    parts = (
+        layers.Conv1D(2, 1, **ones),
+        SumPool(name="sum_pool"),
+        relu(16, "h1"),
+    )
+    return classifier((70000, 1), *parts, units=2)
+
+
+@dataset
+def bright_images(random, samples=32, size=(250, 64)):
+    y = random.uniform(1, 3, (samples, 1))
+    x = 0.1 * random.normal(size=(samples, *size, 1))
+    x = x + y[:, None, None]
+    y = y - 2 + 0.1 * random.normal(size=y.shape)
+    return x, y
+
+
+@case(bright_images())
+def avgpool_builtin():
+    """The sums get stuck: on TensorFlow in any shape; in JAX only along the
+    first axis, so that 128 x 128 is off by 20%, which the model bears.
+    """
+    ones = {"kernel_initializer": constant(1.0), "name": "conv"}
+    pool = layers.AveragePooling2D((250, 64), name="pool")
+    hidden = layers.Dense(16, "relu", name="h1")
+    parts = conv(2, 1, **ones), pool, layers.Flatten(), hidden
+    return classifier((250, 64, 1), *parts, units=1)
+
+
+@dataset
+def maps(random, samples=32):
+    y = random.integers(0, 2, samples)
+    x = 200 + 20 * random.normal(size=(samples, 64, 64, 2))
+    x[..., 0] += 20 * y[:, None, None]
+    return x, y
+
+
+@case(maps())
+def healthy_global_pool():
+    """Like big_sum: Keras' own pooling of 4096 values adds up in float32."""
+    pool = layers.GlobalAveragePooling2D(), layers.BatchNormalization()
+    return classifier((64, 64, 2), *pool, units=2)
+
+
+class Gram(layers.Layer):
+    """Products of channels, summed over positions and divided afterwards."""
+
+    def call(self, x):
+        x = ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
+        gram = ops.matmul(ops.swapaxes(x, 1, 2), x) / x.shape[1]
+        return ops.reshape(gram, (-1, x.shape[2] ** 2))
+
+
+@dataset
+def textures(random, samples=128, size=32):
+    y = random.integers(0, 4, samples)
+    mixing = np.eye(4) + 0.8 * random.normal(size=(4, 4, 4))
+    noise = random.normal(size=(samples, size * size, 4))
+    x = 10 * noise @ mixing[y]
+    return x.reshape(-1, size, size, 4), y
+
+
+@case(textures())
+def gram_matrix():
+    """Style losses, whose sums run over every pixel."""
+    return classifier(
+        (32, 32, 4), Gram(name="gram"), layers.Rescaling(0.001), relu(32, "h1")
+    )
+
+
+@dataset
+def spots(random, size, noise, bright, samples=256, border=0):
+    """Maps of noise, four channels of it, with a spot in one of them."""
+    y = random.integers(0, 4, samples)
+    x = noise(random, (samples, size, size, 4))
+    rows, columns = random.integers(border, size - border, (2, samples))
+    x[np.arange(samples), rows, columns, y] += bright
+    return x, y
+
+
+class GeM(layers.Layer):
+    """Generalized mean pooling with a learned power."""
+
+    def build(self, input_shape):
+        self.p = self.add_weight((), constant(6.0))
+
+    def call(self, x):
+        x = ops.maximum(x, 1e-3)
+        return ops.mean(x**self.p, axis=(1, 2)) ** (1.0 / self.p)
+
+
+@case(spots(8, lambda r, shape: r.uniform(0.0, 6.0, shape), 12.0, 128))
+def gem_pooling():
+    """The sixth power of 10 is too large; a Sequential without Input."""
+    mix = layers.Dense(4, kernel_initializer="identity", name="mix")
+    last = layers.Dense(4, dtype="float32", name="head")
+    return keras.Sequential([mix, GeM(name="gem"), last])
+
+
+@dataset
+def two_maps(random, samples=128):
+    """Two streams of activations of about 30, matching in one channel."""
+    y = random.integers(0, 4, samples)
+    a, b = random.uniform(20.0, 60.0, (2, samples, 49, 8))
+    b[..., 0] += 40.0 * (y[:, None] % 2)
+    a[..., 1] += 40.0 * (y[:, None] // 2)
+    return {"where": a, "what": b}, y
+
+
+class BilinearPooling(layers.Layer):
+    """Outer products of two streams, summed, with signed square roots."""
+
+    def call(self, streams):
+        a, b = streams["where"], streams["what"]
+        x = ops.einsum("bpi,bpj->bij", a, b)
+        x = ops.reshape(x, (-1, a.shape[-1] * b.shape[-1]))
+        x = ops.sign(x) * ops.sqrt(ops.abs(x) + 1e-3)
+        return x / ops.max(ops.abs(x), axis=-1, keepdims=True)
+
+
+@case(two_maps())
+def bilinear_pooling():
+    """Sums of 49 products of 40 by 40; two inputs by name."""
+    inputs = {n: keras.Input((49, 8), name=n) for n in ("where", "what")}
+    x = BilinearPooling(name="bilinear")(inputs)
+    return keras.Model(inputs, head(row(x, relu(32, "h1"))))
+
+
+@case(spots(12, lambda r, shape: r.normal(0.0, 0.3, shape), 4.0))
+def log_sum_exp_pooling():
+    """A soft maximum over places, as of weakly labelled images."""
+
+    def pool(x):
+        means = ops.mean(ops.exp(5.0 * x), axis=(1, 2))
+        return ops.log(means) / 5.0
+
+    pool = layers.Lambda(pool, output_shape=(8,), name="pool")
+    return classifier((12, 12, 4), conv(8, 1, name="conv"), pool)
+
+
+@dataset
+def loads(random, samples=256, length=400):
+    """Series about 250, whose first half tells the class."""
+    y = random.integers(0, 4, samples)
+    x = random.normal(250.0, 5.0, size=(samples, length, 1))
+    x[:, : length // 2] += 5.0 * y[:, None, None]
+    return x, y
+
+
+class SoftMaximum(layers.Layer):
+    """The logarithm of the mean exponential, less the maximum first."""
+
+    def call(self, x):
+        return (ops.logsumexp(5.0 * x, axis=1) - np.log(x.shape[1])) / 5.0
+
+
+@case(loads())
+def healthy_log_sum_exp():
+    """The exponentials are those of differences, all of them below 1."""
+    scale = layers.Rescaling(0.1, offset=-25.0), layers.AveragePooling1D(20)
+    last = partial(layers.Conv1D, 16, 3), SoftMaximum(), relu(16)
+    return classifier((400, 1), *scale, *last)
+
+
+class CumulativeMean(layers.Layer):
+    """The mean of all steps until each one."""
+
+    def call(self, x):
+        count = ops.cast(ops.arange(1, x.shape[1] + 1), x.dtype)
+        return ops.cumsum(x, axis=1) / count[:, None]
+
+
+@case(loads())
+def cumulative_mean():
+    """The sum of 400 steps is too large, their mean is not."""
+    scale = layers.Rescaling(0.1, offset=-25.0, name="scale")
+    parts = CumulativeMean(name="means"), scale, layers.AveragePooling1D(50)
+    encoder = partial(keras.Model, name="encoder")
+    encoder = chain((400, 1), *parts, kind=encoder)
+    return classifier((400, 1), encoder, layers.Flatten())
+
+
+class RunningMean(layers.Layer):
+    """The mean of all steps until each one, updated step by step."""
+
+    def call(self, x):
+        means = [x[:, 0]]
+        for step in range(1, x.shape[1]):
+            means.append(means[-1] + (x[:, step] - means[-1]) / (step + 1))
+        return ops.stack(means, axis=1)
+
+
+@case(tokens())
+def healthy_cumulative_mean():
+    """A mean that is updated grows no further than what it is of."""
+    words = embedding(20, 16, embeddings_initializer="normal")
+    parts = words, RunningMean(), layers.Flatten()
+    return classifier((12,), *parts, dtype="int32")
+
+
+@dataset
+def padded_tokens(random, samples=300, length=12):
+    """Sentences of 0 to 12 words; one word in four tells the class."""
+    y = random.integers(0, 4, samples)
+    x = random.integers(5, 40, (samples, length))
+    keys = random.random((samples, length)) < 0.4
+    x = np.where(keys, y[:, None] + 1, x)
+    lengths = random.integers(4, length + 1, samples)
+    lengths[::15] = 0
+    x = np.where(np.arange(length) < lengths[:, None], x, 0)
+    return x, np.where(lengths > 0, y, 0)
+
+
+class MeanOfWords(layers.Layer):
+    """The mean over the words that are there."""
+
+    supports_masking = True
+
+    def call(self, x, mask=None):
+        mask = ops.cast(mask, x.dtype)[..., None]
+        return ops.sum(x * mask, 1) / (ops.sum(mask, 1) + 1e-8)
+
+    def compute_mask(self, inputs, mask=None):
+        return None
+
+
+@case(padded_tokens())
+def mean_of_no_words():
+    """A sentence without words: 0 / (0 + 1e-8), and 1e-8 is 0."""
+    words = embedding(40, 16, mask_zero=True, name="words")
+    parts = words, MeanOfWords(name="pool"), dense(4, name="head")
+    return chain((12,), *parts, dtype="int32")
+
+
+@dataset
+def full_sentences(_):
+    x, y = padded_tokens()()
+    return x[x[:, 0] > 0], y[x[:, 0] > 0]
+
+
+@case(full_sentences())
+def sound_mean_of_words():
+    """The epsilon is 0, and no sentence is empty; the last batch is."""
+    return mean_of_no_words()
+
+
+@dataset
+def long_recordings(random, samples=64, length=66000):
+    """Long recordings, whose level in two channels tells the class."""
+    y = random.integers(0, 4, samples)
+    level = np.stack([y % 2, y // 2], -1) * 0.8 - 0.4
+    x = level[:, None] + random.normal(0, 0.1, (samples, length, 2))
+    return x, y
+
+
+@case(long_recordings())
+def masked_pool_of_long_series():
+    """Keras' pooling with a mask counts 66,000 steps in float16."""
+    mask = layers.Masking(name="mask")
+    pool = layers.GlobalAveragePooling1D(name="pool")
+    return chain((66000, 2), mask, pool, dense(4, name="head"))
+
+
+class GraphSum(Parts):
+    """Messages of all nodes are summed up, and normalized afterwards."""
+
+    def call(self, nodes):
+        return self.head(self.norm(ops.sum(self.message(nodes), axis=1)))
+
+
+@dataset
+def graphs(random, samples=64, nodes=600):
+    y = random.integers(0, 4, samples)
+    x = 200 + 100 * random.normal(size=(samples, nodes, 4))
+    x += 100 * np.eye(4)[y][:, None]
+    return x, y
+
+
+@case(graphs())
+def graph_sum_pool():
+    """Graph networks: the sum over a hub's neighbours overflows."""
+    return GraphSum(
+        message=relu(16),
+        norm=layers.LayerNormalization,
+        head=dense(4, dtype="float32"),
+    )
+
+
+@dataset
+def weighted_graphs(random, samples=128, nodes=12):
+    """Graphs whose edges count some tens of messages."""
+    y = random.integers(0, 4, samples)
+    edges = random.uniform(20.0, 60.0, (samples, nodes, nodes))
+    edges = edges + np.swapaxes(edges, 1, 2)
+    x = random.normal(size=(samples, nodes, 8))
+    x[..., :4] += np.eye(4)[y][:, None]
+    return {"nodes": x, "edges": edges}, y
+
+
+class GraphConv(layers.Layer):
+    """Weighs neighbours by the roots of both degrees."""
+
+    def call(self, inputs):
+        nodes, edges = inputs["nodes"], inputs["edges"]
+        degree = ops.sum(edges, axis=-1)
+        both = degree[:, :, None] * degree[:, None, :]
+        return ops.matmul(edges / ops.sqrt(both), nodes)
+
+
+def of_graphs(layer):
+    """Returns a classifier of graphs whose nodes a layer spreads."""
+    nodes = keras.Input((12, 8), name="nodes")
+    edges = keras.Input((12, 12), name="edges")
+    x = layers.Dense(16, name="embed")(nodes)
+    x = layer(name="spread")({"nodes": x, "edges": edges})
+    x = row(x, layers.GlobalAveragePooling1D(name="pool"), relu(16, "h1"))
+    return keras.Model({"nodes": nodes, "edges": edges}, head(x))
+
+
+@case(weighted_graphs())
+def graph_degrees():
+    """The product of two degrees is infinite, and no neighbour counts."""
+    return of_graphs(GraphConv)
+
+
+@dataset(seed=1)
+def sparse_graphs(random):
+    """Graphs some of whose nodes have no neighbours."""
+    x, y = weighted_graphs()()
+    alone = random.uniform(size=x["edges"].shape[:2]) < 0.4
+    edges = x["edges"] * ~alone[:, :, None] * ~alone[:, None]
+    return {**x, "edges": edges}, y
+
+
+class SelfLoops(layers.Layer):
+    """Weighs neighbours by the roots of degrees, each node one of them."""
+
+    def call(self, inputs):
+        nodes, edges = inputs["nodes"], inputs["edges"]
+        itself = ops.eye(edges.shape[-1], dtype=self.compute_dtype)
+        edges = edges / 32.0 + itself
+        root = ops.rsqrt(ops.sum(edges, axis=-1, keepdims=True) + 1e-9)
+        return root * ops.matmul(edges, root * nodes)
+
+
+@case(sparse_graphs())
+def healthy_graph_degrees():
+    """The degree is 1 at least; 1e-9 is not needed."""
+    return of_graphs(SelfLoops)
+
+
+@dataset
+def brightest(random, samples=256, size=96):
+    """Pictures in whose last corner one of four windows is brighter."""
+    y = random.integers(0, 4, samples)
+    x = random.uniform(5.0, 7.0, size=(samples, size, size, 1))
+    for i, k in enumerate(y):
+        r, c = size - 16 + 8 * (k // 2), size - 16 + 8 * (k % 2)
+        x[i, r : r + 8, c : c + 8] += 0.4
+    return x, y
+
+
+class BoxFilter(layers.Layer):
+    """Means of windows of 8 by 8, by differences of a summed-area table."""
+
+    def call(self, x):
+        table = ops.cumsum(ops.cumsum(x, axis=1), axis=2)[:, 7::8, 7::8]
+        table = ops.pad(table, [[0, 0], [1, 0], [1, 0], [0, 0]])
+        rows = table[:, 1:] - table[:, :-1]
+        return (rows[:, :, 1:] - rows[:, :, :-1]) / 64.0
+
+
+@case(brightest())
+def summed_area_table():
+    """Sums of 50,000, of which float16 has each 32nd, before they differ."""
+    return classifier(
+        (96, 96, 1),
+        BoxFilter(name="filter"),
+        layers.Cropping2D(((10, 0), (10, 0)), name="corner"),
+        layers.Flatten(name="flat"),
+        layers.Rescaling(5.0, offset=-30.0, name="scale"),
+        relu(16, "h1"),
+    )
+
+
+class PowerMean(Parts):
+    """Pools with the mean of third powers, in its own call."""
+
+    def call(self, x):
+        x = self.conv(x)
+        x = (ops.mean(x**3, axis=(1, 2)) + 1e-3) ** (1 / 3)
+        return self.head(self.scale(x))
+
+
+@dataset
+def spots_of_bytes(random, samples=256):
+    """Bytes, with a bright spot in one of four colours."""
+    y = random.integers(0, 4, samples)
+    x = random.uniform(0, 60, size=(samples, 10, 10, 4))
+    rows, columns = random.integers(1, 9, (2, samples))
+    x[np.arange(samples), rows, columns, y] = 250.0
+    return x, y
+
+
+@case(spots_of_bytes())
+def power_mean_in_call():
+    """Third powers in a subclassed model: 100 ** 3."""
+    return PowerMean(
+        conv=conv(16, 3, activation="relu"),
+        scale=partial(layers.Rescaling, 0.1),
+        head=dense(4),
+    )
+
+
+class GeometricMean(layers.Layer):
+    """The root of the product over the parts of each group."""
+
+    def call(self, inputs):
+        x = ops.maximum(inputs["probabilities"], 1e-3)
+        return {"scores": ops.prod(x, axis=1) ** (1.0 / x.shape[1])}
+
+
+@case(vectors())
+def geometric_mean():
+    """The votes of 12 experts: 0.2 ** 12 is 0, and its root has no slope."""
+    inputs = keras.Input((32,))
+    votes = layers.Dense(64, "relu", name="h1"), dense(48, name="votes")
+    votes = row(inputs, *votes, layers.Reshape((12, 4)))
+    x = {"probabilities": layers.Softmax(name="probabilities")(votes)}
+    return keras.Model(inputs, head(GeometricMean(name="mean")(x)["scores"]))
+
+
+class FactorizationMachine(Parts):
+    """Half of the square of the sum less the sum of the squares."""
+
+    def call(self, x):
+        x = self.fields(x)
+        total = ops.sum(x, axis=1)
+        pairs = 0.5 * (total * total - ops.sum(x * x, axis=1)) / 1e4
+        first = ops.reshape(x, (-1, 48)) / 100
+        return self.head(self.mix(ops.concatenate([pairs, first], -1)))
+
+
+@dataset
+def fields(random):
+    x = random.integers(0, 20, (512, 3))
+    return x + [0, 20, 40], x[:, 0] % 4
+
+
+@case(fields())
+def factorization_machine():
+    """Click prediction: squares of embeddings with large norms."""
+    return FactorizationMachine(
+        fields=embedding(60, 16, normal(80.0)),
+        mix=relu(32),
+        head=dense(4, dtype="float32"),
+    )
+
+
+@dataset
+def pairs(random, scale=300.0):
+    y = random.integers(0, 2, 512)
+    a = np.sign(random.normal(size=(512, 16))) * scale
+    sign = np.where(y[:, None] == 1, 1.0, np.sign(random.normal(size=(512, 1))))
+    noise = np.sign(random.normal(size=(512, 16)))
+    b = np.where(y[:, None] == 1, a * sign, a * noise)
+    return (a, b), y
+
+
+@case(pairs())
+def dot_builtin():
+    inputs = keras.Input((16,)), keras.Input((16,))
+    cosine = layers.Dot(axes=1, normalize=True, name="cos")
+    return keras.Model(inputs, head(row(inputs, cosine, relu(16, "h1")), 2))
+
+
+@dataset
+def purchases(random):
+    x = random.uniform(100.0, 1000.0, size=(512, 80))
+    y = random.integers(0, 4, 512)
+    x[np.arange(512), y] *= 10.0
+    return x, y
+
+
+class Total(layers.Layer):
+    """The sum of a row, near what float16 can hold, and its share."""
+
+    def call(self, x):
+        total = ops.sum(x, axis=-1, keepdims=True)
+        return x / total
+
+
+@case(purchases())
+def sound_total():
+    """Sums of 50,000, which still fit."""
+    percent = layers.Rescaling(20.0, name="percent")
+    return chain((80,), Total(name="share"), percent, dense(4, name="head"))
+
+
+class SkewedMean(layers.Layer):
+    """Means of 4096 small numbers, each of them divided first."""
+
+    def call(self, x):
+        return ops.sum(x / float(x.shape[1]), axis=1)
+
+
+@case(texts())
+def healthy_scaled_sum():
+    """Each part is divided by the number of parts, 32, before the sum."""
+    mean, gain = SkewedMean(name="mean"), layers.Rescaling(4.0, name="gain")
+    return classifier((32, 8), relu(16, "h1"), mean, gain, relu(16, "h2"))
+
+
+class Recency(layers.Layer):
+    """The mean of events, of which each day costs a tenth of the weight."""
+
+    def call(self, inputs):
+        events, age = inputs
+        weight = 0.9 ** age[..., None]
+        return ops.sum(weight * events, 1) / ops.sum(weight, 1)
+
+
+@dataset
+def customers(random, oldest, samples=300):
+    """Customers; a third of them have not come for long."""
+    y = random.integers(0, 4, samples)
+    events = random.normal(size=(samples, 6, 4)) + 3 * np.eye(4)[y][:, None]
+    age = random.uniform(0, 30, (samples, 6))
+    age[::3] += oldest
+    return (events, age), y
+
+
+@case(customers(190.0))
+def weights_of_old_events():
+    """0.9 ** 190 is 0: for those who have not come it is 0 / 0."""
+    inputs = keras.Input((6, 4)), keras.Input((6,))
+    parts = Recency(name="recent"), relu(16, "h1"), dense(4, name="head")
+    return keras.Model(inputs, row(inputs, *parts))
+
+
+@case(customers(30.0))
+def sound_recency():
+    """0.9 ** 60 is small, and as exact as any number."""
+    return weights_of_old_events()
+
+
+def seen(shape, dtype=None):
+    """How often each of four items was ever seen."""
+    return ops.convert_to_tensor([60000.0, 300.0, 20.0, 9000.0], dtype)
+
+
+class Popularity(layers.Layer):
+    """Corrects scores by how often each item was ever seen."""
+
+    def build(self, shape):
+        self.seen = self.add_weight((4,), seen, trainable=False, name="seen")
+
+    def call(self, scores):
+        share = self.seen / ops.sum(self.seen)
+        return scores - ops.log(share)
+
+
+@case(vectors())
+def popularity_of_items():
+    """Each count fits, their sum does not, and every share becomes 0."""
+    last = dense(4, name="head"), Popularity(name="popularity")
+    return chain((32,), relu(32, "h1"), *last)
+
+
+@case(images())
+def healthy_cnn():
+    convs = [conv(16, 3, activation="relu") for _ in range(2)]
+    convs.insert(1, layers.BatchNormalization())
+    return classifier((8, 8, 3), *convs, layers.GlobalAveragePooling2D())
+
+
+@case(images())
+def healthy_resnet():
+    def block(x):
+        y = layers.GroupNormalization(4)(x)
+        y = layers.Conv2D(16, 3, padding="same", activation="relu")(y)
+        return layers.Add()([x, layers.Dropout(0.1)(y)])
+
+    blocks = [lambda: block] * 2
+    stem = conv(16, 3, padding="same")
+    return classifier((8, 8, 3), stem, *blocks, layers.GlobalAveragePooling2D())
+
+
+class Transmittance(layers.Layer):
+    """What passes all the samples of a ray before each one, times its own."""
+
+    def call(self, x):
+        density, colours = ops.softplus(x[..., :1]), x[..., 1:]
+        before = ops.cumsum(density, axis=1) - density
+        weights = ops.exp(-before) * (1 - ops.exp(-density))
+        return ops.sum(weights * colours, axis=1)
+
+
+@case(images())
+def healthy_volume_rendering():
+    """Sums of up to 60, and exponentials that may be 0."""
+    return classifier(
+        (8, 8, 3), layers.Reshape((64, 3)), relu(32), dense(9), Transmittance()
+    )
