@@ -1,5 +1,6 @@
 """Every test starts from the same seed and the default policy."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -189,6 +190,51 @@ def page(any_page, report, request):
     if run := getattr(request.module, "RUN", None):
         any_page.pick("#run", run)
     return any_page
+
+
+@pytest.fixture(scope="session")
+def _process():
+    """The page without a browser."""
+    from node_page import Page
+
+    with contextlib.closing(Page()) as page:
+        yield page
+
+
+@pytest.fixture
+def node(_process):
+    """The page of what a test opens, on which it leaves no error."""
+    yield _process
+    assert _process.errors() == []
+
+
+@pytest.fixture(scope="session")
+def canonical_url(canonical):
+    """Where the page of all canonical logs is served."""
+    from node_page import served
+
+    log_dir, _ = canonical["healthy"]
+    with served(log_dir.parent) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Real logs: of a run that fails, and of one that the tuner repairs."""
+    from plugin_runs import train
+
+    log_dir = tmp_path_factory.mktemp("trained")
+    train(log_dir / "float16", epochs=1)
+    tuner = keras_mixprec.PrecisionTuner(verbose=0)
+    train(log_dir / "tuned", tuner, epochs=1)
+    return log_dir
+
+
+@pytest.fixture(scope="session")
+def told(canonical):
+    """What the canonical logs hold, without the page, by run."""
+    log_dir, _ = canonical["healthy"]
+    return keras_mixprec.load_report(log_dir.parent).to_dict()
 
 
 @pytest.fixture(autouse=True)

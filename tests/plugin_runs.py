@@ -1,10 +1,15 @@
-"""Real training runs, logged, for the tests of what shows them."""
+"""Runs, logged, for the tests of what shows them: trained, and written."""
+
+from operator import itemgetter
 
 import keras
 import numpy as np
+from canonical_logs import layer
 from keras import layers
 
 import keras_mixprec as kmp
+from keras_mixprec.metrics import AUDITED, PROBED
+from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.run_log import RunLog
 
 
@@ -97,3 +102,56 @@ def write_long(log_dir):
         block = {"first_step": 100, "last_step": 900, "count": 700}
         log.event(900, {"kind": "skipped_steps_not_kept"} | block)
         log.event(1000, {"kind": "train_end", "summary": "Done."})
+
+
+def write(
+    log_dir,
+    rows,
+    *events,
+    heat=None,
+    bins=None,
+    loss=(),
+    scale=None,
+    tables=None,
+):
+    """Writes the log of a run that nobody trained.
+
+    Args:
+        log_dir: Path.
+        rows: List of rows of the table of layers, or of their names.
+        *events: Dicts with their step.
+        heat: Dict step -> dict metric -> list of numbers, one for each layer.
+        bins: Dict `(step, part, layer)` -> rows of a histogram.
+        loss: Pairs of step and loss.
+        scale: Dict optimizer -> rows of its loss scale.
+        tables: Dict step -> the table of layers from then on.
+    """
+    rows = [x if isinstance(x, dict) else layer(x) for x in rows]
+    paths = [row["path"] for row in rows]
+    with RunLog(log_dir) as log:
+        acts = [(0, log.layers, rows)]
+        acts += [(event["step"], log.event, event) for event in events]
+        for step, measured in (heat or {}).items():
+            worst = {name: (PROBED | AUDITED)[name] for name in measured}
+            table = np.array([*measured.values()], float).T
+            acts.append((step, log.heat, table, paths, worst))
+        for (step, part, path), counts in (bins or {}).items():
+            tag = f"{schema.EXPONENTS[part]}/{path}"
+            acts.append((step, log.histogram, tag, np.array(counts, float)))
+        columns = schema.LOSS, schema.LOSS_COLUMNS, schema.LOSS_ROWS_PER_CHUNK
+        for row in loss:
+            family, names, size = columns
+            acts.append((row[0], log.rows, family, [row], names, size))
+        for name, lines in (scale or {}).items():
+            acts.append((lines[-1][0], log.scale_rows, lines, name))
+        acts += [(step, log.layers, x) for step, x in (tables or {}).items()]
+        for step, act, *arguments in sorted(acts, key=itemgetter(0)):
+            act(step, *arguments)
+
+
+def verdict(path, step=1, kind="forward_overflow", **more):
+    """The event of a finding."""
+    advice = f"Let it compute in float32: PrecisionRule({path!r})"
+    about = {"kind": "verdict", "verdict": kind, "layer": path, "step": step}
+    about |= {"direction": "forward", "advice": advice, "numbers": {}}
+    return about | more

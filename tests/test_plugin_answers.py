@@ -1,498 +1,243 @@
-"""The cards that answer "what if": their arithmetic, and they in a browser."""
+"""What the page answers: what if, what differs, what was done, what is left."""
 
-import contextlib
-import itertools
-import json
-import os
-import pathlib
-import shutil
-import subprocess
-import urllib.parse
+import math
 
 import keras
 import ml_dtypes
 import numpy as np
 import pytest
-from missing_programs import skip_without
-from plugin_page import VERMILLION, Page
-from plugin_runs import tiny_transformer, train, train_growing
-from reporting_readers import get, poll, tensorboard
-from selenium.webdriver.common.keys import Keys
+from canonical_logs import Fit, layer, small_model
+from plugin_runs import tiny_transformer, train, verdict, write
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting import run_ranges
-from keras_mixprec.reporting.file_source import FileSource, find_runs
-from keras_mixprec.reporting.format_limits import CHOICES, format_limits
-from keras_mixprec.reporting.grid import as_sent
-from keras_mixprec.reporting.run_data import RunData
-from keras_mixprec.reporting.run_log import RunLog
-from keras_mixprec.reporting.run_summary import summary
-from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.tensorboard_plugin import endpoints
-from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
-FAILED, TUNED = "float16/mixprec", "tuned/mixprec"
-REPAIRED = "repaired/mixprec"
+OVERFLOW, REPAIRED = "overflow/mixprec", "repaired/mixprec"
+HEALTHY, FITS = "healthy/mixprec", "two_fits/mixprec"
+SQUARE = "block/square"
+HEADROOM, GRADIENTS = "activation_headroom_bits", "gradient_headroom_bits"
+CAUTION, PLAN = "#what-if .caution", "#what-if h3 + p"
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+MOST = float(ml_dtypes.finfo("float16").max)
+BEGIN = {"kind": "train_begin", "fit": 1, "step": 0}
 
 
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    log_dir = tmp_path_factory.mktemp("logs")
-    train(log_dir / "float16", epochs=1)
-    train_growing(log_dir / "repaired", kmp.PrecisionTuner(verbose=0))
-    train(log_dir / "tuned", kmp.PrecisionTuner(verbose=0), epochs=1)
-    return log_dir
+def overview_of(log_dir):
+    (run,) = kmp.load_report(log_dir).to_dict().values()
+    return run
 
 
-@pytest.fixture(scope="module")
-def url(logs):
-    with tensorboard(str(logs)) as url:
-        assert poll(lambda: len(ask(url, "runs") or ()) >= 3)
-        yield url
+def skip(step, **event):
+    about = {"kind": "skipped_step", "at_step": step, "scale": 2.0**15}
+    return about | {"variables": ["a/kernel"], "step": step} | event
 
 
-@pytest.fixture
-def page(driver):
-    page = Page(driver)
-    page.errors()
-    yield page
-    assert page.errors() == []
-
-
-@contextlib.contextmanager
-def served(page, folder):
-    """A server for one test, which the page no longer asks when it ends."""
-    with tensorboard(str(folder)) as url:
-        yield url
-        page.driver.get("about:blank")
-
-
-def ask(url, route, **query):
-    return get(url, f"plugin/mixed_precision/data/{route}", **query)
-
-
-def test_rows_of_runs_come_as_they_are_read(logs, monkeypatch):
-    monkeypatch.setattr(endpoints, "_PATIENCE", 0)
-    answers, runs = endpoints.Endpoints(), LogFolder(str(logs))
-    seen = []
-    for _ in range(4):
-        rows = json.loads(answers.data(runs, "summaries", {}).body)
-        seen.append([row.get("unread", False) for row in rows])
-    assert seen[0] == [False, True, True]
-    assert seen[2] == seen[3] == [False] * 3
-    assert rows == [
-        json.loads(to_json(summary(data_of(logs, row["run"]).overview())))
-        for row in rows
-    ]
-
-
-def data_of(logs, run):
-    return RunData(run, FileSource(find_runs(str(logs))[run]))
-
-
-# Arithmetic, against ml_dtypes and NumPy.
-
-
-def cast_state(largest, low, dtype):
-    """What becomes of numbers between two powers of two in a format."""
-    numbers = np.array([2.0**low, 2.0**largest], "float64")
-    with np.errstate(over="ignore"):
-        # Without infinities a format has NaN there.
-        cast = numbers.astype(ml_dtypes.finfo(dtype).dtype)
-        spare = (4 * numbers).astype(cast.dtype)
-    if not np.isfinite(cast[1].astype("float64")):
-        return "overflows"
-    if cast[0] == 0:
-        return "vanishes"
-    finite = np.isfinite(spare[1].astype("float64"))
-    return "fits" if finite else "close"
-
-
-def some_casts():
-    for dtype in CHOICES[1:]:
-        info = ml_dtypes.finfo(dtype)
-        top = int(np.log2(float(info.max)))
-        bottom = int(np.log2(float(info.smallest_subnormal)))
-        for largest in (0, top - 3, top - 0.5, top + 1):
-            # A tie at half the smallest number is rounded to 0.
-            for low in (bottom - 2, bottom - 1, bottom, bottom + 1):
-                range_ = {"largest": largest, "low": low}
-                state = cast_state(largest, low, dtype)
-                yield {"dtype": dtype, "range": range_, "state": state}
-
-
-def some_windows():
-    ranges = (-3, -20), (4, -40), (-12.5, -13)
-    for dtype, (largest, low) in itertools.product(CHOICES[2:], ranges):
-        bits = np.arange(-60, 80)
-        numbers = np.array([2.0**low, 4 * 2.0**largest])
-        with np.errstate(over="ignore"):
-            scaled = numbers * np.exp2(bits[:, None].astype("float64"))
-            cast = scaled.astype(ml_dtypes.finfo(dtype).dtype)
-        small, large = cast.astype("float64").T
-        window = {
-            "lowest": bits[small > 0].min().item(),
-            "highest": bits[np.isfinite(large)].max().item(),
-        }
-        range_ = {"largest": largest, "low": low}
-        yield {"dtype": dtype, "range": range_} | window
-
-
-def test_the_rules_agree_with_casts():
-    if not shutil.which("node"):
-        skip_without("node", "apt-get install nodejs")
-    tests = pathlib.Path(__file__).with_name("answers_functions.test.mjs")
-    numbers = {
-        "formats": [format_limits(name) for name in CHOICES],
-        "casts": list(some_casts()),
-        "windows": list(some_windows()),
-    }
-    done = subprocess.run(
-        ["node", "--test", tests],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"MIXPREC_CASTS": json.dumps(numbers)},
-    )
-    assert done.returncode == 0, done.stdout
-
-
-def test_numbers_that_count_keep_99_percent_of_the_energy():
-    random = np.random.default_rng(0)
-    values = np.exp2(random.normal(-8, 5, 4000)).astype("float32")
-    exponents = np.floor(np.log2(values)).astype(int)
-    bins, counts = np.unique(exponents, return_counts=True)
-    low = run_ranges.smallest_that_counts(bins, counts)
-    # Bins count every number as the power of two below it.
-    energy = np.exp2(2.0 * exponents)
-    assert energy[exponents >= low].sum() >= 0.99 * energy.sum()
-    assert energy[exponents > low].sum() < 0.99 * energy.sum()
-    assert run_ranges.smallest_that_counts([128], [5]) is None
-
-
-def test_ranges_are_those_of_the_log(logs):
-    data = data_of(logs, REPAIRED)
-    own = run_ranges.run_ranges(data, 2000)["layers"]["logits"]["activation"]
-    grid = data.grid("activation_headroom_bits", 2000)
-    bits = as_sent(grid.worst[grid.layers.index("logits")])
-    known = np.isfinite(bits)  # What overflows makes all behind it infinite.
-    largest = (np.log2(65504) - bits)[known]
-    assert own["worst"]["largest"] == pytest.approx(largest.max(), abs=1e-3)
-    assert own["worst"]["largest_step"] == grid.last[known][largest.argmax()]
-    assert own["last"]["largest"] == pytest.approx(largest[-1], abs=1e-3)
-
-
-def test_gradients_are_without_the_loss_scale(logs):
-    data = data_of(logs, TUNED)
-    own = run_ranges.run_ranges(data, 2000)["layers"]["logits"]["gradient"]
-    # Of a cross-entropy over 8 samples no gradient of a logit exceeds 1/8.
-    assert -8 < own["worst"]["largest"] <= -3 + 1e-3
-
-
-def test_gradients_of_weights_are_without_the_loss_scale_as_well(logs):
-    data = data_of(logs, TUNED)
-    own = run_ranges.run_ranges(data, 2000)["layers"]["logits"]
-    grid = data.grid("weight_gradient_headroom_bits", 2000)
-    bits = as_sent(grid.worst[grid.layers.index("logits")])
-    largest = (np.log2(65504) - bits)[np.isfinite(bits)].max()
-    found = own["weight_gradient"]["worst"]["largest"]
-    assert found == pytest.approx(largest, abs=1e-3)
-    # More than those of its outputs, a sum over the batch.
-    assert found > own["gradient"]["worst"]["largest"]
-
-
-def sound():
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((8,))
-    hidden = keras.layers.Dense(16, "relu", name="embed")(inputs)
-    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
-
-
-def test_each_call_of_fit_is_measured_by_its_own_formats(tmp_path):
-    # The first call ends with a loss scale, the second has none.
-    for policy in "mixed_float16", "mixed_bfloat16":
-        arguments = {"policy": policy, "scaled": policy == "mixed_float16"}
-        for name in policy, "both":
-            train(tmp_path / name, epochs=1, build=sound, **arguments)
-    both, *alone = (
-        run_ranges.run_ranges(data_of(tmp_path, f"{name}/mixprec"), 2000)
-        for name in ("both", "mixed_float16", "mixed_bfloat16")
-    )
-    for part in "activation", "gradient", "weight":
-        for moment, run in ("first", alone[0]), ("last", alone[1]):
-            found, known = (
-                ranges["layers"]["embed"][part][moment]["largest"]
-                for ranges in (both, run)
-            )
-            assert found == pytest.approx(known, abs=1e-3), (part, moment)
-
-
-def test_only_where_it_began_a_layer_is_said_to_be_not_finite(logs):
-    ranges = run_ranges.run_ranges(data_of(logs, FAILED), 2000)["layers"]
-    blamed = {path for path, own in ranges.items() if "nonfinite" in own}
-    assert blamed == {"overflowing"}
-    assert ranges["overflowing"]["nonfinite"]["dtype"] == "float16"
-
-
-def test_a_demotion_is_of_its_step_though_the_table_is_of_later(tmp_path):
-    layer = {"path": "a", "compute_dtype": "float16"}
-    wide = layer | {"compute_dtype": "float32"}
-    change = {"a": {"before": "mixed_float16", "after": "float32"}}
-    skip = {"kind": "skipped_step", "at_step": 1, "scale": 2.0**15}
-    numbers = {"largest_output_in_float32": 8.0}
-    found = {"kind": "verdict", "verdict": "forward_overflow", "layer": "a"}
-    found |= {"direction": "forward", "advice": ""}
-    with RunLog(tmp_path / "run") as log:
-        log.layers(0, [layer])
-        log.event(0, {"kind": "train_begin"})
-        log.event(0, found | {"numbers": numbers})
-        log.event(0, {"kind": "demote", "layers": change, "reasons": {}})
-        log.layers(50, [wide])
-        log.event(50, skip | {"variables": ["a"]})
-    ranges = run_ranges.run_ranges(data_of(tmp_path, "run/mixprec"), 2000)
-    assert ranges["overflowing_scale"] == 15
-    assert ranges["layers"]["a"]["in_float32"] == 3
-
-
-def test_a_verdict_holds_for_every_format_of_no_greater_range(logs):
-    own = run_ranges.run_ranges(data_of(logs, TUNED), 2000)["layers"]
-    refused = own["overflowing"]["refused"]
-    most = float(ml_dtypes.finfo("float16").max)
-    for dtype in CHOICES:
-        narrow = float(ml_dtypes.finfo(dtype).max) <= most
-        wanted = ["forward_overflow"] if narrow else []
-        assert refused[dtype] == wanted, dtype
+def change(step, kind, *paths, after="float32", **event):
+    reason = f"forward_overflow in {paths[0]!r}, forward at step {step} (x=1)"
+    layers = {p: {"before": "mixed_float16", "after": after} for p in paths}
+    about = {"kind": kind, "step": step, "message": "", "layers": layers}
+    return about | {"reasons": dict.fromkeys(paths, reason)} | event
 
 
 # What if.
 
 
-def what_if(page, run, url, **link):
-    page.open(url, run=run, **link)
-    page.one("#what-if")
-    page.until(lambda: page.all("#what-if tr[data-layer]"))
-    return page.settle()
+def cells(page, path):
+    return page.texts(f"#what-if tr[data-layer='{path}'] td")
 
 
-def cells(page, layer):
-    return page.texts(f"#what-if tr[data-layer='{layer}'] td")
+@pytest.fixture
+def measured(node, tmp_path):
+    """A layer that float16 cannot bear, in a run that is repaired."""
+    rows = [layer("a"), layer("b", fed_by=["a"])]
+    wide = [rows[0] | {"compute_dtype": "float32"}, rows[1]]
+    heat = {
+        n: {
+            HEADROOM: [9.0 - n, 12.0],
+            GRADIENTS: [9.0, 3.5 if n == 5 else 8.0],
+        }
+        for n in range(1, 21)
+    }
+    write(
+        tmp_path,
+        rows,
+        verdict("a", 12),
+        change(12, "demote", "a"),
+        tables={12: wide},
+        heat=heat,
+        scale={"": [[0, 2.0**15, 0, 0]]},
+        bins={(20, "gradient", "b"): [[-2.0, -1.0, 9.0], [4.0, 5.0, 2.0]]},
+    )
+    return node.show(tmp_path)
 
 
-def test_what_a_layer_would_do_in_another_format(page, url, logs):
-    what_if(page, REPAIRED, url, layer="square")
-    worst = run_ranges.run_ranges(data_of(logs, REPAIRED), 2000)["layers"]
-    largest = worst["square"]["activation"]["worst"]["largest"]
-    beyond = largest - np.log2(65504)
-    text = f"overflow: {float(f'{beyond:.1f}'):g} bits beyond float16"
-    assert text in cells(page, "square")[0]
-    page.pick("#what-if-format", "bfloat16")
-    limit = np.log2(float(ml_dtypes.finfo("bfloat16").max))
-    # It is shown with three digits.
-    assert f"{limit - largest:.0f} bits left" in cells(page, "square")[0]
-    assert page.text("#what-if [role=status]").endswith("1 would fit.")
+def test_what_a_layer_would_do_in_another_format(measured):
+    assert "overflow: 11 bits" in cells(measured, "a")[0]
+    assert "step 20" in cells(measured, "a")[0]
+    assert "12 bits left" in cells(measured, "b")[0]
+    assert measured.text("#what-if [role=status]").endswith("1 would fit.")
+    measured.pick("#what-if-format", "bfloat16")
+    # Its maximum is 2**112 times that of float16.
+    assert "101 bits left" in cells(measured, "a")[0]
+    measured.pick("#what-if-format", "float16").pick("#what-if-moment", "first")
+    assert "forward overflow" in cells(measured, "a")[0]
+    measured.pick("#what-if-layer", "b")
+    assert measured.count("#what-if tr[data-layer]") == 1
+    assert not cells(measured, "a")
 
 
-def test_the_chart_and_what_if_say_the_same_of_loss_scales(page, url):
-    what_if(page, TUNED, url, layer="in_1", part="gradient")
-    page.pick("#what-if-moment", "first")
-    said = cells(page, "in_1")[1].replace(" to ", " ").split()
-    first = ask(url, "histogram", run=TUNED, layer="in_1", part="gradient")
-    page.open(url, run=TUNED, layer="in_1", part="gradient", step=1)
-    assert first["steps"][0] == 1
-    words = page.text("#histogram .words")
-    # The gradients of weights, which the chart is not of, are larger.
-    assert f"; those of outputs fit loss scales {said[0]} to " in words
-    assert f"to {said[1]}; in use: " not in words
-    assert words.startswith("least headroom of this layer's gradients: ")
-    (title,) = page.values("#histogram .words", "title")
-    assert "2 bits to spare for the reading after step 1" in title
+def test_the_chart_and_what_if_say_the_same_of_loss_scales(measured):
+    measured.pick("#what-if-moment", "last")
+    # With a loss scale of 2**15 those that count are from 2**4 on, and the
+    # largest is 8 bits below the maximum.
+    low, high = cells(measured, "b")[1].split(" to ")
+    assert (low, high) == ("2⁻¹³", f"2{str(15 + 8 - 2).translate(RAISED)}")
+    measured.click("#layers tr[data-layer=b]").click("[data-part=gradient]")
+    assert f"{low} to {high}" in measured.text("#histogram .words")
 
 
-def test_a_plan_from_ranges_is_one_that_models_follow(page, url, tmp_path):
-    what_if(page, TUNED, url)
-    (address,) = page.values("#what-if a", "href")
-    kind, _, content = address.partition(",")
-    path = tmp_path / "what_if_plan.json"
-    path.write_text(urllib.parse.unquote(content))
+@pytest.fixture(scope="module")
+def tuned(trained):
+    """The ranges of a real run, and the page of it."""
+    path = trained / "report.html"
+    kmp.load_report(trained).save_html(path)
+    return path
+
+
+def test_a_plan_from_ranges_is_one_that_models_follow(node, tuned, tmp_path):
+    node.open_file(tuned, run="tuned/mixprec")
+    (address,) = node.values("#what-if a", "href")
+    plan = node.run("return fetch(arguments[0]).then((x) => x.text())", address)
+    assert address.startswith("data:application/json")
+    path = tmp_path / "plan.json"
+    path.write_text(plan)
     plan = kmp.PrecisionPlan.load(path)
-    train(tmp_path / "again", policy=plan, epochs=1)
     wide = [p for p, policy in plan.items() if policy == "float32"]
-    assert kind == "data:application/json"
     assert "overflowing" in wide
     assert len(wide) < 4
-    assert "found forward overflow" in plan.reasons["overflowing"]
-    again = data_of(tmp_path / "again", "mixprec").overview()
-    assert again["skipped"] == 0
+    train(tmp_path / "again", policy=plan, epochs=1)
+    assert overview_of(tmp_path / "again")["skipped"] == 0
 
 
-def test_a_plan_says_what_another_run_found(page, tmp_path):
-    train(tmp_path / "float16", epochs=1)
-    train(tmp_path / "wide", epochs=1, policy="float32", scaled=False)
-    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
-    page.open_file(tmp_path / "report.html").settle()
-    caution = "#what-if .caution"
-    page.pick("#run", "wide/mixprec")
-    page.one("#what-if")
-    page.until(lambda: page.all("#what-if tr[data-layer]"))
-    page.until(lambda: page.shown(caution))
-    found = "forward overflow in overflowing (float16/mixprec)"
-    assert found in page.text(caution)
-    page.pick("#what-if-format", "float32")  # Of which there is no plan.
-    assert not page.shown(caution)
+def test_a_plan_says_what_another_run_found(node, tmp_path):
+    heat = {9: {HEADROOM: [9.0, 9.0]}}
+    write(tmp_path / "low", "ab", verdict("a"), heat=heat)
+    rows = [layer(path, dtype="float32") for path in "ab"]
+    write(tmp_path / "wide", rows, BEGIN, heat=heat)
+    node.show(tmp_path, run="wide/mixprec")
+    assert "forward overflow in a" in node.text(CAUTION)
+    assert "low/mixprec" in node.text(CAUTION)
+    node.pick("#what-if-format", "float32")  # Of which there is no plan.
+    assert not node.shown(CAUTION)
+    assert node.values("#what-if a", "hidden") == [True]
 
 
-def test_blocks_and_moments_are_chosen_with_the_keyboard(page, url):
-    what_if(page, REPAIRED, url)
-    assert len(page.all("#what-if tr[data-layer]")) == 3
-    page.focus("#what-if-moment")
-    page.press("l")  # The last reading.
-    assert page.values("#what-if-moment", "value") == ["last"]
-    page.pick("#what-if-format", "float8_e4m3fn")
-    assert page.values("#what-if a", "hidden") == [True]
-    assert "quantize" in page.text("#what-if")
-
-
-def test_without_ranges_it_says_what_measures_them(page, tmp_path):
-    with RunLog(tmp_path / "bare") as log:
-        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
-        log.event(0, {"kind": "train_begin"})
-    with served(page, tmp_path) as url:
-        poll(lambda: ask(url, "runs"))
-        page.open(url, run="bare/mixprec")
-        page.one("#what-if")
-        page.until(lambda: "probe_every" in page.text("#what-if .absent"))
-
-
-# The range of a layer by step.
-
-
-def write_forecast(log_dir):
-    """A log of a layer whose headroom falls by 2 bits in 10 steps."""
-    metrics = {"activation_headroom_bits": "min"}
-    forecast = {"layer": "grows", "headroom_bits": 4, "overflows_in_steps": 20}
-    with RunLog(log_dir) as log:
-        table = {"class": "Dense", "parameters": 1, "share_of_flops": 1.0}
-        names = "grows", "rests"
-        rows = [{"path": p, "compute_dtype": "float16"} | table for p in names]
-        log.layers(0, rows)
-        for step in range(0, 41, 10):
-            heat = np.array([[12 - step / 5], [9.0]])
-            log.heat(step, heat, [*names], metrics)
-        log.event(40, {"kind": "trend"} | forecast)
-
-
-def test_a_forecast_is_drawn_up_to_the_maximum(page, tmp_path):
-    write_forecast(tmp_path / "own")
-    with served(page, tmp_path) as url:
-        assert poll(lambda: ask(url, "runs"))
-        page.open(url, run="own/mixprec")
-        page.click("#course .chip")
-        words = page.text("#course .hint")
-        assert "4 bits left" in words
-        assert "expected at step 60" in words
-        assert {"step 60", "maximum"} <= page.written("#course canvas")
-        page.click("#course details summary")
-        rows = [r.split() for r in page.values("#course tr", "innerText")]
-        assert ["60", "(expected)", "2^16", "–", "–"] in rows
-        # 4 bits below 65504.
-        assert ["40", "2^12", "–", "–"] in rows
-        page.focus("#course canvas")
-        page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
-        assert "step 10" in page.chosen()[0]
-        page.click("#layers tr[data-layer=rests]")
-        assert "expected" not in page.text("#course .hint")
-
-
-def test_the_range_by_step_is_that_of_the_histograms(page, url, logs):
-    page.open(url, run=TUNED, layer="in_0", part="gradient")
-    page.click("#course details summary")
-    found = data_of(logs, TUNED).histogram("in_0", "gradient")
-    cells = page.texts("#course tbody td")
-    (at,) = [n for n in range(0, len(cells), 4) if cells[n] == "20"]
-    place = found["steps"].index(20)
-    counts = np.cumsum(found["counts"][place])
-    median = np.searchsorted(counts, counts[-1] / 2)
-    exponents = found["exponents"][place]
-    assert cells[at + 2] == f"2^{exponents[median]}"
-    assert cells[at + 3] == f"2^{exponents[0]}"
-
-
-def test_what_is_not_finite_is_at_the_top_edge(page, url, logs):
-    page.open(url, run=FAILED, layer="overflowing")
-    data = data_of(logs, FAILED)
-    grid = data.grid("activation_headroom_bits", 2000)
-    bits = grid.worst[grid.layers.index("overflowing")]
-    steps = np.asarray(grid.last)[bits == -np.inf]
-    assert f"first after step {steps[0]}." in page.text("#course .hint")
-    assert "▲infinite or NaN" in page.text("#course .legend")
-    page.click("#course details summary")
-    cells = page.texts("#course tbody td")
-    lost = [cells[n] for n in range(0, len(cells), 4) if "NaN" in cells[n + 1]]
-    assert [*map(int, lost)] == steps.tolist()
-    # `PLACE` of course_card.js; a triangle is 11 pixels wide at its foot.
-    width = page.one("#course canvas").size["width"]
-    places = 54 + steps[[0, -1]] / data.overview()["last_step"] * (width - 154)
-    marks = page.pixels("#course canvas")[12 + 6 + 3][VERMILLION]
-    found = marks["first"] + 5, marks["last"] - 5
-    assert np.abs(places - found).max() <= 2
-
-
-# The tuner's history.
-
-
-def test_the_history_of_dtypes_has_a_bar_for_each(page, url, logs):
-    page.open(url, run=REPAIRED)
-    (square,) = [
-        x
-        for x in data_of(logs, REPAIRED).overview()["layers"]
-        if x["path"] == "square"
+def test_the_advised_loss_scale_skipped_no_step(node, tmp_path):
+    skips = [skip(step, scale=2.0 ** (25 - step)) for step in (1, 2, 3)]
+    heat = {9: {HEADROOM: [9.0], GRADIENTS: [12.0]}}
+    scale = [
+        [0, 2.0**24, 0, 0],
+        *([n, 2.0 ** (24 - n), n, 0] for n in (1, 2, 3)),
     ]
-    step = square["demoted_at"]
-    names = page.values("#dtypes button.dtype-bar", "title")
-    assert [n for n in names if n.startswith("square: float16, steps 0 to")]
-    assert square["demoted_because"] in next(n for n in names if "float32" in n)
-    page.focus("#dtypes button.dtype-bar.float32")
-    page.press(Keys.ENTER)
-    assert page.chosen() == (f"Selected: square · step {step}", "square")
-    page.click("#dtypes details summary")
-    assert "float32" in page.texts("#dtypes tbody td")
+    write(tmp_path, "a", *skips, heat=heat, scale={"": scale},
+          bins={(9, "gradient", "a"): [[-3.0, -2.0, 4.0]]})  # fmt: skip
+    node.show(tmp_path)
+    assert "2²² on" in node.text(PLAN)
 
 
-def test_without_changes_it_says_what_makes_them(page, url):
-    page.open(url, run=FAILED)
-    assert "callbacks=[monitor, PrecisionTuner()]" in page.text("#dtypes")
-    assert not page.all("#dtypes button.dtype-bar")
+def test_without_ranges_it_says_what_measures_them(node, tmp_path):
+    write(tmp_path, "a", BEGIN)
+    node.show(tmp_path)
+    assert "probe_every" in node.text("#what-if .absent")
+
+
+def test_a_run_that_diverged_gets_no_plan(node, canonical_url):
+    node.open(canonical_url, run="weights_lost/mixprec")
+    assert node.values("#what-if a", "hidden") == [True]
+    assert "No plan" in node.text("#what-if")
 
 
 # Two runs.
 
 
-def test_two_runs_layer_by_layer(page, url, logs):
-    page.open(url, run=TUNED)
-    assert "second run" in page.text("#difference .absent")
-    page.open(url, run=TUNED, compare=FAILED)
-    page.one("#difference")
-    page.until(lambda: page.all("#difference tr[data-layer] td:nth-child(5)"))
-    page.pick("#difference-by", "dtype")
-    first = page.values("#difference tr[data-layer]", "dataset.layer")[0]
-    assert first == "overflowing"
-    cells = page.texts("#difference tr[data-layer=overflowing] td")
-    assert cells[0] == "float32 | float16"
-    heads = page.texts("#difference thead .of-run")
-    assert heads == ["tuned | float16"] * len(cells)
-    page.until(
-        lambda: "∞" in page.text("#difference tr[data-layer=overflowing]")
+def test_two_runs_layer_by_layer(node, canonical_url):
+    node.open(canonical_url, run=REPAIRED)
+    assert node.shown("#difference .absent")
+    node.pick("#compare", OVERFLOW)
+    assert not node.shown("#difference .absent")
+    node.pick("#difference-by", "dtype")
+    paths = node.values("#difference tr[data-layer]", "dataset.layer")
+    assert {*paths[:2]} == {"block/norm", SQUARE}
+    row = f"#difference tr[data-layer='{SQUARE}']"
+    found = node.texts(f"{row} td")
+    assert found[0] == "float32 | float16"
+    heads = node.texts("#difference thead .of-run")
+    assert heads == ["repaired | overflow"] * len(found)
+    node.click(f"{row} button")
+    assert node.chosen()[1] == SQUARE
+
+
+def test_of_two_runs_a_cell_has_one_quantity(node, tmp_path):
+    largest = {"largest_inside_in_float32": 2.0**20}
+    zero = {HEADROOM: [math.inf], "activation_zero": [1.0]}
+    write(
+        tmp_path / "fault", "a", verdict("a", numbers=largest), heat={9: zero}
     )
-    page.focus("#difference tr[data-layer=overflowing] button")
-    page.press(Keys.ENTER)
-    assert page.chosen()[1] == "overflowing"
+    wide = [layer("a", dtype="float32")]
+    write(tmp_path / "wide", wide, heat={9: {HEADROOM: [4.0]}})
+    node.show(tmp_path, run="fault/mixprec", compare="wide/mixprec")
+    heads = node.texts("#difference thead th")[1:]
+    (row,) = node.rows("#difference tr[data-layer=a]")
+    found = {
+        head.split("fault")[0]: cell
+        for head, cell in zip(heads, row[1:], strict=True)
+    }
+    assert found["Activation headroom"] == "all zero | 116 bits"
+    assert found["Overflow inside the layer"].endswith(" | none")
 
 
-# The map of the model.
+# The map of the model, and the dtypes of its layers.
 
 
-def test_the_log_has_the_graph_of_a_model(logs):
-    layers = data_of(logs, TUNED).overview()["layers"]
-    fed_by = {layer["path"]: layer["fed_by"] for layer in layers}
+def test_a_layer_is_picked_from_the_map(node, canonical_url, told):
+    layers = told[HEALTHY]["layers"]
+    node.open(canonical_url, run=HEALTHY)
+    assert node.values("#map .node", "dataset.layer") == [
+        x["path"] for x in layers
+    ]
+    assert node.count("#map svg path") == sum(len(x["fed_by"]) for x in layers)
+    node.press("ArrowDown", "Enter", css="#map button.node")
+    assert node.chosen()[1] == layers[1]["path"]
+    current = "#map button.node[aria-current=true]"
+    assert node.values(current, "dataset.layer") == [layers[1]["path"]]
+    # Another metric colours the nodes that there are.
+    node.run("document.querySelector('#map button.node').known = true")
+    node.pick("#metric", GRADIENTS)
+    assert node.values("#map button.node", "known")[0]
+    assert "8 bits" in node.values("#map button.node", "title")[2]
+    node.click("#map details summary")
+    rows = {name: fed for name, fed, _ in node.rows("#map tbody tr")}
+    assert rows[SQUARE] == ", ".join(layers[2]["fed_by"])
+
+
+def test_blocks_of_the_map_are_unfolded(node, tmp_path):
+    paths = ["block", "block/inner", "head"]
+    rows = [layer(path) for path in paths]
+    for row in rows:
+        del row["fed_by"]
+    write(tmp_path, rows, heat={0: {HEADROOM: [9.0, -1.0, 5.0]}})
+    node.show(tmp_path).click("#map button.quiet")
+    names = node.values("#map button.node", "ariaLabel")
+    assert len(names) == 2
+    assert "overflow: 1 bits" in names[0]
+    assert "2 layers, folded" in names[0]
+    assert "no graph" in node.text("#map .hint")
+    node.click("#map button.node[data-layer=block]")
+    assert node.count("#map button.node") == 3
+
+
+def test_the_log_has_the_graph_of_a_model(tuned):
+    run = kmp.load_report(tuned.parent).to_dict()["tuned/mixprec"]
+    fed_by = {layer["path"]: layer["fed_by"] for layer in run["layers"]}
     assert fed_by["embed"] == []
     assert fed_by["overflowing"] == ["in_1"]
     assert sorted(fed_by["add_2"]) == ["add_1", "out_2"]
@@ -503,66 +248,433 @@ def test_the_log_has_the_graph_of_a_model(logs):
     assert sum(map(len, fed_by.values())) == links - 1
 
 
-def test_a_layer_is_picked_from_the_map(page, url):
-    page.open(url, run=TUNED)
-    assert len(page.all("#map button.node")) == 15
-    assert len(page.all("#map svg path")) == 17
-    page.focus("#map button.node")
-    page.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
-    assert page.chosen() == ("Selected: in_0", "in_0")
-    current = "#map button.node[aria-current=true]"
-    assert page.values(current, "dataset.layer") == ["in_0"]
-    page.click("#map details summary")
-    rows = [row.split("\t") for row in page.values("#map tr", "innerText")]
-    (row,) = [row for row in rows if row[0] == "add_1"]
-    assert sorted(row[1].split(", ")) == ["add_0", "out_1"]
+def test_the_history_of_dtypes_has_a_bar_for_each(node, canonical_url, told):
+    layers = told[REPAIRED]["layers"]
+    (square,) = (x for x in layers if x["path"] == SQUARE)
+    step = square["demoted_at"]
+    node.open(canonical_url, run=REPAIRED)
+    own = [
+        name
+        for name in node.values("#dtypes .dtype-bar", "title")
+        if name.startswith(f"{SQUARE}:")
+    ]
+    assert f"float16, steps 0 to {step}" in own[0]
+    assert square["demoted_because"] in own[1]
+    node.click(f"#dtypes .dtype-bar.float32[title^='{SQUARE}']")
+    assert node.chosen() == (f"Selected: {SQUARE} · step {step}", SQUARE)
+    node.pick("#run", HEALTHY)
+    assert "PrecisionTuner()" in node.text("#dtypes")
+    assert not node.count("#dtypes .dtype-bar")
 
 
-def test_blocks_of_the_map_are_unfolded(page, tmp_path):
-    table = {"class": "Dense", "parameters": 1, "share_of_flops": 0.0}
-    paths = ["block", "block/inner", "head"]
-    with RunLog(tmp_path / "own") as log:
-        rows = [{"path": p, "compute_dtype": "float16"} | table for p in paths]
-        log.layers(0, rows)
-        bits = np.array([[9.0], [-1.0], [5.0]])
-        metric = {"activation_headroom_bits": "min"}
-        log.heat(0, bits, paths, metric)
-    with served(page, tmp_path) as url:
-        assert poll(lambda: ask(url, "runs"))
-        page.open(url, run="own/mixprec")
-        page.click("#map button.quiet")
-        names = page.values("#map button.node", "ariaLabel")
-        assert len(names) == 2
-        assert "overflow: 1 bits too large; 2 layers, folded" in names[0]
-        assert "has no graph" in page.text("#map .hint")
-        page.click("#map button.node[data-layer=block]")
-        assert len(page.all("#map button.node")) == 3
+def test_the_dtype_of_before_the_first_step_is_seen(node, tmp_path):
+    wide = [layer("a", dtype="float32")]
+    events = verdict("a", 0), change(0, "demote", "a"), BEGIN | {"step": 40}
+    write(tmp_path, "a", *events, tables={1: wide})
+    node.show(tmp_path)
+    titles = node.values("#dtypes .dtype-bar", "title")
+    assert [title.split(",")[0] for title in titles] == [
+        "a: float16",
+        "a: float32",
+    ]
+    assert "before step 1" in titles[0]
 
 
 # The search for the layers that need float32.
 
 
-def test_the_trials_of_a_search_are_a_curve(page, tmp_path):
+def test_the_trials_of_a_search_are_a_curve(node, tmp_path):
     model = tiny_transformer()
     model.compile("adam", "sparse_categorical_crossentropy")
     x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
     plan = kmp.minimize_float32(model, x, np.arange(16) % 3, log_dir=tmp_path)
     trials = plan.trade_off
-    with served(page, tmp_path) as url:
-        assert poll(lambda: ask(url, "runs"))
-        page.open(url, run="mixprec")
-        best = len(trials.pareto())
-        words = f"{len(trials)} trials, {best} of them Pareto-optimal"
-        assert page.text("#pareto .hint").startswith(words)
-        page.click("#pareto details summary")
-        rows = [r.split("\t") for r in page.values("#pareto tr", "innerText")]
-        told = [set(row[3].split(", ")) - {"nothing"} for row in rows[1:]]
-        assert told == [set(trial["float32"]) for trial in trials]
-        kept = [row[2] == "yes" for row in rows[1:]]
-        assert kept == [trial["pareto_optimal"] for trial in trials]
-        page.driver.get("about:blank")  # It would ask a server that has ended.
+    node.show(tmp_path).click("#pareto details summary")
+    hint = node.text("#pareto .hint")
+    best = [trial["pareto_optimal"] for trial in trials]
+    assert hint.startswith(f"{len(trials)} trials, {sum(best)} of")
+    rows = node.rows("#pareto tbody tr")
+    told = [{*row[3].split(", ")} - {"nothing"} for row in rows]
+    assert told == [{*trial["float32"]} for trial in trials]
+    assert [row[2] == "yes" for row in rows] == best
 
 
-def test_without_a_search_it_says_what_makes_one(page, url):
-    page.open(url, run=TUNED)
-    assert "minimize_float32(model, x, y, log_dir=...)" in page.text("#pareto")
+def test_without_a_search_it_says_what_makes_one(node, canonical_url):
+    node.open(canonical_url, run=HEALTHY)
+    assert "minimize_float32(" in node.text("#pareto")
+
+
+# What was found, what was done, and what is left to do.
+
+
+BAD = {"loss": ["nan"], "kinds": {"a/kernel": ["nan"]}, "bad_input": {"x": 3}}
+BAD_DATA = verdict(None, kind="bad_data", direction=None)
+BAD_DATA["numbers"] = {"rows_of_x": [6]}
+
+
+def test_steps_skipped_for_bad_data_are_told_from_the_others(node, tmp_path):
+    events = skip(2, **BAD), skip(3, **BAD), skip(4, loss=[], kinds={
+        "a/kernel": ["inf"]}), BAD_DATA | {"step": 3}  # fmt: skip
+    write(tmp_path, "ab", *events)
+    node.show(tmp_path)
+    headline = node.text("#headline")
+    assert "2 batches" in headline
+    assert "step 2" in headline
+    assert "row 3" in headline
+    bad, other = node.texts("#events li[data-kind=skipped_step] .what")
+    assert "2¹⁵" in bad
+    assert "row 3" in bad
+    assert "overflow" not in bad
+    assert "(inf)" in other
+    node.click("#events li[data-kind=skipped_step]")
+    details = node.texts("#events li.chosen .detail")
+    assert [("step 2" in details[0]), ("step 3" in details[1])] == [True] * 2
+
+
+def low(step, scale):
+    about = {"optimizer": "", "at_step": 11, "held": 2.0**15, "scale": 1.0}
+    about |= {"cause": "bad_data", "message": f"2**15 to {scale}", "step": step}
+    return {"kind": "loss_scale_low"} | about
+
+
+KEPT = {"kind": "loss_scale_kept", "step": 20}
+
+
+@pytest.mark.parametrize(
+    ("tuner", "events", "said"),
+    [
+        (True, [], ["changed nothing", "no layer"]),
+        (True, [BAD_DATA, KEPT], ["changed nothing", "restored"]),
+        (True, [verdict("b", 3)], ["changed nothing"]),
+        (
+            True,
+            [change(3, "demote", "a", "b"), change(9, "promote", "a")],
+            ["2 layers", "step 3", "returned 1 layer"],
+        ),
+        (
+            True,
+            [change(3, "demote", "a", dry_run=True)],
+            ["changed nothing", "(dry_run=True)"],
+        ),
+        (False, [], None),
+        (False, [BAD_DATA], None),
+        (False, [verdict("b", 3)], ["PrecisionTuner() would repair b."]),
+        (
+            False,
+            [verdict("b", 3), low(50, "2**6"), low(90, "2**0")],
+            ["repair b", "restore the"],
+        ),
+    ],
+)
+def test_what_a_tuner_did_or_would_have_done(
+    node, tmp_path, tuner, events, said
+):
+    write(tmp_path, "ab", BEGIN | {"tuner": tuner}, *events)
+    told = overview_of(tmp_path)["tuner"]
+    assert (told is None) == (said is None)
+    assert all(words in told for words in said or [])
+    shown = node.show(tmp_path).texts("#headline .note")
+    assert (told or "").replace("`", "") in " ".join(shown)
+
+
+def test_a_loss_scale_that_bad_data_lowered_is_to_be_restored(node, tmp_path):
+    rows = BAD_DATA | {"step": 50, "at_step": 11}
+    write(tmp_path, "ab", rows, low(50, "2**6"), low(90, "2**0"))
+    run = overview_of(tmp_path)
+    restores = "set_loss_scale(2.0**15)"
+    assert restores in run["next"]["text"]
+    lines = run["next"]["code"].splitlines()
+    assert lines[-2:] == [
+        "x, y = x[keep], y[keep]",
+        f"model.optimizer.{restores}",
+    ]
+    # What was said of the same fall before is out of date.
+    node.show(tmp_path)
+    shown = "#events li[data-kind=loss_scale_low]"
+    assert node.values(shown, "dataset.step") == ["90"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "harm"),
+    [
+        (
+            {5: [0.1, 0.5], 20: [0.1, 0.5], 30: [0.75, 0.5], 40: [0.6, 0.5]},
+            ["1 has", "in a", "10%", "75%", "step 30"],
+        ),
+        ({5: [0.1, 0.5], 20: [0.1, 0.5]}, ["no layer"]),
+        ({5: [0.1, 0.5]}, ["no gradients"]),
+        ({20: [0.1, 0.5]}, None),
+        # Of behind the step at which the scale was back.
+        ({5: [0.1, 0.5], 70: [0.9, 0.5]}, ["no gradients"]),
+    ],
+)
+def test_what_a_low_loss_scale_has_cost_is_told(node, tmp_path, shares, harm):
+    back = {"kind": "loss_scale_recovered", "optimizer": "", "scale": 1.0}
+    heat = {step: {"gradient_zero": own} for step, own in shares.items()}
+    write(tmp_path, "ab", low(50, "2**6"), back | {"step": 60}, heat=heat)
+    events = overview_of(tmp_path)["events"]
+    (event,) = (e for e in events if e["kind"] == "loss_scale_low")
+    found = event.get("harm")
+    assert (found is None) == (harm is None)
+    assert all(words in found for words in harm or [])
+    node.show(tmp_path)
+    said = node.text("#events li[data-kind=loss_scale_low]")
+    assert (found or "to 2⁶")[1:] in said
+
+
+def test_after_a_repair_it_is_told_what_the_next_run_needs(node, canonical_url):
+    node.open(canonical_url, run=REPAIRED)
+    said = node.text("#headline .next")
+    assert "PrecisionTuner(plan='plan.json')" in said
+    node.click("#headline .next button")
+    assert "PrecisionPlan.load('plan.json')" in node.copied()
+
+
+def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(node, tmp_path):
+    """No rule keeps layers in float32 for good."""
+    keras.config.set_dtype_policy("mixed_float16")
+    parts = keras.layers.Dense(8, name="first"), keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((4,)), *parts])
+    optimizer = kmp.LossScaleOptimizer("adam", kmp.FixedLossScale(1.0))
+
+    def loss(y, p):
+        return 1e-10 * keras.ops.mean(keras.ops.square(y - p))
+
+    optimizer.inner_optimizer.epsilon = 1e-14
+    model.compile(optimizer, loss, jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(64, 4))
+    watching = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    callbacks = [watching, kmp.PrecisionTuner(verbose=0)]
+    model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
+    bits = watching.verdicts[0].numbers["advised_bits"]
+    headline = node.show(tmp_path).text("#headline")
+    assert f"raised to 2{str(bits).translate(RAISED)}" in headline
+    assert "that loss scale" in node.text("#headline .next")
+
+
+def test_what_is_advised_alike_of_several_layers_is_said_once(node, tmp_path):
+    own = {"error": "inf", "largest_input": 2.0}
+    write(tmp_path, "abcd", *(verdict(p, 3, numbers=own) for p in "abcd"))
+    node.show(tmp_path).click("#headline button.sentence")
+    (said,) = node.texts("#events li[data-kind=verdict] .what")
+    # Not as in the code, which is of all of them.
+    assert said.count("PrecisionRule('a')") == 1
+    assert "b, c, d." in said
+    details = node.texts("#events li[data-kind=verdict] .detail")
+    assert "∞" in details[1]
+    assert details[2].endswith(": 2")
+    text = " ".join(str(kmp.load_report(tmp_path)).split())
+    assert text.count("PrecisionRule('a')") == 1
+    for place in text, node.text("#headline .next"):
+        assert "3 more layers" in place
+
+
+def test_why_a_layer_was_changed_is_in_words(node, tmp_path):
+    write(tmp_path, "ab", change(3, "demote", "b"))
+    (said,) = node.show(tmp_path).texts("#events li[data-kind=demote] .what")
+    assert "forward overflow at step 3" in said
+    assert "x=1" not in node.text("#layers") + said
+
+
+@pytest.mark.parametrize("run", ["overflow", "bad_batch", "repaired"])
+def test_no_text_of_the_page_has_marks_of_code(node, canonical_url, run):
+    node.open(canonical_url, run=f"{run}/mixprec")
+    node.click("#events li[data-kind=verdict]")
+    text = node.text("main") + node.text("header")
+    assert "`" not in text
+    assert "2**" not in text.replace("(2.0**", "")
+
+
+# Whether it was worth it.
+
+
+def write_paced(
+    log_dir, seconds, dtype="float16", losses=(2.0, 1.0), readings=8
+):
+    dtypes = dict.fromkeys(("embed", "norm", "square"), dtype)
+    rows = small_model(**dtypes)
+    scales = {} if dtype == "float32" else None
+    fit = Fit(log_dir, rows, scales=scales)
+    for reading in range(readings):
+        fit.steps(10, losses)
+        # Every other one is a fiftieth slower.
+        fit.timed(10, seconds * (1 + 0.02 * (reading % 2)))
+    fit.probe()
+    fit.end()
+
+
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory):
+    """A run in float32, one in 16 bits, and the page of them."""
+    folder = tmp_path_factory.mktemp("paced")
+    write_paced(folder / "wide", 0.02, "float32", (2.0, 0.5))
+    write_paced(folder / "low", 0.01)
+    kmp.load_report(folder).save_html(folder / "report.html")
+    return folder
+
+
+@pytest.fixture
+def two(node, paced):
+    """The run in 16 bits, compared with the other."""
+    return node.open_file(
+        paced / "report.html", run="low/mixprec", compare="wide/mixprec"
+    )
+
+
+def test_a_panel_shows_how_fast_a_run_is(node, paced):
+    run = kmp.load_report(paced).to_dict()["low/mixprec"]
+    figures = {f["name"]: f["value"] for f in run["performance"]["figures"]}
+    known = [name for name, value in figures.items() if value is not None]
+    node.open_file(paced / "report.html", run="low/mixprec")
+    rows = "#performance tbody tr[data-figure]"
+    names = node.values(rows, "dataset.figure")
+    assert names == ["policy", "last_loss", *known]
+    found = dict(zip(names, node.texts(f"{rows} td"), strict=True))
+    assert found["policy"] == run["policy"]
+    assert float(found["last_loss"]) == run["loss"]["values"][-1]
+    assert found["step_time"] == f"{1e3 * figures['step_time']:.3g}\u202fms"
+    (line,) = node.marks("#performance canvas", "line", colour="line-1")
+    xs, ys = np.transpose(line["points"])
+    assert len(xs) == 8
+    assert ys[1::2].max() < ys[::2].min()  # Slower is higher.
+    assert not node.shown("#performance .against")
+
+
+def test_two_runs_are_compared_in_a_line(two, paced):
+    runs = kmp.load_report(paced).to_dict()
+    medians = [
+        runs[f"{name}/mixprec"]["performance"]["speed"]["medians"][
+            "samples_per_second"
+        ]
+        for name in ("low", "wide")
+    ]
+    low, wide = (
+        [m["median"] + x * m["off"] for x in (-1, 0, 1)] for m in medians
+    )
+    ratios = low[1] / wide[1], low[0] / wide[2], low[2] / wide[0]
+    speed, losses, memory, policies, shares = two.text(
+        "#performance .against"
+    ).split("; ")
+    for ratio in ratios:
+        assert f"{ratio:#.2g}x" in speed
+    assert "faster" in speed
+    assert losses == "last loss 1 (wide: 0.5)"
+    assert memory.startswith("as much")
+    assert "mixed_float16 (wide: float32)" in policies
+    assert "75\u202f%" in shares
+    heads = two.texts("#performance thead th")
+    assert heads == ["low", "wide"]
+    assert two.marks("#performance canvas", "line", colour="compare")
+
+
+def test_the_line_on_top_says_of_speed_what_its_card_says(two):
+    card = two.text("#performance .against").split("; ")[0]
+    two.pick("#compare", "")
+    top = two.texts("#headline .note")[0].split("; ")[0]
+    assert card.endswith(top)
+
+
+def test_what_was_set_otherwise_is_said_once_and_on_top(two):
+    (said,) = two.texts("#headline .setup")
+    assert "low | wide" in said
+    assert "mixed_float16" in said
+    # Right below the sentence of the first run.
+    assert two.values("#headline > *", "className")[1] == "note setup"
+    assert said not in two.text("main")
+
+
+def test_the_other_run_is_shown_by_a_click(node, paced):
+    node.open_file(paced / "report.html", run="wide/mixprec")
+    node.click("#performance .float32-help button")
+    assert node.values("#run", "value") == ["low/mixprec"]
+    assert node.values("#compare", "value") == ["wide/mixprec"]
+    assert "low" in node.texts("#headline .setup")[0]
+    node.pick("#compare", "")
+    assert not node.texts("#headline .setup")
+
+
+def test_the_page_opens_on_a_run_in_16_bits(node, tmp_path):
+    write_paced(tmp_path / "low", 0.01, readings=1)
+    write_paced(tmp_path / "wide", 0.01, "float32", readings=1)  # The newest.
+    node.show(tmp_path)
+    assert node.values("#run", "value") == ["low/mixprec"]
+
+
+def test_a_log_without_times_has_no_such_panel(node, tmp_path):
+    write(tmp_path / "a", "a")
+    write(tmp_path / "b", "a", BEGIN)
+    node.show(tmp_path, run="a/mixprec")
+    assert not node.shown("#performance")
+    # A training says why.
+    node.pick("#run", "b/mixprec")
+    assert node.shown("#performance .absent")
+    node.pick("#compare", "a/mixprec")
+    assert "either run" in node.text("#performance .absent")
+
+
+def test_a_run_that_ended_in_float32_is_not_said_to_be_one(node, tmp_path):
+    write(tmp_path / "low", "ab", BEGIN)
+    wide = [layer(path, dtype="float32") for path in "ab"]
+    events = verdict("b", 3), change(3, "demote", "a", "b")
+    write(tmp_path / "moved", "ab", BEGIN, *events, tables={9: wide})
+    node.show(tmp_path, run="low/mixprec")
+    assert node.count(".float32-help code") == 1
+    node.pick("#compare", "moved/mixprec")
+    assert node.count(".float32-help code") == 1
+    assert "both compiled" in node.text(".against")
+
+
+def train_a_little(model, *callbacks):
+    """Too short a run for a monitor that is given nothing."""
+    x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(x, x[:, :1], 4, verbose=0, callbacks=[*callbacks])
+
+
+def test_the_run_that_the_page_asks_for_can_be_compared(
+    node, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def build():
+        # The last layer stays in float32.
+        layers = keras.layers.Dense(16), keras.layers.Dense(1)
+        return keras.Sequential([keras.Input((8,)), *layers])
+
+    model = build()
+    kmp.apply_policy(model, "mixed_bfloat16")
+    train_a_little(model, kmp.MixPrecMonitor("logs/low", verbose=0))
+    kmp.load_report("logs").save_html("report.html")
+    node.open_file(tmp_path / "report.html")
+    said = node.text(".float32-help .hint")
+    assert "not be compared" in said
+    assert "update_freq" in said
+    names = {"model": build(), "keras_mixprec": kmp}
+    exec(node.text(".float32-help code"), names)
+    train_a_little(names["model"], names["monitor"])
+    runs = kmp.load_report("logs").to_dict()
+    speeds = {name: run["performance"]["speed"] for name, run in runs.items()}
+    assert speeds["low/mixprec"]["lacks"]["what"] == "readings"
+    made = runs["float32/mixprec"]
+    assert made["performance"]["speed"]["lacks"] is None
+    assert {x["compute_dtype"] for x in made["layers"]} == {"float32"}
+
+
+# What was found before training.
+
+
+def test_what_was_found_before_training_is_among_the_events(node, tmp_path):
+    about = {"kind": "before_training", "step": 0, "level": "bad"}
+    driver = {"finding": "driver-old", "message": "Old.", "advice": "Renew."}
+    lint = {"finding": "argument_beyond_format", "layer": "a"}
+    lint |= {"message": "It is 0.", "advice": "Scale."}
+    write(tmp_path, "ab", BEGIN, about | driver, about | lint)
+    node.show(tmp_path)
+    rows = "#events li[data-kind=before_training]"
+    first, second = node.texts(rows)
+    assert "Old." in first
+    assert "Renew." in first
+    for words in "argument beyond format", "It is 0.", "Scale.":
+        assert words in second
+    node.click(f"{rows}:nth-of-type(3)")
+    assert node.chosen()[1] == "a"

@@ -1,112 +1,767 @@
-"""What the pictures of a run say where there is little to draw."""
+"""What the pictures of a run show, and what stands beside them."""
+
+import math
 
 import numpy as np
 import pytest
-from selenium.webdriver.common.keys import Keys
+from canonical_logs import Fit, layer
+from node_page import (
+    HEAT,
+    HISTOGRAM,
+    LABELS,
+    LEFT,
+    LOSS_AXIS,
+    OTHER_HEAT,
+    TIMELINE,
+    WIDTH,
+    place,
+)
+from plugin_runs import verdict, write, write_long
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec import _clock
 
-LAST = 40
-METRICS = {"activation_headroom_bits": "min", "activation_nonfinite": "max"}
-INSIDE = {
-    "kind": "verdict",
-    "verdict": "forward_overflow",
-    "layer": "fault",
-    "direction": "forward",
-    "advice": "",
-    "numbers": {"largest_inside_in_float32": 204620.0},
-}
-CHANGE = {"fault": {"before": "mixed_float16", "after": "float32"}}
-DEMOTE = {"kind": "demote", "layers": CHANGE, "reasons": {}}
+OVERFLOW, REPAIRED = "overflow/mixprec", "repaired/mixprec"
+HEALTHY, OPTIMIZERS = "healthy/mixprec", "two_optimizers/mixprec"
+COURSE = "#course canvas"
+HEADROOM, NONFINITE = "activation_headroom_bits", "activation_nonfinite"
+GRADIENTS = "gradient_headroom_bits"
+INF = math.inf
+# The heatmap's cells, and a row of few of them.
+CELLS, ROW = WIDTH - LABELS - 22, 36
+
+
+def rows_of(page, css, colour, **wanted):
+    """Rows of the heatmap with such a mark on their cells."""
+    boxes = page.marks(css, "box", colour=colour, **wanted)
+    return {int(box["y"]) // ROW for box in boxes}
+
+
+# The timeline.
+
+
+def test_axes_are_named(node, canonical_url):
+    node.open(canonical_url, run=HEALTHY, layer="embed", part="gradient")
+    assert {"step", "loss scale", "loss"} <= node.written(TIMELINE)
+    assert "step" in node.written(HEAT)
+    assert {"magnitude", "elements", "loss scale"} <= node.written(HISTOGRAM)
+    assert "bits left" in node.written(".heat-legend canvas")
+    limits = {"maximum", "smallest normal", "smallest"}
+    assert limits <= node.written(COURSE)
+
+
+def test_a_scale_that_never_changes_is_drawn_to_the_last_step(
+    node, canonical_url, told
+):
+    (line,) = told[HEALTHY]["scale"]
+    assert {*line["scale"]} == {2.0**15}
+    node.open(canonical_url, run=HEALTHY)
+    (drawn,) = (
+        mark["points"] for mark in node.marks(TIMELINE, "line", colour="line-1")
+    )
+    ends = place([0, told[HEALTHY]["last_step"]], 41, LOSS_AXIS)
+    np.testing.assert_allclose([drawn[0][0], drawn[-1][0]], ends, atol=0.5)
+    assert len({y for _, y in drawn}) == 1
+
+
+def test_skips_that_are_not_listed_are_a_block_and_a_fit_is_a_line(
+    node, tmp_path
+):
+    write_long(tmp_path)
+    node.show(tmp_path)
+    assert {"700 skipped", "fit 2"} <= node.written(TIMELINE)
+    start, middle, end = place([100, 500, 900], 1000)
+    (block,) = node.marks(TIMELINE, "box", colour="skip")
+    found = block["x"], block["x"] + block["width"]
+    np.testing.assert_allclose(found, (start, end), atol=1)
+    dots = node.marks(TIMELINE, "line", colour="axis", dashed=True)
+    np.testing.assert_allclose(dots[0]["points"][0][0], middle, atol=1)
+
+
+def test_marks_of_events_are_where_they_were(node, canonical_url, told):
+    node.open(canonical_url, run=OVERFLOW)
+    alarm = node.marks(TIMELINE, "line", colour="bad", dashed=True)[-1]
+    np.testing.assert_allclose(alarm["points"][0][0], place(5, 40), atol=1)
+    x, y = alarm["points"][1]
+    node.click(TIMELINE, x, y)
+    assert node.values("#events .chosen", "dataset.kind") == ["verdict"]
+    assert "overflow" in " ".join(node.hover(TIMELINE, x, y))
+    found = node.hover(TIMELINE, place(20, 40), 60)
+    assert found[0] == "step 20"
+    assert "2⁻⁵" in found[1]
+    assert "20 skipped" in found[1]
+
+
+def write_losses(log_dir, rows, dtype="float16", last=100, **more):
+    end = {"kind": "train_end", "summary": "", "step": last}
+    write(log_dir, [layer("a", dtype=dtype)], end, loss=rows, **more)
+
+
+def curve_of_loss(step):
+    return math.nan if 40 <= step < 60 else 4 * math.exp(-step / 30)
+
+
+def test_the_loss_is_drawn_where_its_numbers_are(node, tmp_path):
+    rows = [(step, curve_of_loss(step)) for step in range(2, 101, 2)]
+    write_losses(tmp_path, rows, scale={"": [[0, 2.0**15, 0, 0]]})
+    node.show(tmp_path)
+    assert {"loss", "1", "2", "3"} <= node.written(TIMELINE)
+    lines = node.marks(TIMELINE, "line", colour="loss")
+    drawn = {tuple(point) for mark in lines for point in mark["points"]}
+    finite = [row for row in rows if math.isfinite(row[1])]
+    xs = place([step for step, _ in finite], 100, LOSS_AXIS)
+    ys = np.interp([x for _, x in finite], *zip(
+        (min(x for _, x in finite), 130), (max(x for _, x in finite), 18),
+        strict=True))  # fmt: skip
+    for x, y in zip(xs, ys, strict=True):
+        assert min(math.dist((x, y), point) for point in drawn) < 0.5
+    # That it is not finite is marked at the top edge, and said.
+    (gap,) = (m["points"] for m in lines if m["points"][0][1] == 12)
+    ends = place([38, 58], 100, LOSS_AXIS)
+    np.testing.assert_allclose([x for x, _ in gap], ends, atol=0.5)
+    node.click("#timeline details:nth-of-type(2) summary")
+    cells = node.texts("#timeline details:nth-of-type(2) td:last-child")
+    assert cells.count("NaN") == 10
+    assert len(cells) == len(rows)
+    assert float(cells[0]) == pytest.approx(rows[0][1], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(40, 1.0), (90, 0.5), (100, 0.4)], ["step 40", "10 to 50"]),
+        ([(n, 1.0) for n in range(2, 9, 2)], ["step 2", "every 2"]),
+        ([(80, 1.0)], ["only reading", "step 80"]),
+        ([(n, 1.0) for n in range(1, 9)], ["every step"]),
+        ([(50, math.nan), (100, math.nan)], ["all 2", "step 100"]),
+        ([(50, math.nan), (100, 1.0)], ["1 of 2"]),
+    ],
+)
+def test_when_a_loss_was_read_is_said_beside_it(node, tmp_path, rows, said):
+    write_losses(tmp_path, rows)
+    node.show(tmp_path)
+    legend = node.text("#timeline .legend")
+    assert all(words in legend for words in said)
+    # A legend stands for something that is seen.
+    assert node.marks(TIMELINE, colour="loss")
+    lost = "loss NaN or infinite"
+    assert (lost in node.written(TIMELINE)) == math.isnan(rows[0][1])
+
+
+def test_losses_of_two_runs(node, tmp_path):
+    write_losses(tmp_path / "a", [(50, 10812.0), (100, math.nan)])
+    curve = [(n, 60 / n) for n in range(10, 101, 10)]
+    write_losses(tmp_path / "b", curve)
+    node.show(tmp_path, run="a/mixprec", compare="b/mixprec")
+    # An only reading does not squash the curve beside it.
+    written = node.written(TIMELINE)
+    assert [text for text in written if text.endswith("↑")]
+    assert {"2", "4", "6"} <= written
+    (line,) = node.marks(TIMELINE, "line", colour="loss", dashed=True)
+    assert len(line["points"]) == len(curve)
+    (styled,) = (
+        style
+        for style, text in zip(
+            node.values("#timeline .legend-item", "firstChild.style.color"),
+            node.texts("#timeline .legend-item"),
+            strict=True,
+        )
+        if text.startswith("- -")
+    )
+    assert styled == "var(--loss)"
+
+
+def test_without_a_loss_scale_there_is_no_axis_of_one(node, tmp_path):
+    write_losses(tmp_path, [(n, 100 / n) for n in (20, 100)], "float32")
+    node.show(tmp_path)
+    written = node.written(TIMELINE)
+    assert "loss" in written
+    # Powers of two are written with raised digits.
+    assert not [x for x in written if x == "loss scale" or x[-1] in "⁰¹²⁴⁶⁸"]
+    assert "scale" not in node.text("#timeline .legend")
+
+
+def test_a_loss_that_did_not_fall_is_said_below_the_sentence(node, tmp_path):
+    write_losses(tmp_path, [(n, math.log(2)) for n in range(10, 101, 10)])
+    node.show(tmp_path)
+    (note,) = node.texts("#headline .note")
+    assert "0.693 at step 20" in note
+
+
+# By step, by epoch and by time.
+
+
+EPOCH = 8
+
+
+@pytest.fixture
+def paced(node, tmp_path):
+    """Two epochs, the second far slower; longer ones; and a log without."""
+    for name, epoch in ("a", EPOCH), ("c", 2 * EPOCH):
+        now = [0.0]
+        with _clock.set_to(lambda now=now: now[0], lambda now=now: now[0]):
+            fit = Fit(tmp_path / name)
+            for step in range(2 * epoch):
+                now[0] += 10.0 if step >= epoch else 1.0
+                fit.step(1.0)
+                fit.probe()
+                if step + 1 == epoch:
+                    fit.end_epoch()
+            fit.end()
+    write(
+        tmp_path / "b", ["a"], scale={"": [[0, 2.0**15, 0, 0]]}, loss=[(9, 1)]
+    )
+    return node.show(tmp_path, run="a/mixprec", step=EPOCH)
+
+
+def cursor(page):
+    (line,) = page.marks(TIMELINE, "line", colour="cursor")
+    right = WIDTH - LOSS_AXIS
+    return (line["points"][0][0] - LEFT) / (right - LEFT)
+
+
+def test_steps_are_placed_by_the_chosen_axis(paced):
+    assert cursor(paced) == pytest.approx(0.5, abs=0.05)
+    shares = {}
+    for axis in "epoch", "time", "step":
+        paced.pick("#axis", axis)
+        shares[axis] = cursor(paced)
+        assert axis in paced.written(TIMELINE)
+        assert axis in paced.written(HEAT)
+    assert shares["epoch"] == pytest.approx(0.5, abs=0.01)
+    # The first of two epochs takes 8 of 88 seconds.
+    assert shares["time"] == pytest.approx(0.09, abs=0.03)
+    assert shares["step"] == pytest.approx(0.5, abs=0.05)
+    paced.pick("#axis", "epoch").click(TIMELINE, LEFT + 3 * 876 // 4, 60)
+    assert abs(int(paced.text("#selection span").split()[-1]) - 12) <= 1
+
+
+def test_an_axis_that_a_log_lacks_says_so(paced):
+    for act, words in (
+        (("#compare", "b/mixprec"), "both"),
+        (("#run", "b/mixprec"), "no"),
+    ):
+        paced.pick(*act)
+        texts = paced.texts("#axis option")
+        assert all(words in text for text in texts[1:])
+        assert paced.values("#axis option", "disabled") == [False, True, True]
+        assert paced.values("#axis", "value") == ["step"]
+
+
+def test_two_runs_are_side_by_side_by_epoch(paced):
+    paced.pick("#compare", "c/mixprec")
+    middle = LABELS + CELLS // 2
+
+    def hovered(css):
+        return next(x for x in paced.hover(css, middle, 10) if "step " in x)
+
+    # The other run has twice as many steps in each of its two epochs.
+    assert "epoch" not in hovered(OTHER_HEAT)
+    paced.pick("#axis", "epoch")
+    for css, step in (HEAT, EPOCH), (OTHER_HEAT, 2 * EPOCH):
+        assert hovered(css).endswith("epoch 1")
+        assert f"step {step} " in hovered(css)
+    paced.click(OTHER_HEAT, middle, 10)
+    assert paced.text("#selection span").endswith(f"step {EPOCH}")
+
+
+# The heatmap.
+
+
+def test_the_layer_to_blame_stands_out_from_those_that_pass_it_on(
+    node, canonical_url, told
+):
+    names = told[OVERFLOW]["heat"]["layers"]
+    culprit, behind = names.index("block/square"), names.index("logits")
+    node.open(canonical_url, run=OVERFLOW)
+    assert rows_of(node, HEAT, "bad", hatched=True) == {culprit}
+    passed = {"kind": "box", "hatched": True, "y": behind * ROW + 1}
+    (mark,) = (m for m in node.marks(HEAT) if passed.items() <= m.items())
+    assert mark["colour"] not in (colour_of(node, 0), colour_of(node, culprit))
+    said = "passes on what block/square made"
+    assert said in node.text("#layers tr[data-layer=logits]")
+    assert any(said in x for x in node.hover(HEAT, 600, behind * ROW + 9))
+    nodes = dict(
+        zip(
+            node.values("#map .node", "dataset.layer"),
+            node.texts("#map .node"),
+            strict=True,
+        )
+    )
+    assert nodes["block/square"].startswith("▲")
+    assert nodes["logits"].endswith(said)
+    assert said in node.text("#what-if tr[data-layer=logits]")
+    node.click("#heatmap details summary")
+    assert said in node.texts("#heatmap details td")
+    # Those that it is the fault of have a mark beside.
+    (mark,) = node.marks(HEAT, "shape", colour="bad")
+    assert mark["points"][0][1] // ROW == culprit
+
+
+def colour_of(page, row):
+    return "#" + bytes(page.cells()[row, 0, :3].tolist()).hex()
+
+
+def write_inside(log_dir, dtype, read=(1, 50, 100)):
+    """Three layers, measured at a few of 100 steps; the third overflows."""
+    rows = [layer(path) for path in "abc"]
+    heat = {HEADROOM: [9.0, 12.85, 20.0], NONFINITE: [0.0] * 3}
+    heat |= {"attention_logits_largest": [math.nan] * 3}
+    largest = {"largest_inside_in_float32": 2.0**18}
+    end = {"kind": "train_end", "summary": "", "step": 100}
+    found = verdict("c", numbers=largest)
+    wide = rows[:2] + [rows[2] | {"compute_dtype": dtype}]
+    events = {"kind": "train_begin", "fit": 1, "step": 0}, found, end
+    write(
+        log_dir,
+        rows,
+        *events,
+        heat=dict.fromkeys(read, heat),
+        tables={30: wide},
+    )
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """One layer at fault, repaired before the first step, and one behind it."""
-    folder = tmp_path_factory.mktemp("charts")
-    # Whose numbers are all finite but for those of the lost gradients.
-    bins = np.array([[0.0, 1.0, 36862.0], [-16.0, -15.0, 2.0]])
-    lost = np.array([[128.0, 129.0, 9.0]])
-    with RunLog(folder / "repaired") as log:
-        log.layers(0, [row("fault"), row("behind", "fault")])
-        log.event(0, {"kind": "train_begin", "fit": 1, "tuner": True})
-        log.event(0, INSIDE)
-        log.event(0, DEMOTE)
-        log.layers(
-            LAST, [row("fault", dtype="float32"), row("behind", "fault")]
-        )
-        log.heat(LAST, np.array([[12.0, 0], [12, 0]]), *rows_of_heat())
-        for part, found in ("activation", bins), ("gradient", lost):
-            name = f"{schema.EXPONENTS[part]}/fault"
-            log.histogram(LAST, name, found)
-    with RunLog(folder / "broken") as log:
-        log.layers(0, [row("fault"), row("behind", "fault")])
-        log.event(0, {"kind": "train_begin", "fit": 1})
-        log.event(1, INSIDE)
-        log.heat(LAST, np.array([[-np.inf, 9], [-np.inf, 9]]), *rows_of_heat())
+def inside(tmp_path_factory):
+    """A run in which nothing is done about it, and one that is repaired."""
+    folder = tmp_path_factory.mktemp("inside")
+    write_inside(folder / "open", "float16")
+    write_inside(folder / "repaired", "float32")
     kmp.load_report(folder).save_html(folder / "report.html")
     return folder / "report.html"
 
 
-def row(path, *feeders, dtype="float16"):
-    about = {"path": path, "class": "Dense", "compute_dtype": dtype}
-    return about | {schema.FED_BY: [*feeders]}
+def test_a_few_readings_are_a_column_each_unless_steps_are_to_scale(
+    node, inside
+):
+    node.open_file(inside, run="open/mixprec")
+    alpha = node.cells()[0, :, 3]
+    assert {*alpha} == {255}
+    assert "3 of 100" in node.text("#metric-meaning")
+    assert {"1", "50", "100"} <= node.written(HEAT)
+    node.click(HEAT, LABELS + CELLS // 2, 10)
+    assert node.text("#selection span").endswith("step 50")
+    node.click("#to-scale")
+    # Between two readings a range is pale.
+    alpha = node.cells()[0, :, 3]
+    (strong,) = np.nonzero(alpha == 255)
+    assert len(strong) < 0.1 * len(alpha)
+    assert np.mean((alpha > 0) & (alpha < 200)) > 0.8
+    assert "not measured" in " ".join(node.texts("#heatmap .swatches li"))
+    said = node.hover(HEAT, LABELS + CELLS // 4, 10)
+    assert any("not measured" in line for line in said)
+    said = node.hover(HEAT, LABELS + strong[-1].item(), 10)
+    assert not any("not measured" in line for line in said)
+    # That none is infinite is said of steps that were measured.
+    node.pick("#metric", NONFINITE)
+    alpha = node.cells()[0, :, 3]
+    assert 9 <= np.sum(alpha == 255) < 0.1 * len(alpha)
+    assert np.mean(alpha == 0) > 0.9
+    # What was measured of no layer is no choice.
+    assert node.values("#metric option", "value") == [HEADROOM, NONFINITE]
 
 
-def rows_of_heat():
-    return ["fault", "behind"], METRICS
+def test_what_overflowed_inside_is_in_the_row_of_the_layer(node, inside):
+    node.open_file(inside, run="open/mixprec").click("#to-scale")
+    assert "overflow inside by 2 bits" in node.written(HEAT)
+    (strip,) = node.marks(HEAT, "box", colour="bad", hatched=True)
+    assert int(strip["y"]) // ROW == 2
+    assert strip["width"] > 0.9 * CELLS
+    assert "▲ overflow inside" in node.text("#layers tr[data-layer=c]")
+    (said,) = node.values("#map [data-layer=c]", "title")
+    assert "65\u202f504" in said
+    node.open_file(inside, run="repaired/mixprec").click("#to-scale")
+    (strip,) = node.marks(HEAT, "box", colour="bad", hatched=True)
+    (held,) = node.marks(HEAT, "box", colour="beyond", hatched=True)
+    end = strip["x"] + strip["width"]
+    assert end == held["x"]
+    assert (end - LABELS) / CELLS == pytest.approx(0.3, abs=0.02)
+    assert held["x"] + held["width"] == WIDTH - 22
+    assert "beyond float16 inside" in node.text("#layers tr[data-layer=c]")
+
+
+def test_beyond_float16_is_a_fault_in_16_bits_alone(node, tmp_path):
+    dtypes = "float16", "float32", "float16", "float16"
+    rows = [layer(p, dtype=t) for p, t in zip("abcd", dtypes, strict=True)]
+    bins = [[3.0, 4.0, 2.0], [17.0, 18.0, 1.0]]
+    write(
+        tmp_path,
+        rows,
+        heat={n: {HEADROOM: [-3.0, -3.0, INF, 9.0]} for n in range(2)},
+        bins={(1, "activation", "b"): bins},
+    )
+    node.show(tmp_path, layer="b")
+    assert node.texts("#layers .headroom") == [
+        "▲ overflow",
+        "beyond float16",
+        "all zero",
+        "9 bits",
+    ]
+    levels = [x.split()[1] for x in node.values("#layers .fill", "className")]
+    assert levels[:3] == ["bad", "beyond", "zero"]
+    assert rows_of(node, HEAT, "zero", hatched=True) == {2}
+    assert "all zero" in node.texts("#heatmap .swatches li")
+    assert "all values are zero" in node.hover(HEAT, 600, 2 * ROW + 9)
+    assert "computed in float32" in node.text("#histogram .words")
+    assert node.marks(HISTOGRAM, "box", colour="beyond", hatched=True)
+    assert not node.marks(HISTOGRAM, colour="bad")
+
+
+def test_a_repaired_layer_is_grey_since_it_computes_in_float32(node, tmp_path):
+    wide = [layer("a", dtype="float32"), layer("b")]
+    heat = {n: {HEADROOM: [12.0 - n, 9.0]} for n in range(41)}
+    write(tmp_path, ["a", "b"], heat=heat, tables={20: wide})
+    node.show(tmp_path)
+    (alarm,) = node.marks(HEAT, "box", colour="bad", hatched=True)
+    (grey,) = node.marks(HEAT, "box", colour="beyond", hatched=True)
+    step = CELLS / 41
+    assert alarm["x"] + alarm["width"] == grey["x"]
+    assert grey["x"] == pytest.approx(LABELS + 21 * step, abs=step)
+    end = grey["x"] + grey["width"]
+    assert end == pytest.approx(WIDTH - 22, abs=step)
+    assert node.texts("#layers .headroom")[0] == "beyond float16"
+
+
+def test_long_names_keep_what_distinguishes_them(node, tmp_path):
+    paths = [
+        f"bert_base_en_uncased_backbone/transformer_encoder_layer_{n}/{part}"
+        for n in range(12)
+        for part in ("self_attention/attention_output", "feedforward_output")
+    ]
+    write(tmp_path, paths, heat={1: {HEADROOM: [9.0] * len(paths)}})
+    node.show(tmp_path)
+    written = [x for x in node.written(HEAT) if "layer_" in x]
+    assert len(written) == len(paths)
+    for n in range(12):
+        assert sum(f"layer_{n}/" in text for text in written) == 2
+        fold = f"▾ transformer_encoder_layer_{n}"
+        assert fold in node.texts("#layers button.fold")
+    assert node.layers() == node.values("#layers .path-cell", "title") == paths
+    assert node.hover(HEAT, 100, 6) == paths[:1]
+
+
+# How close layers are to an overflow.
+
+
+DTYPES = {"first": 16, "energy": 16, "behind": 16, "logits": 32}
+# Of outputs, and of gradients; those of the second layer and of the one behind
+# it are all zero.
+OUTPUTS = [12.849, INF, INF, 3.0]
+ZEROS = [0.1, 1.0, 1.0, 0.0]
+GRADIENT = [9.25, 6.125, INF, 7.5]
+EVERY_10 = (1, 10, 50, 100)
+
+
+@pytest.fixture(scope="module")
+def headroom(tmp_path_factory):
+    """A run with a layer at fault, and one without that is in float32."""
+    folder = tmp_path_factory.mktemp("headroom")
+    names = [*DTYPES]
+    for run in "fault", "wide":
+        rows = [
+            layer(
+                path,
+                dtype=f"float{bits if run == 'fault' else 32}",
+                fed_by=names[max(at - 1, 0) : at],
+            )
+            for at, (path, bits) in enumerate(DTYPES.items())
+        ]
+        heat = {HEADROOM: OUTPUTS, "activation_zero": ZEROS}
+        heat |= {GRADIENTS: GRADIENT}
+        if run == "wide":
+            heat = {HEADROOM: [11.0, 4.0, 8.0, 3.0], GRADIENTS: [9.0] * 4}
+        inside = verdict("energy", numbers={"largest_inside_in_float32": 2**20})
+        events = [inside] if run == "fault" else []
+        write(folder / run, rows, *events, heat=dict.fromkeys(EVERY_10, heat))
+    kmp.load_report(folder).save_html(folder / "report.html")
+    return folder
 
 
 @pytest.fixture
-def repaired(page):
-    page.pick("#run", "repaired/mixprec")
-    page.click("#layers tr[data-layer=fault]")
-    return page.settle()
+def fault(node, headroom):
+    return node.open_file(headroom / "report.html", run="fault/mixprec")
 
 
-def test_a_histogram_says_that_it_is_of_outputs(repaired):
-    said = repaired.text("#histogram .words")
-    assert said.startswith("99.99\u202f% normal")
-    assert "<\u202f0.01\u202f% subnormal" in said
-    assert "These are outputs: beyond float16 inside the layer" in said
+def said_of(page, name):
+    place = [*DTYPES].index(name)
+    return " ".join(page.hover(HEAT, 600, place * ROW + ROW // 2))
 
 
-def test_a_histogram_of_nothing_finite_says_so_in_the_picture(repaired):
-    repaired.click("#histogram [data-part=gradient]")
-    repaired.settle()
-    canvas = "#histogram canvas"
-    repaired.until(
-        lambda: "100\u202f% infinite or NaN" in repaired.written(canvas)
+def test_zeros_behind_a_layer_at_fault_are_not_healthy(fault):
+    said = "all zero: comes from energy"
+    for css in "#layers tr", "#map .node", "#what-if tr":
+        assert said in fault.text(f"{css}[data-layer=behind]")
+    assert said in said_of(fault, "behind")
+    keys = fault.values("#heatmap .swatch", "className")
+    assert {"swatch zero", "swatch passed"} <= {*keys}
+    # Hatched, of the layer at fault alone; the other comes from it.
+    assert rows_of(fault, HEAT, "zero", hatched=True) == {1}
+    assert "overflow inside by 4 bits" in fault.written(HEAT)
+
+
+def test_a_layer_in_float32_has_the_headroom_of_float32(fault):
+    assert "115 bits" in fault.text("#layers tr[data-layer=logits]")
+    (title,) = fault.values("#layers tr[data-layer=logits] .headroom", "title")
+    for text in said_of(fault, "logits"), title:
+        assert "115 bits left" in text
+        assert "3 bits if" in text
+    (width,) = fault.values("tr[data-layer=logits] .fill", "style.width")
+    assert width == "100%"
+    fault.click("[data-column=headroom]")
+    assert fault.layers().index("first") < fault.layers().index("logits")
+
+
+def test_a_run_in_float32_is_shown_as_if_it_were_in_float16(fault):
+    fault.pick("#run", "wide/mixprec")
+    assert "if float16" in fault.written(".heat-legend canvas")
+    assert "3 bits if" in said_of(fault, "logits")
+    assert not [name for name in fault.figures() if "headroom" in name]
+
+
+def test_the_closest_to_an_overflow_is_on_top(fault):
+    names = fault.texts(".health .name")
+    titles = dict(zip(names, fault.values(".health", "title"), strict=True))
+    values, activations, gradients = (
+        fault.figures(),
+        *(f"least headroom, {part}" for part in ("activations", "gradients")),
     )
+    assert values[activations] == "▲ overflow inside"
+    assert titles[activations].startswith("energy, after step 1:")
+    assert values[gradients] == "6.1 bits"
+    assert titles[gradients].startswith("energy, after step 1, loss scale")
 
 
-def test_the_dtype_of_before_the_first_step_is_seen(repaired):
-    bars = repaired.one("#dtypes") and repaired.settle()
-    bars.until(lambda: bars.all("#dtypes .dtype-bar"))
-    assert bars.values("#dtypes .dtype-bar", "title") == [
-        "fault: float16, before step 1",
-        "fault: float32, steps 0 to 40: demote",
+def test_python_and_the_page_read_the_same_number(fault, headroom):
+    (run,) = kmp.load_report(headroom / "fault").to_dict().values()
+    assert run["layers"][0]["least_headroom"] == 12.8515625
+    # Three digits of it are sent.
+    assert "12.9 bits" in said_of(fault, "first")
+    assert "12.9 bits" in fault.text("#layers tr[data-layer=first]")
+
+
+def test_a_run_that_diverged_has_no_layer_with_a_mark(node, tmp_path):
+    lost = verdict(None, 3, "divergence", direction=None)
+    lost["numbers"] = {"loss": 1e9}
+    for run, bits, count in ("diverged", -INF, 5.0), ("sound", 9.0, 0.0):
+        heat = {HEADROOM: [bits] * 3, NONFINITE: [count] * 3}
+        events = [lost] if run == "diverged" else []
+        heat = dict.fromkeys(range(1, 9), heat)
+        write(tmp_path / run, "abc", *events, heat=heat)
+    node.show(tmp_path, run="diverged/mixprec", compare="sound/mixprec")
+    assert "▲" not in node.text("#layers table")
+    assert "training diverged" in node.text("#layers table")
+    assert not node.marks(HEAT, colour="bad", hatched=True)
+    assert "0 layers of 3" in node.text("#difference")
+
+
+# The histogram and the range by step.
+
+
+def test_a_histogram_shows_what_the_log_has(node, canonical_url, told):
+    node.open(canonical_url, run=HEALTHY, layer="embed")
+    bars = node.marks(HISTOGRAM, "box", colour="bar")
+    assert len(bars) == 4
+    assert [bar["height"] for bar in bars] == sorted(b["height"] for b in bars)
+    node.click("#histogram details summary")
+    counts = [row[1] for row in node.rows("#histogram tbody tr")]
+    assert counts == ["1", "2", "4", "8"]
+    assert "100\u202f%" in node.text("#histogram .words")
+    before = node.text("#histogram .hint")
+    node.click(TIMELINE, place(1, 41, LOSS_AXIS), 60)
+    assert node.text("#histogram .hint") != before  # That of step 1.
+    assert node.text("#histogram .hint").endswith("step 1")
+
+
+def test_gradients_are_shown_with_the_loss_scales_that_fit(node, canonical_url):
+    node.open(canonical_url, run=HEALTHY, layer="embed")
+    assert not node.marks(HISTOGRAM, colour="promote")
+    node.click("[data-part=gradient]")
+    words = node.text("#histogram .words")
+    assert "in use: 2¹⁵" in words
+    assert node.shown("#histogram .words.alarm") == ("▲" in words)
+    (fits,) = node.marks(HISTOGRAM, "box", colour="promote")
+    assert fits["width"] > 10
+
+
+def test_gradients_of_two_optimizers_are_placed_by_no_scale(node, tmp_path):
+    scales = {"generator": 2.0**4, "discriminator": 2.0**15}
+    write(
+        tmp_path,
+        ["a"],
+        scale={name: [[0, x, 0, 0]] for name, x in scales.items()},
+        heat={5: {GRADIENTS: [9.0]}},
+        bins={(5, "gradient", "a"): [[2.0, 3.0, 10.0]]},
+    )
+    node.show(tmp_path, layer="a", part="gradient")
+    words = node.text("#histogram .words")
+    assert "100" in words
+    assert "scale" not in words
+    assert "in use" not in words
+
+
+def test_a_histogram_says_that_it_is_of_outputs(node, tmp_path):
+    bins = [[0.0, 1.0, 36862.0], [-16.0, -15.0, 2.0]]
+    inside = {"largest_inside_in_float32": 204620.0}
+    write(
+        tmp_path,
+        ["a", "b"],
+        verdict("a", numbers=inside),
+        heat={9: {HEADROOM: [12.0, 12.0]}},
+        bins={
+            (9, "activation", "a"): bins,
+            (9, "gradient", "a"): [[128.0, 129.0, 9.0]],
+        },
+    )
+    node.show(tmp_path, layer="a")
+    words = node.text("#histogram .words")
+    assert words.startswith("99.99\u202f% normal")
+    assert "<\u202f0.01\u202f% subnormal" in words
+    assert "inside the layer" in words
+    node.click("#histogram [data-part=gradient]")
+    assert "100\u202f% infinite or NaN" in node.written(HISTOGRAM)
+
+
+@pytest.mark.parametrize("bad", [{}, {"bad_input": {"x": 0}}])
+def test_the_histogram_of_a_bad_batch_raises_no_alarm(node, tmp_path, bad):
+    skip = {"kind": "skipped_step", "at_step": 5, "scale": 1.0, "step": 5}
+    # A third is infinite or NaN.
+    bins = [[3.0, 4.0, 2.0], [128.0, 129.0, 1.0]]
+    write(
+        tmp_path,
+        ["a"],
+        skip | {"variables": ["a"]} | bad,
+        heat={5: {HEADROOM: [9.0], NONFINITE: [4.0]}},
+        bins={(5, "activation", "a"): bins},
+    )
+    node.show(tmp_path, layer="a")
+    assert ("input not finite" in node.text("#histogram .words")) == bool(bad)
+    assert node.count("#histogram .words.alarm") == (not bad)
+    assert ("(bad data)" in node.text("#course .hint")) == bool(bad)
+    alarms = node.marks(COURSE, "shape", colour="bad")
+    assert len(alarms) == (not bad)
+
+
+def test_bad_data_is_called_bad_data(node, tmp_path):
+    bad = (5, 12)
+    skips = [
+        {"kind": "skipped_step", "at_step": n, "scale": 1.0, "step": n}
+        | {"variables": ["a"], "bad_input": {"x": 0}}
+        for n in bad
     ]
+    heat = {
+        n: {HEADROOM: [9.0, 9.0], NONFINITE: [float(n in bad)] * 2}
+        for n in range(1, 21)
+    }
+    write(tmp_path, ["a", "b"], *skips, heat=heat)
+    node.show(tmp_path)
+    assert node.count("#heatmap .swatch.input") == 1
+    assert rows_of(node, HEAT, "input", hatched=True) == {0, 1}
+    assert "overflow" not in node.text("#map .map-scroll")
+    assert "5, 12 (bad data)" in node.text("#map .hint")
+    said = node.text("#what-if")
+    assert "overflow:" not in said
+    assert "5, 12 (bad data)" in said
 
 
-def test_what_is_passed_on_has_one_name_everywhere(page):
-    page.pick("#run", "broken/mixprec")
-    name = "passes on what fault made"
-    assert name in page.text("#layers tr[data-layer=behind]")
-    page.one("#what-if")
-    page.until(lambda: page.all("#what-if tr[data-layer]"))
-    assert name in page.text("#what-if tr[data-layer=behind]")
-    page.click("#heatmap details summary")
-    cells = page.texts("#heatmap details tbody td, #heatmap details tbody th")
-    assert name in cells
+def test_what_is_all_zero_is_said_alike(node, tmp_path):
+    heat = {HEADROOM: [INF, 9.0], "activation_zero": [1.0, 0.0]}
+    write(tmp_path, ["zeros", "a"], heat={3: heat, 9: heat})
+    node.show(tmp_path, layer="zeros")
+    said = node.text("#course .absent")
+    assert "zero" in said
+    assert said in node.text("#histogram .nothing")
+    assert "zero" in node.text("#what-if tr[data-layer=zeros] td")
 
 
-def test_a_click_that_moves_the_focus_shows_no_title(page):
-    page.pick("#run", "broken/mixprec")
-    page.press(Keys.TAB)  # A browser takes what follows for the keyboard's.
-    page.focus(".figures button:last-of-type")
-    page.press(Keys.ENTER)
-    page.until(lambda: page.run("return document.activeElement.title"))
-    assert not page.shown(".tooltip")
+def test_what_is_shown_that_nobody_chose_has_a_reason(node, tmp_path):
+    bins = {(9, "activation", p): [[0.0, 1.0, 2.0]] for p in "ab"}
+    write(tmp_path, ["a", "b"], heat={9: {HEADROOM: [9.0, 2.5]}}, bins=bins)
+    node.show(tmp_path)
+    hint = node.text("#histogram .hint")
+    assert hint.startswith("b")
+    assert "least headroom" in hint
+    node.click("#layers tr[data-layer=a]")
+    assert "least headroom" not in node.text("#histogram .hint")
+
+
+def test_a_forecast_is_drawn_up_to_the_maximum(node, tmp_path):
+    """Of a layer whose headroom falls by 2 bits in 10 steps."""
+    forecast = {"layer": "grows", "headroom_bits": 4, "overflows_in_steps": 20}
+    heat = {n: {HEADROOM: [12 - n / 5, 9.0]} for n in range(0, 41, 10)}
+    trend = {"kind": "trend", "step": 40} | forecast
+    write(tmp_path, ["grows", "rests"], trend, heat=heat)
+    node.show(tmp_path).click("#course .chip")
+    hint = node.text("#course .hint")
+    assert "4 bits left" in hint
+    assert "at step 60" in hint
+    assert {"step 60", "maximum"} <= node.written(COURSE)
+    node.click("#course details summary")
+    rows = node.rows("#course tbody tr")
+    assert ["60 (expected)", "2^16", "–", "–"] in rows
+    assert ["40", "2^12", "–", "–"] in rows  # 4 bits below 65504.
+    (dots, *_) = node.marks(COURSE, "line", colour="bad", dashed=True)[1:]
+    xs = 54 + np.array([40, 60]) / 60 * (WIDTH - 154)
+    np.testing.assert_allclose([x for x, _ in dots["points"]], xs, atol=0.5)
+    node.press("ArrowRight", "ArrowRight", css=COURSE)
+    assert node.chosen()[0].endswith("step 10")
+    node.click("#layers tr[data-layer=rests]")
+    assert "expected" not in node.text("#course .hint")
+
+
+def test_what_is_not_finite_is_at_the_top_edge(node, canonical_url, told):
+    node.open(canonical_url, run=OVERFLOW, layer="block/square")
+    (metric,) = (
+        m for m in told[OVERFLOW]["heat"]["metrics"] if m["name"] == HEADROOM
+    )
+    lost = [
+        step
+        for step, bits in zip(
+            metric["steps"], metric["values"]["block/square"], strict=True
+        )
+        if bits == -INF
+    ]
+    assert lost
+    assert f"after step {lost[0]}" in node.text("#course .hint")
+    node.click("#course details summary")
+    rows = node.rows("#course tbody tr")
+    assert [int(row[0]) for row in rows if "NaN" in row[1]] == lost
+    marks = node.marks(COURSE, "shape", colour="bad")
+    found = [np.mean([x for x, _ in mark["points"]]) for mark in marks]
+    wanted = 54 + np.array(lost) / told[OVERFLOW]["last_step"] * (WIDTH - 154)
+    np.testing.assert_allclose(found, wanted, atol=0.5)
+
+
+def test_what_was_withheld_is_said(node, tmp_path):
+    why = "Ranges of 2 steps"
+    withheld = {"kind": "ranges_withheld", "step": 3, "message": why}
+    write(tmp_path, ["a"], withheld)
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    node.show(tmp_path)
+    assert node.text("#heatmap .withheld") == run["withheld"].replace("`", "")
+    assert node.shown("#heatmap .nothing")
+    assert node.shown("#histogram .nothing")
+
+
+def test_each_chart_has_its_numbers_as_a_table(node, canonical_url, told):
+    run = told[HEALTHY]
+    node.open(canonical_url, run=HEALTHY, layer="embed")
+    node.click("#timeline details:nth-of-type(2) summary")
+    for card in "timeline", "heatmap", "histogram", "course", "map":
+        node.click(f"#{card} details summary")
+    scale, loss = (
+        node.rows(f"#timeline details:nth-of-type({n}) tbody tr")
+        for n in (1, 2)
+    )
+    assert len(scale) == len(run["scale"][0]["steps"])
+    assert len(loss) == len(run["loss"]["steps"])
+    assert scale[0][0] == HEALTHY
+    rows = node.rows("#heatmap details tbody tr")
+    for (name, words, _), layer_ in zip(rows, run["layers"], strict=True):
+        assert name == layer_["path"]
+        assert words.split()[0] in (
+            f"{x:.3g}"
+            for x in (layer_["least_headroom"], layer_["least_headroom"] + 112)
+        )
+    assert node.rows("#histogram details tbody tr")
+    assert node.rows("#course details tbody tr")
+    assert len(node.rows("#map details tbody tr")) == len(run["layers"])

@@ -1,0 +1,349 @@
+"""What a reader does with the page of the tab, and what the page shows."""
+
+import base64
+import contextlib
+import fcntl
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import threading
+from urllib.parse import urlencode
+
+import numpy as np
+from missing_programs import skip_without
+
+import keras_mixprec as kmp
+from keras_mixprec.reporting.report_page import static
+from keras_mixprec.tensorboard_plugin.page_server import PageServer
+
+FOLDER = pathlib.Path(__file__).parent
+CHECKS = FOLDER.parent / ".ci" / "page"
+TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
+HEAT, OTHER_HEAT = (
+    f"#heatmap .heat-scroll:nth-of-type({place}) canvas" for place in (1, 2)
+)
+# Of a picture, and where it begins: see `timeline.js` and `heatmap.js`.
+WIDTH, LEFT, LABELS = 1000, 66, 250
+LOSS_AXIS = 58
+
+
+def place(steps, last, right=14):
+    """Where the timeline has these steps, with a margin at both ends."""
+    pad = 0.5 + last * 0.004
+    share = (np.asarray(steps) + pad) / (last + 2 * pad)
+    return (LEFT + share * (WIDTH - right - LEFT)).tolist()
+
+
+def colour(name, theme="light"):
+    """A colour of the page's style."""
+    blocks = re.findall(r":root([^{]*)\{([^}]*)\}", static("style.css"))
+    found = {}
+    for selector, body in blocks:
+        if not selector.strip() or theme in selector:
+            found |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", body))
+    return found[name]
+
+
+class Reader:
+    """What is in a page, by CSS selectors, wherever scripts run in it."""
+
+    def run(self, script, *arguments):
+        raise NotImplementedError
+
+    def settle(self):
+        raise NotImplementedError
+
+    def values(self, css, name):
+        """A property of each element, `data-x` as `dataset.x`."""
+        return self.run(
+            "return [...document.querySelectorAll(arguments[0])]"
+            f".map((e) => e.{name})",
+            css,
+        )
+
+    def texts(self, css):
+        return self.values(css, "textContent")
+
+    def text(self, css):
+        return self.texts(css)[0]
+
+    def rows(self, css):
+        """The texts of the cells of each row."""
+        return self.values(
+            css, "children && [...e.children].map((cell) => cell.textContent)"
+        )
+
+    def count(self, css):
+        return len(self.texts(css))
+
+    def shown(self, css):
+        """Whether any of these elements is to be seen."""
+        return any(self.values(css, "offsetParent !== null"))
+
+    def figures(self):
+        """The key figures by name."""
+        names, texts = map(self.texts, (".health .name", ".health .value"))
+        return dict(zip(names, texts, strict=True))
+
+    def layers(self):
+        return self.values("#layers tr[data-layer]", "dataset.layer")
+
+    def chosen(self):
+        """What is selected in the bar and in the table of layers."""
+        (layer,) = self.values("#layers tr.chosen", "dataset.layer") or [None]
+        return self.text("#selection span"), layer
+
+    def focused(self):
+        """The focused element's id, or else its role, or else its tag."""
+        return self.run(
+            "const e = document.activeElement;"
+            "return e.id || e.getAttribute('role') || e.tagName"
+        )
+
+    def focus(self, css):
+        self.run("document.querySelector(arguments[0]).focus()", css)
+        return self.settle()
+
+
+class Page(Reader):
+    """The page in node: see `page_in_node.mjs`."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            ["node", FOLDER / "page_in_node.mjs", installed()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _ask(self, *request):
+        self._process.stdin.write(f"{json.dumps(request)}\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["found"]
+
+    def open_file(self, path, dark=False, **link):
+        """Opens a report, by a link to what is in it."""
+        path = pathlib.Path(path)
+        html = path.read_text("utf-8")
+        self._ask("open", html, path.as_uri(), urlencode(link), dark)
+        return self
+
+    def open(self, url, dark=False, **link):
+        """Opens what a server has."""
+        self._ask("open", None, url, urlencode(link), dark)
+        return self
+
+    def show(self, folder, **link):
+        """Opens the report on a folder of logs."""
+        path = kmp.load_report(folder).save_html(folder / "report.html")
+        return self.open_file(path or folder / "report.html", **link)
+
+    def run(self, script, *arguments):
+        return self._ask("run", script, *arguments)
+
+    def settle(self):
+        self._ask("rest")
+        return self
+
+    def errors(self):
+        return self.run("return page.errors")
+
+    # What a reader does.
+
+    def click(self, css, x=None, y=0):
+        """Clicks the first of these, in a canvas at a place."""
+        self.run(
+            "const node = document.querySelector(arguments[0]);"
+            "if (!node || node.closest('[hidden]')) "
+            "throw new Error(`cannot click ${arguments[0]}`);"
+            "const [, clientX, clientY] = arguments;"
+            "const send = (kind) => node.dispatchEvent(new MouseEvent(kind,"
+            " { clientX, clientY, bubbles: true }));"
+            "if (clientX !== null) send('pointerdown'), send('pointerup');"
+            "else HTMLElement.prototype.click.call(node)",
+            css,
+            x,
+            y,
+        )
+        return self.settle()
+
+    def hover(self, css, x, y):
+        """Moves the mouse there; returns what is said beside it."""
+        self.run(
+            "const [css, clientX, clientY] = arguments;"
+            "document.querySelector(css).dispatchEvent("
+            "new MouseEvent('pointermove', { clientX, clientY }))",
+            css,
+            x,
+            y,
+        )
+        self.settle()
+        return self.texts(".tooltip:not([hidden]) div")
+
+    def press(self, *keys, css=None):
+        """Presses keys where the focus is, or where it is set before."""
+        if css:
+            self.focus(css)
+        for key in keys:
+            self.run(
+                "const [key] = arguments;"
+                "document.activeElement.dispatchEvent(new KeyboardEvent("
+                "'keydown', { key, bubbles: true, cancelable: true }))",
+                key,
+            )
+            self.settle()
+        return self
+
+    def _set(self, css, value, kind):
+        self.run(
+            "const [css, value, kind] = arguments;"
+            "const node = document.querySelector(css);"
+            "node.value = value;"
+            "if (node.value !== value) throw new Error(`no ${value}`);"
+            "node.dispatchEvent(new Event(kind))",
+            css,
+            value,
+            kind,
+        )
+
+    def pick(self, css, value, waits=True):
+        self._set(css, value, "change")
+        return self.settle() if waits else self
+
+    def type(self, css, text):
+        self._set(css, text, "input")
+        return self.settle()
+
+    def download(self, card, kind):
+        """What is saved by a button of a card."""
+        before = len(self.run("return page.saved"))
+        self.click(f"#{card} [data-export={kind}]")
+        name, text = self.run(
+            "return Promise.all(page.saved.at(-1).map("
+            "(part) => part.text?.() ?? part))"
+        )
+        assert len(self.run("return page.saved")) == before + 1
+        assert name.endswith(f"-{card}.{kind}")
+        return text
+
+    def copied(self):
+        """What was copied last."""
+        return self.run("return page.copied.at(-1) ?? null")
+
+    def poll(self):
+        """Does what the page does from time to time."""
+        self.run("page.repeated.forEach((act) => act())")
+        return self.settle()
+
+    def asked(self):
+        """What was asked of the server."""
+        return self.run("return page.asked")
+
+    @contextlib.contextmanager
+    def slow(self):
+        """A server that does not answer."""
+        self.run("page.holding = true")
+        yield
+        self.run("page.holding = false; page.held.splice(0).map((go) => go())")
+        self.settle()
+
+    def block(self, part):
+        """Lets requests fail that have this in their address."""
+        self.run("page.blocked = arguments[0]", part)
+
+    # What is on a canvas.
+
+    def marks(self, css, kind=None, **wanted):
+        """What is drawn on a canvas, of one kind, or of one colour."""
+        if "colour" in wanted:
+            wanted["colour"] = colour(wanted["colour"])
+        marks = self.values(css, "marks")[0]
+        return [
+            mark
+            for mark in marks
+            if kind in (None, mark["kind"])
+            and all(mark.get(name) == x for name, x in wanted.items())
+        ]
+
+    def frame(self):
+        """The row of the heatmap with a frame around, if any."""
+        height = self.marks(HEAT, "image", of="")[0]["height"]
+        rows = len(self.cells())
+        frames = self.marks(HEAT, "frame", colour="cursor")
+        return round(frames[0]["y"] * rows / height) if frames else None
+
+    def brought(self):
+        """The kind of the event, or the layer, brought into view last."""
+        return self.run(
+            "const { kind, layer } = page.broughtIntoView.at(-1).dataset;"
+            "return kind ?? layer"
+        )
+
+    def written(self, css):
+        """What is written on a canvas."""
+        return {mark["text"] for mark in self.marks(css, "text")}
+
+    def columns(self, css, colour, **wanted):
+        """From where to where something of a colour is."""
+        marks = self.marks(css, colour=colour, **wanted)
+        found = [x for mark in marks for x in _columns(mark)]
+        return (min(found), max(found)) if found else None
+
+    def cells(self, css=HEAT):
+        """The colours of a heatmap's rows, RGBA: a row each, in pixels."""
+        height, width, data = self.run(
+            "const { width, height, data } ="
+            " document.querySelector(arguments[0]).picture;"
+            "return [height, width, btoa(Array.from(data, (byte) =>"
+            " String.fromCharCode(byte)).join(''))]",
+            css,
+        )
+        data = np.frombuffer(base64.b64decode(data), "uint8")
+        return data.reshape(height, width, 4)
+
+
+def _columns(mark):
+    if "points" in mark:
+        return [x for x, _ in mark["points"]]
+    return [mark["x"], mark["x"] + mark.get("width", 0)]
+
+
+@contextlib.contextmanager
+def served(folder):
+    """The address of a server on a folder, in this process."""
+    with PageServer(str(folder), 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def installed():
+    """The package with jsdom, which npm installs the first time."""
+    remedy = "npm install --prefix .ci/page"
+    if not shutil.which("node"):
+        skip_without("node", "apt-get install nodejs")
+    with open(CHECKS / "package.json") as package:
+        fcntl.flock(package, fcntl.LOCK_EX)
+        if not (CHECKS / "node_modules" / "jsdom").is_dir():
+            command = [*remedy.split()[:2], "--silent", "--no-package-lock"]
+            done = shutil.which("npm") and subprocess.run(
+                command, cwd=CHECKS, check=False
+            )
+            if not done or done.returncode:
+                skip_without("jsdom", remedy)
+    return CHECKS / "package.json"

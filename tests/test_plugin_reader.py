@@ -1,0 +1,540 @@
+"""What a reader does with the page: opens, chooses, sorts, filters, copies."""
+
+import math
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from canonical_logs import layer
+from node_page import HEAT, LABELS, OTHER_HEAT, TIMELINE, served
+from plugin_runs import verdict, write
+
+import keras_mixprec as kmp
+from keras_mixprec.reporting import schema, summaries
+from keras_mixprec.reporting.run_log import RunLog
+
+OVERFLOW, REPAIRED = "overflow/mixprec", "repaired/mixprec"
+HEALTHY, FITS = "healthy/mixprec", "two_fits/mixprec"
+SQUARE = "block/square"
+HOSTILE = '<img src=x onerror="window.hacked=1">'
+VERDICT, SKIPS = (
+    f"#events li[data-kind={kind}]" for kind in ("verdict", "skipped_step")
+)
+MARK = "#headline button.sentence"
+
+
+@pytest.fixture
+def page(node, canonical_url):
+    """The page of a run that fails."""
+    return node.open(canonical_url, run=OVERFLOW)
+
+
+# What is opened.
+
+
+def test_a_link_opens_a_layer_at_a_step(node, canonical_url):
+    node.open(canonical_url, run=REPAIRED, layer="embed", step=7)
+    assert node.values("#run", "value") == [REPAIRED]
+    assert node.chosen() == ("Selected: embed · step 7", "embed")
+    assert node.text("#histogram .hint").startswith("embed")
+
+
+def test_an_empty_folder_says_what_to_do_until_there_is_a_run(node, tmp_path):
+    with served(tmp_path) as url:
+        node.open(url)
+        assert "MixPrecMonitor" in node.text("#empty")
+        assert not node.shown("main")
+        write(tmp_path, ["a", "b"])
+        node.poll()
+        assert not node.shown("#empty")
+        assert node.layers() == ["a", "b"]
+
+
+def test_it_follows_a_training_and_keeps_what_was_chosen(node, tmp_path):
+    with served(tmp_path) as url, RunLog(tmp_path) as log:
+        log.layers(0, [layer("in_a"), layer("in_b"), layer("out")])
+        log.event(3, {"kind": "skipped_step", "at_step": 3, "scale": 2.0})
+        node.open(url, layer="in_a", step=2).type("#layer-filter", "in_")
+        log.event(9, {"kind": "log_gap", "from_step": 3, "lost": 1})
+        node.poll()
+    assert node.count("#events li") == 2
+    assert node.figures()["steps"] == "9"
+    assert node.chosen() == ("Selected: in_a · step 2", "in_a")
+    assert node.layers() == ["in_a", "in_b"]
+
+
+def written(log_dir, seconds):
+    """Says when a log was written last."""
+    (path,) = pathlib.Path(log_dir, "mixprec").glob("*tfevents*")
+    os.utime(path, (seconds, seconds))
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """What is written is of a schema to come."""
+    later = schema.SCHEMA_VERSION + 1
+    monkeypatch.setattr(summaries, "SCHEMA_VERSION", later)
+
+
+@pytest.mark.parametrize(
+    ("logs", "shown"),
+    [
+        ("a1 b3 c2", "b"),
+        # One in float32 is only compared with the others.
+        ("a1 b3 wide9", "b"),
+        ("wide9", "wide"),
+        ("a1 newer9", "a"),
+    ],
+)
+def test_which_run_is_shown_first(node, tmp_path, logs, shown, monkeypatch):
+    later = schema.SCHEMA_VERSION + 1
+    for log in logs.split():
+        name, dtype = log[:-1], "float32" if "wide" in log else "float16"
+        with monkeypatch.context() as patch:
+            if name == "newer":
+                patch.setattr(summaries, "SCHEMA_VERSION", later)
+            write(tmp_path / name, [layer("a", dtype=dtype)])
+        written(tmp_path / name, int(log[-1]) * 100)
+    node.show(tmp_path) if shown == "wide" else None
+    with served(tmp_path) as url:
+        node.open(url)
+    assert node.values("#run", "value") == [f"{shown}/mixprec"]
+
+
+@pytest.mark.usefixtures("newer")
+def test_a_newer_log_says_so(node, tmp_path):
+    write(tmp_path, ["a"])
+    with served(tmp_path) as url:
+        node.open(url)
+    assert "newer version" in node.text("#problem")
+    assert not node.shown("main")
+
+
+def test_an_unknown_run_of_a_link_is_said(node, canonical_url):
+    node.open(canonical_url, run="gone/mixprec", compare="lost")
+    assert "gone/mixprec" in node.text("#problem")
+    assert "no run lost" in node.text("#problem")
+    assert node.shown("main")
+    node.pick("#run", REPAIRED).pick("#compare", OVERFLOW)
+    assert not node.shown("#problem")
+
+
+def test_a_hostile_log_is_shown_as_text(node, tmp_path):
+    paths = [HOSTILE, f"</script>{HOSTILE}"]
+    found = {"step": 1} | verdict(HOSTILE)
+    write(
+        tmp_path / HOSTILE,
+        paths,
+        found,
+        heat={1: {"activation_headroom_bits": [-3, 9]}},
+    )
+    write(tmp_path / "other", paths)
+    node.show(tmp_path, run=f"{HOSTILE}/mixprec", compare="other/mixprec")
+    assert node.layers() == node.texts("#layers .path.whole") == paths
+    node.click(VERDICT).click("#layers tbody tr:nth-child(2)")
+    assert node.chosen()[1] == paths[1]
+    assert HOSTILE in node.hover(HEAT, LABELS + 500, 5)
+    assert node.count("main img, header img, .tooltip img") == 0
+
+
+# From an alarm to what it is about.
+
+
+def test_the_headline_leads_to_the_event_that_matters_most(page):
+    page.click("[data-filter=verdict]")
+    assert page.count(VERDICT) == 0  # It was hidden.
+    for alarm in MARK, "button.health.bad:last-child":
+        page.press("Escape").click(alarm)
+        assert page.chosen() == ("Selected: block/square · step 5", SQUARE)
+        assert page.values("#events .chosen", "dataset.kind") == ["verdict"]
+        assert page.focused() == "LI"
+        assert page.brought() == "verdict"
+
+
+def test_a_demotion_leads_to_its_layer(node, canonical_url):
+    node.open(canonical_url, run=REPAIRED).type("#layer-filter", "logits")
+    node.click(".health:nth-child(4)")
+    assert node.chosen()[1] == "block/norm"
+    assert node.focused() == "TR"
+
+
+def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, told):
+    page.click(MARK)
+    (found,) = (e for e in told[OVERFLOW]["events"] if e["kind"] == "verdict")
+    codes = page.texts("#events li.chosen .fix code")
+    assert codes == [*found["fix"].values()]
+    assert f"PrecisionRule('{SQUARE}'" in codes[0]
+    page.click("#events .fix button")
+    assert page.text("#events .fix button") == "Copied"
+    assert page.copied() == codes[0]
+    # What to do stands before what was measured.
+    first = "#events li.chosen .what > :not(wbr)"
+    assert page.values(first, "className")[0] == "fix"
+    details = page.texts("#events li.chosen .detail")
+    assert "received: 2.5" in details[2]
+    page.click("#headline .next button")
+    assert page.copied() == told[OVERFLOW]["next"]["code"]
+
+
+def test_a_sound_run_leads_to_the_gravest(node, canonical_url):
+    node.open(canonical_url, run=REPAIRED)
+    assert "▲" in node.text(".graver")
+    node.click(".graver")
+    assert (
+        node.values("#runs tbody tr", "dataset.run")[0]
+        == (node.values("#run", "value")[0])
+    )
+    assert not node.shown(".graver")
+
+
+@pytest.mark.parametrize(
+    ("run", "level"), [(OVERFLOW, "bad"), (REPAIRED, "fine")]
+)
+def test_what_is_repaired_is_green(node, canonical_url, run, level):
+    node.open(canonical_url, run=run)
+    assert node.values("#headline .sentence", "className") == [
+        f"sentence {level}"
+    ]
+    marks = "▲" if level == "bad" else "✓"
+    assert node.texts(f".health.{level} .value")[-1].startswith(marks)
+    assert node.text("#layers .badge").startswith(marks)
+    wrong = ".health.bad, .badge.bad:not(#events *, #runs *, #what-if *)"
+    assert (node.count(wrong) > 0) == (level == "bad")
+
+
+def test_what_is_chosen_is_chosen_everywhere(page, told):
+    steps = told[OVERFLOW]["heat"]["metrics"][0]["steps"]
+    row = told[OVERFLOW]["heat"]["layers"].index(SQUARE)
+    page.click(VERDICT)
+    assert page.frame() == row
+    page.click("#layers tr[data-layer=embed]")
+    assert page.chosen() == ("Selected: embed · step 5", "embed")
+    assert page.frame() == 0
+    page.click(HEAT, 970, row * 36 + 10)
+    assert page.chosen() == (f"Selected: {SQUARE} · step {steps[-1]}", SQUARE)
+    page.click(TIMELINE, 526, 60)
+    assert page.chosen() == (f"Selected: {SQUARE} · step 20", SQUARE)
+    (cursor,) = page.marks(TIMELINE, "line", colour="cursor")
+    assert cursor["points"][0][0] == pytest.approx(526, abs=1)
+    page.click("#selection button")
+    assert page.chosen() == ("", None)
+    assert not page.shown("#selection")
+    assert page.frame() is None
+
+
+# Events.
+
+
+def test_kinds_of_events_can_be_hidden(page, told):
+    chip = "[data-filter=skipped_step]"
+    count = page.count("#events li")
+    assert "40" in page.text(SKIPS)
+    for pressed in "false", "true":
+        page.click(chip)
+        assert page.values(chip, "ariaPressed") == [pressed]
+        hidden = pressed == "false"
+        assert page.count("#events li") == count - hidden
+        assert page.count(SKIPS) == 1 - hidden
+
+
+def test_all_of_hundreds_of_rare_events_can_be_reached(node, tmp_path):
+    steps = [1000 * n for n in range(300)]
+    skips = [{"kind": "skipped_step", "at_step": n, "step": n} for n in steps]
+    write(tmp_path, ["a"], *skips)
+    node.show(tmp_path)
+    assert node.count("#events li") == 100
+    for _ in range(2):
+        node.click("#events .page:last-child")
+    found = node.values("#events li", "dataset.step")
+    assert [*map(int, found)] == steps
+    node.open_file(tmp_path / "report.html").press(
+        "ArrowLeft", "Enter", css=TIMELINE
+    )
+    assert node.values("#events li.chosen", "dataset.step") == ["299000"]
+
+
+# Layers.
+
+
+COLUMNS = {
+    "path": lambda layer: layer["path"],
+    "class": lambda layer: layer["class"],
+    "dtype": lambda layer: layer["compute_dtype"],
+    # In its own dtype: 112 powers of two more in float32.
+    "headroom": lambda layer: (
+        layer["least_headroom"] + 112 * (layer["compute_dtype"] == "float32")
+    ),
+    "verdicts": lambda layer: layer["severity"],
+    "demoted": lambda layer: layer["demoted_at"],
+    "parameters": lambda layer: layer["parameters"],
+    "flops": lambda layer: layer["share_of_flops"],
+}
+
+
+def ordered(layers, key, descending):
+    """Paths by rising or falling key; without one they come last."""
+    known = [layer for layer in layers if key(layer) is not None]
+    known = sorted(known, key=key, reverse=descending)
+    rest = [layer for layer in layers if key(layer) is None]
+    return [layer["path"] for layer in known + rest]
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory):
+    """Layers in no block, one of which was demoted; and the page of them."""
+    folder = tmp_path_factory.mktemp("flat")
+    about = [("a", 3, 0.2), ("d", 9, 0.1), ("c", 1, 0.4), ("b", 4, 0.3)]
+    rows = [
+        layer(path, f"Kind{size}", share=share, parameters=size)
+        for path, size, share in about
+    ]
+    wide = rows[:2] + [rows[2] | {"compute_dtype": "float32"}] + rows[3:]
+    change = {"c": {"before": "mixed_float16", "after": "float32"}}
+    demotion = {"kind": "demote", "layers": change, "reasons": {}, "step": 2}
+    bits = {"activation_headroom_bits": [7.0, 12.0, 3.0, 1.5]}
+    write(
+        folder,
+        rows,
+        verdict("c"),
+        verdict("b", kind="underflow"),
+        demotion,
+        tables={2: wide},
+        heat={1: bits, 9: bits},
+    )
+    report = kmp.load_report(folder)
+    report.save_html(folder / "report.html")
+    (run,) = report.to_dict().values()
+    return folder / "report.html", run["layers"]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_column_sorts(node, flat, column):
+    path, layers = flat
+    node.open_file(path)
+    heads = node.values("#layers th button", "dataset.column")
+    assert {*heads} == {*COLUMNS}
+    for order in "ascending", "descending":
+        node.click(f"th [data-column={column}]")
+        down = order == "descending"
+        assert node.layers() == ordered(layers, COLUMNS[column], down)
+        sorts = node.values("#layers th", "ariaSort")
+        assert sorts[heads.index(column)] == order
+        assert sorts.count("none") == len(heads) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("block", ["block/norm", SQUARE]),
+        ("norm dense", []),
+        *((x, ["logits"]) for x in ("float32", "fp32", "single")),
+        *((x, ["embed", "block/norm", SQUARE]) for x in ("fp16", "half", "16")),
+        ("forward overflow", [SQUARE]),
+        ("square FP16", [SQUARE]),
+    ],
+)
+def test_layers_can_be_filtered(page, text, found):
+    page.type("#layer-filter", text)
+    assert page.layers() == found
+    assert page.text("#layers .hint") == f"{len(found)} of 4"
+    assert page.shown("#layers .nothing") == (not found)
+    rows = page.marks(HEAT, "image", of="")[0]["height"] / 36 if found else 0
+    assert rows == len(found)
+
+
+def block(place, *parts):
+    return [f"encoder/block_{place}/{part}" for part in parts or "abcdefghij"]
+
+
+@pytest.fixture
+def blocks(node, tmp_path):
+    """Layers in blocks: one overflows, one is held in float32."""
+    paths = [path for place in range(10) for path in block(place)]
+    rows = [layer(p, share=0.01, parameters=2) for p in paths]
+    rows[7]["compute_dtype"] = "float32"
+    bits = np.full(100, 12.0)
+    bits[7] = -3
+    sound = {"activation_headroom_bits": bits.tolist()}
+    bits[65] = -math.inf
+    heat = dict.fromkeys(range(20), sound)
+    heat[8] = {"activation_headroom_bits": bits.tolist()}
+    found = verdict(paths[65], step=10, at_step=8)
+    write(tmp_path, rows, found, heat=heat)
+    return node.show(tmp_path)
+
+
+def folds(page):
+    return page.values("#layers tr[data-block]", "dataset.block")
+
+
+def test_blocks_fold_with_their_worst_value_upwards(blocks):
+    blocks.click("#fold-blocks")
+    assert folds(blocks)[1:3] == ["encoder/block_0", "encoder/block_1"]
+    assert blocks.layers() == []
+    worst = "#layers tr[data-block='encoder/block_6']"
+    (row,) = blocks.rows(worst)
+    assert row[1:3] == ["10 layers", "fp16 ×10"]
+    assert row[3:5] == ["▲ not finite", "▲ forward overflow"]
+    assert [x.replace("\u202f", "") for x in row[6:]] == ["20", "10%"]
+    (row,) = blocks.rows("#layers tr[data-block='encoder/block_0']")
+    assert row[2:4] == ["fp16 ×9fp32", "12 bits"]
+    # A row of the heatmap as well, with the worst of the block.
+    said = blocks.hover(HEAT, LABELS + 300, 6)
+    assert (said[0], said[-1]) == ("worst of encoder/block_0", "12 bits left")
+    blocks.click("th [data-column=headroom]")
+    assert folds(blocks)[1] == "encoder/block_6"
+    for act in (
+        lambda: blocks.click(worst),
+        lambda: blocks.press("ArrowRight", css=worst),
+    ):
+        act()
+        # In the order of the least headroom.
+        assert blocks.layers() == block(6, *"fabcdeghij")
+        blocks.press("ArrowLeft", css=worst)
+        assert blocks.layers() == []
+    blocks.click(MARK)
+    assert blocks.chosen()[0].startswith(f"Selected: {block(6)[5]} · ")
+
+
+def test_only_problems_are_left_in_the_table_and_the_heatmap(blocks):
+    blocks.click("#only-problems")
+    assert blocks.layers() == [block(6)[5]]
+    assert blocks.text("#layers .hint") == "1 of 100"
+    assert len(blocks.cells()) == 1
+    assert blocks.marks(HEAT, "box", colour="bad", hatched=True)
+    blocks.click("#only-problems").type("#layer-filter", "block_6/a")
+    assert blocks.layers() == block(6, "a")
+    assert len(blocks.cells()) == 1
+
+
+# Runs.
+
+
+def test_every_column_of_the_runs_sorts(page):
+    for column in page.values("#runs th button", "dataset.runColumn"):
+        button = f"#runs [data-run-column={column}]"
+        page.click(button)
+        (way,) = page.values("#runs th[aria-sort$=ending]", "ariaSort")
+        rows = page.values("#runs tbody tr", "dataset.run")
+        page.click(button)
+        assert page.values("#runs tbody tr", "dataset.run") != rows, column
+        (other,) = page.values("#runs th[aria-sort$=ending]", "ariaSort")
+        assert {way, other} == {"ascending", "descending"}
+
+
+def test_runs_are_chosen_and_compared_from_their_table(page):
+    page.click(f"#runs tr[data-run='{REPAIRED}'] button.link")
+    assert page.values("#run", "value") == [REPAIRED]
+    assert page.values("#runs tr.chosen", "dataset.run") == [REPAIRED]
+    page.click(f"#runs tr[data-run='{OVERFLOW}'] button.quiet")
+    assert page.values("#compare", "value") == [OVERFLOW]
+
+
+def test_two_runs_are_shown_side_by_side(page):
+    assert not page.shown(OTHER_HEAT)
+    page.pick("#compare", REPAIRED)
+    assert page.shown(OTHER_HEAT)
+    assert page.texts("#layers th .of-run") == ["overflow", "repaired"] * 3
+    assert page.texts("#headline em") == ["overflow", "repaired"]
+    versus = page.texts(".versus")
+    assert len(versus) == len(page.figures())
+    assert all(text.startswith("repaired: ") for text in versus)
+    assert page.texts("#heatmap h3") == [OVERFLOW, REPAIRED]
+    assert {*page.texts(f"{VERDICT} .of-run")} == {"overflow", "repaired"}
+    (line,) = page.marks(TIMELINE, "line", colour="compare", dashed=True)[-1:]
+    assert [x for x, _ in line["points"]][-1] == pytest.approx(935, abs=7)
+    page.pick("#compare", "")
+    assert not page.shown(OTHER_HEAT)
+    assert page.texts("#layers th .of-run") == []
+    assert page.marks(TIMELINE, colour="compare") == []
+
+
+# By the keyboard.
+
+
+def test_arrow_keys_move_in_the_heatmap(node, canonical_url):
+    node.open(canonical_url, run=REPAIRED, layer="embed", step=20)
+    node.press("ArrowDown", css=HEAT)
+    assert node.chosen() == ("Selected: block/norm · step 20", "block/norm")
+    node.press("ArrowRight", "ArrowDown")
+    assert node.chosen() == (f"Selected: {SQUARE} · step 80", SQUARE)
+    node.press("ArrowLeft", "ArrowUp", "ArrowUp")
+    assert node.chosen() == ("Selected: embed · step 20", "embed")
+
+
+@pytest.mark.parametrize(
+    ("rows", "layer"), [("#layers tbody tr", SQUARE), ("#events li", SQUARE)]
+)
+def test_enter_selects_and_escape_clears(page, rows, layer):
+    page.press("End", "ArrowUp", "ArrowUp", "Enter", css=rows)
+    if rows == "#layers tbody tr":
+        page.press("ArrowDown", "Enter")
+    assert page.chosen()[1] == layer
+    page.press("Escape")
+    assert page.chosen() == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("key", "steps"), [("ArrowRight", (0, 1)), ("ArrowLeft", (40, 39))]
+)
+def test_arrow_keys_begin_at_the_ends_of_the_timeline(page, key, steps):
+    page.focus(TIMELINE)
+    for step in steps:
+        page.press(key)
+        where = f"step {step}" if step else "before the first"
+        assert where in page.chosen()[0]
+
+
+def test_keys_zoom_the_timeline_and_escape_ends_it(page):
+    page.click(TIMELINE, 526, 60)
+    whole = page.written(HEAT)
+    page.press("+", css=TIMELINE)
+    assert page.shown("#timeline button.quiet")
+    assert page.written(HEAT) != whole  # Which follows.
+    page.press("Escape")
+    assert page.written(HEAT) == whole
+    assert page.chosen() == ("Selected: step 20", None)
+
+
+# While what was asked for is on its way.
+
+
+def busy(page, css):
+    return page.values(css, "ariaBusy") == ["true"]
+
+
+def test_what_is_awaited_is_marked_above_what_was_there(page):
+    before = page.layers()
+    with page.slow():
+        page.pick("#run", FITS, waits=False)
+        assert busy(page, "main")
+        assert page.layers() == before
+    assert not busy(page, "main")
+    assert page.text("#headline strong").startswith("✓")
+    with page.slow():
+        page.pick("#metric", "gradient_headroom_bits", waits=False)
+        assert busy(page, "#heatmap")
+        assert not busy(page, "main")
+    assert not busy(page, "#heatmap")
+
+
+def test_a_metric_that_is_still_here_is_not_asked_for_again(page):
+    for metric in "gradient_headroom_bits", "activation_headroom_bits":
+        page.pick("#metric", metric)
+    asked = [path for path in page.asked() if "/heat" in path]
+    assert len(asked) == len({*asked}) == 2
+
+
+def test_a_failure_is_no_longer_loading(page):
+    page.block("data/heat")
+    page.pick("#metric", "gradient_headroom_bits")
+    assert not busy(page, "#heatmap")
+    assert "blocked" in page.text("#problem")
+
+
+def test_a_run_is_compared_once_there_is_one_to_compare_it_with(page):
+    page.block("run=two_fits")
+    page.pick("#compare", HEALTHY).pick("#run", FITS)
+    assert "blocked" in page.text("#problem")
+    assert page.errors() == []
