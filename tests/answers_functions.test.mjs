@@ -10,7 +10,7 @@ const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
 const whatIf = await load("what_if");
 
 // Of `test_plugin_answers.py`: what casts of real numbers came to.
-const { formats, casts, windows } = JSON.parse(process.env.MIXPREC_CASTS);
+const { formats, casts, windows } = JSON.parse(process.env.MIXPREC_KNOWN);
 const formatOf = (name) => formats.find((one) => one.name === name);
 const moments = (range) => ({ first: range, last: range, worst: range });
 

@@ -71,6 +71,10 @@ HEADROOM = {
     "block/square": 6.25,
     "logits": 9.0,
 }
+SOUND = {
+    name: HEADROOM if name.endswith("_bits") else dict.fromkeys(HEADROOM, 0.0)
+    for name in PROBED
+}
 
 
 class Fit:
@@ -331,7 +335,7 @@ def healthy(log_dir):
     fit.histograms("embed", -8)
     for reading in range(5):
         bits = {"block/square": 6.25 - reading / 4}
-        fit.probe(bits, **dict.fromkeys(PROBED, HEADROOM) if reading else {})
+        fit.probe(bits, **SOUND if reading else {})
         fit.steps(8, (2.0 - reading / 4, 1.8 - reading / 4))
         fit.timed(8)
     fit.histograms("embed", -6)

@@ -225,6 +225,12 @@ class Page(Reader):
         self._set(css, text, "input")
         return self.settle()
 
+    def table(self, card, place=1):
+        """Opens what a picture shows as a table; returns its rows."""
+        details = f"#{card} details:nth-of-type({place})"
+        self.click(f"{details} summary")
+        return self.rows(f"{details} tbody tr")
+
     def download(self, card, kind):
         """What is saved by a button of a card."""
         before = len(self.run("return page.saved"))

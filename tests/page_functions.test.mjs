@@ -29,7 +29,7 @@ const wanted = await load("wanted");
 const { createStore } = await load("store");
 
 // The units of all metrics, from the test that runs this file.
-const UNITS = JSON.parse(process.env.MIXPREC_UNITS ?? '["headroom","count","share","error"]');
+const UNITS = JSON.parse(process.env.MIXPREC_KNOWN).units;
 
 const FLOAT16 = {
   name: "float16", maximum_exponent: 16, normal_exponent: -14, subnormal_exponent: -24,

@@ -13,7 +13,8 @@ const SOON = 500;
 let window = null;
 let page = null;
 
-const turn = () => new Promise((resolve) => setImmediate(resolve));
+// jsdom has timers of its own.
+const turn = () => new Promise((resolve) => setTimeout(() => setImmediate(resolve)));
 
 function hex(colour) {
   const channels = /^rgba?\((\d+), ?(\d+), ?(\d+)(?:, ?1)?\)$/.exec(colour);
@@ -179,8 +180,6 @@ async function atRest() {
     const { ready, later: more } = window.document.body.dataset;
     const isHeld = page.held.length > 0;
     quiet = page.waiting.size || page.fetching || !(ready || isHeld) || more ? 0 : quiet + 1;
-    // Who waits for the network or for what is unpacked does not burn.
-    if (turns > 50) await new Promise((resolve) => setTimeout(resolve, 1));
     if (turns > 20_000) throw new Error(`not at rest: ${JSON.stringify({ ready, more, waiting: page.waiting.size, fetching: page.fetching })}`);
   }
 }

@@ -134,7 +134,8 @@ def write(
         for step, measured in (heat or {}).items():
             worst = {name: (PROBED | AUDITED)[name] for name in measured}
             table = np.array([*measured.values()], float).T
-            acts.append((step, log.heat, table, paths, worst))
+            family = schema.HEAT if {*worst} <= {*PROBED} else schema.ERRORS
+            acts.append((step, log.heat, table, paths, worst, family))
         for (step, part, path), counts in (bins or {}).items():
             tag = f"{schema.EXPONENTS[part]}/{path}"
             acts.append((step, log.histogram, tag, np.array(counts, float)))

@@ -29,7 +29,8 @@ def plain(text):
 def moment(event):
     """When it happened, not when it was noticed."""
     late = event["kind"] == "loss_scale_low"
-    return event["step"] if late else event.get("at_step", event["step"])
+    known = [event[x] for x in ("at_step", "first_step") if x in event]
+    return event["step"] if late else [*known, event["step"]][0]
 
 
 def test_what_is_told_of_the_run(opened):

@@ -35,6 +35,7 @@ def change(step, kind, *paths, after="float32", **event):
     reason = f"forward_overflow in {paths[0]!r}, forward at step {step} (x=1)"
     layers = {p: {"before": "mixed_float16", "after": after} for p in paths}
     about = {"kind": kind, "step": step, "message": "", "layers": layers}
+    about["because"] = dict.fromkeys(paths, f"overflow at step {step}")
     return about | {"reasons": dict.fromkeys(paths, reason)} | event
 
 
@@ -124,7 +125,7 @@ def test_a_plan_says_what_another_run_found(node, tmp_path):
     rows = [layer(path, dtype="float32") for path in "ab"]
     write(tmp_path / "wide", rows, BEGIN, heat=heat)
     node.show(tmp_path, run="wide/mixprec")
-    assert "forward overflow in a" in node.text(CAUTION)
+    assert "overflow in a" in node.text(CAUTION)
     assert "low/mixprec" in node.text(CAUTION)
     node.pick("#what-if-format", "float32")  # Of which there is no plan.
     assert not node.shown(CAUTION)
@@ -192,7 +193,8 @@ def test_of_two_runs_a_cell_has_one_quantity(node, tmp_path):
         for head, cell in zip(heads, row[1:], strict=True)
     }
     assert found["Activation headroom"] == "all zero | 116 bits"
-    assert found["Overflow inside the layer"].endswith(" | none")
+    (inside,) = (x for head, x in found.items() if "inside" in head)
+    assert inside.endswith(" | none")
 
 
 # The map of the model, and the dtypes of its layers.
@@ -211,11 +213,10 @@ def test_a_layer_is_picked_from_the_map(node, canonical_url, told):
     assert node.values(current, "dataset.layer") == [layers[1]["path"]]
     # Another metric colours the nodes that there are.
     node.run("document.querySelector('#map button.node').known = true")
-    node.pick("#metric", GRADIENTS)
+    node.pick("#metric", GRADIENTS).pick("#metric", HEADROOM)
     assert node.values("#map button.node", "known")[0]
-    assert "8 bits" in node.values("#map button.node", "title")[2]
-    node.click("#map details summary")
-    rows = {name: fed for name, fed, _ in node.rows("#map tbody tr")}
+    assert "12.5 bits" in node.values("#map button.node", "title")[0]
+    rows = {name: fed for name, fed, _ in node.table("map")}
     assert rows[SQUARE] == ", ".join(layers[2]["fed_by"])
 
 
@@ -289,11 +290,10 @@ def test_the_trials_of_a_search_are_a_curve(node, tmp_path):
     x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
     plan = kmp.minimize_float32(model, x, np.arange(16) % 3, log_dir=tmp_path)
     trials = plan.trade_off
-    node.show(tmp_path).click("#pareto details summary")
-    hint = node.text("#pareto .hint")
+    hint = node.show(tmp_path).text("#pareto .hint")
     best = [trial["pareto_optimal"] for trial in trials]
     assert hint.startswith(f"{len(trials)} trials, {sum(best)} of")
-    rows = node.rows("#pareto tbody tr")
+    rows = node.table("pareto")
     told = [{*row[3].split(", ")} - {"nothing"} for row in rows]
     assert told == [{*trial["float32"]} for trial in trials]
     assert [row[2] == "yes" for row in rows] == best
@@ -472,7 +472,7 @@ def test_what_is_advised_alike_of_several_layers_is_said_once(node, tmp_path):
 def test_why_a_layer_was_changed_is_in_words(node, tmp_path):
     write(tmp_path, "ab", change(3, "demote", "b"))
     (said,) = node.show(tmp_path).texts("#events li[data-kind=demote] .what")
-    assert "forward overflow at step 3" in said
+    assert said.endswith(": overflow at step 3.")
     assert "x=1" not in node.text("#layers") + said
 
 

@@ -179,7 +179,7 @@ def _draw_headroom(figure, axis, run, overview):
     colours = headroom_colours(grid.worst, wider)
     colours[grid.lost & np.isnan(grid.worst)] = (*level("input"), 1)
     found = passed_cells(grid, _METRIC, overview["layers"], overview["events"])
-    passed = (found.cells >= 0) & ~wider
+    passed = found.cells >= 0
     colours[passed] = (*level("passed"), 1)
     axis.pcolormesh(
         np.append(grid.first, grid.last[-1] + 1),

@@ -1,0 +1,520 @@
+"""What Python makes of a log for the page: ranges, faults and their cause."""
+
+import json
+import math
+import types
+
+import ml_dtypes
+import numpy as np
+import pytest
+from canonical_logs import layer
+from plugin_runs import verdict, write
+
+import keras_mixprec as kmp
+from keras_mixprec.reporting import passed_on, report_page, report_picture
+from keras_mixprec.reporting.bad_input import mark_spoiled
+from keras_mixprec.reporting.facts import Facts, join_failing
+from keras_mixprec.reporting.file_source import FileSource, find_runs
+from keras_mixprec.reporting.format_limits import CHOICES
+from keras_mixprec.reporting.grid import Grid
+from keras_mixprec.reporting.headline import headline
+from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_layers import read_layers, read_paths
+from keras_mixprec.reporting.run_ranges import (
+    run_ranges,
+    smallest_that_counts,
+)
+from keras_mixprec.reporting.source import Point
+from keras_mixprec.reporting.text_formats import to_json
+
+HEADROOM, NONFINITE = "activation_headroom_bits", "activation_nonfinite"
+GRADIENTS = "gradient_headroom_bits"
+WEIGHT_GRADIENTS = "weight_gradient_headroom_bits"
+MOST = np.log2(65504)
+INF = math.inf
+INSIDE = {"largest_inside_in_float32": 2.0**18}
+FORMATS = {"float16": 2**15, "bfloat16": None}
+
+
+def data_of(folder):
+    ((name, path),) = find_runs(str(folder)).items()
+    return RunData(name, FileSource(path))
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a log, and returns what is read of it."""
+
+    def written(rows, *events, **more):
+        write(tmp_path, rows, *events, **more)
+        return data_of(tmp_path)
+
+    return written
+
+
+def ranges_of(data):
+    return run_ranges(data, 2000)["layers"]
+
+
+def skip(step, **more):
+    about = {"kind": "skipped_step", "at_step": step, "step": step}
+    return about | {"scale": 2.0**15, "variables": ["a"]} | more
+
+
+def change(step, *paths):
+    layers = {p: {"before": "mixed_float16", "after": "float32"} for p in paths}
+    return {"kind": "demote", "step": step, "layers": layers, "reasons": {}}
+
+
+# Ranges.
+
+
+def test_numbers_that_count_keep_99_percent_of_the_energy():
+    random = np.random.default_rng(0)
+    values = np.exp2(random.normal(-8, 5, 4000)).astype("float32")
+    exponents = np.floor(np.log2(values)).astype(int)
+    bins, counts = np.unique(exponents, return_counts=True)
+    low = smallest_that_counts(bins, counts)
+    # Bins count every number as the power of two below it.
+    energy = np.exp2(2.0 * exponents)
+    assert energy[exponents >= low].sum() >= 0.99 * energy.sum()
+    assert energy[exponents > low].sum() < 0.99 * energy.sum()
+    assert smallest_that_counts([128], [5]) is None
+
+
+def test_ranges_are_those_of_the_log(written):
+    bits = [9.0, 2.5, -INF, 4.0]  # What overflows makes all behind infinite.
+    heat = {n: {HEADROOM: [x]} for n, x in enumerate(bits, 1)}
+    own = ranges_of(written("a", heat=heat))["a"]["activation"]
+    assert own["worst"]["largest"] == pytest.approx(MOST - 2.5, abs=1e-3)
+    assert own["worst"]["largest_step"] == 2
+    assert own["last"]["largest"] == pytest.approx(MOST - 4, abs=1e-3)
+    assert own["first"]["largest"] == pytest.approx(MOST - 9, abs=1e-3)
+
+
+def test_gradients_are_without_the_loss_scale(written):
+    scale = [[0, 2.0**15, 0, 0], [2, 2.0**10, 0, 2]]
+    heat = {GRADIENTS: [7.0], WEIGHT_GRADIENTS: [3.0]}
+    bins = {(4, "gradient", "a"): [[2.0, 3.0, 8.0]]}
+    data = written("a", scale={"": scale}, heat={1: heat, 4: heat}, bins=bins)
+    own = ranges_of(data)["a"]
+    for moment, power in ("first", 15), ("last", 10):
+        found = own["gradient"][moment]["largest"]
+        assert found == pytest.approx(MOST - 7 - power, abs=1e-3)
+        # Those of weights are logged without it.
+        found = own["weight_gradient"][moment]["largest"]
+        assert found == pytest.approx(MOST - 3, abs=1e-3)
+    assert own["gradient"]["last"]["low"] == 2 - 10
+
+
+def test_each_call_of_fit_is_measured_by_its_own_formats(written):
+    # The first call ends with a loss scale, the second has none.
+    rows = [[layer("a", dtype=dtype)] for dtype in FORMATS]
+    heat = {n: {HEADROOM: [9.0], GRADIENTS: [5.0]} for n in (3, 8)}
+    begin = [
+        {"kind": "train_begin", "fit": n, "step": s}
+        for n, s in ((1, 0), (2, 5))
+    ]
+    scale = [[0, 2.0**15, 0, 0], [5, 1.0, 0, 5]]
+    own = ranges_of(
+        written(
+            rows[0], *begin, heat=heat, tables={5: rows[1]}, scale={"": scale}
+        )
+    )["a"]
+    for moment, dtype, power in (
+        ("first", "float16", 15),
+        ("last", "bfloat16", 0),
+    ):
+        most = np.log2(float(ml_dtypes.finfo(dtype).max))
+        for part, bits, off in ("activation", 9, 0), ("gradient", 5, power):
+            found = own[part][moment]["largest"]
+            assert found == pytest.approx(most - bits - off, abs=1e-2), part
+
+
+def test_only_where_it_began_a_layer_is_said_to_be_not_finite(canonical):
+    ranges = ranges_of(data_of(canonical["overflow"].log_dir))
+    blamed = {path for path, own in ranges.items() if "nonfinite" in own}
+    assert blamed == {"block/square"}
+    assert ranges["block/square"]["nonfinite"]["dtype"] == "float16"
+
+
+def test_a_demotion_is_of_its_step_though_the_table_is_of_later(written):
+    wide = [layer("a", dtype="float32")]
+    found = verdict("a", 0, numbers={"largest_output_in_float32": 8.0})
+    data = written("a", found, change(0, "a"), skip(1), tables={50: wide})
+    ranges = run_ranges(data, 2000)
+    assert ranges["overflowing_scale"] == 15
+    assert ranges["layers"]["a"]["in_float32"] == 3
+
+
+def test_a_verdict_holds_for_every_format_of_no_greater_range(written):
+    refused = ranges_of(written("a", verdict("a")))["a"]["refused"]
+    most = float(ml_dtypes.finfo("float16").max)
+    for dtype in CHOICES:
+        narrow = float(ml_dtypes.finfo(dtype).max) <= most
+        wanted = ["forward_overflow"] if narrow else []
+        assert refused[dtype] == wanted, dtype
+
+
+def test_the_least_scale_that_skipped_a_step_is_known(written):
+    data = written("a", *(skip(n, scale=2.0 ** (20 - n)) for n in (1, 2, 3)))
+    assert run_ranges(data, 2000)["overflowing_scale"] == 17
+
+
+@pytest.mark.parametrize(
+    "more", [{"bad_input": {"x": 0}}, {"loss": ["nan"]}], ids=["data", "loss"]
+)
+def test_no_loss_scale_is_to_blame_for_data_or_a_loss(written, more):
+    data = written("a", skip(1, **more))
+    assert data.overview()["skipped"] == 1
+    assert run_ranges(data, 2000)["overflowing_scale"] is None
+
+
+def test_the_plan_knows_the_loss_scale_that_a_verdict_advises(written):
+    numbers = {"needed_bits": 13}
+    data = written("a", verdict(None, kind="scale_too_low", numbers=numbers))
+    assert run_ranges(data, 100)["needed_scale"] == 13
+
+
+@pytest.mark.parametrize(
+    ("errors", "found"), [({2: 0.75}, 2), ({2: 0.75, 7: 0.25}, 7)]
+)
+def test_an_error_is_that_of_now_if_one_is_known(written, errors, found):
+    wide = [layer("a", dtype="float32")]
+    heat = {
+        n: {"forward_error_against_float32": [x]} for n, x in errors.items()
+    }
+    own = ranges_of(written("a", tables={4: wide}, heat=heat))["a"]
+    assert own["error_step"] == found
+    assert own["error"] == errors[found]
+
+
+# Headroom.
+
+
+RETURNED = {4: "float32", 6: "float16"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "tables", "left"),
+    [
+        (INSIDE, {}, MOST - 18),
+        ({"largest_inside_in_float32": 100.0}, {}, 0),  # A sum for a mean.
+        (INSIDE, RETURNED, 9),  # Found sound in float16 since.
+        ({"headroom_bits": 1, "overflows_in_steps": 30}, {}, 9),  # A forecast.
+        *(
+            ({"largest_inside_in_float32": x}, {}, 9)
+            for x in ("damaged", None, [], -1.0, "nan")
+        ),
+        ({"largest_inside_in_float32": "inf"}, {}, -INF),
+    ],
+)
+def test_a_verdict_uses_headroom_up_while_it_holds(
+    written, numbers, tables, left
+):
+    tables = {step: [layer("a", dtype=t)] for step, t in tables.items()}
+    found = verdict("a", 3, numbers=numbers)
+    data = written("a", found, tables=tables, heat={9: {HEADROOM: [9.0]}})
+    (row,) = data.overview()["layers"]
+    assert row["least_headroom"] == pytest.approx(left, abs=0.01)
+    assert row["beyond"] is None
+
+
+def test_a_wider_layer_holds_what_would_overflow_inside(written):
+    wide = [layer("a", dtype="float32")]
+    found = verdict("a", numbers=INSIDE), change(2, "a")
+    data = written("a", *found, tables={2: wide}, heat={9: {HEADROOM: [9.0]}})
+    (row,) = data.overview()["layers"]
+    assert (row["compute_dtype"], row["beyond"]) == ("float32", "float16")
+
+
+def test_gradients_have_a_least_headroom_of_their_own(written):
+    bits = [9.25, 6.125, INF, 7.5]
+    data = written("abcd", heat={n: {GRADIENTS: bits} for n in (1, 9)})
+    rows = data.overview()["layers"]
+    assert [row["least_gradient_headroom"] for row in rows] == bits
+
+
+def test_bfloat16_runs_are_measured_against_their_format(written):
+    run = written([layer("a", dtype="bfloat16")]).overview()
+    assert run["format"]["name"] == "bfloat16"
+    assert run["format"]["maximum_exponent"] == 128
+
+
+# Batches that are not finite.
+
+
+BAD_STEPS = [5, 12]
+
+
+@pytest.fixture
+def bad(written):
+    """Two of twenty batches are bad, and everything in them."""
+    skips = (skip(n, bad_input={"x": 0}) for n in BAD_STEPS)
+    heat = {
+        n: {
+            HEADROOM: [9.0, 4.0],
+            NONFINITE: [float(n in BAD_STEPS)] * 2,
+            GRADIENTS: [7.0, 7.0],
+            "gradient_nonfinite": [float(n in BAD_STEPS)] * 2,
+            "weight_headroom_bits": [12.0, 12.0],
+        }
+        for n in range(1, 21)
+    }
+    return written("ab", *skips, heat=heat)
+
+
+def test_a_batch_that_is_not_finite_is_left_out(bad):
+    assert bad.overview()["bad_input"] == BAD_STEPS
+    for metric in HEADROOM, "gradient_nonfinite":
+        grid = bad.grid(metric, 2000)
+        (columns,) = np.nonzero(grid.lost.any(axis=0))
+        assert grid.last[columns].tolist() == BAD_STEPS
+        assert np.isnan(grid.worst[:, columns]).all()
+    assert not bad.grid("weight_headroom_bits", 2000).lost.any()
+    assert not np.isinf(bad.grid(HEADROOM, 5).worst).any()
+
+
+def test_bad_data_takes_no_headroom_and_is_no_reason_of_a_plan(bad):
+    layers = bad.overview()["layers"]
+    assert [x["least_headroom"] for x in layers] == [9, 4]
+    assert not any("nonfinite" in own for own in ranges_of(bad).values())
+
+
+def test_an_overflow_without_bad_data_is_not_left_out(canonical):
+    grid = data_of(canonical["overflow"].log_dir).grid(HEADROOM, 2000)
+    assert not grid.lost.any()
+    assert (grid.worst == -INF).any()
+
+
+@pytest.mark.parametrize(
+    ("bad_at", "skipped", "more", "spoiled"),
+    [
+        # Until 30 each row is one reading; from then on of two, the worst.
+        ([15, 20], [], [], [20]),
+        ([40, 60, 81], [61], [], [50, 90]),
+        # A loss scale that bad data lowered fell at no other step.
+        (
+            [40, 60, 81],
+            [],
+            [{"kind": "loss_scale_low", "step": 90, "at_step": 61}
+             | {"cause": "bad_data", "message": ""}],
+            [50, 70, 90],
+        ),
+    ],
+)  # fmt: skip
+def test_a_row_of_several_readings_is_left_out_if_nothing_else_failed(
+    bad_at, skipped, more, spoiled
+):
+    lines = [skip(n, bad_input={"x": 0}) for n in bad_at]
+    lines += [skip(n) for n in skipped] + more
+    steps = np.array([10, 20, 30, 50, 70, 90])
+    table = types.SimpleNamespace(steps=steps, spoiled=None)
+    mark_spoiled([table], [to_json(line).encode() for line in lines])
+    assert steps[table.spoiled].tolist() == spoiled
+
+
+def drawn(data):
+    """The heatmap of a run's picture: its colours, and its legend."""
+    _, axis, *_ = report_picture.draw([data], {data.name: data.overview()}).axes
+    legend = [text.get_text() for text in axis.get_legend().get_texts()]
+    return axis.collections[0].get_array()[..., :3], legend
+
+
+def test_the_picture_has_bad_data_in_a_colour_of_its_own(bad):
+    colours, legend = drawn(bad)
+    assert "input not finite" in legend
+    own = report_page.level("input")
+    assert np.isclose(colours, own, atol=0.01).all(-1).any()
+
+
+# Whose fault it is.
+
+
+FAULTS = "forward_overflow", "cast_overflow"
+
+
+@pytest.mark.parametrize(
+    ("fed_by", "verdicts", "expected"),
+    [
+        # Without a graph, all behind it in the model's order.
+        ({}, {"b": FAULTS[0]}, {"c": "b", "d": "b"}),
+        # A branch beside it has its own.
+        ({"c": ["a"], "d": ["c"]}, {"b": FAULTS[0]}, {}),
+        ({"c": ["b"], "d": ["c"]}, {"b": FAULTS[1]}, {"c": "b", "d": "b"}),
+        ({}, {"b": FAULTS[0], "c": FAULTS[1]}, {"d": "c"}),
+        ({}, {"b": "precision_loss"}, {}),
+    ],
+)
+def test_what_is_behind_a_layer_passes_on_what_it_made(
+    fed_by, verdicts, expected
+):
+    layers = [{"path": path} for path in "abcd"]
+    for row in layers if fed_by else ():
+        row["fed_by"] = fed_by.get(row["path"], [])
+    found = [verdict(path, kind=kind) for path, kind in verdicts.items()]
+    passed_on.add_passed_on(layers, found)
+    found = {x["path"]: x["passes_on"].get("activation") for x in layers}
+    assert {p: o for p, o in found.items() if o} == expected
+
+
+NESTED = {
+    "norm": [],
+    "first": ["norm"],
+    "first/query": [],
+    "second": ["first"],
+    "second/query": [],
+    "second/query/dense": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("culprit", "behind"),
+    [
+        # What is called in the one at fault is before what that one returns.
+        ("first", {"second", "second/query", "second/query/dense"}),
+        # Neither is one that is called beside the one at fault.
+        ("second/query", {"second"}),
+    ],
+)
+def test_what_is_called_inside_a_layer_is_fed_by_what_feeds_it(culprit, behind):
+    layers = [{"path": p, "fed_by": own} for p, own in NESTED.items()]
+    passed_on.add_passed_on(layers, [verdict(culprit)])
+    found = {x["path"] for x in layers if "activation" in x["passes_on"]}
+    assert found == behind
+
+
+def test_what_flows_back_is_passed_on_the_other_way():
+    layers = [{"path": path} for path in "abc"]
+    passed_on.add_passed_on(layers, [verdict("b", kind="backward_overflow")])
+    assert [x["passes_on"] for x in layers] == [{"gradient": "b"}, {}, {}]
+
+
+def test_the_report_knows_what_is_passed_on(canonical):
+    folder = canonical["overflow"].log_dir
+    report = kmp.load_report(folder)
+    (run,) = report.to_dict().values()
+    origins = [x["passed_from"] for x in run["layers"]]
+    assert origins == [None, None, None, "block/square"]
+    said = " ".join(str(report).split())
+    assert "logits passes on" in said
+    assert "'logits' not finite" not in said
+    colours, legend = drawn(data_of(folder))
+    own, passed = map(report_page.level, ("bad", "passed"))
+    for row, wanted in (2, own), (3, passed):
+        near = np.isclose(colours[row], wanted, atol=0.01).all(-1)
+        assert near.sum() == 3, row  # A column for each reading.
+    assert any("no fault" in text for text in legend)
+
+
+def grid_of(worst, names=("b", "c")):
+    steps = np.arange(1, worst.shape[1] + 1)
+    lost = np.zeros(worst.shape, bool)
+    return Grid([*names], steps, steps, worst, "min", "float16", lost)
+
+
+@pytest.mark.parametrize(
+    ("made", "received", "origin"),
+    [
+        (-INF, -INF, "b"),
+        (INF, INF, "b"),
+        # Of infinities no layer makes zeros, and a finite one made nothing.
+        (-INF, INF, None),
+        (2.0, -INF, None),
+        (None, None, None),
+    ],
+)
+def test_who_made_it_is_told_alike_in_table_and_picture(made, received, origin):
+    layers = [
+        {"path": path, "compute_dtype": "float16", "inside": None}
+        | {"least_headroom": bits, "passes_on": passes}
+        for path, bits, passes in (
+            ("b", made, {}),
+            ("c", received, {"activation": "b"}),
+        )
+    ]
+    passed_on.add_origins(layers, "float16")
+    assert [x["passed_from"] for x in layers] == [None, origin]
+    worst = np.array([[made], [received]], float)
+    found = passed_on.passed_cells(grid_of(worst), HEADROOM, layers, [])
+    assert found.cells.tolist() == [[-1], [-1 if origin is None else 0]]
+    assert found.origins == [{"layer": "b"}] * (origin is not None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "is_passed"),
+    [
+        (GRADIENTS, -INF, True),
+        # Those may have vanished on their own.
+        (GRADIENTS, INF, False),
+        ("weight_gradient_nonfinite", 3.0, True),
+        (NONFINITE, 3.0, False),
+        ("forward_error_against_float32", INF, False),
+    ],
+)
+def test_gradients_pass_on_what_is_not_finite(metric, value, is_passed):
+    layers = [{"path": "b"}, {"path": "c", "passes_on": {"gradient": "b"}}]
+    grid = grid_of(np.full((2, 1), value))
+    found = passed_on.passed_cells(grid, metric, layers, [])
+    assert (found.cells[1, 0] >= 0) == is_passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "because"),
+    [
+        ("divergence", {"loss": 1e9}, "diverged"),
+        ("divergence", {}, "float32 fails"),
+        ("weights_lost", {}, "weights"),
+    ],
+)
+def test_no_layer_is_to_blame_for_what_the_run_lost(kind, numbers, because):
+    layers = [{"path": path} for path in "bc"]
+    lost = verdict(None, 3, kind, direction=None, numbers=numbers)
+    worst = np.array([[9.0, -INF, -INF], [-INF, 9.0, -INF]])
+    for events in [lost], [lost, verdict("c")]:
+        alone = len(events) == 1
+        grid = grid_of(worst)
+        found = passed_on.passed_cells(grid, HEADROOM, layers, events)
+        expected = [[-1, 0, 0], [0, -1, 0] if alone else [-1] * 3]
+        assert found.cells.tolist() == expected
+        (origin,) = found.origins
+        assert because in origin["because"]
+    # A search for the loss scale comes before.
+    found = passed_on.passed_cells(grid_of(worst), GRADIENTS, layers, [lost])
+    assert found.cells.tolist() == [[-1, -1, 0]] * 2
+    assert found.groups() == [
+        {"from": origin, "rows": [0, 1], "columns": [[2, 2]]}
+    ]
+
+
+# Findings over several fits, and tables of layers.
+
+
+def test_a_fault_is_dated_back_over_several_fits():
+    def found(path, step, since):
+        return verdict(path, step, failing_since=since)
+
+    first, again = found("a", 4, 3), found("a", 6, 5)
+    other = found("b", 6, 5)  # Not what made the steps before it fail.
+    join_failing([*map(skip, (1, 3, 4, 5)), first, again, other])
+    assert [v["failing_since"] for v in (first, again, other)] == [3, 3, 5]
+
+
+def test_the_sentence_says_that_a_fault_is_of_an_earlier_fit():
+    event = verdict("a", 9, failing_since=2)
+    facts = Facts([event], [layer("a")], 5, {"": 5}, 5, True)
+    earlier = headline(facts._replace(fits=2, first=6))["text"]
+    assert "earlier fit" in earlier
+    assert "earlier fit" not in headline(facts)["text"]
+
+
+def test_the_paths_alone_are_those_of_the_layers():
+    good = [{"path": p, "compute_dtype": "float16"} for p in ("b", "a")]
+    tables = [good[:1], [*good, None, {"path": 3}]]
+    points = [
+        Point(step, np.array(json.dumps(table)))
+        for step, table in enumerate(tables)
+    ]
+    assert read_paths(points) == [row["path"] for row in read_layers(points)]
+    assert read_paths(points) == ["b", "a"]
+    assert read_paths([]) == []

@@ -1,0 +1,91 @@
+"""The arithmetic of the page, in node, against NumPy and ml_dtypes."""
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+
+import ml_dtypes
+import numpy as np
+import pytest
+from node_page import installed
+
+from keras_mixprec.formats import format_bytes, format_share
+from keras_mixprec.metrics import METRICS
+from keras_mixprec.reporting.format_limits import CHOICES, format_limits
+
+FOLDER = pathlib.Path(__file__).parent
+TESTS = [path.name for path in FOLDER.glob("*.test.mjs")]
+SHARES = [0, 1e-6, 1e-4, 0.0049, 0.0267, 0.5, 0.836, 0.985, 0.99974, 1]
+SIZES = [12, 2**20 - 1, 600 * 2**20, 1.72e9, 2**42]
+
+
+def cast_state(largest, low, dtype):
+    """What becomes of numbers between two powers of two in a format."""
+    numbers = np.array([2.0**low, 2.0**largest], "float64")
+    with np.errstate(over="ignore"):
+        # Without infinities a format has NaN there.
+        cast = numbers.astype(ml_dtypes.finfo(dtype).dtype)
+        spare = (4 * numbers).astype(cast.dtype)
+    if not np.isfinite(cast[1].astype("float64")):
+        return "overflows"
+    if cast[0] == 0:
+        return "vanishes"
+    finite = np.isfinite(spare[1].astype("float64"))
+    return "fits" if finite else "close"
+
+
+def some_casts():
+    for dtype in CHOICES[1:]:
+        info = ml_dtypes.finfo(dtype)
+        top = int(np.log2(float(info.max)))
+        bottom = int(np.log2(float(info.smallest_subnormal)))
+        for largest in (0, top - 3, top - 0.5, top + 1):
+            # A tie at half the smallest number is rounded to 0.
+            for low in (bottom - 2, bottom - 1, bottom, bottom + 1):
+                range_ = {"largest": largest, "low": low}
+                state = cast_state(largest, low, dtype)
+                yield {"dtype": dtype, "range": range_, "state": state}
+
+
+def some_windows():
+    """The loss scales at which numbers of a range stay finite and above 0."""
+    ranges = (-3, -20), (4, -40), (-12.5, -13)
+    for dtype, (largest, low) in itertools.product(CHOICES[2:], ranges):
+        bits = np.arange(-60, 80)
+        numbers = np.array([2.0**low, 4 * 2.0**largest])
+        with np.errstate(over="ignore"):
+            scaled = numbers * np.exp2(bits[:, None].astype("float64"))
+            cast = scaled.astype(ml_dtypes.finfo(dtype).dtype)
+        small, large = cast.astype("float64").T
+        window = {
+            "lowest": bits[small > 0].min().item(),
+            "highest": bits[np.isfinite(large)].max().item(),
+        }
+        range_ = {"largest": largest, "low": low}
+        yield {"dtype": dtype, "range": range_} | window
+
+
+def as_written(texts):
+    return [text.replace(" ", "").replace(",", "") for text in texts]
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_the_functions_of_the_page(name):
+    installed()
+    known = {
+        "formats": [format_limits(name) for name in CHOICES],
+        "casts": list(some_casts()),
+        "windows": list(some_windows()),
+        "units": sorted({metric.unit for metric in METRICS.values()}),
+        "share": [SHARES, as_written(map(format_share, SHARES))],
+        "bytes": [SIZES, as_written(map(format_bytes, SIZES))],
+    }
+    done = subprocess.run(
+        ["node", "--test", FOLDER / name],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"MIXPREC_KNOWN": json.dumps(known)},
+    )
+    assert done.returncode == 0, done.stdout
