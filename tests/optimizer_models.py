@@ -25,7 +25,22 @@ QUICK = {
     "torch": {"jit_compile": False},
 }[BACKEND]
 
-each_mode = pytest.mark.parametrize("mode", MODES)
+# The step of `fit`, compiled where it can be; where both can be, the other one
+# is slow.
+JITS = {"tensorflow": [True, False], "jax": [True], "torch": [False]}[BACKEND]
+each_jit = pytest.mark.parametrize(
+    "jit",
+    [JITS[0], *(pytest.param(j, marks=pytest.mark.slow) for j in JITS[1:])],
+)
+
+# The last and op by op; what comes between is slow.
+each_mode = pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(m, marks=[pytest.mark.slow] if m == "graph" else [])
+        for m in MODES
+    ],
+)
 last_mode = pytest.mark.parametrize("mode", MODES[-1:])
 only_tensorflow = pytest.mark.skipif(
     BACKEND != "tensorflow", reason="a feature of TensorFlow"

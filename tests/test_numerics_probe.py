@@ -1,23 +1,32 @@
 """A probed step measures what the plain step computes, and is that step."""
 
 import functools
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from monitor_models import BACKEND, JITS, each_jit, not_torch, one_weight
-from optimizer_models import numbers, only_jax, only_tensorflow
+from optimizer_models import (
+    BACKEND,
+    JITS,
+    assert_identical,
+    each_jit,
+    numbers,
+    only_jax,
+    only_tensorflow,
+)
+from zoo import more_architectures as zoo
 
 import keras_mixprec as kmp
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics import collector as collector_module
+from keras_mixprec.numerics.layer_replay import cause_of_nonfinite
 from keras_mixprec.numerics.probed_step import Probe
+from keras_mixprec.numerics.range_reading import read_ranges
+from keras_mixprec.policies.layers import walk
 
-JIT = next(iter(JITS))
+sgd = keras.optimizers.SGD
+JIT = BACKEND == "jax"
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(48, 6)).astype("float32")
 Y = RANDOM.normal(size=(48, 2)).astype("float32")
@@ -32,7 +41,12 @@ class Probing(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.probe is None and batch:
+            own, call = self.model.train_function, layers.Layer.__call__
             self.probe = Probe(self.model)
+            # What the model has is left as it was.
+            assert self.model.train_function is own
+            assert layers.Layer.__call__ is call
+            assert self.probe.read() == []
             self.model.train_function = self.probe.train_function
 
     def readings(self):
@@ -46,45 +60,38 @@ def probed(model, x=X, y=Y, **arguments):
     return probing
 
 
+def sequential(*parts, shape=(6,), dtype=None):
+    return keras.Sequential([keras.Input(shape, dtype=dtype), *parts])
+
+
 def compiled(model, jit=JIT, optimizer="adam", **arguments):
     kmp.apply_policy(model, "mixed_float16", rules=[])
-    model.compile(
-        kmp.LossScaleOptimizer(optimizer, **arguments.pop("scale", {})),
-        loss="mse",
-        jit_compile=jit,
-        **arguments,
-    )
+    optimizer = kmp.LossScaleOptimizer(optimizer, **arguments.pop("scale", {}))
+    model.compile(optimizer, loss="mse", jit_compile=jit, **arguments)
     return model
 
 
 @each_jit
 def test_numbers_are_those_of_the_step(jit):
     # y = w * x with w = 1 that stays, loss = mean(y * y).
-    model = one_weight(jit=jit)
-    probing = probed(
-        model, np.full((8, 1), 0.5, "float32"), np.zeros((8, 1)), batch_size=4
-    )
-    dense = probing.readings()["dense"]
+    dense = layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = compiled(sequential(dense, shape=(1,)), jit, sgd(0.0))
+    x, y = np.full((8, 1), 0.5, "float32"), np.zeros((8, 1))
+    dense = probed(model, x, y, batch_size=4).readings()["dense"]
     scale = 2.0**15
-    of = {part: found.largest for part, found in dense.parts.items()}
     # 2 * y / 4 rows at the output, and summed over the rows times x.
-    assert of == {
-        "activation": 0.5,
-        "gradient": scale * 2 * 0.5 / 4,
-        "weight_gradient": 2 * 0.5 * 0.5,
-        "weight": 1.0,
-    }
-    assert {p: s.size for p, s in dense.parts.items()} == {
-        "activation": 4,
-        "gradient": 4,
-        "weight_gradient": 1,
-        "weight": 1,
+    found = {p: (s.largest, s.size) for p, s in dense.parts.items()}
+    assert found == {
+        "activation": (0.5, 4),
+        "gradient": (scale * 2 * 0.5 / 4, 4),
+        "weight_gradient": (2 * 0.5 * 0.5, 1),
+        "weight": (1.0, 1),
     }
     assert dense.lost_updates is None  # The learning rate is zero.
 
 
 class Twice(keras.Model):
-    """Subclassed, with a shared layer, a dict of outputs and a mask."""
+    """Subclassed, with a shared layer, nested ones and a step of its own."""
 
     def __init__(self):
         super().__init__()
@@ -99,11 +106,16 @@ class Twice(keras.Model):
         out = self.inner(x)
         return self.rnn(ops.reshape(out, (-1, 2, 2)))
 
+    def train_step(self, *args):
+        self.stepped = True
+        return super().train_step(*args)
 
-def test_calls_are_distinct_and_in_order():
+
+@each_jit
+def test_calls_are_distinct_and_in_order(jit):
     model = Twice()
     model(X[:1])
-    probing = probed(compiled(model))
+    probing = probed(compiled(model, jit))
     readings = probing.readings()
     activations = [p for p, r in readings.items() if "activation" in r.parts]
     (cell,) = [p for p in readings if p.startswith("rnn/")]
@@ -113,49 +125,52 @@ def test_calls_are_distinct_and_in_order():
     assert set(own) == {"activation", "gradient", "weight", "weight_gradient"}
     assert own["activation"].largest == of_layer["activation"].largest
     assert probing.probe.failures == {}
+    assert model.stepped
+    assert "train_step" not in vars(model)
 
 
-def trained(middle, jit, probing):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((6,)), *middle(), layers.Dense(2)])
-    compiled(model, jit, keras.optimizers.AdamW(0.01))
-    model.fit(X, Y, 8, epochs=4, shuffle=False, verbose=0, callbacks=probing)
-    return numbers(model.weights)
+def middle():
+    yield layers.Dense(16, activation="gelu")
+    yield layers.LayerNormalization()
+    yield layers.Dropout(0.3)
+    yield layers.BatchNormalization()
 
 
-@each_jit
-def test_a_probed_run_is_the_same_run(jit):
-    def middle():
-        yield layers.Dense(16, activation="gelu")
-        yield layers.LayerNormalization()
-        yield layers.Dropout(0.3)
-        yield layers.BatchNormalization()
+def merged():
+    """Factors that TensorFlow's graph optimizer makes one of.
 
-    probing = Probing()
-    watched, plain = trained(middle, jit, [probing]), trained(middle, jit, [])
-    assert probing.readings()
-    for weight, expected in zip(watched, plain, strict=True):
-        if jit:
-            # XLA may fuse, and so round, differently: an ulp of float32 in
-            # each of 24 steps, against weights of about 1.
-            np.testing.assert_allclose(weight, expected, 0, 24 * 2.0**-23)
-        else:
-            np.testing.assert_array_equal(weight, expected)
+    It does of gelu's 0.5 and of dropout's 1 / 0.7, unless somebody looks at
+    what is in between.
+    """
+    yield layers.Dense(16, activation="gelu")
+    yield layers.Dropout(0.3)
 
 
-@only_tensorflow
-def test_factors_that_tensorflow_merges_across_layers_are_rounded_apart():
-    # Its graph optimizer makes one factor of gelu's 0.5 and of dropout's
-    # 1 / 0.7, unless somebody looks at what is in between.
-    def middle():
-        yield layers.Dense(16, activation="gelu")
-        yield layers.Dropout(0.3)
+# XLA may fuse, and so round, differently: an ulp of float32 in each of 24
+# steps, against weights of about 1. What is merged is rounded otherwise by an
+# ulp of float16 of the gradients, 24 times a step of 0.01.
+RUNS = [
+    *(
+        pytest.param(middle, jit, 24 * 2.0**-23 * jit, marks=marks)
+        for jit, marks in zip(JITS, ([], pytest.mark.slow), strict=False)
+    ),
+    pytest.param(merged, False, 24 * 0.01 * 2.0**-6, marks=only_tensorflow),
+]
 
-    watched = trained(middle, False, [Probing()])
-    plain = trained(middle, False, [])
-    for weight, expected in zip(watched, plain, strict=True):
-        # A float16 ulp of gradients, 24 times a step of 0.01.
-        np.testing.assert_allclose(weight, expected, 0, 24 * 0.01 * 2.0**-6)
+
+@pytest.mark.parametrize(("parts", "jit", "atol"), RUNS)
+def test_a_probed_run_is_the_same_run(parts, jit, atol):
+    weights = []
+    for callbacks in ([], [Probing()]):
+        keras.utils.set_random_seed(1)
+        model = sequential(*parts(), layers.Dense(2))
+        compiled(model, jit, keras.optimizers.AdamW(0.01))
+        arguments = {"epochs": 4, "shuffle": False, "verbose": 0}
+        model.fit(X, Y, 8, callbacks=callbacks, **arguments)
+        weights.append(numbers(model.weights))
+    assert callbacks[0].readings()
+    for weight, expected in zip(*weights, strict=True):
+        np.testing.assert_allclose(weight, expected, 0, atol)
 
 
 class Squares(layers.Layer):
@@ -165,11 +180,8 @@ class Squares(layers.Layer):
 
 @each_jit
 def test_what_the_dtype_cannot_hold_is_not_finite(jit):
-    model = keras.Sequential(
-        [keras.Input((6,)), Squares(), Squares(), layers.Dense(2)]
-    )
-    x = np.full((48, 6), 16.0)
-    found = probed(compiled(model, jit), x).readings()
+    model = compiled(sequential(Squares(), Squares(), layers.Dense(2)), jit)
+    found = probed(model, np.full((48, 6), 16.0)).readings()
     assert found["squares"].parts["activation"].largest == 256.0
     squares = found["squares_1"].parts["activation"]
     # 65536 is kept in float32 by XLA, and is none of float16's numbers.
@@ -179,12 +191,10 @@ def test_what_the_dtype_cannot_hold_is_not_finite(jit):
 
 @each_jit
 def test_small_numbers_are_counted_and_exponents_are_not(jit):
-    model = keras.Sequential(
-        [keras.Input((6,)), layers.Rescaling(2.0**-15), layers.Dense(2)]
-    )
+    model = sequential(layers.Rescaling(2.0**-15), layers.Dense(2))
     row = [0.0, 1.0, 4.0, 2.0**-9, 2.0**-12, 3.0]
-    model = compiled(model, jit)
-    found = probed(model, np.tile(np.float32(row), (48, 1))).readings()
+    x = np.tile(np.float32(row), (48, 1))
+    found = probed(compiled(model, jit), x).readings()
     small = found["rescaling"].parts["activation"]
     scaled = np.float16(row) * np.float16(2.0**-15)
     limits = np.finfo("float16")
@@ -197,17 +207,17 @@ def test_small_numbers_are_counted_and_exponents_are_not(jit):
     assert not len(small.bins())
 
 
-@not_torch
+@pytest.mark.skipif(BACKEND == "torch", reason="Keras has it not")
 @each_jit
 def test_several_steps_in_one_call(jit):
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
-    probing = probed(compiled(model, jit, steps_per_execution=3))
-    assert probing.readings()["dense"].parts["gradient"].size == 16
+    model = compiled(sequential(layers.Dense(2)), jit, steps_per_execution=3)
+    found = probed(model).readings()
+    assert found["dense"].parts["gradient"].size == 16
     assert model.optimizer.attempted_steps == 6
 
 
 def test_a_skipped_step_says_what_was_not_finite():
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    model = sequential(layers.Dense(2))
     compiled(model, scale={"initial_scale": 2.0**30})
     dense = probed(model, X[:16], Y[:16]).readings()["dense"]
     assert dense.parts["gradient"].nonfinite
@@ -216,29 +226,25 @@ def test_a_skipped_step_says_what_was_not_finite():
     assert dense.lost_updates is None
 
 
-def free_axes(images, words):
+# Where both are possible XLA compiles each shape: 25 s on two cores.
+SHAPES = {
+    "tensorflow": [(False, 2), pytest.param(True, 1, marks=pytest.mark.slow)],
+    "jax": [(True, 1)],
+    "torch": [(False, 1)],
+}[BACKEND]
+
+
+@pytest.mark.parametrize(("jit", "steps"), SHAPES)
+def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
     """Layers over axes whose lengths nobody knows before a batch comes."""
+    images = keras.Input((None, None, 3))
+    words = keras.Input((None,), dtype="int32")
     x = layers.Conv2D(2, 3, padding="same", name="convolution")(images)
     x = layers.GlobalAveragePooling2D()(x)
     y = layers.Embedding(5, 2, mask_zero=True, name="embedding")(words)
     y = layers.GlobalAveragePooling1D()(y)
-    return layers.Dense(2, name="head")(layers.Concatenate()([x, y]))
-
-
-SLOW = {False: [], True: [pytest.mark.slow]}
-
-
-@pytest.mark.parametrize(
-    ("jit", "steps"),
-    [
-        # Where both are possible XLA compiles each shape: 25 s on two cores.
-        *(pytest.param(j, 1, marks=SLOW[j and len(JITS) > 1]) for j in JITS),
-        *([(False, 2)] if BACKEND == "tensorflow" else ()),
-    ],
-)
-def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
-    inputs = [keras.Input((None, None, 3)), keras.Input((None,), dtype="int32")]
-    model = keras.Model(inputs, free_axes(*inputs))
+    y = layers.Dense(2, name="head")(layers.Concatenate()([x, y]))
+    model = keras.Model([images, words], y)
     model = compiled(model, jit, steps_per_execution=steps)
 
     def batches():
@@ -271,8 +277,7 @@ def test_small_tensors_are_measured_together(monkeypatch):
     for name, width in (("halves", 3), ("whole", 6)):
         reshaped = functools.partial(ops.reshape, newshape=(-1, width))
         x = layers.Lambda(reshaped, output_shape=(width,), name=name)(x)
-    model = compiled(keras.Model(inputs, x), False, "sgd")
-    model.optimizer.learning_rate = 0.0
+    model = compiled(keras.Model(inputs, x), False, sgd(0.0))
     found = probed(model, X, X).readings()["halves"].parts["activation"]
     last = X[-8:].astype("float16").astype("float64")
     assert found.largest == np.abs(last).max()
@@ -290,10 +295,10 @@ def rate_of_zero():
 @pytest.mark.parametrize(
     ("rate", "accumulated", "expected"),
     [
-        (lambda: 2.0**-40, None, 1.0),
-        (lambda: 2.0**-4, 3, 0.0),
-        (lambda: 2.0**-4, 4, None),
-        (rate_of_zero, None, None),
+        (2.0**-40, None, 1.0),
+        (2.0**-4, 3, 0.0),
+        (2.0**-4, 4, None),
+        (rate_of_zero(), None, None),
     ],
 )
 def test_updates_are_lost_only_where_there_is_one(
@@ -301,16 +306,15 @@ def test_updates_are_lost_only_where_there_is_one(
 ):
     # The last of six steps: the second update of three gradients each, or
     # the second gradient of an update of four.
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(2, None, False)])
-    inner = keras.optimizers.SGD(
-        rate(), gradient_accumulation_steps=accumulated
-    )
+    model = sequential(layers.Dense(2, None, False))
+    inner = sgd(rate, gradient_accumulation_steps=accumulated)
     model.compile(wrap(inner), "mse", jit_compile=JIT)
     assert probed(model).readings()["dense"].lost_updates == expected
 
 
+@pytest.mark.one_backend
 def test_bfloat16_is_its_own_measure():
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    model = sequential(layers.Dense(2))
     kmp.apply_policy(model, "mixed_bfloat16", rules=[])
     model.compile("adam", "mse", jit_compile=JIT)
     assert probed(model).probe.limits.name == "bfloat16"
@@ -325,9 +329,7 @@ def test_a_layer_that_cannot_be_measured_is_named(monkeypatch):
 
     original = collector_module.measure
     monkeypatch.setattr(collector_module, "measure", picky)
-    model = keras.Sequential(
-        [keras.Input((6,)), layers.Dense(3, name="three"), layers.Dense(2)]
-    )
+    model = sequential(layers.Dense(3, name="three"), layers.Dense(2))
     probing = probed(compiled(model))
     assert list(probing.probe.failures) == ["three"]
     assert "no threes" in probing.probe.failures["three"]
@@ -336,96 +338,140 @@ def test_a_layer_that_cannot_be_measured_is_named(monkeypatch):
 
 
 @only_tensorflow
-def test_repeated_rows_of_an_embedding():
-    model = keras.Sequential(
-        [
-            keras.Input((3,), dtype="int32"),
-            layers.Embedding(5, 2),
-            layers.Flatten(),
-        ]
-    )
-    compiled(model, False)
-    x = np.array([[0, 1, 1]] * 16)
-    found = probed(model, x, np.zeros((16, 6))).readings()["embedding"]
-    # The rows of the batch, not of the table.
-    assert found.parts["weight_gradient"].size == 8 * 3 * 2
-    assert found.parts["weight"].size == 10
-    assert found.lost_updates is None
-
-
-@only_tensorflow
 @each_jit
-def test_tables_of_other_lengths_whose_rows_are_as_many(jit):
+def test_repeated_rows_of_tables_of_other_lengths(jit):
     # As the tokens and the segments of BERT: (8, 3, 2) are used of either.
     ids = keras.Input((3,), batch_size=8, dtype="int32")
     tables = [layers.Embedding(n, 2, name=f"of_{n}") for n in (5, 7)]
     x = layers.Add()([table(ids) for table in tables])
     model = compiled(keras.Model(ids, layers.Flatten()(x)), jit)
     x = np.array([[0, 1, 1]] * 16)
-    probing = probed(model, x, np.zeros((16, 6)))
-    found = probing.readings()
-    assert found["of_5"].parts["weight"].size == 10
-    assert found["of_7"].parts["weight"].size == 14
-    assert found["of_7"].parts["weight_gradient"].size == 8 * 3 * 2
-
-
-@pytest.mark.slow
-@only_tensorflow
-def test_replicas_are_distinct():
-    script = Path(__file__).parent / "distribution" / "mirrored_probe.py"
-    result = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.endswith("done\n")
+    found = probed(model, x, np.zeros((16, 6))).readings()
+    for rows in (5, 7):
+        parts = found[f"of_{rows}"].parts
+        assert parts["weight"].size == 2 * rows
+        # The rows of the batch, not of the table.
+        assert parts["weight_gradient"].size == 8 * 3 * 2
+        assert found[f"of_{rows}"].lost_updates is None
 
 
 @only_jax
 def test_two_devices():
     devices = keras.distribution.list_devices()[:2]
-    keras.distribution.set_distribution(
-        keras.distribution.DataParallel(devices=devices)
-    )
+    parallel = keras.distribution.DataParallel(devices=devices)
+    keras.distribution.set_distribution(parallel)
     try:
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
-        found = probed(compiled(model)).readings()["dense"]
+        found = probed(compiled(sequential(layers.Dense(2)))).readings()
     finally:
         keras.distribution.set_distribution(None)
-    assert found.parts["activation"].size == 8 * 2
+    assert found["dense"].parts["activation"].size == 8 * 2
 
 
-class CustomStep(keras.Model):
-    """Has a `train_step` of its own, as on its backend."""
-
-    def call(self, x):
-        return self.dense(x)
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(2, name="dense")
-
-    def train_step(self, *args):
-        self.stepped = True
-        return super().train_step(*args)
+class Together(zoo.Gan):
+    apply = staticmethod(kmp.LossScaleOptimizer.apply_together)
+    stateless_apply = staticmethod(
+        kmp.LossScaleOptimizer.stateless_apply_together
+    )
 
 
-@each_jit
-def test_a_train_step_of_ones_own(jit):
-    model = CustomStep()
-    model(X[:1])
-    probing = probed(compiled(model, jit))
-    assert "activation" in probing.readings()["dense"].parts
-    assert model.stepped
-    assert "train_step" not in vars(model)
+def test_optimizers_that_skip_together_are_both_measured():
+    weights = []
+    for callbacks in ([], [Probing()]):
+        keras.utils.set_random_seed(0)
+        model = Together(layers.Rescaling(1 / 300))
+        noise, real = (values[:64] for values in zoo.ring())
+        arguments = {"shuffle": False, "verbose": 0}
+        model.fit(noise, real, 32, callbacks=callbacks, **arguments)
+        weights.append(model.get_weights())
+    assert_identical(*weights)
+    readings = callbacks[0].readings()
+    told = {p for p, r in readings.items() if "weight_gradient" in r.parts}
+    assert told == {"generator/g1", "generator/g2"} | {
+        f"critic/c{number}" for number in (1, 2, 3)
+    }
+    for path in told:
+        player, layer = path.split("/")
+        values = numbers(getattr(model, player).get_layer(layer).weights)
+        parts = readings[path].parts
+        assert parts["weight"].largest == max(np.abs(w).max() for w in values)
+        assert parts["weight_gradient"].rms > 0
+        assert readings[path].lost_updates < 1
+    assert model.recommend.attempted_steps == 2
 
 
-def test_the_models_own_function_is_left_as_it_was():
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
-    compiled(model)
-    model.fit(X, Y, verbose=0)
-    own, call = model.train_function, layers.Layer.__call__
-    probe = Probe(model)
-    assert model.train_function is own
-    assert probe.train_function is not own
-    assert layers.Layer.__call__ is call
-    assert probe.read() == []
+class TinyAttention(layers.Layer):
+    """As KerasHub's T5 does, with a mask that is added."""
+
+    def call(self, x, _):
+        logits = ops.matmul(x, ops.swapaxes(x, 1, 2))
+        mask = -1e9 * (1 - ops.tri(x.shape[1]))
+        weights = ops.softmax(logits + ops.cast(mask, x.dtype))
+        return ops.matmul(weights, x)
+
+
+def own(x, layer):
+    return np.einsum("bth,bsh->bts", x, x) * np.tri(x.shape[1])
+
+
+def projected(x, layer):
+    def of(dense):
+        kernel, bias = numbers(dense.weights)
+        return np.einsum("btf,fnh->btnh", x, kernel.astype("float64")) + bias
+
+    query, key = of(layer._query_dense), of(layer._key_dense)
+    key = np.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    return np.einsum("btnh,bsnh->bnts", query, key) / np.sqrt(4.0)
+
+
+LAYERS = {
+    "fused": (lambda: layers.MultiHeadAttention(2, 4), projected),
+    "softmax": (
+        lambda: layers.MultiHeadAttention(2, 4, dropout=0.1),
+        projected,
+    ),
+    "grouped": (lambda: layers.GroupQueryAttention(4, 4, 2), projected),
+    "own": (TinyAttention, own),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_largest_attention_logit_is_that_of_numpy(name):
+    sequences = np.random.default_rng(0).normal(size=(8, 5, 6))
+    sequences[3] *= 4.0
+    data = sequences.astype("float32"), np.ones((8, 2))
+    weights = []
+    for callbacks in ([], [Probing()]):
+        keras.utils.set_random_seed(0)
+        make, logits = LAYERS[name]
+        layer, inputs = make(), keras.Input((5, 6))
+        x = layers.Dense(2)(layers.Flatten()(layer(inputs, inputs)))
+        built = keras.Model(inputs, layers.Softmax()(x))
+        built.compile("sgd", "mse", jit_compile=JIT)
+        built.optimizer.build(built.trainable_variables)
+        built.fit(*data, 4, 1, shuffle=False, verbose=0, callbacks=callbacks)
+        weights.append(built.get_weights())
+        if not callbacks:
+            known = np.abs(logits(data[0].astype("float64"), layer)).max()
+            found = {
+                reading.path: reading.parts["attention_logits"].largest
+                for reading in read_ranges(built, data).readings
+                if "attention_logits" in reading.parts
+            }
+            expected = pytest.approx(known, rel=1e-3)
+            assert found == {walk(built)[0].path: expected}
+    # A probed step measures it and changes nothing.
+    parts = callbacks[0].readings()[walk(built)[0].path].parts
+    assert parts["attention_logits"].largest > 0
+    for plain, probed in zip(*weights, strict=True):
+        np.testing.assert_allclose(probed, plain, rtol=2e-6, atol=1e-7)
+
+
+def test_products_of_attention_in_float16_run_one_by_one():
+    # On JAX one of them asks for a kind that CPUs do not have.
+    query = np.random.default_rng(0).normal(size=(1, 4, 2, 8))
+    tensors = [ops.convert_to_tensor(query, "float16")] * 3
+
+    def attention(tensors):
+        return [ops.dot_product_attention(*tensors)]
+
+    assert cause_of_nonfinite(attention, tensors) is None

@@ -18,6 +18,7 @@ from keras_mixprec.numerics.statistics import (
 
 FLOAT16 = get_format("float16")
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -2.0, 65504.0, 2.0**-24]
+COMPILES = BACKEND != "torch"
 
 
 def numbers(dtype):
@@ -33,7 +34,7 @@ def numbers(dtype):
     )
 
 
-def measured(array, compiled, light=False):
+def measured(array, light=False, compiled=False):
     def run(tensor):
         rows = ops.reshape(tensor, (1, -1))
         return measure(rows, FLOAT16) if light else measure_exponents(rows)
@@ -46,27 +47,22 @@ def measured(array, compiled, light=False):
         import jax
 
         run = jax.jit(run)
-    tensor = ops.cast(
-        ops.convert_to_tensor(array.astype("float32")), str(array.dtype)
-    )
-    [found] = Statistics.from_rows(ops.convert_to_numpy(run(tensor)), FLOAT16)
+    tensor = ops.convert_to_tensor(array.astype("float32"))
+    found = run(ops.cast(tensor, str(array.dtype)))
+    [found] = Statistics.from_rows(ops.convert_to_numpy(found), FLOAT16)
     return found
 
 
-@pytest.mark.parametrize(
-    "compiled", [False] if BACKEND == "torch" else [False, True]
-)
+@pytest.mark.parametrize("compiled", [False, True][: 1 + COMPILES])
 @pytest.mark.parametrize("light", [True, False])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_against_numpy(dtype, light, compiled):
     values = numbers(dtype)
-    found = measured(values.reshape(-1, 1), compiled, light)
+    found = measured(values.reshape(-1, 1), light, compiled)
     exact = values.astype("float64")
     finite = exact[np.isfinite(exact)]
     assert found.size == len(exact)
-    assert found.nonfinite == 3
-    assert found.nan == 1
-    assert found.infinite == 2
+    assert (found.nonfinite, found.nan, found.infinite) == (3, 1, 2)
     assert found.largest == np.abs(finite).max()
     # Sums of float32 squares: a few roundings of 2**-24 each.
     assert found.rms == pytest.approx(np.sqrt(np.mean(finite**2)), rel=1e-5)
@@ -84,18 +80,9 @@ def test_against_numpy(dtype, light, compiled):
     bins = found.bins()
     if light:
         assert len(bins) == 0
-    else:
-        assert_histogram(bins[bins[:, 0] < 128], finite)
-        assert bins[-1].tolist() == [128, 129, 3]
-
-
-@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
-def test_the_histogram_of_what_is_not_finite(number):
-    found = measured(np.full(5, number, "float16"), False)
-    assert found.bins().tolist() == [[128, 129, 5]]
-
-
-def assert_histogram(bins, finite):
+        return
+    assert bins[-1].tolist() == [128, 129, 3]
+    bins = bins[bins[:, 0] < 128]
     _, exponents = np.frexp(np.abs(finite[finite != 0]))
     expected = np.unique(exponents - 1, return_counts=True)
     used = bins[bins[:, 2] > 0]
@@ -104,37 +91,39 @@ def assert_histogram(bins, finite):
     np.testing.assert_array_equal(bins[1:, 0], bins[:-1, 1])
 
 
-@pytest.mark.parametrize("exponent", [127, 120, 64, 24, 23, -63, -100, -126])
-def test_squares_neither_overflow_nor_vanish(exponent):
-    found = measured(np.full(8, 2.0**exponent, "float32"), False, True)
-    assert found.rms == 2.0**exponent
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_the_histogram_of_what_is_not_finite(number):
+    found = measured(np.full(5, number, "float16"))
+    assert found.bins().tolist() == [[128, 129, 5]]
 
 
-def test_squares_of_unlike_numbers_are_added_up():
-    values = np.array([2.0**24, *[2.0**23] * 7], "float32")
-    expected = np.sqrt(np.mean(values.astype("float64") ** 2))
-    found = measured(values, False, True)
-    assert found.rms == pytest.approx(expected, rel=1e-6)
+EXPONENTS = [127, 120, 64, 24, 23, -63, -100, -126]
+ROOTS = {f"2**{n}": np.full(8, 2.0**n) for n in EXPONENTS}
+ROOTS["unlike numbers"] = np.array([2.0**24, *[2.0**23] * 7])
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_squares_neither_overflow_nor_vanish(name):
+    expected = np.sqrt(np.mean(np.square(ROOTS[name])))
+    found = measured(ROOTS[name].astype("float32"), light=True)
+    assert found.rms == pytest.approx(expected, rel="unlike" in name and 1e-6)
 
 
 @pytest.mark.parametrize("light", [True, False])
 @pytest.mark.parametrize("shape", [(0,), (0, 3)])
 def test_of_nothing(shape, light):
-    found = measured(np.zeros(shape, "float32"), False, light)
+    found = measured(np.zeros(shape, "float32"), light)
     assert (found.size, found.largest, found.rms) == (0, 0.0, 0.0)
-    assert found.headroom_bits(get_format("float16")) == math.inf
+    assert found.headroom_bits(FLOAT16) == math.inf
     assert found.zero == 0.0
     assert len(found.bins()) == 0
 
 
-def test_a_scalar():
-    assert measured(np.array(2.0, "float32"), False).largest == 2.0
-
-
 def test_together_is_of_all_elements():
     parts = [numbers("float16"), numbers("float32"), np.zeros(7, "float32")]
-    whole = np.concatenate([p.astype("float32") for p in parts])
-    found = Statistics.together([measured(p, False) for p in parts])
+    parts.append(np.array(2.0, "float32"))
+    whole = np.concatenate([p.astype("float32").reshape(-1) for p in parts])
+    found = Statistics.together([measured(p) for p in parts])
     expected = statistics_of(whole)
     np.testing.assert_array_equal(found.cumulative, expected.cumulative)
     assert (found.largest, found.nan) == (expected.largest, expected.nan)
@@ -144,11 +133,11 @@ def test_together_is_of_all_elements():
 @only_tensorflow
 def test_xla_keeps_nan():
     # Its maximum drops them on CPUs.
-    found = measured(np.array([1.0, np.nan, 2.0], "float32"), True)
+    found = measured(np.array([1.0, np.nan, 2.0], "float32"), compiled=True)
     assert (found.nan, found.largest) == (1, 2.0)
 
 
 def test_counts_add_up_beyond_float32():
     # A float32 sum of ones stops at 2**24.
-    found = measured(np.ones(2**24 + 8, "float16"), False, True)
+    found = measured(np.ones(2**24 + 8, "float16"), light=True)
     assert found.size == 2**24 + 8

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from monitor_models import scalars
 from optimizer_models import (
     QUICK,
     assert_identical,
@@ -159,8 +158,8 @@ def test_a_subclass_of_keras_own_is_never_exchanged(kind, tmp_path):
     assert losses == expected
     assert_identical(values, others)
     if given:
-        points = dict(scalars(tmp_path, "loss_scale"))
-        assert points[2 * len(X)] == values[-1]
+        (run,) = kmp.load_report(tmp_path).to_dict().values()
+        assert run["scale"][0]["scale"][-1] == values[-1]
 
 
 @pytest.mark.parametrize("scale", [0.0, np.inf])
