@@ -1,24 +1,13 @@
-"""All replicas and workers change the same layers at the same step."""
+"""All workers change the same layers at the same step."""
 
 import numpy as np
 import pytest
-from optimizer_models import BACKEND, only_jax, only_tensorflow
+from optimizer_models import BACKEND
 from tuner_models import CURE
-from workers import run, run_two_workers
+from workers import run_two_workers
 
 # On torch, where it takes seconds, it is the only one of several workers.
 slow = pytest.mark.slow if BACKEND != "torch" else lambda test: test
-
-
-@only_tensorflow
-@pytest.mark.slow
-def test_mirrored_strategy_on_two_cpus():
-    run("mirrored_tuner.py")
-
-
-@only_jax
-def test_data_parallel_on_two_devices():
-    run("data_parallel_tuner.py")
 
 
 @slow

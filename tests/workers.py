@@ -7,78 +7,47 @@ import socket
 import subprocess
 import sys
 
-import keras
 import pytest
+from optimizer_models import BACKEND
 
 SCRIPTS = pathlib.Path(__file__).parent / "distribution"
 
+# Of `MultiWorkerMirroredStrategy`, `DistributedDataParallel` and
+# `keras.distribution.DataParallel`.
+WORKER = {
+    "tensorflow": "multi_worker.py",
+    "torch": "torch_ddp.py",
+    "jax": "jax_processes.py",
+}[BACKEND]
+
 # Workers that wait for each other in vain shall fail.
-PATIENCE = 150
+PATIENCE = 600
 
 
 def run(script):
     """Runs a script that tells itself whether all is well."""
-    flags = "--xla_force_host_platform_device_count=2"
-    (said,) = finished([start({"XLA_FLAGS": flags}, script)])
+    (said,) = finished([start({}, script)])
     assert said.endswith("done\n")
 
 
 def run_two_workers(work):
-    """Runs two workers of the backend; returns what each tells at the end.
-
-    `MultiWorkerMirroredStrategy` of TensorFlow, `DistributedDataParallel` of
-    torch, `keras.distribution.DataParallel` of JAX.
-    """
-    return {
-        "tensorflow": run_multi_worker,
-        "torch": run_torch_ddp,
-        "jax": run_jax_processes,
-    }[keras.backend.backend()](work)
-
-
-def run_multi_worker(work):
+    """Runs two workers of the backend; returns what each tells at the end."""
     ports = free_port(), free_port()
-    workers = [f"127.0.0.1:{port}" for port in ports]
-
-    def config(index):
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    processes = []
+    for index in range(2):
         task = {"type": "worker", "index": index}
-        return {"cluster": {"worker": workers}, "task": task}
-
-    return run_workers(
-        lambda index: {"TF_CONFIG": json.dumps(config(index))},
-        "multi_worker.py",
-        work,
-    )
-
-
-def run_torch_ddp(work):
-    return run_ranks("torch_ddp.py", work)
-
-
-def run_jax_processes(work):
-    # A device each: on two cores the programs of four that wait for each
-    # other may leave no thread for the one that they wait for.
-    return run_ranks("jax_processes.py", work, XLA_FLAGS="")
-
-
-def run_ranks(*command, **environment):
-    port = free_port()
-    return run_workers(
-        lambda index: (
-            environment
-            | {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "WORLD_SIZE": "2",
-                "RANK": str(index),
-            }
-        ),
-        *command,
-    )
-
-
-def run_workers(environment, *command):
-    processes = [start(environment(index), *command) for index in range(2)]
+        environment = {
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(ports[0]),
+            "WORLD_SIZE": "2",
+            "RANK": str(index),
+            # A device each: on two cores the programs of four that wait for
+            # each other may leave no thread for the one that they wait for.
+            "XLA_FLAGS": "",
+        }
+        processes.append(start(environment, WORKER, work))
     return [json.loads(said.splitlines()[-1]) for said in finished(processes)]
 
 

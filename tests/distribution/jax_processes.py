@@ -12,18 +12,12 @@ import jax
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
 import keras  # noqa: E402
-from tuned import ROWS, rows  # noqa: E402
+from tuned import batches  # noqa: E402
 
 
 def parallel(make):
     """Makes a model whose variables are replicated over all processes."""
     return make()
-
-
-def dataset(values):
-    x, y = rows(values)
-    for start in range(0, len(x), ROWS):
-        yield x[start : start + ROWS], y[start : start + ROWS]
 
 
 if __name__ == "__main__":
@@ -33,4 +27,4 @@ if __name__ == "__main__":
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(auto_shard_dataset=False)
     )
-    importlib.import_module(sys.argv[1]).work(index, parallel, dataset)
+    importlib.import_module(sys.argv[1]).work(index, parallel, batches)

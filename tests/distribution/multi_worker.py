@@ -1,10 +1,9 @@
-"""One worker of a MultiWorkerMirroredStrategy; `TF_CONFIG` says which.
+"""One worker of a MultiWorkerMirroredStrategy; `RANK` says which.
 
 It does the work of the module that the command line names.
 """
 
 import importlib
-import json
 import os
 import sys
 
@@ -52,5 +51,5 @@ def dataset(values):
 
 
 if __name__ == "__main__":
-    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    index = int(os.environ["RANK"])
     importlib.import_module(sys.argv[1]).work(index, mirrored, dataset)

@@ -10,7 +10,7 @@ import sys
 import keras
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from tuned import ROWS, rows
+from tuned import batches
 
 
 def parallel(make):
@@ -40,14 +40,8 @@ class Parallel(keras.Sequential):
         return {"loss": self._loss_tracker.result()}
 
 
-def dataset(values):
-    x, y = rows(values)
-    for start in range(0, len(x), ROWS):
-        yield x[start : start + ROWS], y[start : start + ROWS]
-
-
 if __name__ == "__main__":
     torch.distributed.init_process_group("gloo")
     index = int(os.environ["RANK"])
-    importlib.import_module(sys.argv[1]).work(index, parallel, dataset)
+    importlib.import_module(sys.argv[1]).work(index, parallel, batches)
     torch.distributed.destroy_process_group()

@@ -64,6 +64,12 @@ def rows(values):
     return x, np.zeros_like(x)
 
 
+def batches(values):
+    x, y = rows(values)
+    for start in range(0, len(x), ROWS):
+        yield x[start : start + ROWS], y[start : start + ROWS]
+
+
 def work(worker, wrap, dataset):
     """Trains on every case; prints what came of it as JSON, last.
 

@@ -1,0 +1,167 @@
+"""The optimizer on two devices of one process; prints "done"."""
+
+import keras
+import numpy as np
+import pytest
+from replicas import IS_TENSORFLOW, fit, replicas, scope, value
+
+from keras_mixprec import LossScaleOptimizer
+from keras_mixprec.numerics.probed_step import Probe
+
+SCALE = 2.0**10
+X = np.linspace(-1, 1, 8, dtype="float32")[:, None]
+# The rows of a batch of 8 that each device sees.
+SHARDS = {"first": slice(0, 4), "second": slice(4, 8), "both": slice(0, 8)}
+sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
+
+
+def build(inner):
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((1,)),
+                keras.layers.Dense(2, dtype="mixed_float16"),
+                keras.layers.Dense(1, dtype="float32"),
+            ]
+        )
+        optimizer = LossScaleOptimizer(inner, initial_scale=SCALE)
+        model.compile(optimizer, "mse", jit_compile=not IS_TENSORFLOW)
+        optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def spoiled(shard):
+    y = X.copy()
+    y[SHARDS[shard]] = np.nan
+    return y
+
+
+def a_bad_shard_skips_the_step(shard, inner):
+    model, optimizer = build(inner)
+    fit(model, X, X)
+    assert np.isfinite(list(optimizer.gradient_norms().values())).all()
+    before = [value(w) for w in model.weights]
+    fit(model, X, spoiled(shard))
+    for weight, old in zip(model.weights, before, strict=True):
+        assert value(weight).tobytes() == old.tobytes()
+    check_told(model, optimizer)
+    fit(model, X, X)
+    assert value(optimizer.iterations) == 2
+    after = [value(w) for w in model.weights]
+    assert np.isfinite(np.concatenate(after, axis=None)).all()
+    assert any(map(np.any, map(np.not_equal, before, after)))
+
+
+def check_told(model, optimizer):
+    """Of two steps, the last of which was skipped."""
+    assert float(optimizer.loss_scale) == SCALE / 2
+    assert optimizer.step_counts() == (2, 1, 1)
+    assert value(optimizer.iterations) == 1
+    assert set(optimizer.overflow_counts().values()) == {1}
+    (step,) = optimizer.nonfinite_steps()
+    assert (step.step, step.scale) == (2, SCALE)
+    assert [*step.kinds.values()] == [["nan"]] * len(model.trainable_variables)
+    assert optimizer.nonfinite_counts() == {"inf": 0, "-inf": 0, "nan": 1}
+    history = optimizer.history
+    for variable in optimizer.dynamic_scale, history.counts, *model.weights:
+        assert np.isfinite(value(variable)).all()
+
+
+def a_probe_measures_both():
+    x = np.arange(1, 9, dtype="float32")[:, None]
+    keras.config.set_dtype_policy("mixed_float16")
+    weights = []
+    for probes in (False, True):
+        with scope():
+            dense = keras.layers.Dense(1, None, False, "ones", name="dense")
+            model = keras.Sequential([keras.Input((1,)), dense])
+            optimizer = LossScaleOptimizer(sgd(1e-3), 8.0)
+            model.compile(optimizer, "mse", jit_compile=not IS_TENSORFLOW)
+        fit(model, x, x * 0)
+        if probes:
+            probe = Probe(model)
+            model.train_function = probe.train_function
+        fit(model, x, x * 0)
+        weights.append(value(dense.kernel))
+    np.testing.assert_array_equal(*weights)
+    (reading,) = [r for r in probe.read() if r.path == "dense"]
+    # The second saw the largest input, the first the smallest.
+    activation = reading.parts["activation"]
+    assert activation.size == 8, activation.size
+    assert 7.5 < activation.largest < 8
+    assert reading.lost_updates == 0.0
+
+
+def custom_loop(shard):
+    import tensorflow as tf
+    from replicas import STRATEGY
+
+    model, optimizer = build(adam())
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            error = tf.reduce_sum((model(x) - y) ** 2) / 8.0
+            loss = optimizer.scale_loss(error)
+        weights = model.trainable_variables
+        gradients = tape.gradient(loss, [w.value for w in weights])
+        optimizer.apply(gradients, weights)
+
+    @tf.function
+    def run(x, y):
+        STRATEGY.run(step, args=(x, y))
+
+    def sharded(y):
+        data = tf.data.Dataset.from_tensor_slices((X, y)).batch(8)
+        return next(iter(STRATEGY.experimental_distribute_dataset(data)))
+
+    run(*sharded(X))
+    run(*sharded(spoiled(shard)))
+    check_told(model, optimizer)
+    run(*sharded(X))
+    assert value(optimizer.iterations) == 2
+
+
+def norms_bound_those_of_one_device():
+    import tensorflow as tf
+
+    model, optimizer = build(sgd(0.0))
+    fit(model, X, X)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(X) - X) ** 2)
+    weights = [w.value for w in model.trainable_variables]
+    gradients = tape.gradient(loss, [w.values[0] for w in weights])
+    told = list(optimizer.gradient_norms().values())
+    for norm, gradient in zip(told, gradients, strict=True):
+        assert norm >= np.linalg.norm(gradient.numpy()) * 0.99
+    gradients = [tf.ones(w.shape) for w in weights]
+    with scope(), pytest.raises(ValueError, match="replica context"):
+        optimizer.apply(gradients, model.trainable_variables)
+
+
+def unscaled_in_one_run_and_applied_in_the_next(clip):
+    import tensorflow as tf
+    from replicas import STRATEGY
+
+    with scope():
+        weight = keras.Variable(np.ones(3, "float32"))
+        optimizer = LossScaleOptimizer(sgd(0.125), initial_scale=SCALE)
+        optimizer.build([weight])
+    gradient = STRATEGY.run(lambda: optimizer.unscale([tf.fill([3], SCALE)])[0])
+    STRATEGY.run(lambda g: optimizer.apply([clip(g)]), args=(gradient,))
+    for values in replicas(weight):
+        np.testing.assert_array_equal(values, np.full(3, 0.75))
+
+
+if __name__ == "__main__":
+    for case in SHARDS:
+        a_bad_shard_skips_the_step(case, adam())
+    a_bad_shard_skips_the_step("second", sgd())
+    everything = adam(weight_decay=0.1, clipnorm=1.0, use_ema=True)
+    a_bad_shard_skips_the_step("second", everything)
+    a_probe_measures_both()
+    if IS_TENSORFLOW:
+        custom_loop("second")
+        norms_bound_those_of_one_device()
+        for change in (lambda g: g), (lambda g: keras.ops.minimum(g, 2.0)):
+            unscaled_in_one_run_and_applied_in_the_next(change)
+    print("done")
