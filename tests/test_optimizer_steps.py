@@ -172,6 +172,7 @@ RULES = {
     # A table goes by attempted steps.
     "table": ({0: 8.0, 2: 4.0}, "gbg", [8.0, 4.0, 4.0]),
     "hysteresis": (DynamicLossScale(8.0, hysteresis=2), "bbb", [8.0, 4.0, 2.0]),
+    "fixed": (8.0, "gbb", [8.0, 8.0, 8.0]),
 }
 
 
