@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import os
+import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Eight host devices would slow every test down; two are enough to tell
@@ -32,7 +33,6 @@ from keras_mixprec import _clock
 # import. Steps that raise are torch's alone.
 if keras.backend.backend() != "torch":
     collect_ignore_glob = [
-        "test_compare_killed.py",
         "test_comparison_result.py",
         "test_comparison_verdicts.py",
         "test_gpu_benchmark_processes.py",
@@ -44,13 +44,11 @@ if keras.backend.backend() != "torch":
 
 # What a backend has little part in is slow on those whose processes start late.
 _SLOW_ELSEWHERE = {
-    "test_compare_precisions.py",
     "test_comparison_end_to_end.py",
     "test_examples.py",
     "test_gpu_benchmark.py",
     "test_gpu_benchmark_processes.py",
     "test_headline.py",
-    "test_largest_batch.py",
     "test_minimize_float32.py",
     "test_minimize_validation.py",
     "test_monitor_by_hand.py",
@@ -247,3 +245,16 @@ def _doctest_names(doctest_namespace):
 def training_goes_on(monkeypatch):
     """For a test that makes a part of the monitor fail."""
     monkeypatch.delenv("KERAS_MIXPREC_STRICT", raising=False)
+
+
+@pytest.fixture
+def another_device(monkeypatch):
+    """Function that makes this another machine."""
+
+    def change():
+        found = types.SimpleNamespace(name="another", memory=None)
+        devices = "cpu", [found]
+        resume = "keras_mixprec.analysis.resume"
+        monkeypatch.setattr(f"{resume}.list_devices", lambda: devices)
+
+    return change

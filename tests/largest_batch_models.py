@@ -29,34 +29,25 @@ def end_uncaught():
 class Hungry(keras.Sequential):
     """Runs out of memory in a batch that is too large."""
 
-    run_out = staticmethod(run_out)
-
     def train_on_batch(self, x, *arguments, **options):
         if len(x) > KNOWN:
             self.run_out()
         return super().train_on_batch(x, *arguments, **options)
 
 
-class Killed(Hungry):
-    run_out = staticmethod(end)
-
-
-class Aborted(Hungry):
-    run_out = staticmethod(end_uncaught)
-
-
-def hungry(kind=Hungry):
-    model = kind([keras.Input((4,)), keras.layers.Dense(1)])
+def hungry(how=run_out):
+    model = Hungry([keras.Input((4,)), keras.layers.Dense(1)])
+    model.run_out = how
     model.compile("adam", "mse")
     return model
 
 
 def killed():
-    return hungry(Killed)
+    return hungry(end)
 
 
 def aborted():
-    return hungry(Aborted)
+    return hungry(end_uncaught)
 
 
 def batch():

@@ -1,18 +1,24 @@
 """What a file to resume from has to have in common with the call."""
 
 import functools
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import types
 
+import compared_training
 import comparison_models as models
 import keras
 import numpy as np
 import pytest
 
 import keras_mixprec as kmp
+from keras_mixprec.analysis.comparison import record as records
 from keras_mixprec.analysis.resume import fingerprint
+
+pytestmark = pytest.mark.one_backend
 
 
 def wide(units=8):
@@ -41,40 +47,30 @@ class Builder:
         return self()
 
 
-def module(text):
+def global_of_a_helper(value):
     made = types.ModuleType("made")
-    exec(text, vars(made))
+    lines = f"UNITS = {value}", "def helper():", " return UNITS"
+    lines += "def build():", " return helper()"
+    exec("\n".join(lines), vars(made))
     return made.build
 
 
-HELPED = """
-UNITS = {}
-def helper():
-    return UNITS
-def build():
-    return helper()
-"""
-TABLES = {"units": 8}, {"units": 9}
+def schedule(rate):
+    return keras.optimizers.schedules.ExponentialDecay(1.0, 2, rate)
 
 
 OTHERS = {
     "code": (lambda: wide(8), lambda: wide(9)),
     "a closure": (closure(8), closure(9)),
-    "a table in a closure": tuple(closure(8, t) for t in TABLES),
+    "a closed-over table": tuple(closure(8, {"units": u}) for u in (8, 9)),
     "a partial": (functools.partial(wide, 8), functools.partial(wide, 9)),
     "a default": (lambda units=8: wide(units), lambda units=9: wide(units)),
     "an object": (Builder(8), Builder(9)),
     "a method": (Builder(8).method, Builder(9).method),
     "an array": (Builder(8, np.ones(3)), Builder(8, np.ones(4))),
-    "a global of a helper": (
-        module(HELPED.format(8)),
-        module(HELPED.format(9)),
-    ),
+    "a global": (global_of_a_helper(8), global_of_a_helper(9)),
     "a class": (type("A", (), {"units": 8}), type("A", (), {"units": 9})),
-    "a schedule": (
-        keras.optimizers.schedules.ExponentialDecay(1.0, 2, 0.5),
-        keras.optimizers.schedules.ExponentialDecay(1.0, 2, 0.6),
-    ),
+    "a schedule": (schedule(0.5), schedule(0.6)),
     "functions of NumPy": (np.tanh, np.sin),
 }
 
@@ -87,50 +83,111 @@ def test_other_things_have_another_fingerprint(name):
 
 def test_the_same_is_the_same_in_another_process():
     code = (
-        "import test_resume as t; from keras_mixprec.analysis.resume import *;"
-        "print(fingerprint({'a', 'b'}, t.Builder, t.models.dense, t.wide))"
+        "import test_resume as t;"
+        "print(t.fingerprint({'a', 'b'}, t.Builder, t.models.dense, t.wide))"
     )
-    here = pathlib.Path(__file__).parent
-    found = {
-        subprocess.check_output(
-            [sys.executable, "-c", code], cwd=here, text=True
-        ).split()[-1]
-        for _ in range(2)
-    }
+    said = subprocess.check_output(
+        [sys.executable, "-c", code],
+        cwd=pathlib.Path(__file__).parent,
+        text=True,
+    )
     mine = fingerprint({"a", "b"}, Builder, models.dense, wide)
-    assert found == {mine}
-
-
-@pytest.fixture
-def compare(tmp_path):
-    return functools.partial(
-        kmp.compare_precisions,
-        policies=["float32", "mixed_bfloat16"],
-        steps=4,
-        blocks=2,
-        seeds=1,
-        verbose=0,
-        resume=tmp_path / "record.json",
-    )
+    assert said.split()[-1] == mine
 
 
 def mean_of_weights(model):
     return float(np.mean(model.get_weights()[0]))
 
 
+ONES, X = np.ones((32, 8)), np.ones((32, 6))
+COMPARED = {
+    "build": {"build": closure(9)},
+    "batches_digest": {"data": (X, 0 * ONES)},
+    "validation": {"validation_data": (X[:8], ONES[:8])},
+    "metric": {"metric": mean_of_weights, "mode": "min"},
+    "callbacks": {"callbacks": lambda: []},
+    "steps": {"steps": 6},
+    "device": {},
+}
+
+
+@pytest.mark.parametrize("differs", COMPARED)
+def test_a_comparison_of_something_else_is_refused(
+    differs, tmp_path, another_device
+):
+    given = {"build": closure(8), "data": (X, ONES), "policies": ["float32"]}
+    given |= {"steps": 4, "blocks": 2, "seeds": 1, "verbose": 0}
+    given |= {"resume": tmp_path / "record.json"}
+    first = kmp.compare_precisions(**given).rows[0]["metric"]
+    assert kmp.compare_precisions(**given).rows[0]["metric"] == first
+    if not COMPARED[differs]:
+        another_device()
+    with pytest.raises(
+        ValueError, match=f"differs in .*{differs}.*Received: re"
+    ):
+        kmp.compare_precisions(**given | COMPARED[differs])
+
+
+# A comparison that is killed.
+
+
+def killed(path, *arguments):
+    done = subprocess.run(
+        [sys.executable, compared_training.__file__, path, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return records.read(path)["arms"]
+
+
+def measured(record):
+    """What is no time."""
+    return [
+        [arm["name"], arm["status"], arm["notes"], arm["share_of_flops_16bit"]]
+        + [(s["seed"], s["losses"], s["metric"]) for s in arm["seeds"]]
+        for arm in record["arms"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "record.json"
+    return compared_training.compare(path)
+
+
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("where", "done"),
     [
-        ({"build": closure(9)}, "build"),
-        ({"data": (np.ones((32, 6)), np.zeros((32, 8)))}, "batches_digest"),
-        ({"validation_data": (np.ones((8, 6)), np.ones((8, 8)))}, "validation"),
-        ({"metric": mean_of_weights, "mode": "min"}, "metric"),
-        ({"callbacks": lambda: []}, "callbacks"),
+        (("mixed_bfloat16", "1"), 1),
+        pytest.param(("float32", "0"), 0, marks=pytest.mark.slow),
+        pytest.param(
+            ("mixed_bfloat16", "0", "isolate"), 0, marks=pytest.mark.slow
+        ),
     ],
 )
-def test_a_comparison_of_something_else_is_refused(compare, asked, named):
-    given = {"build": closure(8), "data": (np.ones((32, 6)), np.ones((32, 8)))}
-    first = compare(**given).rows[0]["metric"]
-    assert compare(**given).rows[0]["metric"] == first
-    with pytest.raises(ValueError, match=f"differs in .*{named}.*Received: re"):
-        compare(**{**given, **asked})
+def test_killed_at_any_stage_it_comes_to_the_same(whole, tmp_path, where, done):
+    path = tmp_path / "record.json"
+    before = killed(path, *where)
+    assert [len(arm["seeds"]) for arm in before] == [done, done]
+    resumed = compared_training.compare(path, isolate="isolate" in where)
+    assert measured(resumed) == measured(whole)
+    # What was finished was not done again, and its times are what they were.
+    for arm, known in zip(resumed["arms"], before, strict=True):
+        assert arm["seeds"][:done] == known["seeds"]
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text('{"format": ')
+    with pytest.raises(ValueError, match="damaged"):
+        compared_training.compare(path)
+
+
+def test_what_is_not_finite_survives_the_file(whole, tmp_path):
+    path = tmp_path / "record.json"
+    arm = {**whole["arms"][0], "step_seconds": [float("inf"), 1.0]}
+    records.write(path, {**whole, "arms": [arm]})
+    assert records.read(path)["arms"] == [arm]
