@@ -74,6 +74,13 @@ HEADROOM = {
 SOUND = {
     name: HEADROOM if name.endswith("_bits") else dict.fromkeys(HEADROOM, 0.0)
     for name in PROBED
+    if name != "activation_headroom_bits"
+}
+USUAL = {
+    "activation_headroom_bits": float,
+    "activation_nonfinite": lambda bits: float(bits == -math.inf),
+    "gradient_headroom_bits": 8.0,
+    "gradient_zero": 0.0,
 }
 
 
@@ -135,18 +142,25 @@ class Fit:
         self.log.event(self.at, found.event())
         return found
 
+    def advise(self, layers, because, **more):
+        """Logs that a tuner would demote layers."""
+        self._write_change("demote", layers, because, dry_run=True, **more)
+
     def change(self, kind, layers, because=None, **more):
         """Logs that a tuner sets layers to another policy."""
-        found = {p: {"before": b, "after": a} for p, (b, a) in layers.items()}
-        reasons = dict.fromkeys(found, because.finding) if because else {}
-        brief = {p: because.cause_at(p) for p in found if because}
-        self.event(kind, layers=found, reasons=reasons, because=brief, **more)
+        self._write_change(kind, layers, because, **more)
         after = {p: a.removeprefix("mixed_") for p, (_, a) in layers.items()}
         self.layers = [
             row | {"compute_dtype": after.get(row["path"], own)}
             for row, own in ((row, row["compute_dtype"]) for row in self.layers)
         ]
         self.log.layers(self.at, self.layers)
+
+    def _write_change(self, kind, layers, because, **more):
+        found = {p: {"before": b, "after": a} for p, (b, a) in layers.items()}
+        reasons = dict.fromkeys(found, because.finding) if because else {}
+        brief = {p: because.cause_at(p) for p in found if because}
+        self.event(kind, layers=found, reasons=reasons, because=brief, **more)
 
     def step(self, loss, skips=None, kind="inf", rows=None):
         """Takes a step.
@@ -313,14 +327,9 @@ class Fit:
 
 
 def _usual(name, bits):
-    """What is measured of a sound layer: a few of the metrics."""
-    usual = {
-        "activation_headroom_bits": bits,
-        "activation_nonfinite": float(bits == -math.inf),
-        "gradient_headroom_bits": 8.0,
-        "gradient_zero": 0.0,
-    }
-    return usual.get(name, math.nan)
+    """What is measured of a layer: a few of the metrics."""
+    usual = USUAL.get(name, math.nan)
+    return usual(bits) if callable(usual) else usual
 
 
 OVERFLOWING = {"block/square": -math.inf}
@@ -353,8 +362,8 @@ def searched_scale(log_dir):
 
 
 def overflow(log_dir):
-    """A layer overflows in every step and nobody repairs it."""
-    fit = Fit(log_dir)
+    """A layer overflows in every step, and a tuner only advises."""
+    fit = Fit(log_dir, tuner=True)
     fit.event(
         "before_training",
         finding="Sigmoid in float16",
@@ -366,7 +375,9 @@ def overflow(log_dir):
     for step in range(1, 41):
         fit.step(math.nan, skips=BEHIND, kind="nan")
         if step == 5:
-            _overflows(fit, since=1)
+            found = _overflows(fit, since=1)
+            wide = {"block/square": ("mixed_float16", "float32")}
+            fit.advise(wide, found, message="would demote")
         if step in (1, 20, 40):
             gone = dict.fromkeys(["logits"], -math.inf)
             fit.probe(OVERFLOWING | gone)
@@ -516,7 +527,7 @@ def wide(log_dir):
     """No layer computes in 16 bits, though that was asked for."""
     rows = small_model(embed="float32", norm="float32", square="float32")
     fit = Fit(log_dir, rows, scales={})
-    fit.event("no_16_bits", message="no layer computes low", lost=True)
+    fit.event("no_16_bits", message="all in float32", lost=True)
     fit.steps(3)
     return fit.end()
 
@@ -595,6 +606,7 @@ def many_layers(log_dir):
         fit.steps(10, (2.0 - reading / 4, 1.8 - reading / 4))
         bits = {row["path"]: 4 + n % 97 / 8 for n, row in enumerate(rows)}
         bits["block_150/dense_0"] = -math.inf
+        bits |= {f"block_{n}/dense_9": math.inf for n in range(7)}
         fit.probe(bits)
     for n in range(12):
         fit.verdict("underflow", f"block_{n}/dense_3", "forward", error=1.0)

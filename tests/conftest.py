@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import os
+import pathlib
 import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -48,7 +49,6 @@ _SLOW_ELSEWHERE = {
     "test_examples.py",
     "test_gpu_benchmark.py",
     "test_gpu_benchmark_processes.py",
-    "test_headline.py",
     "test_minimize_float32.py",
     "test_minimize_validation.py",
     "test_monitor_by_hand.py",
@@ -59,7 +59,6 @@ _SLOW_ELSEWHERE = {
     "test_monitor_same_run.py",
     "test_monitor_stop.py",
     "test_monitor_twin.py",
-    "test_report_numbers.py",
 }
 
 
@@ -138,6 +137,21 @@ def canonical(tmp_path_factory):
     from canonical_logs import write_all
 
     return write_all(tmp_path_factory.mktemp("canonical"))
+
+
+@pytest.fixture
+def golden(file_regression):
+    """Function that holds texts against `golden/<name>.txt`, by their title."""
+
+    def check(name, **texts):
+        written = "\n".join(
+            f"---- {title.replace('_', ' ')} ----\n{text.rstrip()}\n"
+            for title, text in texts.items()
+        )
+        path = pathlib.Path(__file__).parent / "golden" / f"{name}.txt"
+        file_regression.check(written, fullpath=path)
+
+    return check
 
 
 class SetClock:

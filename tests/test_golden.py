@@ -4,7 +4,6 @@ The files in `golden` are read in review. `pytest tests/test_golden.py
 --force-regen` writes them again.
 """
 
-import pathlib
 import pprint
 import re
 
@@ -15,7 +14,6 @@ import keras_mixprec as kmp
 
 pytestmark = pytest.mark.one_backend
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 # A list that somebody would read to its end.
 LONGEST = 60
 
@@ -32,13 +30,6 @@ def settled(value, longest):
     return round(value, 6) if isinstance(value, float) else value
 
 
-def sections(**texts):
-    return "\n".join(
-        f"---- {title.replace('_', ' ')} ----\n{text.rstrip()}\n"
-        for title, text in texts.items()
-    )
-
-
 def in_lines(value, longest=LONGEST):
     shown = settled(value, longest)
     return pprint.pformat(shown, width=100, compact=True, sort_dicts=False)
@@ -48,15 +39,6 @@ def markup(page):
     """A page without its style, its program and its data, a tag a line."""
     page = re.sub(r"(?s)(<(style|script)>).*?(</\2>)", r"\1\3", page)
     return re.sub(r"(?<=>)(?=<[^/])", "\n", page)
-
-
-@pytest.fixture
-def golden(file_regression):
-    def check(name, **texts):
-        path = GOLDEN / f"{name}.txt"
-        file_regression.check(sections(**texts), fullpath=path)
-
-    return check
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,6 +51,11 @@ def test_what_is_made_of_a_log(name, canonical, golden):
         console=str(canonical[name].summary),
         dictionary=in_lines(run, 8 if name == "many_layers" else LONGEST),
     )
+
+
+def test_what_is_made_of_all_logs_together(canonical, golden):
+    report = kmp.load_report(canonical["healthy"].log_dir.parent)
+    golden("runs", table=str(report).split("\n\n")[0])
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"killed", "two_fits"}))

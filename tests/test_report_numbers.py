@@ -4,15 +4,14 @@ Skipped steps are counted without the library: a step that Keras' optimizer
 did not count.
 """
 
-import math
-import re
-
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
 
 import keras_mixprec as kmp
+
+pytestmark = pytest.mark.one_backend
 
 BACKEND = keras.backend.backend()
 
@@ -24,12 +23,6 @@ class Oracle(keras.callbacks.Callback):
         super().__init__()
         self.steps = self.skipped = 0
         self.scales, self.losses, self.dtypes = [], [], {}
-
-    def _skipped(self):
-        optimizer = self.model.optimizer
-        if not hasattr(optimizer, "inner_optimizer"):
-            return 0
-        return self.steps - int(optimizer.inner_optimizer.iterations)
 
     def _read(self):
         if hasattr(self.model, "jax_state_sync") and self.model._jax_state:
@@ -51,14 +44,9 @@ class Oracle(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self._last = -1
         self.losses.append((self.steps, logs["loss"]))
-        self.skipped = self._skipped()
-
-
-class OwnLoss(keras.Model):
-    """With a `compute_loss` of its own."""
-
-    def compute_loss(self, *args, **kwargs):
-        return 2 * super().compute_loss(*args, **kwargs)
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", None)
+        if optimizer:
+            self.skipped = self.steps - int(optimizer.iterations)
 
 
 class Amplified(layers.Layer):
@@ -74,7 +62,10 @@ def build(policy, amplified, own_loss):
     if amplified:
         x = Amplified(name="amplified")(x)
     outputs = layers.Dense(1, name="last")(x)
-    model = (OwnLoss if own_loss else keras.Model)(inputs, outputs)
+    model = keras.Model(inputs, outputs)
+    if own_loss:
+        usual = model.compute_loss
+        model.compute_loss = lambda *args, **kwargs: 2 * usual(*args, **kwargs)
     kmp.apply_policy(model, policy, rules=[])
     return model
 
@@ -91,12 +82,16 @@ OPTIONS = {
 
 
 def runs():
-    """Thirty runs, of options drawn at random."""
-    drawn = np.random.default_rng(0)
-    return [
-        {name: str(drawn.choice(own)) for name, own in OPTIONS.items()}
-        for _ in range(30)
-    ]
+    """Thirty runs, of options drawn at random; most of them are slow.
+
+    Of this seed the first have 160 of the 221 pairs of options.
+    """
+    drawn, found = np.random.default_rng(167), []
+    for n in range(30):
+        case = {name: str(drawn.choice(own)) for name, own in OPTIONS.items()}
+        marks = [pytest.mark.slow] * (n >= 12)
+        found.append(pytest.param(case, marks=marks, id=str(n)))
+    return found
 
 
 def trained(case, tmp_path):
@@ -124,7 +119,8 @@ def trained(case, tmp_path):
         steps_per_execution=several,
     )
     oracle = Oracle()
-    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    # Whatever it costs, the end of each epoch is read.
+    monitor = kmp.MixPrecMonitor(tmp_path, max_overhead=1.0, verbose=0)
     callbacks = {
         "monitor": [oracle, monitor],
         "tuner": [oracle, monitor, kmp.PrecisionTuner(verbose=0)],
@@ -136,20 +132,14 @@ def trained(case, tmp_path):
     if case["fit"] == "weights":
         options["sample_weight"] = data.uniform(size=60)
     fits = 2 if case["fit"] == "two" else 1
+    assert monitor.report is None
+    options |= {"epochs": int(case["epochs"]), "callbacks": callbacks}
     for _ in range(fits):
-        model.fit(
-            x,
-            y,
-            epochs=int(case["epochs"]),
-            shuffle=False,
-            verbose=0,
-            callbacks=callbacks,
-            **options,
-        )
+        model.fit(x, y, shuffle=False, verbose=0, **options)
     return model, oracle, monitor
 
 
-@pytest.mark.parametrize("case", runs(), ids=range(30))
+@pytest.mark.parametrize("case", runs())
 def test_numbers_are_those_of_the_run(case, tmp_path):
     model, oracle, monitor = trained(case, tmp_path)
     (run,) = monitor.report.to_dict().values()
@@ -157,23 +147,20 @@ def test_numbers_are_those_of_the_run(case, tmp_path):
     assert run["skipped"] == oracle.skipped
 
     shown = dict(zip(run["loss"]["steps"], run["loss"]["values"], strict=True))
+    before = 0
     for step, loss in oracle.losses:
-        np.testing.assert_allclose(shown[step], loss, rtol=1e-6)
-
-    text = str(monitor.report)
-    line = re.search(r"^Steps: (\d+)[^,\n]*(?:, (\d+) skipped)?", text, re.M)
-    assert int(line[1]) == oracle.steps
-    assert int(line[2] or 0) == oracle.skipped
-    if math.isfinite(oracle.losses[-1][1]):
-        (loss,) = re.findall(r"^Loss: ([-\d.,e+]+)", text, re.MULTILINE)
-        loss = float(loss.replace(",", ""))
-        np.testing.assert_allclose(loss, oracle.losses[-1][1], rtol=5e-3)
+        own = [shown[s] for s in shown if before < s <= step]
+        assert step in shown
+        if len(own) == 1:  # Or means of parts of the epoch.
+            np.testing.assert_allclose(own, loss, rtol=1e-6)
+        before = step
 
     for scale in run["scale"]:
-        own = dict(zip(scale["steps"], scale["scale"], strict=True))
+        rows = list(zip(scale["steps"], scale["scale"], strict=True))
         for step, value in oracle.scales:
-            last = max(s for s in own if s <= step)
-            assert own[last] == value, step
+            last = max(s for s, _ in rows if s <= step)
+            # A tuner may set another one between two fits.
+            assert (last, value) in rows
 
     layers_shown = {layer["path"]: layer for layer in run["layers"]}
     for name, dtype in oracle.dtypes.items():
