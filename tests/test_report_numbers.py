@@ -22,19 +22,19 @@ class Oracle(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
         self.steps = self.skipped = 0
-        self.scales, self.losses, self.dtypes = [], [], {}
+        self.scales, self.losses, self.dtypes = {}, [], {}
 
     def _read(self):
         if hasattr(self.model, "jax_state_sync") and self.model._jax_state:
             self.model.jax_state_sync()
         if hasattr(self.model.optimizer, "dynamic_scale"):
-            scale = float(self.model.optimizer.loss_scale)
-            self.scales.append((self.steps, scale))
+            self.scales[self.steps] = float(self.model.optimizer.loss_scale)
 
     def on_train_batch_begin(self, batch, logs=None):
         self.dtypes = {
             layer.name: layer.compute_dtype for layer in self.model.layers
         }
+        self._read()
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += batch - getattr(self, "_last", -1)
@@ -43,6 +43,7 @@ class Oracle(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._last = -1
+        self._read()
         self.losses.append((self.steps, logs["loss"]))
         optimizer = getattr(self.model.optimizer, "inner_optimizer", None)
         if optimizer:
@@ -123,7 +124,8 @@ def trained(case, tmp_path):
     monitor = kmp.MixPrecMonitor(tmp_path, max_overhead=1.0, verbose=0)
     callbacks = {
         "monitor": [oracle, monitor],
-        "tuner": [oracle, monitor, kmp.PrecisionTuner(verbose=0)],
+        # What a tuner does is over before it is recorded.
+        "tuner": [monitor, kmp.PrecisionTuner(verbose=0), oracle],
         "monitor first": [monitor, oracle],
     }[case["callbacks"]]
     options = {"batch_size": 8 if case["fit"] == "partial" else 10}
@@ -155,12 +157,13 @@ def test_numbers_are_those_of_the_run(case, tmp_path):
             np.testing.assert_allclose(own, loss, rtol=1e-6)
         before = step
 
+    tuned = [(e["step"], e["after"]) for e in run["events"] if "after" in e]
     for scale in run["scale"]:
-        rows = list(zip(scale["steps"], scale["scale"], strict=True))
-        for step, value in oracle.scales:
-            last = max(s for s, _ in rows if s <= step)
-            # A tuner may set another one between two fits.
-            assert (last, value) in rows
+        own = dict(zip(scale["steps"], scale["scale"], strict=True))
+        for step, value in oracle.scales.items():
+            last = max(s for s in own if s <= step)
+            # A tuner may set another one within the next step.
+            assert own[last] == value or (step, own[last]) in tuned
 
     layers_shown = {layer["path"]: layer for layer in run["layers"]}
     for name, dtype in oracle.dtypes.items():
