@@ -53,11 +53,7 @@ _SLOW_ELSEWHERE = {
     "test_minimize_validation.py",
     "test_monitor_by_hand.py",
     "test_monitor_contract.py",
-    "test_monitor_killed.py",
-    "test_monitor_log.py",
-    "test_monitor_lost_disk.py",
     "test_monitor_same_run.py",
-    "test_monitor_stop.py",
     "test_monitor_twin.py",
 }
 
