@@ -1,19 +1,38 @@
-"""Every layer's ranges, from a run's first steps and its last, at defaults."""
+"""The ranges of every layer, measured beside training and in probed steps."""
+
+import gc
+import json
+import warnings
+import weakref
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from monitor_models import BACKEND, JITS, each_jit, told
+from monitor_models import (
+    DEFAULTS,
+    compiling,
+    dense,
+    each_jit,
+    one_backend,
+    only_tensorflow,
+    only_torch,
+    tags,
+    told,
+    watched,
+)
 from optimizer_models import numbers
+from reporting_readers import read_events, read_tag
+from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
 from keras_mixprec import _clock
-from keras_mixprec.monitoring import range_schedule as range_reader
+from keras_mixprec.metrics import PROBED
+from keras_mixprec.monitoring import audits, probe_schedule, range_schedule
+from keras_mixprec.numerics import collector, probed_step
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
 
-JIT = next(iter(JITS))
 RANDOM = np.random.default_rng(0)
 LAYERS = ["first", "middle", "head"]
 
@@ -23,17 +42,12 @@ def data(rows):
     return x, RANDOM.normal(size=(rows, 3)).astype("float32")
 
 
-def compiled(model, jit=JIT, **optimizer):
+def compiled(model, jit=None, **of_adam):
     kmp.apply_policy(model, "mixed_float16")
-    inner = keras.optimizers.Adam(0.01, **optimizer)
+    inner = keras.optimizers.Adam(0.01, **of_adam)
     inner = kmp.LossScaleOptimizer(inner, initial_scale=2.0**8)
-    model.compile(inner, loss="mse", jit_compile=jit)
+    model.compile(inner, loss="mse", **compiling(jit))
     return model
-
-
-def sequential(jit=JIT, **optimizer):
-    model = keras.Sequential([keras.Input((8,)), *parts()])
-    return compiled(model, jit, **optimizer)
 
 
 def parts():
@@ -44,178 +58,43 @@ def parts():
     ]
 
 
-def watched(model, log_dir, *batches, epochs=1, callbacks=(), **arguments):
-    """Trains with a monitor as it comes; returns it."""
-    monitor = kmp.MixPrecMonitor(log_dir, verbose=0)
-    model.fit(
-        *batches,
-        epochs=epochs,
-        verbose=0,
-        callbacks=[monitor, *callbacks],
-        **arguments,
-    )
-    return monitor
+def sequential(jit=None, **of_adam):
+    model = keras.Sequential([keras.Input((8,)), *parts()])
+    return compiled(model, jit, **of_adam)
+
+
+def measured(folder, data, model=None, *others, **arguments):
+    """A run whose monitor looks as often as it does by itself."""
+    arguments = DEFAULTS | {"batch_size": 32} | arguments
+    return watched(folder, data, model or sequential(), *others, **arguments)
+
+
+def logged(log_dir):
+    return RunData("run", FileSource(str(log_dir / "mixprec")))
 
 
 def ranges(log_dir):
-    """Dict from a part to its steps and headroom by layer and step."""
-    run = RunData("run", FileSource(str(log_dir / "mixprec")))
+    """Dict from a part to its steps, layers and headroom by both."""
     found = {}
     for part in "activation", "gradient", "weight":
-        grid = run.grid(f"{part}_headroom_bits", 1000)
+        grid = logged(log_dir).grid(f"{part}_headroom_bits", 1000)
         found[part] = grid.last.tolist(), grid.layers, grid.worst
     return found
 
 
-def assert_complete(model, log_dir, last, names=LAYERS):
+def assert_complete(model, log_dir, last):
     for steps, paths, bits in ranges(log_dir).values():
-        assert paths == names
-        assert steps[0] == 1
-        assert steps[-1] == last
+        assert paths == LAYERS
+        assert (steps[0], steps[-1]) == (1, last)
         assert np.isfinite(bits).all()
     weights = ranges(log_dir)["weight"][2][:, -1]
-    expected = [least_headroom(model.get_layer(name)) for name in names]
+    expected = [least_headroom(model.get_layer(name)) for name in LAYERS]
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
 def least_headroom(layer):
     values = numbers(layer.trainable_variables)
     return np.log2(65504 / max(np.abs(v.astype("f8")).max() for v in values))
-
-
-# 20 full batches of 32 rows and one of 5.
-@each_jit
-@pytest.mark.parametrize(
-    ("rows", "epochs", "steps"), [(32, 1, 1), (64, 1, 2), (645, 1, 21)]
-)
-def test_runs_of_one_epoch(jit, rows, epochs, steps, tmp_path):
-    model = sequential(jit)
-    watched(model, tmp_path, *data(rows), epochs=epochs, batch_size=32)
-    assert_complete(model, tmp_path, last=steps)
-
-
-@each_jit
-def test_135_steps_have_ranges_in_between_and_histograms(jit, tmp_path):
-    model = sequential(jit)
-    watched(model, tmp_path, *data(1437), epochs=3, batch_size=32)
-    assert_complete(model, tmp_path, last=135)
-    steps, _, _ = ranges(tmp_path)["activation"]
-    assert len(steps) >= 3
-    run = RunData("run", FileSource(str(tmp_path / "mixprec")))
-    for part in "activation", "gradient":
-        for name in LAYERS:
-            drawn = run.histogram(name, part)["steps"]
-            assert drawn[0] == 1
-            assert drawn[-1] == 135
-
-
-@pytest.mark.parametrize("seconds", [0.0, 3600.0])
-@pytest.mark.parametrize("arguments", [{}, {"max_overhead": 1e-9}])
-def test_the_first_and_the_last_are_read_on_any_machine(
-    seconds, arguments, tmp_path, clock
-):
-    """Be it that time stands still, or that each look at it takes an hour."""
-
-    def read():
-        clock.wait(seconds)
-        return clock.now
-
-    model = sequential()
-    with _clock.set_to(read):
-        monitor = kmp.MixPrecMonitor(tmp_path, verbose=0, **arguments)
-        model.fit(*data(645), epochs=2, verbose=0, callbacks=[monitor])
-    assert_complete(model, tmp_path, last=42)
-    assert not told(tmp_path, "ranges_withheld")
-
-
-def test_readings_in_between_take_a_share_of_the_time(
-    tmp_path, monkeypatch, clock
-):
-    read = range_reader.read_ranges
-
-    def reading(*arguments):
-        clock.wait(1.0)
-        return read(*arguments)
-
-    def step(batch, logs=None):
-        clock.wait(1.0)
-
-    monkeypatch.setattr(range_reader, "read_ranges", reading)
-    steps = keras.callbacks.LambdaCallback(on_train_batch_begin=step)
-    arguments = {"batch_size": 2, "epochs": 2, "callbacks": [steps]}
-    watched(sequential(), tmp_path, *data(128), **arguments)
-    (measured,) = told(tmp_path, "ranges_measured")
-    assert measured["steps"] == [1, 8, 32, 64, 128]
-    assert measured["seconds"] == 5.0
-
-
-def test_activations_and_gradients_are_those_of_numpy(tmp_path):
-    model = sequential()
-    x, y = data(16)
-    before = numbers(model.trainable_variables)
-    watched(model, tmp_path, x, y, batch_size=16, shuffle=False)
-    after = numbers(model.trainable_variables)
-    assert any((a != b).any() for a, b in zip(after, before, strict=True))
-    kernel, bias = (v.astype("f8") for v in after[:2])
-    hidden = np.maximum(x @ kernel + bias, 0)
-    gamma, beta, kernel, bias = (v.astype("f8") for v in after[2:])
-    mean, variance = hidden.mean(axis=0), hidden.var(axis=0)
-    normal = (hidden - mean) / np.sqrt(variance + 1e-3) * gamma + beta
-    outputs = normal @ kernel + bias
-    cotangents = 2.0**8 * 2 * (outputs - y) / outputs.size
-    found = ranges(tmp_path)
-    for part, values in ("activation", outputs), ("gradient", cotangents):
-        expected = np.log2(65504 / np.abs(values).max())
-        assert found[part][2][-1, -1] == pytest.approx(expected, abs=0.01)
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-def test_an_epoch_of_unknown_length(tmp_path):
-    def batches():
-        for rows in (32,) * 6 + (5,):
-            yield data(rows)
-
-    model = sequential()
-    watched(model, tmp_path, batches(), shuffle=False)
-    assert_complete(model, tmp_path, last=7)
-
-
-def test_an_early_stop(tmp_path):
-    class Stops(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training |= batch == 5
-
-    model = sequential()
-    watched(model, tmp_path, *data(640), callbacks=[Stops()])
-    assert_complete(model, tmp_path, last=6)
-
-
-def test_an_exception_leaves_ranges_that_are_not_old(tmp_path):
-    class Fails(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 12:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        watched(sequential(), tmp_path, *data(640), callbacks=[Fails()])
-    for steps, _, bits in ranges(tmp_path).values():
-        assert steps[0] == 1
-        assert steps[-1] >= 2
-        assert np.isfinite(bits).all()
-
-
-def test_a_loop_of_fits(tmp_path):
-    model = sequential()
-    for epoch in range(3):
-        watched(model, tmp_path / str(epoch), *data(96), batch_size=32)
-        assert_complete(model, tmp_path / str(epoch), last=3)
-        assert len(told(tmp_path / str(epoch), "ranges_measured")) == 1
-
-
-def test_gradient_accumulation(tmp_path):
-    model = sequential(gradient_accumulation_steps=4)
-    watched(model, tmp_path, *data(320), batch_size=32)
-    assert_complete(model, tmp_path, last=10)
 
 
 @keras.saving.register_keras_serializable("test_monitor_ranges")
@@ -234,38 +113,168 @@ class Subclassed(keras.Model):
         return next(part for part in self.parts if part.name == name)
 
 
-@each_jit
-def test_a_subclassed_model_of_dictionaries(jit, tmp_path):
-    model = compiled(Subclassed(), jit)
+def of_dictionaries():
     x, y = data(96)
-    inputs = {"left": x[:, :3], "right": x[:, 3:]}
-    watched(model, tmp_path, inputs, y, batch_size=32)
-    assert_complete(model, tmp_path, last=3)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"probe_every": 0}, {"max_overhead": 0.0}]
-)
-def test_none_are_measured_and_the_argument_is_named(arguments, tmp_path):
-    (name,) = arguments
-    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0, **arguments)
-    sequential().fit(*data(64), verbose=0, callbacks=[monitor])
-    overview = monitor.report.to_dict()["mixprec"]
-    assert overview["heat"] is None
-    assert f"`{name}=0`" in overview["withheld"]
-    assert f"`{name}=0`" in str(monitor.report)
-    [event] = told(tmp_path, "ranges_withheld")
-    assert event["message"] == overview["withheld"]
+    return {"left": x[:, :3], "right": x[:, 3:]}, y
 
 
 @each_jit
-@pytest.mark.parametrize("sequences", [False, True])
+@pytest.mark.parametrize(
+    ("make", "rows", "steps"),
+    [
+        (sequential, 32, 1),
+        pytest.param(sequential, 64, 2, marks=one_backend),
+        # 20 full batches and one of 5.
+        (sequential, 645, 21),
+        pytest.param(
+            lambda jit: sequential(jit, gradient_accumulation_steps=4),
+            *(320, 10),
+            marks=one_backend,
+        ),
+        (lambda jit: compiled(Subclassed(), jit), None, 3),
+    ],
+    ids=["one step", "two", "21", "accumulated", "of dictionaries"],
+)
+def test_a_run_of_one_epoch(make, rows, steps, jit, tmp_path):
+    model = make(jit)
+    measured(tmp_path, data(rows) if rows else of_dictionaries(), model)
+    assert_complete(model, tmp_path, last=steps)
+    assert len(told(tmp_path, "ranges_measured")) == 1
+
+
+@each_jit
+def test_135_steps_have_ranges_in_between_and_histograms(jit, tmp_path):
+    model = sequential(jit)
+    measured(tmp_path, data(1437), model, epochs=3)
+    assert_complete(model, tmp_path, last=135)
+    steps, _, _ = ranges(tmp_path)["activation"]
+    assert len(steps) >= 3
+    for part in "activation", "gradient":
+        for name in LAYERS:
+            drawn = logged(tmp_path).histogram(name, part)["steps"]
+            assert (drawn[0], drawn[-1]) == (1, 135)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_an_epoch_of_unknown_length(tmp_path):
+    model = sequential()
+    batches = (data(rows) for rows in (32,) * 6 + (5,))
+    callbacks = [kmp.MixPrecMonitor(tmp_path, verbose=0)]
+    model.fit(batches, shuffle=False, verbose=0, callbacks=callbacks)
+    assert_complete(model, tmp_path, last=7)
+
+
+@one_backend
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_run_that_ends_in_mid_epoch(error, tmp_path):
+    class Ends(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training |= batch == 5 and error is None
+            if error and batch == 12:
+                raise error
+
+    model = sequential()
+    if error is None:
+        measured(tmp_path, data(640), model, Ends())
+        assert_complete(model, tmp_path, last=6)
+        return
+    with pytest.raises(error):
+        measured(tmp_path, data(640), model, Ends())
+    for steps, _, bits in ranges(tmp_path).values():  # None of them is old.
+        assert steps[0] == 1
+        assert steps[-1] >= 2
+        assert np.isfinite(bits).all()
+
+
+@one_backend
+def test_a_loop_of_fits(tmp_path):
+    model = sequential()
+    for epoch in range(3):
+        measured(tmp_path / str(epoch), data(96), model)
+        assert_complete(model, tmp_path / str(epoch), last=3)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+@pytest.mark.parametrize("arguments", [{}, {"max_overhead": 1e-9}])
+def test_the_first_and_the_last_are_read_on_any_machine(
+    seconds, arguments, tmp_path, clock
+):
+    """Be it that time stands still, or that each look at it takes an hour."""
+
+    def read():
+        clock.wait(seconds)
+        return clock.now
+
+    model = sequential()
+    with _clock.set_to(read):
+        measured(tmp_path, data(200), model, epochs=2, **arguments)
+    assert_complete(model, tmp_path, last=14)
+    assert not told(tmp_path, "ranges_withheld")
+
+
+@one_backend
+def test_readings_in_between_take_a_share_of_the_time(
+    tmp_path, monkeypatch, clock
+):
+    read = range_schedule.read_ranges
+
+    def reading(*arguments):
+        clock.wait(1.0)
+        return read(*arguments)
+
+    def step(batch, logs=None):
+        clock.wait(1.0)
+
+    monkeypatch.setattr(range_schedule, "read_ranges", reading)
+    steps = keras.callbacks.LambdaCallback(on_train_batch_begin=step)
+    options = {"batch_size": 2, "epochs": 2}
+    run = measured(tmp_path, data(128), None, steps, **options)
+    (measured_at,) = run.told("ranges_measured")
+    assert measured_at["steps"] == [1, 8, 32, 64, 128]
+    assert measured_at["seconds"] == 5.0
+
+
+def test_activations_and_gradients_are_those_of_numpy(tmp_path):
+    model, (x, y) = sequential(), data(16)
+    before = numbers(model.trainable_variables)
+    measured(tmp_path, (x, y), model)
+    after = numbers(model.trainable_variables)
+    assert any((a != b).any() for a, b in zip(after, before, strict=True))
+    kernel, bias = (v.astype("f8") for v in after[:2])
+    hidden = np.maximum(x @ kernel + bias, 0)
+    gamma, beta, kernel, bias = (v.astype("f8") for v in after[2:])
+    mean, variance = hidden.mean(axis=0), hidden.var(axis=0)
+    normal = (hidden - mean) / np.sqrt(variance + 1e-3) * gamma + beta
+    outputs = normal @ kernel + bias
+    cotangents = 2.0**8 * 2 * (outputs - y) / outputs.size
+    found = ranges(tmp_path)
+    for part, values in ("activation", outputs), ("gradient", cotangents):
+        expected = np.log2(65504 / np.abs(values).max())
+        assert found[part][2][-1, -1] == pytest.approx(expected, abs=0.01)
+
+
+@one_backend
+@pytest.mark.parametrize("name", ["probe_every", "max_overhead"])
+def test_none_are_measured_and_the_argument_is_named(name, tmp_path):
+    run = measured(tmp_path, data(64), **{name: 0})
+    found = run.overview()
+    assert found["heat"] is None
+    for said in found["withheld"], run.watcher.report:
+        assert f"`{name}=0`" in str(said).replace("`0.0`", "`0`")
+    [event] = run.told("ranges_withheld")
+    assert event["message"] == found["withheld"]
+
+
+@each_jit
+@pytest.mark.parametrize(
+    "sequences", [False, pytest.param(True, marks=one_backend)]
+)
 def test_a_cell_has_the_numbers_of_its_layer(sequences, jit, tmp_path):
     gru = layers.GRU(6, return_sequences=sequences, name="gru")
-    parts = [keras.Input((5, 8)), gru, layers.Flatten(), layers.Dense(3)]
-    model = compiled(keras.Sequential(parts), jit)
+    own = [keras.Input((5, 8)), gru, layers.Flatten(), layers.Dense(3)]
     x = RANDOM.normal(size=(32, 5, 8)).astype("float32")
-    watched(model, tmp_path, x, data(32)[1], batch_size=32)
+    model = compiled(keras.Sequential(own), jit)
+    measured(tmp_path, (x, data(32)[1]), model)
     for part in "activation", "gradient":
         _, paths, bits = ranges(tmp_path)[part]
         own, cell = (bits[paths.index(p)] for p in ("gru", "gru/gru_cell"))
@@ -273,35 +282,270 @@ def test_a_cell_has_the_numbers_of_its_layer(sequences, jit, tmp_path):
         np.testing.assert_array_equal(own, cell)
 
 
-def test_no_step(tmp_path):
-    monitor = watched(sequential(), tmp_path, *data(32), epochs=0)
-    assert "no step was taken" in monitor.summary.ranges
+@one_backend
+def test_without_a_step_there_are_none(tmp_path):
+    assert "no step" in measured(tmp_path, data(32), epochs=0).summary.ranges
 
 
+@one_backend
 @pytest.mark.usefixtures("training_goes_on")
-def test_what_cannot_be_measured_is_logged_and_training_goes_on(
-    tmp_path, monkeypatch
-):
+def test_what_cannot_be_measured_is_logged(tmp_path, monkeypatch):
     def broken(*args):
-        raise RuntimeError("not of this model")
+        raise RuntimeError("not of this")
 
-    monkeypatch.setattr(range_reader, "read_ranges", broken)
-    with pytest.warns(UserWarning, match="cannot measure.*not of this model"):
-        monitor = watched(sequential(), tmp_path, *data(96), batch_size=32)
-    assert "not of this model" in monitor.summary.ranges
+    monkeypatch.setattr(range_schedule, "read_ranges", broken)
+    with pytest.warns(UserWarning, match="cannot measure.*not of this"):
+        run = measured(tmp_path, data(96))
+    assert "not of this" in run.summary.ranges
     assert ranges(tmp_path)["weight"][0] == [1, 2, 3]
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="Tensors of torch have graphs.")
+@only_torch
 def test_data_that_require_gradients_are_measured(tmp_path):
     import torch
 
     x = torch.rand(8, 4, requires_grad=True)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    kmp.apply_policy(model, "mixed_float16")
-    model.compile("adam", "mse", jit_compile=False)
-    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
-    model.fit(x, torch.ones(8, 1), batch_size=4, verbose=0, callbacks=[monitor])
-    (run,) = monitor.report.to_dict().values()
-    (layer,) = run["layers"]
+    run = measured(tmp_path, (x, torch.ones(8, 1)), dense(), batch_size=4)
+    (layer,) = run.overview()["layers"]
     assert layer["least_headroom"] is not None
+
+
+# A repaired run looks repaired: what float32 holds is no finding.
+
+# `big` computes 300,000, which float16 does not hold.
+OUTLIERS = {"update_freq": 1, "probe_every": 1}
+
+
+def test_a_repaired_layer_is_no_finding(tmp_path):
+    values = [1.0] * 3 + [1000.0] * 20
+    run = watched(tmp_path, values, chain(), tuner(), **OUTLIERS)
+    path, bits = run.summary.headroom["activation"]
+    assert (path, bits) == ("first", np.log2(65504 / 1000))
+    found = run.overview()
+    by_path = {layer["path"]: layer for layer in found["layers"]}
+    at = max(layer["demoted_at"] or 0 for layer in by_path.values())
+    curve = run.scalars("mixprec_ranges/activation_headroom_bits")
+    later = [value for step, value in curve.items() if step > at + 1]
+    assert min(later) > 6
+    assert all(event["layer"] == "first" for event in run.told("trend"))
+    big, first = by_path["big"], by_path["first"]
+    assert (big["beyond"], first["beyond"]) == ("float16", None)
+    assert (big["repaired"], first["repaired"]) == (True, False)
+    assert big["repaired_verdicts"] == big["verdicts"]
+    assert found["formats"]["float16"] == found["format"]
+    assert found["formats"]["float32"] == {
+        "name": "float32",
+        "maximum_bits": pytest.approx(128),
+        "maximum_exponent": 128,
+        "normal_exponent": -126,
+        "subnormal_exponent": -149,
+    }
+
+
+def test_what_is_not_repaired_stays_a_finding(tmp_path):
+    run = watched(tmp_path, [1000.0] * 9, chain(), **OUTLIERS)
+    assert run.summary.headroom["activation"] == ("big", -np.inf)
+    by_path = {layer["path"]: layer for layer in run.overview()["layers"]}
+    assert by_path["big"]["verdicts"] == ["forward_overflow"]
+    assert not by_path["big"]["repaired"]
+
+
+# Probed steps of a `fit`.
+
+
+@pytest.fixture
+def no_diagnoses(monkeypatch):
+    monkeypatch.setattr(audits, "_COST", 1e9)
+
+
+of_probes = pytest.mark.usefixtures("no_diagnoses")
+
+
+def probed(folder, *middle, scale=None, model=None, jit=None, **arguments):
+    """A run of epochs of 20 steps, two of them by default."""
+    usual = {"update_freq": 1, "probe_every": 4, "epochs": 2, "batch_size": 8}
+    if model is None:
+        wide = {"inputs": 8, "outputs": 3, "optimizer": "adam"}
+        model = dense(*middle, scale=scale, jit=jit, **wide)
+    return watched(folder, data(160), model, **usual | arguments)
+
+
+def tables(run, tag="mixprec/heat/00000"):
+    return read_tag(str(run.folder / "mixprec"), tag)
+
+
+@of_probes
+@pytest.mark.parametrize("update_freq", [1, 1000])
+def test_steps_are_probed_every_so_often(tmp_path, update_freq):
+    # At this scale no step is skipped, after which one would be probed.
+    first = layers.Dense(8, name="first")
+    run = probed(tmp_path, first, scale=2.0**8, update_freq=update_freq)
+    found = tables(run)
+    steps = [*found]
+    assert len(steps) >= 5
+    # The last is measured after training.
+    assert {*np.diff([s for s in steps if 4 < s < 40])} <= {4, 5}
+    assert {table.shape for table in found.values()} == {(2, len(PROBED))}
+    bits = run.scalars("mixprec_ranges/activation_headroom_bits")
+    assert [*bits] == steps
+    nonfinite = run.scalars("mixprec_ranges/nonfinite_layers")
+    assert {*nonfinite.values()} == {0}
+    contents = [
+        json.loads(value.metadata.plugin_data.content)
+        for event in read_events(str(tmp_path / "mixprec"))
+        for value in event.summary.value
+        if value.tag == "mixprec/heat/00000"
+        and value.metadata.plugin_data.content
+    ]
+    assert contents[0]["layers"] == ["first", "head"]
+    assert contents[0]["metrics"] == PROBED
+    # Histograms are of the ends of epochs, and of first steps.
+    assert {t for t in tags(tmp_path) if "exponent" in t} == {
+        f"mixprec_{part}_exponent/{path}"
+        for part in ("activation", "gradient")
+        for path in ("first", "head")
+    }
+    bins = tables(run, "mixprec_activation_exponent/first")
+    assert {20, 40} <= {*bins} <= {1, 2, 4, 20, 40}
+    assert all(b[:, 2].sum() <= 64 for b in bins.values())
+
+
+@of_probes
+@one_backend
+def test_histograms_are_not_counted_in_probed_steps(tmp_path):
+    first = layers.Dense(8, name="first")
+    run = probed(tmp_path, first, epochs=5, probe_every=1)
+    # Of 100 steps, nearly all of them probed: after the first, after epochs
+    # that end with twice as many steps as before, and after the last.
+    assert len(tables(run)) > 80
+    bins = tables(run, "mixprec_activation_exponent/first")
+    assert {*bins} - {2, 4} == {1, 20, 40, 80, 100}
+
+
+@of_probes
+def test_lost_updates_are_met_where_gradients_accumulate(tmp_path):
+    run = probed(tmp_path, model=sequential(gradient_accumulation_steps=4))
+    column = [*PROBED].index("lost_updates")
+    found = [table[0, column] for table in tables(run).values()]
+    assert 0 < np.isfinite(found).sum() < len(found)
+
+
+@of_probes
+@one_backend
+def test_a_skipped_step_is_followed_by_a_probe(tmp_path):
+    run = probed(tmp_path, layers.Dense(8), scale=2.0**30, probe_every=15)
+    first = 2 + 15  # The first step is never one.
+    assert [step for step in tables(run) if step < first]
+    assert run.told("skipped_step")
+
+
+@of_probes
+@one_backend
+def test_the_probed_step_is_compiled_after_so_many_steps(tmp_path, clock):
+    clock.wait(1e9)
+    few = probed(tmp_path / "few", max_overhead=0.001)
+    assert few.told("probe_compiled") == []
+    many = probed(tmp_path / "many", probe_every=5, max_overhead=0.5)
+    (event,) = many.told("probe_compiled")
+    assert event["step"] == 21
+
+
+@of_probes
+def test_a_second_fit_need_not_compile_it_again(tmp_path, monkeypatch):
+    made, original = [], probed_step.Probe
+
+    def probe(model):
+        made.append(model)
+        return original(model)
+
+    monkeypatch.setattr(probe_schedule, "Probe", probe)
+    model = dense(inputs=8, outputs=3)
+    for folder in "ab":
+        assert tables(probed(tmp_path / folder, model=model))
+    assert len(made) == 1
+    kmp.apply_policy(model, "mixed_bfloat16")
+    probed(tmp_path / "c", model=model)
+    assert len(made) == 2
+
+
+@of_probes
+def test_a_probed_model_can_be_let_go(tmp_path):
+    model = dense(inputs=8, outputs=3)
+    assert tables(probed(tmp_path, model=model))
+    path = tmp_path / "model.keras"
+    model.save(path)
+    assert keras.saving.load_model(path).count_params() == model.count_params()
+    alive = weakref.ref(model)
+    del model
+    keras.backend.clear_session()
+    gc.collect()
+    assert alive() is None
+
+
+class Grows(layers.Layer):
+    """A quarter larger in every step."""
+
+    def build(self, shape):
+        # On torch, assigning an autocast variable changes a copy of it.
+        self.factor = self.add_weight(
+            (), "ones", trainable=False, autocast=False
+        )
+
+    def call(self, x, training=None):
+        if training:
+            self.factor.assign(self.factor * 1.25)
+        return ops.clip(x, -1, 1) * ops.cast(self.factor, x.dtype)
+
+
+@of_probes
+def test_a_fall_is_reported_once(tmp_path, capsys):
+    grows = Grows(name="grows")
+    run = probed(tmp_path, grows, probe_every=2, verbose=1)
+    events = {e["layer"]: e for e in run.told("trend")}
+    assert len(events) == len(run.told("trend"))
+    event = events["grows"]
+    # 1.25 to the power of 50 is 2**16.
+    assert event["step"] + event["overflows_in_steps"] == pytest.approx(50, 0.1)
+    assert capsys.readouterr().out.count("of 'grows' have") == 1
+
+
+@of_probes
+@one_backend
+@pytest.mark.usefixtures("training_goes_on")
+def test_training_goes_on_where_no_step_can_be_probed(tmp_path, monkeypatch):
+    def broken(model):
+        raise RuntimeError("no probe")
+
+    monkeypatch.setattr(probe_schedule, "Probe", broken)
+    with pytest.warns(UserWarning, match="cannot probe.*no probe"):
+        run = probed(tmp_path)
+    [event] = run.told("probe_failed")
+    assert "no probe" in event["reason"]
+    assert run.model.optimizer.attempted_steps == 40
+
+
+@of_probes
+@one_backend
+@pytest.mark.usefixtures("training_goes_on")
+def test_a_layer_that_cannot_be_measured_is_named_once(tmp_path, monkeypatch):
+    def picky(tensor, limits):
+        if tensor.shape[-1] == 5:
+            raise TypeError("no fives")
+        return original(tensor, limits)
+
+    original = collector.measure
+    monkeypatch.setattr(collector, "measure", picky)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = probed(tmp_path, layers.Dense(5, name="five"))
+    said = [w for w in caught if "cannot measure 'five'" in str(w.message)]
+    assert len(said) == len(run.told("probe_failed")) == 1
+    assert tables(run)
+
+
+@of_probes
+@only_tensorflow
+def test_several_steps_per_call(tmp_path):
+    model = dense(inputs=8, outputs=3, jit=False, steps_per_execution=3)
+    assert tables(probed(tmp_path, model=model))
+    assert model.optimizer.attempted_steps == 40
