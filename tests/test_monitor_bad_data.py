@@ -1,23 +1,28 @@
-"""Inputs that are not finite: which, where, and that the scale is kept."""
+"""Inputs that are not finite, and evaluations that something is wrong with."""
 
 import keras
 import numpy as np
 import pytest
+from keras import layers, ops
 from monitor_models import (
     BACKEND,
-    JITS,
+    DEFAULTS,
     EveryStep,
     assert_logged,
+    compiling,
+    dense,
     each_jit,
     monitor,
+    one_backend,
     one_weight,
+    prose,
     told,
+    watched,
 )
 from tuner_models import tuner
 
 import keras_mixprec as kmp
-
-JIT = next(iter(JITS))
+from keras_mixprec.diagnosis.advice import bad_data_advice
 
 
 def data(*bad, rows=40):
@@ -27,135 +32,125 @@ def data(*bad, rows=40):
     return x, np.zeros((rows, 1), "float32")
 
 
-def run(tmp_path, x, y, *callbacks, jit=JIT, **arguments):
-    watcher = monitor(tmp_path, update_freq=1)
-    model = one_weight(jit=jit)
-    arguments = {"batch_size": 4, "epochs": 2, "verbose": 0} | arguments
-    model.fit(x, y, callbacks=[watcher, *callbacks], **arguments)
-    return model, watcher
+def run(folder, data, *others, model=None, **arguments):
+    arguments = {"update_freq": 1, "epochs": 2} | arguments
+    return watched(folder, data, model, *others, **arguments)
 
 
 @each_jit
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    "shuffle", [True, pytest.param(False, marks=one_backend)]
+)
 def test_samples_are_named_in_the_users_order(shuffle, jit, tmp_path):
     x, y = data(5, 30)
     y[17] = np.inf
-    _, watcher = run(tmp_path, x, y, shuffle=shuffle, jit=jit)
-    (verdict,) = watcher.verdicts
+    done = run(tmp_path, (x, y), model=one_weight(jit=jit), shuffle=shuffle)
+    (verdict,) = done.verdicts
     assert verdict.kind == "bad_data"
     assert verdict.numbers["samples_of_x"] == [5, 30]
     assert verdict.numbers["samples_of_y"] == [17]
-    assert "samples 5, 30 of x and" in watcher.summary.headline["text"]
+    assert "5, 30 of x" in done.summary.headline["text"]
 
 
-def test_batches_of_a_stream_are_named(tmp_path):
-    def batches():
-        for step in range(10):
-            x, y = data(*([2] if step in (3, 7) else []), rows=4)
-            yield x, y
-
-    _, watcher = run(
-        tmp_path,
-        batches(),
-        None,
-        batch_size=None,
-        epochs=1,
-        shuffle=False,
-        steps_per_epoch=10,
-    )
+def test_rows_of_a_stream_are_named(tmp_path):
+    watcher, steps = monitor(tmp_path, update_freq=1), range(10)
+    batches = (data(*[2] * (step in (3, 7)), rows=4) for step in steps)
+    options = {"steps_per_epoch": 10, "shuffle": False, "verbose": 0}
+    one_weight().fit(batches, callbacks=[watcher], **options)
     (verdict,) = watcher.verdicts
-    assert {k: verdict.numbers[k] for k in ("epoch", "batch")} == {
-        "epoch": 0,
-        "batch": 3,
-    }
-    assert verdict.numbers["rows_of_x"] == [2]
+    found = [verdict.numbers[k] for k in ("epoch", "batch", "rows_of_x")]
+    assert found == [0, 3, [2]]
     skipped = told(tmp_path, "skipped_step")
     assert [event["bad_input"] for event in skipped] == [{"x": 2}] * 2
-    said = " ".join(str(watcher.summary).split())
-    assert "on-finite inputs in 2 batches" in said
-    assert "epoch 0 batches 3, 7." in said
-    assert "row 2 of x at step 4" in said
-    assert "Step 4: bad_data" in str(watcher.report)
-
-
-def test_all_batches_are_named(tmp_path):
-    bad = {1, 3, 4, 5, *range(7, 80, 2)}
-    x, y = data(*bad, rows=80)
-    arguments = {"batch_size": 1, "shuffle": False, "steps_per_epoch": 20}
-    _, watcher = run(tmp_path, x, y, tuner(), **arguments | {"epochs": 4})
-    named = "epoch 0 batches 1, 3-5, 7, 9, 11, 13, 15, 17 and 31 more"
-    (verdict,) = watcher.verdicts
-    assert verdict.numbers["batches"] == named
-    assert f"in {len(bad)} batches, the" in " ".join(
-        str(watcher.summary).split()
-    )
     (event,) = told(tmp_path, "bad_batches")
-    assert event["count"] == len(bad)
-    assert event["message"] in " ".join(str(watcher.report).split())
-    assert named in watcher.summary.bad_data == event["message"]
+    places = [[b[k] for k in ("epoch", "batch")] for b in event["batches"]]
+    assert places == [[0, 3], [0, 7]]
+    assert event["message"] in prose(watcher.report)
 
 
-def test_later_epochs_are_counted(tmp_path):
-    x, y = data(9)
-    _, watcher = run(tmp_path, x, y, shuffle=False)
-    places = [
-        (b["epoch"], b["batch"]) for b in watcher._session.bad_data.batches
-    ]
-    assert places == [(0, 2), (1, 2)]
-
-
-def test_each_batch_has_its_own_rows(tmp_path):
+def test_each_batch_of_each_epoch_has_its_own_rows(tmp_path):
     x, y = data(5, 6, 30)
     y[28] = np.inf
-    _, watcher = run(tmp_path, x, y, shuffle=False, epochs=1)
-    (event,) = told(tmp_path, "bad_batches")
+    done = run(tmp_path, (x, y))
+    (event,) = done.told("bad_batches")
     assert event["batches"] == [
         {"epoch": 0, "batch": 1, "step": 2, "rows": {"x": 1}},
         {"epoch": 0, "batch": 7, "step": 8, "rows": {"x": 2, "y": 0}},
+        {"epoch": 1, "batch": 1, "step": 12, "rows": {"x": 1}},
+        {"epoch": 1, "batch": 7, "step": 18, "rows": {"x": 2, "y": 0}},
     ]
-    each = "row 1 of x at step 2; row 2 of x, row 0 of y at step 8."
-    for said in watcher.summary, kmp.load_report(tmp_path):
-        assert each in " ".join(str(said).split())
     # These are of all arrays, not of the first batch alone.
-    assert (
-        "Bad data: samples 5, 6, 30 of x and sample 28 of y are not finite "
-        "(in 2 batches, the first at step 2); "
-    ) in watcher.summary.headline["text"]
+    headline = done.summary.headline["text"]
+    assert "5, 6, 30 of x" in headline
+    assert " 28 of y" in headline
 
 
+@one_backend
+def test_a_great_many_batches_are_named_in_ranges(tmp_path):
+    bad = {1, 3, 4, 5, *range(7, 80, 2)}
+    options = {"batch_size": 1, "steps_per_epoch": 20, "epochs": 4}
+    done = run(tmp_path, data(*bad, rows=80), tuner(), **options)
+    named = "epoch 0 batches 1, 3-5, 7, 9, 11, 13, 15, 17 and"
+    (verdict,) = done.verdicts
+    (event,) = done.told("bad_batches")
+    assert event["count"] == len(bad)
+    for text in verdict.numbers["batches"], event["message"]:
+        assert named in text
+    assert done.summary.bad_data == event["message"]
+    for said in done.summary, done.watcher.report:
+        assert event["message"] in prose(said)
+
+
+@one_backend
 def test_weights_of_samples_are_checked(tmp_path):
     weights = np.ones(40, "float32")
     weights[11] = np.nan
-    _, watcher = run(tmp_path, *data(), sample_weight=weights)
-    assert watcher.verdicts[0].numbers["samples_of_sample_weight"] == [11]
+    done = run(tmp_path, data(), sample_weight=weights)
+    assert done.verdicts[0].numbers["samples_of_sample_weight"] == [11]
 
 
-@each_jit
-def test_the_tuner_keeps_the_scale(jit, tmp_path):
-    x, y = data(5, 17, 30)
-    model, _ = run(tmp_path, x, y, tuner(), jit=jit, shuffle=False)
-    assert model.optimizer.skipped_steps == 6
-    assert float(model.optimizer.loss_scale) == 2.0**15
+@pytest.mark.parametrize(
+    ("bad", "tuned", "scale"),
+    [
+        ((5, 17, 30), True, 2.0**15),
+        # Far down, and back.
+        pytest.param(range(8, 20), True, 2.0**15, marks=one_backend),
+        # The monitor alone changes nothing.
+        pytest.param((5, 17, 30), False, 2.0**9, marks=one_backend),
+    ],
+)
+def test_a_tuner_keeps_the_scale(bad, tuned, scale, tmp_path):
+    done = run(tmp_path, data(*bad), *[tuner()] * tuned)
+    assert float(done.model.optimizer.loss_scale) == scale
+    assert done.told("bad_batches")
+    assert not tuned or "fell" not in done.summary.headline["text"]
 
 
+@one_backend
+def test_what_overflows_by_itself_lowers_the_scale(tmp_path):
+    x, y = data()
+    x[8] = 1e30
+    done = run(tmp_path, (x, y), tuner(dry_run=False))
+    assert float(done.model.optimizer.loss_scale) < 2.0**15
+    assert done.told("bad_batches") == []
+
+
+@one_backend
 @pytest.mark.parametrize("rows", [[9, 37], [2, 33, 66], [66]])
 def test_a_tuner_changes_nothing_that_is_said(tmp_path, rows):
     """Rows 2 and 66 are in batches that it audits."""
-    x, y = data(*rows, rows=80)
-    found = {}
-    for name, callbacks in {"alone": [], "tuned": [tuner()]}.items():
-        watcher = kmp.MixPrecMonitor(tmp_path / name, verbose=0)
-        model = one_weight(jit=JIT)
-        callbacks = [watcher, *callbacks]
-        model.fit(x, y, 4, shuffle=False, verbose=0, callbacks=callbacks)
-        assert model.optimizer.skipped_steps == len(rows)
-        assert np.isfinite(model.get_weights()[0]).all()
-        [verdict] = watcher.verdicts
-        found[name] = verdict, watcher.summary.bad_data
+    found = []
+    for callbacks in [], [tuner()]:
+        folder = tmp_path / str(len(callbacks))
+        options = {"update_freq": 50, "epochs": 1} | DEFAULTS
+        done = run(folder, data(*rows, rows=80), *callbacks, **options)
+        assert done.model.optimizer.skipped_steps == len(rows)
+        assert np.isfinite(done.model.get_weights()[0]).all()
+        [verdict] = done.verdicts
         assert verdict.numbers["samples_of_x"] == rows
-        text = watcher.summary.headline["text"]
-        found[name] += (text.partition(";")[0],)
-    assert found["alone"] == found["tuned"]
+        text = done.summary.headline["text"].partition(";")[0]
+        found.append((verdict, done.summary.bad_data, text))
+    assert found[0] == found[1]
 
 
 class Trained(EveryStep):
@@ -174,82 +169,56 @@ class Trained(EveryStep):
         super().on_train_batch_end(-1)
 
 
+@one_backend
 @pytest.mark.parametrize("update_freq", [1, 4, 100])
 def test_the_scale_that_is_put_back_is_logged(update_freq, tmp_path):
-    seen = Trained()
-    watcher = monitor(tmp_path, update_freq=update_freq)
-    model = one_weight(jit=JIT)
-    callbacks = [watcher, tuner(), seen]
-    model.fit(
-        *data(1, 39),
-        batch_size=4,
-        shuffle=False,
-        verbose=0,
-        callbacks=callbacks,
-    )
+    seen, options = Trained(), {"update_freq": update_freq, "epochs": 1}
+    run(tmp_path, data(1, 39), tuner(), seen, **options)
     assert len(seen.scales) == 11
     assert seen.scales[-1] == 2.0**15
     assert_logged(tmp_path, seen.scales)
 
 
-def test_the_monitor_alone_changes_nothing(tmp_path):
-    model, _ = run(tmp_path, *data(5, 17, 30), shuffle=False)
-    assert float(model.optimizer.loss_scale) == 2.0**9
-
-
-def test_what_overflows_by_itself_lowers_the_scale(tmp_path):
-    x, y = data()
-    x[8] = 1e30
-    model, watcher = run(tmp_path, x, y, tuner(dry_run=False), shuffle=False)
-    assert float(model.optimizer.loss_scale) < 2.0**15
-    assert watcher._session.bad_data.count == 0
-
-
+@one_backend
 @pytest.mark.parametrize("part", ["x", "y", "sample_weight"])
 def test_the_snippet_finds_them(part):
-    from keras_mixprec.diagnosis.advice import bad_data_advice
-
-    array, _ = data(5, 30)
     code = bad_data_advice(part).partition("`: ")[2].removesuffix(".")
-    assert eval(code, {"np": np, part: array}).tolist() == [5, 30]
+    found = eval(code, {"np": np, part: data(5, 30)[0]})
+    assert found.tolist() == [5, 30]
 
 
+@one_backend
 def test_structures_of_arrays(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = {name: keras.Input((1,), name=name) for name in "ab"}
-    y = keras.layers.Dense(1)(keras.layers.Add()(list(inputs.values())))
-    model = keras.Model(inputs, y)
-    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=JIT)
-    watcher = monitor(tmp_path, update_freq=1)
+    outputs = layers.Dense(1)(layers.Add()(list(inputs.values())))
+    model = keras.Model(inputs, outputs)
+    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", **compiling(None))
     x, y = data(21)
-    model.fit({"a": y, "b": x}, y, batch_size=4, verbose=0, callbacks=[watcher])
-    assert watcher.verdicts[0].numbers["samples_of_x"] == [21]
+    done = run(tmp_path, ({"a": y, "b": x}, y), model=model)
+    assert done.verdicts[0].numbers["samples_of_x"] == [21]
 
 
+@one_backend
 @pytest.mark.parametrize("row", [0, 39])
 def test_a_bad_batch_at_the_end_takes_no_headroom(tmp_path, row):
-    x, y = data(row)
-    watcher = kmp.MixPrecMonitor(
-        tmp_path, update_freq=1, probe_every=1, max_overhead=1, verbose=0
-    )
-    model = one_weight(jit=JIT)
-    model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[watcher])
-    headroom = watcher.summary.headroom
+    done = run(tmp_path, data(row), epochs=1, probe_every=1)
+    headroom = done.summary.headroom
     assert ("activation" in headroom) == (row == 0)
     assert -np.inf not in [bits for _, bits in headroom.values()]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_bad_rows_of_tensors_that_numpy_does_not_take(dtype, tmp_path):
+def test_tensors_that_numpy_does_not_take(dtype, tmp_path):
     torch = pytest.importorskip("torch")
     x, y = data(5, 17)
-    x = torch.from_numpy(x).to(getattr(torch, dtype)).requires_grad_()
-    if BACKEND != "torch":
-        x = x.detach()
-    _, watcher = run(tmp_path, x, y, epochs=1)
-    assert watcher.verdicts[0].numbers["samples_of_x"] == [5, 17]
+    x = torch.from_numpy(x).to(getattr(torch, dtype))
+    x.requires_grad_(BACKEND == "torch")
+    done = run(tmp_path, (x, y), epochs=1)
+    assert done.verdicts[0].numbers["samples_of_x"] == [5, 17]
 
 
+@one_backend
 def test_arrays_that_are_mapped_from_a_file_are_read_bit_by_bit(tmp_path):
     sizes = []
 
@@ -264,10 +233,157 @@ def test_arrays_that_are_mapped_from_a_file_are_read_bit_by_bit(tmp_path):
     rows[5] = np.nan
     rows.tofile(tmp_path / "x")
     mapped = Mapped(tmp_path / "x", "float32", "r", shape=rows.shape)
-    model = keras.Sequential([keras.Input((2**20,)), keras.layers.Dense(1)])
-    kmp.apply_policy(model, "mixed_float16")
-    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=JIT)
-    watcher = monitor(tmp_path, update_freq=1)
-    model.fit(mapped, np.zeros(12), 4, verbose=0, callbacks=[watcher])
-    assert watcher.verdicts[0].numbers["samples_of_x"] == [5]
+    model = dense(inputs=2**20, rules=[])
+    done = run(tmp_path, (mapped, np.zeros(12)), model=model, epochs=1)
+    assert done.verdicts[0].numbers["samples_of_x"] == [5]
     assert max(sizes) <= 2**24
+
+
+# Evaluations, in `fit` and by `evaluate`.
+
+RNG = np.random.default_rng(0)
+
+
+class Energy(layers.Layer):
+    """Its squares overflow float16 for rows of about 200."""
+
+    def call(self, x):
+        squares = ops.sum(x * x, -1, keepdims=True)
+        both = x / ops.sqrt(squares), ops.log(squares + 1.0)
+        return ops.concatenate(both, axis=-1)
+
+
+def energies(jit=None):
+    keras.utils.set_random_seed(0)
+    rules = [kmp.PrecisionRule("head")]
+    return dense(Energy(name="energy"), inputs=16, rules=rules, jit=jit)
+
+
+def rows(count, bright=()):
+    x = RNG.normal(size=(count, 16)).astype("float32") * 10
+    x[list(bright)] = 200.0
+    return x, np.ones((count, 1), "float32")
+
+
+def validated(folder, validation, model, *others, **arguments):
+    arguments = DEFAULTS | {"batch_size": 8, "epochs": 2} | arguments
+    own = {"validation_data": validation}
+    return watched(folder, rows(32), model, *others, **own, **arguments)
+
+
+@each_jit
+def test_a_layer_that_overflows_in_validation_alone_is_named(tmp_path, jit):
+    done = validated(tmp_path, rows(40, (3, 37)), energies(jit))
+    assert np.isfinite(done.history["loss"]).all()
+    assert not np.isfinite(done.history["val_loss"]).any()
+    (verdict,) = done.verdicts
+    assert (verdict.kind, verdict.layer) == ("forward_overflow", "energy")
+    assert verdict.numbers["rows_of_validation"] == [3, 37]
+    (event,) = done.told("validation_not_finite")
+    assert event["metrics"].keys() == {"loss"}
+    assert "energy" in event["message"]
+
+
+@one_backend
+def test_the_tuner_repairs_it(tmp_path):
+    repairing = tuner(bfloat16=False)
+    done = validated(tmp_path, rows(40, (3, 37)), energies(), repairing)
+    assert np.isfinite(done.history["val_loss"][1])
+    assert repairing.plan["energy"] == "float32"
+
+
+@one_backend
+def test_rows_of_validation_that_are_not_finite_are_bad_data(tmp_path):
+    x, y = rows(24)
+    x[5, 2] = np.nan
+    (verdict,) = validated(tmp_path, (x, y), energies()).verdicts
+    assert verdict.kind == "bad_data"
+    assert verdict.numbers["rows_of_validation"] == [5]
+
+
+@each_jit
+def test_evaluate_is_watched(tmp_path, jit):
+    watcher = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    watching = {"verbose": 0, "callbacks": [watcher]}
+    loss = energies(jit).evaluate(*rows(40, (35,)), **watching)
+    assert not np.isfinite(loss)
+    (verdict,) = watcher.verdicts
+    assert verdict.layer == "energy"
+    assert verdict.numbers["rows_of_evaluation"] == [35]
+    assert told(tmp_path, "verdict")[0]["layer"] == "energy"
+
+
+@each_jit
+def test_a_sound_validation_says_nothing_and_changes_nothing(tmp_path, jit):
+    x, y = np.ones((16, 16), "float32"), np.ones((16, 1), "float32")
+    watcher = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    found = []
+    for callbacks in [watcher], []:
+        model = energies(jit)
+        data = {"validation_data": (2 * x, y), "epochs": 2, "verbose": 0}
+        keras.utils.set_random_seed(0)
+        history = model.fit(x, y, 4, callbacks=callbacks, **data).history
+        found.append([*history.values(), *model.get_weights()])
+    assert not watcher.verdicts
+    for value, plain in zip(*found, strict=True):
+        np.testing.assert_array_equal(value, plain)
+
+
+@keras.saving.register_keras_serializable("tests")
+class SumOfSquares(keras.metrics.Metric):
+    """Adds squares up in the dtype of the predictions."""
+
+    def __init__(self, name="own", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def of(self, predictions):
+        return ops.sum(ops.square(predictions))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign(ops.cast(self.of(y_pred), "float32"))
+
+    def result(self):
+        return self.total / 2.0**20
+
+
+class Counted(SumOfSquares):
+    """Adds numbers one by one: float16 stays at 2,048."""
+
+    def of(self, predictions):
+        total = ops.zeros((), predictions.dtype)
+        for value in ops.unstack(ops.reshape(predictions, (-1,)), 64):
+            total = total + value
+        return total
+
+
+SIXTEENS = np.full((512, 1), 16.0, "float32")
+# 0.9 is less than half of the distance between 2,048 and the next number.
+COUNTS = np.array([[2048.0], *[[0.9]] * 63], "float32")
+
+
+@each_jit
+@pytest.mark.parametrize(
+    ("metric", "x", "found"),
+    [
+        # 512 * 16**2 is 131,072, twice what float16 holds.
+        (SumOfSquares, SIXTEENS, 512 * 16.0**2 / 2**20),
+        (SumOfSquares, SIXTEENS[:8], None),
+        # Finite, but wrong.
+        pytest.param(
+            Counted, COUNTS, (2048 + 0.9 * 63) / 2**20, marks=one_backend
+        ),
+    ],
+)
+def test_a_metric_that_float16_spoils_is_named(metric, x, found, jit, tmp_path):
+    optimizer = keras.optimizers.SGD(0.0)
+    of_model = {"inputs": 1, "rules": [], "optimizer": optimizer, "jit": jit}
+    model = dense(metrics=[metric(), "mae"], **of_model)
+    model.layers[-1].set_weights([np.ones((1, 1)), np.zeros(1)])
+    validation = {"validation_data": (x, 0 * x), "validation_batch_size": 512}
+    own = DEFAULTS | validation | {"batch_size": 64}
+    done = watched(tmp_path, (x[-8:], 0 * x[-8:]), model, **own)
+    named = [(v.kind, v.layer, v.numbers["metric"]) for v in done.verdicts]
+    assert named == [("metric_error", None, "own")] * (found is not None)
+    for verdict in done.verdicts:
+        assert verdict.numbers["in_float32"] == pytest.approx(found, rel=1e-5)

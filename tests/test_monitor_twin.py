@@ -8,17 +8,23 @@ import types
 import keras
 import numpy as np
 import pytest
-from keras import ops
-from monitor_models import BACKEND, monitor
+from keras import layers, ops
+from monitor_models import (
+    BACKEND,
+    compiling,
+    dense,
+    monitor,
+    not_jax,
+    one_backend,
+    only_tensorflow,
+    only_torch,
+)
+from optimizer_models import numbers
 
 import keras_mixprec as kmp
 
 X = np.random.default_rng(0).random((24, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
-# On JAX a step is a function of the state that Keras gives it.
-stateful = pytest.mark.skipif(BACKEND == "jax", reason="steps are functions")
-on_torch = pytest.mark.skipif(BACKEND != "torch", reason="torch")
-on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow")
 GLOBAL = {"steps": 0}
 STEPS = 0
 
@@ -28,11 +34,13 @@ class Own(keras.Model):
 
     def __init__(self, keep):
         super().__init__()
-        self.net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        self.net = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
         self.n, self.seen, self.kept = 0, [], {"steps": 0}
         optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(0.1))
         optimizer.build(self.net.trainable_variables)
         self.get = keep(self, optimizer)
+        kmp.apply_policy(self, "mixed_float16", rules=[])
+        self.compile("sgd", "mse", run_eagerly=True, jit_compile=False)
 
     def build(self, shape):
         pass
@@ -48,9 +56,7 @@ class Own(keras.Model):
         self.seen.append(self.n)
         GLOBAL["steps"] += 1
         factor = 1.0 + self.n + np.random.rand() + random.random()
-        x, y = data
-        loss = update(self, self.get(self), x, y, factor)
-        return {"loss": loss}
+        return {"loss": update(self, self.get(self), *data, factor)}
 
 
 def update(model, optimizer, x, y, factor=1.0):
@@ -102,101 +108,83 @@ def in_closure(model, optimizer):
     return lambda model: optimizer
 
 
-CONTAINERS = [
-    in_dict,
-    in_tuple,
-    in_nested_model,
-    in_attribute_of_attribute,
-    in_closure,
-]
-
-
-def state(model, *more):
-    kept = [*model.variables, *more]
-    draws = [np.random.rand(), random.random(), keras.random.uniform((1,))]
-    if BACKEND == "torch":
-        import torch
-
-        draws.append(torch.rand(1))
-    values = [ops.convert_to_numpy(v) for v in kept]
-    return [*values, *map(np.asarray, draws)]
-
-
 def assert_same(one, other):
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def counted(make, watched, folder):
+def outcome(make, *callbacks):
     """What a model has come to after two fits and a diagnosis between."""
     global STEPS
     STEPS = GLOBAL["steps"] = 0
     keras.utils.set_random_seed(1)
-    model = make()
-    callbacks = [monitor(folder), kmp.PrecisionTuner(verbose=0)] * watched
-    history = []
+    model, history = make(), []
     for _ in range(2):
-        fit = model.fit(
-            X, Y, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks
-        )
-        history += fit.history["loss"]
-        if watched:
+        options = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
+        history += model.fit(X, Y, 4, **options).history["loss"]
+        if callbacks:
             kmp.diagnose(model, X, Y)
-    counters = STEPS, GLOBAL["steps"]
+    counters = [STEPS, GLOBAL["steps"]]
     if hasattr(model, "n"):
-        counters += model.n, model.kept["steps"], *model.seen
+        counters += [model.n, model.kept["steps"], *model.seen]
     held = model.get(model) if hasattr(model, "get") else model.optimizer
-    return [history, counters, *state(model, *held.variables)]
+    draws = [np.random.rand(), random.random()]
+    draws += numbers([keras.random.uniform((1,))])
+    if BACKEND == "torch":
+        import torch
+
+        draws += numbers([torch.rand(1)])
+    kept = numbers([*model.variables, *held.variables])
+    return [history, counters, *draws, *kept]
 
 
-def twins(make, folder):
-    assert_same(counted(make, True, folder), counted(make, False, folder))
+def assert_twins(make, folder):
+    callbacks = monitor(folder), kmp.PrecisionTuner(verbose=0)
+    assert_same(outcome(make, *callbacks), outcome(make))
 
 
-@stateful
-@pytest.mark.parametrize("keep", CONTAINERS)
+# On JAX a step is a function of the state that Keras gives it.
+@not_jax
+@pytest.mark.parametrize(
+    "keep",
+    [
+        in_dict,
+        pytest.param(in_tuple, marks=one_backend),
+        in_nested_model,
+        pytest.param(in_attribute_of_attribute, marks=one_backend),
+        in_closure,
+    ],
+)
 def test_an_optimizer_may_be_anywhere(keep, tmp_path):
-    def make():
-        model = Own(keep)
-        kmp.apply_policy(model, "mixed_float16", rules=[])
-        model.compile("sgd", "mse", run_eagerly=True, jit_compile=False)
-        return model
-
-    twins(make, tmp_path)
+    assert_twins(lambda: Own(keep), tmp_path)
 
 
-def dense(*layers, **arguments):
-    layers = layers or (keras.layers.Dense(8), keras.layers.Dropout(0.3))
-    model = keras.Sequential(
-        [keras.Input((4,)), *layers, keras.layers.Dense(1)]
-    )
-    kmp.apply_policy(model, "mixed_float16", rules=[])
-    optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(0.01))
-    model.compile(optimizer, "mse", jit_compile=BACKEND == "jax", **arguments)
-    return model
+def model_with(*middle, **arguments):
+    middle = middle or (layers.Dense(8), layers.Dropout(0.3))
+    adam = {"optimizer": keras.optimizers.Adam(0.01), "rules": []}
+    return dense(*middle, **adam, **arguments)
 
 
-@on_torch
+@only_torch
 def test_a_step_set_on_the_instance(tmp_path):
     import torch
 
     def step(self, data):
-        x, y = data
         with torch.no_grad():
             for weight in self.trainable_variables:
                 weight.value.mul_(0.999)
-        return {"loss": update(self, self.optimizer, x, y)}
+        return {"loss": update(self, self.optimizer, *data)}
 
     def make():
-        model = dense()
+        model = model_with()
         model.optimizer.build(model.trainable_variables)
         model.train_step = types.MethodType(step, model)
         return model
 
-    twins(make, tmp_path)
+    assert_twins(make, tmp_path)
 
 
-@on_torch
+@only_torch
 @pytest.mark.parametrize("rate", [None, 0.5])
 def test_an_optimizer_of_torch(rate):
     import torch
@@ -214,7 +202,7 @@ def test_an_optimizer_of_torch(rate):
                 mean.mul_(0.9).add_(weight.value.detach(), alpha=0.1)
             return {"loss": loss.detach()}
 
-    model = Torch([keras.Input((4,)), keras.layers.Dense(1)])
+    model = Torch([keras.Input((4,)), layers.Dense(1)])
     own = torch.optim.Adam(model.parameters(), 0.1)
     model.own, model.schedule = own, None
     if rate:
@@ -225,8 +213,7 @@ def test_an_optimizer_of_torch(rate):
     def kept():
         moments = [v for s in own.state.values() for v in s.values()]
         kept = [*model.teacher, *moments, *map(ops.copy, model.weights)]
-        rates = [g["lr"] for g in own.param_groups]
-        return [ops.convert_to_numpy(v).copy() for v in kept] + rates
+        return numbers(kept) + [g["lr"] for g in own.param_groups]
 
     for _ in range(2):  # Before the first step, and after one.
         before = kept()
@@ -235,7 +222,7 @@ def test_an_optimizer_of_torch(rate):
         model.fit(X, Y, verbose=0)
 
 
-@on_tensorflow
+@only_tensorflow
 @pytest.mark.parametrize("traced", [False, True])
 def test_variables_of_tensorflows_own(traced):
     import tensorflow as tf
@@ -253,7 +240,7 @@ def test_variables_of_tensorflows_own(traced):
             follow(self.trainable_variables[0].value)
             return logs
 
-    model = Followed([keras.Input((4,)), keras.layers.Dense(1)])
+    model = Followed([keras.Input((4,)), layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
     model.fit(X, Y, verbose=0)
     before = mean.numpy()
@@ -261,37 +248,38 @@ def test_variables_of_tensorflows_own(traced):
     np.testing.assert_array_equal(mean.numpy(), before)
 
 
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize(
+    ("mask", "weights"),
+    [
+        (True, True),
+        pytest.param(True, False, marks=one_backend),
+        pytest.param(False, True, marks=one_backend),
+    ],
+)
 def test_masks_and_sample_weights(mask, weights, tmp_path):
     tokens = np.arange(96).reshape(8, 12) % 20
     tokens[:, 8:] = 0
+    weights = (tokens != 0).astype("float32") if weights else None
 
-    def run(callbacks):
+    def run(*callbacks):
         keras.utils.set_random_seed(0)
-        embedding = keras.layers.Embedding(20, 4, mask_zero=mask)
-        model = keras.Sequential([embedding, keras.layers.Dense(20)])
+        embedding = layers.Embedding(20, 4, mask_zero=mask)
+        model = keras.Sequential([embedding, layers.Dense(20)])
         kmp.apply_policy(model, "mixed_float16")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(kmp.LossScaleOptimizer("adam"), loss, jit_compile=False)
-        sample_weight = (tokens != 0).astype("float32") if weights else None
-        fit = model.fit(
-            tokens,
-            tokens,
-            sample_weight=sample_weight,
-            batch_size=2,
-            shuffle=False,
-            verbose=0,
-            callbacks=callbacks,
-        )
+        optimizer = kmp.LossScaleOptimizer("adam")
+        model.compile(optimizer, loss, **compiling(None))
+        options = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
+        options["sample_weight"] = weights
+        fit = model.fit(tokens, tokens, 2, **options)
         return [fit.history["loss"], *model.get_weights()]
 
-    watching = [monitor(tmp_path), kmp.PrecisionTuner(verbose=0)]
-    assert_same(run(watching), run([]))
+    watched = run(monitor(tmp_path), kmp.PrecisionTuner(verbose=0))
+    assert_same(watched, run())
 
 
 def test_draws_of_another_thread_are_its_own():
-    model = dense(keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.5))
+    model = model_with(layers.GaussianNoise(0.1), layers.Dropout(0.5))
     kmp.diagnose(model, X, Y)
     ones = ops.ones((64,))
     alone = ops.convert_to_numpy(keras.random.dropout(ones, 0.5, seed=7))
@@ -313,48 +301,49 @@ def test_draws_of_another_thread_are_its_own():
     assert set(found) == {(True, True)}
 
 
-HOOKS = [
-    "on_train_begin",
-    "on_epoch_begin",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_test_begin",
-    "on_test_batch_begin",
-    "on_test_end",
-    "on_epoch_end",
-    "on_train_end",
-]
+HOOKS = {
+    "on_train_begin": [KeyboardInterrupt, ValueError],
+    "on_epoch_begin": [KeyboardInterrupt],
+    "on_train_batch_begin": [ValueError, KeyboardInterrupt],
+    "on_train_batch_end": [ValueError],
+    "on_test_begin": [KeyboardInterrupt],
+    "on_test_batch_begin": [ValueError],
+    "on_test_end": [KeyboardInterrupt],
+    "on_epoch_end": [ValueError],
+    "on_train_end": [ValueError, KeyboardInterrupt],
+}
+EVERYWHERE = "on_train_begin", "on_train_batch_begin", "on_test_batch_begin"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize(
+    ("hook", "error"),
+    [
+        pytest.param(hook, error, marks=[one_backend] * (n < 1 or rare))
+        for hook, errors in HOOKS.items()
+        for rare in [hook not in EVERYWHERE]
+        for n, error in enumerate(errors, start=2 - len(errors))
+    ],
+)
 def test_an_interrupted_fit_leaves_the_model_as_it_was(hook, error, tmp_path):
-    class Stops(keras.callbacks.Callback):
-        pass
-
     def stop(self, *args, **kwargs):
         raise error
 
-    setattr(Stops, hook, stop)
-
-    def interrupted(callbacks):
+    def interrupted(*callbacks):
         keras.utils.set_random_seed(2)
-        model = dense(metrics=["mae"])
+        model = model_with(metrics=["mae"], jit=BACKEND == "jax")
+        stops = type("Stops", (keras.callbacks.Callback,), {hook: stop})()
+        options = {"validation_data": (X, Y), "verbose": 0}
         with contextlib.suppress(error):
-            model.fit(
-                X,
-                Y,
-                batch_size=8,
-                verbose=0,
-                validation_data=(X, Y),
-                callbacks=[*callbacks, Stops()],
-            )
+            model.fit(X, Y, 8, callbacks=[*callbacks, stops], **options)
         return model
 
-    model = interrupted([monitor(tmp_path, probe_every=1)])
-    other = interrupted([])
-    own = {n for n in vars(model) if not n.startswith("_keras_mixprec")}
-    assert own == {n for n in vars(other) if not n.startswith("_keras_mixprec")}
+    model = interrupted(monitor(tmp_path, probe_every=1))
+    other = interrupted()
+    own, plain = (
+        {n for n in vars(each) if not n.startswith("_keras_mixprec")}
+        for each in (model, other)
+    )
+    assert own == plain
     assert "_keras_mixprec_session" not in vars(model)
     assert type(model.train_function) is type(other.train_function)
     for metric, plain in zip(model.metrics, other.metrics, strict=True):
@@ -364,8 +353,9 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(hook, error, tmp_path):
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
+@one_backend
 def test_a_policy_that_cannot_be_set_leaves_none_set():
-    class Stubborn(keras.layers.Dense):
+    class Stubborn(layers.Dense):
         @property
         def dtype_policy(self):
             return self._dtype_policy
@@ -377,9 +367,8 @@ def test_a_policy_that_cannot_be_set_leaves_none_set():
             self._dtype_policy = policy
 
     keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(2), Stubborn(1)]
-    )
+    own = layers.Dense(2), Stubborn(1)
+    model = keras.Sequential([keras.Input((4,)), *own])
     model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=False)
     with contextlib.suppress(RuntimeError):
         kmp.diagnose(model, X, Y)
@@ -387,24 +376,23 @@ def test_a_policy_that_cannot_be_set_leaves_none_set():
     assert policies == {"mixed_float16"}
 
 
-@on_torch
+@only_torch
 @pytest.mark.usefixtures("training_goes_on")
 def test_a_probe_that_fails_trains_no_batch_twice(monkeypatch, tmp_path):
     from keras_mixprec.numerics.collector import Collector
 
-    def run(watching):
+    def run(*callbacks):
         keras.utils.set_random_seed(0)
-        model = dense()
-        model.fit(
-            X, Y, batch_size=2, shuffle=False, verbose=0, callbacks=watching
-        )
-        return [ops.convert_to_numpy(v) for v in model.variables]
+        model = model_with()
+        options = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
+        model.fit(X, Y, 2, **options)
+        return numbers(model.variables)
 
     def fails(self, result):
         raise MemoryError
 
-    expected = run([])
+    expected = run()
     monkeypatch.setattr(Collector, "carry", fails)
     with pytest.warns(UserWarning, match="probe"):
-        found = run([monitor(tmp_path, probe_every=1)])
+        found = run(monitor(tmp_path, probe_every=1))
     assert_same(found, expected)

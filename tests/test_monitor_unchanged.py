@@ -1,4 +1,4 @@
-"""Whatever is done to a model between two fits, watching changes nothing."""
+"""A run that is watched is the same run, whatever is done to its model."""
 
 import copy
 import functools
@@ -6,10 +6,23 @@ import functools
 import keras
 import numpy as np
 import pytest
-from monitor_models import BACKEND, monitor, not_torch
+from monitor_models import (
+    DEFAULTS,
+    JIT,
+    JITS,
+    OPTIMIZERS,
+    OwnStep,
+    arrays,
+    monitor,
+    not_torch,
+    one_backend,
+    only_tensorflow,
+    scalars,
+)
 from optimizer_models import numbers
 
 import keras_mixprec as kmp
+from keras_mixprec.guards.train_function import DeferredCall
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(24, 4)).astype("float32")
@@ -17,6 +30,7 @@ Y = RNG.normal(size=(24, 2)).astype("float32")
 LABELS = RNG.integers(0, 2, size=24)
 
 WATCHING = {
+    "none": lambda folder: [],
     "monitor": lambda folder: [monitor(folder, update_freq=2)],
     "tuner": lambda folder: [kmp.PrecisionTuner(verbose=0)],
     "both": lambda folder: [monitor(folder), kmp.PrecisionTuner(verbose=0)],
@@ -26,19 +40,14 @@ WATCHING = {
 class Run:
     """A model, and all that its fits have reported."""
 
-    def __init__(self, watching, kind=keras.Sequential, jit=BACKEND == "jax"):
+    def __init__(self, watching, kind=keras.Sequential, jit=JIT):
         self.watching, self.jit = watching, jit
         self.reported = []
         keras.utils.set_random_seed(5)
         keras.config.set_dtype_policy("mixed_float16")
-        self.model = kind(
-            [
-                keras.Input((4,)),
-                keras.layers.Dense(3),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(2),
-            ]
-        )
+        middle = keras.layers.Dense(3), keras.layers.BatchNormalization()
+        last = keras.layers.Dense(2)
+        self.model = kind([keras.Input((4,)), *middle, last])
 
     def compile(self, optimizer="sgd", loss="mse", **arguments):
         """Op by op on TensorFlow, which is exact, unless asked for XLA."""
@@ -53,6 +62,10 @@ class Run:
         ).history
         self.reported += sorted(history.items())
 
+    def refit(self, *compiled, **arguments):
+        self.compile(*compiled, **arguments)
+        self.fit()
+
     def outcome(self):
         self.reported.append(("loss", self.model.evaluate(X, Y, verbose=0)))
         values = [np.asarray(v, "float64") for _, v in self.reported]
@@ -60,35 +73,29 @@ class Run:
 
 
 def new_loss(run):
-    run.compile(loss="mae")
-    run.fit()
+    run.refit(loss="mae")
 
 
 def new_metrics(run):
-    run.compile(metrics=["mae"], weighted_metrics=["mse"])
-    run.fit()
+    run.refit(metrics=["mae"], weighted_metrics=["mse"])
 
 
 def new_optimizer(run):
-    run.compile(keras.optimizers.Adam(0.1))
-    run.fit()
+    run.refit(keras.optimizers.Adam(0.1))
 
 
 def new_clipnorm(run):
-    run.compile(keras.optimizers.SGD(clipnorm=1e-3))
-    run.fit()
+    run.refit(keras.optimizers.SGD(clipnorm=1e-3))
 
 
 def freeze_and_thaw(run):
     for trainable in False, True:
         run.model.layers[0].trainable = trainable
-        run.compile()
-        run.fit()
+        run.refit()
 
 
 def run_eagerly(run):
-    run.compile(run_eagerly=True, jit_compile=False)
-    run.fit()
+    run.refit(run_eagerly=True, jit_compile=False)
 
 
 def steps_per_execution(run):
@@ -112,15 +119,12 @@ def other_callbacks(run):
     def halve(epoch, rate):
         return rate / 2
 
-    rate = keras.callbacks.LearningRateScheduler(halve)
-    model, epochs = run.model, []
-
     def rebuild(epoch, logs):
-        epochs.append(epoch)
         if epoch == 1:
-            model.layers[0].activation = keras.activations.tanh
-            model.make_train_function(force=True)
+            run.model.layers[0].activation = keras.activations.tanh
+            run.model.make_train_function(force=True)
 
+    rate = keras.callbacks.LearningRateScheduler(halve)
     rebuilding = keras.callbacks.LambdaCallback(on_epoch_begin=rebuild)
     run.fit(callbacks=[rate, rebuilding], epochs=3)
 
@@ -169,8 +173,7 @@ def copies(run):
     model = run.model
     run.model = keras.models.clone_model(model)
     run.model.set_weights(model.get_weights())
-    run.compile(loss="mae")
-    run.fit()
+    run.refit(loss="mae")
 
 
 def saved(run):
@@ -186,7 +189,7 @@ SEQUENCES = [
     new_clipnorm,
     freeze_and_thaw,
     run_eagerly,
-    pytest.param(steps_per_execution, marks=not_torch),
+    steps_per_execution,
     new_weights,
     recompiled_function,
     other_callbacks,
@@ -198,9 +201,32 @@ SEQUENCES = [
     copies,
     saved,
 ]
+# The others run on torch alone by default.
+EVERYWHERE = {
+    freeze_and_thaw,
+    steps_per_execution,
+    recompiled_function,
+    interrupted,
+}
+CASES = [
+    pytest.param(
+        *(sequence, name, keras.Sequential, JIT),
+        marks=[not_torch] * (sequence is steps_per_execution)
+        + [one_backend] * (sequence not in EVERYWHERE)
+        + [pytest.mark.slow] * (name != "both"),
+    )
+    for sequence in SEQUENCES
+    for name in ("both", "monitor", "tuner")
+] + [
+    pytest.param(new_loss, "both", OwnStep, JIT, marks=one_backend),
+    (interrupted, "both", OwnStep, JIT),
+    pytest.param(  # Under XLA.
+        *(new_clipnorm, "both", keras.Sequential, True), marks=only_tensorflow
+    ),
+]
 
 
-def assert_same(values, expected, jit=BACKEND == "jax"):
+def assert_same(values, expected, jit):
     for value, other in zip(values, expected, strict=True):
         if jit:  # XLA may fuse sums differently.
             np.testing.assert_allclose(value, other, rtol=2e-6, atol=1e-7)
@@ -208,74 +234,25 @@ def assert_same(values, expected, jit=BACKEND == "jax"):
             np.testing.assert_array_equal(value, other)
 
 
-def outcome(sequence, kind, watching, *jit):
-    run = Run(watching, kind, *jit)
-    run.compile()
-    run.fit()
+def outcome(sequence, watching, kind, jit):
+    run = Run(watching, kind, jit)
+    run.refit()
     sequence(run)
     return run.outcome()
 
 
 @functools.cache
-def unwatched(sequence, kind=keras.Sequential, *jit):
-    return outcome(sequence, kind, list, *jit)
+def unwatched(sequence, kind, jit):
+    return outcome(sequence, list, kind, jit)
 
 
-@pytest.mark.parametrize("sequence", SEQUENCES)
-def test_a_monitored_run_is_the_same(sequence, tmp_path):
-    watched = outcome(
-        sequence, keras.Sequential, lambda: WATCHING["monitor"](tmp_path)
-    )
-    assert_same(watched, unwatched(sequence))
+@pytest.mark.parametrize(("sequence", "name", "kind", "jit"), CASES)
+def test_a_watched_run_is_the_same(sequence, name, kind, jit, tmp_path):
+    def watching():
+        return WATCHING[name](tmp_path)
 
-
-@pytest.mark.parametrize(
-    "name", [pytest.param("tuner", marks=pytest.mark.slow), "both"]
-)
-@pytest.mark.parametrize(
-    "sequence",
-    [
-        new_loss,
-        new_metrics,
-        new_optimizer,
-        new_clipnorm,
-        freeze_and_thaw,
-        run_eagerly,
-        pytest.param(steps_per_execution, marks=not_torch),
-        other_callbacks,
-        fits_without,
-    ],
-)
-def test_a_tuned_run_is_the_same(sequence, name, tmp_path):
-    watched = outcome(
-        sequence, keras.Sequential, lambda: WATCHING[name](tmp_path)
-    )
-    assert_same(watched, unwatched(sequence))
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA of TensorFlow")
-@pytest.mark.parametrize(
-    "sequence",
-    [pytest.param(new_loss, marks=pytest.mark.slow), new_clipnorm],
-)
-def test_a_run_that_xla_compiles_is_the_same(sequence, tmp_path):
-    watched = outcome(
-        sequence, keras.Sequential, lambda: WATCHING["both"](tmp_path), True
-    )
-    assert_same(watched, unwatched(sequence, keras.Sequential, True), jit=True)
-
-
-class OwnStep(keras.Sequential):
-    """A train step of the user's own, with the loss of the last `compile`."""
-
-    def train_step(self, *args):
-        return super().train_step(*args)
-
-
-@pytest.mark.parametrize("sequence", [new_loss, interrupted])
-def test_a_train_step_of_ones_own(sequence, tmp_path):
-    watched = outcome(sequence, OwnStep, lambda: WATCHING["both"](tmp_path))
-    assert_same(watched, unwatched(sequence, OwnStep))
+    watched = outcome(sequence, watching, kind, jit)
+    assert_same(watched, unwatched(sequence, kind, jit), jit)
 
 
 def test_a_fit_leaves_nothing_behind(tmp_path):
@@ -291,3 +268,251 @@ def test_a_fit_leaves_nothing_behind(tmp_path):
         left = set(vars(thing)) - known
         assert {n for n in left if not n.startswith("_")} == set()
     assert [v.name for v in run.model.metrics_variables] == names
+
+
+# With dropout and an optimizer's state, whoever wrapped the optimizer.
+
+
+def network(wrap, jit=JIT):
+    keras.utils.set_random_seed(3)
+    keras.config.set_dtype_policy("mixed_float16" if wrap else "float32")
+    middle = [
+        keras.layers.Dense(16, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3),
+    ]
+    last = keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((4,)), *middle, last])
+    model.compile(
+        (wrap or OPTIMIZERS["auto"])(keras.optimizers.Adam(0.01)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        weighted_metrics=["sparse_categorical_crossentropy"],
+        jit_compile=jit,
+    )
+    return model
+
+
+def trained(wrap, jit, *callbacks):
+    model, history = network(wrap, jit), []
+    for _ in range(2):
+        options = {"epochs": 2, "verbose": 0, "callbacks": callbacks}
+        options["validation_data"] = X[:8], LABELS[:8]
+        found = model.fit(X, LABELS, 8, **options).history
+        history += [found[name] for name in sorted(found)]
+    return history + numbers(model.variables)
+
+
+# The metrics' guard is in the program that XLA optimizes as a whole, so sums
+# may be fused, and rounded, differently.
+CLOSE = {"rtol": 1e-3, "atol": 1e-5}
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ours", {"update_freq": 2}),
+        # Ranges are measured.
+        pytest.param("ours", DEFAULTS, marks=one_backend),
+        pytest.param("keras", {"update_freq": 2}, marks=one_backend),
+        pytest.param("auto", {"update_freq": 2}, marks=one_backend),
+        pytest.param(None, {"update_freq": 2}, marks=one_backend),
+    ],
+)
+def test_losses_metrics_and_weights_are_the_same(name, options, jit, tmp_path):
+    wrap = OPTIMIZERS.get(name)
+    watched = trained(wrap, jit, monitor(tmp_path, **options))
+    if options is DEFAULTS:
+        # Two calls of `fit`, of two epochs of three steps each.
+        steps = sorted(scalars(tmp_path, "mixprec_ranges/weight_headroom_bits"))
+        assert (steps[0], steps[-1]) == (1, 12)
+    for value, expected in zip(watched, trained(wrap, jit), strict=True):
+        if not jit:
+            np.testing.assert_array_equal(value, expected)
+        np.testing.assert_allclose(value, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_loss_that_keras_takes_from_logits_is_the_same(jit, tmp_path):
+    def losses(*callbacks):
+        keras.utils.set_random_seed(3)
+        keras.config.set_dtype_policy("mixed_float16")
+        head = keras.layers.Dense(3, activation="softmax", dtype="float32")
+        model = keras.Sequential([keras.Input((4,)), head])
+        optimizer = kmp.LossScaleOptimizer("sgd", initial_scale=8.0)
+        loss = "sparse_categorical_crossentropy"
+        model.compile(optimizer, loss, jit_compile=jit)
+        # The probabilities underflow, where softmax has no gradient.
+        options = {"verbose": 0, "shuffle": False, "callbacks": callbacks}
+        return model.fit(100 * X, LABELS, 8, **options).history["loss"]
+
+    watched = losses(monitor(tmp_path, update_freq=1, probe_every=1))
+    np.testing.assert_allclose(
+        watched, losses(), **CLOSE if jit else {"rtol": 0}
+    )
+
+
+def test_random_state_is_left_alone(tmp_path):
+    draws = []
+    for callbacks in [monitor(tmp_path)], []:
+        model = network(OPTIMIZERS["ours"])
+        model.fit(X, LABELS, verbose=0, callbacks=callbacks)
+        draws.append(keras.random.uniform((3,)))
+    np.testing.assert_array_equal(*numbers(draws))
+
+
+@one_backend
+def test_an_adopted_optimizer_goes_on_where_it_was(tmp_path):
+    kind = keras.optimizers.LossScaleOptimizer
+    model = network(functools.partial(kind, initial_scale=8.0))
+    model.fit(X, LABELS, batch_size=4, verbose=0)
+    before = model.optimizer
+    model.fit(X, LABELS, 4, verbose=0, callbacks=[monitor(tmp_path)])
+    assert isinstance(model.optimizer, kmp.LossScaleOptimizer)
+    assert model.optimizer.inner_optimizer is before.inner_optimizer
+    assert int(model.optimizer.iterations) == 12
+    assert int(keras.ops.convert_to_numpy(before.step_counter)) == 12
+
+
+# Training loops written by hand, with a `CallbackList`.
+
+
+def rescaled(by=1.0, built=True):
+    """Computes the same whatever it is rescaled by in between."""
+    keras.utils.set_random_seed(2)
+    keras.config.set_dtype_policy("mixed_float16")
+    layers = [
+        keras.layers.Rescaling(by, name="up"),
+        keras.layers.Rescaling(1 / by, name="down"),
+        keras.layers.Dense(1, name="dense"),
+    ]
+    model = keras.Sequential([keras.Input((1,))] * built + layers)
+    inner = keras.optimizers.SGD(0.1)
+    optimizer = kmp.LossScaleOptimizer(inner, initial_scale=64.0)
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=JIT)
+    return model
+
+
+def train_by_hand(model, callbacks, epochs=True, count=6):
+    """Three batches an epoch; returns what each of them reported."""
+    listeners = keras.callbacks.CallbackList(callbacks, model=model)
+    listeners.on_train_begin()
+    reported = []
+    for index, value in enumerate(range(10, 10 + count)):
+        if epochs and index % 3 == 0:
+            listeners.on_epoch_begin(index // 3)
+        batch = index % 3 if epochs else index
+        listeners.on_train_batch_begin(batch)
+        logs = model.train_on_batch(*arrays([value / 8]), return_dict=True)
+        listeners.on_train_batch_end(batch, logs)
+        reported += [logs[name] for name in sorted(logs)]
+        if epochs and index % 3 == 2:
+            listeners.on_epoch_end(index // 3, logs)
+    listeners.on_train_end()
+    return reported
+
+
+each_epochs = pytest.mark.parametrize(
+    "epochs", [True, False], ids=["epochs", "batches"]
+)
+
+
+@one_backend
+@each_epochs
+@pytest.mark.parametrize(
+    ("name", "built"),
+    [("monitor", False), ("tuner", True), ("both", True), ("both", False)],
+)
+def test_a_loop_by_hand_is_the_same(name, epochs, built, tmp_path):
+    outcomes = []
+    for watching in "none", name:
+        model = rescaled(built=built)
+        callbacks = WATCHING[watching](tmp_path)
+        reported = train_by_hand(model, callbacks, epochs)
+        outcomes.append(reported + numbers(model.variables))
+    for value, expected in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+@one_backend
+@each_epochs
+def test_a_layer_that_overflows_by_hand_is_demoted(epochs, tmp_path):
+    tuner = kmp.PrecisionTuner(verbose=0, cooldown=0)
+    model = rescaled(6e4)
+    train_by_hand(model, [monitor(tmp_path, update_freq=1), tuner], epochs)
+    assert tuner.plan["up"] == "float32"
+    assert tuner.history[0]["step"] == 0
+    assert model.optimizer.skipped_steps == 0
+    # Batches are numbered on.
+    assert sorted(scalars(tmp_path, "loss_scale")) == list(range(7))
+
+
+@one_backend
+def test_a_failing_batch_by_hand_is_kept(tmp_path):
+    watcher = monitor(tmp_path, update_freq=1, keep_failing_batches=1)
+    model = rescaled(6e4)
+    train_by_hand(model, [watcher])
+    # TensorFlow may fold the two factors op by op.
+    skipped = [found.step for found in model.optimizer.nonfinite_steps()]
+    assert [b.step for b in watcher.failing_batches] == skipped[:1]
+
+
+@one_backend
+def test_one_callback_without_a_list():
+    model, callback = rescaled(), kmp.PrecisionTuner(verbose=0)
+    callback.set_model(model)
+    callback.on_train_begin()
+    for batch in range(3):
+        callback.on_train_batch_begin(0)
+        model.train_on_batch(*arrays([1.0 + batch]))
+    callback.on_train_end()
+    assert dict(callback.plan)["dense"] == "mixed_float16"
+
+
+# Several may wait for the next call of a train function.
+
+
+class Model:
+    def __init__(self):
+        self.train_function = self.own = lambda data: [data]
+
+
+def waiting(model, call=None):
+    """A `DeferredCall` that tells of itself, once."""
+    call = call or DeferredCall()
+
+    def train(data):
+        call.disarm()
+        return [call, *model.train_function(data)]
+
+    call.arm(model, train)
+    return call
+
+
+@one_backend
+@pytest.mark.parametrize("change", ["none", "first waits no more", "again"])
+def test_calls_that_wait_go_one_after_the_other(change):
+    model = Model()
+    first, last = waiting(model), waiting(model)
+    assert [first.armed, last.armed] == [True, True]
+    expected = [last, first, 1]
+    if change == "first waits no more":
+        first.disarm()
+        expected = [last, 1]
+    if change == "again":  # Which takes the place of the wait.
+        waiting(model, first)
+        expected = [first, last, 1]
+    assert model.train_function(1) == expected
+    assert [first.armed, last.armed] == [False, False]
+    assert model.train_function is model.own
+
+
+@one_backend
+def test_a_recompiled_train_function_ends_the_wait():
+    model = Model()
+    call = waiting(model)
+    model.train_function = model.own
+    assert not call.armed
+    call.disarm()
+    assert model.train_function is model.own
