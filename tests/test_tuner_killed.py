@@ -1,34 +1,109 @@
-"""A tuned training that is killed goes on where it was."""
+"""A tuned training that is killed goes on where it was.
+
+    python tests/test_tuner_killed.py FOLDER KILL
+
+Five epochs of 20 steps. From the 25th on, numbers are so large that a layer
+overflows. KILL is a step to be killed at, or `replace`: the second time that
+the plan is written it is killed at the last moment.
+"""
 
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
-import tuned_training
-from tuned_training import train
+from tuner_models import BIG, CURE, GOOD, chain, stream, tuner
 
 import keras_mixprec as kmp
 
 # Processes that start late on other backends.
 pytestmark = pytest.mark.one_backend
 
+EPOCHS, STEPS = 5, 20
+VALUES = np.linspace(GOOD, 2 * GOOD, EPOCHS * STEPS)
+VALUES[25:] *= BIG
 # Rounding, where a whole run is compared with two parts of one.
 CLOSE = {"rel": 1e-4}
+
+
+def train(folder, kill=None, checkpoint=None):
+    """Trains, from a checkpoint or the backup if there is one.
+
+    Returns:
+        The losses by epoch, and what has to outlive a kill as each epoch
+        begins; that of -1 is the end.
+    """
+    model, epoch, states, losses = chain(rate=2.0**-38, scale=2.0**4), 0, {}, {}
+    metadata = folder / "backup" / "training_metadata.json"
+    if checkpoint:
+        model = keras.models.load_model(checkpoint)
+        epoch = int(model.optimizer.attempted_steps) // STEPS
+    elif metadata.exists():
+        epoch = json.loads(metadata.read_text())["epoch"]
+    first, callback = epoch if checkpoint else 0, tuner(folder / "plan.json")
+
+    def note(epoch=-1, logs=None):
+        optimizer, repairs = model.optimizer, callback._tuning.repairs
+        variables = [*model.weights, *optimizer.variables]
+        states[epoch] = {
+            "sizes": [float(np.abs(v.numpy()).sum()) for v in variables],
+            "skipped": int(optimizer.skipped_steps),
+            "dtypes": {x.name: x.compute_dtype for x in model.layers},
+            "rebuilds": repairs.rebuilds,
+            "tries": repairs.tries,
+            "demotions": sorted(repairs.demotions),
+        }
+
+    def die(batch, logs):
+        if kill == str(max(states) * STEPS + batch):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    reader = keras.callbacks.LambdaCallback(
+        on_epoch_begin=note,
+        on_train_batch_begin=die,
+        on_epoch_end=lambda epoch, logs: losses.update({epoch: logs["loss"]}),
+        on_train_end=lambda logs: note(),
+    )
+    saving = keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras")
+    backup = keras.callbacks.BackupAndRestore(folder / "backup")
+    model.fit(
+        stream(VALUES[epoch * STEPS :]),
+        initial_epoch=first,
+        epochs=EPOCHS,
+        steps_per_epoch=STEPS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*[backup] * (not checkpoint), callback, saving, reader],
+    )
+    return losses, states
+
+
+def kill_instead_of_replacing():
+    """Dies when the plan is about to be replaced the second time."""
+    replace, calls = os.replace, []
+
+    def dying(source, target):
+        calls.extend([target] if "plan.json" in str(target) else [])
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return replace(source, target)
+
+    os.replace = dying
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """Folders of runs that were killed, by when."""
-    folders = {
-        kill: tmp_path_factory.mktemp(kill) for kill in ("70", "replace")
-    }
+    folders = {k: tmp_path_factory.mktemp(k) for k in ("70", "replace")}
     processes = [
         subprocess.Popen(
-            [sys.executable, tuned_training.__file__, str(folder), kill],
+            [sys.executable, __file__, folder, kill],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -42,48 +117,45 @@ def killed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a run that nobody killed, and what it read."""
+    """The folder, losses and states of a run that nobody killed."""
     folder = tmp_path_factory.mktemp("whole")
-    return folder, train(folder)
+    return folder, *train(folder)
 
 
-def assert_same(found, expected, names=None):
+def assert_same(found, expected, *names):
     for name in names or expected:
         value = expected[name]
-        if isinstance(value, float):
+        if name == "sizes":
             value = pytest.approx(value, **CLOSE)
         assert found[name] == value, name
 
 
 def test_killed_after_a_demotion_it_goes_on_from_a_backup(whole, killed):
-    folder, known = whole
-    ended = train(killed["70"])
+    folder, known, expected = whole
+    losses, states = train(killed["70"])
     # The backup is of the end of the third epoch, the 60th step.
-    begun = ended.states[3]
-    # `norm` does too little to be cast to and from float16 between two others.
-    assert begun["demotions"] == ["big", "norm"]
-    assert begun["dtypes"]["big"] == "float32"
-    assert begun["loss_scale"] != 2.0**8
-    assert_same(begun, known.states[3])
-    assert_same(ended.states[-1], known.states[-1])
-    assert ended.losses[4] == pytest.approx(known.losses[4], **CLOSE)
+    assert min(states.keys() - {-1}) == 3
+    assert states[3]["demotions"] == list(CURE)
+    assert states[3]["dtypes"]["big"] == "float32"
+    assert_same(states[3], expected[3])
+    assert_same(states[-1], expected[-1])
+    assert losses[4] == pytest.approx(known[4], **CLOSE)
     plans = [place / "plan.json" for place in (folder, killed["70"])]
     assert len({path.read_text() for path in plans}) == 1
 
 
 def test_from_a_checkpoint_older_than_the_demotion(whole, tmp_path):
     # The demotion, of the second epoch, is in the plan, not in the checkpoint.
-    folder, known = whole
+    folder, known, expected = whole
     shutil.copy(folder / "plan.json", tmp_path)
-    found = train(tmp_path, checkpoint=folder / "1.keras")
-    begun, ended = found.states[1], found.states[-1]
-    changes = {"dtypes", "rebuilds", "tries", "demotions"}
-    assert_same(begun, known.states[1], known.states[1].keys() - changes)
-    assert_same(begun, known.states[-1], changes)
-    assert_same(ended, known.states[-1], changes)
+    losses, states = train(tmp_path, checkpoint=folder / "1.keras")
+    changes = "dtypes", "rebuilds", "tries", "demotions"
+    assert_same(states[1], expected[1], "sizes", "skipped")
+    assert_same(states[1], expected[-1], *changes)
+    assert_same(states[-1], expected[-1], *changes)
     # What is known fails no more; the loss scale may still be too high once.
-    assert ended["skipped"] <= 2 <= known.states[-1]["skipped"]
-    assert found.losses[4] <= 1.02 * known.losses[4]
+    assert states[-1]["skipped"] <= 2 <= expected[-1]["skipped"]
+    assert losses[4] <= 1.02 * known[4]
 
 
 def test_killed_while_the_plan_is_written_the_old_one_stays(killed):
@@ -98,3 +170,9 @@ def test_killed_while_the_plan_is_written_the_old_one_stays(killed):
     os.utime(unfinished, (0, 0))
     plan.save(path)
     assert not unfinished.exists()
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "replace":
+        kill_instead_of_replacing()
+    train(pathlib.Path(sys.argv[1]), sys.argv[2])

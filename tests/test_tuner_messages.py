@@ -8,19 +8,8 @@ import sys
 import keras
 import numpy as np
 import pytest
-from tuner_models import (
-    BIG,
-    GOOD,
-    chain,
-    compiled,
-    demoted,
-    done,
-    fit,
-    kinds,
-    sequential,
-    times,
-    tuner,
-)
+import tuner_models as models
+from tuner_models import BIG, GOOD, chain, demoted, done, fit, tuned, tuner
 
 import keras_mixprec as kmp
 from keras_mixprec import _clock
@@ -85,10 +74,9 @@ def test_nothing_follows_the_end_or_is_captured_before_the_start():
     "limit", [{"max_rebuilds": 0}, {"max_demoted_fraction": 0.5}]
 )
 def test_past_a_limit_it_says_what_to_do(limit):
-    model, callback = chain(), tuner(**limit)
-    fit(model, [BIG] * 40, callback)
+    model, callback = tuned([BIG] * 40, **limit)
     assert demoted(model) == {}
-    assert kinds(callback) == ["give_up"]
+    assert done(callback) == [("give_up", 0)]
     for name in *limit, "mixed_bfloat16":
         assert name in callback.history[0]["message"]
 
@@ -123,10 +111,9 @@ def test_messages_have_lines_of_their_own_beside_the_bar(capsys):
         callback = kmp.PrecisionTuner()
         options = {"batch_size": 4, "shuffle": False, "verbose": verbose}
         chain().fit(x, 0 * x, callbacks=[callback], **options)
-        said = capsys.readouterr().out
-        (step,) = done(callback, "demote")
+        ((_, step),) = done(callback)
         assert step > 0
-        lines = said.splitlines()
+        lines = capsys.readouterr().out.splitlines()
         assert any(x.startswith("PrecisionTuner, at step") for x in lines)
         assert verbose or "" not in lines
 
@@ -171,7 +158,7 @@ def test_else_it_is_silent(seconds, verbose, capsys):
 @pytest.mark.slow
 def test_one_of_many_layers_is_announced(capsys, clock):
     layers = [keras.layers.Dense(1, dtype="mixed_float16") for _ in range(40)]
-    fit(sequential(lambda: layers), [GOOD], kmp.PrecisionTuner())
+    fit(models.sequential(lambda: layers), [GOOD], kmp.PrecisionTuner())
     out = capsys.readouterr().out
     assert out.index("checking 40 layers") < out.index("checked 40")
 
@@ -179,10 +166,12 @@ def test_one_of_many_layers_is_announced(capsys, clock):
 def test_the_same_of_several_layers_is_said_once(capsys):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((1,))
-    big = [times(300.0, name)(inputs) for name in ("big0", "big1", "big2")]
+    big = [
+        models.times(300.0, name)(inputs) for name in ("big0", "big1", "big2")
+    ]
     ends = [keras.layers.Rescaling(1 / 256, dtype="float32")(b) for b in big]
     model = keras.Model(inputs, keras.layers.Add(dtype="float32")(ends))
-    fit(compiled(model), [219.0], kmp.PrecisionTuner())
+    fit(models.compiled(model), [219.0], kmp.PrecisionTuner())
     out = capsys.readouterr().out
     assert out.count("compute in float32") == 1
     (same,) = re.findall("    The same in (.*)\\.\n", out)

@@ -3,43 +3,39 @@
 import keras
 import numpy as np
 import pytest
+import tuner_models as models
 from keras import layers, ops
-from monitor_models import BACKEND, JITS, each_jit, each_optimizer, not_torch
-from tuner_models import (
-    BIG,
-    CURE,
-    GOOD,
-    chain,
-    compiled,
-    demoted,
-    diagnosed,
-    done,
-    entries,
-    fit,
-    kinds,
-    sequential,
-    stream,
-    times,
-    tuner,
-)
+from monitor_models import BACKEND, each_jit, each_optimizer, monitor, not_torch
+from tuner_models import BIG, CURE, GOOD, chain, demoted, done, tuned, tuner
 from zoo import cases
 
 import keras_mixprec as kmp
+from keras_mixprec.devices import found, measured
+from keras_mixprec.devices.processor import Processor
+from keras_mixprec.policies.summary import shares_in_16_bits
+
+
+def zoo_case(name, jit=None, epochs=1, **arguments):
+    """The model of a case and the tuner that it was trained with."""
+    (case,) = cases([name])
+    model, callback = case.model("mixed_float16", jit), tuner(**arguments)
+    case.fit(model, epochs=epochs, callbacks=[callback])
+    return model, callback
 
 
 @each_jit
 @each_optimizer
 def test_a_model_that_cannot_work_never_takes_a_step(jit, wrap):
-    model, callback = chain(jit, wrap=wrap), tuner()
+    model = chain(jit, wrap=wrap)
     x, expected = np.full((4, 1), BIG, "float32"), 1000 * 300 / 256
     assert not np.isfinite(model.evaluate(x, 0 * x, verbose=0))
     assert not np.isfinite(model.predict(x, verbose=0)).any()
-    batch = next(stream([BIG]))
-    history = fit(model, [BIG] * 4, callback, validation_data=batch)
+    data = {"validation_data": (x, 0 * x)}
+    history = models.fit(model, [BIG] * 4, callback := tuner(), **data)
     for name in "loss", "val_loss":
         assert history[name] == pytest.approx([expected], rel=1e-3)
     assert demoted(model) == CURE
-    assert done(callback) == [0]
+    assert done(callback) == [("demote", 0)]
     assert model.optimizer.iterations.numpy() == 4
     loss = model.evaluate(x, 0 * x, verbose=0)
     assert loss == pytest.approx(expected, rel=1e-3)
@@ -50,7 +46,7 @@ def test_a_model_that_cannot_work_never_takes_a_step(jit, wrap):
 @each_jit
 @pytest.mark.parametrize(("scale", "rate"), [(1.0, 2.0**-30), (16.0, 2.0**-20)])
 def test_a_fault_in_the_midst_of_training_is_repaired(scale, rate, jit):
-    model, callback = chain(jit, rate=rate, scale=scale), tuner()
+    model = chain(jit, rate=rate, scale=scale)
     states, scales = [], []
 
     def note(batch, logs):
@@ -59,11 +55,11 @@ def test_a_fault_in_the_midst_of_training_is_repaired(scale, rate, jit):
         states.append([v.numpy().copy() for v in variables])
         scales.append(float(model.optimizer.loss_scale))
 
-    # The first in the list sees the model as the tuner left it.
+    # Behind the tuner it sees the model as that left it.
     noting = keras.callbacks.LambdaCallback(on_train_batch_begin=note)
-    fit(model, [GOOD] * 20 + [BIG] * 30, callback, noting)
+    _, callback = tuned([GOOD] * 20 + [BIG] * 30, noting, model=model)
     assert demoted(model) == CURE
-    (step,) = done(callback)
+    ((_, step),) = done(callback)
     # Seen at a look within ten steps, and in the next batch that fails.
     assert 20 < step <= 20 + 10 + 2
     # Weights and momentum are what they were.
@@ -82,12 +78,12 @@ def test_a_fault_in_the_midst_of_training_is_repaired(scale, rate, jit):
 @pytest.mark.skipif(BACKEND == "jax", reason="XLA may fuse them otherwise")
 def test_repaired_at_first_it_is_as_if_built_so():
     (case,) = cases(["t5_ffn"])
-    tuned = case.model("mixed_float16", False)
-    found = case.fit(tuned, epochs=2, callbacks=[tuner()])
-    known = case.model("mixed_float16", False, sorted(demoted(tuned)))
+    model = case.model("mixed_float16", False)
+    found = case.fit(model, epochs=2, callbacks=[tuner()])
+    known = case.model("mixed_float16", False, sorted(demoted(model)))
     assert case.fit(known, epochs=2) == found
     for ours, theirs in zip(
-        [*tuned.weights, *tuned.optimizer.variables],
+        [*model.weights, *model.optimizer.variables],
         [*known.weights, *known.optimizer.variables],
         strict=True,
     ):
@@ -99,29 +95,15 @@ def test_repaired_at_first_it_is_as_if_built_so():
 def test_several_steps_per_execution(jit):
     model = chain(jit)
     model.steps_per_execution = 5
-    fit(model, [GOOD] * 20 + [BIG] * 40, tuner())
+    tuned([GOOD] * 20 + [BIG] * 40, model=model)
     assert demoted(model) == CURE
 
 
 @each_jit
 def test_a_model_that_trains_unscaled_is_scaled_and_not_demoted(jit):
-    (case,) = cases(["grad_underflow"])
-    model = case.model("mixed_float16", jit)
-    case.fit(model, epochs=2, callbacks=[callback := tuner()])
+    model, callback = zoo_case("grad_underflow", jit, epochs=2)
     assert isinstance(model.optimizer, kmp.LossScaleOptimizer)
-    assert kinds(callback) == ["loss_scaling"]
-
-
-@pytest.mark.parametrize(
-    "name", ["initial_scale_too_high", "learning_rate_too_high", "nan_data"]
-)
-def test_what_is_no_matter_of_precision_changes_nothing(name, clock):
-    (case,) = cases([name])
-    model = case.model("mixed_float16", next(iter(JITS)))
-    before = demoted(model)
-    case.fit(model, epochs=3, callbacks=[callback := tuner()])
-    assert callback.history == []
-    assert demoted(model) == before
+    assert done(callback) == [("loss_scaling", 0)]
 
 
 class Doubled(keras.Model):
@@ -129,8 +111,8 @@ class Doubled(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.shared = times(300.0, "big")
-        self.head = times(1.0, "head")
+        self.shared = models.times(300.0, "big")
+        self.head = models.times(1.0, "head")
 
     def call(self, inputs):
         small = self.shared(inputs["a"]) * 0.001
@@ -140,30 +122,28 @@ class Doubled(keras.Model):
 @each_jit
 def test_a_subclassed_model_with_a_shared_layer_and_a_dict_of_inputs(jit):
     keras.config.set_dtype_policy("mixed_float16")
-    model, callback = compiled(Doubled(), jit=jit, scale=None), tuner()
+    model = models.compiled(Doubled(), jit=jit, scale=None)
     x = {"a": np.full((8, 1), BIG), "b": np.ones((8, 1))}
-    options = {"batch_size": 4, "verbose": 0, "callbacks": [callback]}
+    options = {"batch_size": 4, "verbose": 0, "callbacks": [tuner()]}
     history = model.fit(x, np.zeros((8, 1)), **options).history
     assert history["loss"] == pytest.approx([300 + 300], rel=1e-2)
     assert demoted(model)["big"] == "float32"
-    assert done(callback) == [0]
 
 
 def test_an_isolated_layer_is_demoted_with_the_others():
-    model = sequential(
+    model = models.sequential(
         lambda: [
-            times(1.0, "first"),
-            times(1000.0, "big"),
+            models.times(1.0, "first"),
+            models.times(1000.0, "big"),
             layers.Rescaling(1e-3, name="small"),
             layers.Activation("relu", name="alone"),
-            times(1.0, "last", dtype="float32"),
-        ],
-        rate=2.0**-30,
+            models.times(1.0, "last", dtype="float32"),
+        ]
     )
-    fit(model, [BIG] * 4, callback := tuner())
+    _, callback = tuned([BIG] * 4, model=model)
     assert set(demoted(model)) == {"big", "small", "alone", "last"}
     assert "casts cost more" in callback.plan.reasons["alone"]
-    assert len(done(callback)) == 1
+    assert done(callback) == [("demote", 0)]
 
 
 class Within(layers.Layer):
@@ -171,14 +151,15 @@ class Within(layers.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.up = layers.Dense(8, name="up")
-        self.down = layers.Dense(8, name="down")
-
-    def build(self, input_shape):
-        self.up.build(input_shape)
-        self.down.build(input_shape)
-        self.up.kernel.assign(self.up.kernel * 1e3)
-        self.down.kernel.assign(self.down.kernel * 1e-3)
+        starts = {"up": 350.0, "down": 3.5e-4}
+        self.up, self.down = (
+            layers.Dense(
+                8,
+                name=name,
+                kernel_initializer=keras.initializers.RandomNormal(0, size),
+            )
+            for name, size in starts.items()
+        )
 
     def call(self, x):
         return self.down(self.up(x))
@@ -190,9 +171,6 @@ class Around(layers.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.within = Within(name="within")
-
-    def build(self, input_shape):
-        self.within.build(input_shape)
 
     def call(self, x):
         return x + self.within(x)
@@ -225,10 +203,7 @@ def test_a_repair_takes_along_all_that_it_takes_to_run():
 
 # Faults that the first 64 rows of a batch do not show.
 
-ROWS = 512
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(ROWS, 8)).astype("float32")
-Y = RANDOM.integers(0, 3, ROWS)
+X = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
 
 
 class OverBatch(layers.Layer):
@@ -241,22 +216,23 @@ class OverBatch(layers.Layer):
 
 
 class Loud(layers.Layer):
+    """Overflows where its input exceeds 255."""
+
     def call(self, x):
         return ops.sqrt(ops.square(x) + 1.0)
 
 
-def fit_batches(layer, x):
-    inputs = keras.Input((8,))
-    head = layers.Dense(3, dtype="float32", name="head")
-    model = keras.Model(inputs, head(layer(name="layer")(inputs)))
-    rules = [kmp.PrecisionRule("head")]
-    kmp.apply_policy(model, "mixed_float16", rules=rules)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    compiled(model, 0.01, loss=loss, scale=None)
-    options = {"batch_size": ROWS, "shuffle": False, "verbose": 0}
-    y, callback = np.resize(Y, len(x)), tuner()
-    model.fit(x, y, callbacks=[callback], **options)
-    return model, callback
+def train_on(x, layer):
+    """Trains in batches of 512 rows; returns model and history."""
+    model = models.sequential(
+        lambda: [layer(name="layer"), layers.Dense(1, dtype="float32")],
+        features=8,
+        rate=0.01,
+        scale=None,
+    )
+    options = {"batch_size": 512, "shuffle": False, "verbose": 0}
+    model.fit(x, 0 * x[:, :1], callbacks=[callback := tuner()], **options)
+    return model, callback.history
 
 
 @pytest.mark.parametrize("sound", [0, 16])
@@ -264,31 +240,136 @@ def test_a_sum_over_all_rows(sound):
     # Squares of 500: the sum of 64 is 32,000, that of 512 beyond float16.
     # Nothing is NaN: x / infinity is 0. An audit is before step 16.
     x = np.tile(np.sign(X), (sound + 2, 1))
-    x[sound * ROWS :] *= 500.0**0.5
-    model, callback = fit_batches(OverBatch, x)
-    assert demoted(model) == {"layer": "float32", "head": "float32"}
-    assert done(callback) == [sound]
+    x[sound * 512 :] *= 500.0**0.5
+    model, (change,) = train_on(x, OverBatch)
+    assert demoted(model)["layer"] == "float32"
+    assert change["step"] == sound
     assert model.optimizer.skipped_steps == 0
 
 
 @pytest.mark.parametrize(
-    ("first", "count", "named"),
-    [
-        (300, 1, "batch_rows=[300]"),
-        (511, 1, "batch_rows=[511]"),
-        (300, 20, "306, 307], batch_rows_in_all=20"),
-    ],
+    ("count", "named"),
+    [(1, "batch_rows=[300]"), (20, "306, 307], batch_rows_in_all=20")],
 )
-def test_rows_that_overflow_are_named(first, count, named):
+def test_rows_that_overflow_are_named(count, named):
     x = X.copy()
-    x[first : first + count] = 300.0
-    model, callback = fit_batches(Loud, x)
-    assert demoted(model) == {"layer": "float32", "head": "float32"}
-    (change,) = entries(callback, "demote")
+    x[300 : 300 + count] = 300.0
+    model, (change,) = train_on(x, Loud)
+    assert demoted(model)["layer"] == "float32"
     assert named in str(change)
 
 
 def test_a_sound_batch_is_examined_by_its_first_rows(monkeypatch):
-    seen = diagnosed(monkeypatch)
-    fit_batches(Loud, X)
+    seen = models.diagnosed(monkeypatch)
+    train_on(X, Loud)
     assert seen == [(0, 64)]
+
+
+# Which rung a layer is demoted to.
+
+RESCALE = {"rungs": ("rescale", "float32")}
+
+
+def test_bfloat16_that_was_measured_to_be_fast_is_a_rung(monkeypatch):
+    cpu = Processor("some CPU", ("AVX512-BF16",))
+    monkeypatch.setattr(found, "this_processor", lambda: cpu)
+    speed = measured.Measured({"bfloat16": 1.9}, (), "2026-11-23", False)
+    # The loss would be of outputs with eight bits.
+    for arguments, expected in (
+        ({"bfloat16": True}, "mixed_bfloat16"),
+        ({}, "float32"),
+        ({}, "mixed_bfloat16"),
+    ):
+        model, callback = tuned([BIG] * 4, **arguments)
+        assert demoted(model) == CURE | {"big": expected}
+        if not arguments:
+            assert measured.save(found.find_devices(), speed)
+    for fact in "doctor", "1.90 times", "2026-11-23":
+        assert fact in callback.history[0]["message"]
+
+
+def test_faults_of_precision_take_float32():
+    model, _ = zoo_case("bn_variance_200", bfloat16=True)
+    assert demoted(model)["naive_bn"] == "float32"
+
+
+class Norm(layers.Layer):
+    """x / |x|, whose squares overflow from 256 on."""
+
+    def call(self, x):
+        return x / ops.sqrt(ops.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+class Shifted(Norm):
+    """A norm of what is shifted by a weight that is zero at first."""
+
+    def build(self, input_shape):
+        self.shift = self.add_weight(shape=(1,), initializer="zeros")
+
+    def call(self, x):
+        return super().call(x + self.shift)
+
+
+class Peaked(layers.Layer):
+    """Softmax of squares: of such as overflow it is one and zeros."""
+
+    def call(self, x):
+        return ops.softmax(x * x) * x
+
+
+def train_norm(layer, *callbacks, jit=None, **arguments):
+    """The model and the loss of one epoch."""
+    model = models.sequential(
+        lambda: [
+            layers.Dense(4, kernel_initializer="identity", name="first"),
+            layer(name="layer", **arguments),
+            layers.Dense(1, name="last"),
+        ],
+        features=4,
+        rate=0.01,
+        momentum=0.0,
+        loss="mse",
+        scale=None,
+        jit=jit,
+    )
+    x = 400.0 * np.random.default_rng(0).normal(size=(32, 4))
+    options = {"batch_size": 8, "verbose": 0, "shuffle": False}
+    history = model.fit(x, np.ones((32, 1)), callbacks=[*callbacks], **options)
+    return model, history.history["loss"]
+
+
+@each_jit
+def test_a_normalization_stays_in_float16(jit, tmp_path):
+    path, watcher = tmp_path / "plan.json", monitor(tmp_path / "logs")
+    model, loss = train_norm(Norm, tuner(path, **RESCALE), watcher, jit=jit)
+    assert demoted(model) == {"layer": "rescaled(-6,0)_from_mixed_float16"}
+    _, known = train_norm(Norm, jit=jit, dtype="float32")
+    assert loss == pytest.approx(known, rel=1e-2)
+    said = " ".join(str(watcher.report).split())
+    assert "to rescaled float16" in said
+    # Another run starts from the plan.
+    again, _ = train_norm(Norm, callback := tuner(path, **RESCALE), jit=jit)
+    assert done(callback) == [("start", 0)]
+    assert demoted(again) == demoted(model)
+
+
+@pytest.mark.parametrize("layer", [Shifted, Peaked])
+def test_what_only_looks_homogeneous_is_demoted(layer):
+    model, _ = train_norm(layer, tuner(**RESCALE))
+    assert demoted(model) == {"layer": "float32"}
+
+
+def test_more_of_the_flops_stay_in_16_bits():
+    (case,) = cases(["t5_ffn"])
+    oracle = case.model("mixed_float16", None, sorted(case.culprits))
+    assert shares_in_16_bits(oracle).flops < 0.5
+    model, _ = zoo_case("t5_ffn", **RESCALE)
+    assert shares_in_16_bits(model).flops > 0.99
+
+
+def test_a_model_without_a_fault_is_left_as_it_is():
+    (case,) = cases(["healthy_mlp"])
+    model, callback = zoo_case("healthy_mlp", **RESCALE)
+    assert callback.history == []
+    built = kmp.PrecisionPlan.from_model(case.model("mixed_float16", None))
+    assert built.diff(kmp.PrecisionPlan.from_model(model)) == []

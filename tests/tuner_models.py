@@ -128,6 +128,13 @@ def tuner(plan=None, **arguments):
     return kmp.PrecisionTuner(plan, **{"verbose": 0} | arguments)
 
 
+def tuned(values, *callbacks, model=None, epochs=1, **arguments):
+    """Trains a model, or `chain`, with a tuner; returns both."""
+    model, callback = model or chain(), tuner(**arguments)
+    fit(model, values, callback, *callbacks, epochs=epochs)
+    return model, callback
+
+
 def demoted(model):
     """Dict from path to policy of the layers not in mixed_float16."""
     plan = kmp.PrecisionPlan.from_model(model)
@@ -139,11 +146,6 @@ def entries(callback, kind):
     return [entry for entry in callback.history if entry["kind"] == kind]
 
 
-def done(callback, kind=None):
-    """The steps of a tuner's history, of one kind."""
-    return [e["step"] for e in callback.history if kind in (None, e["kind"])]
-
-
-def kinds(callback):
-    """The kinds of a tuner's history."""
-    return [entry["kind"] for entry in callback.history]
+def done(callback):
+    """What is in a tuner's history: pairs of kind and step."""
+    return [(entry["kind"], entry["step"]) for entry in callback.history]
