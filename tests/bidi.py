@@ -16,7 +16,7 @@ import websocket
 from missing_programs import skip_without
 
 _LISTENS = re.compile(r"WebDriver BiDi listening on (ws://\S+)")
-_START = 60.0
+_START = 600.0
 
 
 class Firefox:
@@ -31,7 +31,7 @@ class Firefox:
 
     def __init__(self, address):
         self._socket = websocket.create_connection(
-            f"{address}/session", timeout=60, suppress_origin=True
+            f"{address}/session", timeout=600, suppress_origin=True
         )
         self._last = 0
         self.errors = []

@@ -35,7 +35,7 @@ def served(log_dir, *flags):
 
 def ask(port, target, method="GET", host=None, body=None, **query):
     """Status, headers and body, over a connection of its own."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     headers = {"Host": host or f"127.0.0.1:{port}"}
     if query:
         target = f"{target}?{urllib.parse.urlencode(query)}"

@@ -72,7 +72,7 @@ class Page:
         driver.execute_cdp_cmd(
             "Page.addScriptToEvaluateOnNewDocument", {"source": _KEEP_TEXTS}
         )
-        driver.set_script_timeout(30)
+        driver.set_script_timeout(300)
 
     def open_tab(self, url, query="", **link):
         """Opens TensorBoard by a link to what is in our tab."""
@@ -262,6 +262,6 @@ class Page:
             "return performance.getEntriesByType('resource').map(e => e.name)"
         )
 
-    def until(self, look, seconds=30):
+    def until(self, look, seconds=600):
         """Asserts that it becomes true what `look` sees."""
         assert poll(look, seconds), look()

@@ -59,8 +59,11 @@ def tensorboard(log_dir, *flags, server=(SERVER,), **environment):
             process.wait()
 
 
-def poll(look, seconds=60):
-    """What `look()` returns as soon as that is true, or at last."""
+def poll(look, seconds=600):
+    """What `look()` returns as soon as that is true, or at last.
+
+    It waits for as long as only a test that hangs takes.
+    """
     deadline = time.monotonic() + seconds
     while not (seen := look()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -167,7 +167,7 @@ def wandb_records(folder):
 
 def finished_records(folder):
     """All of them: W&B's own process may write on after `finish`."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         records = [*wandb_records(folder)]
         if any(r.WhichOneof("record_type") == "exit" for r in records):

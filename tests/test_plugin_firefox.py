@@ -47,7 +47,7 @@ def page(request, url):
 
 
 def settle(page):
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 600
     ready = "document.body.dataset.ready && !document.body.dataset.later"
     while not page.run(f"Boolean({ready})"):
         assert time.monotonic() < ends, page.errors

@@ -272,7 +272,7 @@ class StepByStep(keras.callbacks.Callback):
         self.allowed = threading.Semaphore(0)
 
     def on_train_batch_end(self, batch, logs=None):
-        assert self.allowed.acquire(timeout=60)
+        assert self.allowed.acquire(timeout=600)
 
 
 @pytest.fixture

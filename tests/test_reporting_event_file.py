@@ -196,7 +196,7 @@ writer.join()
 
 def test_a_forked_child_is_silent(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=600)
     folder = tmp_path / "mixprec"
     assert list(read_tag(folder, "a")) == list(range(1000))
     assert len((folder / "events.jsonl").read_text().splitlines()) == 1000
