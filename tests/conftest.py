@@ -36,7 +36,6 @@ if keras.backend.backend() != "torch":
     collect_ignore_glob = [
         "test_comparison_result.py",
         "test_comparison_verdicts.py",
-        "test_gpu_benchmark_processes.py",
         "test_monitor_step_raised.py",
         "test_plugin_*.py",
         "test_report.py",
@@ -46,11 +45,6 @@ if keras.backend.backend() != "torch":
 # What a backend has little part in is slow on those whose processes start late.
 _SLOW_ELSEWHERE = {
     "test_comparison_end_to_end.py",
-    "test_examples.py",
-    "test_gpu_benchmark.py",
-    "test_gpu_benchmark_processes.py",
-    "test_minimize_float32.py",
-    "test_minimize_validation.py",
     "test_monitor_by_hand.py",
     "test_monitor_contract.py",
     "test_monitor_same_run.py",
@@ -67,10 +61,6 @@ def pytest_collection_modifyitems(items):
             ):
                 item.add_marker(pytest.mark.slow)
 
-
-# It is for machines with a GPU, for which TensorFlow is not among its backends.
-if keras.backend.backend() == "tensorflow":
-    collect_ignore_glob += ["test_gpu_benchmark.py"]
 
 _NUMBERS = itertools.count()
 

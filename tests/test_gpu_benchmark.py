@@ -1,21 +1,30 @@
-"""`benchmarks.gpu`, run whole in sizes that a CPU does in seconds."""
+"""`benchmarks.gpu`: what ends one item ends no other, and all can go on."""
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import keras
 import pytest
+from zoo import CASES
 
 from benchmarks.gpu import parts
+from benchmarks.gpu import run as runner
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.results import Results
+from benchmarks.gpu.run import run
 from benchmarks.gpu.table import write_table
 from benchmarks.gpu.work import Task, work
 
 ROOT = pathlib.Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(BACKEND == "tensorflow", reason="not among its own"),
+]
 
 # What is not on a machine that has Keras, a backend and this package.
 MISSING = {"tensorflow", "pytest", "sklearn", "matplotlib"} - {BACKEND}
@@ -26,30 +35,28 @@ runpy.run_module("benchmarks.gpu", run_name="__main__", alter_sys=True)
 """
 
 
-def rows(results):
-    return {
-        (part, item): record.get("rows")
-        for (_, part), found in results.parts().items()
-        for item, record in found.last.items()
-    }
+def start(*command):
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 @pytest.mark.slow
 def test_every_part_runs_with_nothing_but_the_backend(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", BARE, "--tiny", "--here", "--out", tmp_path],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    process = start("-c", BARE, "--tiny", "--here", "--out", tmp_path)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
     found = Results(tmp_path / "gpu.jsonl").parts()
     assert {part for _, part in found} == {*PARTS}
     for (_, part), known in found.items():
-        assert not known.left(), done.stderr
+        assert not known.left(), err
         assert f"Keras {keras.__version__}" in known.on[0]
-        assert f"## {part}\n" in done.stdout
+        assert f"## {part}\n" in out
 
 
 @pytest.fixture
@@ -73,18 +80,19 @@ def task(tmp_path, monkeypatch):
 def finish(task):
     while work(task):
         pass
-    return rows(Results(task.path))
+    known = Results(task.path).parts()[BACKEND, "planted"].last
+    return {item: record.get("rows") for item, record in known.items()}
 
 
 def test_what_fails_is_a_row_and_is_tried_again_by_the_next_run(task, tmp_path):
-    assert finish(task)["planted", "good"]
+    assert finish(task)["good"]
     assert "RuntimeError: planted, once" in write_table(tmp_path)
     found = finish(task._replace(run="run 2"))
-    assert found["planted", "once"]
-    assert not found["planted", "always"]
+    assert found["once"]
+    assert not found["always"]
     text = write_table(tmp_path)
-    assert "2 of 3 done, 0 not as on a CPU" in text
-    assert "- " + BACKEND + ", good: of good" in text
+    assert "2 of 3" in text
+    assert f"- {BACKEND}, good: of good" in text
 
 
 def test_what_a_kill_cut_off_is_measured_by_the_next_run(task, tmp_path):
@@ -94,8 +102,71 @@ def test_what_a_kill_cut_off_is_measured_by_the_next_run(task, tmp_path):
     with open(task.path, "a") as file:
         file.write('{"run": "run 1", "ro')
     assert "good: was cut off" in write_table(tmp_path)
-    assert finish(task._replace(run="run 2"))["planted", "good"]
-    (good,) = [r for r in results.records() if r.get("rows")][-1:]
+    assert finish(task._replace(run="run 2"))["good"]
     before = len(results.records())
     assert not work(task._replace(run="run 3", share=(2, 3)))
-    assert len(results.records()) == before + 1, good  # It starts, no more.
+    assert len(results.records()) == before + 1  # It starts, no more.
+
+
+# In processes, as on a GPU.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["diagnosis", "repair"])
+def test_every_case_of_the_zoo_has_its_row(part, tmp_path):
+    # No case may take more than three times its part of these minutes.
+    run(tmp_path, [part], [BACKEND], 120, tiny=True, cases=[*CASES])
+    found = Results(tmp_path / "gpu.jsonl").parts()[BACKEND, part]
+    assert found.items == [*CASES]
+    assert not found.left()
+
+
+@pytest.mark.slow
+def test_an_item_that_fails_is_not_the_end(tmp_path):
+    cases = ["no_such_case", "healthy_mlp"]
+    run(tmp_path, ["diagnosis"], [BACKEND], 60, tiny=True, cases=cases)
+    found = Results(tmp_path / "gpu.jsonl").parts()[BACKEND, "diagnosis"]
+    assert found.left() == ["no_such_case"]
+    assert found.last["no_such_case"]["error"] == "KeyError: 'no_such_case'"
+    assert "healthy_mlp" in (tmp_path / "gpu.log").read_text()
+
+
+def test_a_part_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_RESERVE", 0.0)
+    run(tmp_path, ["optimizer"], [BACKEND], 1 / 120, tiny=True)
+    found = Results(tmp_path / "gpu.jsonl").parts()[BACKEND, "optimizer"]
+    assert "end of its time" in [*found.last.values()][0]["error"]
+    assert "end of its time" in (tmp_path / "gpu.md").read_text()
+
+
+def test_what_no_time_is_left_for_is_said(tmp_path):
+    run(tmp_path, ["repair"], [BACKEND], 0, tiny=True)
+    assert f"{BACKEND}: no time was" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_kill_leaves_no_process_and_resume_goes_on(tmp_path):
+    command = "-m", "benchmarks.gpu", "--tiny", "--backends", BACKEND
+    command += "--out", tmp_path, "--parts", "diagnosis"
+    results = Results(tmp_path / "gpu.jsonl")
+    killed = start(*command)
+    while not any("process" in record for record in results.records()):
+        assert killed.poll() is None
+        time.sleep(0.1)
+    killed.send_signal(signal.SIGTERM)
+    killed.communicate()
+    assert killed.returncode == 128 + signal.SIGTERM
+    begun = results.records()[-1]
+    while alive(begun["process"]):  # Else the test takes for ever.
+        time.sleep(0.05)
+    assert "Add --resume" in start(*command).communicate()[1]
+    start(*command, "--resume").communicate()
+    assert not results.parts()[BACKEND, "diagnosis"].left()
+
+
+def alive(process):
+    """Whether it runs: what has ended may wait for who asks how."""
+    try:
+        status = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

@@ -23,26 +23,26 @@ Y = RANDOM.integers(0, 3, 16)
 
 BACKEND = keras.backend.backend()
 
-FAULTS = [
-    "t5_ffn",
-    "attn_logits",
-    "rms_overflow",
-    "dot_builtin",
-    "input_overflow",
-    "range_conflict",
-    "grad_underflow",
-    "gan_two_optimizers",
-]
-CONTROLS = [
-    "healthy_mlp",
-    "healthy_resnet",
-    "healthy_transformer",
-    "healthy_gan",
-    "initial_scale_too_high",
-]
-if BACKEND == "jax":
-    # Compilation, operation by operation, takes most of the time.
-    FAULTS, CONTROLS = FAULTS[1::3], CONTROLS[::3]
+# Of the zoo, what runs on every backend; the rest runs on one.
+EVERYWHERE = {"attn_logits", "grad_underflow", "healthy_mlp"}
+
+
+def cases(names):
+    seldom = pytest.mark.one_backend
+    return [
+        pytest.param(name, marks=[seldom] * (name not in EVERYWHERE))
+        for name in names.split()
+    ]
+
+
+FAULTS = cases(
+    "t5_ffn attn_logits rms_overflow dot_builtin input_overflow range_conflict "
+    "grad_underflow gan_two_optimizers r1_penalty"
+)
+CONTROLS = cases(
+    "healthy_mlp healthy_resnet healthy_transformer healthy_gan "
+    "initial_scale_too_high"
+)
 
 
 class Subclassed(keras.Model):
@@ -76,12 +76,9 @@ def compiled(model, optimizer="adam"):
     return model
 
 
-def sequential(*middle):
-    return compiled(
-        keras.Sequential(
-            [keras.Input((8,)), *middle, layers.Dense(3, name="head")]
-        )
-    )
+def sequential(*middle, optimizer="adam"):
+    stack = [*middle, layers.Dense(3, name="head")]
+    return compiled(keras.Sequential([keras.Input((8,)), *stack]), optimizer)
 
 
 def search(case, **arguments):
@@ -101,11 +98,6 @@ def test_it_finds_the_culprits_and_nothing_else(name):
 @pytest.mark.parametrize("name", CONTROLS)
 def test_healthy_models_need_no_float32(name):
     assert found(search(CASES[name])) == set()
-
-
-def test_a_gradient_that_is_part_of_the_loss():
-    case = CASES["r1_penalty"]
-    assert found(search(case)) == case.culprits
 
 
 @pytest.mark.slow
@@ -135,8 +127,7 @@ def test_a_block_of_a_subclassed_model_is_taken_apart():
     plan = kmp.minimize_float32(model, {"features": X}, Y, rules=[])
     assert found(plan) == {"block/bad"}
     assert plan["block"] == plan.default == "mixed_float16"
-    why = "in mixed_float16 the loss is not finite, "
-    assert plan.reasons["block/bad"].startswith(why)
+    assert "not finite" in plan.reasons["block/bad"]
 
 
 def test_the_inputs_that_a_subclassed_model_casts():
@@ -165,17 +156,19 @@ def test_of_attention_only_the_parts_that_make_the_scores():
         assert found(plan) == scores
 
 
+@pytest.mark.one_backend
 def test_rules_and_the_models_own_float32_stay():
     own = layers.Dense(8, dtype="float32", name="own")
     low = layers.Dense(8, dtype="mixed_float16", name="low")
-    model = sequential(own, low, layers.Dense(8, dtype="float32"))
+    model = sequential(own, low, layers.Dense(8, dtype="float32", name="dense"))
     plan = kmp.minimize_float32(model, X, Y)
     assert [plan[p] for p in ("own", "low")] == ["float32", "mixed_float16"]
-    assert plan.reasons["own"] == "the model keeps it in float32"
-    assert plan.reasons["head"].startswith("output of the model")
+    assert plan.reasons.keys() == {"own", "head", "dense"}
+    assert plan.reasons["own"] == plan.reasons["dense"] != plan.reasons["head"]
     assert found(plan) == set()
 
 
+@pytest.mark.one_backend
 def test_an_unresolved_loss_blames_nobody():
     # Normalized over four samples again and again: any rounding decides.
     inputs = x = keras.Input((8,))
@@ -187,30 +180,26 @@ def test_an_unresolved_loss_blames_nobody():
     assert found(kmp.minimize_float32(model, X[:4], Y[:4], rules=[])) == set()
 
 
-def everything(model):
-    variables = [
-        *model.variables,
-        *model.metrics_variables,
-        *model.optimizer.variables,
-    ]
-    return [ops.convert_to_numpy(v.value).copy() for v in variables]
+def state(model):
+    layers = model._flatten_layers()
+    held = model.variables, model.metrics_variables, model.optimizer.variables
+    return (
+        [id(layer._dtype_policy) for layer in layers],
+        id(model.train_function),
+        [np.array(v).tolist() for variables in held for v in variables],
+    )
 
 
 def test_nothing_is_changed():
-    model = sequential(
-        layers.Dense(8), Overflowing(name="bad"), layers.Dropout(0.5)
-    )
+    bad = Overflowing(name="bad")
+    model = sequential(layers.Dense(8), bad, layers.Dropout(0.5))
     model.fit(X, Y, verbose=0)
-    policies = [layer._dtype_policy for layer in model._flatten_layers()]
-    function, before = model.train_function, everything(model)
+    before = state(model)
     assert found(kmp.minimize_float32(model, X, Y, rules=[])) == {"bad"}
-    after = [layer._dtype_policy for layer in model._flatten_layers()]
-    assert all(a is b for a, b in zip(after, policies, strict=True))
-    assert model.train_function is function
-    for a, b in zip(before, everything(model), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert state(model) == before
 
 
+@pytest.mark.one_backend
 def test_progress_is_shown_if_asked_for(capsys):
     model = sequential(Overflowing(name="bad"))
     kmp.minimize_float32(model, X, Y, rules=[])
@@ -219,36 +208,39 @@ def test_progress_is_shown_if_asked_for(capsys):
     assert "in_float32" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"model": 3}, TypeError, "must be a `keras.Model`. Received"),
-        ({"model": keras.Sequential()}, ValueError, "must be compiled"),
-        ({"x": []}, ValueError, "`x` must be .* Received"),
-        ({"y": Y[:3]}, ValueError, "same number of samples"),
-        ({"y": None}, ValueError, "needs targets.*Received: y=None"),
-        ({"policy": "float32"}, ValueError, "`policy` must be one of"),
-        ({"tolerance": -1}, ValueError, "`tolerance` must be a finite"),
-        ({"gradient_tolerance": "no"}, TypeError, "`gradient_tolerance` must"),
-        ({"rules": "head"}, TypeError, "`rules` must be a list"),
-        ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
-        ({"verbose": 3}, ValueError, "`verbose` must be one of 0, 1"),
-        ({"x": np.inf * X}, ValueError, "In float32 the loss .* not finite"),
-    ],
-)
-def test_wrong_calls(arguments, error, message):
+WRONG = {
+    "a `keras.Model`. Received": {"model": 3},
+    "must be compiled": {"model": keras.Sequential()},
+    "`x` must be .* Received": {"x": []},
+    "same number of": {"y": Y[:3]},
+    "targets.*Received: y=None": {"y": None},
+    "`policy` must": {"policy": "float32"},
+    "`tolerance` must": {"tolerance": -1},
+    "`gradient_tolerance` must": {"gradient_tolerance": "no"},
+    "`rules` must": {"rules": "head"},
+    "`batch_size` must": {"batch_size": 0},
+    "`verbose` must": {"verbose": 3},
+    "In float32 the .* not finite": {"x": np.inf * X},
+}
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_calls(message):
     valid = {"model": sequential(layers.Dense(8)), "x": X, "y": Y}
-    with pytest.raises(error, match=message):
-        kmp.minimize_float32(**valid | arguments)
+    with pytest.raises((TypeError, ValueError), match=message):
+        kmp.minimize_float32(**valid | WRONG[message])
 
 
+@pytest.mark.one_backend
 def test_a_tolerance_out_of_reach_is_refused():
     rule = kmp.PrecisionRule("bad", "mixed_float16")
     model = sequential(Overflowing(name="bad"))
-    with pytest.raises(ValueError, match="Even with .*'bad': 'mixed_float16'"):
+    with pytest.raises(ValueError, match="'bad': 'mixed_float16'"):
         kmp.minimize_float32(model, X, Y, rules=[rule])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("fits", "expected"),
     [
@@ -265,10 +257,12 @@ def test_the_smallest_set(fits, expected):
     assert smallest_set(["a", "b/x", "b/y", "c", "d"], fits) == expected
 
 
+@pytest.mark.one_backend
 def test_no_set_is_found_where_there_is_none():
     assert smallest_set(["a", "b"], lambda s: False) is None
 
 
+@pytest.mark.one_backend
 def test_well_ranked_culprits_take_few_trials_and_badly_ranked_not_all():
     def trials(*culprits):
         tried = []
@@ -283,6 +277,7 @@ def test_well_ranked_culprits_take_few_trials_and_badly_ranked_not_all():
     assert trials(*range(100)) <= 230
 
 
+@pytest.mark.one_backend
 def test_float32_goes_to_the_suspicious_and_then_to_the_cheap():
     # 16, 128 and 192 multiply-adds.
     entries = walk(sequential(layers.Dense(2), layers.Dense(64)))
@@ -296,7 +291,7 @@ def batch(x=X):
 
 
 def comparison(*middle, bits=0.0, optimizer="adam"):
-    model = compiled(sequential(*middle), optimizer)
+    model = sequential(*middle, optimizer=optimizer)
     model.optimizer.build(model.trainable_variables)
     return model, EndToEnd(model, [batch(), batch(2 * X)], bits)
 
@@ -311,6 +306,7 @@ def test_errors_are_of_the_assignment_alone():
     assert {layer.compute_dtype for layer in model.layers} == {"float32"}
 
 
+@pytest.mark.one_backend
 def test_a_small_gradient_that_is_all_wrong_is_seen():
     # At this scale nothing of the gradients is left in float16.
     model, compared = comparison(layers.Dense(8), bits=-24.0)
@@ -335,6 +331,7 @@ def test_a_shift_that_normalization_takes_off_again_is_not_compared():
     assert 0.0 < compared.errors({"mixed_float16": model.layers}).gradient < 0.1
 
 
+@pytest.mark.one_backend
 def test_the_reference_is_recomputed_on_demand():
     model, compared = comparison(layers.Dense(8))
     head = model.layers[-1]
