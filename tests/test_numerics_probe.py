@@ -206,15 +206,6 @@ def test_small_numbers_are_counted_and_exponents_are_not(jit):
     assert not len(small.bins())
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="Keras has it not")
-@each_jit
-def test_several_steps_in_one_call(jit):
-    model = compiled(sequential(layers.Dense(2)), jit, steps_per_execution=3)
-    found = probed(model).readings()
-    assert found["dense"].parts["gradient"].size == 16
-    assert model.optimizer.attempted_steps == 6
-
-
 def test_a_skipped_step_says_what_was_not_finite():
     model = sequential(layers.Dense(2))
     compiled(model, scale={"initial_scale": 2.0**30})
@@ -228,7 +219,7 @@ def test_a_skipped_step_says_what_was_not_finite():
 # Where both are possible XLA compiles each shape: 25 s on two cores.
 SHAPES = {
     "tensorflow": [(False, 2), pytest.param(True, 1, marks=pytest.mark.slow)],
-    "jax": [(True, 1)],
+    "jax": [(True, 2)],
     "torch": [(False, 1)],
 }[BACKEND]
 

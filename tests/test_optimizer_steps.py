@@ -269,16 +269,3 @@ def test_long_runs_of_bad_steps_and_of_none(bounds, low, high, mode):
     repeat(apply, [high, 2 * high], 1)
     np.testing.assert_array_equal(numbers([variable])[0], [0, -1])
     assert optimizer.skipped_steps == times
-
-
-@last_mode
-def test_the_scale_comes_back_from_its_floor(mode):
-    """A GAN's worst case."""
-    rule = DynamicLossScale(growth_interval=2)
-    optimizer, _, apply = stepper(mode, (2,), loss_scale=rule)
-    for _ in range(3):
-        repeat(apply, [INF, 0], 40)
-        assert float(optimizer.loss_scale) == 2.0**-14
-        repeat(apply, [0, 0], 10)
-        assert float(optimizer.loss_scale) == 2.0**-9
-    assert optimizer.attempted_steps == 150
