@@ -11,21 +11,17 @@ INPUT = np.linspace(-1, 1, 40, dtype="float32").reshape(2, 5, 4)
 class Block(layers.Layer):
     """A block whose sublayers are made in `__init__`, as most are."""
 
-    def __init__(self, units=4, **kwargs):
+    def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.units = units
-        self.dense = layers.Dense(units)
+        self.dense = layers.Dense(4)
         self.norm = layers.LayerNormalization()
 
     def build(self, shape):
         self.dense.build(shape)
-        self.norm.build((*shape[:-1], self.units))
+        self.norm.build((*shape[:-1], 4))
 
     def call(self, x):
         return self.norm(self.dense(x))
-
-    def get_config(self):
-        return {**super().get_config(), "units": self.units}
 
 
 @keras.saving.register_keras_serializable("policies_models")
@@ -44,20 +40,16 @@ class LateBlock(layers.Layer):
 
 @keras.saving.register_keras_serializable("policies_models")
 class Subclassed(keras.Model):
-    def __init__(self, units=4, **kwargs):
+    def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.units = units
         self.attention = layers.MultiHeadAttention(2, 3, dropout=0.1)
-        self.blocks = [Block(units), {"late": LateBlock()}]
+        self.blocks = [Block(), {"late": LateBlock()}]
         self.head = layers.Dense(2, activation="softmax")
         self.head_again = self.head
 
     def call(self, x):
         x = self.attention(x, x)
         return self.head(self.blocks[1]["late"](self.blocks[0](x)))
-
-    def get_config(self):
-        return {**super().get_config(), "units": self.units}
 
 
 def recurrent():
@@ -97,19 +89,3 @@ def subclassed():
 
 
 BUILDERS = [recurrent, functional, subclassed]
-
-
-def dense_model(units=(8, 4, 2)):
-    """Returns a Sequential of Dense layers, compiled."""
-    model = keras.Sequential(
-        [keras.Input((4,)), *(layers.Dense(n) for n in units)]
-    )
-    model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=False)
-    return model
-
-
-def fit(model, **kwargs):
-    """Runs one step of training on fixed data."""
-    x = np.linspace(-1, 1, 32, dtype="float32").reshape(8, 4)
-    y = np.ones((8, model.output_shape[-1]), "float32")
-    return model.fit(x, y, batch_size=8, verbose=0, **kwargs)

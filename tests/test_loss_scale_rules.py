@@ -100,23 +100,23 @@ def test_the_default_scale_stays_in_its_bounds(growth_interval, factors):
 
 # The scales of steps that overflow or not.
 TRACES = {
-    "growth to infinity is refused": (
+    "no infinity": (
         DynamicLossScale(2.0**125, growth_interval=1, max_scale=None),
         [0, 0, 0, 0],
         [2.0**125, 2.0**126, 2.0**127, 2.0**127],
     ),
-    "every overflow after those tolerated": (
+    "hysteresis": (
         DynamicLossScale(64.0, hysteresis=3, growth_interval=2),
         [1, 1, 0, 1, 1, 0, 0, 1, 1, 1],
         [64, 64, 64, 64, 32, 16, 16, 32, 32, 32],
     ),
-    "a fixed one never moves": (FixedLossScale(1000), [0, 1, 0], [1000] * 3),
-    "a table goes by attempted steps": (
+    "fixed": (FixedLossScale(1000), [0, 1, 0], [1000] * 3),
+    "table": (
         ScheduledLossScale({3: 2.0, 0: 8.0, 5: 1024.0}),
         [0, 1, 1, 0, 1, 0],
         [8.0, 8.0, 8.0, 2.0, 2.0, 1024.0],
     ),
-    "and so does a schedule": (
+    "schedule": (
         ScheduledLossScale(schedules.PolynomialDecay(1024.0, 4, 64.0)),
         [0, 1, 0, 1, 0, 1],
         [1024, 784, 544, 304, 64, 64],

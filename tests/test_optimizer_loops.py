@@ -272,7 +272,7 @@ def lists(tensors):
 APPLIED = {
     "unscaled": lambda o, g: o.unscale(g),
     "in a thread": threaded,
-    "in a thread, clipped": lambda o, g: clip(threaded(o, g)),
+    "clipped, thread": lambda o, g: clip(threaded(o, g)),
     "after all": lambda o, g: after(o, g, g),
     "after one": lambda o, g: after(o, g[:1], g),
     "after a norm": lambda o, g: after(o, [ops.norm(g[0])], g),

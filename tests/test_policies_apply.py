@@ -14,7 +14,6 @@ from policies_models import (
     INPUT,
     LateBlock,
     Subclassed,
-    dense_model,
     functional,
 )
 
@@ -31,6 +30,13 @@ plan_of = PrecisionPlan.from_model
 
 def numbers(values):
     return keras.ops.convert_to_numpy(keras.ops.cast(values, "float32"))
+
+
+def dense_model():
+    parts = [layers.Dense(units) for units in (8, 4, 2)]
+    model = keras.Sequential([keras.Input((4,)), *parts])
+    model.compile("adam", "mse", jit_compile=False)
+    return model
 
 
 def reload(model, tmp_path, global_policy="float32"):
