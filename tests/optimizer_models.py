@@ -42,6 +42,13 @@ each_mode = pytest.mark.parametrize(
     ],
 )
 last_mode = pytest.mark.parametrize("mode", MODES[-1:])
+
+
+def rarely(*values):
+    """A case of a parametrization that is slow elsewhere than on torch."""
+    return pytest.param(*values, marks=pytest.mark.one_backend)
+
+
 only_tensorflow = pytest.mark.skipif(
     BACKEND != "tensorflow", reason="a feature of TensorFlow"
 )

@@ -13,6 +13,7 @@ from optimizer_models import (
     each_jit,
     numbers,
     only_tensorflow,
+    rarely,
 )
 from zoo import gan as zoo
 
@@ -98,7 +99,7 @@ class Twice(keras.Model):
         self.inner = keras.Sequential(
             [layers.Dense(4, name="first")], name="inner"
         )
-        self.rnn = layers.GRU(2, name="rnn")
+        self.rnn = layers.SimpleRNN(2, name="rnn")
 
     def call(self, x):
         x = self.shared(self.shared(x))
@@ -267,7 +268,7 @@ def test_small_tensors_are_measured_together(monkeypatch):
     for name, width in (("halves", 3), ("whole", 6)):
         reshaped = functools.partial(ops.reshape, newshape=(-1, width))
         x = layers.Lambda(reshaped, output_shape=(width,), name=name)(x)
-    model = compiled(keras.Model(inputs, x), False, sgd(0.0))
+    model = compiled(keras.Model(inputs, x), JIT, sgd(0.0))
     found = probed(model, X, X).readings()["halves"].parts["activation"]
     last = X[-8:].astype("float16").astype("float64")
     assert found.largest == np.abs(last).max()
@@ -287,8 +288,8 @@ def rate_of_zero():
     [
         (2.0**-40, None, 1.0),
         (2.0**-4, 3, 0.0),
-        (2.0**-4, 4, None),
-        (rate_of_zero(), None, None),
+        rarely(2.0**-4, 4, None),
+        rarely(rate_of_zero(), None, None),
     ],
 )
 def test_updates_are_lost_only_where_there_is_one(
@@ -352,6 +353,7 @@ class Together(zoo.Gan):
     )
 
 
+@pytest.mark.one_backend
 def test_optimizers_that_skip_together_are_both_measured():
     weights = []
     for callbacks in ([], [Probing()]):
@@ -412,7 +414,9 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name", ["fused", rarely("softmax"), rarely("grouped"), "own"]
+)
 def test_the_largest_attention_logit_is_that_of_numpy(name):
     sequences = np.random.default_rng(0).normal(size=(8, 5, 6))
     sequences[3] *= 4.0

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from keras import ops
-from optimizer_models import BACKEND, only_tensorflow
+from optimizer_models import BACKEND, only_tensorflow, rarely
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.statistics import (
@@ -18,7 +18,7 @@ from keras_mixprec.numerics.statistics import (
 
 FLOAT16 = get_format("float16")
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -2.0, 65504.0, 2.0**-24]
-COMPILES = BACKEND != "torch"
+only_compiled = pytest.mark.skipif(BACKEND == "torch", reason="as it is")
 
 
 def numbers(dtype):
@@ -53,7 +53,9 @@ def measured(array, light=False, compiled=False):
     return found
 
 
-@pytest.mark.parametrize("compiled", [False, True][: 1 + COMPILES])
+@pytest.mark.parametrize(
+    "compiled", [rarely(False), pytest.param(True, marks=only_compiled)]
+)
 @pytest.mark.parametrize("light", [True, False])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_against_numpy(dtype, light, compiled):
@@ -102,6 +104,7 @@ ROOTS = {f"2**{n}": np.full(8, 2.0**n) for n in EXPONENTS}
 ROOTS["unlike numbers"] = np.array([2.0**24, *[2.0**23] * 7])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ROOTS)
 def test_squares_neither_overflow_nor_vanish(name):
     expected = np.sqrt(np.mean(np.square(ROOTS[name])))

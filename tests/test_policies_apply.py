@@ -9,12 +9,14 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from optimizer_models import rarely
 from policies_models import (
-    BUILDERS,
     INPUT,
     LateBlock,
     Subclassed,
     functional,
+    recurrent,
+    subclassed,
 )
 
 import keras_mixprec as kmp
@@ -45,7 +47,7 @@ def reload(model, tmp_path, global_policy="float32"):
     return keras.models.load_model(tmp_path / "m.keras")
 
 
-@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize("build", [rarely(recurrent), functional, subclassed])
 def test_every_layer_follows_and_the_plan_restores_what_a_file_loses(
     build, tmp_path
 ):
@@ -187,6 +189,7 @@ class TwoInputs(keras.Model):
         return self.left(inputs[0]) + self.right(inputs[1])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("structure", [tuple, list])
 def test_a_built_model_of_several_inputs(structure):
     model = TwoInputs()
@@ -198,7 +201,7 @@ def test_a_built_model_of_several_inputs(structure):
 RULES = [PrecisionRule("*/softmax"), PrecisionRule("late_block/block")]
 
 
-@pytest.mark.parametrize("by_fit", [False, True])
+@pytest.mark.parametrize("by_fit", [False, rarely(True)])
 def test_late_sublayers_follow_the_last_call_before_build(by_fit):
     model = Subclassed()
     apply_policy(model, "mixed_float16", rules=[])

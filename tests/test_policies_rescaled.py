@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from optimizer_models import rarely
 
 from keras_mixprec import PrecisionPlan, RescaledPolicy
 
@@ -47,7 +48,7 @@ def values(layer, x):
     return ops.convert_to_numpy(layer(x)).astype("float64")
 
 
-@pytest.mark.parametrize("bits", [-9, 5])
+@pytest.mark.parametrize("bits", [-9, rarely(5)])
 @pytest.mark.parametrize("degree", KINDS)
 def test_outputs_and_gradients_are_exact(degree, bits):
     found = []
