@@ -45,10 +45,6 @@ if keras.backend.backend() != "torch":
 # What a backend has little part in is slow on those whose processes start late.
 _SLOW_ELSEWHERE = {
     "test_comparison_end_to_end.py",
-    "test_monitor_by_hand.py",
-    "test_monitor_contract.py",
-    "test_monitor_same_run.py",
-    "test_monitor_twin.py",
 }
 
 

@@ -3,13 +3,11 @@
 import keras
 import numpy as np
 import pytest
+import workers
 from keras import layers
-from monitor_models import monitor, scalars, told
-from optimizer_models import only_jax
+from monitor_models import dense, not_torch, only_jax, watched
 from reporting_readers import read_tag
-from workers import run_two_workers
 
-import keras_mixprec as kmp
 from keras_mixprec.formats import get_format
 from keras_mixprec.metrics import PROBED
 
@@ -18,7 +16,7 @@ STEPS, BROKE_UNTIL = 60, 30
 
 
 def test_two_workers():
-    first, second = run_two_workers("watched")
+    first, second = workers.run_two_workers("watched")
     assert first == second
     probes = first["healthy"]["probes"]
     assert probes
@@ -26,10 +24,14 @@ def test_two_workers():
     assert first["healthy"]["steps"] == STEPS
     assert 5 <= first["unrecoverable"]["steps"] < BROKE_UNTIL
     # Only the second worker has the batches that overflow.
-    report = first["unrecoverable"]["report"]
-    assert "forward_overflow in big (found by worker 1)" in report
+    assert "(found by worker 1)" in first["unrecoverable"]["report"]
     assert "forward_overflow big" in first["unrecoverable"]["verdicts"]
     assert "worker" not in first["healthy"]["report"]
+
+
+@not_torch
+def test_two_devices_have_one_log():
+    workers.run("replicas_monitor.py")
 
 
 def data_parallel(devices):
@@ -50,24 +52,21 @@ def model_parallel(devices):
 @pytest.mark.parametrize("distribute", [data_parallel, model_parallel])
 def test_probes_on_two_devices(distribute, tmp_path):
     devices = keras.distribution.list_devices()[:2]
-    keras.config.set_dtype_policy("mixed_float16")
     keras.distribution.set_distribution(distribute(devices))
     try:
         wide = layers.Dense(6, name="wide", kernel_initializer="ones")
-        model = keras.Sequential([keras.Input((4,)), wide, layers.Dense(2)])
-        model.compile(kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0)), "mse")
-        watcher = monitor(tmp_path, update_freq=1, probe_every=1)
+        still = {"optimizer": keras.optimizers.SGD(0.0), "rules": []}
+        model = dense(wide, outputs=2, **still)
         x = np.arange(64, dtype="float32").reshape((16, 4))
-        arguments = {"batch_size": 4, "shuffle": False, "verbose": 0}
-        model.fit(x, np.zeros((16, 2)), callbacks=[watcher], **arguments)
+        often = {"update_freq": 1, "probe_every": 1}
+        run = watched(tmp_path, (x, np.zeros((16, 2))), model, **often)
     finally:
         keras.distribution.set_distribution(None)
     # After the first step without a probe, then by one in each.
-    tag = "mixprec_ranges/activation_headroom_bits"
-    measured = list(scalars(tmp_path, tag))
-    assert measured == [1, 2, 3, 4]
-    assert len(told(tmp_path, "probe_compiled")) == 1
-    assert not told(tmp_path, "probe_failed")
+    measured = run.scalars("mixprec_ranges/activation_headroom_bits")
+    assert [*measured] == [1, 2, 3, 4]
+    assert len(run.told("probe_compiled")) == 1
+    assert not run.told("probe_failed")
     # The last batch of four rows; each number the sum of one of them.
     table = read_tag(str(tmp_path / "mixprec"), "mixprec/heat/00000")[4]
     bits = dict(zip(PROBED, table[0], strict=True))

@@ -1,133 +1,238 @@
-"""Models that a monitor watched are saved and copied as others are."""
+"""Watched models and callbacks are saved, copied and used again as others."""
 
 import copy
+import inspect
+import os
 import pickle
-import subprocess
-import sys
+import zipfile
 
 import keras
 import numpy as np
 import pytest
 from monitor_models import (
-    BACKEND,
     BAD,
+    JIT,
     OPTIMIZERS,
     arrays,
+    compiling,
     each_optimizer,
     fit,
     good,
-    monitor,
+    one_backend,
     one_weight,
+    watched,
     with_bad,
 )
 
 import keras_mixprec as kmp
 
-
-def watched(wrap, tmp_path):
-    model = one_weight(
-        wrap,
-        BACKEND == "jax",
-        metrics=["mse", keras.metrics.RootMeanSquaredError(name="root")],
-    )
-    fit(model, with_bad(good(4), 1), [monitor(tmp_path / "logs")])
-    return model
+VALUES = with_bad(good(4), 1)
+load = keras.models.load_model
 
 
-def saved_and_loaded(model, tmp_path):
+def watched_model(wrap, tmp_path):
+    root = keras.metrics.RootMeanSquaredError(name="root")
+    model = one_weight(wrap, JIT, metrics=["mse", root])
+    return watched(tmp_path / "logs", VALUES, model).model
+
+
+def saved(model, tmp_path):
     model.save(tmp_path / "model.keras")
-    return keras.models.load_model(tmp_path / "model.keras")
+    return load(tmp_path / "model.keras")
 
 
-COPIES = {
-    "save": saved_and_loaded,
-    "pickle": lambda model, _: pickle.loads(pickle.dumps(model)),
-    "deepcopy": lambda model, _: copy.deepcopy(model),
-}
-
-
-@pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
-@each_optimizer
-def test_copy_is_a_model_of_its_own(wrap, make, tmp_path):
-    model = watched(wrap, tmp_path)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (saved, "ours"),
+        pytest.param(saved, "keras", marks=one_backend),
+        pytest.param(saved, "auto", marks=one_backend),
+        (lambda model, _: pickle.loads(pickle.dumps(model)), "keras"),
+        pytest.param(
+            *(lambda model, _: copy.deepcopy(model), "ours"), marks=one_backend
+        ),
+    ],
+)
+def test_a_copy_is_a_model_of_its_own(name, make, tmp_path):
+    model = watched_model(OPTIMIZERS[name], tmp_path)
     replay = make(model, tmp_path)
-    assert float(replay.optimizer.dynamic_scale.numpy()) == 2.0**14
-    assert int(replay.optimizer.inner_optimizer.iterations.numpy()) == 3
+    optimizer = replay.optimizer
+    assert float(optimizer.dynamic_scale.numpy()) == 2.0**14
+    assert int(optimizer.inner_optimizer.iterations.numpy()) == 3
+    if name == "ours":
+        assert type(optimizer) is kmp.LossScaleOptimizer
+        assert optimizer.skipped_steps == 1
+        assert not replay.evaluate(*arrays([BAD]), verbose=0)[0] < 1e30
+    elif make is saved:  # Keras alone loads what had its optimizer.
+        with zipfile.ZipFile(tmp_path / "model.keras") as file:
+            assert b"keras_mixprec" not in file.read("config.json")
     before = model.get_metrics_result()
-    history = fit(replay, with_bad(good(4), 1), [monitor(tmp_path / "logs")])
+    history = watched(tmp_path / "logs", VALUES, replay).history
     assert np.isfinite(list(history.values())).all()
     assert model.get_metrics_result() == before
     assert int(model.optimizer.iterations.numpy()) == 3
 
 
-def test_clone(tmp_path):
-    model = watched(OPTIMIZERS["ours"], tmp_path)
-    clone = keras.models.clone_model(model)
+@one_backend
+def test_a_clone_is_compiled_otherwise(tmp_path):
+    clone = keras.models.clone_model(
+        watched_model(OPTIMIZERS["ours"], tmp_path)
+    )
     clone.compile("sgd", "mae", jit_compile=False)
     assert clone.evaluate(*arrays([1 / 8]), verbose=0)[0] == 1 / 8
 
 
-def test_metric_is_copied_without_its_guard(tmp_path):
+@one_backend
+def test_a_metric_is_copied_without_its_guard(tmp_path):
     metric = keras.metrics.MeanSquaredError(name="error")
-    model = one_weight(metrics=[metric], jit_compile=False)
-    fit(model, good(2), [monitor(tmp_path)])
+    model = watched(tmp_path, good(2), one_weight(metrics=[metric])).model
     replay = copy.deepcopy(metric)
     replay.update_state([[1.0]], [[0.0]])
     model.reset_metrics()
-    assert float(replay.result()) == 1.0
-    assert float(metric.result()) == 0.0
+    assert (float(replay.result()), float(metric.result())) == (1.0, 0.0)
     again = keras.metrics.deserialize(keras.metrics.serialize(metric))
     assert again.name == "error"
 
 
+@one_backend
 @each_optimizer
-def test_checkpoint_in_every_epoch(wrap, tmp_path):
-    model = one_weight(wrap, BACKEND == "jax", metrics=["mse"])
-    path = tmp_path / "{epoch}.keras"
-    checkpoint = keras.callbacks.ModelCheckpoint(str(path))
-    callbacks = [monitor(tmp_path / "logs"), checkpoint]
-    fit(model, with_bad(good(6), 3), callbacks, epochs=3)
-    scales = [
-        float(
-            keras.models.load_model(
-                tmp_path / f"{epoch}.keras"
-            ).optimizer.dynamic_scale.numpy()
-        )
-        for epoch in (1, 2, 3)
-    ]
+def test_a_checkpoint_in_every_epoch(wrap, tmp_path):
+    path = str(tmp_path / "{epoch}.keras")
+    checkpoint = keras.callbacks.ModelCheckpoint(path)
+    model = one_weight(wrap, JIT, metrics=["mse"])
+    values = with_bad(good(6), 3)
+    watched(tmp_path / "logs", values, model, checkpoint, epochs=3)
+    loaded = [load(path.format(epoch=n)).optimizer for n in (1, 2, 3)]
+    scales = [float(optimizer.dynamic_scale.numpy()) for optimizer in loaded]
     assert scales == [2.0**15, 2.0**14, 2.0**14]
 
 
-PLAIN_KERAS = """
-import sys
-import keras
-keras.config.set_dtype_policy("mixed_float16")
-for path in sys.argv[1:]:
-    optimizer = keras.models.load_model(path).optimizer
-    assert type(optimizer).__module__.startswith("keras."), optimizer
-    scale, steps = optimizer.dynamic_scale, optimizer.inner_optimizer.iterations
-    print(float(scale.numpy()), int(steps.numpy()))
-assert "keras_mixprec" not in sys.modules
-"""
+# What every callback of the package bears.
+
+CALLBACKS = [
+    kind
+    for kind in (getattr(kmp, name) for name in kmp.__all__)
+    if inspect.isclass(kind) and issubclass(kind, keras.callbacks.Callback)
+]
+RESULTS = ("verdicts", "summary", "plan", "history", "log_dir")
+ONE_EIGHTH = {"loss": [1 / 64]}
 
 
-def test_keras_alone_loads_what_had_its_optimizer(tmp_path):
-    paths = [tmp_path / f"{name}.keras" for name in ("keras", "auto")]
-    for path in paths:
-        watched(OPTIMIZERS[path.stem], tmp_path).save(path)
-    answer = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", PLAIN_KERAS, *paths],
-        capture_output=True,
-        text=True,
-        check=False,
+def each_kind(test):
+    """For each callback, in a folder of its own, whatever the backend."""
+    each = pytest.mark.parametrize("kind", CALLBACKS)
+    return one_backend(pytest.mark.usefixtures("own_folder")(each(test)))
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def trains(callback, model=None):
+    """Whether it trains as without the callback."""
+    history = fit(model or one_weight(), [1 / 8, 1 / 4], [callback])
+    return history == {"loss": [5 / 128]}
+
+
+@each_kind
+@each_optimizer
+def test_it_is_used_again(kind, wrap):
+    callback, model = kind(), one_weight(wrap)
+    x, y = arrays(good(2))
+    none = {"verbose": 0, "callbacks": [callback]}
+    model.fit(x, y, epochs=0, **none)
+    model.fit(x, y, initial_epoch=3, epochs=2, **none)
+    assert trains(callback, model)
+    assert trains(callback, model)
+    assert trains(callback)  # Another model.
+    # Steps by hand.
+    model.reset_metrics()  # As `train_on_batch` itself does from 3.14 on.
+    assert model.train_on_batch(*arrays([1 / 8])) == 1 / 64
+    model.reset_metrics()
+    assert model.test_on_batch(*arrays([1 / 8])) == 1 / 64
+
+
+@each_kind
+def test_evaluate_and_predict(kind):
+    model, callback = one_weight(), kind()
+    x, y = arrays([1 / 8])
+    kept = {"verbose": 0, "callbacks": [callback]}
+    for _ in range(2):
+        assert model.evaluate(x, y, **kept) == 1 / 64
+        assert model.predict(x, **kept).tolist() == x.tolist()
+        if _ == 0:
+            assert os.listdir() == []
+            assert trains(callback, model)
+
+
+each_copy = pytest.mark.parametrize(
+    "make", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))]
+)
+
+
+@each_kind
+@each_copy
+def test_used_callbacks_are_copied_with_their_results(kind, make):
+    callback, model = kind(), one_weight()
+    assert trains(make(callback))
+    fit(model, [1 / 8, BAD], [callback])
+    replay = make(callback)
+    kept = [name for name in RESULTS if hasattr(callback, name)]
+    assert len(kept) >= 2
+    for name in kept:
+        assert repr(getattr(replay, name)) == repr(getattr(callback, name))
+    assert replay.model is None
+    assert trains(replay)
+    assert trains(copy.copy(callback))
+    assert trains(callback, make(model))
+
+
+@each_kind
+@each_copy
+def test_callbacks_are_copied_in_training(kind, make):
+    callback, replays = kind(), []
+    copying = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: replays.append(make(callback))
     )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.split() == ["16384.0", "3"] * 2
+    fit(one_weight(), [1 / 8, 1 / 4], [callback, copying])
+    assert trains(replays[1])
 
 
-def test_ours_stays_ours(tmp_path):
-    model = watched(kmp.LossScaleOptimizer, tmp_path)
-    loaded = saved_and_loaded(model, tmp_path)
-    assert type(loaded.optimizer) is kmp.LossScaleOptimizer
-    assert loaded.optimizer.skipped_steps == 1
-    assert not loaded.evaluate(*arrays([BAD]), verbose=0)[0] < 1e30
+@each_kind
+@each_optimizer
+def test_interrupted_training_goes_on(kind, wrap):
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    model, callback = one_weight(wrap), kind()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, [BAD, 1 / 8, 1 / 8, 1 / 8], [callback, Fails()])
+    assert not model.evaluate(*arrays([1 / 8, BAD]), verbose=0) < 1e30
+    assert trains(callback, model)
+    assert trains(callback, model)
+
+
+def classifier(X, y):  # noqa: N803
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
+    optimizer = kmp.LossScaleOptimizer("sgd")
+    model.compile(optimizer, "mse", **compiling(None))
+    return model
+
+
+@each_kind
+def test_scikit_learn(kind):
+    model_selection = pytest.importorskip("sklearn.model_selection")
+    arguments = {"callbacks": [kind()], "verbose": 0}
+    model = keras.wrappers.SKLearnClassifier(classifier, fit_kwargs=arguments)
+    x, y = np.linspace(-1, 1, 16)[:, None], np.arange(16) % 2
+    # A clone loses `fit_kwargs`.
+    scores = model_selection.cross_val_score(
+        model, x, y, cv=2, params=arguments, error_score="raise"
+    )
+    assert len(scores) == 2
+    again = copy.deepcopy(model.fit(x, y)).fit(x, y)
+    assert again.predict(x).shape == y.shape
