@@ -52,10 +52,18 @@ def pytest_collection_modifyitems(items):
     """Elsewhere than on torch, tests that have no backend in them are slow."""
     if keras.backend.backend() != "torch":
         for item in items:
-            if item.path.name in _SLOW_ELSEWHERE or item.get_closest_marker(
-                "one_backend"
-            ):
+            if item.path.name in _SLOW_ELSEWHERE or _has_no_backend(item):
                 item.add_marker(pytest.mark.slow)
+
+
+def _has_no_backend(item):
+    """Whether a test or a case is of `one_backend`.
+
+    In a file of those, `every_backend` marks the others.
+    """
+    own = {marker.name for marker in item.own_markers}
+    in_file = item.get_closest_marker("one_backend")
+    return "one_backend" in own or (in_file and "every_backend" not in own)
 
 
 _NUMBERS = itertools.count()

@@ -28,13 +28,18 @@ JITS = {
     "torch": {False: "ops"},
 }[BACKEND]
 JIT = next(iter(JITS))
+# For files most of which runs on one backend, and what in them runs on each.
+one_backend = pytest.mark.one_backend
+every_backend = pytest.mark.every_backend
 # A test of both compiles with XLA by default, as `compile` does by itself.
 each_jit = pytest.mark.parametrize(
     "jit",
     [
         pytest.param(jit, id=name, marks=marks)
         for (jit, name), marks in zip(
-            reversed(JITS.items()), ([], [pytest.mark.slow]), strict=False
+            reversed(JITS.items()),
+            (every_backend, pytest.mark.slow),
+            strict=False,
         )
     ],
 )
@@ -58,8 +63,6 @@ not_torch, not_jax = (
     pytest.mark.skipif(name == BACKEND, reason=f"{name} lacks it")
     for name in ("torch", "jax")
 )
-# For one case of several, of which a default run needs a few elsewhere.
-one_backend = pytest.mark.one_backend
 
 
 def good(count, start=1):

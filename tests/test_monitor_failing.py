@@ -21,6 +21,7 @@ from monitor_models import (
     arrays,
     dense,
     each_jit,
+    every_backend,
     fit,
     good,
     monitor,
@@ -44,6 +45,8 @@ from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.loss_scaling.presets import PRESETS
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 
+pytestmark = one_backend
+
 # Runs that end early because nothing helps.
 
 
@@ -60,38 +63,28 @@ def following(name):
     return wrap
 
 
-@one_backend
+# Nothing is diagnosed: the counters are read at the end only. At 2**-1 the
+# gradient of 2e4 * 4 would fit float16, so that 18 steps are a search.
 @pytest.mark.parametrize(
-    "name",
-    [
-        "own",
-        "torch",
-        "deepspeed",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in PRESETS
-            if name not in ("torch", "deepspeed")
-        ),
+    ("name", "steps"),
+    [("own", 100), ("torch", 100), ("torch", 18), ("deepspeed", 100)]
+    + [
+        pytest.param(name, 100, marks=pytest.mark.slow)
+        for name in PRESETS
+        if name not in ("torch", "deepspeed")
     ],
 )
-def test_a_collapse_is_reported_under_every_rule(name, tmp_path):
-    # Nothing is diagnosed: the counters are read at the end only.
-    model = chain(wrap=following(name))
-    run = watched(tmp_path, [1000.0] * 100, model, update_freq=1000)
-    assert run.summary.optimizers[""].skipped == 100
-    assert [v.kind for v in run.verdicts] == ["scale_collapsed"]
-
-
-@one_backend
-def test_a_search_for_a_small_scale_is_no_collapse(tmp_path):
-    # At 2**-1 the gradient of 2e4 * 4 would fit float16.
-    model = chain(wrap=following("torch"))
-    run = watched(tmp_path, [1000.0] * 18, model, update_freq=18)
-    assert "scale_collapsed" not in [v.kind for v in run.verdicts]
+def test_a_collapse_is_told_from_a_search_under_every_rule(
+    name, steps, tmp_path
+):
+    model, values = chain(wrap=following(name)), [1000.0] * steps
+    run = watched(tmp_path, values, model, update_freq=1000)
+    assert run.summary.optimizers[""].skipped == steps
+    collapses = [v for v in run.verdicts if v.kind == "scale_collapsed"]
+    assert len(collapses) == (steps == 100)
 
 
 # Keras' own, and two of the five presets that have no floor.
-@one_backend
 @pytest.mark.parametrize("name", ["own", "torch", "mxnet"])
 def test_a_tuner_gives_up_without_a_floor(name, monkeypatch):
     monkeypatch.setattr(
@@ -104,53 +97,43 @@ def test_a_tuner_gives_up_without_a_floor(name, monkeypatch):
     assert callback.history[-1]["kind"] == "give_up"
 
 
-@each_jit
+def at_the_floor(inner):
+    rule = kmp.DynamicLossScale(2.0, min_scale=1.0)
+    return kmp.LossScaleOptimizer(inner, rule)
+
+
 @pytest.mark.parametrize(
-    ("name", "start"),
+    ("wrap", "stop_after", "reason"),
     [
-        ("ours", 2.0**15),
-        ("own", 1.0),
-        pytest.param("ours", 1.0, marks=one_backend),
-        pytest.param("own", 2.0**15, marks=one_backend),
-        # Rules without a floor.
-        pytest.param("torch", None, marks=one_backend),
-        pytest.param("mxnet", None, marks=one_backend),
+        (following("ours"), 3, "3 steps"),
+        (lambda inner: following("ours")(inner, 1.0), 3, "3 steps"),
+        (following("own"), 3, "3 steps"),
+        (lambda inner: following("own")(inner, 1.0), 3, "3 steps"),
+        # Rules without a floor, and one with.
+        (following("torch"), 3, "3 steps"),
+        (following("mxnet"), 3, "3 steps"),
+        (at_the_floor, 8, "loss scale of 1"),
     ],
 )
-def test_it_stops_whatever_the_scale(name, start, jit, tmp_path):
-    assert start or kmp.DynamicLossScale.preset(name).min_scale is None
-    model = one_weight(lambda inner: following(name)(inner, start), jit)
+def test_it_stops_whatever_the_scale(
+    wrap, stop_after, reason, tmp_path, capsys
+):
+    often = {"update_freq": 1, "stop_after": stop_after, "verbose": 1}
     values = [*good(2), *[BAD] * 30]
-    run = watched(tmp_path, values, model, update_freq=1, stop_after=3)
-    assert run.summary.optimizers[""].steps < 10
+    run = watched(tmp_path, values, one_weight(wrap), **often)
+    assert run.summary.optimizers[""].steps < 14
     (event,) = run.told("stopped")
-    assert event["reason"].startswith("3 steps")
-
-
-def at_the_floor():
-    rule = kmp.DynamicLossScale(2.0, min_scale=1.0)
-    return one_weight(lambda inner: kmp.LossScaleOptimizer(inner, rule))
-
-
-@one_backend
-def test_a_run_that_no_scale_helps_is_stopped_with_the_reason(tmp_path, capsys):
-    often = {"update_freq": 1, "stop_after": 8, "verbose": 1}
-    run = watched(tmp_path, [BAD] * 40, at_the_floor(), **often)
-    assert run.model.optimizer.attempted_steps < 12
-    [event] = run.told("stopped")
-    assert "loss scale of 1" in event["reason"]
+    assert reason in event["reason"]
     assert event["reason"] in capsys.readouterr().out
     # The cause, not the collapse that it brings about.
-    kinds = [v.kind for v in run.verdicts]
-    assert kinds
-    assert "scale_collapsed" not in kinds
+    assert "scale_collapsed" not in [v.kind for v in run.verdicts]
 
 
-@one_backend
-def test_other_runs_go_on(tmp_path):
-    values = with_bad(good(12), 2, 5)
-    run = watched(tmp_path, values, at_the_floor(), update_freq=1, stop_after=3)
-    assert run.model.optimizer.attempted_steps == 12
+@each_jit
+def test_other_runs_go_on(jit, tmp_path):
+    values, model = with_bad(good(12), 2, 5), one_weight(at_the_floor, jit)
+    run = watched(tmp_path, values, model, update_freq=1, stop_after=3)
+    assert model.optimizer.attempted_steps == 12
     assert run.told("stopped") == []
     assert "scale_collapsed" not in [v.kind for v in run.verdicts]
 
@@ -162,7 +145,6 @@ class Ended(keras.callbacks.Callback):
         self.ended = True
 
 
-@one_backend
 @pytest.mark.parametrize("with_tuner", [False, True])
 def test_a_backup_outlives_a_run_that_raises(with_tuner, tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
@@ -182,7 +164,6 @@ def test_a_backup_outlives_a_run_that_raises(with_tuner, tmp_path):
     assert len(again["loss"]) == 3
 
 
-@one_backend
 def test_a_failure_seen_at_the_end_is_raised_then(tmp_path):
     watcher = monitor(tmp_path, stop_after=5, on_stop="raise", max_overhead=0)
     with pytest.raises(FloatingPointError, match="5 steps"):
@@ -190,8 +171,10 @@ def test_a_failure_seen_at_the_end_is_raised_then(tmp_path):
     assert watcher.summary.optimizers[""].skipped == 5
 
 
-@pytest.mark.parametrize("epochs", [1, 8])
-@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+@pytest.mark.parametrize(
+    ("seconds", "epochs"),
+    [(0.0, 1), pytest.param(3600.0, 8, marks=every_backend), (0.0, 8)],
+)
 def test_it_stops_at_the_very_step_on_any_machine(
     seconds, epochs, tmp_path, clock
 ):
@@ -240,7 +223,6 @@ def ended(folder, model, error, *callbacks):
     return watcher, overview(folder)
 
 
-@one_backend
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_an_exception_is_in_all_that_is_said(tmp_path, capsys, policy, batch):
@@ -262,6 +244,7 @@ def test_an_exception_is_in_all_that_is_said(tmp_path, capsys, policy, batch):
 
 
 # JAX calls it before `fit` has begun.
+@every_backend
 @not_jax
 def test_a_step_in_float32_that_raises(tmp_path):
     model = dense(InCall(), inputs=1, policy="float32", jit=False)
@@ -272,7 +255,6 @@ def test_a_step_in_float32_that_raises(tmp_path):
     assert finding["step"] in (0, 1)
 
 
-@one_backend
 def test_what_was_interrupted_does_not_fail(tmp_path):
     stops = Raises(KeyboardInterrupt(), 2)
     model = dense(inputs=1, policy="float32")
@@ -293,6 +275,7 @@ def model_with_squares():
     return dense(*middle, optimizer="adam")
 
 
+@every_backend
 def test_a_batch_that_is_loaded_fails_alike(tmp_path):
     data, keep = (X, X[:, :1]), {"keep_failing_batches": 3, "batch_size": 8}
     run = watched(tmp_path, data, model_with_squares(), epochs=2, **keep)
@@ -329,7 +312,6 @@ def test_training_is_the_same_and_the_first_are_kept(tmp_path, jit):
     assert batches[0].plan == {"dense": "mixed_float16"}
 
 
-@one_backend
 def test_dicts_and_weights_of_samples_are_kept(tmp_path):
     batch = ({"a": np.ones(2), "b": [np.zeros(3), None]}, np.ones(1), None)
     kept = FailingBatch(4, batch, [np.ones((2, 2))], [], {"optimizer": 2.0}, {})
@@ -340,7 +322,6 @@ def test_dicts_and_weights_of_samples_are_kept(tmp_path):
     assert (found.step, found.scales) == (4, {"optimizer": 2.0})
 
 
-@one_backend
 def test_other_files_and_other_models_are_refused(tmp_path):
     np.savez(tmp_path / "other.npz", a=np.ones(2))
     with pytest.raises(ValueError, match="Received: path"):
@@ -350,6 +331,7 @@ def test_other_files_and_other_models_are_refused(tmp_path):
         batch.replay(model_with_squares())
 
 
+@every_backend
 @not_torch
 def test_of_several_steps_in_one_call_none_is_kept(tmp_path):
     model = one_weight(jit=BACKEND == "jax", steps_per_execution=2)
@@ -389,7 +371,10 @@ class Fails(keras.callbacks.Callback):
                 self.folder.write_text("in its place")
 
 
-@pytest.mark.parametrize("how", ["full", "removed", "replaced"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("full", marks=every_backend), "removed", "replaced"],
+)
 def test_a_disk_that_fails_ends_nothing(how, disk, tmp_path):
     folder = disk / "log" if how != "full" else disk
     values, options = with_bad(good(STEPS), 3) * 3, {"update_freq": 1}
@@ -417,70 +402,44 @@ def test_a_disk_that_fails_ends_nothing(how, disk, tmp_path):
         assert "No space left" in gap["reason"]
 
 
-@one_backend
-def test_two_models_that_train_in_turn_share_a_log_dir(tmp_path):
-    models = [one_weight(), one_weight()]
-    lists = [
-        keras.callbacks.CallbackList(
-            [monitor(tmp_path, update_freq=1)], model=model, steps=3
-        )
-        for model in models
-    ]
-    for each in lists:
-        each.on_train_begin()
-        each.on_epoch_begin(0)
-    for step, value in enumerate([BAD, 1 / 8, BAD]):
-        for model, each in zip(models, lists, strict=True):
-            each.on_train_batch_begin(step)
-            model.train_on_batch(*arrays([value]))
-    for each in lists:
-        each.on_epoch_end(0)
-        each.on_train_end()
-    found = kmp.load_report(tmp_path).to_dict()
-    skipped = {name: run["skipped"] for name, run in found.items()}
-    assert skipped == {"mixprec": 2, "mixprec_2": 2}
-
-
 # A `fit` that does not start, after which others are watched.
 
 
-@one_backend
-def test_two_monitors_in_one_fit_are_refused(tmp_path):
-    both, model = (
-        [monitor(tmp_path / "a"), monitor(tmp_path / "b")],
-        one_weight(),
-    )
-    with pytest.raises(ValueError, match="one `MixPrecMonitor`.*/a'"):
-        fit(model, good(2), both)
-    fit(model, good(2), both[:1])
-    assert len(scalars(tmp_path / "a", "loss_scale")) > 0
+class NotYet(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        raise ValueError("not yet")
 
 
-@one_backend
-def test_after_a_fit_that_did_not_start_others_are_watched(tmp_path):
-    class Fails(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            raise ValueError("not yet")
-
-    model = one_weight()
-    with pytest.raises(ValueError, match="not yet"):
-        fit(model, good(2), [monitor(tmp_path), Fails()])
-    run = watched(tmp_path, [BAD, 1 / 8], model)
-    assert len(run.told("skipped_step")) == 1
-
-
-@one_backend
-@pytest.mark.parametrize("where", ["log_dir", "log_dir/mixprec"])
-def test_a_file_in_the_way(where, tmp_path):
-    path, model = tmp_path / where, one_weight()
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("in the way")
-    with pytest.raises(OSError, match="Received: .*log_dir"):
-        fit(model, good(2), [monitor(tmp_path / "log_dir")])
-    assert path.read_text() == "in the way"
+@pytest.mark.parametrize(
+    ("blocked", "others", "error", "match"),
+    [
+        (None, [NotYet()], ValueError, "not yet"),
+        (None, [kmp.MixPrecMonitor("b")], ValueError, "one `MixPrecMonitor`"),
+        ("log", [], OSError, "Received: .*log"),
+        ("log/mixprec", [], OSError, "Received: .*log"),
+    ],
+)
+def test_a_fit_that_does_not_start(blocked, others, error, match, tmp_path):
+    model, watcher = one_weight(), monitor(tmp_path / "log")
+    if blocked:
+        (tmp_path / blocked).parent.mkdir(exist_ok=True)
+        (tmp_path / blocked).write_text("in the way")
+    with pytest.raises(error, match=match):
+        fit(model, good(2), [watcher, *others])
     assert fit(model, [1 / 8], []) == {"loss": [1 / 64]}
-    assert watched(tmp_path / "b", [1 / 8], model).history == {"loss": [1 / 64]}
+    folder = tmp_path / ("other" if blocked else "log")
+    run = watched(folder, [BAD, 1 / 8], model)
+    assert run.history == {"loss": [1 / 64]}
+    assert len(run.told("skipped_step")) == 1
     assert model.evaluate(*arrays([1 / 8]), verbose=0) == 1 / 64
+    assert not blocked or (tmp_path / blocked).read_text() == "in the way"
+
+
+@pytest.mark.parametrize("kind", [kmp.MixPrecMonitor, kmp.PrecisionTuner])
+def test_one_callback_is_not_passed_twice(kind, tmp_path):
+    callback = kind(tmp_path / "path", verbose=0)
+    with pytest.raises(ValueError, match=f"same {kind.__name__} again"):
+        fit(one_weight(), good(2), [callback, callback])
 
 
 # By argument, values of the wrong type and wrong ones.
@@ -496,7 +455,6 @@ WRONG = {
 }
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
@@ -530,7 +488,6 @@ def error():
     return caught.value
 
 
-@one_backend
 @pytest.mark.usefixtures("training_goes_on")
 @pytest.mark.parametrize("form", [lambda e: e, str], ids=["error", "text"])
 def test_a_warning_is_one_line(error, form):
@@ -542,7 +499,6 @@ def test_a_warning_is_one_line(error, form):
     assert not {"\n", "\x1b"} & {*line}
 
 
-@one_backend
 def test_the_log_has_the_details(error):
     event = failure_event("probe_failed", error, layer="refuses")
     assert (event["kind"], event["layer"]) == ("probe_failed", "refuses")
@@ -567,7 +523,6 @@ PARTS = {
 }
 
 
-@one_backend
 @pytest.mark.usefixtures("training_goes_on")
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_fails_is_named_once_and_training_goes_on(
@@ -588,7 +543,6 @@ def test_a_part_that_fails_is_named_once_and_training_goes_on(
     assert event["task"] == part
 
 
-@one_backend
 def test_what_ends_a_process_is_let_through(tmp_path, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt

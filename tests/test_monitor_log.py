@@ -369,11 +369,3 @@ def test_an_output_left_in_float16_is_told(last, tmp_path):
     left = watched(tmp_path, (x, x), model).summary.left_in_float16
     assert ("'last'" in left) == (last == "mixed_float16")
     assert "'first'" not in left
-
-
-@one_backend
-@pytest.mark.parametrize("kind", [kmp.MixPrecMonitor, kmp.PrecisionTuner])
-def test_one_callback_is_not_passed_twice(kind, tmp_path):
-    callback = kind(tmp_path / "path", verbose=0)
-    with pytest.raises(ValueError, match=f"same {kind.__name__} again"):
-        fit(one_weight(), good(2), [callback, callback])

@@ -13,6 +13,8 @@ from monitor_models import (
     OPTIMIZERS,
     OwnStep,
     arrays,
+    each_jit,
+    every_backend,
     monitor,
     not_torch,
     one_backend,
@@ -23,6 +25,8 @@ from optimizer_models import numbers
 
 import keras_mixprec as kmp
 from keras_mixprec.guards.train_function import DeferredCall
+
+pytestmark = one_backend
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(24, 4)).astype("float32")
@@ -72,50 +76,39 @@ class Run:
         return values + numbers(self.model.variables)
 
 
-def new_loss(run):
+def compiled_again(run):
     run.refit(loss="mae")
-
-
-def new_metrics(run):
     run.refit(metrics=["mae"], weighted_metrics=["mse"])
-
-
-def new_optimizer(run):
     run.refit(keras.optimizers.Adam(0.1))
+    run.refit(keras.optimizers.SGD(clipnorm=1e-3))
+    run.refit(run_eagerly=True, jit_compile=False)
 
 
-def new_clipnorm(run):
+def clipped(run):
     run.refit(keras.optimizers.SGD(clipnorm=1e-3))
 
 
-def freeze_and_thaw(run):
+def frozen_and_thawed(run):
     for trainable in False, True:
         run.model.layers[0].trainable = trainable
         run.refit()
 
 
-def run_eagerly(run):
-    run.refit(run_eagerly=True, jit_compile=False)
-
-
-def steps_per_execution(run):
+def several_steps_at_once(run):
     run.compile(steps_per_execution=2)
     run.fit(epochs=2)
 
 
-def new_weights(run):
+def changed(run):
     run.model.set_weights([w + 1 for w in run.model.get_weights()])
     run.fit(validation_data=(X[:8], Y[:8]))
-
-
-def recompiled_function(run):
     run.model.layers[0].activation = keras.activations.tanh
     for kind in "train", "test":
         getattr(run.model, f"make_{kind}_function")(force=True)
     run.fit()
 
 
-def other_callbacks(run):
+def changed_by_callbacks(run):
     def halve(epoch, rate):
         return rate / 2
 
@@ -129,26 +122,19 @@ def other_callbacks(run):
     run.fit(callbacks=[rate, rebuilding], epochs=3)
 
 
-def sample_weights(run):
+def weighted(run):
     run.compile(weighted_metrics=["mse"])
     run.fit(sample_weight=np.arange(24) / 24)
-
-
-def class_weights(run):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     run.compile(loss=loss, metrics=["accuracy"])
     run.fit(y=LABELS, class_weight={0: 1.0, 1: 3.0})
     run.compile(metrics=["mse"])
 
 
-def fits_without(run):
+def used_in_between(run):
     run.fit(watched=False)
     run.compile(loss="mae")
     run.fit(watched=False)
-    run.fit()
-
-
-def evaluation(run):
     run.reported.append(("", run.model.predict(X, verbose=0)))
     run.reported.append(("", run.model.evaluate(X, Y, verbose=0)))
     run.reported.append(("", run.model.train_on_batch(X, Y)))
@@ -169,60 +155,26 @@ def interrupted(run):
     run.fit()
 
 
-def copies(run):
+def copied(run):
+    run.model = copy.deepcopy(run.model)
+    run.fit()
+    run.fit(watched=False)
     model = run.model
     run.model = keras.models.clone_model(model)
     run.model.set_weights(model.get_weights())
     run.refit(loss="mae")
 
 
-def saved(run):
-    run.model = copy.deepcopy(run.model)
-    run.fit()
-    run.fit(watched=False)
-
-
 SEQUENCES = [
-    new_loss,
-    new_metrics,
-    new_optimizer,
-    new_clipnorm,
-    freeze_and_thaw,
-    run_eagerly,
-    steps_per_execution,
-    new_weights,
-    recompiled_function,
-    other_callbacks,
-    sample_weights,
-    class_weights,
-    fits_without,
-    evaluation,
-    interrupted,
-    copies,
-    saved,
-]
-# The others run on torch alone by default.
-EVERYWHERE = {
-    freeze_and_thaw,
-    steps_per_execution,
-    recompiled_function,
-    interrupted,
-}
-CASES = [
-    pytest.param(
-        *(sequence, name, keras.Sequential, JIT),
-        marks=[not_torch] * (sequence is steps_per_execution)
-        + [one_backend] * (sequence not in EVERYWHERE)
-        + [pytest.mark.slow] * (name != "both"),
-    )
-    for sequence in SEQUENCES
-    for name in ("both", "monitor", "tuner")
-] + [
-    pytest.param(new_loss, "both", OwnStep, JIT, marks=one_backend),
-    (interrupted, "both", OwnStep, JIT),
-    pytest.param(  # Under XLA.
-        *(new_clipnorm, "both", keras.Sequential, True), marks=only_tensorflow
-    ),
+    compiled_again,
+    pytest.param(frozen_and_thawed, marks=every_backend),
+    pytest.param(several_steps_at_once, marks=[not_torch, every_backend]),
+    pytest.param(changed, marks=every_backend),
+    changed_by_callbacks,
+    weighted,
+    used_in_between,
+    pytest.param(interrupted, marks=every_backend),
+    copied,
 ]
 
 
@@ -242,19 +194,42 @@ def outcome(sequence, watching, kind, jit):
 
 
 @functools.cache
-def unwatched(sequence, kind, jit):
+def unwatched(sequence, kind=keras.Sequential, jit=JIT):
     return outcome(sequence, list, kind, jit)
 
 
-@pytest.mark.parametrize(("sequence", "name", "kind", "jit"), CASES)
-def test_a_watched_run_is_the_same(sequence, name, kind, jit, tmp_path):
-    def watching():
-        return WATCHING[name](tmp_path)
+@pytest.mark.parametrize("sequence", SEQUENCES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "both",
+        pytest.param("monitor", marks=pytest.mark.slow),
+        pytest.param("tuner", marks=pytest.mark.slow),
+    ],
+)
+def test_a_watched_run_is_the_same(sequence, name, tmp_path):
+    watching = functools.partial(WATCHING[name], tmp_path)
+    watched = outcome(sequence, watching, keras.Sequential, JIT)
+    assert_same(watched, unwatched(sequence), JIT)
 
+
+@every_backend
+@pytest.mark.parametrize(
+    ("sequence", "kind", "jit"),
+    [
+        (interrupted, OwnStep, JIT),
+        pytest.param(clipped, keras.Sequential, True, marks=only_tensorflow),
+    ],
+)
+def test_a_step_of_ones_own_or_under_xla_is_the_same(
+    sequence, kind, jit, tmp_path
+):
+    watching = functools.partial(WATCHING["both"], tmp_path)
     watched = outcome(sequence, watching, kind, jit)
     assert_same(watched, unwatched(sequence, kind, jit), jit)
 
 
+@every_backend
 def test_a_fit_leaves_nothing_behind(tmp_path):
     metric = keras.metrics.MeanSquaredError()
     run = Run(lambda: WATCHING["both"](tmp_path))
@@ -312,12 +287,11 @@ CLOSE = {"rtol": 1e-3, "atol": 1e-5}
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("ours", {"update_freq": 2}),
-        # Ranges are measured.
-        pytest.param("ours", DEFAULTS, marks=one_backend),
-        pytest.param("keras", {"update_freq": 2}, marks=one_backend),
-        pytest.param("auto", {"update_freq": 2}, marks=one_backend),
-        pytest.param(None, {"update_freq": 2}, marks=one_backend),
+        pytest.param("ours", {"update_freq": 2}, marks=every_backend),
+        ("ours", DEFAULTS),  # Ranges are measured.
+        ("keras", {"update_freq": 2}),
+        ("auto", {"update_freq": 2}),
+        (None, {"update_freq": 2}),
     ],
 )
 def test_losses_metrics_and_weights_are_the_same(name, options, jit, tmp_path):
@@ -333,7 +307,7 @@ def test_losses_metrics_and_weights_are_the_same(name, options, jit, tmp_path):
         np.testing.assert_allclose(value, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("jit", JITS)
+@each_jit
 def test_a_loss_that_keras_takes_from_logits_is_the_same(jit, tmp_path):
     def losses(*callbacks):
         keras.utils.set_random_seed(3)
@@ -353,6 +327,7 @@ def test_a_loss_that_keras_takes_from_logits_is_the_same(jit, tmp_path):
     )
 
 
+@every_backend
 def test_random_state_is_left_alone(tmp_path):
     draws = []
     for callbacks in [monitor(tmp_path)], []:
@@ -362,7 +337,6 @@ def test_random_state_is_left_alone(tmp_path):
     np.testing.assert_array_equal(*numbers(draws))
 
 
-@one_backend
 def test_an_adopted_optimizer_goes_on_where_it_was(tmp_path):
     kind = keras.optimizers.LossScaleOptimizer
     model = network(functools.partial(kind, initial_scale=8.0))
@@ -418,7 +392,6 @@ each_epochs = pytest.mark.parametrize(
 )
 
 
-@one_backend
 @each_epochs
 @pytest.mark.parametrize(
     ("name", "built"),
@@ -435,7 +408,6 @@ def test_a_loop_by_hand_is_the_same(name, epochs, built, tmp_path):
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-@one_backend
 @each_epochs
 def test_a_layer_that_overflows_by_hand_is_demoted(epochs, tmp_path):
     tuner = kmp.PrecisionTuner(verbose=0, cooldown=0)
@@ -448,26 +420,12 @@ def test_a_layer_that_overflows_by_hand_is_demoted(epochs, tmp_path):
     assert sorted(scalars(tmp_path, "loss_scale")) == list(range(7))
 
 
-@one_backend
 def test_a_failing_batch_by_hand_is_kept(tmp_path):
-    watcher = monitor(tmp_path, update_freq=1, keep_failing_batches=1)
-    model = rescaled(6e4)
+    watcher, model = monitor(tmp_path, keep_failing_batches=1), rescaled(6e4)
     train_by_hand(model, [watcher])
     # TensorFlow may fold the two factors op by op.
     skipped = [found.step for found in model.optimizer.nonfinite_steps()]
     assert [b.step for b in watcher.failing_batches] == skipped[:1]
-
-
-@one_backend
-def test_one_callback_without_a_list():
-    model, callback = rescaled(), kmp.PrecisionTuner(verbose=0)
-    callback.set_model(model)
-    callback.on_train_begin()
-    for batch in range(3):
-        callback.on_train_batch_begin(0)
-        model.train_on_batch(*arrays([1.0 + batch]))
-    callback.on_train_end()
-    assert dict(callback.plan)["dense"] == "mixed_float16"
 
 
 # Several may wait for the next call of a train function.
@@ -490,7 +448,6 @@ def waiting(model, call=None):
     return call
 
 
-@one_backend
 @pytest.mark.parametrize("change", ["none", "first waits no more", "again"])
 def test_calls_that_wait_go_one_after_the_other(change):
     model = Model()
@@ -508,7 +465,6 @@ def test_calls_that_wait_go_one_after_the_other(change):
     assert model.train_function is model.own
 
 
-@one_backend
 def test_a_recompiled_train_function_ends_the_wait():
     model = Model()
     call = waiting(model)
