@@ -1,7 +1,5 @@
 """Train steps that use the loss scale wrongly and rightly, on any backend."""
 
-import types
-
 import keras
 import numpy as np
 from keras import ops
@@ -18,6 +16,10 @@ Y = (X.sum(axis=1, keepdims=True) * 3).astype("float32")
 class Step:
     """A step in parts, each to be replaced. All run as `train_step` does."""
 
+    def __init__(self, **parts):
+        for name, function in parts.items():
+            setattr(self, name, function)
+
     def loss(self, model, x, y):
         """The loss of a batch."""
         return ops.mean(ops.square(model(x, training=True) - y))
@@ -30,12 +32,16 @@ class Step:
         """Updates the variables."""
         optimizer.apply(gradients, variables)
 
+    def gradients(self, model, x, y, variables=None):
+        """The loss, and the gradients of what it is scaled to."""
+        return gradients_of(
+            lambda: self.scaled(model, self.loss(model, x, y)),
+            variables or model.trainable_variables,
+        )
+
     def take(self, model, x, y):
         """Takes the step."""
-        loss, gradients = gradients_of(
-            lambda: self.scaled(model, self.loss(model, x, y)),
-            model.trainable_variables,
-        )
+        loss, gradients = self.gradients(model, x, y)
         self.update(model.optimizer, gradients, model.trainable_variables)
         return {"own_loss": loss}
 
@@ -68,26 +74,6 @@ def gradients_of(function, variables):
     return jax.value_and_grad(stateless)([v.value for v in variables])
 
 
-def input_gradient(function, x):
-    """The gradient of the sum of a function of `x`, to be differentiated."""
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            total = ops.sum(function(x))
-        return tape.gradient(total, x)
-    if BACKEND == "torch":
-        import torch
-
-        x = x.detach().requires_grad_()
-        total = ops.sum(function(x))
-        return torch.autograd.grad(total, x, create_graph=True)[0]
-    import jax
-
-    return jax.grad(lambda x: ops.sum(function(x)))(x)
-
-
 def with_step(model, step):
     """Gives a model a `train_step` of its own."""
 
@@ -108,31 +94,28 @@ def _take_on_torch(model, step, data):
 
     model.zero_grad()
     with torch.enable_grad():
-        return step.take(model, *data[:2])
+        return _take(model, step, data)
 
 
 def _take_on_jax(model, step, state, data):
-    optimizers = [
-        x for x in vars(model).values() if isinstance(x, keras.Optimizer)
+    others = [
+        own
+        for own in vars(model).values()
+        if isinstance(own, keras.Optimizer) and own is not model.optimizer
     ]
-    others = [o for o in optimizers if o is not model.optimizer]
     parts = [
         model.trainable_variables,
         model.non_trainable_variables,
         model.optimizer.variables,
         model.metrics_variables,
     ]
-    pairs = [
-        p
-        for part, values in zip(parts, state, strict=True)
-        for p in zip(part, values, strict=True)
-    ]
-    pairs += [(v, v.value) for o in others for v in o.variables]
+    pairs = [(v, v.value) for o in others for v in o.variables]
+    for part, values in zip(parts, state, strict=True):
+        pairs += zip(part, values, strict=True)
     with keras.StatelessScope(state_mapping=pairs) as scope:
-        logs = step.take(model, *data[:2])
-    return logs, tuple(
-        [scope.get_current_value(v) for v in part] for part in parts
-    )
+        logs = _take(model, step, data)
+    now = scope.get_current_value
+    return logs, tuple([now(v) for v in part] for part in parts)
 
 
 _TAKE = {
@@ -142,44 +125,22 @@ _TAKE = {
 }
 
 
-def custom_gradient(function, gradient):
-    """A function with a gradient of its own, `gradient(upstream, x)`."""
-
-    @ops.custom_gradient
-    def own(x):
-        def grad(*args, upstream=None):
-            (given,) = args or (upstream,)
-            return gradient(given, x)
-
-        return function(x), grad
-
-    return own
-
-
 def network(*layers, policy="mixed_float16"):
     """A small network; the layers stand between two dense ones."""
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(8, "tanh", name="hidden"),
-            *layers,
-            keras.layers.Dense(1, name="out"),
-        ]
-    )
+    first = keras.layers.Dense(8, "tanh", name="hidden")
+    last = keras.layers.Dense(1, name="out")
+    model = keras.Sequential([keras.Input((4,)), first, *layers, last])
     apply_policy(model, policy)
     return model
 
 
-def compiled(model=None, step=None, optimizer=None, loss="mse", **parts):
-    """A model that is compiled, with a step of the parts if any are given."""
+def compiled(model=None, step=None, optimizer=None, loss="mse", **compiling):
+    """A model that is compiled, with a step of its own if it is given."""
     model = model or network()
-    if step or parts:
-        step = step or Step()
-        for name, function in parts.items():
-            setattr(step, name, types.MethodType(function, step))
+    if step:
         with_step(model, step)
     optimizer = optimizer or LossScaleOptimizer(keras.optimizers.SGD(0.01))
-    model.compile(optimizer, loss=loss)
+    model.compile(optimizer, loss=loss, **compiling)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return model
