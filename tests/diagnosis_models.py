@@ -1,6 +1,10 @@
-"""Layers that overflow in float16, at a known place."""
+"""Small models with a fault at a known place, and what is found in them."""
 
+import keras
 from keras import layers, ops
+from zoo.parts import chain
+
+import keras_mixprec as kmp
 
 
 class Overflowing(layers.Layer):
@@ -20,3 +24,101 @@ class Block(layers.Layer):
 
     def call(self, x, training=None):
         return x + self.drop(self.bad(self.dense(x)), training=training)
+
+
+class Direction(layers.Layer):
+    """x / |x|, whose sum of squares overflows for numbers above 128."""
+
+    def call(self, x):
+        squares = ops.sum(x * x, axis=-1, keepdims=True)
+        return x / ops.sqrt(squares + 1e-6)
+
+
+class Own(layers.Layer):
+    """Computes a function of its input, and of weights of given values."""
+
+    def __init__(self, function, *values, name="own", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.function, self.start = function, values
+
+    def build(self, shape):
+        self.held = [self.add_weight(v.shape, "zeros") for v in self.start]
+        for weight, value in zip(self.held, self.start, strict=True):
+            weight.assign(value)
+
+    def call(self, x):
+        return self.function(x, *self.held)
+
+
+class Adds(Own):
+    """Hands on its input, and adds a function of it as a loss in float32."""
+
+    def call(self, x):
+        self.add_loss(ops.cast(self.function(x), "float32"))
+        return x
+
+
+class OwnLoss(keras.Model):
+    """Computes its loss by a function of its outputs, `of`, in their dtype."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        return ops.mean(ops.cast(self.of(y_pred), "float32"))
+
+
+def model_of(*parts, shape=(8,), wide=(), seed=0, policy=None, **arguments):
+    """A functional model of layers in a row, all but some in float16.
+
+    It is given the policy when it is made, but `policy` beforehand.
+    """
+    keras.utils.set_random_seed(seed)
+    if policy:
+        keras.config.set_dtype_policy(policy)
+        return chain(shape, *parts, **arguments)
+    return in_float16(chain(shape, *parts, **arguments), wide)
+
+
+def in_float16(model, wide=(), policy="mixed_float16"):
+    """Gives a model a policy, and layers of some names float32."""
+    rules = [kmp.PrecisionRule(name) for name in wide]
+    kmp.apply_policy(model, policy, rules=rules)
+    return model
+
+
+LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def compiled(model, loss="mse", optimizer="adam", jit=False, **scaling):
+    """Compiles a model; `scaling` is what the loss scale is made of."""
+    optimizer = kmp.LossScaleOptimizer(optimizer, **scaling)
+    model.compile(optimizer, loss, jit_compile=jit)
+    return model
+
+
+def found(model, *data, **arguments):
+    """Returns layer and kind of what a diagnosis says."""
+    verdicts = kmp.diagnose(model, *data, **arguments)
+    return [(verdict.layer, verdict.kind) for verdict in verdicts]
+
+
+def blamed(model, *data):
+    """Returns the layers that a diagnosis names."""
+    return [layer for layer, _ in found(model, *data) if layer]
+
+
+def tuned(model, *data, callbacks=(), **arguments):
+    """Trains a model with a tuner, which demotes to float32; returns it."""
+    tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
+    callbacks = [*callbacks, tuner]
+    model.fit(*data, verbose=0, callbacks=callbacks, **arguments)
+    return tuner
+
+
+def demoted(tuner):
+    """The layers that a tuner has put into float32."""
+    return {p for p, policy in tuner.plan.items() if policy == "float32"}
+
+
+def everything(model):
+    """The values of all variables, those of the optimizer too."""
+    variables = [*model.variables, *getattr(model.optimizer, "variables", ())]
+    return [ops.convert_to_numpy(v.value).copy() for v in variables]

@@ -1,378 +1,246 @@
-"""`diagnose`: what it leaves alone, what it accepts and what it refuses."""
+"""`diagnose`: what it accepts, leaves alone, refuses and says."""
 
 import json
 
 import keras
 import numpy as np
 import pytest
-from diagnosis_models import Block, Overflowing
+from diagnosis_models import (
+    LOGITS,
+    Block,
+    Direction,
+    Overflowing,
+    Own,
+    compiled,
+    demoted,
+    everything,
+    found,
+    in_float16,
+    model_of,
+    tuned,
+)
 from keras import layers, ops
-from monitor_models import each_jit
-from optimizer_models import only_tensorflow
+from monitor_models import (
+    BACKEND,
+    each_jit,
+    monitor,
+    not_jax,
+    one_backend,
+    only_tensorflow,
+    only_torch,
+)
+from zoo.own_step import FunctionalOwnStep, OwnStep
+from zoo.parts import Parts, dense
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.scales import best_scale_bits, scale_window
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 8)).astype("float32")
 Y = RANDOM.integers(0, 3, 16)
-BACKEND = keras.backend.backend()
+ONES = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
-def compiled(model, optimizer=None, **arguments):
-    arguments = {"jit_compile": False} | arguments
-    model.compile(
-        optimizer or kmp.LossScaleOptimizer("adam"),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        **arguments,
-    )
-    return model
+def faulty(*parts, **arguments):
+    """A classifier whose last layer but one overflows."""
+    parts = *parts, Overflowing(name="bad"), dense(3, name="head")
+    return compiled(model_of(*parts, **arguments), LOGITS)
 
 
-def sequential(*middle):
-    model = keras.Sequential(
-        [keras.Input((8,)), *middle, layers.Dense(3, name="head")]
-    )
-    kmp.apply_policy(model, "mixed_float16")
-    return model
+def healthy(*parts, **arguments):
+    return compiled(model_of(*parts, dense(3), **arguments), LOGITS)
 
 
-def found(verdicts):
-    return [(v.layer, v.kind) for v in verdicts]
-
-
-class Subclassed(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.block = Block(name="block")
-        self.head = layers.Dense(3, dtype="float32")
-
+class OfFeatures(Parts):
     def call(self, x):
         return self.head(self.block(x["features"]))
 
 
 def test_a_subclassed_model_with_a_dict_and_a_nested_block():
-    model = Subclassed()
+    model = OfFeatures(block=Block, head=dense(3))
     model({"features": X})
-    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("dense")])
-    verdicts = kmp.diagnose(compiled(model), {"features": X}, Y)
-    assert found(verdicts) == [("block/bad", "forward_overflow")]
+    compiled(in_float16(model, ["head"]), LOGITS)
+    named = found(model, {"features": X}, Y)
+    assert named == [("block/bad", "forward_overflow")]
 
 
-def test_a_layer_called_twice():
-    inputs = keras.Input((8,))
-    shared = Overflowing(name="shared")
-    x = shared(layers.Rescaling(1e-3, dtype="float32")(inputs))
-    x = shared(layers.Dense(8, name="between")(x))
-    model = keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
-    kmp.apply_policy(
-        model,
-        "mixed_float16",
-        rules=[kmp.PrecisionRule("rescaling"), kmp.PrecisionRule("dense")],
-    )
-    verdicts = kmp.diagnose(compiled(model), 1000 * X, Y)
-    assert found(verdicts) == [("shared", "forward_overflow")]
-
-
-def everything(model):
-    variables = [*model.variables, *model.optimizer.variables]
-    return [ops.convert_to_numpy(v.value).copy() for v in variables]
-
-
-@pytest.mark.parametrize("middle", ["healthy", "faulty"])
-def test_nothing_is_changed(middle):
-    parts = [layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.5)]
-    if middle == "faulty":
-        parts.append(Overflowing(name="bad"))
-    model = compiled(sequential(*parts))
-    model.fit(X, Y, epochs=2, verbose=0)
-    plan, before = kmp.PrecisionPlan.from_model(model), everything(model)
-    call = keras.layers.Layer.__call__
-    verdicts = kmp.diagnose(model, X, Y)
-    assert bool(verdicts) == (middle == "faulty")
-    assert kmp.PrecisionPlan.from_model(model) == plan
-    assert keras.layers.Layer.__call__ is call
-    for a, b in zip(before, everything(model), strict=True):
-        np.testing.assert_array_equal(a, b)
-    names = {"apply", "apply_gradients", "scale_loss", "stateless_apply"}
-    assert not names & set(vars(model.optimizer))
-
-
-def test_training_goes_on_as_if_nothing_had_been():
+@pytest.mark.parametrize("build", [faulty, healthy])
+def test_nothing_is_changed(build):
     def losses(asked):
-        keras.utils.set_random_seed(1)
-        model = compiled(sequential(layers.Dense(8), layers.Dropout(0.5)))
-        result = model.fit(X, Y, epochs=1, shuffle=False, verbose=0)
+        model = build(dense(8), layers.BatchNormalization, partial_dropout)
+        model.fit(X, Y, shuffle=False, verbose=0)
         if asked:
-            kmp.diagnose(model, X, Y)
+            plan, before = (
+                kmp.PrecisionPlan.from_model(model),
+                everything(model),
+            )
+            call = keras.layers.Layer.__call__
+            assert bool(found(model, X, Y)) == (build is faulty)
+            assert kmp.PrecisionPlan.from_model(model) == plan
+            assert keras.layers.Layer.__call__ is call
+            for a, b in zip(before, everything(model), strict=True):
+                np.testing.assert_array_equal(a, b)
+            names = {"apply", "apply_gradients", "scale_loss"}
+            assert not names & set(vars(model.optimizer))
         result = model.fit(X, Y, epochs=3, shuffle=False, verbose=0)
         return result.history["loss"]
 
-    assert losses(asked=True) == losses(asked=False)
+    # Training goes on as if nothing had been.
+    np.testing.assert_equal(losses(asked=True), losses(asked=False))
 
 
-class Step(keras.Model):
-    """A step of the user's own, which writes its optimizer by hand."""
+def partial_dropout():
+    return layers.Dropout(0.5)
 
-    unscales = False
 
-    def gradients_for(self, gradients):
-        return self.optimizer.unscale(gradients) if self.unscales else gradients
+class OwnLossStep(FunctionalOwnStep):
+    """A step of the user's own."""
 
-    if BACKEND == "tensorflow":
-
-        def train_step(self, data):
-            import tensorflow as tf
-
-            x, y = data[:2]
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x, training=True))
-                scaled = self.optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, self.trainable_variables)
-            gradients = self.gradients_for(gradients)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            return {"loss": loss}
-
-    elif BACKEND == "torch":
-
-        def train_step(self, data):
-            x, y = data[:2]
-            loss = self.compute_loss(x, y, self(x, training=True))
-            self.zero_grad()
-            self.optimizer.scale_loss(loss).backward()
-            gradients = [v.value.grad for v in self.trainable_variables]
-            gradients = self.gradients_for(gradients)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            return {"loss": loss}
+    def loss_of(self, x, y):
+        return self.compute_loss(x, y, self(x, training=True))
 
 
 def test_a_train_step_of_the_users_own():
-    inputs = keras.Input((8,))
-    x = Overflowing(name="bad")(layers.Dense(8)(inputs))
-    model = Step(inputs, layers.Dense(3)(x))
-    kmp.apply_policy(model, "mixed_float16")
-    compiled(model)
+    model = faulty(dense(8), kind=OwnLossStep)
     model.optimizer.build(model.trainable_variables)
     before = everything(model)
-    verdicts = kmp.diagnose(model, X, Y)
-    assert found(verdicts) == [("bad", "forward_overflow")]
+    assert found(model, X, Y) == [("bad", "forward_overflow")]
     for a, b in zip(before, everything(model), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="JAX hands on its state itself")
-def test_a_train_step_that_unscales_its_gradients():
+@not_jax  # It hands on its state itself.
+def test_a_train_step_that_unscales_its_gradients(monkeypatch):
     # At 2**15 the gradients of `units` overflow; nobody sees that after
     # unscaling them with another scale than they have.
-    def verdicts(unscales):
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input((8,))
-        x = layers.Rescaling(1e3, name="up")(inputs)
-        x = layers.Dense(8, name="units")(x)
-        model = Step(inputs, layers.Dense(3, dtype="float32")(x))
-        model.unscales = unscales
-        kmp.apply_policy(
-            model, "mixed_float16", rules=[kmp.PrecisionRule("dense")]
-        )
-        rule = kmp.FixedLossScale(2.0**15)
-        compiled(model, kmp.LossScaleOptimizer("adam", rule))
-        found = kmp.diagnose(model, X, Y)
-        assert found == kmp.diagnose(model, X, Y)
-        return found
+    class Unscales(kmp.LossScaleOptimizer):
+        def apply(self, grads, variables=None):
+            super().apply(self.unscale(grads), variables)
 
-    assert verdicts(True) == verdicts(False) != []
+    def verdicts(wrapper):
+        up = layers.Rescaling(1e3, name="up")
+        parts = up, dense(8, name="units"), dense(3, name="head")
+        model = model_of(*parts, wide=["head"], kind=OwnLossStep)
+        optimizer = wrapper("adam", kmp.FixedLossScale(2.0**15))
+        model.compile(optimizer, LOGITS, jit_compile=False)
+        said = kmp.diagnose(model, X, Y)
+        assert said == kmp.diagnose(model, X, Y)
+        return said
+
+    assert verdicts(Unscales) == verdicts(kmp.LossScaleOptimizer) != []
 
 
 def test_an_optimizer_with_two_names():
-    model = compiled(sequential(Overflowing(name="bad")))
+    model = faulty()
     model.its_optimizer = model.optimizer
-    verdicts = kmp.diagnose(model, 10 * X, Y)
-    assert found(verdicts) == [("bad", "forward_overflow")]
+    assert found(model, 10 * X, Y) == [("bad", "forward_overflow")]
 
 
-class Noisy(layers.Layer):
-    """Adds random numbers that Keras knows nothing of."""
-
-    def call(self, x):
-        noise = np.random.default_rng().normal(size=8)
-        return x + ops.cast(noise, x.dtype)
-
-
-def test_a_layer_that_does_not_repeat_itself_is_not_blamed():
-    model = sequential(layers.Dense(8), Noisy(name="noisy"))
-    assert kmp.diagnose(compiled(model), X, Y) == []
-
-
-class OnlyStep(keras.Model):
+class OnlyStep(OwnStep):
     """A model that is never called as a whole."""
 
-    def __init__(self):
-        super().__init__()
-        self.body = sequential(Overflowing(name="bad"))
-
-    def train_step(self, data):
-        import tensorflow as tf
-
-        x, y = data[:2]
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self.body(x, training=True))
-            scaled = self.optimizer.scale_loss(loss)
-        weights = self.body.trainable_variables
-        self.optimizer.apply(tape.gradient(scaled, weights), weights)
-        return {"loss": loss}
+    def loss_of(self, x, y):
+        return self.compute_loss(x, y, self.body(x, training=True))
 
 
 @only_tensorflow
 def test_a_model_without_a_call():
-    model = OnlyStep()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(kmp.LossScaleOptimizer("adam"), loss, jit_compile=False)
-    verdicts = kmp.diagnose(model, 10 * X, Y)
-    assert [v.kind for v in verdicts] == ["forward_overflow"]
-    assert verdicts[0].layer.endswith("bad")
-    model.fit(X, Y, verbose=0, callbacks=[kmp.PrecisionTuner(verbose=0)])
+    model = OnlyStep(body=lambda name: faulty(name=name))
+    model = compiled(model, LOGITS)
+    ((layer, kind),) = found(model, 10 * X, Y)
+    assert (layer.rpartition("/")[2], kind) == ("bad", "forward_overflow")
+    tuned(model, X, Y)
 
 
-def test_rows_of_bad_data_are_named():
+# What is no fault of a layer.
+
+
+def with_inf():
     x = X.copy()
     x[[2, 5], 1] = np.inf
-    [verdict] = kmp.diagnose(compiled(sequential(layers.Dense(8))), x, Y)
-    assert verdict.kind == "bad_data"
-    assert verdict.numbers == {"rows_of_x": [2, 5]}
+    return healthy(dense(8)), x
 
 
-def test_lost_weights_are_named():
-    model = compiled(sequential(layers.Dense(8, name="gone")))
-    model.get_layer("gone").kernel.assign(np.full((8, 8), np.nan))
-    [verdict] = kmp.diagnose(model, X, Y)
-    assert verdict.kind == "weights_lost"
-    assert "gone" in verdict.numbers["first"]
+def with_kernel(value):
+    def build():
+        model = healthy(dense(8, name="gone"))
+        model.get_layer("gone").kernel.assign(np.full((8, 8), value))
+        return model, X
+
+    return build
 
 
-def test_divergence_is_not_caused_by_precision():
-    model = compiled(sequential(layers.Dense(8, name="huge")))
-    model.get_layer("huge").kernel.assign(np.full((8, 8), 3e38))
-    [verdict] = kmp.diagnose(model, X, Y)
-    assert verdict.kind == "divergence"
-
-
-def test_pure_16_bit_variables_are_a_fault_of_the_policy():
+def pure():
     dense = layers.Dense(3, dtype="bfloat16")
     model = keras.Sequential([keras.Input((8,)), dense])
-    verdicts = kmp.diagnose(compiled(model, "adam"), X, Y)
-    assert found(verdicts) == [(None, "policy")]
-    assert "mixed_bfloat16" in verdicts[0].advice
-
-
-def test_float32_models_have_nothing_to_say():
-    model = keras.Sequential(
-        [keras.Input((8,)), Overflowing(), layers.Dense(3)]
-    )
-    assert kmp.diagnose(compiled(model, "adam"), X, Y) == []
-
-
-def test_a_verdict_is_json_and_reads_well():
-    model = compiled(sequential(Overflowing(name="bad")))
-    [verdict] = kmp.diagnose(model, X, Y, step=7)
-    assert json.loads(json.dumps(verdict.to_dict()))["step"] == 7
-    text = str(verdict)
-    assert text.startswith("forward_overflow in 'bad' at step 7. ")
-    assert "smaller loss scale cannot help. (error=" in text
-
-
-class Own(layers.Layer):
-    def __init__(self, function, **kwargs):
-        super().__init__(**kwargs)
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
-
-
-def softmax(x):
-    terms = ops.exp(x)
-    return terms / ops.sum(terms, axis=-1, keepdims=True)
-
-
-def of_norm_one(x):
-    return x * ops.rsqrt(ops.sum(x * x, axis=-1, keepdims=True))
+    model.compile("adam", LOGITS, jit_compile=False)
+    return model, X
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("build", "kind", "numbers", "advice"),
     [
-        lambda x: softmax(x - 30.0),
-        # XLA takes a subnormal divisor for 0.
-        lambda x: softmax(x * 0.1 - 14.0),
-        lambda x: of_norm_one(x * 1e-5),
-        lambda x: of_norm_one(x * 1e-5) + 0.0 * ops.tanh((x * 300.0) ** 2),
+        (with_inf, "bad_data", {"rows_of_x": [2, 5]}, "isfinite"),
+        (with_kernel(np.nan), "weights_lost", {}, "checkpoint"),
+        (with_kernel(3e38), "divergence", {}, "float32"),
+        (pure, "policy", {}, "mixed_bfloat16"),
     ],
-    ids=["exp", "subnormal", "norm", "overflow beside it"],
 )
-def test_a_divisor_that_vanishes_is_an_underflow(function):
-    model = sequential(layers.Dense(16), Own(function, name="own"))
-    found = kmp.diagnose(compiled(model), X, Y)
-    assert "forward_overflow" not in {verdict.kind for verdict in found}
-    for verdict in found:
-        if verdict.kind == "underflow":
-            assert verdict.numbers["smallest_inside_in_float32"] < 2.0**-14
+def test_what_no_layer_is_to_blame_for_has_a_name(build, kind, numbers, advice):
+    model, x = build()
+    [verdict] = kmp.diagnose(model, x, Y)
+    assert (verdict.layer, verdict.kind) == (None, kind)
+    assert verdict.numbers.items() >= numbers.items()
+    assert advice in verdict.advice
+    assert kind != "weights_lost" or "gone" in verdict.numbers["first"]
 
 
-def test_a_divisor_that_an_overflow_makes_zero_is_an_overflow():
-    def inverse(x):
-        squares = ops.sum(ops.square(x * 1e4), axis=-1, keepdims=True)
-        return 1e-8 / (1.0 / squares) + x * 1e-9
+def test_float32_models_have_nothing_to_say():
+    layers_ = [keras.Input((8,)), Overflowing(), layers.Dense(3)]
+    model = keras.Sequential(layers_)
+    model.compile("adam", LOGITS, jit_compile=False)
+    assert kmp.diagnose(model, X, Y) == []
 
-    model = sequential(layers.Dense(16), Own(inverse, name="own"))
-    [verdict] = kmp.diagnose(compiled(model), X, Y)
-    assert (verdict.kind, verdict.layer) == ("forward_overflow", "own")
+
+def test_a_layer_that_does_not_repeat_itself_is_not_blamed():
+    def noisy(x):  # Of which Keras knows nothing.
+        return x + ops.cast(np.random.default_rng().normal(size=8), x.dtype)
+
+    assert found(healthy(dense(8), Own(noisy)), X, Y) == []
+
+
+def test_a_verdict_is_json():
+    [verdict] = kmp.diagnose(faulty(), X, Y, step=7)
+    assert json.loads(json.dumps(verdict.to_dict()))["step"] == 7
+    assert str(verdict).startswith("forward_overflow in 'bad'")
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (lambda m: (3, X, Y), TypeError, "must be a `keras.Model`. Received"),
-        (lambda m: (sequential(), X, Y), ValueError, "must be compiled"),
-        (lambda m: (m, [], Y), ValueError, "`x` must be one batch"),
-        (lambda m: (m, X[:0], Y[:0]), ValueError, "`x` must be one batch"),
-        (lambda m: (m, iter([X]), Y), ValueError, "`x` must be one batch"),
+        (lambda m: (3, X, Y), TypeError, "`keras.Model`. Received"),
+        (lambda m: (model_of(dense(3)), X, Y), ValueError, "be compiled"),
+        (lambda m: (m, [], Y), ValueError, "one batch"),
+        (lambda m: (m, X[:0], Y[:0]), ValueError, "one batch"),
+        (lambda m: (m, iter([X]), Y), ValueError, "one batch"),
         (lambda m: (m, iter([(X, Y)])), ValueError, "next.iter.*Received: x="),
         (lambda m: (m, (X, Y)), ValueError, "inputs alone.*Received: x, a tup"),
-        (lambda m: (m, X, Y[:3]), ValueError, "same number of samples"),
-        (lambda m: (m, "no", Y), ValueError, "`x` must be one batch"),
+        (lambda m: (m, X, Y[:3]), ValueError, "number of samples"),
+        (lambda m: (m, "no", Y), ValueError, "one batch"),
     ],
 )
 def test_wrong_calls(arguments, error, message):
     with pytest.raises(error, match=message):
-        kmp.diagnose(*arguments(compiled(sequential(layers.Dense(8)))))
+        kmp.diagnose(*arguments(healthy(dense(8))))
 
 
+@one_backend
 def test_unknown_kinds_are_refused():
-    with pytest.raises(ValueError, match="must be one of .*Received: kind='x'"):
+    with pytest.raises(ValueError, match="Received: kind='x'"):
         kmp.Verdict("x")
 
 
-@pytest.mark.parametrize(
-    ("low", "exact", "expected"),
-    [
-        ([[1.0, 2.0]], [[1.0, 2.0]], 0.0),
-        ([[3.0]], [[4.0]], 0.25),
-        ([[0.0], [3.0]], [[4.0], [3.0]], 0.8),
-        ([[np.nan]], [[1.0]], np.inf),
-        ([[np.inf]], [[1.0]], np.inf),
-        ([[np.nan, 1.0]], [[np.inf, 1.0]], 0.0),
-        ([[0.0]], [[0.0]], 0.0),
-        ([[1.0]], [[0.0]], np.inf),
-        ([[1e38]], [[2e38]], 0.5),
-    ],
-)
-def test_relative_error(low, exact, expected):
-    arrays = [[np.array(a) for a in part] for part in (low, exact)]
-    assert relative_error(*arrays) == pytest.approx(expected)
-
-
+@one_backend
 def test_scale_windows():
     # 2**-24 is float16's smallest number and 65504 its largest, just below
     # 2**16: three bits are kept below, two above.
@@ -385,6 +253,7 @@ def test_scale_windows():
     assert scale_window([]) == (-np.inf, np.inf)
 
 
+@one_backend
 def test_the_best_loss_scale_is_that_of_the_costliest_layers():
     def window(bits):
         return scale_window([np.array([2.0**bits])])
@@ -403,117 +272,253 @@ def test_the_best_loss_scale_is_that_of_the_costliest_layers():
 def test_gradients_may_need_a_loss_scale_below_one(preset):
     # Those of `first` and `head` are up to 2**17, which float16 holds from a
     # scale of 2**-3 down; but not every system goes that far.
-    inputs = keras.Input((4,))
-    x = layers.Dense(4, "linear", name="first")(inputs)
-    x = layers.Rescaling(2.0**11, name="times")(x)
-    outputs = layers.Dense(1, dtype="float32", name="head")(x)
-    model = keras.Model(inputs, outputs)
-    kmp.apply_policy(model, "mixed_float16", rules=[])
+    times = layers.Rescaling(2.0**11, name="times")
+    head = dense(1, dtype="float32", name="head")
+    model = model_of(dense(4, name="first"), times, head, shape=(4,))
     rule = kmp.DynamicLossScale.preset(preset)
-    model.compile(
-        kmp.LossScaleOptimizer(keras.optimizers.SGD(1e-9), rule),
-        loss=lambda y, p: keras.ops.sum(p),
-        jit_compile=False,
+    sgd = keras.optimizers.SGD(1e-9)
+    compiled(model, lambda y, p: ops.sum(p), sgd, loss_scale=rule)
+    named = found(model, np.full((8, 4), 8.0), np.zeros((8, 1)))
+    assert bool({layer for layer, _ in named} - {None}) == (
+        preset == "deepspeed"
     )
-    found = kmp.diagnose(model, np.full((8, 4), 8.0), np.zeros((8, 1)))
-    named = {v.layer for v in found} - {None}
-    assert bool(named) == (preset == "deepspeed")
 
 
-class MaskedScores(layers.Layer):
-    """Adds -1e9 where there is padding, and hands it on as well."""
-
-    def call(self, scores, mask):
-        # Of zero, which is then discarded.
-        table = ops.log(ops.cast(ops.arange(4), "float32"))
-        known = ops.where(ops.arange(4) < 1, 0.0, table)
-        masked = ops.cast(ops.equal(mask, 0), scores.dtype)
-        bias = ops.where(masked > 0, ops.cast(-1e9, scores.dtype), 0.0)
-        bias = ops.cast(bias, scores.dtype)
-        return ops.softmax(scores + bias + ops.cast(known, bias.dtype)), bias
+# Batches: as `fit` takes them.
 
 
-class HandsOn(layers.Layer):
-    """Hands on what overflows in the layer inside it."""
+class Prepared(Parts):
+    """Subtracts in its own `compute_loss`, which mixes no dtypes in `fit`."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.large = layers.Rescaling(1e5, name="large")
-        self.dense = layers.Dense(8, name="dense")
-
-    def build(self, input_shape):
-        self.dense.build(input_shape)
+    prepare = staticmethod(lambda x: x)
 
     def call(self, x):
-        return self.dense(x), self.large(x)
+        return self.dense(self.prepare(x))
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        return ops.mean(ops.square(y - ops.cast(y_pred, "float32")))
+
+
+def prepared(prepare=lambda x: x):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = Prepared(dense=dense(1))
+    model.prepare = prepare
+    return compiled(model, None, initial_scale=16.0)
+
+
+def times_number(x):
+    return x["a"] * ops.cast(x["number"], x["a"].dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_floats_have_the_dtype_that_fit_casts_them_to(dtype, tensors):
+    data = [a.astype(dtype) for a in ONES]
+    if tensors:
+        data = map(ops.convert_to_tensor, data)
+    assert found(prepared(), *data) == []
+
+
+@pytest.mark.parametrize("number", [0.5, np.float32(0.5), np.array(0.5)])
+def test_a_number_may_stand_beside_arrays(number):
+    model, (x, y) = prepared(times_number), ONES
+    assert found(model, {"a": x, "number": number}, y) == []
+    bad = x.copy()
+    bad[3] = np.nan
+    (verdict,) = kmp.diagnose(model, {"a": bad, "number": number}, y)
+    assert verdict.kind == "bad_data"
+    assert verdict.numbers["rows_of_x"] == [3]
+
+
+@only_tensorflow
+def test_fit_is_watched_with_a_number_beside_arrays(tmp_path):
+    import tensorflow as tf
+
+    batch = {"a": ONES[0], "number": np.float32(0.5)}, ONES[1]
+    data = tf.data.Dataset.from_tensors(batch).repeat(40)
+    # A monitor that goes on without a part of it warns, which is an error.
+    tuned(prepared(times_number), data, callbacks=[monitor(tmp_path)])
+
+
+def test_a_fault_is_found_beside_sparse_inputs():
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,), sparse=BACKEND == "tensorflow")
+    first = layers.Dense(4, kernel_initializer="ones")
+    square = layers.Lambda(lambda x: x * x * 1e-6, name="square")
+    model = keras.Sequential([inputs, first, square, layers.Dense(1)])
+    x, y = np.full((8, 4), 200.0, "float32"), ONES[1]
+    named = found(compiled(model), scipy_sparse.csr_matrix(x), y)
+    assert ("square", "forward_overflow") in named
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        assert found(model, tf.sparse.from_dense(x), y) == named
+
+
+def stateful():
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input(batch_shape=(96, 2, 2))
+    x = layers.LSTM(4, stateful=True)(inputs)
+    return compiled(keras.Model(inputs, layers.Dense(1)(x)))
+
+
+def of_one_size():
+    return prepared(lambda x: ops.reshape(x, (96, 4)))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"), [(stateful, (2, 2)), (of_one_size, (4,))]
+)
+def test_the_tuner_diagnoses_models_that_are_made_for_one_size(
+    tmp_path, build, shape
+):
+    # Without a diagnosis it warns, which is an error.
+    x, y = np.ones((960, *shape), "float32"), np.ones((960, 1), "float32")
+    watcher = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    tuned(build(), x, y, 96, callbacks=[watcher])
+
+
+@only_torch  # A `DataLoader` yields lists.
+def test_a_list_stays_a_list(tmp_path):
+    import torch
+
+    seen = set()
+
+    class Noting(keras.Model):
+        def train_step(self, data):
+            seen.add(type(data))
+            return super().train_step(tuple(data))
+
+    model = model_of(dense(1), shape=(4,), kind=Noting, policy="mixed_float16")
+    data = torch.utils.data.TensorDataset(torch.ones(32, 4), torch.ones(32, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    watcher = monitor(tmp_path, probe_every=1)
+    tuned(compiled(model), loader, callbacks=[watcher], shuffle=False)
+    assert seen == {list}
+
+
+class Pairs(OwnStep):
+    """Trains on 12 rows without labels and 4 with them at once."""
+
+    def call(self, x):
+        return self.head(self.direction(x))
+
+    def loss_of(self, unlabelled, labelled):
+        x = ops.concatenate([unlabelled[0], labelled[0]], 0)
+        z = self(x, training=True)[-4:]
+        return ops.mean((z - ops.cast(labelled[1], z.dtype)) ** 2)
+
+
+def pairs(jit):
+    """Parts of several sizes."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model = Pairs(direction=Direction, head=dense(2, dtype="float32"))
+    model(np.ones((4, 4), "float32"))
+    x, y = 600 * RANDOM.normal(size=(16, 4)), RANDOM.normal(size=(16, 2))
+    batch = (x[:12], y[:12]), (x[12:], y[12:])
+    batch = keras.tree.map_structure(lambda a: a.astype("float32"), batch)
+    return compiled(model, None, jit=jit), batch
+
+
+class Ends(layers.Layer):
+    """Of 16 graphs the sum of the squares at the ends of their edges."""
+
+    def compute_output_shape(self, shapes):
+        return 16, shapes[0][-1]
+
+    def call(self, parts):
+        nodes, ends, owners = parts
+        squares = ops.square(ops.take(nodes, ends, axis=0))
+        return ops.segment_sum(1e-6 * squares, owners, num_segments=16)
+
+
+def graphs(jit):
+    """A batch is whole: edges are numbers of nodes, not of the first rows'."""
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,)), *(keras.Input((), dtype="int32") for _ in "ab")
+    model = keras.Model(inputs, layers.Dense(1)(Ends(name="ends")(inputs)))
+    x = 300 * RANDOM.normal(size=(160, 4)).astype("float32")
+    ends = np.arange(320, dtype="int32")[::-1] // 2
+    owners = np.repeat(np.arange(16, dtype="int32"), 20)
+    batch = (x, ends, owners), np.ones((16, 1), "float32")
+    return compiled(model, jit=jit), batch
 
 
 @each_jit
-def test_a_layer_enclosing_a_repaired_one_is_not_blamed(jit):
-    inputs = keras.Input((8,))
-    x, large = HandsOn(name="around")(layers.Dense(8, name="first")(inputs))
-    small = layers.Rescaling(1e-5, name="small")(large)
-    x = layers.Add(name="add")([x, small])
-    model = keras.Model(inputs, layers.Dense(3, name="head")(x))
-    wide = [kmp.PrecisionRule(name) for name in ("small", "add", "head")]
-    kmp.apply_policy(model, "mixed_float16", rules=wide)
-    verdicts = kmp.diagnose(compiled(model, jit_compile=jit), X, Y)
-    assert found(verdicts) == [("around/large", "forward_overflow")]
+@pytest.mark.parametrize(
+    ("build", "layer"), [(pairs, "direction"), (graphs, "ends")]
+)
+def test_parts_of_other_sizes_are_diagnosed(build, layer, jit, tmp_path):
+    model, batch = build(jit)
+    if build is graphs:
+        assert {path for path, _ in found(model, *batch)} == {layer}
+    watcher, data = monitor(tmp_path), (batch for _ in range(8))
+    arguments = {"callbacks": [watcher], "shuffle": False}
+    tuner = tuned(model, data, steps_per_epoch=8, **arguments)
+    assert layer in {v.layer for v in watcher.verdicts}
+    assert layer in demoted(tuner)
 
 
-def test_an_infinity_in_a_mask_is_no_overflow():
-    scores, mask = keras.Input((4,)), keras.Input((4,), dtype="int32")
-    x = layers.Dense(4, name="scores")(scores)
-    x, bias = MaskedScores(name="first")(x, mask)
-    x, _ = MaskedScores(name="second")(layers.Add()([x, bias]), mask)
-    model = keras.Model([scores, mask], layers.Dense(1, dtype="float32")(x))
-    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("dense")])
-    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=False)
-    masks = np.array([[1, 1, 1, 0]] * 4)
-    x = [np.ones((4, 4), "float32"), masks]
-    assert kmp.diagnose(model, x, np.ones((4, 1))) == []
+# A lack of memory blames nobody.
 
 
-def test_an_overflow_that_no_weight_comes_before_is_found():
-    # No gradient says whether the loss depends on it.
-    up = layers.Rescaling(1e5, name="up")
-    model = sequential(up, layers.Rescaling(1e-5, name="down"))
-    kmp.apply_policy(model, "mixed_float16", rules=[])
-    verdicts = kmp.diagnose(compiled(model), np.full_like(X, 10.0), Y)
-    assert found(verdicts)[0] == ("up", "forward_overflow")
+def out_of_memory():
+    if BACKEND == "torch":
+        import torch
+
+        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        message = "OOM when allocating tensor with shape[9,9]"
+        return tf.errors.ResourceExhaustedError(None, None, message)
+    import jax
+
+    return jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
 
-def test_an_unresolved_loss_blames_nobody():
-    # Normalized over four samples again and again: any rounding decides.
-    inputs = keras.Input((8,))
-    x = inputs
-    for _ in range(24):
-        x = layers.Dense(16, use_bias=False)(x)
-        x = layers.BatchNormalization(epsilon=1e-7)(x)
-        x = layers.Activation("relu")(x)
-    model = keras.Model(inputs, layers.Dense(1)(x))
-    wide = layers.BatchNormalization, layers.Activation
-    kmp.apply_policy(
-        model, "mixed_float16", rules=[kmp.PrecisionRule(w) for w in wide]
-    )
-    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=False)
-    random = np.random.default_rng(0)
-    x = random.normal(size=(4, 8)).astype("float32")
-    verdicts = kmp.diagnose(model, x, random.normal(size=(4, 1)))
-    assert [v for v in verdicts if v.direction == "forward"] == []
+def exhausting(dtype):
+    def exhaust(x):
+        """Raises as a device without room for what a dtype needs."""
+        if keras.backend.standardize_dtype(x.dtype) == dtype:
+            raise out_of_memory()
+        return x * 1.0
+
+    return exhaust
 
 
-def test_a_healthy_layer_runs_no_more_often_than_the_steps():
-    class Counted(layers.Dense):
-        calls = 0
+class Exhausting(keras.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        return ops.mean(ops.cast(exhausting("float16")(y_pred), "float32"))
 
-        def call(self, inputs):
-            self.calls += 1
-            return super().call(inputs)
 
-    counted = Counted(8, name="counted")
-    model = compiled(sequential(counted), jit_compile=True)
-    counted.calls = 0
-    assert kmp.diagnose(model, X, Y) == []
-    # Once to find shapes, at two loss scales in float32, once in float16.
-    assert counted.calls <= 4
+def large(dtype, **arguments):
+    own = Own(lambda x: x * 1.0)
+    model = compiled(model_of(own, dense(1), shape=(4,), **arguments))
+    own.function = exhausting(dtype)
+    return model
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: kmp.diagnose(large("float16"), *ONES),
+        lambda: kmp.diagnose(large(None, kind=Exhausting), *ONES),
+        lambda: kmp.diagnose(large("float16"), ONES[0]),
+        lambda: kmp.minimize_float32(large("float16"), *ONES, verbose=0),
+    ],
+    ids=["layer", "loss", "prediction", "search"],
+)
+def test_no_layer_is_blamed_for_a_lack_of_memory(run):
+    with pytest.raises(MemoryError, match="fewer samples"):
+        run()
+
+
+def test_training_goes_on_without_the_diagnosis(tmp_path):
+    # There is room for float16, and none for the float32 it is compared with.
+    model, watcher = large("float32"), kmp.MixPrecMonitor(tmp_path, verbose=0)
+    with pytest.warns(UserWarning, match="out of memory"):
+        tuned(model, *ONES, 1, callbacks=[watcher])
+    assert watcher.verdicts == []
+    assert model.optimizer.iterations > 4
