@@ -68,7 +68,8 @@ class OwnLoss(keras.Model):
 def model_of(*parts, shape=(8,), wide=(), seed=0, policy=None, **arguments):
     """A functional model of layers in a row, all but some in float16.
 
-    It is given the policy when it is made, but `policy` beforehand.
+    It is given the policy once it is made. One that is made under `policy` is
+    to be given what makes its layers, or layers that were made under it.
     """
     keras.utils.set_random_seed(seed)
     if policy:
