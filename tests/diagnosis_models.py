@@ -121,5 +121,6 @@ def demoted(tuner):
 
 def everything(model):
     """The values of all variables, those of the optimizer too."""
-    variables = [*model.variables, *getattr(model.optimizer, "variables", ())]
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*model.variables, *getattr(optimizer, "variables", ())]
     return [ops.convert_to_numpy(v.value).copy() for v in variables]

@@ -1,33 +1,35 @@
-"""Weights that 16 bits do not hold, and what overflows in known networks."""
+"""Weights, constants and random numbers that 16 bits do not hold."""
 
 import keras
 import numpy as np
 import pytest
+from diagnosis_models import (
+    Own,
+    compiled,
+    demoted,
+    everything,
+    found,
+    in_float16,
+    model_of,
+    tuned,
+)
 from keras import layers, ops
+from monitor_models import BACKEND, JIT, each_jit, not_jax, one_backend
+from zoo.parts import dense
 
 import keras_mixprec as kmp
+from keras_mixprec.numerics.dry_step import dry_step, exact_step
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 8)).astype("float32")
+Y = RANDOM.normal(size=(16, 1)).astype("float32")
 
 
-def found(verdicts):
-    return {v.layer: v.kind for v in verdicts}
-
-
-def in_float16(*parts, wide=()):
-    model = keras.Sequential([keras.Input((8,)), *parts])
-    rules = [kmp.PrecisionRule(name) for name in wide]
-    kmp.apply_policy(model, "mixed_float16", rules=rules)
-    return model
-
-
-def with_kernel(name, change, scale=1e-4):
-    dense = layers.Dense(8, name=name)
-    model = in_float16(
-        dense, layers.Rescaling(scale, name="next"), wide=["next"]
-    )
-    dense.kernel.assign(change(ops.convert_to_numpy(dense.kernel).copy()))
+def with_kernel(change, scale=1e-4, name="dense"):
+    after = layers.Rescaling(scale, name="next")
+    model = model_of(dense(8, name=name), after, wide=["next"])
+    kernel = model.layers[1].kernel
+    kernel.assign(change(ops.convert_to_numpy(kernel).copy()))
     return model
 
 
@@ -40,72 +42,67 @@ def one_of(value):
 
 
 def test_a_weight_that_overflows_in_its_cast():
-    model = with_kernel("big", one_of(1e5))
+    model = with_kernel(one_of(1e5))
     (verdict,) = kmp.diagnose(model, X)
-    assert found([verdict]) == {"big": "weight_overflow"}
+    assert (verdict.layer, verdict.kind) == ("dense", "weight_overflow")
     expected = {"variable": "kernel", "largest_weight": 1e5}
     assert verdict.numbers == expected | {"weights": 1, "of": 64}
     assert "65504" in verdict.advice
     model.compile("sgd", "mse", jit_compile=False)
-    assert found(kmp.diagnose(model, X, X))["big"] == "weight_overflow"
+    assert found(model, X, X)[0] == ("dense", "weight_overflow")
 
 
 def test_whatever_the_model_is_given():
+    ids = keras.Input((3,), dtype="int32")
     words = layers.Embedding(10, 8, name="words")
-    model = keras.Sequential([keras.Input((3,), dtype="int32"), words])
-    kmp.apply_policy(model, "mixed_float16", rules=[])
+    model = in_float16(keras.Sequential([ids, words]))
     table = np.ones((10, 8))
     table[9] = 7e4
     words.embeddings.assign(table)
     (verdict,) = kmp.diagnose(model, np.arange(6).reshape(2, 3))
-    assert found([verdict]) == {"words": "weight_overflow"}
+    assert (verdict.layer, verdict.kind) == ("words", "weight_overflow")
     assert verdict.numbers["weights"] == 8
 
 
-@pytest.mark.parametrize("value", [65504.0, -65519.0, 1e-12])
-def test_a_weight_that_fits_or_that_does_not_matter(value):
-    model = with_kernel("dense", one_of(value))
-    assert kmp.diagnose(model, 0.1 * X) == []
-
-
 def test_weights_that_vanish_in_their_cast():
-    model = with_kernel("small", lambda kernel: 1e-8 * kernel, 1e8)
-    before = ops.convert_to_numpy(model.weights[0])
+    model = with_kernel(lambda kernel: 1e-8 * kernel, 1e8)
+    before = everything(model)[0]
     (verdict,) = kmp.diagnose(model, X)
-    assert found([verdict]) == {"small": "weight_underflow"}
-    np.testing.assert_array_equal(model.weights[0], before)
+    assert (verdict.layer, verdict.kind) == ("dense", "weight_underflow")
+    np.testing.assert_array_equal(everything(model)[0], before)
     assert verdict.numbers["variable"] == "kernel"
     assert verdict.numbers["weights"] > 32
     assert verdict.numbers["largest_weight"] < 2**-25
 
 
-def test_those_that_vanish_beside_larger_ones_do_no_harm():
-    kept = RANDOM.uniform(size=(8, 8)) < 0.5
-    model = with_kernel(
-        "dense", lambda kernel: kernel * np.where(kept, 1, 1e-9)
-    )
-    assert kmp.diagnose(model, X) == []
+def vanishing_beside(kernel):
+    return kernel * np.where(RANDOM.uniform(size=(8, 8)) < 0.5, 1, 1e-9)
 
 
-class Bias(layers.Layer):
-    def build(self, shape):
-        mask = np.where(np.arange(8) % 2, -1e9, 0.0)
-        self.mask = self.add_weight(shape=(8,), name="mask", trainable=False)
-        self.mask.assign(mask)
-
-    def call(self, x):
-        return ops.softmax(x + self.mask)
+def masked():
+    mask = np.where(np.arange(8) % 2, -1e9, 0.0)
+    return model_of(Own(lambda x, mask: ops.softmax(x + mask), mask))
 
 
-def test_a_mask_that_is_a_weight():
-    assert kmp.diagnose(in_float16(Bias(name="bias")), X) == []
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: with_kernel(one_of(65504.0)),
+        lambda: with_kernel(one_of(-65519.0)),
+        lambda: with_kernel(one_of(1e-12)),
+        lambda: with_kernel(vanishing_beside),
+        masked,
+    ],
+)
+def test_weights_that_fit_or_that_do_not_matter(build):
+    assert found(build(), 0.1 * X) == []
 
 
 def test_the_cell_of_a_recurrent_layer():
     lstm = layers.LSTM(4, name="lstm")
-    model = in_float16(layers.Reshape((4, 2)), lstm)
+    model = model_of(layers.Reshape((4, 2)), lstm)
     lstm.cell.kernel.assign(np.full((2, 16), 1e5))
-    assert found(kmp.diagnose(model, X)) == {"lstm": "weight_overflow"}
+    assert found(model, X) == [("lstm", "weight_overflow")]
 
 
 # Networks that are known to overflow.
@@ -127,24 +124,233 @@ def test_the_feed_forward_of_a_t5():
     unit = X / np.linalg.norm(X.astype("float64"), axis=1, keepdims=True)
     assert np.abs(np.maximum(unit @ inner, 0) @ outer).max() > 65504
     assert np.abs(outer).max() < 65504
-    kmp.apply_policy(model, "mixed_float16", rules=[])
     narrow = dict.fromkeys(["sum_0", "unit_1", "sum_1"], "cast_overflow")
     expected = {"outer_0": "forward_overflow"} | narrow
-    assert found(kmp.diagnose(model, X)) == expected
+    assert dict(found(in_float16(model), X)) == expected
 
 
 def test_the_decoder_of_an_autoencoder():
+    up = {"up_1": "relu", "up_2": None}
     up = [
-        layers.Conv2DTranspose(
-            8, 3, 2, "same", activation=activation, name=name
-        )
-        for name, activation in (("up_1", "relu"), ("up_2", None))
+        layers.Conv2DTranspose(8, 3, 2, "same", activation=f, name=name)
+        for name, f in up.items()
     ]
-    first = [layers.Dense(128, "relu", name="first"), layers.Reshape((4, 4, 8))]
+    first = layers.Dense(128, "relu", name="first")
     last = layers.Conv2D(3, 3, padding="same", activation="tanh", name="last")
-    model = in_float16(*first, *up, last, wide=["last"])
-    assert kmp.diagnose(model, X) == []
-    first[0].kernel.assign(300 * first[0].kernel)
+    parts = first, layers.Reshape((4, 4, 8)), *up, last
+    model = model_of(*parts, wide=["last"])
+    assert found(model, X) == []
+    first.kernel.assign(300 * first.kernel)
     up[0].kernel.assign(1e4 * up[0].kernel)
     expected = {"up_1": "forward_overflow", "up_2": "cast_overflow"}
-    assert found(kmp.diagnose(model, X)) == expected
+    assert dict(found(model, X)) == expected
+
+
+# Constants that a layer made in its compute dtype when it was built.
+
+METRES = np.random.default_rng(0).uniform(1e3, 6e3, size=(64, 1))
+METRES = METRES.astype("float32")
+FAR = METRES, (METRES - 3e3) / 1e3
+
+
+class PerUnit(layers.Layer):
+    """Divides by a constant of its compute dtype."""
+
+    def build(self, shape):
+        self.unit = ops.cast(ops.convert_to_tensor(1e5), self.compute_dtype)
+
+    def call(self, x):
+        unit = ops.cast(self.unit, x.dtype)
+        return x / unit - unit / unit
+
+
+def given():
+    """Its variance, of about 2e6, is infinite in float16."""
+    return layers.Normalization(mean=[3e3], variance=[2e6], name="norm")
+
+
+def adapted():
+    layer = layers.Normalization(name="norm")
+    layer.adapt(METRES)
+    return layer
+
+
+def trained_by(layer):
+    keras.config.set_dtype_policy("mixed_float16")
+    parts = layer, dense(8, "tanh"), dense(1, dtype="float32")
+    model = model_of(*parts, shape=(1,), policy="mixed_float16")
+    return compiled(model, jit=JIT)
+
+
+@pytest.mark.parametrize("layer", [given, adapted])
+def test_statistics_follow_the_policy(layer):
+    model = trained_by(layer)
+
+    def normalized():
+        values = model.get_layer("norm")(METRES)
+        return ops.convert_to_numpy(values).astype("float64")
+
+    before = normalized()
+    assert (before == 0).all()
+    assert [path for path, _ in found(model, *FAR) if path] == ["norm"]
+    np.testing.assert_array_equal(normalized(), before)
+    assert demoted(tuned(model, *FAR, 16, epochs=2)) >= {"norm"}
+    assert model.get_layer("norm").compute_dtype == "float32"
+    mean, variance = (METRES.mean(), METRES.var())
+    if layer is given:
+        mean, variance = 3e3, 2e6
+    exact = (METRES.astype("float64") - mean) / np.sqrt(variance)
+    # A few roundings of float32, of numbers up to 6e3 before the division.
+    np.testing.assert_allclose(normalized(), exact, atol=1e-5)
+
+
+def test_a_constant_that_is_lost_for_good_is_named():
+    (verdict,) = kmp.diagnose(trained_by(PerUnit), *FAR)
+    assert (verdict.kind, verdict.layer) == ("forward_overflow", "per_unit")
+    assert verdict.numbers["lost_constant"] == "unit"
+
+
+# Random numbers.
+
+
+class Drawing(layers.Layer):
+    """Adds a function of random numbers of the dtype of its input."""
+
+    def __init__(self, function, seeded=True):
+        super().__init__(name="noise")
+        self.function = function
+        self.seed = keras.random.SeedGenerator(1) if seeded else None
+
+    def call(self, x):
+        return x + self.function(ops.shape(x), x.dtype, self.seed)
+
+
+def with_noise(function, **arguments):
+    parts = dense(8), Drawing(function, **arguments), dense(1, name="head")
+    return compiled(model_of(*parts, wide=["head"]), initial_scale=2.0**8)
+
+
+def uniform(shape, dtype, seed, low=0.0):
+    return keras.random.uniform(shape, low, 1.0, dtype=dtype, seed=seed)
+
+
+def gaussian(shape, dtype, seed):
+    return keras.random.normal(shape, dtype=dtype, seed=seed)
+
+
+def native(name):
+    """Returns a function that draws by the backend's own means."""
+
+    def draw(shape, dtype, seed):
+        if BACKEND == "torch":
+            import torch
+
+            function = {"uniform": torch.rand, "normal": torch.randn}[name]
+            return function(tuple(shape), dtype=dtype)
+        if BACKEND == "tensorflow":
+            import tensorflow as tf
+
+            return getattr(tf.random, name)(shape, dtype=dtype)
+        import jax
+
+        keys = jax.random.split(jax.random.wrap_key_data(seed.next()))
+        return getattr(jax.random, name)(keys[0], shape, dtype)
+
+    return draw
+
+
+def a_class(shape, dtype, seed):
+    logits = ops.zeros((1, 8), dtype) + 0.1
+    return ops.cast(keras.random.categorical(logits, 1, seed=seed), dtype)
+
+
+def truncated(shape, dtype, seed):
+    return keras.random.truncated_normal(shape, dtype=dtype, seed=seed)
+
+
+def large(*drawn):
+    many = 1e3 * native("normal")(*drawn)
+    return ops.sqrt(many * many)
+
+
+# A function of numbers, and what is found of it first, if anything.
+DRAWN = {
+    # Of 1 only if it is drawn in float32 and rounded.
+    "exponential": (lambda *drawn: -ops.log(1 - uniform(*drawn)), None),
+    "gumbel": (lambda *drawn: -ops.log(-ops.log(uniform(*drawn, 1e-3))), None),
+    "gaussian": (gaussian, None),
+    "truncated": (truncated, None),
+    "in float32": (
+        lambda n, dtype, seed: ops.cast(gaussian(n, "float32", seed), dtype),
+        None,
+    ),
+    "class": (a_class, None),
+    # Once in 1,024 or 2,048 numbers: of this batch's 128 hardly ever.
+    "log of 0": (lambda *drawn: -ops.log(uniform(*drawn) + 1e-20), "underflow"),
+    "native uniform": (lambda *drawn: 5 * native("uniform")(*drawn), None),
+    "native normal": (lambda *drawn: 5 * native("normal")(*drawn), None),
+    "native log of 0": (
+        lambda *drawn: -ops.log(native("uniform")(*drawn) + 1e-20),
+        "underflow",
+    ),
+    "overflow beside": (large, "forward_overflow"),
+}
+OFTEN = "gaussian", "log of 0", "native normal", "native log of 0"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in OFTEN else one_backend)
+        for name in DRAWN
+    ],
+)
+def test_random_numbers_that_float16_spoils_are_found(name):
+    function, kind = DRAWN[name]
+    said = found(with_noise(function), X, Y)
+    assert said[:1] == ([("noise", kind)] if kind else [])
+
+
+@not_jax  # Keras on JAX wants a generator.
+def test_numbers_without_a_generator_are_those_of_the_step():
+    model = with_noise(gaussian, seeded=False)
+    keras.random.normal((1,))
+    assert found(model, X, Y) == []
+
+
+def test_the_reference_is_given_the_numbers_of_the_step_widened():
+    model = with_noise(gaussian)
+    model.optimizer.build(model.trainable_variables)
+    data = ops.convert_to_tensor(X), ops.convert_to_tensor(Y)
+    low, exact = dry_step(model, data, 1.0), exact_step(model, data)
+    assert exact.draws == low.draws == [("normal", "float16")]
+    noise = [
+        ops.convert_to_numpy(c.outputs).astype("float64")
+        - ops.convert_to_numpy(c.args[0])
+        for step in (low, exact)
+        for c in step.calls
+        if c.path == "noise"
+    ]
+    np.testing.assert_allclose(*noise, atol=4e-3)  # Twice an ulp of 4.
+    dtypes = [{c.outputs.dtype for c in step.calls} for step in (low, exact)]
+    assert dtypes[0] != dtypes[1]
+
+
+class Faint(layers.Layer):
+    """Half of what it is given, made too small for float16."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = layers.Dropout(0.5, seed=1)
+
+    def call(self, x, training=None):
+        return self.dropout(x, training=training) * 1e-5 * 1e-4
+
+
+@each_jit
+def test_other_draws_in_xla_do_not_hide_a_fault(jit):
+    keras.config.set_dtype_policy("mixed_float16")
+    large = layers.Rescaling(1e9, dtype="float32")
+    parts = dense(8), Faint(name="faint"), large, dense(1)
+    model = compiled(model_of(*parts, policy="mixed_float16"), jit=jit)
+    assert found(model, X, Y) == [("faint", "underflow")]
