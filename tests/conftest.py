@@ -34,18 +34,10 @@ from keras_mixprec import _clock
 # import. Steps that raise are torch's alone.
 if keras.backend.backend() != "torch":
     collect_ignore_glob = [
-        "test_comparison_result.py",
-        "test_comparison_verdicts.py",
         "test_monitor_step_raised.py",
         "test_plugin_*.py",
-        "test_report.py",
         "test_types.py",
     ]
-
-# What a backend has little part in is slow on those whose processes start late.
-_SLOW_ELSEWHERE = {
-    "test_comparison_end_to_end.py",
-}
 
 
 def pytest_collection_modifyitems(items):

@@ -382,6 +382,7 @@ def test_every_key_of_an_event(kind, examples):
         assert ("unreadable" in kinds) == ("cannot be read" in str(report))
     report = report_of(LAYERS, without)
     assert report.to_html()
+    pytest.importorskip("matplotlib")
     assert report.to_png()
 
 

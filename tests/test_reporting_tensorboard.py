@@ -6,12 +6,16 @@ import os
 
 import numpy as np
 import pytest
+from comparison_records import four_arms, record
 from reporting_readers import get, poll, tensorboard
 
+from keras_mixprec.analysis.comparison.result import ComparisonResult
 from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.run_log import RunLog
 
 TABLE = [{"path": "dense", "compute": "float16"}]
+pytestmark = pytest.mark.one_backend
+
 LAYOUT = {"Precision": {"Scale": ["mixprec/loss_scale"]}}
 
 
@@ -39,9 +43,28 @@ def served(request, tmp_path_factory):
     (path,) = event_file_paths(write_run(log_dir))
     os.truncate(path, os.path.getsize(path) - 5)
     write_run(log_dir)
+    ComparisonResult(record(four_arms())).log_hparams(f"{log_dir}/compared")
     with tensorboard(log_dir, f"--load_fast={request.param}") as url:
         assert poll(lambda: len(scale_points(url)) == 40), scale_points(url)
         yield log_dir, url
+
+
+def test_a_comparison_is_a_run_per_policy(served):
+    _, url = served
+    asked = {"allowedStatuses": ["STATUS_UNKNOWN"], "sliceSize": 9}
+    found = get(url, "plugin/hparams/session_groups", request=json.dumps(asked))
+    groups = {g["hparams"]["policy"]: g for g in found["sessionGroups"]}
+    assert groups.keys() == {a["name"] for a in four_arms()}
+    values = {
+        m["name"]["tag"]: m["value"]
+        for m in groups["mixed_bfloat16"]["metricValues"]
+    }
+    assert values["comparison/speed"] == 2.0
+    assert values["comparison/accuracy"] == pytest.approx(0.9257, abs=1e-4)
+    run = "compared/1_mixed_bfloat16"
+    curve = get(url, "plugin/scalars/scalars", tag="loss", run=run)
+    points = np.array(curve)[:, 1:]
+    np.testing.assert_allclose(points, [[2, 2.1], [4, 1.1]], rtol=1e-6)
 
 
 def ask(url, route, tag):
