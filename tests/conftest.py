@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
     """Elsewhere than on torch, tests that have no backend in them are slow."""
     if keras.backend.backend() != "torch":
         for item in items:
-            if item.path.name in _SLOW_ELSEWHERE or _has_no_backend(item):
+            if _has_no_backend(item):
                 item.add_marker(pytest.mark.slow)
 
 

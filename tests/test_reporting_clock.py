@@ -5,82 +5,88 @@ import numpy as np
 import pytest
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting.clock import clock
-from keras_mixprec.reporting.file_source import FileSource, find_runs
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.clock import clock as axes
 from keras_mixprec.reporting.run_log import RunLog
 
-
-def begin(step, date):
-    return {"kind": "train_begin", "step": step, "wall_time": date}
+pytestmark = pytest.mark.one_backend
 
 
-def test_time_between_two_fits_is_no_training():
-    events = [begin(0, 100.0), begin(10, 9100.0)]
-    found = clock([(10, 105.0), (20, 9102.0)], events)
-    assert found["time"] == {"steps": [0, 10, 20], "values": [0.0, 5.0, 7.0]}
-    assert found["epoch"] == {"steps": [0, 10, 20], "values": [0, 1, 2]}
+def at(step, date, kind="train_begin"):
+    return {"kind": kind, "step": step, "wall_time": date}
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_what_is_logged_before_a_fit_is_no_part_of_the_one_before(ended):
-    end = {"kind": "train_end", "step": 100, "wall_time": 10.0}
-    found = {"kind": "before_training", "step": 100, "wall_time": 86399.0}
-    events = [begin(0, 0.0), *[end] * ended, found, begin(100, 86400.0)]
-    ends = [(100, 10.0), (200, 86410.0)]
-    found = clock(ends, events)["time"]
-    assert found == {"steps": [0, 100, 200], "values": [0.0, 10.0, 20.0]}
+FIRST = at(0, 100.0)
+NEXT_DAY = [at(100, 86399.0, "before_training"), at(100, 86400.0)]
 
 
-def test_events_date_steps_where_no_epoch_ended():
-    skip = {"kind": "skipped_step", "step": 6, "wall_time": 103.0}
-    found = clock([], [begin(0, 100.0), skip])
-    assert found["time"] == {"steps": [0, 6], "values": [0.0, 3.0]}
-    assert found["epoch"] is None
+@pytest.mark.parametrize(
+    ("ends", "events", "time"),
+    [
+        # Time between two fits is no training.
+        (
+            [(10, 105.0), (20, 9102.0)],
+            [FIRST, at(10, 9100.0)],
+            {0: 0.0, 10: 5.0, 20: 7.0},
+        ),
+        # What is logged before a fit is no part of the one before.
+        (
+            [(100, 110.0), (200, 86410.0)],
+            [FIRST, at(100, 110.0, "train_end"), *NEXT_DAY],
+            {0: 0.0, 100: 10.0, 200: 20.0},
+        ),
+        (
+            [(100, 110.0), (200, 86410.0)],
+            [FIRST, *NEXT_DAY],
+            {0: 0.0, 100: 10.0, 200: 20.0},
+        ),
+        # Events date steps where no epoch ended.
+        ([], [FIRST, at(6, 103.0, "skipped_step")], {0: 0.0, 6: 3.0}),
+        # One date is no axis.
+        ([], [], None),
+        ([], [at(5, 1.0)], None),
+    ],
+)
+def test_time_of_training(ends, events, time):
+    found = axes(ends, events)
+    for axis in found.values():
+        assert axis is None or axis["steps"][0] == 0
+    if time is None:
+        assert found == {"epoch": None, "time": None}
+        return
+    assert dict(zip(*found["time"].values(), strict=True)) == time
+    steps = [0, *(step for step, _ in ends)]
+    epoch = {"steps": steps, "values": [*range(len(steps))]}
+    assert found["epoch"] == (epoch if ends else None)
 
 
 def test_a_clock_that_is_set_back_leaves_steps_out():
-    ends = [(10, 110.0), (20, 50.0), (30, 60.0)]
-    found = clock(ends, [begin(0, 100.0)])["time"]
+    found = axes([(10, 110.0), (20, 50.0), (30, 60.0)], [FIRST])["time"]
     assert all(np.diff(found["steps"]) > 0)
     assert all(np.diff(found["values"]) > 0)
-
-
-@pytest.mark.parametrize("events", [[], [begin(5, 1.0)]])
-def test_one_date_is_no_axis(events):
-    assert clock([], events) == {"epoch": None, "time": None}
-
-
-def overview(log_dir):
-    ((name, folder),) = find_runs(str(log_dir)).items()
-    return RunData(name, FileSource(folder)).overview()
 
 
 def test_fit_logs_when_each_epoch_ended(tmp_path, clock):
     model = keras.Sequential([keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: clock.wait(2.0)
+    wait = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: clock.wait(1.0),
+        on_train_end=lambda logs: clock.wait(100.0),
     )
     monitor = kmp.MixPrecMonitor(str(tmp_path), verbose=0)
     x = np.ones((12, 3), "float32")
+    options = {"batch_size": 4, "epochs": 2, "verbose": 0}
     for _ in range(2):
-        model.fit(
-            x,
-            x[:, :2],
-            batch_size=4,
-            epochs=2,
-            callbacks=[monitor, watch],
-            verbose=0,
-        )
-    found = overview(tmp_path)["clock"]
+        model.fit(x, x[:, :2], callbacks=[wait, monitor], **options)
+    (run,) = monitor.report.to_dict().values()
+    epoch, time = run["clock"].values()
     steps = [0, 3, 6, 9, 12]
-    assert found["epoch"] == {"steps": steps, "values": [0, 1, 2, 3, 4]}
-    at = np.interp(steps, found["time"]["steps"], found["time"]["values"])
-    assert [*at] == [0.0, 6.0, 12.0, 18.0, 24.0]
+    assert epoch == {"steps": steps, "values": [0, 1, 2, 3, 4]}
+    dates = dict(zip(*time.values(), strict=True))
+    assert [dates[step] for step in steps] == steps
 
 
 def test_a_log_without_dates_has_no_such_axis(tmp_path):
     with RunLog(tmp_path) as log:
         log.scale_rows(0, [[0, 2.0**15, 0, 0]])
-    assert overview(tmp_path)["clock"] == {"epoch": None, "time": None}
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
+    assert run["clock"] == {"epoch": None, "time": None}

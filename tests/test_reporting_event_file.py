@@ -1,20 +1,85 @@
-"""An event file survives what happens to the process that writes it."""
+"""Event files: their records, what they survive, and how they are read."""
 
 import contextlib
+import io
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from canonical_logs import NAMES
 from reporting_readers import read_events, read_tag
+from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from keras_mixprec.reporting import summaries
-from keras_mixprec.reporting.event_file import EventFile, event_file_paths
+from keras_mixprec.reporting.event_file import (
+    EventFile,
+    event_file_paths,
+    frame,
+    masked_crc32c,
+    read_records,
+)
+from keras_mixprec.reporting.file_source import FileSource
+from keras_mixprec.reporting.record_index import first_tag, scan
+from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.run_summary import summary
+
+pytestmark = pytest.mark.one_backend
+
+# Around the block of 1024 bytes and the 4 bytes that carry the register.
+EDGES = [*range(0, 70), *range(1020, 1034), *range(2046, 2054), 4097]
+DRAWN = np.random.default_rng(0).integers(0, 70_000, 12).tolist()
+
+
+def random_bytes(size):
+    return np.random.default_rng(size).bytes(size)
+
+
+def test_the_checksum_is_tensorboards():
+    repeated = [
+        byte * size
+        for byte in (b"\0", b"\xff")
+        for size in (1, 3, 8, 1024, 1025, 3000)
+    ]
+    drawn = [random_bytes(size) for size in [*EDGES, *DRAWN, 70_000]]
+    for data in repeated + drawn:
+        assert masked_crc32c(data) == pywrap_tensorflow.masked_crc32c(data)
+    # RFC 3720, B.4: 32 bytes of zeros; unmasked 0x8A9136AA.
+    crc = (masked_crc32c(bytes(32)) - 0xA282EAD8) & 0xFFFFFFFF
+    assert ((crc << 15) | (crc >> 17)) & 0xFFFFFFFF == 0x8A9136AA
+
+
+def test_records_are_tensorboards_and_read_back(tmp_path):
+    written = [random_bytes(size) for size in (10, 0, 1000, 5000)]
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for data in written:
+        writer.write(data)
+    assert b"".join(map(frame, written)) == file.getvalue()
+    (tmp_path / "log").write_bytes(file.getvalue())
+    assert list(read_records(tmp_path / "log")) == written
+
+
+RECORD = frame(random_bytes(50))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(RECORD[:-cut] for cut in (1, 4, 30, 53, 54, 60, 65)),
+        b"\xff" * len(RECORD),
+    ],
+)
+def test_a_record_that_is_cut_or_damaged_ends_the_file(rest, tmp_path):
+    (tmp_path / "log").write_bytes(RECORD + rest)
+    assert list(read_records(tmp_path / "log")) == [random_bytes(50)]
 
 
 def write_scalars(file, steps, tag="a"):
@@ -22,65 +87,41 @@ def write_scalars(file, steps, tag="a"):
         file.write(step, [summaries.scalar(tag, step / 7)])
 
 
-def test_first_event_is_the_version(tmp_path):
-    with EventFile(tmp_path) as file:
-        assert "tfevents" in file.path
-    (event,) = read_events(tmp_path)
-    assert event.file_version == "brain.Event:2"
-
-
 def test_values_are_read_back_exactly(tmp_path):
     rng = np.random.default_rng(0)
     heat = rng.normal(size=(40, 200)).astype("float32")
     with EventFile(tmp_path) as file:
+        assert "tfevents" in file.path
         for step, row in enumerate(heat):
             scalars = [summaries.scalar(f"s{i}", row[i]) for i in range(20)]
             file.write(step, [*scalars, summaries.numbers("heat", row)])
+    version, *events = read_events(tmp_path)
+    assert version.file_version == "brain.Event:2"
+    # One write is one event, and has the metadata of a tag once.
+    assert {len(event.summary.value) for event in events} == {21}
+    (raw,) = (path.read_bytes() for path in tmp_path.iterdir())
+    assert raw.count(b"scalars") == 20
     np.testing.assert_array_equal([*read_tag(tmp_path, "heat").values()], heat)
     for i in range(20):
         read = [*read_tag(tmp_path, f"s{i}").values()]
         np.testing.assert_array_equal(read, heat[:, i])
 
 
-def test_one_write_is_one_event_with_metadata_once(tmp_path):
-    with EventFile(tmp_path) as file:
-        for step in range(3):
-            values = [summaries.scalar(tag, step) for tag in "ab"]
-            file.write(step, values)
-    _, *events = (e.summary.value for e in read_events(tmp_path))
-    assert [[v.tag for v in values] for values in events] == [["a", "b"]] * 3
-    (raw,) = (path.read_bytes() for path in tmp_path.iterdir())
-    assert raw.count(b"scalars") == 2
-
-
-@pytest.mark.parametrize("step", [5, 4, 0])
-def test_steps_of_a_tag_must_rise(tmp_path, step):
-    with EventFile(tmp_path) as file:
-        write_scalars(file, [5])
-        write_scalars(file, [step], tag="other")
-        message = f"'a' continues from step 6.*Received: step={step}"
-        with pytest.raises(ValueError, match=message):
-            write_scalars(file, [step])
-    assert list(read_tag(tmp_path, "a")) == [5]
-
-
-def test_steps_begin_at_the_first_step(tmp_path):
+def test_steps_of_a_tag_must_rise_from_the_first_step_on(tmp_path):
     with EventFile(tmp_path, first_step=9) as file:
-        with pytest.raises(ValueError, match="continues from step 9"):
+        with pytest.raises(ValueError, match="'a'.*from step 9.*step=7"):
             write_scalars(file, [7])
-        file.replace(3, [summaries.strings("late", ["a"])])
-        write_scalars(file, [9])
-    assert list(read_tag(tmp_path, "late")) == [9]
-
-
-def test_the_step_before_the_first_moves_and_gives_way(tmp_path):
-    with EventFile(tmp_path, first_step=9) as file:
+        # The step before the first moves, and gives way.
         write_scalars(file, [8], tag="moved")
         write_scalars(file, [8, 9], tag="both")
-        with pytest.raises(ValueError, match="continues from step 10"):
-            write_scalars(file, [9], tag="both")
-    assert list(read_tag(tmp_path, "moved")) == [9]
-    assert list(read_tag(tmp_path, "both").values()) == [np.float32(9 / 7)]
+        file.replace(3, [summaries.strings("late", ["a"])])
+        write_scalars(file, [9, 15])
+        for step in 15, 14, 9:
+            with pytest.raises(ValueError, match=f"step 16.*step={step}"):
+                write_scalars(file, [step])
+    tags = {"a": [9, 15], "moved": [9], "both": [9], "late": [9]}
+    assert {tag: list(read_tag(tmp_path, tag)) for tag in tags} == tags
+    assert read_tag(tmp_path, "both")[9] == np.float32(9 / 7)
 
 
 @pytest.mark.parametrize(
@@ -91,45 +132,30 @@ def test_a_step_is_a_count(tmp_path, step, error):
         file.write(step, [summaries.scalar("a", 1.0)])
 
 
-def test_names_sort_in_the_order_of_creation(tmp_path):
-    ahead = int(time.time()) + 3600
-    (tmp_path / f"events.out.tfevents.{ahead}.000000.x").touch()
+def test_names_sort_in_the_order_of_creation(tmp_path, clock):
+    (tmp_path / "events.out.tfevents.2000000000.000000.x").touch()
     paths = []
     for _ in range(12):
         with EventFile(tmp_path) as file:
             paths.append(file.path)
     assert event_file_paths(tmp_path)[1:] == paths
-
-
-def test_writing_to_a_closed_file_says_so(tmp_path):
-    file = EventFile(tmp_path)
-    file.close()
     file.close()
     with pytest.raises(ValueError, match="closed"):
         write_scalars(file, [0])
 
 
-def test_threads_lose_nothing(tmp_path):
-    tags = ["t0", "t1", "t2", "t3"]
+def test_threads_lose_nothing_and_write_no_step_twice(tmp_path):
+    def write(file, steps, tag):
+        for step in steps:
+            with contextlib.suppress(ValueError):
+                write_scalars(file, [step], tag)
+
+    tags = ["own", "same", "same", "same"]
     with EventFile(tmp_path) as file, ThreadPoolExecutor(4) as threads:
-        list(
-            threads.map(lambda tag: write_scalars(file, range(500), tag), tags)
-        )
+        list(threads.map(write, [file] * 4, [range(500)] * 4, tags))
     for tag in tags:
         assert list(read_tag(tmp_path, tag)) == list(range(500))
-
-
-def write_if_free(file, steps):
-    for step in steps:
-        with contextlib.suppress(ValueError):
-            write_scalars(file, [step])
-
-
-def test_threads_cannot_write_a_step_twice(tmp_path):
-    with EventFile(tmp_path) as file, ThreadPoolExecutor(4) as threads:
-        list(threads.map(write_if_free, [file] * 4, [range(500)] * 4))
-    _, *events = read_events(tmp_path)
-    assert [event.step for event in events] == list(range(500))
+    assert len(list(read_events(tmp_path))) == 1001
 
 
 def test_a_write_that_fails_half_way_is_taken_back(tmp_path):
@@ -139,7 +165,7 @@ def test_a_write_that_fails_half_way_is_taken_back(tmp_path):
         size = os.path.getsize(file.path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
         try:
-            with pytest.raises(OSError, match="File too large"):
+            with pytest.raises(OSError, match="too large"):
                 write_scalars(file, [1])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -200,3 +226,64 @@ def test_a_forked_child_is_silent(tmp_path):
     folder = tmp_path / "mixprec"
     assert list(read_tag(folder, "a")) == list(range(1000))
     assert len((folder / "events.jsonl").read_text().splitlines()) == 1000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_record_is_found_with_its_first_tag(name, canonical):
+    folder = canonical[name].log_dir / "mixprec"
+    for path in event_file_paths(folder):
+        found, records = list(scan(path)), list(read_records(path))
+        for entry, record in zip(found, records, strict=True):
+            _, tags = summaries.decode_event(record)
+            assert entry.tag == (tags[0] if tags else None)
+            assert entry.alone == (len(tags) == 1)
+        assert list(scan(path, found[5].end)) == found[6:]
+        if name != "killed":
+            assert found[-1].end == os.path.getsize(path)
+    # A row of the table of runs is read without most of it.
+    data = RunData("a", FileSource(str(folder)))
+    row, whole = summary(data.outline()), summary(data.overview())
+    np.testing.assert_equal(row, whole)
+
+
+@pytest.mark.parametrize("step", [0, 1, 127, 128, 10**6, 2**40])
+@pytest.mark.parametrize("length", [1, 100, 200, 300])
+def test_a_tag_is_read_from_the_beginning(step, length):
+    tag = "\u00e9" * (length // 2) + "x"
+    event = summaries.encode_event(step, [summaries.scalar(tag, 1.0)])
+    assert first_tag(event) == (tag, True)
+    found, _ = first_tag(event[:256])
+    assert found == (tag if length < 300 else None)
+
+
+@pytest.fixture
+def copied(canonical, tmp_path):
+    """The folder of a log with five readings of layers."""
+    log_dir = canonical["healthy"].log_dir
+    return str(shutil.copytree(log_dir, tmp_path / "own") / "mixprec")
+
+
+def test_what_is_damaged_is_left_out_and_the_rest_is_read(copied):
+    known, tag = FileSource(copied), "mixprec/heat/00000"
+    before = [point.step for point in known.read(tag)]
+    (path,) = event_file_paths(copied)
+    places = [entry.place for entry in scan(path) if entry.tag == tag]
+    with open(path, "r+b") as file:
+        file.seek(places[2] + 60)
+        byte = file.read(1)
+        file.seek(places[2] + 60)
+        file.write(bytes([byte[0] ^ 1]))
+    found = FileSource(copied)
+    steps = [point.step for point in found.read(tag)]
+    assert steps == before[:2] + before[3:]
+    assert found.contents == known.contents
+    assert found.written == known.written
+
+
+def test_a_last_reading_of_weights_alone_is_not_all_there_was(copied):
+    with RunLog(os.path.dirname(copied)) as log:
+        metrics = {"activation_headroom_bits": "min"}
+        log.heat(99, [[np.nan]], ["embed"], metrics)
+    data = RunData("a", FileSource(copied))
+    assert summary(data.outline()) == summary(data.overview())
+    assert data.outline()["layers"][0]["least_headroom"] == 12.5

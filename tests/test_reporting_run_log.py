@@ -1,7 +1,8 @@
-"""The log of a run: what it holds, and what a second run leaves alone."""
+"""The log of a run: what it holds, what it survives, and older versions."""
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,11 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from full_disk import full, small_disk
 from reporting_readers import read_events, read_tag
-from tensorboard.backend.event_processing import event_accumulator
 
-from keras_mixprec.reporting.event_file import event_file_paths
+import keras_mixprec as kmp
+from keras_mixprec.metrics import AUDITED
+from keras_mixprec.reporting import append_file, schema, summaries
+from keras_mixprec.reporting.event_file import EventFile, event_file_paths
+from keras_mixprec.reporting.file_source import FileSource
+from keras_mixprec.reporting.layer_tables import Thinning
+from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
+
+pytestmark = pytest.mark.one_backend
 
 
 def events_of(folder, chunk):
@@ -22,65 +31,34 @@ def events_of(folder, chunk):
     return [json.loads(item) for item in last]
 
 
-def lines_of(folder):
+def lines_of(folder, kind=None):
     with open(os.path.join(folder, "events.jsonl")) as file:
-        return [json.loads(line) for line in file]
+        events = [json.loads(line) for line in file]
+    return [e for e in events if kind is None or e["kind"] == kind]
 
 
-def test_scalars_text_and_histogram_are_read_by_the_accumulator(tmp_path):
-    bins = np.array([[0.0, 1.0, 5.0], [1.0, 2.0, 7.0]])
-    with RunLog(tmp_path) as log:
-        for step in range(5):
-            log.scalars(step, {"mixprec/loss_scale": 2.0**step, "b": np.nan})
-        log.text(5, "note", "**bold**")
-        log.histogram(5, "h", bins)
-    accumulator = event_accumulator.EventAccumulator(log.folder).Reload()
-    scale = accumulator.Tensors("mixprec/loss_scale")
-    assert [x.tensor_proto.float_val[0] for x in scale] == [1, 2, 4, 8, 16]
-    assert [x.step for x in scale] == [0, 1, 2, 3, 4]
-    assert read_tag(log.folder, "note")[5].item() == b"**bold**"
-    np.testing.assert_array_equal(read_tag(log.folder, "h")[5], bins)
-
-
-def test_layers_are_written_for_the_tab_and_for_people(tmp_path):
-    table = [{"path": "conv", "compute": "float16", "amax": float("inf")}]
-    with RunLog(tmp_path) as log:
-        log.layers(0, table)
-    written = json.loads(read_tag(log.folder, "mixprec/layers")[0].item())
-    assert written == [{"path": "conv", "compute": "float16", "amax": "inf"}]
-    text = read_tag(log.folder, "mixprec/layer_dtypes")[0].item().decode()
-    assert "| conv | float16 | inf |" in text
+def read(log):
+    return RunData("run", FileSource(log.folder))
 
 
 def test_every_event_is_in_its_chunk_and_in_the_lines(tmp_path):
-    with RunLog(tmp_path) as log:
-        for n in range(40):
-            log.event(n // 5, {"kind": "skipped_step", "n": n, "norm": np.inf})
-    chunks = [events_of(log.folder, chunk) for chunk in range(3)]
-    assert [len(chunk) for chunk in chunks] == [16, 16, 8]
-    assert sum(chunks, []) == lines_of(log.folder)
-    assert [x["n"] for x in lines_of(log.folder)] == list(range(40))
-    assert lines_of(log.folder)[39]["step"] == 7
-    assert lines_of(log.folder)[0]["norm"] == "inf"
-
-
-def test_threads_lose_no_event(tmp_path):
     def report(n):
-        log.event(n // 4, {"kind": "skipped_step", "n": n})
+        log.event(n // 5, {"kind": "skipped_step", "n": n, "norm": np.inf})
 
     with RunLog(tmp_path) as log, ThreadPoolExecutor(4) as threads:
+        # One that is reported late keeps its own step.
+        for step in 50, 40:
+            log.event(step, {"kind": "demoted", "n": -1})
         list(threads.map(report, range(400)))
-    told = sum([events_of(log.folder, chunk) for chunk in range(25)], [])
-    assert told == lines_of(log.folder)
-    assert sorted(x["n"] for x in told) == list(range(400))
-
-
-def test_an_event_reported_late_keeps_its_own_step(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.event(50, {"kind": "demoted"})
-        log.event(40, {"kind": "skipped_step"})
-    assert list(read_tag(log.folder, "mixprec/events/00000")) == [50]
-    assert [x["step"] for x in events_of(log.folder, 0)] == [50, 40]
+    chunks = [events_of(log.folder, chunk) for chunk in range(26)]
+    assert [len(chunk) for chunk in chunks] == [16] * 25 + [2]
+    assert sum(chunks, []) == lines_of(log.folder)
+    late, early, *others = lines_of(log.folder)
+    assert [late["step"], early["step"]] == [50, 40]
+    assert sorted(x["n"] for x in others) == list(range(400))
+    assert all(x["step"] == x["n"] // 5 for x in others)
+    assert {x["norm"] for x in others} == {"inf"}
+    assert min(read_tag(log.folder, "mixprec/events/00000")) == 50
 
 
 def test_scale_rows_are_exact_beyond_float32(tmp_path):
@@ -90,6 +68,8 @@ def test_scale_rows_are_exact_beyond_float32(tmp_path):
         for part in np.split(rows, [1, 20, 300]):
             log.scale_rows(int(part[-1, 0]), part)
         log.scale_rows(0, np.empty((0, 4)))
+        with pytest.raises(ValueError, match=r"Received.*shape \(4,\)"):
+            log.scale_rows(0, [0, 1, 2, 3])
     tags = [f"mixprec/scale/{chunk:05d}" for chunk in range(3)]
     last = [[*read_tag(log.folder, tag).values()][-1] for tag in tags]
     assert [len(chunk) for chunk in last] == [256, 256, 88]
@@ -104,15 +84,18 @@ def test_a_second_run_goes_on_behind_the_first(tmp_path):
                 log.scalars(step, {"a": run})
                 log.event(step, {"run": run})
                 log.scale_rows(step, [[step, 1.0, 0, 0]])
+            if run:
+                with pytest.raises(ValueError, match="`RunLog.next_step`"):
+                    log.scalars(0, {"b": 2.0})
     assert len(event_file_paths(log.folder)) == 3
     assert list(read_tag(log.folder, "a")) == list(range(30))
     for run in range(3):
         assert {x["run"] for x in events_of(log.folder, run)} == {run}
         tag = f"mixprec/scale/{run:05d}"
         assert [len(x) for x in read_tag(log.folder, tag).values()][-1] == 10
-    assert [x["run"] for x in lines_of(log.folder)] == [0] * 10 + [1] * 10 + [
-        2
-    ] * 10
+    assert [x["run"] for x in lines_of(log.folder)] == [
+        n // 10 for n in range(30)
+    ]
 
 
 def test_two_runs_have_a_folder_each_where_nothing_can_be_locked(
@@ -129,14 +112,6 @@ def test_two_runs_have_a_folder_each_where_nothing_can_be_locked(
     with RunLog(tmp_path) as third:
         assert third.folder == first.folder
     assert not lock.exists()
-
-
-def test_a_second_run_cannot_hide_the_first(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.scalars(7, {"a": 1.0})
-    message = "'a' continues from step 8.*`RunLog.next_step`"
-    with RunLog(tmp_path) as log, pytest.raises(ValueError, match=message):
-        log.scalars(0, {"a": 2.0})
 
 
 @pytest.mark.parametrize("cut", [1, 20])
@@ -176,7 +151,7 @@ def test_a_place_that_cannot_hold_a_log_is_refused(tmp_path, where):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mixprec").touch()
     (tmp_path / "lines" / "mixprec" / "events.jsonl").mkdir(parents=True)
-    with pytest.raises(OSError, match="`log_dir` must be a folder") as caught:
+    with pytest.raises(OSError, match="`log_dir` must be") as caught:
         RunLog(tmp_path / where)
     assert caught.value.filename == str(tmp_path / where)
     assert not event_file_paths(tmp_path)
@@ -194,7 +169,7 @@ def read_only(tmp_path):
 
 
 def test_a_read_only_folder_is_refused(read_only):
-    with pytest.raises(PermissionError, match="Choose another or fix"):
+    with pytest.raises(PermissionError, match="Choose another"):
         RunLog(read_only / "logs")
 
 
@@ -203,14 +178,8 @@ def test_a_read_only_folder_is_refused(read_only):
     [(None, TypeError), (3, TypeError), ("gs://bucket/logs", ValueError)],
 )
 def test_a_log_dir_is_a_local_path(log_dir, error):
-    with pytest.raises(error, match="`log_dir` must be a .*Received: log_dir="):
+    with pytest.raises(error, match="`log_dir` must.*Received: log_dir="):
         RunLog(log_dir)
-
-
-def test_scale_rows_refuses_other_shapes(tmp_path):
-    message = r"Received: rows of shape \(4,\)"
-    with RunLog(tmp_path) as log, pytest.raises(ValueError, match=message):
-        log.scale_rows(0, [0, 1, 2, 3])
 
 
 def test_an_event_that_is_no_json_is_refused_whole(tmp_path):
@@ -252,4 +221,245 @@ def test_settings_are_in_the_run_itself(tmp_path):
     assert set(tags) == {
         "_hparams_/experiment",
         "_hparams_/session_start_info",
+    }
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path) as folder:
+        yield folder
+
+
+def write(log, steps):
+    for step in steps:
+        log.scalars(step, {"a": step})
+        log.event(step, {"kind": "mine", "long": "x" * 500})
+        log.scale_rows(step, [[step, 1.0, 0, step]])
+
+
+def warned(match="Training goes on"):
+    return pytest.warns(UserWarning, match=match)
+
+
+def mine(log):
+    """The steps of what `write` wrote, in the curves and in the lines."""
+    curve = list(read_tag(log.folder, "a"))
+    assert [x["step"] for x in lines_of(log.folder, "mine")] == curve
+    return curve
+
+
+def test_what_a_full_disk_does_not_take_is_written_later(disk):
+    log = RunLog(disk)
+    write(log, range(5))
+    with full(disk), warned() as told:
+        write(log, range(5, 40))
+    write(log, range(40, 45))
+    log.close()
+    assert len(told) == 1
+    assert "\n" not in str(told[0].message)
+    assert mine(log) == list(range(45))
+    [gap] = lines_of(log.folder, "log_gap")
+    assert (gap["lost"], gap["step"]) == (0, 40)
+    assert 5 <= gap["from_step"] < 40
+    assert gap in events_of(log.folder, 2)
+
+
+def test_beyond_the_memory_for_it_the_loss_is_counted(disk, monkeypatch):
+    backlog = append_file.Backlog.__init__
+    monkeypatch.setattr(backlog, "__defaults__", (4000,))
+    log = RunLog(disk)
+    with full(disk), warned():
+        write(log, range(200))
+    write(log, range(200, 210))
+    log.close()
+    [gap] = lines_of(log.folder, "log_gap")
+    assert gap["lost"] > 100
+    kept = list(read_tag(log.folder, "a"))
+    assert kept[-10:] == list(range(200, 210))
+    assert len(kept) < 200
+    # The last rows of the scale are written with those that follow.
+    *_, rows = read_tag(log.folder, "mixprec/scale/00000").values()
+    assert len(rows) == 210
+
+
+def test_a_removed_folder_is_made_again(tmp_path):
+    log = RunLog(tmp_path / "logs")
+    log.layers(0, [{"path": "dense", "compute_dtype": "float16"}])
+    log.layout(0, {"a": {"b": ["a"]}})
+    write(log, range(3))
+    shutil.rmtree(tmp_path / "logs")
+    with warned("was removed") as told:
+        write(log, range(3, 6))
+    log.close()
+    assert len(told) == 1
+    assert mine(log) == [3, 4, 5]
+    assert list(read_tag(log.folder, "mixprec/layers")) == [3]
+    assert len(lines_of(log.folder, "log_gap")) == 1
+    kmp.load_report(tmp_path / "logs")
+
+
+@pytest.mark.parametrize("which", ["tfevents", "jsonl"])
+def test_a_removed_file_is_made_again(tmp_path, which):
+    log = RunLog(tmp_path)
+    write(log, range(3))
+    for name in os.listdir(log.folder):
+        if which in name:
+            os.unlink(os.path.join(log.folder, name))
+    with warned("was removed"):
+        write(log, range(3, 6))
+    log.close()
+    assert log.folder == str(tmp_path / "mixprec")
+    assert list(read_tag(log.folder, "a"))[-3:] == [3, 4, 5]
+    assert [x["step"] for x in lines_of(log.folder, "mine")][-3:] == [3, 4, 5]
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path):
+    log = RunLog(tmp_path / "logs")
+    write(log, range(3))
+    shutil.rmtree(tmp_path / "logs")
+    (tmp_path / "logs").write_text("theirs")
+    with warned() as told:
+        write(log, range(3, 6))
+    assert (tmp_path / "logs").read_text() == "theirs"
+    (tmp_path / "logs").unlink()
+    write(log, range(6, 8))
+    log.close()
+    assert len(told) == 1
+    assert mine(log) == [3, 4, 5, 6, 7]
+
+
+def test_a_full_disk_is_an_error_at_the_start(disk):
+    with full(disk), pytest.raises(OSError, match="`log_dir` must be"):
+        RunLog(disk)
+    assert not event_file_paths(disk / "mixprec")
+    with RunLog(disk) as log:
+        assert log.next_step == 0
+
+
+HOLD = """
+import sys
+from keras_mixprec.reporting.run_log import RunLog
+log = RunLog(sys.argv[1])
+print(log.folder, flush=True)
+input()
+log.scalars(0, {"a": 1.0})
+log.close()
+"""
+
+
+def test_a_second_run_at_the_same_time_has_its_own_folder(tmp_path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", HOLD, tmp_path]
+    with subprocess.Popen(command, **pipes) as process:
+        first = process.stdout.readline().strip()
+        logs = [RunLog(tmp_path), RunLog(tmp_path)]
+        for value, log in enumerate(logs):
+            log.scalars(0, {"a": value})
+            log.close()
+        process.communicate("\n")
+    folders = [first, *(log.folder for log in logs)]
+    names = [os.path.relpath(folder, tmp_path) for folder in folders]
+    assert names == ["mixprec", "mixprec_2", "mixprec_3"]
+    assert [read_tag(f, "a")[0].item() for f in folders] == [1.0, 0.0, 1.0]
+    assert list(kmp.load_report(tmp_path).to_dict()) == names
+    with RunLog(tmp_path) as log:
+        assert (log.folder, log.next_step) == (first, 1)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_only_has_the_name_of_an_event_file_is_left_alone(tmp_path, make):
+    with RunLog(tmp_path) as log:
+        log.scalars(4, {"a": 1.0})
+    make(tmp_path / "mixprec" / "events.out.tfevents.9999999999.x")
+    make(tmp_path / "mixprec" / "0.tfevents")
+    with RunLog(tmp_path) as log:
+        assert log.next_step == 5
+    kmp.load_report(tmp_path)
+    assert len(os.listdir(log.folder)) == 5
+
+
+def test_a_pipe_in_the_place_of_the_lines_is_refused(tmp_path):
+    (tmp_path / "mixprec").mkdir()
+    os.mkfifo(tmp_path / "mixprec" / "events.jsonl")
+    with pytest.raises(OSError, match="regular file"):
+        RunLog(tmp_path)
+
+
+METRICS = {"activation_headroom_bits": "min", "activation_nonfinite": "max"}
+
+
+def test_rows_grow_with_the_logarithm_of_a_run():
+    def written(calls):
+        thinning = Thinning()
+        return sum(thinning.due() for _ in range(calls))
+
+    assert [written(n) for n in (500, 1500, 3500)] == [500, 1000, 1500]
+    assert written(1_000_000) < 10_000
+
+
+def test_what_happened_in_one_step_of_thousands_is_there(tmp_path):
+    rare = 6543
+    with RunLog(tmp_path) as log:
+        for step in range(7001):
+            table = np.array([[8.0, 0.0], [np.nan, 0.0]])
+            if step == rare:
+                table = np.array([[-2.0, 1.0], [3.0, 0.0]])
+            log.heat(step, table, ["a", "b"], METRICS)
+    tags = [f"mixprec/heat/{chunk:05d}" for chunk in range(7)]
+    rows = {}
+    for tag in tags:
+        rows |= read_tag(log.folder, tag)
+    assert len(rows) == 1938  # The last, which waited, included.
+    assert max(rows) == 7000
+    (found,) = [step for step, row in rows.items() if row[0, 1]]
+    assert rare <= found < rare + 8
+    np.testing.assert_array_equal(rows[found], [[-2.0, 1.0], [3.0, 0.0]])
+    grid = read(log).grid("activation_headroom_bits", 100)
+    assert grid.worst.shape == (2, 97)  # Groups of 20 rows.
+    # An infinity leaves no headroom, whatever the finite numbers have.
+    (column,) = np.flatnonzero(grid.worst[0] == -np.inf)
+    assert grid.first[column] <= found <= grid.last[column]
+    assert grid.worst[1, column] == 3.0
+    assert np.isnan(np.delete(grid.worst[1], column)).all()
+
+
+def test_layers_that_change_begin_a_new_table(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.heat(0, [[1.0, 0.0]], ["a"], METRICS)
+        log.heat(1, [[2.0, 0.0], [3.0, 0.0]], ["b", "a"], METRICS)
+    grid = read(log).grid("activation_headroom_bits", 10)
+    assert grid.layers == ["b", "a"]
+    np.testing.assert_array_equal(grid.worst, [[np.nan, 2.0], [1.0, 3.0]])
+
+
+def test_a_log_of_version_1_is_read_and_continued(tmp_path):
+    """In the words that it had, and with all tags in one group."""
+    layer = {"path": "a", "compute_dtype": "float16", "work": 1.0}
+    metrics = {"twin_forward_error": "max", "twin_backward_error": "max"}
+    bins = np.array([[0.0, 1.0, 5.0]])
+    with RunLog(tmp_path) as log:
+        log.histogram(3, "mixprec/grad_exponent/a", bins)
+    first = {"schema": 1, "layers": ["a"], "metrics": metrics}
+    table = np.float32([[0.5, 2.0]])
+    with EventFile(log.folder, first_step=4) as file:
+        file.write(4, [summaries.numbers("mixprec/twin/00000", table, **first)])
+        row = json.dumps([layer])
+        file.write(4, [summaries.strings("mixprec/layers", row)])
+    with RunLog(tmp_path) as log:
+        table = np.float32([[0.25, 1.0]])
+        log.heat(9, table, ["a"], AUDITED, schema.ERRORS)
+        log.histogram(9, f"{schema.EXPONENTS['gradient']}/a", bins + 1)
+    run = read(log)
+    assert not run.newer_schema
+    errors = run.measured("forward_error_against_float32")
+    assert errors == {"steps": [4, 9], "values": {"a": [0.5, 0.25]}}
+    overview = run.overview()
+    assert overview["layers"][0]["share_of_flops"] == 1.0
+    assert "work" not in overview["layers"][0]
+    assert overview["histograms"] == {"activation": [], "gradient": ["a"]}
+    assert run.histogram("a", "gradient") == {
+        "steps": [3, 9],
+        "exponents": [[0], [1]],
+        "counts": [[5], [6]],
+        "low": [0, 1],
     }

@@ -1,4 +1,4 @@
-"""What is put into a log, decoded by TensorBoard's own code."""
+"""What is put into a log, decoded by TensorBoard's own code, and new kinds."""
 
 import json
 
@@ -9,8 +9,20 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
+import keras_mixprec as kmp
+from keras_mixprec import metrics, verdict_kinds
+from keras_mixprec.diagnosis import ranges
+from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.formats import get_format
+from keras_mixprec.monitoring import audits
+from keras_mixprec.numerics.probed_step import LayerReading
+from keras_mixprec.numerics.statistics import statistics_of
 from keras_mixprec.reporting import summaries
+from keras_mixprec.reporting.facts import is_repaired
+from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.text_formats import markdown_table, to_json
+
+pytestmark = pytest.mark.one_backend
 
 
 def decoded(value):
@@ -28,7 +40,6 @@ def array_of(value):
 )
 def test_scalar_is_a_float32_of_rank_0(number):
     array = array_of(summaries.scalar("a", number))
-    assert array.shape == ()
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(array, np.float32(number), strict=True)
 
@@ -42,14 +53,13 @@ def test_numbers_keep_shape_and_value(dtype, shape):
     assert read.shape == shape
 
 
-@pytest.mark.parametrize(
-    ("items", "shape"), [("a", ()), (["a"], (1,)), (["a", "\u00e9"], (2,))]
-)
-def test_strings_keep_rank(items, shape):
+@pytest.mark.parametrize("items", ["a", ["a"], ["a", "\u00e9"]])
+def test_strings_keep_rank(items):
     read = array_of(summaries.strings("a", items))
-    assert read.shape == shape
-    expected = [item.encode() for item in items]
-    assert read.ravel().tolist() == expected
+    np.testing.assert_array_equal(read, np.char.encode(items).astype(object))
+
+
+BINS = [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +67,7 @@ def test_strings_keep_rank(items, shape):
     [
         (summaries.scalar("a", 1.0), "scalars", "SCALAR"),
         (summaries.text("a", "*b*"), "text", "TENSOR"),
-        (summaries.histogram("a", [[0, 1, 2]]), "histograms", "TENSOR"),
+        (summaries.histogram("a", BINS), "histograms", "TENSOR"),
         (summaries.layout({}), "custom_scalars", "TENSOR"),
         (summaries.strings("a", "b"), "mixed_precision", "TENSOR"),
         (summaries.numbers("a", np.ones(2)), "mixed_precision", "TENSOR"),
@@ -86,14 +96,13 @@ def test_layout_holds_the_charts():
     assert list(chart.multiline.tag) == ["mixprec/.*scale"]
 
 
-def test_histogram_refuses_other_shapes():
-    with pytest.raises(ValueError, match=r"Received: bins of shape \(3,\)"):
-        summaries.histogram("a", [0, 1, 2])
-
-
-def test_decoding_something_else_says_so():
+def test_what_is_something_else_is_refused():
+    with pytest.raises(ValueError, match=r"Received: bins.*\(3,\)"):
+        summaries.histogram("a", BINS[0])
     with pytest.raises(ValueError, match="Not an event"):
         summaries.decode_event(b"\xff\xff\xff")
+    with pytest.raises(TypeError, match="not JSON"):
+        to_json({"a": object()})
 
 
 @pytest.mark.parametrize(
@@ -113,16 +122,77 @@ def test_json_is_valid_for_every_number(value, text):
     assert to_json(value) == text
 
 
-def test_json_refuses_what_it_cannot_say():
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        to_json({"a": object()})
-
-
 def test_markdown_table_escapes_names():
     table = markdown_table([{"path": "a|_b_<c>\n*d*", "n": 1}])
     row = table.splitlines()[2]
     assert row == r"| a\|\_b\_&lt;c&gt; \*d\* | 1 |"
-
-
-def test_markdown_table_of_nothing_is_empty():
     assert markdown_table([]) == ""
+
+
+# Adding a kind of verdict, or a metric, is adding it to its table.
+
+
+def run_of(log, folder):
+    log.close()
+    (run,) = kmp.load_report(folder).to_dict().values()
+    return run
+
+
+def test_a_new_kind_of_verdict_is_known_everywhere(monkeypatch, tmp_path):
+    repair = {"phrase": "drifted", "repaired_by": ("float32",)}
+    kind = verdict_kinds.Kind("drift", "Freeze {layer!r}.", "warning", **repair)
+    monkeypatch.setitem(verdict_kinds.KINDS, "drift", kind)
+    said = advice("drift", "a")
+    assert said == "Freeze 'a'."
+    verdict = kmp.Verdict("drift", "a", "forward", 3, advice=said)
+    log = RunLog(tmp_path)
+    log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+    log.event(3, verdict.event())
+    run = run_of(log, tmp_path)
+    assert "drifted" in run["headline"]["text"]
+    assert [event["level"] for event in run["events"]] == ["warning"]
+    dtypes = "float32", "bfloat16"
+    assert [is_repaired("drift", dtype) for dtype in dtypes] == [True, False]
+
+
+def test_a_new_metric_is_described_to_the_page(monkeypatch, tmp_path):
+    metric = metrics.Metric("drift", "count", "Weights", "Drift", "Why.", "min")
+    monkeypatch.setitem(metrics.METRICS, "drift", metric)
+    log = RunLog(tmp_path)
+    log.heat(0, np.ones((1, 1)), ["a"], {"drift": metric.worst})
+    (told,) = run_of(log, tmp_path)["heat"]["metrics"]
+    described = "drift", "count", "min", "Weights", "Drift", "Why."
+    assert tuple(told.values())[:6] == described
+
+
+def test_columns_of_a_probe_are_joined_by_name(monkeypatch):
+    swapped = dict(reversed(metrics.PROBED.items()))
+    monkeypatch.setattr(ranges, "PROBED", swapped)
+    found = statistics_of(np.array([0.0, 0.0, 2.0**-30, 2.0**13]))
+    reading = LayerReading("a", {"activation": found, "weight": found}, 0.125)
+    table = ranges.metrics_table([reading], get_format("float16"))
+    row = dict(zip(swapped, table[0], strict=True))
+    measured = {n: value for n, value in row.items() if np.isfinite(value)}
+    assert measured == {
+        "activation_headroom_bits": np.float32(np.log2(65504) - 13),
+        "activation_nonfinite": 0,
+        "activation_zero": 0.5,
+        "activation_subnormal": 0,
+        "activation_below": 0.25,
+        "weight_headroom_bits": np.float32(np.log2(65504) - 13),
+        "lost_updates": 0.125,
+    }
+
+
+def test_columns_of_an_audit_are_joined_by_name(monkeypatch, tmp_path):
+    swapped = dict(reversed(metrics.AUDITED.items()))
+    monkeypatch.setattr(audits, "AUDITED", swapped)
+    log = RunLog(tmp_path)
+    log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
+    errors = {"a": {"forward": 1.0, "backward": 2.0}}
+    audits.Examiner(log, 0, 0, None, None, "").log_errors(errors, 0)
+    told = run_of(log, tmp_path)["heat"]["metrics"]
+    assert {m["name"]: m["values"] for m in told} == {
+        "forward_error_against_float32": {"a": [1.0]},
+        "backward_error_against_float32": {"a": [2.0]},
+    }

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from keras_mixprec.formats import printable
 from keras_mixprec.reporting.format_limits import is_wider
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.passed_on import passed_cells
@@ -104,9 +105,8 @@ def _draw_scale(axis, overview):
     for course in overview["scale"]:
         steps = [*course["steps"], end]
         scales = np.log2([*course["scale"], course["scale"][-1]])
-        axis.step(
-            steps, scales, where="post", label=course["optimizer"].lstrip("_")
-        )
+        name = printable(course["optimizer"].lstrip("_"))
+        axis.step(steps, scales, where="post", label=name)
     bottom, top = axis.get_ylim()
     marks = [
         (kind, level_name, *mark)
@@ -187,7 +187,7 @@ def _draw_headroom(figure, axis, run, overview):
         colours,
     )
     axis.invert_yaxis()
-    labels = _labels(layers)[shown]
+    labels = [*map(printable, _labels(layers)[shown])]
     axis.set_yticks(
         np.arange(len(layers))[shown] + 0.5, labels, parse_math=False
     )

@@ -234,7 +234,9 @@ def encode_event(
     add = event.summary.value.add
     for tag, tensor, metadata in values:
         described = {} if tag in known_tags else {"metadata": metadata}
-        add(tag=tag, tensor=tensor, **described)
+        # A layer may be named like a file whose name is no UTF-8.
+        name = tag.encode(errors="backslashreplace")
+        add(tag=name.decode(), tensor=tensor, **described)
     return event.SerializeToString()
 
 
