@@ -29,14 +29,13 @@ import pytest
 import keras_mixprec
 from keras_mixprec import _clock
 
-# What reads a log knows no backend, nor do types. The one whose processes start
+# What reads a log knows no backend. The one whose processes start
 # soonest trains for it, and has no TensorFlow beside it that would hide an
 # import. Steps that raise are torch's alone.
 if keras.backend.backend() != "torch":
     collect_ignore_glob = [
         "test_monitor_step_raised.py",
         "test_plugin_*.py",
-        "test_types.py",
     ]
 
 

@@ -1,38 +1,44 @@
-"""README.md and docs/ are complete; their code runs in tests/documents.py."""
+"""README.md and docs/ are complete, and docs/files.md names the keys there are.
 
+Their code runs in tests/documents.py.
+"""
+
+import json
 import pathlib
 import re
 
 import pytest
+from comparison_records import arm, record
+from tuner_models import chain, fit
 
-import keras_mixprec
+import keras_mixprec as kmp
+from keras_mixprec.analysis.comparison.record import (
+    Arm,
+    Comparison,
+    Memory,
+    Seed,
+)
 from keras_mixprec.analysis.lint.table import RULES
 from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.performance import Row, performance
 from keras_mixprec.verdict_kinds import KINDS
+
+pytestmark = pytest.mark.one_backend
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-LINKS = sorted(set(re.findall(r"\]\(([^)#:]+)\)", README)))
+FILES = (DOCS / "files.md").read_text()
+SOURCES = [path.read_text() for path in (ROOT / "keras_mixprec").rglob("*.py")]
+KIND = r'(?:"kind": |failure\(\s*|records\.\w+\(\s*|at_first\(\s*)"(\w+)"'
 
 
-def is_row(name, page):
-    text = (DOCS / page).read_text()
-    return re.search(rf"^\| `{name}`", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize("link", LINKS)
-def test_links_lead_somewhere(link):
-    assert (ROOT / link).exists()
-
-
-def test_every_page_is_linked():
+def test_every_page_is_linked_and_links_lead_somewhere():
+    links = {*re.findall(r"\]\(([^)#:]+)\)", README)}
+    assert all((ROOT / link).exists() for link in links)
     pages = {f"docs/{page.name}" for page in DOCS.glob("*.md")}
-    assert pages - set(LINKS) == {"docs/index.md"}
-
-
-def test_the_front_page_is_short():
-    assert README.count("\n") <= 150
+    assert pages - links == {"docs/index.md"}
 
 
 def test_pictures_are_small():
@@ -41,27 +47,17 @@ def test_pictures_are_small():
     assert max(path.stat().st_size for path in pictures) < 150_000
 
 
-def test_the_table_of_names_is_that_of_the_package():
-    page = (DOCS / "api.md").read_text()
-    names = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)
-    assert sorted(names) == sorted(keras_mixprec.__all__[1:])
-    assert ":::" not in page  # `.ci/api_page.py` adds the docstrings.
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_verdict_is_explained(kind):
-    assert is_row(kind, "diagnosis.md")
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_every_rule_of_lint_is_listed(rule):
-    row = f"| `{rule.name}` | {rule.severity} | {rule.reason} |"
-    assert row in (DOCS / "lint.md").read_text().splitlines()
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_listed(name):
-    assert is_row(name, "loss_scaling.md")
+def test_tables_have_every_name_kind_preset_and_rule():
+    names = re.findall(
+        r"^\| `(\w+)` \| [^|]+ \|$", (DOCS / "api.md").read_text(), re.M
+    )
+    assert sorted(names) == sorted(kmp.__all__[1:])
+    for page, known in ("diagnosis", KINDS), ("loss_scaling", PRESETS):
+        text = (DOCS / f"{page}.md").read_text()
+        assert {*known} <= {*re.findall(r"^\| `([\w-]+)`", text, re.M)}
+    rows = (DOCS / "lint.md").read_text().splitlines()
+    for rule in RULES:
+        assert f"| `{rule.name}` | {rule.severity} | {rule.reason} |" in rows
 
 
 def test_ci_runs_the_second_command():
@@ -69,3 +65,75 @@ def test_ci_runs_the_second_command():
     assert len(commands) == 2
     assert (ROOT / ".ci" / "run").read_text().endswith(f"\n{commands[1]}\n")
     assert commands[1].endswith("tox")
+
+
+# The keys of files.
+
+
+def keys(heading):
+    """The names in the first column of the table below a heading."""
+    _, _, below = FILES.partition(f"\n{heading}\n")
+    table = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run in which layers were demoted, with its log and its plan."""
+    folder = tmp_path_factory.mktemp("run")
+    monitor = kmp.MixPrecMonitor(folder / "logs", verbose=0)
+    tuner = kmp.PrecisionTuner(
+        folder / "plan.json", verbose=0, validate=lambda model: 1.0
+    )
+    fit(chain(), [1000.0] * 4, monitor, tuner)
+    return folder
+
+
+def test_the_keys_of_a_plan(folder):
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan.keys() == keys("## plan.json")
+    entries = [{*entry} for entry in plan["layers"]]
+    assert set.union(*entries) == keys("### Entries of layers") - {"note"}
+    assert plan["tuner"].keys() == keys("### The tuner's part")
+    for demotion in plan["tuner"]["demotions"].values():
+        assert demotion.keys() == keys("### Demotions")
+    assert plan["tuner"]["sign_off"].keys() == keys("### The sign-off")
+
+
+def test_the_keys_of_a_report(folder):
+    (run,) = kmp.load_report(folder / "logs").to_dict().values()
+    assert run.keys() == keys("## report.to_dict()")
+    assert {*run["layers"][0]} == keys("### Layers")
+    assert {*run["scale"][0]} == keys("### Loss scales")
+    assert run["heat"].keys() == keys("### Heat")
+    assert {*run["heat"]["metrics"][0]} == keys("### Metrics")
+    found = performance([Row(*[1.0] * len(Row._fields))], [])
+    assert found.keys() == keys("### Performance")
+    assert all({*f} == keys("### Figures") for f in found["figures"])
+    assert Row._fields == schema.PERFORMANCE_COLUMNS
+
+
+def test_every_kind_of_event_is_listed(folder):
+    lines = (folder / "logs/mixprec/events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    common = {"kind", "step", "wall_time"}
+    assert all(common <= event.keys() for event in events)
+    in_code = {kind for text in SOURCES for kind in re.findall(KIND, text)}
+    assert {e["kind"] for e in events} | in_code <= keys("## events.jsonl")
+
+
+def test_the_keys_of_a_comparison(tmp_path):
+    for heading, part in {
+        "### The record": Comparison,
+        "### Arms": Arm,
+        "### Memory of an arm": Memory,
+        "### Trainings": Seed,
+    }.items():
+        assert part.__annotations__.keys() == keys(heading)
+    result = kmp.ComparisonResult(record([arm("float32", [0.9])]))
+    assert result.to_dict().keys() == keys("## A comparison")
+    assert result.rows[0].keys() == keys("### Rows")
+    result.sign_off(tmp_path / "signed.json")
+    signed = json.loads((tmp_path / "signed.json").read_text())
+    assert signed.keys() == keys("### A sign-off")

@@ -14,7 +14,7 @@ import keras
 import largest_batch_models as models
 import numpy as np
 import pytest
-from test_docs_files import keys
+from test_docs import keys
 
 import keras_mixprec as kmp
 from keras_mixprec.analysis.largest_batch import run

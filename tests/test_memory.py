@@ -1,9 +1,12 @@
-"""What training takes of the memory, measured and counted by hand."""
+"""What training takes of memory and energy, measured and counted by hand."""
+
+import tracemalloc
 
 import keras
 import numpy as np
 import pytest
 
+import keras_mixprec as kmp
 from keras_mixprec.backend.common import is_out_of_memory
 from keras_mixprec.devices import energy
 from keras_mixprec.devices.energy import visible
@@ -23,11 +26,11 @@ WEIGHTS = DEPTH * WIDTH * WIDTH * 4
 ACTIVATION = ROWS * WIDTH * 4
 
 
-def deep(**compile_arguments):
+def deep(*more, **compile_arguments):
     """Layers without bias, each of which keeps what it returns."""
     layer = {"units": WIDTH, "activation": "tanh", "use_bias": False}
     layers = [keras.layers.Dense(**layer) for _ in range(DEPTH)]
-    model = keras.Sequential([keras.Input((WIDTH,)), *layers])
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers, *more])
     model.compile("adam", "mse", **compile_arguments)
     model.optimizer.build(model.trainable_variables)
     return model
@@ -58,6 +61,7 @@ def test_weights_and_slots_are_counted(dtype):
     assert slots_bytes(model) == pytest.approx(2 * each, abs=32)
 
 
+@pytest.mark.one_backend
 def test_a_process_has_a_peak_that_starts_over():
     np.ones(2**26, "uint8").sum()
     before, measured_by = peak_bytes()
@@ -69,6 +73,7 @@ def test_a_process_has_a_peak_that_starts_over():
     assert peak_bytes()[0] == pytest.approx(now + 2**27, rel=0.1)
 
 
+@pytest.mark.one_backend
 def test_without_a_program_the_record_is_of_the_process():
     record = memory_record(deep(jit_compile=False))
     assert record["measured_by"] == "process"
@@ -87,6 +92,26 @@ def test_running_out_of_memory_is_recognized():
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize("factor", [1.0, 1e6])
+def test_a_diagnosis_makes_fewer_arrays_than_a_step_has_tensors(factor):
+    scale = keras.layers.Rescaling(factor, name="scale")
+    model = deep(scale, jit_compile=False)
+    kmp.apply_policy(model, "mixed_float16", rules=[])
+    x = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
+    kmp.diagnose(model, x[:8], x[:8])  # Imports.
+    tracemalloc.start()
+    try:
+        found = kmp.diagnose(model, x, 0 * x)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert ("scale" in [verdict.layer for verdict in found]) == (factor > 1)
+    # Of each layer the output and its gradient.
+    assert peak < 2 * len(model.layers) * x.nbytes
+
+
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("chosen", "order", "found"),
     [
@@ -100,38 +125,36 @@ def test_running_out_of_memory_is_recognized():
     ],
 )
 def test_which_of_two_gpus_count(monkeypatch, chosen, order, found):
-    for name, value in (
-        ("CUDA_VISIBLE_DEVICES", chosen),
-        ("CUDA_DEVICE_ORDER", order),
-    ):
+    settings = {"CUDA_VISIBLE_DEVICES": chosen, "CUDA_DEVICE_ORDER": order}
+    for name, value in settings.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
     assert list(visible(2)) == found
 
 
+def gives(value):
+    """A function of a library in C, which writes what it returns."""
+
+    def function(*arguments):
+        known = value(arguments[0]) if callable(value) else value
+        arguments[-1]._obj.value = known
+        return 0
+
+    return function
+
+
 class Library:
     """Two GPUs that have counted 3 J and 5 J; there is none here."""
 
-    @staticmethod
-    def count(handle, millijoules):
-        millijoules._obj.value = {1: 3000, 2: 5000}[handle.value]
-        return 0
-
-    @staticmethod
-    def handle(index, handle):
-        handle._obj.value = index.value + 1
-        return 0
-
-    @staticmethod
-    def devices(count):
-        count._obj.value = 2
-        return 0
-
     nvmlInit_v2 = staticmethod(lambda: 0)
-    nvmlDeviceGetCount_v2 = devices
-    nvmlDeviceGetHandleByIndex_v2 = handle
-    nvmlDeviceGetTotalEnergyConsumption = count
+    nvmlDeviceGetCount_v2 = staticmethod(gives(2))
+    nvmlDeviceGetHandleByIndex_v2 = staticmethod(
+        gives(lambda index: index.value + 1)
+    )
+    nvmlDeviceGetTotalEnergyConsumption = staticmethod(
+        gives(lambda handle: {1: 3000, 2: 5000}[handle.value])
+    )
 
 
 @pytest.fixture
@@ -145,16 +168,15 @@ def gpus(monkeypatch):
     energy._counters.cache_clear()
 
 
-def test_energy_is_that_of_all_visible_gpus(gpus):
+@pytest.mark.one_backend
+def test_energy_is_that_of_all_visible_gpus(gpus, monkeypatch):
     assert energy.read_joules() == 8.0
-
-
-def test_a_gpu_that_counts_nothing(gpus, monkeypatch):
+    not_supported = staticmethod(lambda *arguments: 3)
     name = "nvmlDeviceGetTotalEnergyConsumption"
-    not_supported = 3
-    monkeypatch.setattr(Library, name, lambda *arguments: not_supported)
+    monkeypatch.setattr(Library, name, not_supported)
     assert energy.read_joules() is None
 
 
+@pytest.mark.one_backend
 def test_no_energy_of_a_cpu():
     assert energy.read_joules() is None
