@@ -5,6 +5,7 @@ import os
 import time
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 from policies_models import BUILDERS, INPUT, Subclassed, functional
@@ -138,6 +139,14 @@ def test_names_that_end_in_a_number(before, tmp_path):
     ]
     for copy in (model, *copies, *map(keras.models.clone_model, copies)):
         assert paths(copy) == ["dense", "dense_1"]
+
+
+def test_a_layer_is_made_by_a_function_of_arrays():
+    def build(data):
+        return layers.Dense(1, name="of_data_1")
+
+    data = np.ones((2, 2)), np.ones((2, 1))
+    assert stable_names([build(data)]) == ["of_data_1"]
 
 
 def test_a_plan_fits_whether_names_were_known_to_be_given():

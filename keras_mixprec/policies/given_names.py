@@ -48,8 +48,11 @@ def _from_config(layer):
 
 def _is_constructing(frame, layer):
     first = next(iter(frame.f_locals.values()), None)
-    # Keras wraps some constructors in functions that take anything.
-    return first is layer or (isinstance(first, tuple) and layer in first[:1])
+    # Keras wraps some constructors in functions that take anything. This does
+    # not use `in`, because the tuple may hold arrays, which `==` compares.
+    return first is layer or (
+        isinstance(first, tuple) and bool(first) and first[0] is layer
+    )
 
 
 _watch_names()
