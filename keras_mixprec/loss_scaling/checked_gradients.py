@@ -279,6 +279,11 @@ class AccumulationWindow(KerasSaveable):
         position = ops.cast(place.position, old.dtype)
         iterations.assign(choose(old, old - position))
 
+    def __dir__(self):
+        # Keras saves every attribute that `dir` lists. The wrapper saves the
+        # state of the inner optimizer.
+        return [name for name in super().__dir__() if name != "_inner"]
+
     def save_own_variables(self, store):
         """Writes how much of a window is still to be discarded."""
         if self._to_discard is not None:
