@@ -113,41 +113,29 @@ WRITERS = {
     "Keras'": (theirs, "float32"),
     "by itself": (bare, "mixed_float16"),
 }
-each_writer = pytest.mark.parametrize("writer", WRITERS)
 each_policy = pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 
 
 @each_policy
 @pytest.mark.parametrize("name", ["w.weights.h5", "m.keras"])
-@pytest.mark.parametrize("reader", ["ours", "Keras'"])
-@each_writer
+@pytest.mark.parametrize("reader", [ours, theirs, None])
+@pytest.mark.parametrize("writer", WRITERS)
 def test_weights_are_read_whole(writer, reader, name, policy, tmp_path):
     model = trained(*WRITERS[writer])
     path = written(model, tmp_path / name)
     keras.config.set_dtype_policy(policy)
-    other = make(WRITERS[reader][0]())
+    if reader is None:
+        # An optimizer that is not built waits for its variables.
+        other = make(keras.optimizers.SGD())
+        other.optimizer = ours()
+    else:
+        other = make(reader())
     other.load_weights(path)
+    if reader is None:
+        assert not other.optimizer.built
+        other.optimizer.build(other.trainable_variables)
     assert_same(other.optimizer, model.optimizer)
     assert int(other.optimizer.iterations) > 0
-    if writer == reader == "ours":
-        attempted, skipped, *_, kinds = record(other.optimizer)
-        assert (attempted, skipped, kinds["nan"]) == (8, 4, 2)
-        assert kinds["inf"] + kinds["-inf"] > 0
-
-
-@each_policy
-@pytest.mark.parametrize("writer", ["ours", "Keras'"])
-def test_models_are_read_whole(writer, policy, tmp_path):
-    model = trained(*WRITERS[writer])
-    path = written(model, tmp_path / "m.keras")
-    keras.config.set_dtype_policy(policy)
-    loaded = keras.saving.load_model(path)
-    assert type(loaded.optimizer) is type(model.optimizer)
-    assert_same(loaded.optimizer, model.optimizer)
-    if writer == "ours":
-        loaded.fit(X, Y, batch_size=4, verbose=0)
-        assert np.isfinite(loaded.get_weights()[0]).all()
-        assert loaded.optimizer.attempted_steps == 12
 
 
 def test_the_file_of_a_bare_optimizer(tmp_path):
@@ -159,38 +147,38 @@ def test_the_file_of_a_bare_optimizer(tmp_path):
     assert float(other.optimizer.loss_scale) == SCALE
 
 
-@each_writer
-def test_an_optimizer_that_is_not_built_waits_for_its_variables(
-    writer, tmp_path
-):
-    model = trained(*WRITERS[writer])
-    other = make(keras.optimizers.SGD())
-    other.optimizer = ours()
-    other.load_weights(written(model, tmp_path / "w.weights.h5"))
-    assert not other.optimizer.built
-    other.optimizer.build(other.trainable_variables)
-    assert_same(other.optimizer, model.optimizer)
+@each_policy
+@pytest.mark.parametrize("writer", [ours, theirs])
+def test_models_are_read_whole(writer, policy, tmp_path):
+    model = trained(writer)
+    path = written(model, tmp_path / "m.keras")
+    keras.config.set_dtype_policy(policy)
+    loaded = keras.saving.load_model(path)
+    assert type(loaded.optimizer) is type(model.optimizer)
+    assert_same(loaded.optimizer, model.optimizer)
+    if writer is ours:
+        attempted, skipped, *_, kinds = record(loaded.optimizer)
+        assert (attempted, skipped, kinds["nan"]) == (8, 4, 2)
+        assert kinds["inf"] + kinds["-inf"] > 0
+        loaded.fit(X, Y, batch_size=4, verbose=0)
+        assert np.isfinite(loaded.get_weights()[0]).all()
+        assert loaded.optimizer.attempted_steps == 12
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("saved", [0.0, INF, NAN, -1.0])
-def test_a_collapsed_scale_is_repaired(saved, tmp_path):
+def test_what_is_not_taken_from_a_file(saved, tmp_path):
     path = written(trained(theirs), tmp_path / "w.weights.h5")
     with h5py.File(path, "r+") as file:
         file["optimizer/vars/3"][...] = saved
-    other = make(ours())
+    # The scale if it has collapsed, or is fixed.
+    other, fixed = make(ours()), make(LossScaleOptimizer(bare(), 512.0))
     with pytest.warns(UserWarning, match="loss scale of"):
         other.load_weights(path)
-    assert float(other.optimizer.loss_scale) == SCALE
-    assert int(other.optimizer.iterations) == 4
-
-
-@pytest.mark.one_backend
-def test_what_is_not_taken_from_a_file(tmp_path):
-    path = written(trained(theirs), tmp_path / "w.weights.h5")
-    fixed = make(LossScaleOptimizer(bare(), 512.0))
     fixed.load_weights(path)
-    assert float(fixed.optimizer.loss_scale) == 512.0
+    for model, scale in ((other, SCALE), (fixed, 512.0)):
+        assert float(model.optimizer.loss_scale) == scale
+        assert int(model.optimizer.iterations) == 4
     other = make(ours(keras.optimizers.SGD()))
     with pytest.warns(UserWarning, match="do not match"):
         other.load_weights(path)
@@ -237,35 +225,71 @@ def test_files_without_the_kinds_of_what_is_not_finite(tmp_path):
     assert not any(other.optimizer.nonfinite_counts().values())
 
 
-RULES = {
-    "dynamic": DynamicLossScale(hysteresis=3, growth_factor=4.0),
-    "preset": DynamicLossScale.preset("deepspeed"),
-    "fixed": FixedLossScale(64.0),
-    "table": ScheduledLossScale({0: 8.0, 3: 16.0}),
+def momentum():
+    return keras.optimizers.SGD(1.0, momentum=0.5)
+
+
+def windowed():
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    return LossScaleOptimizer(inner, discard_window=True)
+
+
+def ensured():
+    dense = layers.Dense(1, dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((2,)), dense])
+    model.compile(bare(), "mse")
+    return kmp.ensure_loss_scaling(model)
+
+
+ORIGINALS = {
+    "ours": ours,
+    "dynamic": lambda: LossScaleOptimizer(
+        momentum(), DynamicLossScale(hysteresis=3, growth_factor=4.0)
+    ),
+    "preset": lambda: LossScaleOptimizer(
+        momentum(), DynamicLossScale.preset("deepspeed")
+    ),
+    "fixed": lambda: LossScaleOptimizer(momentum(), FixedLossScale(64.0)),
+    "table": lambda: LossScaleOptimizer(
+        momentum(), ScheduledLossScale({0: 8.0, 3: 16.0})
+    ),
+    "windowed": windowed,
+    "ensured": ensured,
+}
+
+
+COPIES = {
+    "file": lambda optimizer: None,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda optimizer: pickle.loads(pickle.dumps(optimizer)),
 }
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_every_rule_survives_the_file(rule, tmp_path):
-    model = stepped(LossScaleOptimizer(bare(), rule), 1.0, NAN, NAN)
-    loaded = keras.saving.load_model(written(model, tmp_path / "m.keras"))
-    assert loaded.optimizer.rule == rule
-    assert record(loaded.optimizer) == record(model.optimizer)
-
-
-def test_a_file_in_the_middle_of_a_window(tmp_path):
-    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
-    model = stepped(LossScaleOptimizer(inner, discard_window=True), 1.0, INF)
-    assert model.optimizer.get_config()["discard_window"] is True
-    loaded = keras.saving.load_model(written(model, tmp_path / "m.keras"))
-    before = loaded.get_weights()
-    # One of this window is left to be discarded, three make the next.
-    for steps in (3, 1):
-        assert_identical(loaded.get_weights(), before)
-        for _ in range(steps):
-            loaded.train_on_batch(X, X[:, :1])
-    assert not np.array_equal(loaded.get_weights()[0], before[0])
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("original", ORIGINALS)
+def test_a_copy_of_a_copy_goes_on_where_the_first_was(original, how, tmp_path):
+    optimizer = ORIGINALS[original]()
+    model = stepped(optimizer, 1.0, NAN, -INF)
+    if how == "file":
+        written(model, tmp_path / "m.keras")
+        other = keras.saving.load_model(tmp_path / "m.keras").optimizer
+    else:
+        other = COPIES[how](COPIES[how](optimizer))
+    # Of an optimizer that is not built, too.
+    pairs = [(optimizer, other)]
+    if how != "file":
+        fresh = ORIGINALS[original]()
+        pairs.append((fresh, COPIES[how](fresh)))
+    for first, second in pairs:
+        for each in first, second:
+            each.build(make_variables(*(w.shape for w in model.weights)))
+        assert second.rule == first.rule
+        assert_same(second, first)
+        assert_identical(numbers(second.variables), numbers(first.variables))
+        for each in first, second:
+            each.apply([ops.full(w.shape, 8.0) for w in model.weights])
+        assert_identical(numbers(second.variables), numbers(first.variables))
 
 
 @pytest.mark.one_backend
@@ -277,40 +301,6 @@ def test_from_config_leaves_the_dict_alone():
         assert copied.initial_scale == SCALE
     assert json.dumps(config) == text
     assert "discard_window" not in config
-    assert keras.optimizers.LossScaleOptimizer.from_config(config)
-
-
-def copied_after_steps():
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
-    return stepped(optimizer, INF, 2.0**14).optimizer
-
-
-def ensured():
-    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
-    kmp.apply_policy(model, "mixed_float16")
-    model.compile("adam", "mse", auto_scale_loss=False)
-    optimizer = kmp.ensure_loss_scaling(model)
-    optimizer.build(model.trainable_variables)
-    optimizer.set_loss_scale(2.0**7)
-    return optimizer
-
-
-@pytest.mark.parametrize("original", [ours, copied_after_steps, ensured])
-@pytest.mark.parametrize(
-    "make_copy", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
-)
-def test_a_copy_of_a_copy_goes_on_where_the_first_was(make_copy, original):
-    optimizer = original()
-    replay = make_copy(make_copy(optimizer))
-    shapes = [(1,)]
-    if optimizer.built:
-        shapes = [v.shape for v in optimizer._trainable_variables]
-    for each in (optimizer, replay):
-        each.build(make_variables(*shapes))
-    assert isinstance(replay, LossScaleOptimizer)
-    assert replay.inner_optimizer.name == optimizer.inner_optimizer.name
-    assert record(replay) == record(optimizer)
-    assert_identical(numbers(replay.variables), numbers(optimizer.variables))
 
 
 FRESH = """
