@@ -50,17 +50,13 @@ def layer(path, kind="Dense", dtype="float16", share=0.0, **more):
     } | more
 
 
-def small_model(**dtypes):
-    """Rows of a model of four layers; `dtypes` by the last part of a path."""
-    rows = [
+def small_model():
+    """Rows of a model of four layers, the last of them in float32."""
+    return [
         layer("embed", share=0.5),
         layer("block/norm", "LayerNormalization", fed_by=["embed"]),
         layer("block/square", "Square", share=0.25, fed_by=["block/norm"]),
         layer("logits", dtype="float32", share=0.25, fed_by=["block/square"]),
-    ]
-    return [
-        row | {"compute_dtype": dtypes.get(row["path"].split("/")[-1], own)}
-        for row, own in ((row, row["compute_dtype"]) for row in rows)
     ]
 
 
@@ -75,12 +71,6 @@ SOUND = {
     name: HEADROOM if name.endswith("_bits") else dict.fromkeys(HEADROOM, 0.0)
     for name in PROBED
     if name != "activation_headroom_bits"
-}
-USUAL = {
-    "activation_headroom_bits": float,
-    "activation_nonfinite": lambda bits: float(bits == -math.inf),
-    "gradient_headroom_bits": 8.0,
-    "gradient_zero": 0.0,
 }
 
 
@@ -108,7 +98,7 @@ class Fit:
         self._losses = Counter()
         self._probed, self._examined = False, False
         self.bad_data = BadData()
-        self.speed = []
+        self.speed, self._points = [], []
         settings = {"policy": "mixed_float16", "optimizer": "Adam"}
         self.event(
             "train_begin",
@@ -187,7 +177,7 @@ class Fit:
         self.log.rows(self.at, schema.LOSS, [row], schema.LOSS_COLUMNS, size)
 
     def _skip(self, name, variables, kind, rows):
-        event = {"optimizer": name, "at_step": self.at, "kinds": {}}
+        event = {"optimizer": name, "at_step": self.at}
         event |= {"scale": self.scales[name], "variables": variables}
         event["kinds"] = {variable: [kind] for variable in variables}
         if rows:
@@ -204,9 +194,9 @@ class Fit:
     def _write_scale(self, name):
         scale, skipped = self.scales[name], self._before[name]
         skipped += self.skipped[name]
-        applied = self.at - skipped
-        row = [self.at, scale, skipped, applied]
-        self.log.scale_rows(self.at, [row], name)
+        point = ScalePoint(self.at, scale, skipped, self.at - skipped)
+        self._points.append(point)
+        self.log.scale_rows(self.at, [point], name)
         if self.at >= self.log.next_step:
             tag = schema.curve_tag("mixprec/loss_scale", name)
             self.log.scalars(self.at, {tag: scale, self._tag(name): skipped})
@@ -226,15 +216,19 @@ class Fit:
             **metrics: Dicts from paths to numbers, by name of a metric.
         """
         self._probed = True
-        bits = HEADROOM | (headroom or {})
-        table = [
-            [
-                metrics.get(name, {}).get(path, _usual(name, bits[path]))
-                for name in PROBED
-            ]
-            for path in (row["path"] for row in self.layers)
-        ]
         paths = [row["path"] for row in self.layers]
+        bits = HEADROOM | (headroom or {})
+        found = {
+            "activation_headroom_bits": bits,
+            "activation_nonfinite": {p: bits[p] == -math.inf for p in paths},
+            "gradient_headroom_bits": dict.fromkeys(paths, 8.0),
+            "gradient_zero": dict.fromkeys(paths, 0.0),
+        }
+        found |= {n: found.get(n, {}) | own for n, own in metrics.items()}
+        table = [
+            [found.get(name, {}).get(path, math.nan) for name in PROBED]
+            for path in paths
+        ]
         self.log.heat(self.at, table, paths, PROBED)
 
     def histograms(self, path, lowest):
@@ -268,6 +262,20 @@ class Fit:
         values = [getattr(row, name) for name in columns]
         size = schema.PERFORMANCE_ROWS_PER_CHUNK
         self.log.rows(self.at, schema.PERFORMANCE, [values], columns, size)
+
+    def report_low_scale(self):
+        """Logs that the loss scale fell far, as far as it did."""
+        skips = [
+            types.SimpleNamespace(step=place["step"], inputs=place["rows"])
+            for place in self.bad_data.batches
+        ]
+        reading = types.SimpleNamespace(
+            points=self._points,
+            new_steps=skips,
+            loss_scale=self.scales[""],
+            step=self.at,
+        )
+        LowScales(self.log).read("", reading, DynamicLossScale())
 
     def end_epoch(self):
         """Logs that an epoch ends with this step."""
@@ -324,12 +332,6 @@ class Fit:
             last_scale=self.scales[name],
             overflow_counts={"embed/kernel": self.skipped[name]},
         )
-
-
-def _usual(name, bits):
-    """What is measured of a layer: a few of the metrics."""
-    usual = USUAL.get(name, math.nan)
-    return usual(bits) if callable(usual) else usual
 
 
 OVERFLOWING = {"block/square": -math.inf}
@@ -464,8 +466,6 @@ def weights_lost(log_dir):
 def bad_batch(log_dir):
     """Rows that are not finite take the loss scale far down."""
     fit = Fit(log_dir)
-    scales, rule = LowScales(fit.log), DynamicLossScale()
-    points = [ScalePoint(0, FIRST_SCALE, 0, 0)]
     fit.steps(20)
     fit.probe()
     fit.steps(9, (math.nan, math.nan), skips=BEHIND, kind="nan",
@@ -475,19 +475,7 @@ def bad_batch(log_dir):
     fit.steps(20, (1.0, 0.5))
     harm = {"embed": 0.25, "block/norm": 0.125}
     fit.probe(gradient_zero=harm)
-    points += [
-        ScalePoint(step, FIRST_SCALE / 2 ** max(step - 20, 0),
-                   max(step - 20, 0), min(step, 20))
-        for step in range(20, 30)
-    ]  # fmt: skip
-    points.append(ScalePoint(fit.at, fit.scales[""], 9, fit.at - 9))
-    skips = [
-        types.SimpleNamespace(step=n, inputs={"x": 3}) for n in range(21, 30)
-    ]
-    reading = types.SimpleNamespace(
-        points=points, new_steps=skips, loss_scale=fit.scales[""], step=fit.at
-    )
-    scales.read("", reading, rule)
+    fit.report_low_scale()
     return fit.end()
 
 
@@ -525,7 +513,7 @@ def two_fits(log_dir):
 
 def wide(log_dir):
     """No layer computes in 16 bits, though that was asked for."""
-    rows = small_model(embed="float32", norm="float32", square="float32")
+    rows = [row | {"compute_dtype": "float32"} for row in small_model()]
     fit = Fit(log_dir, rows, scales={})
     fit.event("no_16_bits", message="all in float32", lost=True)
     fit.steps(3)
@@ -671,41 +659,22 @@ def write_all(folder) -> dict[str, Canonical]:
 
 def conversion() -> ConversionReport:
     """What a conversion for inference reports, of a model like the others."""
-    policies = {
-        "embed": "float16",
-        "block/norm": "float16",
-        "block/square": "float32",
-        "logits": "float16",
-    }
-    largest = {"embed": 8.0, "block/norm": 4.0, "block/square": 5e5}
     rows = [
-        {
-            "path": path,
-            "class": "Dense",
-            "policy": policy,
-            "parameters": 64,
-            "bytes": 256 if policy == "float32" else 128,
-            "largest": largest.get(path),
-            "headroom_bits": HEADROOM[path] if path in largest else None,
-            "rescaled_bits": 0,
-            "clamped": False,
-            "reason": "overflows" if policy == "float32" else "",
-        }
-        for path, policy in policies.items()
+        ("embed", "float16", 128, 8.0, 12.5, ""),
+        ("block/norm", "float16", 128, 4.0, 13.0, ""),
+        ("block/square", "float32", 256, 5e5, 6.25, "overflows"),
+        ("logits", "float16", 128, None, None, ""),
     ]
-    drift = {
-        "output": "logits",
-        "relative": 4e-4,
-        "largest": 2e-3,
-        "mean": 5e-4,
-        "scale": 6.5,
-        "nonfinite": 0,
-        "top1_agreement": 0.998,
-    }
+    names = "path", "policy", "bytes", "largest", "headroom_bits", "reason"
+    same = {"class": "Dense", "parameters": 64, "rescaled_bits": 0}
+    layers = [dict(zip(names, row, strict=True)) | same for row in rows]
+    drift = {"relative": 4e-4, "largest": 2e-3, "mean": 5e-4, "scale": 6.5}
+    drift |= {"output": "logits", "nonfinite": 0, "top1_agreement": 0.998}
+    policies = {row[0]: row[1] for row in rows}
     return ConversionReport(
         policy="float16",
         plan=PrecisionPlan(policies, default="float16"),
-        layers=rows,
+        layers=[row | {"clamped": False} for row in layers],
         drift=[drift, drift | {"output": "aux", "nonfinite": 2}],
         tolerance=0.01,
         size={"before": 1024, "after": 640},
