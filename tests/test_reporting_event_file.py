@@ -1,6 +1,5 @@
 """Event files: their records, what they survive, and how they are read."""
 
-import contextlib
 import io
 import os
 import resource
@@ -8,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -142,20 +140,6 @@ def test_names_sort_in_the_order_of_creation(tmp_path, clock):
     file.close()
     with pytest.raises(ValueError, match="closed"):
         write_scalars(file, [0])
-
-
-def test_threads_lose_nothing_and_write_no_step_twice(tmp_path):
-    def write(file, steps, tag):
-        for step in steps:
-            with contextlib.suppress(ValueError):
-                write_scalars(file, [step], tag)
-
-    tags = ["own", "same", "same", "same"]
-    with EventFile(tmp_path) as file, ThreadPoolExecutor(4) as threads:
-        list(threads.map(write, [file] * 4, [range(500)] * 4, tags))
-    for tag in tags:
-        assert list(read_tag(tmp_path, tag)) == list(range(500))
-    assert len(list(read_events(tmp_path))) == 1001
 
 
 def test_a_write_that_fails_half_way_is_taken_back(tmp_path):

@@ -44,6 +44,7 @@ def read(log):
 def test_every_event_is_in_its_chunk_and_in_the_lines(tmp_path):
     def report(n):
         log.event(n // 5, {"kind": "skipped_step", "n": n, "norm": np.inf})
+        log.scalars(0, {f"a{n}": n})
 
     with RunLog(tmp_path) as log, ThreadPoolExecutor(4) as threads:
         # One that is reported late keeps its own step.
@@ -59,21 +60,8 @@ def test_every_event_is_in_its_chunk_and_in_the_lines(tmp_path):
     assert all(x["step"] == x["n"] // 5 for x in others)
     assert {x["norm"] for x in others} == {"inf"}
     assert min(read_tag(log.folder, "mixprec/events/00000")) == 50
-
-
-def test_scale_rows_are_exact_beyond_float32(tmp_path):
-    steps = 2**24 + np.arange(600)
-    rows = np.stack([steps, 2.0 ** (steps % 250 - 125), steps % 7, steps], 1)
-    with RunLog(tmp_path) as log:
-        for part in np.split(rows, [1, 20, 300]):
-            log.scale_rows(int(part[-1, 0]), part)
-        log.scale_rows(0, np.empty((0, 4)))
-        with pytest.raises(ValueError, match=r"Received.*shape \(4,\)"):
-            log.scale_rows(0, [0, 1, 2, 3])
-    tags = [f"mixprec/scale/{chunk:05d}" for chunk in range(3)]
-    last = [[*read_tag(log.folder, tag).values()][-1] for tag in tags]
-    assert [len(chunk) for chunk in last] == [256, 256, 88]
-    np.testing.assert_array_equal(np.concatenate(last), rows)
+    tags = [v.tag for e in read_events(log.folder) for v in e.summary.value]
+    assert {f"a{n}" for n in range(400)} <= {*tags}
 
 
 def test_a_second_run_goes_on_behind_the_first(tmp_path):
@@ -182,10 +170,12 @@ def test_a_log_dir_is_a_local_path(log_dir, error):
         RunLog(log_dir)
 
 
-def test_an_event_that_is_no_json_is_refused_whole(tmp_path):
-    message = "not JSON serializable"
-    with RunLog(tmp_path) as log, pytest.raises(TypeError, match=message):
-        log.event(0, {"model": object()})
+def test_what_cannot_be_written_is_refused_whole(tmp_path):
+    with RunLog(tmp_path) as log:
+        with pytest.raises(TypeError, match="not JSON"):
+            log.event(0, {"model": object()})
+        with pytest.raises(ValueError, match=r"Received.*shape \(4,\)"):
+            log.scale_rows(0, [0, 1, 2, 3])
     assert lines_of(log.folder) == []
 
 
@@ -241,13 +231,6 @@ def warned(match="Training goes on"):
     return pytest.warns(UserWarning, match=match)
 
 
-def mine(log):
-    """The steps of what `write` wrote, in the curves and in the lines."""
-    curve = list(read_tag(log.folder, "a"))
-    assert [x["step"] for x in lines_of(log.folder, "mine")] == curve
-    return curve
-
-
 def test_what_a_full_disk_does_not_take_is_written_later(disk):
     log = RunLog(disk)
     write(log, range(5))
@@ -257,7 +240,9 @@ def test_what_a_full_disk_does_not_take_is_written_later(disk):
     log.close()
     assert len(told) == 1
     assert "\n" not in str(told[0].message)
-    assert mine(log) == list(range(45))
+    assert list(read_tag(log.folder, "a")) == list(range(45))
+    lines = [x["step"] for x in lines_of(log.folder, "mine")]
+    assert lines == list(range(45))
     [gap] = lines_of(log.folder, "log_gap")
     assert (gap["lost"], gap["step"]) == (0, 40)
     assert 5 <= gap["from_step"] < 40
@@ -282,50 +267,52 @@ def test_beyond_the_memory_for_it_the_loss_is_counted(disk, monkeypatch):
     assert len(rows) == 210
 
 
-def test_a_removed_folder_is_made_again(tmp_path):
-    log = RunLog(tmp_path / "logs")
+def remove(kind):
+    def work(log_dir):
+        (path,) = (log_dir / "mixprec").glob(f"*{kind}*")
+        path.unlink()
+
+    return work
+
+
+def replace(log_dir):
+    shutil.rmtree(log_dir)
+    log_dir.write_text("theirs")
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        (shutil.rmtree, [3, 4, 5, 6]),
+        (replace, [3, 4, 5, 6]),
+        (remove("tfevents"), [3, 4, 5, 6]),
+        (remove("jsonl"), [*range(7)]),
+    ],
+    ids=["folder", "replaced", "events", "lines"],
+)
+def test_what_is_removed_is_made_again(damage, kept, tmp_path):
+    log_dir = tmp_path / "logs"
+    log = RunLog(log_dir)
     log.layers(0, [{"path": "dense", "compute_dtype": "float16"}])
     log.layout(0, {"a": {"b": ["a"]}})
     write(log, range(3))
-    shutil.rmtree(tmp_path / "logs")
-    with warned("was removed") as told:
-        write(log, range(3, 6))
-    log.close()
-    assert len(told) == 1
-    assert mine(log) == [3, 4, 5]
-    assert list(read_tag(log.folder, "mixprec/layers")) == [3]
-    assert len(lines_of(log.folder, "log_gap")) == 1
-    kmp.load_report(tmp_path / "logs")
-
-
-@pytest.mark.parametrize("which", ["tfevents", "jsonl"])
-def test_a_removed_file_is_made_again(tmp_path, which):
-    log = RunLog(tmp_path)
-    write(log, range(3))
-    for name in os.listdir(log.folder):
-        if which in name:
-            os.unlink(os.path.join(log.folder, name))
-    with warned("was removed"):
-        write(log, range(3, 6))
-    log.close()
-    assert log.folder == str(tmp_path / "mixprec")
-    assert list(read_tag(log.folder, "a"))[-3:] == [3, 4, 5]
-    assert [x["step"] for x in lines_of(log.folder, "mine")][-3:] == [3, 4, 5]
-
-
-def test_a_file_in_the_place_of_the_folder(tmp_path):
-    log = RunLog(tmp_path / "logs")
-    write(log, range(3))
-    shutil.rmtree(tmp_path / "logs")
-    (tmp_path / "logs").write_text("theirs")
+    damage(log_dir)
     with warned() as told:
         write(log, range(3, 6))
-    assert (tmp_path / "logs").read_text() == "theirs"
-    (tmp_path / "logs").unlink()
-    write(log, range(6, 8))
-    log.close()
     assert len(told) == 1
-    assert mine(log) == [3, 4, 5, 6, 7]
+    if log_dir.is_file():
+        assert log_dir.read_text() == "theirs"
+        log_dir.unlink()
+    write(log, [6])
+    log.close()
+    assert log.folder == str(log_dir / "mixprec")
+    assert list(read_tag(log.folder, "a")) == kept
+    lines = [x["step"] for x in lines_of(log.folder, "mine")]
+    assert lines[-4:] == [3, 4, 5, 6]
+    assert len(lines_of(log.folder, "log_gap")) == 1
+    # What stands for the whole run is written again.
+    assert read_tag(log.folder, "mixprec/layers")
+    kmp.load_report(log_dir)
 
 
 def test_a_full_disk_is_an_error_at_the_start(disk):

@@ -34,61 +34,57 @@ def array_of(value):
     return tensor_util.make_ndarray(decoded(value).tensor)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [0.1, 2.0**32, -0.0, np.inf, -np.inf, np.nan, 1e300, 1e-46, np.float32(3)],
-)
-def test_scalar_is_a_float32_of_rank_0(number):
-    array = array_of(summaries.scalar("a", number))
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(array, np.float32(number), strict=True)
+OURS = "mixed_precision"
+BINS = [[0.0, 1.0, 2.0]]
+NUMBERS = 0.1, 2.0**32, -0.0, np.inf, -np.inf, np.nan, 1e300, 1e-46
+DRAWN = np.random.default_rng(0).normal(size=6)
+ARRAYS = DRAWN, DRAWN.reshape(2, 3), DRAWN[0], np.zeros((0, 4))
 
 
-@pytest.mark.parametrize("dtype", ["<f4", "<f8", ">f4"])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 4)])
-def test_numbers_keep_shape_and_value(dtype, shape):
-    array = np.random.default_rng(0).normal(size=shape).astype(dtype)
-    read = array_of(summaries.numbers("a", array))
-    np.testing.assert_array_equal(read, array)
-    assert read.shape == shape
-
-
-@pytest.mark.parametrize("items", ["a", ["a"], ["a", "\u00e9"]])
-def test_strings_keep_rank(items):
-    read = array_of(summaries.strings("a", items))
-    np.testing.assert_array_equal(read, np.char.encode(items).astype(object))
-
-
-BINS = [[0, 1, 2]]
+@np.errstate(over="ignore")
+def as_float32(number):
+    return np.float32(number)
 
 
 @pytest.mark.parametrize(
-    ("value", "plugin", "data_class"),
+    ("value", "expected", "plugin"),
     [
-        (summaries.scalar("a", 1.0), "scalars", "SCALAR"),
-        (summaries.text("a", "*b*"), "text", "TENSOR"),
-        (summaries.histogram("a", BINS), "histograms", "TENSOR"),
-        (summaries.layout({}), "custom_scalars", "TENSOR"),
-        (summaries.strings("a", "b"), "mixed_precision", "TENSOR"),
-        (summaries.numbers("a", np.ones(2)), "mixed_precision", "TENSOR"),
+        *(
+            (summaries.scalar("a", n), as_float32(n), "scalars")
+            for n in NUMBERS
+        ),
+        *(
+            (summaries.numbers("a", array), array, OURS)
+            for found in ARRAYS
+            for array in (found, found.astype("f4"), found.astype(">f4"))
+        ),
+        (summaries.strings("a", "a"), np.array(b"a", object), OURS),
+        (
+            summaries.strings("a", ["a", "\u00e9"]),
+            np.array([b"a", b"\xc3\xa9"], object),
+            OURS,
+        ),
+        (summaries.text("a", "*b*"), np.array(b"*b*", object), "text"),
+        (summaries.histogram("a", BINS), np.array(BINS), "histograms"),
     ],
-    ids=["scalar", "text", "histogram", "layout", "strings", "numbers"],
 )
-def test_metadata_says_who_shows_it(value, plugin, data_class):
-    metadata = decoded(value).metadata
+def test_a_value_is_read_back_by_whom_it_is_for(value, expected, plugin):
+    array, metadata = array_of(value), decoded(value).metadata
+    np.testing.assert_array_equal(array, expected)
+    assert array.shape == expected.shape
     assert metadata.plugin_data.plugin_name == plugin
-    data_class = f"DATA_CLASS_{data_class}"
-    assert metadata.data_class == summary_pb2.DataClass.Value(data_class)
+    data_class = "SCALAR" if plugin == "scalars" else "TENSOR"
+    data_class = summary_pb2.DataClass.Value(f"DATA_CLASS_{data_class}")
+    assert metadata.data_class == data_class
 
 
-def test_own_content_carries_the_schema_version():
+def test_what_values_say_of_themselves():
     value = decoded(summaries.strings("a", "b", columns=["c"]))
     content = json.loads(value.metadata.plugin_data.content)
     assert content == {"schema": 2, "columns": ["c"]}
-
-
-def test_layout_holds_the_charts():
     value = summaries.layout({"Precision": {"Scale": ["mixprec/.*scale"]}})
+    plugin = decoded(value).metadata.plugin_data.plugin_name
+    assert plugin == "custom_scalars"
     layout = layout_pb2.Layout.FromString(array_of(value).item())
     (category,) = layout.category
     (chart,) = category.chart
