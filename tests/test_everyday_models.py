@@ -4,33 +4,27 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from monitor_models import JITS, each_jit, fit, good, monitor
+from monitor_models import JIT, dense, each_jit, fit, good, monitor
+from tuner_models import demoted
 
 import keras_mixprec as kmp
+from keras_mixprec.numerics.dry_step import exact_step
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 4)).astype("float32")
 Y = X[:, :1].copy()
 
 
-def found(verdicts):
-    return [(v.layer, v.kind) for v in verdicts]
-
-
-@each_jit
-@pytest.mark.parametrize("regularizer", ["l1", "l2", "orthogonal"])
-def test_a_weight_regularizer_leaves_the_diagnosis_as_it_is(regularizer, jit):
-    if regularizer == "orthogonal":
-        regularizer = keras.regularizers.OrthogonalRegularizer()
-    dense = layers.Dense(4, kernel_regularizer=regularizer, name="dense")
+@pytest.mark.parametrize(
+    "regularizer", ["l1", "l2", keras.regularizers.OrthogonalRegularizer]
+)
+def test_a_weight_regularizer_leaves_the_diagnosis_as_it_is(regularizer):
+    regularizer = keras.regularizers.get(regularizer)
+    first = layers.Dense(4, kernel_regularizer=regularizer)
     norm = layers.UnitNormalization(name="norm")
-    head = layers.Dense(1, dtype="float32", name="head")
-    model = keras.Sequential([keras.Input((4,)), dense, norm, head])
-    kmp.apply_policy(model, "mixed_float16", rules=[kmp.PrecisionRule("head")])
-    model.compile(kmp.LossScaleOptimizer("adam"), loss="mse", jit_compile=jit)
-    assert found(kmp.diagnose(model, 1e3 * X, Y)) == [
-        ("norm", "forward_overflow")
-    ]
+    model = dense(first, norm, rules=[kmp.PrecisionRule("head")], jit=JIT)
+    (verdict,) = kmp.diagnose(model, 1e3 * X, Y)
+    assert (verdict.layer, verdict.kind) == ("norm", "forward_overflow")
 
 
 class Norm(layers.Layer):
@@ -41,42 +35,30 @@ class Norm(layers.Layer):
 
 @each_jit
 def test_the_tuner_repairs_beside_a_weight_regularizer(jit):
-    keras.config.set_dtype_policy("mixed_float16")
-    dense = layers.Dense(4, kernel_regularizer="l2", name="dense")
-    head = layers.Dense(1, name="head", dtype="float32", bias_regularizer="l1")
-    model = keras.Sequential(
-        [keras.Input((4,)), dense, Norm(name="norm"), head]
-    )
-    model.compile(kmp.LossScaleOptimizer("adam"), "mse", jit_compile=jit)
+    first = layers.Dense(4, kernel_regularizer="l2", bias_regularizer="l1")
+    rules = [kmp.PrecisionRule("head")]
+    model = dense(first, Norm(name="norm"), rules=rules, jit=jit)
     tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
-    history = model.fit(
-        1e3 * X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[tuner]
-    ).history
-    demoted = {p for p, q in tuner.plan.items() if q == "float32"}
-    assert demoted == {"norm", "head"}
+    history = model.fit(1e3 * X, Y, 8, 2, verbose=0, callbacks=[tuner]).history
+    assert demoted(model).keys() == {"norm", "head"}
     assert [change["step"] for change in tuner.history] == [0]
     assert np.isfinite(history["loss"]).all()
 
 
 def test_a_dry_step_has_the_gradient_of_the_regularizer():
-    from keras_mixprec.numerics.dry_step import exact_step
-
-    dense = layers.Dense(1, use_bias=False, kernel_regularizer="l2")
-    model = keras.Sequential([keras.Input((4,)), dense])
+    layer = layers.Dense(1, use_bias=False, kernel_regularizer="l2")
+    model = keras.Sequential([keras.Input((4,)), layer])
     model.compile("sgd", loss="mse", jit_compile=False)
     model.optimizer.build(model.trainable_variables)
-    data = tuple(keras.ops.convert_to_tensor(part) for part in (X, Y))
-    step = exact_step(model, data)
-    kernel = keras.ops.convert_to_numpy(dense.kernel.value).astype("float64")
+    step = exact_step(model, tuple(map(keras.ops.convert_to_tensor, (X, Y))))
+    kernel = keras.ops.convert_to_numpy(layer.kernel).astype("float64")
     error = X @ kernel - Y
     true = 2 * X.T.astype("float64") @ error / len(X) + 2 * 0.01 * kernel
     (gradient,) = step.gradients.values()
-    np.testing.assert_allclose(
-        keras.ops.convert_to_numpy(gradient), true, rtol=1e-5, atol=1e-6
-    )
-    assert step.loss == pytest.approx(
-        np.mean(error**2) + 0.01 * np.sum(kernel**2), rel=1e-5
-    )
+    gradient = keras.ops.convert_to_numpy(gradient)
+    np.testing.assert_allclose(gradient, true, rtol=1e-5, atol=1e-6)
+    loss = np.mean(error**2) + 0.01 * np.sum(kernel**2)
+    assert step.loss == pytest.approx(loss, rel=1e-5)
 
 
 def block(*more):
@@ -89,10 +71,10 @@ def block(*more):
 
 
 def nested():
-    model_input = keras.Input((4,))
-    x = layers.Rescaling(1.0, dtype="float32", name="raw")(model_input)
+    inputs = keras.Input((4,))
+    x = layers.Rescaling(1.0, dtype="float32", name="raw")(inputs)
     head = layers.Dense(1, dtype="float32", name="head")
-    return keras.Model(model_input, head(block(layers.Dense(4))(x)))
+    return keras.Model(inputs, head(block(layers.Dense(4))(x)))
 
 
 def alone():
@@ -100,51 +82,34 @@ def alone():
 
 
 @pytest.mark.parametrize("build", [alone, nested])
-def test_a_sequential_without_an_input_computes_in_its_policy(build):
+def test_a_sequential_without_an_input_is_diagnosed_and_repaired(build):
     model = build()
     large = np.full((2, 4), 1e6, "float32")
+    # It computes in its policy.
     assert not np.isfinite(model.predict(large, verbose=0)).any()
-    kmp.apply_policy(model, "float32")
-    assert np.isfinite(model.predict(large, verbose=0)).all()
-
-
-@pytest.mark.parametrize("build", [alone, nested])
-def test_a_sequential_without_an_input_is_repaired(build):
-    model = build()
-    model.compile(
-        kmp.LossScaleOptimizer(keras.optimizers.Adam(0.05)),
-        loss="mse",
-        jit_compile=False,
-    )
+    wide = build()
+    kmp.apply_policy(wide, "float32")
+    assert np.isfinite(wide.predict(large, verbose=0)).all()
+    optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(0.05))
+    model.compile(optimizer, loss="mse", jit_compile=False)
+    before = model.inputs[0].dtype, model.input_dtype
+    assert kmp.diagnose(model, 1e5 * X, Y)[0].layer.endswith("down")
+    assert (model.inputs[0].dtype, model.input_dtype) == before
+    assert build is nested or before == ("float16", "float16")
     tuner = kmp.PrecisionTuner(verbose=0)
-    large = 1e5 * X
-    assert kmp.diagnose(model, large, Y)[0].layer.endswith("down")
-    history = model.fit(
-        large, Y, batch_size=16, epochs=3, verbose=0, callbacks=[tuner]
-    )
+    history = model.fit(1e5 * X, Y, 16, 3, verbose=0, callbacks=[tuner]).history
     assert tuner.history[0]["kind"] == "demote"
-    assert np.isfinite(history.history["loss"]).all()
+    assert np.isfinite(history["loss"]).all()
     assert model.optimizer.skipped_steps < 4
 
 
-def test_a_diagnosis_leaves_the_input_of_a_sequential_as_it_was():
-    model = alone()
-    model.compile(kmp.LossScaleOptimizer("adam"), loss="mse")
-    before = model.inputs[0].dtype, model.input_dtype
-    kmp.diagnose(model, X, Y)
-    assert (model.inputs[0].dtype, model.input_dtype) == before
-    assert before == ("float16", "float16")
-
-
 # Keras wraps no optimizer then, the tuner does as training begins.
-@pytest.mark.filterwarnings("ignore:The model does not have any trainable")
+@pytest.mark.filterwarnings("ignore:The model does not")
 def test_a_frozen_model(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
     model.trainable = False
-    model.compile(
-        "sgd", "mse", auto_scale_loss=False, jit_compile=next(iter(JITS))
-    )
+    model.compile("sgd", "mse", auto_scale_loss=False, jit_compile=JIT)
     before = model.get_weights()
     callbacks = [monitor(tmp_path), kmp.PrecisionTuner(verbose=0)]
     history = fit(model, good(4), callbacks, epochs=2)

@@ -21,11 +21,7 @@ ROOT = pathlib.Path(keras_mixprec.__file__).parent
 FOLDER = ROOT / "keras_internals"
 PLACE = FOLDER / "__init__.py"
 OTHERS = sorted(set(ROOT.rglob("*.py")) - set(FOLDER.iterdir()))
-PRIVATE = {
-    **reasons.PRIVATE,
-    "keras.Model in fit on jax": reasons.IN_FIT,
-}
-NAMES = {name for names in PRIVATE.values() for name in names}
+NAMES = set().union(*reasons.PRIVATE.values(), reasons.IN_FIT)
 IMPORTS = [
     (node.module, alias.name)
     for node in ast.walk(ast.parse(PLACE.read_text()))
@@ -56,20 +52,19 @@ def named_modules(node):
     return [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
 
 
-@pytest.mark.parametrize(
-    "path", OTHERS, ids=lambda path: path.relative_to(ROOT).as_posix()
-)
-def test_only_one_module_names_what_is_private_in_keras(path):
+def names_in(path):
     nodes = list(ast.walk(ast.parse(path.read_text())))
     named = {name for node in nodes for name in named_attributes(node)}
-    assert not named & NAMES
-    modules = [name for node in nodes for name in named_modules(node)]
-    assert not [m for m in modules if m.startswith("keras.src")]
+    return named, [name for node in nodes for name in named_modules(node)]
 
 
-def test_it_names_nothing_that_is_not_in_its_table():
-    nodes = ast.walk(ast.parse(PLACE.read_text()))
-    named = {name for node in nodes for name in named_attributes(node)}
+@pytest.mark.one_backend
+def test_only_one_module_names_what_is_private_in_keras():
+    for path in OTHERS:
+        named, modules = names_in(path)
+        assert not named & NAMES, path
+        assert not [m for m in modules if m.startswith("keras.src")], path
+    named, _ = names_in(PLACE)
     private = {n for n in named if isinstance(n, str) and n.startswith("_")}
     assert private - {"_getframe"} == NAMES
 
@@ -84,8 +79,7 @@ def objects():
     window = keras.optimizers.SGD(gradient_accumulation_steps=2)
     for optimizer in (sgd, window):
         optimizer.build(model.trainable_variables)
-    module = keras_internals.__name__
-    adapter = importlib.import_module(module).ArrayDataAdapter
+    adapter = keras_internals.ArrayDataAdapter
     epochs = importlib.import_module("keras.src.trainers.epoch_iterator")
     return {
         "keras.Layer": dense,
@@ -113,33 +107,24 @@ def objects():
     }
 
 
-def missing(table, known):
-    """What the Keras that is installed lacks, as a sentence for each."""
-    return [
-        f"Keras {keras.__version__} has no `{owner}.{name}`, needed because: "
-        f"{why}"
-        for owner, names in table.items()
+@pytest.mark.parametrize("table", ["PRIVATE", "INHERITED"])
+def test_keras_has_each_private_attribute(table):
+    known = objects()
+    gone = [
+        f"Keras {keras.__version__} has no `{owner}.{name}`, needed for: {why}"
+        for owner, names in getattr(reasons, table).items()
         if owner.partition(" on ")[2] in ("", keras.backend.backend())
         for name, why in names.items()
         if not hasattr(known[owner], name)
     ]
-
-
-@pytest.mark.parametrize("table", ["PRIVATE", "INHERITED"])
-def test_keras_has_each_private_attribute(table):
-    gone = missing(getattr(reasons, table), objects())
     assert not gone, "\n".join(gone)
 
 
-@pytest.mark.parametrize(("module", "name"), IMPORTS)
-def test_keras_has_each_private_import(module, name):
-    has_it = hasattr(importlib.import_module(module), name)
-    assert has_it, f"Keras {keras.__version__} has no `{module}.{name}`"
-
-
-def test_one_that_is_gone_is_named_with_the_version_of_keras():
-    (line,) = missing({"keras.Layer": {"_gone": "it was"}}, objects())
-    assert f"Keras {keras.__version__} has no `keras.Layer._gone`" in line
+@pytest.mark.one_backend
+def test_keras_has_each_private_import():
+    for module, name in IMPORTS:
+        has_it = hasattr(importlib.import_module(module), name)
+        assert has_it, f"Keras {keras.__version__} has no `{module}.{name}`"
 
 
 def test_keras_draws_by_the_functions_that_are_replaced():
