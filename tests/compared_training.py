@@ -1,4 +1,4 @@
-"""A comparison in a process of its own, for `test_compare_killed.py`.
+"""A comparison in a process of its own, for `test_resume.py`.
 
     python tests/compared_training.py FILE POLICY SEED [isolate]
 

@@ -104,7 +104,7 @@ def test_a_sequential_without_an_input_is_diagnosed_and_repaired(build):
 
 
 # Keras wraps no optimizer then, the tuner does as training begins.
-@pytest.mark.filterwarnings("ignore:The model does not")
+@pytest.mark.filterwarnings("ignore:The model does")
 def test_a_frozen_model(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
