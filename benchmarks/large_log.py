@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
 
-from page_server import ask, served
+from page_server import ask, running
 
 from benchmarks.browser import browser, until_runs_read
 from benchmarks.page_times import INTERACTIONS, cpu_seconds, opened, taken
@@ -102,9 +102,9 @@ def write_runs(log_dir, steps, layers, runs):
     return sum(entry.stat().st_size for entry in os.scandir(folders[0])) / 1e6
 
 
-def skips_shown(port):
+def skips_shown(url):
     """How many skipped steps the page is told of."""
-    _, _, body = ask(port, "/data/run", run="run_00/mixprec")
+    _, _, body = ask(url, "/data/run", run="run_00/mixprec")
     kinds = [event["kind"] for event in json.loads(body)["events"]]
     return kinds.count("skipped_step")
 
@@ -139,13 +139,12 @@ def main():
             print_row("written in", seconds, "s")
         if not arguments.rounds:
             return
-        with served(log_dir) as (port, process):
-            measure(port, process.pid, arguments.rounds)
+        with running(log_dir) as (url, process):
+            measure(url, process.pid, arguments.rounds)
 
 
-def measure(port, pid, rounds):
+def measure(url, pid, rounds):
     """Prints what a reader waits for, and the server's memory."""
-    url = f"http://127.0.0.1:{port}/"
     print_row("server's memory at first", megabytes(pid), "MB")
     first, cpu = [], []
     for _ in range(rounds):
@@ -156,7 +155,7 @@ def measure(port, pid, rounds):
     print_row("opened, first", first[0], "s")
     print_row("opened, median", np.median(first), "s")
     print_row("opened first, CPU time of server", cpu[0], "s")
-    print_row("skipped steps shown", skips_shown(port), f"of {RARE}")
+    print_row("skipped steps shown", skips_shown(url), f"of {RARE}")
     with browser() as driver:
         opened(driver, url)
         print_row("table of all runs", until_runs_read(driver), "s")

@@ -155,9 +155,9 @@ def clock():
         yield set_clock
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def driver():
-    """A browser, for the tests of a module."""
+    """A browser."""
     # Only torch's environment has what drives one.
     from missing_programs import browser_or_skip
 
@@ -165,50 +165,21 @@ def driver():
         yield driver
 
 
-@pytest.fixture
-def any_page(driver):
-    """The page of what a test opens, on which it leaves no error."""
-    from plugin_page import Page
-
-    page = Page(driver)
-    page.errors()
-    yield page
-    assert page.errors() == []
-
-
-@pytest.fixture
-def page(any_page, report, request):
-    """The page of a module's `report`, of the run that it calls `RUN`."""
-    any_page.open_file(report).settle()
-    if run := getattr(request.module, "RUN", None):
-        any_page.pick("#run", run)
-    return any_page
-
-
 @pytest.fixture(scope="session")
-def _process():
-    """The page without a browser."""
-    from node_page import Page
+def shared_page(canonical):
+    """The page without a browser, and a server of all canonical logs."""
+    from node_page import Page, served
 
-    with contextlib.closing(Page()) as page:
+    log_dir, _ = canonical["healthy"]
+    with served(log_dir.parent) as url, contextlib.closing(Page(url)) as page:
         yield page
 
 
 @pytest.fixture
-def node(_process):
+def page(shared_page):
     """The page of what a test opens, on which it leaves no error."""
-    yield _process
-    assert _process.errors() == []
-
-
-@pytest.fixture(scope="session")
-def canonical_url(canonical):
-    """Where the page of all canonical logs is served."""
-    from node_page import served
-
-    log_dir, _ = canonical["healthy"]
-    with served(log_dir.parent) as url:
-        yield url
+    yield shared_page
+    assert shared_page.errors() == []
 
 
 @pytest.fixture(scope="session")
@@ -227,7 +198,8 @@ def trained(tmp_path_factory):
 def told(canonical):
     """What the canonical logs hold, without the page, by run."""
     log_dir, _ = canonical["healthy"]
-    return keras_mixprec.load_report(log_dir.parent).to_dict()
+    runs = keras_mixprec.load_report(log_dir.parent).to_dict()
+    return {name.removesuffix("/mixprec"): run for name, run in runs.items()}
 
 
 @pytest.fixture(autouse=True)

@@ -36,14 +36,18 @@ def place(steps, last, right=14):
     return (LEFT + share * (WIDTH - right - LEFT)).tolist()
 
 
-def colour(name, theme="light"):
-    """A colour of the page's style."""
-    blocks = re.findall(r":root([^{]*)\{([^}]*)\}", static("style.css"))
+def colours(theme="light"):
+    """The colours of the page's style by name."""
     found = {}
+    blocks = re.findall(r":root([^{]*)\{([^}]*)\}", static("style.css"))
     for selector, body in blocks:
         if not selector.strip() or theme in selector:
             found |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", body))
-    return found[name]
+    return found
+
+
+def colour(name, theme="light"):
+    return colours(theme)[name]
 
 
 class Reader:
@@ -110,8 +114,8 @@ class Reader:
 class Page(Reader):
     """The page in node: see `page_in_node.mjs`."""
 
-    def __init__(self):
-        self._lock = threading.Lock()
+    def __init__(self, home):
+        self.home = home
         self._process = subprocess.Popen(
             ["node", FOLDER / "page_in_node.mjs", installed()],
             stdin=subprocess.PIPE,
@@ -143,6 +147,11 @@ class Page(Reader):
         """Opens what a server has."""
         self._ask("open", None, url, urlencode(link), dark)
         return self
+
+    def see(self, name, compare=None, **link):
+        """Opens the run of a canonical log, beside another one's."""
+        other = {"compare": f"{compare}/mixprec"} if compare else {}
+        return self.open(self.home, run=f"{name}/mixprec", **other, **link)
 
     def show(self, folder, **link):
         """Opens the report on a folder of logs."""

@@ -1,172 +1,213 @@
+// The arithmetic of the page: scales, columns of pixels, colours, ranges, plans, graphs.
+// What a reader sees of it is tested in a document: `node_page.py`.
 import assert from "node:assert/strict";
+import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
-import { fileURLToPath, pathToFileURL } from "node:url";
 
-// MIXPREC_STATIC points to another copy of the front end.
-const folder = process.env.MIXPREC_STATIC ??
-  fileURLToPath(new URL("../keras_mixprec/tensorboard_plugin/static", import.meta.url));
-const load = (name) => import(pathToFileURL(`${folder}/${name}.js`).href);
+const FOLDER = new URL("../keras_mixprec/tensorboard_plugin/static/", import.meta.url);
+const NAMES = readdirSync(FOLDER).filter((name) => name.endsWith(".js") && name !== "index.js");
+// All that the modules export: no two define the same name, since the page is one script.
+const all = Object.assign({}, ...await Promise.all(NAMES.map((name) => import(new URL(name, FOLDER)))));
+const KNOWN = JSON.parse(process.env.MIXPREC_KNOWN);
+const { formats } = KNOWN;
+const formatOf = (name) => formats.find((one) => one.name === name);
+const FLOAT16 = { ...formatOf("float16"), maximum_exponent: 16, normal_exponent: -14 };
+const INF = Infinity;
 
-const scales = await load("scales");
-const format = await load("format");
-const palette = await load("palette");
-const metrics = await load("metrics");
-const names = await load("names");
-const precision = await load("precision");
-const heatData = await load("heat_data");
-const histogram = await load("histogram_data");
-const fits = await load("fits");
-const eventText = await load("event_text");
-const summary = await load("summary");
-const speed = await load("speed");
-const comparison = await load("comparison");
-const float32Run = await load("float32_run");
-const lossCurve = await load("loss_curve");
-const layerColumns = await load("layer_columns");
-const layerBlocks = await load("layer_blocks");
-const link = await load("link");
-const wanted = await load("wanted");
-const { createStore } = await load("store");
+const layer = (path, more = {}) => ({
+  path, class: "Dense", compute_dtype: "float16", dtypes: [[0, "float16"]], demoted_at: null, inside: null,
+  verdicts: [], severity: null, least_headroom: 9, share_of_flops: 0.25, fed_by: [], passed_from: null, ...more,
+});
+const heat = (values, more = {}) => ({
+  layers: ["a"], from: [0, 1, 2], until: [0, 1, 2], pool: "min", values, metric: "activation_headroom_bits",
+  badInput: { rows: new Set(), columns: new Set() }, ...more,
+});
+const bad = (row, column) => ({ badInput: { rows: new Set([row]), columns: new Set([column]) } });
 
-// The units of all metrics, from the test that runs this file.
-const UNITS = JSON.parse(process.env.MIXPREC_KNOWN).units;
-
-const FLOAT16 = {
-  name: "float16", maximum_exponent: 16, normal_exponent: -14, subnormal_exponent: -24,
-};
-
-test("a linear scale inverts", () => {
-  const scale = scales.linearScale([10, 20], [100, 300]);
-  assert.equal(scale(15), 200);
-  assert.equal(scale.invert(200), 15);
+test("no two modules define the same name, since the page is one script", () => {
+  const defined = readdirSync(FOLDER).filter((name) => name.endsWith(".js")).flatMap((name) => {
+    const source = readFileSync(new URL(name, FOLDER), "utf8");
+    const starts = /^(?:export )?(?:async )?(?:function|const|let|class) (\w+)/gm;
+    return [...source.matchAll(starts)].map(([, found]) => found);
+  });
+  assert.deepEqual(defined.filter((name, index) => defined.indexOf(name) !== index), []);
 });
 
-test("ticks are round and whole steps", () => {
-  assert.deepEqual(scales.niceTicks(0, 2000, 4), [0, 500, 1000, 1500, 2000]);
-  assert.deepEqual(scales.niceTicks(0, 3, 10), [0, 1, 2, 3]);
-  assert.deepEqual(scales.exponentTicks(1, 20, 6), [4, 8, 12, 16, 20]);
+// Scales and ticks.
+
+test("scales, ticks and zoom", () => {
+  const scale = all.linearScale([10, 20], [100, 300]);
+  assert.deepEqual([scale(15), scale.invert(200)], [200, 15]);
+  assert.deepEqual(all.niceTicks(0, 2000, 4), [0, 500, 1000, 1500, 2000]);
+  assert.deepEqual(all.niceTicks(0, 3, 10), [0, 1, 2, 3]);
+  assert.deepEqual(all.niceTicks(0.004, 0.011, 4, 0), [0.004, 0.006, 0.008, 0.01]);
+  assert.deepEqual(all.exponentTicks(1, 20, 6), [4, 8, 12, 16, 20]);
+  assert.equal(all.countAtMost([1, 3, 5], 3), 2);
+  assert.deepEqual([4, 9].map((step) => all.valueAtStep([5, 9], [7, 8], step)), [7, 8]);
+  assert.equal(all.valueAtStep([], [], 1), null);
+  assert.equal(all.zoomedDomain([0, 100], 50, 2, [0, 100]), null);
+  assert.deepEqual(all.zoomedDomain([0, 100], 50, 0.5, [0, 100]), [25, 75]);
+  assert.equal(all.labelStride(4, 11), 3);
 });
 
-test("values are looked up at the latest step at or before", () => {
-  assert.equal(scales.countAtMost([1, 3, 5], 3), 2);
-  assert.equal(scales.valueAtStep([0, 5], [7, 8], 4), 7);
-  assert.equal(scales.valueAtStep([5, 9], [7, 8], 1), 7);
-  assert.equal(scales.valueAtStep([], [], 1), null);
-});
-
-test("zooming out past the limits resets", () => {
-  assert.equal(scales.zoomedDomain([0, 100], 50, 2, [0, 100]), null);
-  assert.deepEqual(scales.zoomedDomain([0, 100], 50, 0.5, [0, 100]), [25, 75]);
-});
-
-test("the nearest mark within reach is hit", () => {
+test("the nearest mark within reach is hit, and none hides another", () => {
   const marks = [{ x: 0, y: 0 }, { x: 10, y: 0 }];
-  assert.equal(scales.nearestMark(marks, { x: 8, y: 1 }, 9), marks[1]);
-  assert.equal(scales.nearestMark(marks, { x: 30, y: 0 }, 9), null);
-  assert.equal(scales.labelStride(4, 11), 3);
-});
-
-test("a mark that a triangle would hide stands beside it", () => {
+  assert.equal(all.nearestMark(marks, { x: 8, y: 1 }, 9), marks[1]);
+  assert.equal(all.nearestMark(marks, { x: 30, y: 0 }, 9), null);
   const mark = (shape, x, y = 0) => ({ shape, x, y });
-  const placed = (marks) => scales.setApart(marks, 100).map(({ shape, x }) => [shape, x]);
-  assert.deepEqual(placed([mark("triangle", 50), mark("diamond", 52)]), [["diamond", 59], ["triangle", 50]]);
-  assert.deepEqual(placed([mark("triangle", 95), mark("diamond", 95)]), [["diamond", 86], ["triangle", 95]]);
-  assert.deepEqual(placed([mark("triangle", 50, 9), mark("diamond", 50)])[0], ["diamond", 50]);
+  const placed = (...own) => all.setApart(own, 100).map(({ shape, x }) => [shape, x]);
+  assert.deepEqual(placed(mark("triangle", 50), mark("diamond", 52)), [["diamond", 59], ["triangle", 50]]);
+  assert.deepEqual(placed(mark("triangle", 95), mark("diamond", 95)), [["diamond", 86], ["triangle", 95]]);
+  assert.deepEqual(placed(mark("triangle", 50, 9), mark("diamond", 50))[0], ["diamond", 50]);
 });
 
-test("numbers and powers read well", () => {
-  assert.equal(format.formatPower(-24), "2⁻²⁴");
-  assert.equal(format.formatScale(32768), "2¹⁵");
-  assert.equal(format.formatNumber("-inf"), "−∞");
-  assert.equal(format.formatNumber("nan"), "NaN");
-  assert.equal(format.formatInteger(1234567), "1\u202f234\u202f567");
-  assert.equal(
-    format.readable("Loss scale: 2**15 -> 2**-14, x = 2**0.5"),
-    "Loss scale: 2¹⁵ -> 2⁻¹⁴, x = 2**0.5",
-  );
-  assert.equal(format.listSome(["a", "b", "c"], 2), "a, b and 1 more");
+test("a reading takes one unit, and what lies between two none", () => {
+  const HEAT = { from: [1, 50, 99], until: [1, 50, 100] };
+  const axis = all.readingAxis(HEAT);
+  assert.deepEqual([-9, 0, 1, 25, 50, 75, 99.5, 200].map(axis.of), [0, 0, 0.5, 1, 1.5, 2, 2.5, 3]);
+  assert.deepEqual([0.5, 1.5, 2.25].map(axis.stepAt), [1, 50, 99]);
+  assert.deepEqual(axis.ticks(0, 3, 5).map(axis.label), ["1", "50", "99"]);
+  assert.deepEqual(axis.ticks(0, 3, 1), [0.5, 2.5]);
+  const state = { axis: "step", toScale: null, runData: { last_step: 100 } };
+  // Between two readings that are zoomed into steps are to scale.
+  assert.equal(all.heatAxis(state, HEAT, [0, 100]).of(50), 1.5);
+  assert.equal(all.heatAxis(state, HEAT, [20, 40]).of(30), 30);
+  const isBy = (more) => all.isByReading({ ...state, ...more }, HEAT);
+  const few = { runData: { last_step: 20 } };
+  assert.deepEqual([{}, { toScale: true }, few, { ...few, toScale: false }].map(isBy), [true, false, false, true]);
+  assert.ok(!all.canBeByReading(state, { from: [1, 2, 3], until: [1, 2, 3] }));
+  const clock = { time: { steps: [0, 100], values: [0, 9] } };
+  assert.ok(!all.canBeByReading({ ...state, axis: "time", runData: { last_step: 100, clock } }, HEAT));
 });
 
-test("each kind of metric has its alarms", () => {
-  assert.equal(palette.alarmLevel("headroom", -Infinity), "bad");
-  assert.equal(palette.alarmLevel("headroom", 0), "bad");
-  assert.equal(palette.alarmLevel("headroom", 1.5), "warning");
-  assert.equal(palette.alarmLevel("headroom", -1, true), "beyond");
-  assert.equal(palette.alarmLevel("headroom", -Infinity, true), "bad");
-  assert.equal(palette.alarmLevel("headroom", 1.5, true), "roomy");
-  assert.equal(palette.alarmLevel("count", 1), "bad");
-  assert.equal(palette.alarmLevel("error", 0.1), "warning");
-  assert.equal(palette.alarmLevel("share", NaN), "none");
+test("two runs are placed by their own epochs, side by side", () => {
+  const run = (steps, name) => ({
+    run: name, last_step: steps.at(-1), clock: { epoch: { steps, values: [0, 1, 2] }, time: null },
+  });
+  const [runData, compareData] = [run([0, 8, 16], "a"), run([0, 20, 40], "b")];
+  const state = { axis: "epoch", runData, compareData };
+  const { toShown, toOwn } = all.alignedSteps(state, compareData);
+  assert.deepEqual([toShown(10), toShown(40), toOwn(12)], [4, 16, 30]);
+  assert.equal(all.alignedSteps(state, runData).toShown(5), 5);
+  assert.equal(all.axisOf(state, compareData).of(30), 1.5);
+  assert.deepEqual(["epoch", "step", "time"].map((axis) => all.lastStepOf({ ...state, axis })), [16, 40, 40]);
+  const lacking = { ...state, compareData: { ...compareData, clock: {} } };
+  assert.equal(all.axisOf(lacking).name, "step");
+  assert.equal(all.alignedSteps(lacking, lacking.compareData).toShown(10), 10);
+  const scale = all.alignedScale(state, compareData, Object.assign((step) => 2 * step, { invert: (x) => x / 2 }));
+  assert.deepEqual([scale(40), scale.invert(32), scale.base(5)], [32, 40, 10]);
 });
 
-test("the page knows every unit of keras_mixprec/metrics.py", () => {
-  for (const unit of UNITS) {
-    assert.ok(palette.LEGENDS[unit], `add "${unit}" to LEGENDS of palette.js, and its colours`);
-    assert.ok(metrics.WORDS[unit], `add "${unit}" to WORDS of metrics.js`);
-  }
+test("the axis of losses fits what is in view, and no noise fills it", () => {
+  assert.deepEqual(all.lossAxis([0.5, 2.5]), [0.5, 2.5]);
+  const [low, high] = all.lossAxis([2.29, 2.31]);
+  // A tenth of 2.31, with 2.3 in the middle.
+  assert.ok(Math.abs(high - low - 0.231) < 1e-12 && Math.abs(low + high - 4.6) < 1e-12);
+  assert.deepEqual(all.lossAxis([0, 0]), [0, 0]);
+  const curves = all.finiteStretches({ steps: [2, 4, 6, 8, 10], values: [9, 1, "nan", 3, 2] });
+  const ranges = [[0, 20], [5, 20], [11, 20]].map((domain) => all.lossRange([curves], domain));
+  assert.deepEqual(ranges, [[1, 9], [2, 3], null]);
+  const gaps = (...values) => all.lossGaps({ steps: [50, 100, 150, 200], values });
+  assert.deepEqual(gaps(9, "nan", "nan", 2), [[50, 150]]);
+  assert.deepEqual(gaps("nan", "nan", "nan", "nan"), [[0, 200]]);
 });
 
-test("every value that was measured has a colour", () => {
-  const values = [-Infinity, -1, 0, 1e-9, 1e-3, 0.5, 3, 1e9, Infinity];
-  for (const kind of UNITS) {
-    assert.equal(palette.valueColor(kind, NaN), null);
-    for (const value of values) {
-      if (kind !== "headroom" && value < 0) continue;
-      const color = palette.valueColor(kind, value);
-      assert.ok(color.every((channel) => channel >= 0 && channel <= 255), kind);
+test("skipped steps are counted between the rows of the loss scale, too", () => {
+  // At the floor there is a row for each reading; each step of 3 to 50 was skipped.
+  const line = { steps: [0, 2, 3, 50, 100], scale: [4, 2, 1, 1, 1], skipped: [0, 1, 2, 49, 60] };
+  const numbers = [0, 1, 2, 3, 29, 50, 99, 120].map((step) => all.skippedInWords(line, step).match(/\d+/g));
+  assert.deepEqual(numbers, [["0"], ["0"], ["1"], ["2"], ["28"], ["49"], ["49", "50", "60", "100"], ["60"]]);
+});
+
+// Columns and rows of the heatmap.
+
+test("columns leave no gaps between them", () => {
+  const edges = all.columnEdges([0, 50, 100], [0, 50, 100]);
+  assert.deepEqual(edges, [-25, 25, 75, 125]);
+  assert.deepEqual([24, 25, 200].map((step) => all.columnAt(edges, step)), [0, 1, -1]);
+});
+
+test("one bad column stays visible however narrow the picture is", () => {
+  const steps = Array.from({ length: 1000 }, (_, step) => step);
+  for (const [pool, worst] of [["min", -1], ["max", 9]]) {
+    for (const width of [1, 7, 333, 999, 2500]) {
+      const values = new Float32Array(1000).fill(5);
+      values[617] = worst;
+      const edges = all.columnEdges(steps, steps);
+      const pixels = all.columnsOfPixels(edges, all.linearScale([-0.5, 999.5], [0, width]), width);
+      const row = all.poolRow(heat(values, { from: steps, until: steps, pool }), 0, pixels);
+      assert.ok(row.values.includes(worst), `${pool} ${width}`);
     }
   }
 });
 
-test("all zero has a colour of its own, and so has what a wider dtype holds", () => {
-  assert.equal(palette.alarmLevel("headroom", Infinity), "zero");
-  const values = [1e9, 24, 20, 15, 10, 5, 2.5, 1, -1, -Infinity];
-  const colors = values.map((value) => palette.valueColor("headroom", value).join());
-  assert.ok(!colors.includes(palette.valueColor("headroom", Infinity).join()));
-  assert.ok(!colors.includes(palette.valueColor("headroom", -1, true).join()));
-  assert.equal(metrics.valueInWords("headroom", Infinity), "all values are zero");
-  assert.equal(palette.alarmLevel("share", Infinity), "zero");
-  assert.equal(metrics.valueInWords("share", Infinity), "all values are zero");
-  const share = (value) => palette.valueColor("share", value).join();
-  assert.ok(![0, 0.5, 1].map(share).includes(share(Infinity)));
-  assert.equal(
-    metrics.valueInWords("headroom", -2.5, "float32", "float16"),
-    "110 bits left in float32, 2.5 bits beyond float16",
-  );
+const levelsOf = (found) => [...found.ranks].map((rank) => all.GRAVEST[rank]);
+
+test("under a pixel the gravest counts: an overflow, not bad data or what a wider dtype holds", () => {
+  const pixels = { first: Int32Array.of(0, 1), last: Int32Array.of(0, 2) };
+  const pooled = (values, isWider = () => false) =>
+    all.poolRows(heat(values, bad(0, 1)), [0], pixels, "headroom", isWider);
+  assert.deepEqual(levelsOf(pooled([9, NaN, 5])), ["quiet", "input"]);
+  assert.equal(pooled([9, NaN, 5]).columns[1], 1);
+  assert.deepEqual(levelsOf(pooled([9, NaN, -1])), ["quiet", "bad"]);
+  const rows = [layer("wide", { dtypes: [[0, "float32"]], compute_dtype: "float32", least_headroom: 3 }), layer("low")];
+  const both = heat([3, 12], { layers: ["wide", "low"], from: [1], until: [1] });
+  const one = { first: Int32Array.of(0), last: Int32Array.of(0) };
+  const found = all.poolRows(both, [0, 1], one, "headroom", (call) => call === 0);
+  assert.deepEqual([found.source[0], levelsOf(found)], [1, ["quiet"]]);
+  assert.equal(all.worstLayer(rows, "float16"), rows[1]);
+  const choice = { keeps: () => true, folded: new Set() };
+  const worst = all.worstOfRows(both, new Map(rows.map((row) => [row.path, row])), choice, "float16");
+  assert.deepEqual(worst.map((row) => [row.value, row.wider]), [[3, "float32"], [12, null]]);
+  // A repaired layer leaves no mark of an alarm.
+  const ranks = ["bad", "quiet"].map((level) => all.GRAVEST.indexOf(level));
+  const since = (step) => all.isBadSince({ ranks, columns: [0, 1] }, { until: [5, 9] }, step);
+  assert.deepEqual([since(4), since(5)], [true, false]);
+});
+
+test("the data say of which cells another layer, or the whole run, is the cause", () => {
+  const [one, run] = [{ layer: "a" }, { because: "it diverged" }];
+  const originAt = all.originsIn({
+    layers: ["a", "b"], from: [1, 2, 3],
+    passed: [{ from: one, rows: [1], columns: [[0, 0]] }, { from: run, rows: [0, 1], columns: [[1, 2]] }],
+  });
+  const cells = [[1, 0], [0, 0], [0, 2], [1, 1], [0, -1]];
+  assert.deepEqual(cells.map((cell) => originAt(...cell)), [one, null, run, run, null]);
 });
 
 test("a layer has at each step the dtype that it was computed in", () => {
-  const layer = { compute_dtype: "float32", dtypes: [[0, "float16"], [28, "float32"]] };
-  const found = [0, 28, 29].map((step) => precision.dtypeAt(layer, step));
-  assert.deepEqual(found, ["float16", "float16", "float32"]);
-  assert.equal(precision.widerAt(layer, 28, "float16"), null);
-  assert.equal(precision.widerAt(layer, 29, "float16"), "float32");
-  assert.equal(precision.dtypeAt({ compute_dtype: "float16" }, 3), "float16");
-  assert.ok(precision.isWider("bfloat16", "float16"));
-  assert.ok(!precision.isWider("float32", "bfloat16"));
+  const moved = layer("a", { compute_dtype: "float32", dtypes: [[0, "float16"], [28, "float32"]] });
+  assert.deepEqual([0, 28, 29].map((step) => all.dtypeAt(moved, step)), ["float16", "float16", "float32"]);
+  assert.deepEqual([28, 29].map((step) => all.widerAt(moved, step, "float16")), [null, "float32"]);
+  assert.ok(all.isWider("bfloat16", "float16") && !all.isWider("float32", "bfloat16"));
 });
 
-test("a finding is repaired once its layer computes in what it needs", () => {
-  const layers = [{ path: "a", repaired_verdicts: ["forward_overflow"] }];
-  const finding = (verdict) => ({ verdict, layer: "a" });
-  assert.ok(precision.isRepaired(finding("forward_overflow"), layers));
-  assert.ok(!precision.isRepaired(finding("precision_loss"), layers));
-  assert.ok(!precision.isRepaired(finding("forward_overflow"), [{ path: "a" }]));
-  assert.ok(!precision.isRepaired({ verdict: "underflow", layer: null }, layers));
+test("calls belong to the layer of the table", () => {
+  const paths = new Set(["dense", "odd#1"]);
+  assert.deepEqual(["dense#2", "odd#1"].map((call) => all.pathOfCall(call, paths)), ["dense", "odd#1"]);
+  assert.deepEqual(["dense#1", "odd#1"].map((call) => all.callName(call, paths)), ["dense, call 2", "odd#1"]);
 });
 
-test("what has room in a wider dtype is none of the colours of the scale", () => {
-  const roomy = palette.valueColor("headroom", 5, true);
-  for (let bits = 0.1; bits <= 30; bits += 0.1) {
-    const color = palette.valueColor("headroom", bits);
-    assert.ok(Math.max(...color.map((one, place) => Math.abs(one - roomy[place]))) > 40);
-  }
+// Colours.
+
+test("each kind of metric has its alarms", () => {
+  for (const [kind, value, wider, level] of [
+    ["headroom", -INF, false, "bad"], ["headroom", 0, false, "bad"], ["headroom", 1.5, false, "warning"],
+    ["headroom", -1, true, "beyond"], ["headroom", -INF, true, "bad"], ["headroom", 1.5, true, "roomy"],
+    ["headroom", INF, false, "zero"], ["share", INF, false, "zero"], ["share", NaN, false, "none"],
+    ["count", 1, false, "bad"], ["error", 0.1, false, "warning"],
+  ]) assert.equal(all.alarmLevel(kind, value, wider), level, `${kind} ${value}`);
 });
 
-test("the ramp grows lighter", () => {
-  const light = (rgb) => 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2];
-  for (let place = 0; place < 1; place += 0.05) {
-    assert.ok(light(palette.rampColor(place)) < light(palette.rampColor(place + 0.05)));
+test("every unit of the package has words, and every value of it a colour", () => {
+  for (const kind of KNOWN.units) {
+    assert.ok(all.LEGENDS[kind], `add "${kind}" to LEGENDS of palette.js, and its colours`);
+    assert.ok(all.WORDS[kind], `add "${kind}" to WORDS of metrics.js`);
+    assert.equal(all.valueColor(kind, NaN), null);
+    for (const value of [-INF, -1, 0, 1e-9, 1e-3, 0.5, 3, 1e9, INF]) {
+      if (kind !== "headroom" && value < 0) continue;
+      assert.ok(all.valueColor(kind, value).every((channel) => channel >= 0 && channel <= 255), kind);
+    }
   }
 });
 
@@ -185,321 +226,41 @@ function labOf(rgb) {
   return [116 * y - 16, 500 * (x - y), 200 * (y - z)];
 }
 
-test("two bits of headroom more are seen wherever they are", () => {
+test("two bits of headroom more are seen wherever they are, and special colours are none of them", () => {
+  const color = (value, wider = false) => all.valueColor("headroom", value, wider);
+  const far = (one, other) => Math.hypot(...one.map((part, place) => part - other[place]));
   for (let bits = 2; bits <= 22; bits += 1) {
-    const [one, two] = [bits, bits + 2].map((value) => labOf(palette.valueColor("headroom", value)));
+    const [one, two] = [bits, bits + 2].map((value) => labOf(color(value)));
     assert.ok(one[0] - two[0] > 5, `lightness at ${bits} bits`);
-    assert.ok(Math.hypot(...one.map((part, place) => part - two[place])) > 9, `colour at ${bits} bits`);
+    assert.ok(far(one, two) > 9, `colour at ${bits} bits`);
   }
-  // What is close to an alarm is none.
-  const apart = labOf(palette.valueColor("headroom", 2)).map((part, place) => {
-    return part - labOf(palette.levelColor("warning"))[place];
-  });
-  assert.ok(Math.hypot(...apart) > 30);
-});
-
-test("metrics are grouped by the part of a layer that they are about", () => {
-  const groups = metrics.groupMetrics([
-    { name: "a", group: "Weights" }, { name: "b", group: "Other" },
-    { name: "c", group: "Weights" },
-  ]);
-  const names = [...groups].map(([group, own]) => [group, own.map((m) => m.name)]);
-  assert.deepEqual(names, [["Weights", ["a", "c"]], ["Other", ["b"]]]);
-  assert.match(metrics.valueInWords("headroom", -Infinity), /overflow/);
-});
-
-function heatBuffer(head, values) {
-  let text = JSON.stringify(head);
-  text += " ".repeat((4 - (text.length % 4)) % 4);
-  const buffer = new ArrayBuffer(4 + text.length + values.length * 2);
-  const view = new DataView(buffer);
-  view.setUint32(0, text.length, true);
-  new Uint8Array(buffer, 4).set(new TextEncoder().encode(text));
-  const bits = new Uint32Array(new Float32Array(values).buffer);
-  bits.forEach((word, index) => {
-    view.setUint16(4 + text.length + index * 2, word >>> 16, true);
-  });
-  return buffer;
-}
-
-const HEAD = {
-  layers: ["a", "b"], from: [0, 10, 20], until: [9, 19, 29], pool: "min",
-  bad_input: { rows: [1], columns: [2] },
-};
-
-test("a heat answer is decoded", () => {
-  const values = [1, 2, 3, NaN, -Infinity, 0.5];
-  const heat = heatData.decodeHeat(heatBuffer(HEAD, values));
-  assert.deepEqual([...heat.values], values);
-  assert.deepEqual(heat.layers, ["a", "b"]);
-  assert.ok(heatData.isBadInput(heat, 1, 2));
-  assert.ok(!heatData.isBadInput(heat, 0, 2));
-  assert.ok(!heatData.isBadInput(heat, 1, 0));
-});
-
-test("where measuring ended is the last step with any value", () => {
-  const values = [1, NaN, NaN, NaN, 2, NaN];
-  assert.equal(heatData.lastMeasured({ ...HEAD, values }), 19);
-  assert.equal(heatData.lastMeasured({ ...HEAD, values: values.map(() => NaN) }), null);
-  assert.equal(heatData.lastMeasured(null), null);
-});
-
-test("columns leave no gaps between them", () => {
-  const edges = heatData.columnEdges([0, 50, 100], [0, 50, 100]);
-  assert.deepEqual(edges, [-25, 25, 75, 125]);
-  assert.equal(heatData.columnAt(edges, 24), 0);
-  assert.equal(heatData.columnAt(edges, 25), 1);
-  assert.equal(heatData.columnAt(edges, 200), -1);
-});
-
-test("one bad column stays visible however narrow the picture is", () => {
-  const count = 1000;
-  const steps = Array.from({ length: count }, (_, step) => step);
-  for (const [pool, bad] of [["min", -1], ["max", 9]]) {
-    for (const width of [1, 7, 333, 999, 2500]) {
-      const values = new Float32Array(count).fill(5);
-      values[617] = bad;
-      const heat = { layers: ["a"], from: steps, until: steps, pool, values };
-      const edges = heatData.columnEdges(steps, steps);
-      const scale = scales.linearScale([-0.5, count - 0.5], [0, width]);
-      const pixels = heatData.columnsOfPixels(edges, scale, width);
-      assert.ok(heatData.poolRow(heat, 0, pixels).values.includes(bad), `${pool} ${width}`);
+  assert.ok(far(labOf(color(2)), labOf(all.levelColor("warning"))) > 30);
+  for (let bits = -1; bits <= 30; bits += 0.1) {
+    for (const [special, least] of [[color(INF), 20], [color(-1, true), 20], [color(5, true), 40]]) {
+      assert.ok(Math.max(...color(bits).map((one, place) => Math.abs(one - special[place]))) > least, `${bits}`);
     }
   }
+  assert.notDeepEqual(all.levelColor("input"), all.levelColor("bad"));
+  const share = (value) => all.valueColor("share", value).join();
+  assert.ok(![0, 0.5, 1].map(share).includes(share(INF)));
 });
 
-test("calls belong to the layer of the table", () => {
-  const paths = new Set(["dense", "odd#1"]);
-  assert.equal(heatData.pathOfCall("dense#2", paths), "dense");
-  assert.equal(heatData.pathOfCall("odd#1", paths), "odd#1");
-});
+// Numbers and names as text.
 
-test("the histogram is the latest at or before the step, else the first", () => {
-  const data = { steps: [32, 64], exponents: [[0], [1]], counts: [[5], [6]], low: [0, 1] };
-  assert.equal(histogram.histogramAt(data, 63).step, 32);
-  assert.equal(histogram.histogramAt(data, 1).step, 32);
-  assert.equal(histogram.histogramAt(data, null).step, 64);
-  assert.equal(histogram.histogramAt(null, 3), null);
-});
-
-test("what is not finite has no place in the histogram, but a share", () => {
-  const at = (exponents, counts) => {
-    return histogram.histogramAt({
-      steps: [1], exponents: [exponents], counts: [counts], low: [null],
-    });
-  };
-  assert.deepEqual(at([128], [8]), { step: 1, bars: [], nonfinite: 1, low: null });
-  const mixed = at([0, 1, 128], [2, 4, 2]);
-  assert.deepEqual(mixed.bars.map((bar) => bar.exponent), [0, 1]);
-  assert.equal(mixed.nonfinite, 0.25);
-  assert.equal(at([0], [3]).nonfinite, 0);
-});
-
-test("parts that add up are not 99 % of what is all but two", () => {
-  assert.equal(histogram.partInWordsOf(36862 / 36864), "99.99\u202f%");
-  assert.equal(histogram.partInWordsOf(2 / 36864), "<\u202f0.01\u202f%");
-  assert.equal(histogram.partInWordsOf(0.5), "50\u202f%");
-  assert.equal(histogram.partInWordsOf(1), "100\u202f%");
-});
-
-test("zones follow the format", () => {
-  assert.equal(histogram.zoneOf(16, FLOAT16), "overflow");
-  assert.equal(histogram.zoneOf(15, FLOAT16), "normal");
-  assert.equal(histogram.zoneOf(-15, FLOAT16), "subnormal");
-  assert.equal(histogram.zoneOf(-25, FLOAT16), "vanishes");
-});
-
-test("events read as sentences, unknown kinds too", () => {
-  const skip = { kind: "skipped_step", step: 5, at_step: 4, scale: 1024, variables: [] };
-  assert.match(eventText.describeEvent(skip), /2¹⁰/);
-  assert.equal(eventText.momentOf(skip), 4);
-  const found = { a: ["inf", "nan"], b: ["nan"], c: [] };
-  const search = { ...skip, kinds: { a: ["inf", "-inf"] } };
-  assert.match(eventText.describeEvent(search), /The loss scale was too high for them: .* harmless/);
-  assert.doesNotMatch(eventText.describeEvent({ ...search, loss: ["inf"] }), /harmless/);
-  assert.match(eventText.describeEvent({ ...skip, kinds: found }), /not finite \(inf, nan\)\.$/);
-  const counts = { inf: 2, "-inf": 0, nan: 1 };
-  assert.equal(
-    eventText.describeEvent({ kind: "nonfinite_losses", step: 9, counts }),
-    "Non-finite loss: inf in 2 batches, nan in 1.",
-  );
-  assert.equal(
-    eventText.describeEvent({
-      kind: "nonfinite_gradients", step: 9, optimizer: "d", counts: { nan: 1 },
-    }),
-    "Non-finite gradients of d: nan in 1 step.",
-  );
-  const block = {
-    kind: "skipped_steps_not_kept", step: 50, first_step: 5, last_step: 12, count: 7,
-  };
-  assert.equal(
-    eventText.describeEvent(block),
-    "7 more skipped steps between steps 5 and 12, of which the log has the number alone.",
-  );
-  assert.equal(eventText.laneOf(block), "skipped");
-  assert.equal(eventText.momentOf(block), 5);
-  assert.equal(
-    eventText.describeEvent({ kind: "new", step: 1, wall_time: 2, x: [1] }),
-    'new {"x":[1]}',
-  );
-  assert.match(eventText.describeEvent({ kind: "toString", step: 1 }), /toString/);
-  const scale = {
-    kind: "before_training", step: 0, finding: "weights_beyond_format", level: "bad",
-    layer: "a", message: "It is 0.", advice: "Scale it.",
-  };
-  assert.equal(eventText.describeEvent(scale), "Before training: a: It is 0. Scale it.");
-  assert.equal(eventText.eventTitle(scale), "weights beyond format");
-  assert.equal(eventText.laneOf(scale), "verdicts");
-  const kinds = [
-    "before_training", "skipped_steps_not_kept", "loss_scale_not_known", "train_begin", "demote", "shrink", "promote", "start", "loss_scaling",
-    "give_up", "rebuild", "probe_compiled", "probe_failed", "trend", "first_scale",
-    "ranges_measured", "ranges_withheld", "zero_gradients", "graph_rewrite", "ignored_variable",
-    "stopped", "train_end", "step_raised", "fit_raised", "diagnosis_failed", "verdict", "log_gap", "plan_not_written",
-    "undo", "loss_scale_kept", "loss_scale_low", "loss_scale_recovered", "nonfinite_losses", "nonfinite_gradients", "no_loss_scaling",
-  ];
-  for (const kind of kinds) {
-    const event = { kind, step: 1, wall_time: 0, verdict: "policy" };
-    assert.equal(typeof eventText.describeEvent(event), "string");
+test("numbers are written as Python writes them", () => {
+  for (const kind of ["share", "bytes"]) {
+    const [values, texts] = KNOWN[kind];
+    const written = values.map((value) => all.formatAmount(value, kind).replaceAll("\u202f", ""));
+    assert.deepEqual(written, texts);
   }
-});
-
-test("each bad batch has its own rows", () => {
-  const skip = (at_step, bad_input) => {
-    return { kind: "skipped_step", step: 60, at_step, scale: 8, bad_input };
-  };
-  const members = [skip(51, { x: 3 }), skip(52, { x: 0, y: 7 }), skip(53)];
-  assert.deepEqual(eventText.eventDetails({ ...members[0], members }), [
-    "batch of step 51: not finite, first in row 3 of the batch's x (rows count from 0)",
-    "batch of step 52: not finite, first in row 0 of the batch's x, row 7 of the batch's y (rows count from 0)",
-  ]);
-  assert.deepEqual(eventText.eventDetails(members[0]), [
-    "batch of step 51: not finite, first in row 3 of the batch's x (rows count from 0)",
-  ]);
-  const batches = [{ epoch: 1, batch: 4, step: 15, rows: { x: 3 } }];
-  const all = { kind: "bad_batches", step: 60, count: 1, batches };
-  assert.deepEqual(eventText.eventDetails(all), [
-    "batch of step 15: not finite, first in row 3 of the batch's x (rows count from 0)",
-  ]);
-  assert.equal(eventText.describeEvent(all), "Inputs not finite in the batch of step 15.");
-  assert.equal(eventText.describeEvent({ ...all, count: 18 }),
-    "Inputs not finite in 18 batches, the first at step 15.");
-  const numbers = { epoch: 1, batch: 4, batches: "epoch 1 batch 4", samples_of_x: [3, 9] };
-  const verdict = { kind: "verdict", verdict: "bad_data", step: 60, numbers };
-  assert.deepEqual(eventText.eventDetails(verdict), [
-    "samples of x, counted from 0 in the whole array: 3, 9",
-  ]);
-});
-
-const LAYER = {
-  path: "a", class: "Dense", compute_dtype: "float16", verdicts: [],
-  demoted_at: null, least_headroom: null,
-};
-
-test("a sound run leads to the gravest that has an open finding", () => {
-  const row = (run, state, gravity) => ({ run, gravity, headline: { state } });
-  const rows = [row("a", "healthy", 19), row("b", "warning", 5), row("c", "failing", 0)];
-  assert.deepEqual(summary.graverRun(rows, "a"), { run: "c", state: "failing", others: 1 });
-  assert.deepEqual(summary.graverRun(rows, "b"), { run: "c", state: "failing", others: 0 });
-  assert.equal(summary.graverRun([rows[0], rows[1], row("f", "warning", 6)], "b"), null);
-  assert.equal(summary.graverRun([...rows, row("g", "severe", 3)], "g"), null);
-  assert.equal(summary.graverRun([rows[0], row("d", "repaired", 15)], "a"), null);
-  // A row that is still to be read has no more than a name.
-  assert.equal(summary.graverRun([rows[0], { run: "e", unread: true }], "a"), null);
-  assert.equal(summary.graverRun(null, "a"), null);
-});
-
-test("the key figures name what the sentence begins with", () => {
-  const verdict = (name, step) => ({ kind: "verdict", verdict: name, step });
-  const run = {
-    last_step: 200, layers: [LAYER], skipped: 4,
-    finding: { event: 1, repaired: false, level: "bad" },
-    events: [verdict("scale_collapsed", 1), verdict("forward_overflow", 2)],
-  };
-  const chips = Object.fromEntries(
-    summary.keyFigures(run).map((chip) => [chip.name, chip]),
-  );
-  assert.equal(chips["main finding"].event.step, 2);
-  assert.equal(chips["main finding"].text, "▲ forward overflow");
-  assert.equal(chips["skipped steps"].text, "4 (2\u202f%)");
-});
-
-test("figures say which of several fits they are of", () => {
-  const events = [0, 160].map((step) => ({ kind: "train_begin", step }));
-  const run = { last_step: 320, layers: [LAYER], skipped: 160, events };
-  const shown = Object.fromEntries(summary.keyFigures(run).map(({ name, text }) => [name, text]));
-  assert.equal(shown.steps, "320 in 2 fits");
-  assert.equal(shown["skipped steps"], "160 of 320 (50\u202f%)");
-  assert.equal(fits.lastFit(run), "fit 2 of 2, steps 161 to 320");
-  assert.equal(fits.lastFit({ ...run, events: [events[0]] }), null);
-});
-
-test("what float32 products are computed in does not look like the dtype of the run", () => {
-  const run = { last_step: 1, layers: [LAYER], skipped: 0, events: [] };
-  const text = "TF32, convolutions in float32, set on JAX on a GPU";
-  const chips = summary.keyFigures({ ...run, matmul_precision: text });
-  const chipOf = (found) => found.find(({ name }) => name === "float32 products");
-  assert.equal(chipOf(chips).text, "in TF32");
-  assert.match(chipOf(chips).title, /^no dtype of the run: .* multiplied in TF32, convolutions in float32, set on/);
-  const full = summary.keyFigures({ ...run, matmul_precision: "float32, all that torch on this CPU has" });
-  assert.equal(chipOf(full).text, "in full precision");
-  assert.equal(summary.keyFigures(run).length, chips.length - 1);
-});
-
-test("the key figures have the share of FLOPs in 16 bits before and after", () => {
-  const run = { last_step: 1, layers: [LAYER], skipped: 0, events: [] };
-  const shown = (share_of_flops) => summary.keyFigures({ ...run, share_of_flops })
-    .find(({ name }) => name === "FLOPs in 16 bits")?.text;
-  assert.equal(shown({ before: 0.993, now: 0.83 }), "99.3\u202f% → 83\u202f%");
-  assert.equal(shown({ before: 1, now: 1 }), "100\u202f%");
-  assert.equal(shown({ before: null, now: null }), undefined);
-});
-
-test("how fast beside float32 is said of a run that is all in float32 alone", () => {
-  const low = runOf("low", { samples_per_second: 1900 }, ["float16"]);
-  const wide = runOf("wide", { samples_per_second: 1000 }, ["float32"]);
-  assert.equal(comparison.speedAgainstFloat32(low, wide), "Faster than in float32, at 1.9x (1.9x to 1.9x) the speed of wide.");
-  const [lossy, exact] = [{ ...low, loss: { values: [2, 0.907] } }, { ...wide, loss: { values: [0.159] } }];
-  assert.match(comparison.speedAgainstFloat32(lossy, exact), /wide; last loss 0.907 \(there: 0.159\)\.$/);
-  assert.match(comparison.comparison(lossy, exact), /; last loss 0.907 \(wide: 0.159\); /);
-  assert.equal(comparison.speedAgainstFloat32(wide, low), null);
-  assert.equal(comparison.speedAgainstFloat32(low, null), null);
-  const larger = { ...wide, layers: [...wide.layers, { path: "b", compute_dtype: "float32" }] };
-  assert.equal(comparison.speedAgainstFloat32(low, larger), null);
-});
-
-test("a repaired finding is green", () => {
-  const layers = [{ ...LAYER, repaired_verdicts: ["forward_overflow"] }];
-  const events = [{ kind: "verdict", verdict: "forward_overflow", step: 1, layer: "a" }];
-  const run = { last_step: 9, layers, skipped: 0, events };
-  const shown = (repaired) => summary.keyFigures({
-    ...run, finding: { event: 0, repaired, level: "bad" },
-  }).at(-1);
-  assert.equal(shown(true).level, "fine");
-  assert.equal(shown(true).text, "✓ forward overflow, repaired");
-  assert.equal(shown(false).level, "bad");
-});
-
-test("a finding is as grave as Python says, wherever it stands", () => {
-  for (const level of ["bad", "warning", "info"]) {
-    const event = { kind: "verdict", verdict: "underflow", step: 1, layer: "a", level: "info" };
-    const finding = { event: 0, repaired: false, level };
-    assert.equal(summary.keyFigures({
-      last_step: 9, layers: [LAYER], skipped: 0, events: [event], finding,
-    }).at(-1).level, level);
-    assert.equal(summary.describeVerdict({ ...event, level }, []).level, level);
-  }
-});
-
-test("a run that nothing was measured of is not green", () => {
-  const run = { last_step: 9, layers: [LAYER], skipped: 0, events: [], finding: null };
-  const shown = (more) => summary.keyFigures({ ...run, ...more }).at(-1);
-  const unknown = shown({ headline: { text: "", state: "not_measured" } });
-  assert.deepEqual([unknown.text, unknown.level], ["not measured", undefined]);
-  assert.equal(shown({ headline: { state: "healthy" } }).level, "fine");
-  const zero = { kind: "zero_gradients", step: 9, message: "a" };
-  const found = shown({ events: [zero], finding: { event: 0, repaired: false, level: "warning" } });
-  assert.deepEqual([found.text, found.level], ["◆ zero gradients", "warning"]);
-  assert.equal(summary.STATES.not_measured.level, "unknown");
+  for (const [value, kind, text] of [
+    [0.0021, "seconds", "2.1ms"], [4.5e-5, "seconds", "45µs"], [13850.4, "rate", "13850"], [null, "share", "–"],
+  ]) assert.equal(all.formatAmount(value, kind).replaceAll("\u202f", ""), text);
+  assert.deepEqual([all.formatPower(-24), all.formatScale(32768)], ["2⁻²⁴", "2¹⁵"]);
+  assert.deepEqual(["-inf", "nan"].map(all.formatNumber), ["−∞", "NaN"]);
+  assert.equal(all.formatInteger(1234567), "1\u202f234\u202f567");
+  assert.equal(all.readable("`a` 2**15 -> 2**-14, 2**0.5"), "a 2¹⁵ -> 2⁻¹⁴, 2**0.5");
+  assert.equal(all.listSome(["a", "b", "c"], 2), "a, b and 1 more");
 });
 
 const BLOCK = [
@@ -510,469 +271,346 @@ const DEEP = ["token_embedding", ...[...Array(12).keys()].flatMap((block) => {
   return BLOCK.map((part) => `bert_base_en_backbone/transformer_encoder_${block}${part}`);
 }), "pool"];
 
-test("what tells long names apart stays visible", () => {
-  const labels = names.shortNames(DEEP, 32);
-  const label = (block, part) => {
-    return labels.get(`bert_base_en_backbone/transformer_encoder_${block}${part}`);
-  };
+test("what tells long names apart stays visible, and no two labels are alike", () => {
+  const labels = all.shortNames(DEEP, 32);
+  const label = (block, part) => labels.get(`bert_base_en_backbone/transformer_encoder_${block}${part}`);
   assert.equal(label(11, BLOCK[2]), "…encoder_11/self_attention/query");
   assert.equal(label(3, BLOCK[3]), "…encoder_3/…/attention_output");
-  assert.equal(labels.get("pool"), "pool");
   assert.match(label(7, BLOCK[5]), /^…encoder_7\/feed.*ate_dense$/);
-});
-
-test("no two labels are alike, and none is longer than it may be", () => {
-  const equal = (count) => [...Array(count).keys()].map((n) => {
-    return `${"x".repeat(50)}${n}${"y".repeat(50)}`;
-  });
-  const towers = ["text", "image"].flatMap((tower) => DEEP.map((path) => {
-    return `${tower}_encoder_with_a_name/${path}`;
-  }));
-  for (const paths of [DEEP, equal(200), towers, ["a"], []]) {
+  const equal = [...Array(200).keys()].map((n) => `${"x".repeat(50)}${n}${"y".repeat(50)}`);
+  const towers = ["text", "image"].flatMap((tower) => DEEP.map((path) => `${tower}_encoder_with_a_name/${path}`));
+  for (const paths of [DEEP, equal, towers, ["a"], []]) {
     for (const length of [20, 32, 36]) {
-      const labels = [...names.shortNames(paths, length).values()];
-      assert.equal(new Set(labels).size, paths.length);
-      assert.ok(labels.every((label) => label.length <= length));
+      const found = [...all.shortNames(paths, length).values()];
+      assert.equal(new Set(found).size, paths.length);
+      assert.ok(found.every((text) => text.length <= length));
     }
   }
+  assert.deepEqual([["tuned/mixprec", "float16/mixprec"], ["mixprec", "a/mixprec"]].map((own) => all.shortRun(...own)),
+    ["tuned", "mixprec"]);
 });
 
-test("runs are told apart without what both end with", () => {
-  assert.equal(names.shortRun("tuned/mixprec", "float16/mixprec"), "tuned");
-  assert.equal(names.shortRun("mixprec", "a/mixprec"), "mixprec");
-  assert.equal(names.shortRun("tuned/mixprec"), "tuned/mixprec");
-});
-
-test("the newest run that can be read is shown first, and one in 16 bits before one in float32", () => {
-  const runs = [
-    { run: "a", written: 1 }, { run: "b", written: 3 }, { run: "c", written: 2 },
-    { run: "d", written: 4, newer_schema: true },
-  ];
-  assert.equal(wanted.firstShown(runs), "b");
-  assert.equal(wanted.firstShown([]), null);
-  assert.equal(wanted.firstShown([runs[3]]), "d");
-  const wide = { run: "wide", written: 9, in_16_bits: false };
-  assert.equal(wanted.firstShown([...runs, wide]), "b");
-  assert.equal(wanted.firstShown([wide, { ...runs[0], in_16_bits: true }]), "a");
-  assert.equal(wanted.firstShown([wide, runs[3]]), "wide");
-});
-
-test("what is beyond 16 bits is no fault of a layer in float32", () => {
-  const state = (bits, type) => summary.describeHeadroom(bits, type, "float16");
-  assert.deepEqual(state(-3, "float16"), { level: "bad", text: "▲ overflow" });
-  assert.deepEqual(state(-3, "float32"), { level: "beyond", text: "beyond float16" });
-  assert.deepEqual(state(1.25, "float32"), { level: "roomy", text: "113 bits" });
-  assert.deepEqual(state(Infinity, "float16"), { level: "zero", text: "all zero" });
-  assert.deepEqual(state(-Infinity, "float32"), { level: "bad", text: "▲ not finite" });
-  assert.deepEqual(state(1.25, "float16"), { level: "warning", text: "1.3 bits" });
-});
-
-test("sorting keeps missing values last both ways", () => {
-  const layers = [3, null, 1].map((value) => ({ value }));
-  const values = (descending) => layerColumns.sortLayers(
-    layers, (layer) => layer.value, descending,
-  ).map((layer) => layer.value);
-  assert.deepEqual(values(false), [1, 3, null]);
-  assert.deepEqual(values(true), [3, 1, null]);
-});
-
-test("the filter matches all its words", () => {
-  assert.ok(layerColumns.matchesFilter(LAYER, "dense float16"));
-  assert.ok(!layerColumns.matchesFilter(LAYER, "dense float32"));
-  for (const text of ["fp16", "half", "FP16 den", "16", "float16"]) {
-    assert.ok(layerColumns.matchesFilter(LAYER, text), text);
-  }
-  const wide = { ...LAYER, compute_dtype: "bfloat16", verdicts: ["forward_overflow"] };
-  assert.ok(layerColumns.matchesFilter(wide, "bf16 16 forward overflow"));
-  assert.ok(!layerColumns.matchesFilter(wide, "float16"));
-});
-
-test("links are read and written", () => {
-  const state = { run: "a/b", layer: "x y#1", step: 3, compare: null };
-  assert.deepEqual(link.readHash(link.writeHash(state)), {
-    run: "a/b", layer: "x y#1", step: 3,
-  });
-  assert.deepEqual(link.readLink({ part: "constructor", step: "x" }), {});
-  assert.equal(
-    link.hostLink("http://h/", { run: "a", step: 3 }),
-    "http://h/#mixed_precision&p.mixed_precision.run=a&p.mixed_precision.step=3",
-  );
-});
-
-test("a link made for TensorBoard is read back", () => {
+test("links are read back as they were written, and nothing else", () => {
   const state = { run: "a b/c+d", layer: "x&y=1#2", step: 0 };
-  const { hash } = new URL(link.hostLink("http://h/", state));
-  assert.deepEqual(link.readHostHash(hash), state);
+  assert.deepEqual(all.readHash(all.writeHash({ ...state, compare: null })), state);
+  const url = all.hostLink("http://h/", state);
+  assert.ok(url.startsWith("http://h/#mixed_precision&p.mixed_precision.run="));
+  assert.deepEqual(all.readHostHash(new URL(url).hash), state);
+  assert.deepEqual(all.readLink({ part: "constructor", step: "x" }), {});
 });
 
-test("paths are asked for only once their run can be read", () => {
-  const runs = [{ run: "a", newer_schema: false }, { run: "b", newer_schema: true }];
-  const state = { runs, run: "b", compare: null, metric: "m", part: "activation",
-    layer: null, runData: null, compareData: null };
-  assert.ok(Object.values(wanted.wantedPaths(state)).every((path) => path === null));
-  const runData = {
-    run: "a", events: [], layers: [], heat: { metrics: [{ name: "m" }] },
-    histograms: { activation: ["l"] },
-  };
-  assert.deepEqual(wanted.wantedPaths({ ...state, run: "a", runData }), {
-    runData: "./data/run?run=a",
-    compareData: null,
-    heat: "./data/heat?run=a&metric=m",
-    compareHeat: null,
-    partHeat: null,
-    ranges: null,
-    compareRanges: null,
-    histogram: "./data/histogram?run=a&layer=l&part=activation",
-    summaries: "./data/summaries",
-    partHeat: null,
-    ranges: null,
-    compareRanges: null,
-  });
-  const near = { ...state, run: "a", compare: "b", runData, wantsRanges: true };
-  const { ranges, compareRanges } = wanted.wantedPaths(near);
-  assert.deepEqual([ranges, compareRanges], ["./data/ranges?run=a", null]);
+test("a cell of a CSV is quoted, and no formula", () => {
+  assert.equal(all.csvOf([{ a: 1, b: 'x,"y"' }, { a: null, c: ["z"] }]),
+    'a,b,c\r\n1,"x,""y""",\r\n,,"[""z""]"\r\n');
+  const cells = ["=1+1", "@a", "+a", "-a", " =a", "\ta", "-1e-3", "dense", "-inf"];
+  const shown = ["'=cell", "'=1+1", "'@a", "'+a", "'-a", "' =a", "'\ta", "-1e-3", "dense", "-inf"];
+  assert.equal(all.csvOf(cells.map((cell) => ({ "=cell": cell }))), [...shown, ""].join("\r\n"));
+  assert.equal(all.csvOf([{ a: -3 }, { a: -INF }]), "a\r\n-3\r\n-inf\r\n");
 });
 
-test("a loss that hardly moves does not look like one that falls", () => {
-  assert.deepEqual(lossCurve.lossAxis([0.5, 2.5]), [0.5, 2.5]);
-  const [low, high] = lossCurve.lossAxis([2.29, 2.31]);
-  // A tenth of 2.31, with 2.3 in the middle.
-  assert.ok(Math.abs(high - low - 0.231) < 1e-12 && Math.abs(low + high - 4.6) < 1e-12);
-  assert.deepEqual(lossCurve.lossAxis([0, 0]), [0, 0]);
-  assert.deepEqual(scales.niceTicks(0.004, 0.011, 4, 0), [0.004, 0.006, 0.008, 0.01]);
-});
-
-test("a store tells only those whose keys changed", () => {
-  const store = createStore({ a: 1, b: 2 });
-  const heard = [];
-  store.on(["a"], (state) => heard.push(state.a));
-  store.set({ b: 3 });
-  store.set({ a: 1 });
-  store.set({ a: 2 });
-  assert.deepEqual(heard, [2]);
-});
-
-// What two runs are compared by, of a reading every 10 steps.
-const speedOfRun = (figures, off = 0.001) => ({
-  skipped: 0, lacks: null,
-  medians: Object.fromEntries(["samples_per_second", "step_time"].filter((name) => figures[name])
-    .map((name) => [name, { median: figures[name], off: off * figures[name] }])),
-});
-
-const runOf = (name, figures, types, lacks = null) => ({
-  run: `${name}/mixprec`,
-  layers: types.map((type) => ({ compute_dtype: type })),
-  policy: types.includes("float16") ? "mixed_float16" : "float32",
-  performance: {
-    figures: Object.entries({ measured_steps: 60, ...figures })
-      .map(([key, value]) => ({ name: key, value, values: [value] })),
-    speed: { ...speedOfRun(figures), lacks },
-  },
-});
-
-test("two runs are compared in a line, by what is known of both", () => {
-  const wide = { samples_per_second: 1000, step_time: 0.1, peak_memory: 5e9 };
-  const low = { samples_per_second: 1900, step_time: 0.05, peak_memory: 2.95e9 };
-  const [one, other] = [
-    runOf("tuned", low, ["float16", "float32", "float32"]), runOf("wide", wide, []),
-  ];
-  assert.equal(comparison.comparison(one, other),
-    "tuned is faster than wide, at 1.9x (1.9x to 1.9x) its speed; 41\u202f% less peak memory; " +
-    "compiled with mixed_float16 (wide: float32)");
-  assert.equal(comparison.comparison(other, one),
-    "wide is slower than tuned, at 0.53x (0.53x to 0.53x) its speed; 69\u202f% more peak memory; " +
-    "compiled with float32 (tuned: mixed_float16)");
-  for (const { performance } of [one, other]) {
-    performance.figures = [];
-    delete performance.speed.medians.samples_per_second;
-  }
-  assert.equal(comparison.comparison(one, other),
-    "tuned is faster than wide, at 2.0x (2.0x to 2.0x) its speed; peak memory not measured; " +
-    "compiled with mixed_float16 (wide: float32)");
-  assert.match(comparison.comparison(one, { ...other, performance: null }), /: speeds not known; /);
-});
-
-test("memory that was not measured is none that outputs of 16 bits do not save", () => {
-  const [low, wide] = [["low", 0.5], ["wide", 0]].map(([name, output_bytes_saved]) =>
-    runOf(name, { step_time: 1, output_bytes_saved }, []));
-  const said = "peak memory not measured; by their dtypes its layers' outputs take 50\u202f% less";
-  assert.equal(speed.memoryBeside(low, wide), said);
-  // Rows of the table of runs say the same.
-  assert.equal(speed.memoryBeside({ output_bytes_saved: 0.5 }, { output_bytes_saved: 0 }), said);
-  assert.equal(speed.memoryBeside({ peak_memory: 1 }, { peak_memory: 2 }), "50\u202f% less peak memory");
-});
-
-test("a run in 16 bits lacks one in float32 until it is compared with it", () => {
-  const [low, wide] = [runOf("a/low", {}, ["float16"]), runOf("wide", {}, ["float32"])];
-  const lacks = (state) => float32Run.missingFloat32({ runs: [{}, {}], runData: low, ...state });
-  const rows = [
-    { run: low.run, layers: 1, policy: "mixed_float16" }, { run: wide.run, layers: 1, policy: "float32" },
-  ];
-  assert.equal(lacks({ summaries: rows }), wide.run);
-  assert.equal(lacks({ summaries: rows, compareData: wide }), null);
-  // Of one in float32 the same is seen beside the one in 16 bits.
-  assert.equal(lacks({ summaries: rows, runData: wide }), low.run);
-  assert.equal(lacks({ summaries: rows, runData: wide, compareData: low }), null);
-  assert.equal(lacks({ summaries: [rows[1]], runData: wide }), null);
-  assert.equal(lacks({ summaries: [rows[0], { run: "b", unread: true }] }), null);
-  assert.equal(lacks({ summaries: [rows[0]] }), "");
-  // That of another model.
-  assert.equal(lacks({ summaries: [{ run: wide.run, layers: 2, policy: "float32" }] }), "");
-  assert.equal(lacks({ runs: [{}] }), "");
-});
-
-const float32Code = await load("float32_code");
-const worth = await load("worth");
-const FEW = { what: "readings", text: "3 readings of the time of a step, 5 are needed" };
-
-test("the code for a run in float32 makes one that can be compared", () => {
-  const code = (run, settings, more = {}) => float32Code.float32Code({
-    ...runOf(run, {}, ["float16"]), last_step: 400, events: [{ kind: "train_begin", step: 0, settings }], ...more,
-  });
-  assert.match(code("a/low", {}), /MixPrecMonitor\("logs\/a\/float32"\)$/);
-  assert.match(code("low", {}, { run: "mixprec" }), /MixPrecMonitor\("logs\/float32"\)/);
-  assert.match(code("a/low", { log_dir: "/tmp/runs/a/low" }), /MixPrecMonitor\("\/tmp\/runs\/a\/float32"\)/);
-  // As often as this run was read.
-  assert.match(code("low", { update_freq: 4, max_overhead: 0.02, probe_every: 0 }),
-    /MixPrecMonitor\("logs\/float32", update_freq=4, probe_every=0\)/);
-  const { performance } = runOf("low", {}, ["float16"], FEW);
-  assert.match(code("low", { update_freq: 50, probe_every: 1 }, { performance }),
-    /MixPrecMonitor\("logs\/float32", update_freq=40, max_overhead=1\)/);
-  // One that cannot be compared since it skipped its steps was read as rarely.
-  const skipped = runOf("low", {}, ["float16"], { what: "trained", text: "all of the timed steps skipped" });
-  assert.match(code("low", {}, { performance: skipped.performance, last_step: 200 }),
-    /MixPrecMonitor\("logs\/float32", update_freq=20, max_overhead=1\)/);
-  assert.match(code("low", {}, { performance: skipped.performance, last_step: 500 }), /MixPrecMonitor\("logs\/float32"\)/);
-});
-
-test("a run that no other can be compared with says so before it asks for one", () => {
-  const run = (lacks, last_step) => ({ ...runOf("low", {}, ["float16"], lacks), last_step, events: [] });
-  const advice = (...of) => float32Code.lackAdvice(run(...of));
-  assert.equal(advice(null, 400), "");
-  assert.equal(advice(FEW, 200), " Its speed could not be compared with that of any other, since it has " +
-    "3 readings of the time of a step, 5 are needed. Train it again first, with " +
-    "MixPrecMonitor(..., update_freq=20, max_overhead=1).");
-  assert.match(advice(FEW, 30), /again first, for 100 steps at least and with .*update_freq=10, max/);
-  const skipped = { what: "trained", text: "all of the timed steps skipped: no speed of training" };
-  assert.match(advice(skipped, 400), /no speed of training\. Repair it first, as said on top\.$/);
-  assert.match(float32Code.lackAdvice({ ...run(null, 400), performance: null }), /has no timed step\. Train it again/);
-});
-
-test("a run in float32 that was read too rarely is to be made again", () => {
-  const run = { ...runOf("low", { step_time: 1 }, ["float16"]), last_step: 200, events: [] };
-  const row = (lacks) => ({ run: "wide/mixprec", speed: { ...speedOfRun({ step_time: 1 }), lacks } });
-  const found = "Was it worth it? This is seen beside wide/mixprec, which was compiled with float32.";
-  assert.equal(float32Run.partnerInWords(run, row(null)), found);
-  assert.equal(float32Run.partnerInWords(run, row(FEW)), `${found} Their speeds cannot be compared: wide has ` +
-    "3 readings of the time of a step, 5 are needed. Train what has too few again, with " +
-    "MixPrecMonitor(..., update_freq=20, max_overhead=1).");
-});
-
-test("a run that a tuner moved to float32 is none to compare with", () => {
-  const low = { ...runOf("low", { step_time: 1 }, ["float16"]), share_of_flops: { now: 0.934 } };
-  const moved = { ...runOf("moved", { step_time: 2 }, ["float32"]), share_of_flops: { now: 0 } };
-  const wide = { ...moved, run: "wide/mixprec" };
-  moved.policy = "mixed_float16";
-  assert.equal(comparison.speedAgainstFloat32(low, moved), null);
-  const lacks = float32Run.missingFloat32({ runs: [{}], runData: moved, summaries: [] });
-  assert.equal(lacks, "");
-  assert.equal(comparison.comparison(low, moved),
-    "low is faster than moved, at 2.0x (2.0x to 2.0x) its speed; peak memory not measured; both compiled with " +
-    "mixed_float16; 93\u202f% of FLOPs in 16 bits (moved: 0\u202f%)");
-  assert.equal(comparison.comparison(wide, moved), comparison.comparison(moved, wide));
-  // What it computes nothing in was not worth anything in it.
-  assert.match(comparison.comparison(moved, wide),
-    /^moved against wide: .*; compiled with mixed_float16 \(wide: float32\); 0\u202f% of FLOPs/);
-  const none = "This run computed nothing in 16 bits: what they would bring it does not show.";
-  assert.equal(float32Run.nothingIn16Bits(moved), none);
-  assert.equal(float32Run.nothingIn16Bits({ ...moved, layers: [
-    { compute_dtype: "float32", dtypes: [[0, "float16"], [50, "float32"]] },
-  ] }), none.replace(":", " after step 50:"));
-  assert.deepEqual([low, wide].map(float32Run.nothingIn16Bits), ["", ""]);
-  const row = (run) => ({ ...run, layers: 1, speed: run.performance.speed });
-  assert.equal(worth.worthInWords([row(moved), row(wide)], moved), null);
-  assert.equal(worth.partnerOf([row(moved), row(low)], wide, false).run, low.run);
-});
-
-test("the speed of a run with an open finding does not recommend it", () => {
-  const figures = { samples_per_second: 1900, step_time: 0.05 };
-  const sound = runOf("wide", { samples_per_second: 1000, step_time: 0.1 }, ["float32"]);
-  const event = { kind: "verdict", verdict: "forward_overflow", layer: "a", level: "bad" };
-  const broken = {
-    ...runOf("broken", figures, ["float16"]), events: [event],
-    finding: { event: 0, repaired: false },
-  };
-  const end = "; open finding of broken: forward overflow";
-  assert.ok(comparison.comparison(broken, sound).endsWith(end));
-  assert.ok(comparison.comparison(sound, broken).endsWith(end));
-  const beside = comparison.speedAgainstFloat32({ ...broken, layers: sound.layers }, sound);
-  assert.match(beside, /the speed of wide; open finding: forward overflow\.$/);
-  broken.finding.repaired = true;
-  assert.doesNotMatch(comparison.comparison(broken, sound), /open/);
-});
-
-test("a difference in speed is told only where it is more than the spread", () => {
-  const run = (name, factor, lacks = null) => {
-    const made = runOf(name, {}, ["float32"], lacks);
-    made.performance.speed.medians = { samples_per_second: { median: factor * 99, off: factor * 5 } };
-    return made;
-  };
-  const { ratio, low, high } = speed.speedRatio(run("a", 1.1), run("b", 1));
-  assert.ok(Math.abs(ratio - 1.1) < 1e-12);
-  assert.ok(Math.abs(low - 1.1 * 94 / 104) < 1e-9);
-  assert.ok(Math.abs(high - 1.1 * 104 / 94) < 1e-9);
-  assert.match(comparison.speedAgainstFloat32(run("a", 1.1), run("b", 1)), /^No difference .* seen/);
-  assert.match(comparison.speedAgainstFloat32(run("a", 2), run("b", 1)), /^Faster than in float32, at 2.0x \(1.8x to 2.2x\) the speed of b/);
-  const short = run("b", 1, { what: "steps", text: "19 steps measured, 20 are needed" });
-  assert.equal(comparison.speedAgainstFloat32(run("a", 2), short), null);
-  assert.match(comparison.comparison(run("a", 2), short), /not compared: b has 19 steps measured, 20 are needed/);
-  assert.match(comparison.comparison(run("a", 1, FEW), run("b", 1, FEW)), /both have 3 readings of the time of a step, 5 are needed/);
-});
-
-test("two times of a step are not taken for each other", () => {
-  const figures = { step_time: 0.0367, step_time_median: 0.0238 };
-  assert.deepEqual(speed.aboutSpeed(runOf("a", figures, [])), ["The step time is the mean, which a few slow " +
-    "steps raise: half of the steps took at most 23.8\u202fms."]);
-  assert.deepEqual(speed.aboutSpeed(runOf("a", { ...figures, step_time: 0.025 }, [])), []);
-});
-
-test("the speed of skipped steps is said to be none of training", () => {
-  const lack = { what: "trained", text: "97% of the timed steps skipped: no speed of training" };
-  assert.deepEqual(speed.aboutSpeed(runOf("a", { step_time: 1 }, [], lack)),
-    ["This run has 97% of the timed steps skipped: no speed of training, since a step that updates no " +
-      "weights takes less time."]);
-});
-
-test("a figure is written by its unit", () => {
-  assert.equal(format.formatAmount(0.0021, "seconds"), "2.1\u202fms");
-  assert.equal(format.formatAmount(4.5e-5, "seconds"), "45\u202fµs");
-  assert.equal(format.formatAmount(2.5e9, "bytes"), "2.33\u202fGiB");
-  assert.equal(format.formatAmount(13850.4, "rate"), "13\u202f850");
-  assert.equal(format.formatAmount(null, "share"), "–");
-  assert.equal(format.formatAmount(0.99974, "share"), "99.97\u202f%");
-  assert.equal(format.formatAmount(1, "share"), "100\u202f%");
-});
-
-test("events of the tuner and the end of training are whole sentences", () => {
-  const start = { kind: "start", step: 65, message: "starts from plan.json" };
-  assert.equal(eventText.describeEvent(start), "The tuner starts from plan.json.");
-  const summary = "Mixed precision: a overflowed; 3 steps,\n    none skipped.\nLayers: 1.";
-  assert.equal(
-    eventText.describeEvent({ kind: "train_end", step: 3, summary }),
-    "Mixed precision: a overflowed; 3 steps, none skipped.",
-  );
-});
-
-test("a verdict says since when steps have failed", () => {
-  const event = {
-    kind: "verdict", verdict: "forward_overflow", layer: "a", step: 3, failing_since: 2, advice: "Do.",
-  };
-  assert.equal(eventText.describeEvent(event), "a, failing since step 2: Do.");
-});
-
-const eventGroups = await load("event_groups");
+// Events and figures.
 
 test("steps skipped in a row are one event, of each optimizer its own", () => {
-  const skip = (at_step, more = {}) => {
-    return { kind: "skipped_step", step: at_step + 1, at_step, scale: 2 ** (9 - at_step), ...more };
-  };
-  const events = [
-    skip(1), skip(1, { optimizer: "d" }), skip(2), { kind: "verdict", step: 3 }, skip(3), skip(5),
-  ];
-  const shown = eventGroups.groupEvents(events);
+  const skip = (at_step, more = {}) => ({ kind: "skipped_step", step: at_step, at_step, scale: 2 ** (9 - at_step), ...more });
+  const other = { optimizer: "d" };
+  const events = [skip(1), skip(1, other), skip(2), { kind: "verdict", step: 3 }, skip(3), skip(5)];
+  const shown = all.groupEvents(events);
   assert.deepEqual(shown.map((event) => event.members?.length ?? 1), [3, 1, 1, 1]);
-  assert.match(
-    eventText.describeEvent(shown[0]),
-    /^3 updates skipped in a row, steps 1 to 3, at loss scale 2⁸ → 2⁶/,
-  );
-  assert.ok(eventGroups.isChosenEvent(shown[0], eventText.eventKey(events[4])));
-  assert.equal(eventGroups.lastMomentOf(shown[0]), 3);
+  assert.ok(all.isChosenEvent(shown[0], all.eventKey(events[4])));
+  assert.equal(all.lastMomentOf(shown[0]), 3);
+  // They are counted as the figures above count them: steps, not events.
+  const found = (layer, more) => ({ kind: "verdict", verdict: "forward_overflow", layer, step: 9, ...more });
+  const both = [1, 2, 3, 7].flatMap((step) => [skip(step, { optimizer: "a" }), skip(step, { optimizer: "b" })]);
+  const rest = { kind: "skipped_steps_not_kept", first_step: 9, last_step: 40, count: 30, step: 40 };
+  const counts = (events, skipped) => all.countsByKind([{ events, skipped }]).map((one) => [one.count, one.rows]);
+  assert.deepEqual(counts([...both, found("x"), found("y", { same_as: "x" }), rest], 24), [[4, 4], [2, 1], [20, 1]]);
+  assert.deepEqual(counts([skip(1), skip(2)], 2), [[2, 1]]);
+});
+
+test("a sound run leads to the gravest that has an open finding", () => {
+  const row = (run, state, gravity) => ({ run, gravity, headline: { state } });
+  const rows = [row("a", "healthy", 19), row("b", "warning", 5), row("c", "failing", 0)];
+  const of = (list, run) => all.graverRun(list, run);
+  assert.deepEqual(of(rows, "a"), { run: "c", state: "failing", others: 1 });
+  assert.deepEqual(of(rows, "b"), { run: "c", state: "failing", others: 0 });
+  assert.equal(of([rows[0], rows[1], row("f", "warning", 6)], "b"), null);
+  assert.equal(of([rows[0], row("d", "repaired", 15)], "a"), null);
+  assert.equal(of([rows[0], { run: "e", unread: true }], "a"), null);
+  assert.equal(of(null, "a"), null);
+});
+
+test("the least headroom says what was found beside a reading that looks safe", () => {
+  const own = layer("a", { worst_step: 8, least_gradient_headroom: 6, worst_gradient_step: 4 });
+  const run = { layers: [own], format: { name: "float16" }, events: [], finding: null, stuck: 0 };
+  const tiles = (...events) => all.leastHeadroom({ ...run, events }).map(({ text, level }) => [text, level]);
+  assert.deepEqual(tiles(), [["9 bits", undefined], ["6 bits", undefined]]);
+  const verdict = { kind: "verdict", verdict: "forward_overflow", layer: "a", step: 3, numbers: {} };
+  assert.deepEqual(tiles(verdict)[0], ["▲ overflow found", "bad"]);
+  assert.equal(tiles({ ...verdict, numbers: { overflows_in_steps: 30 } })[0][0], "9 bits");
+  const skip = { kind: "skipped_step", step: 9, at_step: 5 };
+  assert.deepEqual(tiles(skip), [["9 bits", undefined], ["6 bits, then overflow", "skip"]]);
+  assert.equal(tiles({ ...skip, at_step: 3 })[1][0], "6 bits");
+  assert.equal(tiles({ ...skip, bad_input: { x: 0 } })[1][0], "6 bits");
+  assert.equal(tiles({ ...skip, at_step: 9, loss: ["nan"] })[0][0], "9 bits, then overflow");
+  // Gradients of a run that skips all of its steps have none, nor where no reading was finite.
+  for (const bits of [6, null]) {
+    const layers = [{ ...own, least_gradient_headroom: bits }];
+    const [, stuck] = all.leastHeadroom({ ...run, layers, stuck: 182 });
+    assert.deepEqual([stuck.text, stuck.level], ["▲ not finite", "bad"]);
+  }
+});
+
+// What if.
+
+const moments = (range) => ({ first: range, last: range, worst: range });
+const range = (largest, low = null) => moments({ largest, largest_step: 3, low, low_step: 3 });
+
+test("a range overflows or vanishes in a format as ml_dtypes casts it", () => {
+  assert.ok(KNOWN.casts.length > 20);
+  for (const { dtype, range, state } of KNOWN.casts) {
+    const found = all.judgePart(moments(range), formatOf(dtype), "worst");
+    assert.equal(found.state, state, JSON.stringify({ dtype, range, found }));
+  }
+});
+
+test("gradients survive at the loss scales at which NumPy's do", () => {
+  for (const { dtype, range, lowest, highest } of KNOWN.windows) {
+    assert.deepEqual(all.scaleWindow(range, formatOf(dtype)), { lowest, highest });
+  }
+  // A loss scale spares the gradients of weights, too, which may be the largest.
+  const gradient = moments({ largest: -3, low: -8 });
+  const highest = (largest) => all.judgeLayer(
+    { gradient, weight_gradient: moments({ largest }) }, FLOAT16, formats, "worst",
+  ).gradient.highest;
+  assert.equal(highest(1.5), Math.floor(FLOAT16.maximum_bits - 2 - 1.5));
+  assert.deepEqual([highest(-9), highest(null)], Array(2).fill(Math.floor(FLOAT16.maximum_bits - 2 + 3)));
+});
+
+test("what became infinite is not known in a wider format", () => {
+  const lost = { nonfinite: { step: 4, dtype: "float16" }, activation: range(3) };
+  const stateIn = (own, name) => all.judgeLayer(own, formatOf(name), formats, "worst").state;
+  assert.deepEqual(["float16", "bfloat16"].map((name) => stateIn(lost, name)), ["overflows", "unknown"]);
+  assert.equal(stateIn({ ...lost, activation: range(20) }, "bfloat16"), "fits");
+  // A layer that was not finite is told so whatever was measured before, if it is to blame.
+  const measured = { activation: range(6) };
+  const row = layer("a", { least_headroom: "-inf", worst_step: 8 });
+  assert.deepEqual(all.withLost(measured, row).nonfinite, { step: 8, dtype: "float16" });
+  assert.equal(all.withLost(measured, { ...row, passed_from: "b" }), measured);
+  assert.equal(all.withLost(measured, layer("a")), measured);
+  assert.equal(all.withLost({ ...lost }, { ...row, lost_because: "it diverged" }).nonfinite, undefined);
+});
+
+const planOf = (layers, own, more = {}, run = {}) =>
+  all.smallestPlan(layers, { formats, layers: own, ...more }, "float16", run);
+const inFloat32 = (...of) => [...planOf(...of).reasons.keys()];
+const REFUSED = { float16: ["forward_overflow"] };
+
+test("a plan holds the fewest layers in float32, each with its reason", () => {
+  const layers = [
+    layer("a"), layer("b", { fed_by: ["a"] }), layer("c"), layer("d"), layer("e"), layer("f", { dtypes: [[0, "float32"]] }),
+  ];
+  const own = {
+    a: { activation: range(17) }, b: { activation: range(1) }, c: { activation: range(1), gradient: range(-3, -20) },
+    d: { activation: range(1), refused: REFUSED }, f: { activation: range(1) },
+  };
+  const plan = planOf(layers, own);
+  assert.deepEqual([...plan.reasons.keys()], ["a", "b", "d", "f"]);
+  assert.match(plan.reasons.get("b"), /\ba\b/);
+  assert.deepEqual(plan.unmeasured, ["e"]);
+  const wide = all.smallestPlan(layers, { formats, layers: own }, "bfloat16");
+  assert.deepEqual([...wide.reasons.keys()], ["f"]);
+});
+
+test("layers behind one at fault are not known to need float32", () => {
+  const zeros = [layer("a", { least_headroom: "inf" }), layer("b", { least_headroom: "inf" })];
+  assert.deepEqual(inFloat32(zeros, { a: { refused: REFUSED }, b: {} }), ["a"]);
+  assert.deepEqual(inFloat32(zeros, { a: {}, b: {} }), ["a", "b"]);
+  const behind = (path, fed_by) => layer(path, { fed_by, passed_from: "a", least_headroom: "-inf" });
+  const chain = [layer("a"), behind("b", ["a"]), behind("c", ["b"])];
+  const lost = (more) => ({ a: { nonfinite: { step: 1, dtype: "float16" }, refused: REFUSED, ...more } });
+  assert.deepEqual([...planOf(chain, lost()).behind], [["a", ["b", "c"]]]);
+  assert.deepEqual([{}, { in_float32: 3.6 }].map((more) => inFloat32(chain, lost(more))), [["a"], ["a"]]);
+  // What it returns in float32 is beyond float16 where it is cast.
+  assert.deepEqual(inFloat32(chain, lost({ in_float32: 17 })), ["a", "b"]);
+});
+
+test("a plan stays below the loss scales at which steps were skipped, unless a layer is to blame", () => {
+  const own = { activation: range(1, -3), gradient: range(-12, -20) };
+  const scale = (overflowing_scale, refused, repaired = false) => {
+    const plan = planOf([layer("a", { repaired }), layer("b")], { a: { ...own, refused }, b: own }, { overflowing_scale });
+    return [plan.scale, plan.blamed];
+  };
+  assert.deepEqual([null, 13, 12.5].map((bits) => scale(bits)[0]), [15, 12, 12]);
+  assert.deepEqual([scale(13, REFUSED), scale(13, REFUSED, true)], [[15, true], [12, false]]);
+});
+
+test("a plan does not lower a loss scale that the run had room for", () => {
+  // 1.5 bits are left at 2**15, and the first step that is skipped has bad data.
+  const run = { last_step: 300, scale: [{ steps: [0, 7, 29], scale: [2 ** 15, 2 ** 14, 2 ** 13], skipped: [0, 1, 2] }] };
+  const found = (largest, overflowing_scale, more = run, own = {}) => planOf([layer("a", own)], {
+    a: { activation: range(1, -3), gradient: range(largest, -20) },
+  }, { overflowing_scale }, more).scale;
+  const tight = FLOAT16.maximum_bits - 15 - 1.5;
+  assert.deepEqual([found(tight, null), found(tight, null, {})], [15, 14]);
+  // Where gradients overflowed, or would, or were in float32 then, nothing is proven.
+  const moved = { dtypes: [[0, "float16"], [2, "float32"], [20, "float16"]] };
+  assert.deepEqual([found(tight, 15), found(tight, null, run, moved)], [14, 14]);
+  assert.ok(found(tight + 2, null) < 15);
+  // All steps at 2**15 were skipped; a run without a change of the loss scale has one row.
+  const skips = { last_step: 2, scale: [{ steps: [0, 1], scale: [2 ** 15, 2 ** 14], skipped: [0, 1] }] };
+  const steady = { last_step: 9, scale: [{ steps: [0], scale: [2 ** 15], skipped: [0] }] };
+  assert.deepEqual(all.provenScales(skips, null), [{ bits: 14, step: 2 }]);
+  assert.deepEqual(all.provenScales(steady, null), [{ bits: 15, step: 9 }]);
+});
+
+test("the loss scale suits the layers with the most FLOPs", () => {
+  const of = (lowest, highest, cost) => ({ window: { lowest, highest }, cost });
+  assert.equal(all.bestScale([of(0, 4, 1), of(8, 12, 3), of(10, 20, 3)], [-14, 126]), 12);
+  assert.deepEqual([all.bestScale([], [-14, 126]), all.bestScale([], [-14, 126], 13)], [15, 13]);
+});
+
+test("a plan is not offered without what other runs found in its 16-bit layers", () => {
+  const run = { run: "wide", layers: [{ path: "block/norm" }, { path: "a" }] };
+  const finding = (layer, level = "bad") => ({ kind: "verdict", verdict: "forward_overflow", layer, level, repaired: true });
+  const rows = [
+    ["wide", finding("a")], ["low", finding("block/norm#2")], ["other model", finding("b")],
+    ["mild", finding("a", "info")], ["bad data", finding(null)], ["sound", null],
+  ].map(([name, found]) => ({ run: name, finding: found }));
+  const plan = (...wide) => ({ reasons: new Map(wide.map((path) => [path, ""])) });
+  assert.deepEqual(all.foundElsewhere(rows, run, plan()).map((one) => [one.layer, one.run]), [["block/norm", "low"]]);
+  assert.deepEqual(all.foundElsewhere(rows, run, plan("block/norm")), []);
+  assert.deepEqual(all.foundElsewhere(null, run, plan()), []);
+});
+
+// Readings of a layer.
+
+test("the course of a layer holds its largest, median and smallest numbers", () => {
+  const course = (...of) => all.courseOf(...of, 16);
+  const own = heat([1, 2, 10, -INF], { layers: ["a", "b"], from: [0, 5], until: [4, 9] });
+  const histogram = { steps: [3], exponents: [[-4, -3, 1, 128]], counts: [[1, 4, 3, 9]], low: [-3] };
+  const empty = { largest: [], median: [], smallest: [], nonfinite: [], readings: 0, isZero: false };
+  assert.deepEqual(course(own, histogram, "b"), {
+    ...empty, largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]], nonfinite: [3, 9], readings: 2,
+  });
+  assert.deepEqual(course(null, null, "b"), empty);
+  assert.deepEqual(course(heat([INF, INF, INF]), null, "a"), { ...empty, readings: 3, isZero: true });
+  // A histogram that is part of a column of the heatmap is no reading of its own.
+  const lost = heat([-INF, -INF], { from: [1, 20], until: [1, 20] });
+  const bins = { exponents: [[3, 128], [3, 128]], counts: [[1, 2], [1, 2]], low: [3, 3] };
+  const readings = (steps) => course(lost, { ...bins, steps }, "a").nonfinite;
+  assert.deepEqual([readings([10, 20]), readings([20, 40])], [[1, 20], [1, 20, 40]]);
+});
+
+test("the histogram is the latest at or before the step, else the first", () => {
+  const data = { steps: [32, 64], exponents: [[0, 1, 128], [1]], counts: [[2, 4, 2], [6]], low: [0, 1] };
+  assert.deepEqual([63, 1, null].map((step) => all.histogramAt(data, step).step), [32, 32, 64]);
+  assert.equal(all.histogramAt(null, 3), null);
+  // What is not finite has no place in it, but a share.
+  const { bars, nonfinite } = all.histogramAt(data, 32);
+  assert.deepEqual([bars.map((bar) => bar.exponent), nonfinite], [[0, 1], 0.25]);
+  const zones = [16, 15, -15, -25].map((exponent) => all.zoneOf(exponent, FLOAT16));
+  assert.deepEqual(zones, ["overflow", "normal", "subnormal", "vanishes"]);
+});
+
+test("the worst of all calls of a layer counts, since a repair, without bad batches", () => {
+  const [headroom, error] = ["headroom", "error"].map((kind) => ({ name: kind, kind }));
+  const stateOf = (values, own, metric, more = {}) => {
+    const found = all.worstByLayer(heat(values, more), new Map([["a", own]]), (call) => call.split("#")[0], metric.kind);
+    const { level } = all.describeReading(found.get("a"), own, metric, FLOAT16);
+    return [found.get("a").value, level];
+  };
+  const calls = { layers: ["a", "a#1"], from: [0, 1], until: [0, 1] };
+  assert.equal(stateOf([3, NaN, 2, 5], layer("a"), headroom, calls)[0], 2);
+  assert.deepEqual(stateOf([9, NaN, 5], layer("a"), headroom, bad(0, 1))[0], 5);
+  assert.deepEqual(stateOf([NaN, NaN, NaN], layer("a"), headroom, bad(0, 1)), [NaN, "input"]);
+  const wide = layer("a", { compute_dtype: "float32", dtypes: [[0, "float16"], [1, "float32"]] });
+  assert.equal(stateOf([-INF, -INF, 5], wide, headroom)[0], 5);
+  // An error of before is told to be one.
+  assert.deepEqual(stateOf([0.999, NaN, NaN], wide, error, { pool: "max" })[1], "beyond");
+  assert.deepEqual(stateOf([0.999, NaN, NaN], layer("a"), error, { pool: "max" })[1], "warning");
+});
+
+// Two runs.
+
+test("runs differ most where their errors, dtypes and headroom do", () => {
+  const run = (...layers) => ({ format: { name: "float16" }, layers });
+  const of = (path, dtype, bits, more) => layer(path, { compute_dtype: dtype, least_headroom: bits, ...more });
+  const one = run(of("a", "float16", 1), of("b", "float16", 9), of("c", "float16", 1));
+  const other = run(of("a", "float16", 5), of("b", "float32", 9), of("d", "float16", 1));
+  const errors = [0.25, 4].map((error) => ({ layers: { a: { error, error_step: 50 } } }));
+  const by = (column) => all.differencesOf(one, other, ...errors, column);
+  const sizes = (column) => Object.fromEntries(by(column).map(({ path, size }) => [path, size]));
+  assert.deepEqual(sizes("headroom"), { a: 4, b: 0, c: 0, d: 0 });
+  assert.equal(sizes("error").a, 4);  // log2(4 / 0.25)
+  assert.equal(sizes("dtype").b, 13);  // 24 digits and 11.
+  assert.equal(by("all")[0].path, "a");
+  const cell = (id, ...runs) => all.differencesOf(...runs, ...errors, "all")[0].cells.find((found) => found.id === id);
+  assert.match(cell("error", one, other).notes[0], /step 50$/);
+  // A layer with a verdict in either run comes before larger differences.
+  const found = run(of("a", "float16", 9), of("b", "float16", 9, { verdicts: ["forward_overflow"] }));
+  const order = (column) => all.differencesOf(run(of("a", "float16", 1), of("b", "float16", 9)), found, null, null, column);
+  assert.deepEqual(["all", "headroom"].map((column) => order(column)[0].path), ["b", "a"]);
+  // Headroom is that of each dtype: enough of it is no difference.
+  const brain = { ...run(of("a", "bfloat16", 132)), format: { name: "bfloat16" } };
+  assert.equal(cell("headroom", brain, run(of("a", "float32", 19.8))).size, 0);
+  assert.equal(cell("headroom", run(of("a", "float16", 1.5)), run(of("a", "float32", -4.9))).size, 24);
+});
+
+// Graphs, and what is drawn when.
+
+test("blocks are folded, and edges between them kept", () => {
+  const layers = [
+    { path: "in", fed_by: [] }, { path: "block", fed_by: ["in"] }, { path: "block/a", fed_by: [] },
+    { path: "block/a/deep", fed_by: [] }, { path: "block/b", fed_by: ["block/a"] }, { path: "out", fed_by: ["block", "in"] },
+  ];
+  const folded = all.foldedGraph(layers, new Set());
+  assert.deepEqual(folded.nodes.map(({ path, depth }) => [path, depth]), [["in", 0], ["block", 1], ["out", 2]]);
+  assert.equal(folded.nodes[1].inside.length, 4);
+  assert.deepEqual(folded.edges.map(({ from, to }) => `${from} ${to}`), ["in block", "block out", "in out"]);
+  const open = all.foldedGraph(layers, new Set(["block"]));
+  assert.deepEqual(open.nodes.map(({ path }) => path), ["in", "block", "block/a", "block/b", "out"]);
+  assert.ok(open.edges.some(({ from, to, nested }) => from === "block" && to === "block/a" && nested));
+  // What is behind a layer that is used twice in a row is deeper.
+  const twice = [["in"], ["mix", "in", "relu"], ["relu", "mix"], ["out", "relu"], ["last", "out"]]
+    .map(([path, ...fed_by]) => ({ path, fed_by }));
+  assert.deepEqual(all.foldedGraph(twice, new Set()).nodes.map(({ depth }) => depth), [0, 1, 2, 3, 4]);
 });
 
 test("layers are in blocks by their folders, and a folder of one is none", () => {
-  const layer = (path, bits = 9) => ({ ...LAYER, path, least_headroom: bits });
-  const tree = layerBlocks.layerTree(
-    ["a/b/x", "a/b/y", "a/c/z", "only/one", "flat"].map((path) => layer(path)),
-  );
-  assert.deepEqual(layerBlocks.allBlocks(tree).map(({ block }) => block), ["a", "a/b"]);
-  assert.deepEqual(layerBlocks.blocksToFold(tree, 5), ["a/b"]);
-  const choice = { keeps: () => true, folded: new Set(["a/b"]) };
-  const rows = layerBlocks.layerRows(tree, choice);
-  const shown = rows.map((row) => row.block ?? row.layer.path);
-  assert.deepEqual(shown, ["a", "a/b", "a/c/z", "only/one", "flat"]);
+  const tree = all.layerTree(["a/b/x", "a/b/y", "a/c/z", "only/one", "flat"].map((path) => layer(path)));
+  assert.deepEqual(all.allBlocks(tree).map(({ block }) => block), ["a", "a/b"]);
+  assert.deepEqual(all.blocksToFold(tree, 5), ["a/b"]);
+  const rows = all.layerRows(tree, { keeps: () => true, folded: new Set(["a/b"]) });
+  assert.deepEqual(rows.map((row) => row.block ?? row.layer.path), ["a", "a/b", "a/c/z", "only/one", "flat"]);
 });
 
-test("of a block the worst is told, in which a wider dtype is no fault", () => {
-  const wide = { ...LAYER, compute_dtype: "float32", least_headroom: -3 };
-  const low = { ...LAYER, least_headroom: 1 };
-  assert.equal(layerColumns.worstLayer([wide, low, LAYER], "float16"), low);
-  assert.ok(layerBlocks.hasProblem(low, "float16"));
-  assert.ok(!layerBlocks.hasProblem(wide, "float16"));
+test("errors of trials span decades", () => {
+  const points = ["inf", 0.02, 0, null].map((error) => ({ share_in_16_bits: 0.5, error, pareto_optimal: true, float32: [] }));
+  const trials = all.trialsOf({ points });
+  assert.deepEqual(trials.map(({ error }) => error), [INF, 0.02, 0, NaN]);
+  assert.deepEqual(all.decadesOf(trials), [-2, -1]);
+  assert.deepEqual(all.trialsOf(null), []);
 });
 
-const exportsOf = await load("exports");
-
-test("a table as CSV quotes what has a comma, a quote or a line in it", () => {
-  assert.equal(
-    exportsOf.csvOf([{ a: 1, b: 'x,"y"' }, { a: null, c: ["z"] }]),
-    'a,b,c\r\n1,"x,""y""",\r\n,,"[""z""]"\r\n',
-  );
+test("a store tells only those whose keys changed", () => {
+  const store = all.createStore({ a: 1, b: 2 });
+  const heard = [];
+  store.on(["a"], (state) => heard.push(state.a));
+  for (const patch of [{ b: 3 }, { a: 1 }, { a: 2 }]) store.set(patch);
+  assert.deepEqual(heard, [2]);
 });
 
-test("no cell of a CSV is a formula, and numbers stay numbers", () => {
-  const cells = ["=1+1", "@a", "+a", "-a", " =a", "\ta", "-1e-3", "dense", "-inf"];
-  const lines = exportsOf.csvOf(cells.map((cell) => ({ "=cell": cell })));
-  const shown = ["'=cell", "'=1+1", "'@a", "'+a", "'-a", "' =a", "'\ta", "-1e-3", "dense", "-inf"];
-  assert.equal(lines, [...shown, ""].join("\r\n"));
-  assert.equal(exportsOf.csvOf([{ a: -3 }, { a: -Infinity }]), "a\r\n-3\r\n-inf\r\n");
-});
-
-test("a loss has a gap where it is not finite, and the scale of what is in view", () => {
-  const loss = { steps: [2, 4, 6, 8, 10], values: [9, 1, "nan", 3, 2] };
-  const found = lossCurve.finiteStretches(loss);
-  assert.deepEqual(found, [[[2, 9], [4, 1]], [[8, 3], [10, 2]]]);
-  assert.deepEqual(lossCurve.lossRange([found], [0, 20]), [1, 9]);
-  assert.deepEqual(lossCurve.lossRange([found], [5, 20]), [2, 3]);
-  assert.equal(lossCurve.lossRange([found], [11, 20]), null);
-  assert.deepEqual(lossCurve.finiteStretches(null), []);
-});
-
-test("where a loss is not finite is marked and said", () => {
-  const loss = { steps: [50, 100, 150, 200], values: [9, "nan", "nan", 2] };
-  assert.deepEqual(lossCurve.lossGaps(loss), [[50, 150]]);
-  assert.match(lossCurve.gapsInWords(loss), /^NaN or infinite in 2 of 4 readings: marked/);
-  const lost = { steps: [50, 200], values: ["nan", "nan"] };
-  assert.deepEqual(lossCurve.lossGaps(lost), [[0, 200]]);
-  assert.equal(lossCurve.gapsInWords(lost), "NaN or infinite in all 2 readings, up to step 200");
-  assert.equal(lossCurve.gapsInWords({ steps: [1], values: [2] }), "");
-});
-
-test("an only reading does not squash the curve of another run", () => {
-  const [dot, curve] = [[[[50, 10812]]], [[[50, 0.6], [100, 0.1]]]];
-  assert.deepEqual(lossCurve.scaledCurves([dot, curve]), [curve]);
-  assert.deepEqual(lossCurve.scaledCurves([dot]), [dot]);
-});
-
-test("a loss says up to which step it is a mean", () => {
-  const loss = { steps: [50, 64], values: [0.5, "NaN"] };
-  assert.equal(lossCurve.lossInWords(loss, 10), "0.5, mean up to step 50");
-  assert.equal(lossCurve.lossInWords(loss, 63), "0.5, mean up to step 50");
-  assert.equal(lossCurve.lossInWords(loss, 64), "NaN, mean up to step 64");
-  assert.equal(lossCurve.lossInWords(null, 64), null);
-});
-
-test("the second call of a layer is called so", () => {
-  assert.equal(names.callName("dense#1", new Set(["dense"])), "dense, call 2");
-  assert.equal(names.callName("dense#1", new Set(["dense#1"])), "dense#1");
-});
-
-test("no two modules define the same name, since the page is one script", async () => {
-  const { readdirSync, readFileSync } = await import("node:fs");
-  const defined = readdirSync(folder).filter((name) => name.endsWith(".js")).flatMap((name) => {
-    const source = readFileSync(`${folder}/${name}`, "utf8");
-    const starts = /^(?:export )?(?:async )?(?:function|const|let|class) (\w+)/gm;
-    return [...source.matchAll(starts)].map(([, found]) => found);
-  });
-  const twice = defined.filter((name, index) => defined.indexOf(name) !== index);
-  assert.deepEqual(twice, []);
+test("what is asked for while a frame is drawn is drawn in it, each once", () => {
+  const frames = [];
+  globalThis.requestAnimationFrame = (next) => frames.push(next);
+  const done = [];
+  const picture = () => done.push("picture");
+  const card = () => {
+    done.push("card");
+    for (const draw of [picture, card]) all.drawSoon(draw);
+  };
+  for (const draw of [card, card]) all.drawSoon(draw);
+  assert.equal(frames.length, 1);
+  frames.shift()();
+  assert.deepEqual([done, frames.length], [["card", "picture"], 1]);
 });

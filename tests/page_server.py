@@ -1,4 +1,4 @@
-"""Asking a process of `keras-mixprec serve`."""
+"""Asking the server of the page, and starting it as a process."""
 
 import contextlib
 import http.client
@@ -9,12 +9,10 @@ import subprocess
 import sys
 import urllib.parse
 
-from reporting_readers import poll
-
 
 @contextlib.contextmanager
-def served(log_dir, *flags):
-    """The port and the process of a server on `log_dir`."""
+def running(log_dir, *flags):
+    """The address and the process of `keras-mixprec serve`."""
     command = [sys.executable, "-m", "keras_mixprec", "serve", str(log_dir)]
     process = subprocess.Popen(
         [*command, "--port", "0", *flags],
@@ -26,20 +24,20 @@ def served(log_dir, *flags):
     )
     try:
         process.said = process.stdout.readline()
-        port = re.match(r"http://127\.0\.0\.1:(\d+)/ ", process.said)
-        yield int(port[1]), process
+        yield re.match(r"http://127\.0\.0\.1:\d+/", process.said)[0], process
     finally:
         process.kill()
         process.communicate()
 
 
-def ask(port, target, method="GET", host=None, body=None, **query):
+def ask(url, target, method="GET", host=None, body=None, **query):
     """Status, headers and body, over a connection of its own."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    headers = {"Host": host or f"127.0.0.1:{port}"}
+    address = urllib.parse.urlsplit(url).netloc
+    connection = http.client.HTTPConnection(address, timeout=600)
     if query:
         target = f"{target}?{urllib.parse.urlencode(query)}"
     with contextlib.closing(connection):
+        headers = {"Host": host or address}
         connection.request(method, target, body, headers)
         answer = connection.getresponse()
         return answer.status, dict(answer.headers), answer.read()
@@ -48,5 +46,5 @@ def ask(port, target, method="GET", host=None, body=None, **query):
 def interrupt(process):
     """What Ctrl+C leaves: the status, and all that was printed behind."""
     process.send_signal(signal.SIGINT)
-    assert poll(lambda: process.poll() is not None)
-    return process.returncode, process.stdout.read(), process.stderr.read()
+    printed = process.communicate(timeout=600)
+    return process.returncode, *printed

@@ -15,9 +15,8 @@ GONE = {-math.inf: "not finite", math.inf: "all zero", None: "–"}
 
 
 @pytest.fixture(scope="module", params=SMALL)
-def opened(_process, canonical_url, told, request):
-    run = f"{request.param}/mixprec"
-    return _process.open(canonical_url, run=run), told[run]
+def opened(shared_page, told, request):
+    return shared_page.see(request.param), told[request.param]
 
 
 def plain(text):
@@ -97,11 +96,12 @@ def test_events(opened):
     assert ("skipped_step" in kinds) == bool(skips)
 
 
-def test_each_run_has_a_row_the_gravest_first(node, canonical_url, told):
-    page = node.open(canonical_url, run="healthy/mixprec")
+def test_each_run_has_a_row_the_gravest_first(page, told):
+    page.see("healthy")
     while page.values("#runs", "ariaBusy") == ["true"]:
         page.settle()
-    found = {name: cells for name, *cells in page.rows("#runs tbody tr")}
+    rows = page.rows("#runs tbody tr")
+    found = {name.partition("/")[0]: cells for name, *cells in rows}
     assert found.keys() == told.keys()
     for name, run in told.items():
         state, _, steps, skipped, scales, loss, demoted, share, _ = found[name]

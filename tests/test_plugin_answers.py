@@ -47,7 +47,7 @@ def cells(page, path):
 
 
 @pytest.fixture
-def measured(node, tmp_path):
+def measured(page, tmp_path):
     """A layer that float16 cannot bear, in a run that is repaired."""
     rows = [layer("a"), layer("b", fed_by=["a"])]
     wide = [rows[0] | {"compute_dtype": "float32"}, rows[1]]
@@ -68,7 +68,7 @@ def measured(node, tmp_path):
         scale={"": [[0, 2.0**15, 0, 0]]},
         bins={(20, "gradient", "b"): [[-2.0, -1.0, 9.0], [4.0, 5.0, 2.0]]},
     )
-    return node.show(tmp_path)
+    return page.show(tmp_path)
 
 
 def test_what_a_layer_would_do_in_another_format(measured):
@@ -104,10 +104,10 @@ def tuned(trained):
     return path
 
 
-def test_a_plan_from_ranges_is_one_that_models_follow(node, tuned, tmp_path):
-    node.open_file(tuned, run="tuned/mixprec")
-    (address,) = node.values("#what-if a", "href")
-    plan = node.run("return fetch(arguments[0]).then((x) => x.text())", address)
+def test_a_plan_from_ranges_is_one_that_models_follow(page, tuned, tmp_path):
+    page.open_file(tuned, run="tuned/mixprec")
+    (address,) = page.values("#what-if a", "href")
+    plan = page.run("return fetch(arguments[0]).then((x) => x.text())", address)
     assert address.startswith("data:application/json")
     path = tmp_path / "plan.json"
     path.write_text(plan)
@@ -119,20 +119,20 @@ def test_a_plan_from_ranges_is_one_that_models_follow(node, tuned, tmp_path):
     assert overview_of(tmp_path / "again")["skipped"] == 0
 
 
-def test_a_plan_says_what_another_run_found(node, tmp_path):
+def test_a_plan_says_what_another_run_found(page, tmp_path):
     heat = {9: {HEADROOM: [9.0, 9.0]}}
     write(tmp_path / "low", "ab", verdict("a"), heat=heat)
     rows = [layer(path, dtype="float32") for path in "ab"]
     write(tmp_path / "wide", rows, BEGIN, heat=heat)
-    node.show(tmp_path, run="wide/mixprec")
-    assert "overflow in a" in node.text(CAUTION)
-    assert "low/mixprec" in node.text(CAUTION)
-    node.pick("#what-if-format", "float32")  # Of which there is no plan.
-    assert not node.shown(CAUTION)
-    assert node.values("#what-if a", "hidden") == [True]
+    page.show(tmp_path, run="wide/mixprec")
+    assert "overflow in a" in page.text(CAUTION)
+    assert "low/mixprec" in page.text(CAUTION)
+    page.pick("#what-if-format", "float32")  # Of which there is no plan.
+    assert not page.shown(CAUTION)
+    assert page.values("#what-if a", "hidden") == [True]
 
 
-def test_the_advised_loss_scale_skipped_no_step(node, tmp_path):
+def test_the_advised_loss_scale_skipped_no_step(page, tmp_path):
     skips = [skip(step, scale=2.0 ** (25 - step)) for step in (1, 2, 3)]
     heat = {9: {HEADROOM: [9.0], GRADIENTS: [12.0]}}
     scale = [
@@ -141,43 +141,43 @@ def test_the_advised_loss_scale_skipped_no_step(node, tmp_path):
     ]
     write(tmp_path, "a", *skips, heat=heat, scale={"": scale},
           bins={(9, "gradient", "a"): [[-3.0, -2.0, 4.0]]})  # fmt: skip
-    node.show(tmp_path)
-    assert "2²² on" in node.text(PLAN)
+    page.show(tmp_path)
+    assert "2²² on" in page.text(PLAN)
 
 
-def test_without_ranges_it_says_what_measures_them(node, tmp_path):
+def test_without_ranges_it_says_what_measures_them(page, tmp_path):
     write(tmp_path, "a", BEGIN)
-    node.show(tmp_path)
-    assert "probe_every" in node.text("#what-if .absent")
+    page.show(tmp_path)
+    assert "probe_every" in page.text("#what-if .absent")
 
 
-def test_a_run_that_diverged_gets_no_plan(node, canonical_url):
-    node.open(canonical_url, run="weights_lost/mixprec")
-    assert node.values("#what-if a", "hidden") == [True]
-    assert "No plan" in node.text("#what-if")
+def test_a_run_that_diverged_gets_no_plan(page):
+    page.see("weights_lost")
+    assert page.values("#what-if a", "hidden") == [True]
+    assert "No plan" in page.text("#what-if")
 
 
 # Two runs.
 
 
-def test_two_runs_layer_by_layer(node, canonical_url):
-    node.open(canonical_url, run=REPAIRED)
-    assert node.shown("#difference .absent")
-    node.pick("#compare", OVERFLOW)
-    assert not node.shown("#difference .absent")
-    node.pick("#difference-by", "dtype")
-    paths = node.values("#difference tr[data-layer]", "dataset.layer")
+def test_two_runs_layer_by_layer(page):
+    page.see("repaired")
+    assert page.shown("#difference .absent")
+    page.pick("#compare", OVERFLOW)
+    assert not page.shown("#difference .absent")
+    page.pick("#difference-by", "dtype")
+    paths = page.values("#difference tr[data-layer]", "dataset.layer")
     assert {*paths[:2]} == {"block/norm", SQUARE}
     row = f"#difference tr[data-layer='{SQUARE}']"
-    found = node.texts(f"{row} td")
+    found = page.texts(f"{row} td")
     assert found[0] == "float32 | float16"
-    heads = node.texts("#difference thead .of-run")
+    heads = page.texts("#difference thead .of-run")
     assert heads == ["repaired | overflow"] * len(found)
-    node.click(f"{row} button")
-    assert node.chosen()[1] == SQUARE
+    page.click(f"{row} button")
+    assert page.chosen()[1] == SQUARE
 
 
-def test_of_two_runs_a_cell_has_one_quantity(node, tmp_path):
+def test_of_two_runs_a_cell_has_one_quantity(page, tmp_path):
     largest = {"largest_inside_in_float32": 2.0**20}
     zero = {HEADROOM: [math.inf], "activation_zero": [1.0]}
     write(
@@ -185,9 +185,9 @@ def test_of_two_runs_a_cell_has_one_quantity(node, tmp_path):
     )
     wide = [layer("a", dtype="float32")]
     write(tmp_path / "wide", wide, heat={9: {HEADROOM: [4.0]}})
-    node.show(tmp_path, run="fault/mixprec", compare="wide/mixprec")
-    heads = node.texts("#difference thead th")[1:]
-    (row,) = node.rows("#difference tr[data-layer=a]")
+    page.show(tmp_path, run="fault/mixprec", compare="wide/mixprec")
+    heads = page.texts("#difference thead th")[1:]
+    (row,) = page.rows("#difference tr[data-layer=a]")
     found = {
         head.split("fault")[0]: cell
         for head, cell in zip(heads, row[1:], strict=True)
@@ -200,40 +200,40 @@ def test_of_two_runs_a_cell_has_one_quantity(node, tmp_path):
 # The map of the model, and the dtypes of its layers.
 
 
-def test_a_layer_is_picked_from_the_map(node, canonical_url, told):
-    layers = told[HEALTHY]["layers"]
-    node.open(canonical_url, run=HEALTHY)
-    assert node.values("#map .node", "dataset.layer") == [
+def test_a_layer_is_picked_from_the_map(page, told):
+    layers = told["healthy"]["layers"]
+    page.see("healthy")
+    assert page.values("#map .node", "dataset.layer") == [
         x["path"] for x in layers
     ]
-    assert node.count("#map svg path") == sum(len(x["fed_by"]) for x in layers)
-    node.press("ArrowDown", "Enter", css="#map button.node")
-    assert node.chosen()[1] == layers[1]["path"]
+    assert page.count("#map svg path") == sum(len(x["fed_by"]) for x in layers)
+    page.press("ArrowDown", "Enter", css="#map button.node")
+    assert page.chosen()[1] == layers[1]["path"]
     current = "#map button.node[aria-current=true]"
-    assert node.values(current, "dataset.layer") == [layers[1]["path"]]
+    assert page.values(current, "dataset.layer") == [layers[1]["path"]]
     # Another metric colours the nodes that there are.
-    node.run("document.querySelector('#map button.node').known = true")
-    node.pick("#metric", GRADIENTS).pick("#metric", HEADROOM)
-    assert node.values("#map button.node", "known")[0]
-    assert "12.5 bits" in node.values("#map button.node", "title")[0]
-    rows = {name: fed for name, fed, _ in node.table("map")}
+    page.run("document.querySelector('#map button.node').known = true")
+    page.pick("#metric", GRADIENTS).pick("#metric", HEADROOM)
+    assert page.values("#map button.node", "known")[0]
+    assert "12.5 bits" in page.values("#map button.node", "title")[0]
+    rows = {name: fed for name, fed, _ in page.table("map")}
     assert rows[SQUARE] == ", ".join(layers[2]["fed_by"])
 
 
-def test_blocks_of_the_map_are_unfolded(node, tmp_path):
+def test_blocks_of_the_map_are_unfolded(page, tmp_path):
     paths = ["block", "block/inner", "head"]
     rows = [layer(path) for path in paths]
     for row in rows:
         del row["fed_by"]
     write(tmp_path, rows, heat={0: {HEADROOM: [9.0, -1.0, 5.0]}})
-    node.show(tmp_path).click("#map button.quiet")
-    names = node.values("#map button.node", "ariaLabel")
+    page.show(tmp_path).click("#map button.quiet")
+    names = page.values("#map button.node", "ariaLabel")
     assert len(names) == 2
     assert "overflow: 1 bits" in names[0]
     assert "2 layers, folded" in names[0]
-    assert "no graph" in node.text("#map .hint")
-    node.click("#map button.node[data-layer=block]")
-    assert node.count("#map button.node") == 3
+    assert "no graph" in page.text("#map .hint")
+    page.click("#map button.node[data-layer=block]")
+    assert page.count("#map button.node") == 3
 
 
 def test_the_log_has_the_graph_of_a_model(tuned):
@@ -249,31 +249,31 @@ def test_the_log_has_the_graph_of_a_model(tuned):
     assert sum(map(len, fed_by.values())) == links - 1
 
 
-def test_the_history_of_dtypes_has_a_bar_for_each(node, canonical_url, told):
-    layers = told[REPAIRED]["layers"]
+def test_the_history_of_dtypes_has_a_bar_for_each(page, told):
+    layers = told["repaired"]["layers"]
     (square,) = (x for x in layers if x["path"] == SQUARE)
     step = square["demoted_at"]
-    node.open(canonical_url, run=REPAIRED)
+    page.see("repaired")
     own = [
         name
-        for name in node.values("#dtypes .dtype-bar", "title")
+        for name in page.values("#dtypes .dtype-bar", "title")
         if name.startswith(f"{SQUARE}:")
     ]
     assert f"float16, steps 0 to {step}" in own[0]
     assert square["demoted_because"] in own[1]
-    node.click(f"#dtypes .dtype-bar.float32[title^='{SQUARE}']")
-    assert node.chosen() == (f"Selected: {SQUARE} · step {step}", SQUARE)
-    node.pick("#run", HEALTHY)
-    assert "PrecisionTuner()" in node.text("#dtypes")
-    assert not node.count("#dtypes .dtype-bar")
+    page.click(f"#dtypes .dtype-bar.float32[title^='{SQUARE}']")
+    assert page.chosen() == (f"Selected: {SQUARE} · step {step}", SQUARE)
+    page.pick("#run", HEALTHY)
+    assert "PrecisionTuner()" in page.text("#dtypes")
+    assert not page.count("#dtypes .dtype-bar")
 
 
-def test_the_dtype_of_before_the_first_step_is_seen(node, tmp_path):
+def test_the_dtype_of_before_the_first_step_is_seen(page, tmp_path):
     wide = [layer("a", dtype="float32")]
     events = verdict("a", 0), change(0, "demote", "a"), BEGIN | {"step": 40}
     write(tmp_path, "a", *events, tables={1: wide})
-    node.show(tmp_path)
-    titles = node.values("#dtypes .dtype-bar", "title")
+    page.show(tmp_path)
+    titles = page.values("#dtypes .dtype-bar", "title")
     assert [title.split(",")[0] for title in titles] == [
         "a: float16",
         "a: float32",
@@ -284,24 +284,24 @@ def test_the_dtype_of_before_the_first_step_is_seen(node, tmp_path):
 # The search for the layers that need float32.
 
 
-def test_the_trials_of_a_search_are_a_curve(node, tmp_path):
+def test_the_trials_of_a_search_are_a_curve(page, tmp_path):
     model = tiny_transformer()
     model.compile("adam", "sparse_categorical_crossentropy")
     x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
     plan = kmp.minimize_float32(model, x, np.arange(16) % 3, log_dir=tmp_path)
     trials = plan.trade_off
-    hint = node.show(tmp_path).text("#pareto .hint")
+    hint = page.show(tmp_path).text("#pareto .hint")
     best = [trial["pareto_optimal"] for trial in trials]
     assert hint.startswith(f"{len(trials)} trials, {sum(best)} of")
-    rows = node.table("pareto")
+    rows = page.table("pareto")
     told = [{*row[3].split(", ")} - {"nothing"} for row in rows]
     assert told == [{*trial["float32"]} for trial in trials]
     assert [row[2] == "yes" for row in rows] == best
 
 
-def test_without_a_search_it_says_what_makes_one(node, canonical_url):
-    node.open(canonical_url, run=HEALTHY)
-    assert "minimize_float32(" in node.text("#pareto")
+def test_without_a_search_it_says_what_makes_one(page):
+    page.see("healthy")
+    assert "minimize_float32(" in page.text("#pareto")
 
 
 # What was found, what was done, and what is left to do.
@@ -312,22 +312,22 @@ BAD_DATA = verdict(None, kind="bad_data", direction=None)
 BAD_DATA["numbers"] = {"rows_of_x": [6]}
 
 
-def test_steps_skipped_for_bad_data_are_told_from_the_others(node, tmp_path):
+def test_steps_skipped_for_bad_data_are_told_from_the_others(page, tmp_path):
     events = skip(2, **BAD), skip(3, **BAD), skip(4, loss=[], kinds={
         "a/kernel": ["inf"]}), BAD_DATA | {"step": 3}  # fmt: skip
     write(tmp_path, "ab", *events)
-    node.show(tmp_path)
-    headline = node.text("#headline")
+    page.show(tmp_path)
+    headline = page.text("#headline")
     assert "2 batches" in headline
     assert "step 2" in headline
     assert "row 3" in headline
-    bad, other = node.texts("#events li[data-kind=skipped_step] .what")
+    bad, other = page.texts("#events li[data-kind=skipped_step] .what")
     assert "2¹⁵" in bad
     assert "row 3" in bad
     assert "overflow" not in bad
     assert "(inf)" in other
-    node.click("#events li[data-kind=skipped_step]")
-    details = node.texts("#events li.chosen .detail")
+    page.click("#events li[data-kind=skipped_step]")
+    details = page.texts("#events li.chosen .detail")
     assert [("step 2" in details[0]), ("step 3" in details[1])] == [True] * 2
 
 
@@ -367,17 +367,17 @@ KEPT = {"kind": "loss_scale_kept", "step": 20}
     ],
 )
 def test_what_a_tuner_did_or_would_have_done(
-    node, tmp_path, tuner, events, said
+    page, tmp_path, tuner, events, said
 ):
     write(tmp_path, "ab", BEGIN | {"tuner": tuner}, *events)
     told = overview_of(tmp_path)["tuner"]
     assert (told is None) == (said is None)
     assert all(words in told for words in said or [])
-    shown = node.show(tmp_path).texts("#headline .note")
+    shown = page.show(tmp_path).texts("#headline .note")
     assert (told or "").replace("`", "") in " ".join(shown)
 
 
-def test_a_loss_scale_that_bad_data_lowered_is_to_be_restored(node, tmp_path):
+def test_a_loss_scale_that_bad_data_lowered_is_to_be_restored(page, tmp_path):
     rows = BAD_DATA | {"step": 50, "at_step": 11}
     write(tmp_path, "ab", rows, low(50, "2**6"), low(90, "2**0"))
     run = overview_of(tmp_path)
@@ -389,9 +389,9 @@ def test_a_loss_scale_that_bad_data_lowered_is_to_be_restored(node, tmp_path):
         f"model.optimizer.{restores}",
     ]
     # What was said of the same fall before is out of date.
-    node.show(tmp_path)
+    page.show(tmp_path)
     shown = "#events li[data-kind=loss_scale_low]"
-    assert node.values(shown, "dataset.step") == ["90"]
+    assert page.values(shown, "dataset.step") == ["90"]
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_a_loss_scale_that_bad_data_lowered_is_to_be_restored(node, tmp_path):
         ({5: [0.1, 0.5], 70: [0.9, 0.5]}, ["no gradients"]),
     ],
 )
-def test_what_a_low_loss_scale_has_cost_is_told(node, tmp_path, shares, harm):
+def test_what_a_low_loss_scale_has_cost_is_told(page, tmp_path, shares, harm):
     back = {"kind": "loss_scale_recovered", "optimizer": "", "scale": 1.0}
     heat = {step: {"gradient_zero": own} for step, own in shares.items()}
     write(tmp_path, "ab", low(50, "2**6"), back | {"step": 60}, heat=heat)
@@ -417,20 +417,20 @@ def test_what_a_low_loss_scale_has_cost_is_told(node, tmp_path, shares, harm):
     found = event.get("harm")
     assert (found is None) == (harm is None)
     assert all(words in found for words in harm or [])
-    node.show(tmp_path)
-    said = node.text("#events li[data-kind=loss_scale_low]")
+    page.show(tmp_path)
+    said = page.text("#events li[data-kind=loss_scale_low]")
     assert (found or "to 2⁶")[1:] in said
 
 
-def test_after_a_repair_it_is_told_what_the_next_run_needs(node, canonical_url):
-    node.open(canonical_url, run=REPAIRED)
-    said = node.text("#headline .next")
+def test_after_a_repair_it_is_told_what_the_next_run_needs(page):
+    page.see("repaired")
+    said = page.text("#headline .next")
     assert "PrecisionTuner(plan='plan.json')" in said
-    node.click("#headline .next button")
-    assert "PrecisionPlan.load('plan.json')" in node.copied()
+    page.click("#headline .next button")
+    assert "PrecisionPlan.load('plan.json')" in page.copied()
 
 
-def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(node, tmp_path):
+def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(page, tmp_path):
     """No rule keeps layers in float32 for good."""
     keras.config.set_dtype_policy("mixed_float16")
     parts = keras.layers.Dense(8, name="first"), keras.layers.Dense(1)
@@ -447,40 +447,40 @@ def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(node, tmp_path):
     callbacks = [watching, kmp.PrecisionTuner(verbose=0)]
     model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
     bits = watching.verdicts[0].numbers["advised_bits"]
-    headline = node.show(tmp_path).text("#headline")
+    headline = page.show(tmp_path).text("#headline")
     assert f"raised to 2{str(bits).translate(RAISED)}" in headline
-    assert "that loss scale" in node.text("#headline .next")
+    assert "that loss scale" in page.text("#headline .next")
 
 
-def test_what_is_advised_alike_of_several_layers_is_said_once(node, tmp_path):
+def test_what_is_advised_alike_of_several_layers_is_said_once(page, tmp_path):
     own = {"error": "inf", "largest_input": 2.0}
     write(tmp_path, "abcd", *(verdict(p, 3, numbers=own) for p in "abcd"))
-    node.show(tmp_path).click("#headline button.sentence")
-    (said,) = node.texts("#events li[data-kind=verdict] .what")
+    page.show(tmp_path).click("#headline button.sentence")
+    (said,) = page.texts("#events li[data-kind=verdict] .what")
     # Not as in the code, which is of all of them.
     assert said.count("PrecisionRule('a')") == 1
     assert "b, c, d." in said
-    details = node.texts("#events li[data-kind=verdict] .detail")
+    details = page.texts("#events li[data-kind=verdict] .detail")
     assert "∞" in details[1]
     assert details[2].endswith(": 2")
     text = " ".join(str(kmp.load_report(tmp_path)).split())
     assert text.count("PrecisionRule('a')") == 1
-    for place in text, node.text("#headline .next"):
+    for place in text, page.text("#headline .next"):
         assert "3 more layers" in place
 
 
-def test_why_a_layer_was_changed_is_in_words(node, tmp_path):
+def test_why_a_layer_was_changed_is_in_words(page, tmp_path):
     write(tmp_path, "ab", change(3, "demote", "b"))
-    (said,) = node.show(tmp_path).texts("#events li[data-kind=demote] .what")
+    (said,) = page.show(tmp_path).texts("#events li[data-kind=demote] .what")
     assert said.endswith(": overflow at step 3.")
-    assert "x=1" not in node.text("#layers") + said
+    assert "x=1" not in page.text("#layers") + said
 
 
 @pytest.mark.parametrize("run", ["overflow", "bad_batch", "repaired"])
-def test_no_text_of_the_page_has_marks_of_code(node, canonical_url, run):
-    node.open(canonical_url, run=f"{run}/mixprec")
-    node.click("#events li[data-kind=verdict]")
-    text = node.text("main") + node.text("header")
+def test_no_text_of_the_page_has_marks_of_code(page, run):
+    page.see(run)
+    page.click("#events li[data-kind=verdict]")
+    text = page.text("main") + page.text("header")
     assert "`" not in text
     assert "2**" not in text.replace("(2.0**", "")
 
@@ -514,30 +514,30 @@ def paced(tmp_path_factory):
 
 
 @pytest.fixture
-def two(node, paced):
+def two(page, paced):
     """The run in 16 bits, compared with the other."""
-    return node.open_file(
+    return page.open_file(
         paced / "report.html", run="low/mixprec", compare="wide/mixprec"
     )
 
 
-def test_a_panel_shows_how_fast_a_run_is(node, paced):
+def test_a_panel_shows_how_fast_a_run_is(page, paced):
     run = kmp.load_report(paced).to_dict()["low/mixprec"]
     figures = {f["name"]: f["value"] for f in run["performance"]["figures"]}
     known = [name for name, value in figures.items() if value is not None]
-    node.open_file(paced / "report.html", run="low/mixprec")
+    page.open_file(paced / "report.html", run="low/mixprec")
     rows = "#performance tbody tr[data-figure]"
-    names = node.values(rows, "dataset.figure")
+    names = page.values(rows, "dataset.figure")
     assert names == ["policy", "last_loss", *known]
-    found = dict(zip(names, node.texts(f"{rows} td"), strict=True))
+    found = dict(zip(names, page.texts(f"{rows} td"), strict=True))
     assert found["policy"] == run["policy"]
     assert float(found["last_loss"]) == run["loss"]["values"][-1]
     assert found["step_time"] == f"{1e3 * figures['step_time']:.3g}\u202fms"
-    (line,) = node.marks("#performance canvas", "line", colour="line-1")
+    (line,) = page.marks("#performance canvas", "line", colour="line-1")
     xs, ys = np.transpose(line["points"])
     assert len(xs) == 8
     assert ys[1::2].max() < ys[::2].min()  # Slower is higher.
-    assert not node.shown("#performance .against")
+    assert not page.shown("#performance .against")
 
 
 def test_two_runs_are_compared_in_a_line(two, paced):
@@ -583,45 +583,45 @@ def test_what_was_set_otherwise_is_said_once_and_on_top(two):
     assert said not in two.text("main")
 
 
-def test_the_other_run_is_shown_by_a_click(node, paced):
-    node.open_file(paced / "report.html", run="wide/mixprec")
-    node.click("#performance .float32-help button")
-    assert node.values("#run", "value") == ["low/mixprec"]
-    assert node.values("#compare", "value") == ["wide/mixprec"]
-    assert "low" in node.texts("#headline .setup")[0]
-    node.pick("#compare", "")
-    assert not node.texts("#headline .setup")
+def test_the_other_run_is_shown_by_a_click(page, paced):
+    page.open_file(paced / "report.html", run="wide/mixprec")
+    page.click("#performance .float32-help button")
+    assert page.values("#run", "value") == ["low/mixprec"]
+    assert page.values("#compare", "value") == ["wide/mixprec"]
+    assert "low" in page.texts("#headline .setup")[0]
+    page.pick("#compare", "")
+    assert not page.texts("#headline .setup")
 
 
-def test_the_page_opens_on_a_run_in_16_bits(node, tmp_path):
+def test_the_page_opens_on_a_run_in_16_bits(page, tmp_path):
     write_paced(tmp_path / "low", 0.01, readings=1)
     write_paced(tmp_path / "wide", 0.01, "float32", readings=1)  # The newest.
-    node.show(tmp_path)
-    assert node.values("#run", "value") == ["low/mixprec"]
+    page.show(tmp_path)
+    assert page.values("#run", "value") == ["low/mixprec"]
 
 
-def test_a_log_without_times_has_no_such_panel(node, tmp_path):
+def test_a_log_without_times_has_no_such_panel(page, tmp_path):
     write(tmp_path / "a", "a")
     write(tmp_path / "b", "a", BEGIN)
-    node.show(tmp_path, run="a/mixprec")
-    assert not node.shown("#performance")
+    page.show(tmp_path, run="a/mixprec")
+    assert not page.shown("#performance")
     # A training says why.
-    node.pick("#run", "b/mixprec")
-    assert node.shown("#performance .absent")
-    node.pick("#compare", "a/mixprec")
-    assert "either run" in node.text("#performance .absent")
+    page.pick("#run", "b/mixprec")
+    assert page.shown("#performance .absent")
+    page.pick("#compare", "a/mixprec")
+    assert "either run" in page.text("#performance .absent")
 
 
-def test_a_run_that_ended_in_float32_is_not_said_to_be_one(node, tmp_path):
+def test_a_run_that_ended_in_float32_is_not_said_to_be_one(page, tmp_path):
     write(tmp_path / "low", "ab", BEGIN)
     wide = [layer(path, dtype="float32") for path in "ab"]
     events = verdict("b", 3), change(3, "demote", "a", "b")
     write(tmp_path / "moved", "ab", BEGIN, *events, tables={9: wide})
-    node.show(tmp_path, run="low/mixprec")
-    assert node.count(".float32-help code") == 1
-    node.pick("#compare", "moved/mixprec")
-    assert node.count(".float32-help code") == 1
-    assert "both compiled" in node.text(".against")
+    page.show(tmp_path, run="low/mixprec")
+    assert page.count(".float32-help code") == 1
+    page.pick("#compare", "moved/mixprec")
+    assert page.count(".float32-help code") == 1
+    assert "both compiled" in page.text(".against")
 
 
 def train_a_little(model, *callbacks):
@@ -632,7 +632,7 @@ def train_a_little(model, *callbacks):
 
 
 def test_the_run_that_the_page_asks_for_can_be_compared(
-    node, tmp_path, monkeypatch
+    page, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
 
@@ -645,12 +645,12 @@ def test_the_run_that_the_page_asks_for_can_be_compared(
     kmp.apply_policy(model, "mixed_bfloat16")
     train_a_little(model, kmp.MixPrecMonitor("logs/low", verbose=0))
     kmp.load_report("logs").save_html("report.html")
-    node.open_file(tmp_path / "report.html")
-    said = node.text(".float32-help .hint")
+    page.open_file(tmp_path / "report.html")
+    said = page.text(".float32-help .hint")
     assert "not be compared" in said
     assert "update_freq" in said
     names = {"model": build(), "keras_mixprec": kmp}
-    exec(node.text(".float32-help code"), names)
+    exec(page.text(".float32-help code"), names)
     train_a_little(names["model"], names["monitor"])
     runs = kmp.load_report("logs").to_dict()
     speeds = {name: run["performance"]["speed"] for name, run in runs.items()}
@@ -663,18 +663,18 @@ def test_the_run_that_the_page_asks_for_can_be_compared(
 # What was found before training.
 
 
-def test_what_was_found_before_training_is_among_the_events(node, tmp_path):
+def test_what_was_found_before_training_is_among_the_events(page, tmp_path):
     about = {"kind": "before_training", "step": 0, "level": "bad"}
     driver = {"finding": "driver-old", "message": "Old.", "advice": "Renew."}
     lint = {"finding": "argument_beyond_format", "layer": "a"}
     lint |= {"message": "It is 0.", "advice": "Scale."}
     write(tmp_path, "ab", BEGIN, about | driver, about | lint)
-    node.show(tmp_path)
+    page.show(tmp_path)
     rows = "#events li[data-kind=before_training]"
-    first, second = node.texts(rows)
+    first, second = page.texts(rows)
     assert "Old." in first
     assert "Renew." in first
     for words in "argument beyond format", "It is 0.", "Scale.":
         assert words in second
-    node.click(f"{rows}:nth-of-type(3)")
-    assert node.chosen()[1] == "a"
+    page.click(f"{rows}:nth-of-type(3)")
+    assert page.chosen()[1] == "a"

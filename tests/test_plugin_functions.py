@@ -9,14 +9,13 @@ import subprocess
 import ml_dtypes
 import numpy as np
 import pytest
-from node_page import installed
+from node_page import colours, installed
 
 from keras_mixprec.formats import format_bytes, format_share
 from keras_mixprec.metrics import METRICS
 from keras_mixprec.reporting.format_limits import CHOICES, format_limits
 
-FOLDER = pathlib.Path(__file__).parent
-TESTS = [path.name for path in FOLDER.glob("*.test.mjs")]
+TESTS = pathlib.Path(__file__).with_name("page_functions.test.mjs")
 SHARES = [0, 1e-6, 1e-4, 0.0049, 0.0267, 0.5, 0.836, 0.985, 0.99974, 1]
 SIZES = [12, 2**20 - 1, 600 * 2**20, 1.72e9, 2**42]
 
@@ -71,8 +70,7 @@ def as_written(texts):
     return [text.replace(" ", "").replace(",", "") for text in texts]
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_the_functions_of_the_page(name):
+def test_the_functions_of_the_page():
     installed()
     known = {
         "formats": [format_limits(name) for name in CHOICES],
@@ -83,9 +81,48 @@ def test_the_functions_of_the_page(name):
         "bytes": [SIZES, as_written(map(format_bytes, SIZES))],
     }
     done = subprocess.run(
-        ["node", "--test", FOLDER / name],
+        ["node", "--test", TESTS],
         capture_output=True,
         text=True,
         env=os.environ | {"MIXPREC_KNOWN": json.dumps(known)},
     )
     assert done.returncode == 0, done.stdout
+
+
+# Colours: WCAG's ratio of luminances, 4.5 for text and 3 for what is drawn.
+
+
+def luminance(colour):
+    channels = np.array([*bytes.fromhex(colour[1:])]) / 255
+    low, high = channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+    return np.where(channels <= 0.04045, low, high) @ [0.2126, 0.7152, 0.0722]
+
+
+def contrast(one, other):
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def mixed(tone, base, share):
+    """As `color-mix(in srgb, tone share, base)`."""
+    one, two = (np.array([*bytes.fromhex(x[1:])]) for x in (tone, base))
+    rgb = np.rint(share * one + (1 - share) * two).astype("uint8")
+    return f"#{rgb.tobytes().hex()}"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_and_marks_stand_out(theme):
+    found = colours(theme)
+    for text in "ink", "muted", "compare", "accent":
+        for ground in "card", "stripe", "chosen", "page":
+            assert contrast(found[text], found[ground]) >= 4.5, (text, ground)
+    marks = "bad", "demote", "promote", "skip", "line-1", "line-2", "line-3"
+    for mark in marks:
+        assert contrast(found[mark], found["card"]) >= 3, mark
+    # Of badges, as `--strong` on `--soft`.
+    for tone in "bad", "warning", "info", "demote", "promote", "skip":
+        strong = mixed(found[tone], found["ink"], 0.45)
+        soft = mixed(found[tone], found["card"], 0.14)
+        assert contrast(strong, soft) >= 4.5, tone
+    # A run to compare with has no colour of an alarm.
+    assert np.ptp([*bytes.fromhex(found["compare"][1:])]) < 32

@@ -77,9 +77,9 @@ def test_the_tuner_repairs_it(outputs):
 def test_the_report_is_shown_inline(outputs):
     (shown,) = outputs[4]
     assert shown.data["text/html"].startswith('<iframe sandbox="allow-scripts')
-    assert shown.data["text/plain"].startswith(
-        "mixprec (repaired): response_norm overflowed"
-    )
+    text = shown.data["text/plain"]
+    assert text.startswith("mixprec (repaired)")
+    assert "response_norm" in text
     assert "image/png" in shown.data
 
 

@@ -25,43 +25,43 @@ MARK = "#headline button.sentence"
 
 
 @pytest.fixture
-def page(node, canonical_url):
+def page(page):
     """The page of a run that fails."""
-    return node.open(canonical_url, run=OVERFLOW)
+    return page.see("overflow")
 
 
 # What is opened.
 
 
-def test_a_link_opens_a_layer_at_a_step(node, canonical_url):
-    node.open(canonical_url, run=REPAIRED, layer="embed", step=7)
-    assert node.values("#run", "value") == [REPAIRED]
-    assert node.chosen() == ("Selected: embed · step 7", "embed")
-    assert node.text("#histogram .hint").startswith("embed")
+def test_a_link_opens_a_layer_at_a_step(page):
+    page.see("repaired", layer="embed", step=7)
+    assert page.values("#run", "value") == [REPAIRED]
+    assert page.chosen() == ("Selected: embed · step 7", "embed")
+    assert page.text("#histogram .hint").startswith("embed")
 
 
-def test_an_empty_folder_says_what_to_do_until_there_is_a_run(node, tmp_path):
+def test_an_empty_folder_says_what_to_do_until_there_is_a_run(page, tmp_path):
     with served(tmp_path) as url:
-        node.open(url)
-        assert "MixPrecMonitor" in node.text("#empty")
-        assert not node.shown("main")
+        page.open(url)
+        assert "MixPrecMonitor" in page.text("#empty")
+        assert not page.shown("main")
         write(tmp_path, ["a", "b"])
-        node.poll()
-        assert not node.shown("#empty")
-        assert node.layers() == ["a", "b"]
+        page.poll()
+        assert not page.shown("#empty")
+        assert page.layers() == ["a", "b"]
 
 
-def test_it_follows_a_training_and_keeps_what_was_chosen(node, tmp_path):
+def test_it_follows_a_training_and_keeps_what_was_chosen(page, tmp_path):
     with served(tmp_path) as url, RunLog(tmp_path) as log:
         log.layers(0, [layer("in_a"), layer("in_b"), layer("out")])
         log.event(3, {"kind": "skipped_step", "at_step": 3, "scale": 2.0})
-        node.open(url, layer="in_a", step=2).type("#layer-filter", "in_")
+        page.open(url, layer="in_a", step=2).type("#layer-filter", "in_")
         log.event(9, {"kind": "log_gap", "from_step": 3, "lost": 1})
-        node.poll()
-    assert node.count("#events li") == 2
-    assert node.figures()["steps"] == "9"
-    assert node.chosen() == ("Selected: in_a · step 2", "in_a")
-    assert node.layers() == ["in_a", "in_b"]
+        page.poll()
+    assert page.count("#events li") == 2
+    assert page.figures()["steps"] == "9"
+    assert page.chosen() == ("Selected: in_a · step 2", "in_a")
+    assert page.layers() == ["in_a", "in_b"]
 
 
 def written(log_dir, seconds):
@@ -87,7 +87,7 @@ def newer(monkeypatch):
         ("a1 newer9", "a"),
     ],
 )
-def test_which_run_is_shown_first(node, tmp_path, logs, shown, monkeypatch):
+def test_which_run_is_shown_first(page, tmp_path, logs, shown, monkeypatch):
     later = schema.SCHEMA_VERSION + 1
     for log in logs.split():
         name, dtype = log[:-1], "float32" if "wide" in log else "float16"
@@ -96,31 +96,31 @@ def test_which_run_is_shown_first(node, tmp_path, logs, shown, monkeypatch):
                 patch.setattr(summaries, "SCHEMA_VERSION", later)
             write(tmp_path / name, [layer("a", dtype=dtype)])
         written(tmp_path / name, int(log[-1]) * 100)
-    node.show(tmp_path) if shown == "wide" else None
+    page.show(tmp_path) if shown == "wide" else None
     with served(tmp_path) as url:
-        node.open(url)
-    assert node.values("#run", "value") == [f"{shown}/mixprec"]
+        page.open(url)
+    assert page.values("#run", "value") == [f"{shown}/mixprec"]
 
 
 @pytest.mark.usefixtures("newer")
-def test_a_newer_log_says_so(node, tmp_path):
+def test_a_newer_log_says_so(page, tmp_path):
     write(tmp_path, ["a"])
     with served(tmp_path) as url:
-        node.open(url)
-    assert "newer version" in node.text("#problem")
-    assert not node.shown("main")
+        page.open(url)
+    assert "newer version" in page.text("#problem")
+    assert not page.shown("main")
 
 
-def test_an_unknown_run_of_a_link_is_said(node, canonical_url):
-    node.open(canonical_url, run="gone/mixprec", compare="lost")
-    assert "gone/mixprec" in node.text("#problem")
-    assert "no run lost" in node.text("#problem")
-    assert node.shown("main")
-    node.pick("#run", REPAIRED).pick("#compare", OVERFLOW)
-    assert not node.shown("#problem")
+def test_an_unknown_run_of_a_link_is_said(page):
+    page.see("gone", compare="lost")
+    assert "gone/mixprec" in page.text("#problem")
+    assert "no run lost" in page.text("#problem")
+    assert page.shown("main")
+    page.pick("#run", REPAIRED).pick("#compare", OVERFLOW)
+    assert not page.shown("#problem")
 
 
-def test_a_hostile_log_is_shown_as_text(node, tmp_path):
+def test_a_hostile_log_is_shown_as_text(page, tmp_path):
     paths = [HOSTILE, f"</script>{HOSTILE}"]
     found = {"step": 1} | verdict(HOSTILE)
     write(
@@ -130,12 +130,12 @@ def test_a_hostile_log_is_shown_as_text(node, tmp_path):
         heat={1: {"activation_headroom_bits": [-3, 9]}},
     )
     write(tmp_path / "other", paths)
-    node.show(tmp_path, run=f"{HOSTILE}/mixprec", compare="other/mixprec")
-    assert node.layers() == node.texts("#layers .path.whole") == paths
-    node.click(VERDICT).click("#layers tbody tr:nth-child(2)")
-    assert node.chosen()[1] == paths[1]
-    assert HOSTILE in node.hover(HEAT, LABELS + 500, 5)
-    assert node.count("img") == 0
+    page.show(tmp_path, run=f"{HOSTILE}/mixprec", compare="other/mixprec")
+    assert page.layers() == page.texts("#layers .path.whole") == paths
+    page.click(VERDICT).click("#layers tbody tr:nth-child(2)")
+    assert page.chosen()[1] == paths[1]
+    assert HOSTILE in page.hover(HEAT, LABELS + 500, 5)
+    assert page.count("img") == 0
 
 
 # From an alarm to what it is about.
@@ -152,16 +152,16 @@ def test_the_headline_leads_to_the_event_that_matters_most(page):
         assert page.brought() == "verdict"
 
 
-def test_a_demotion_leads_to_its_layer(node, canonical_url):
-    node.open(canonical_url, run=REPAIRED).type("#layer-filter", "logits")
-    node.click(".health:nth-child(4)")
-    assert node.chosen()[1] == "block/norm"
-    assert node.focused() == "TR"
+def test_a_demotion_leads_to_its_layer(page):
+    page.see("repaired").type("#layer-filter", "logits")
+    page.click(".health:nth-child(4)")
+    assert page.chosen()[1] == "block/norm"
+    assert page.focused() == "TR"
 
 
 def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, told):
     page.click(MARK)
-    (found,) = (e for e in told[OVERFLOW]["events"] if e["kind"] == "verdict")
+    (found,) = (e for e in told["overflow"]["events"] if e["kind"] == "verdict")
     codes = page.texts("#events li.chosen .fix code")
     assert codes == [*found["fix"].values()]
     assert f"PrecisionRule('{SQUARE}'" in codes[0]
@@ -174,38 +174,38 @@ def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, told):
     details = page.texts("#events li.chosen .detail")
     assert "received: 2.5" in details[2]
     page.click("#headline .next button")
-    assert page.copied() == told[OVERFLOW]["next"]["code"]
+    assert page.copied() == told["overflow"]["next"]["code"]
 
 
-def test_a_sound_run_leads_to_the_gravest(node, canonical_url):
-    node.open(canonical_url, run=REPAIRED)
-    assert "▲" in node.text(".graver")
-    node.click(".graver")
+def test_a_sound_run_leads_to_the_gravest(page):
+    page.see("repaired")
+    assert "▲" in page.text(".graver")
+    page.click(".graver")
     assert (
-        node.values("#runs tbody tr", "dataset.run")[0]
-        == (node.values("#run", "value")[0])
+        page.values("#runs tbody tr", "dataset.run")[0]
+        == (page.values("#run", "value")[0])
     )
-    assert not node.shown(".graver")
+    assert not page.shown(".graver")
 
 
 @pytest.mark.parametrize(
-    ("run", "level"), [(OVERFLOW, "bad"), (REPAIRED, "fine")]
+    ("run", "level"), [("overflow", "bad"), ("repaired", "fine")]
 )
-def test_what_is_repaired_is_green(node, canonical_url, run, level):
-    node.open(canonical_url, run=run)
-    assert node.values("#headline .sentence", "className") == [
+def test_what_is_repaired_is_green(page, run, level):
+    page.see(run)
+    assert page.values("#headline .sentence", "className") == [
         f"sentence {level}"
     ]
     marks = "▲" if level == "bad" else "✓"
-    assert node.texts(f".health.{level} .value")[-1].startswith(marks)
-    assert node.text("#layers .badge").startswith(marks)
+    assert page.texts(f".health.{level} .value")[-1].startswith(marks)
+    assert page.text("#layers .badge").startswith(marks)
     wrong = ".health.bad, .badge.bad:not(#events *, #runs *, #what-if *)"
-    assert (node.count(wrong) > 0) == (level == "bad")
+    assert (page.count(wrong) > 0) == (level == "bad")
 
 
 def test_what_is_chosen_is_chosen_everywhere(page, told):
-    steps = told[OVERFLOW]["heat"]["metrics"][0]["steps"]
-    row = told[OVERFLOW]["heat"]["layers"].index(SQUARE)
+    steps = told["overflow"]["heat"]["metrics"][0]["steps"]
+    row = told["overflow"]["heat"]["layers"].index(SQUARE)
     page.click(VERDICT)
     assert page.frame() == row
     page.click("#layers tr[data-layer=embed]")
@@ -238,20 +238,20 @@ def test_kinds_of_events_can_be_hidden(page, told):
         assert page.count(SKIPS) == 1 - hidden
 
 
-def test_all_of_hundreds_of_rare_events_can_be_reached(node, tmp_path):
+def test_all_of_hundreds_of_rare_events_can_be_reached(page, tmp_path):
     steps = [1000 * n for n in range(300)]
     skips = [{"kind": "skipped_step", "at_step": n, "step": n} for n in steps]
     write(tmp_path, ["a"], *skips)
-    node.show(tmp_path)
-    assert node.count("#events li") == 100
+    page.show(tmp_path)
+    assert page.count("#events li") == 100
     for _ in range(2):
-        node.click("#events .page:last-child")
-    found = node.values("#events li", "dataset.step")
+        page.click("#events .page:last-child")
+    found = page.values("#events li", "dataset.step")
     assert [*map(int, found)] == steps
-    node.open_file(tmp_path / "report.html").press(
+    page.open_file(tmp_path / "report.html").press(
         "ArrowLeft", "Enter", css=TIMELINE
     )
-    assert node.values("#events li.chosen", "dataset.step") == ["299000"]
+    assert page.values("#events li.chosen", "dataset.step") == ["299000"]
 
 
 # Layers.
@@ -309,16 +309,16 @@ def flat(tmp_path_factory):
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_every_column_sorts(node, flat, column):
+def test_every_column_sorts(page, flat, column):
     path, layers = flat
-    node.open_file(path)
-    heads = node.values("#layers th button", "dataset.column")
+    page.open_file(path)
+    heads = page.values("#layers th button", "dataset.column")
     assert {*heads} == {*COLUMNS}
     for order in "ascending", "descending":
-        node.click(f"th [data-column={column}]")
+        page.click(f"th [data-column={column}]")
         down = order == "descending"
-        assert node.layers() == ordered(layers, COLUMNS[column], down)
-        sorts = node.values("#layers th", "ariaSort")
+        assert page.layers() == ordered(layers, COLUMNS[column], down)
+        sorts = page.values("#layers th", "ariaSort")
         assert sorts[heads.index(column)] == order
         assert sorts.count("none") == len(heads) - 1
 
@@ -348,7 +348,7 @@ def block(place, *parts):
 
 
 @pytest.fixture
-def blocks(node, tmp_path):
+def blocks(page, tmp_path):
     """Layers in blocks: one overflows, one is held in float32."""
     paths = [path for place in range(10) for path in block(place)]
     rows = [layer(p, share=0.01, parameters=2) for p in paths]
@@ -361,7 +361,7 @@ def blocks(node, tmp_path):
     heat[8] = {"activation_headroom_bits": bits.tolist()}
     found = verdict(paths[65], step=10, at_step=8)
     write(tmp_path, rows, found, heat=heat)
-    return node.show(tmp_path)
+    return page.show(tmp_path)
 
 
 def folds(page):
@@ -453,14 +453,14 @@ def test_two_runs_are_shown_side_by_side(page):
 # By the keyboard.
 
 
-def test_arrow_keys_move_in_the_heatmap(node, canonical_url):
-    node.open(canonical_url, run=REPAIRED, layer="embed", step=20)
-    node.press("ArrowDown", css=HEAT)
-    assert node.chosen() == ("Selected: block/norm · step 20", "block/norm")
-    node.press("ArrowRight", "ArrowDown")
-    assert node.chosen() == (f"Selected: {SQUARE} · step 80", SQUARE)
-    node.press("ArrowLeft", "ArrowUp", "ArrowUp")
-    assert node.chosen() == ("Selected: embed · step 20", "embed")
+def test_arrow_keys_move_in_the_heatmap(page):
+    page.see("repaired", layer="embed", step=20)
+    page.press("ArrowDown", css=HEAT)
+    assert page.chosen() == ("Selected: block/norm · step 20", "block/norm")
+    page.press("ArrowRight", "ArrowDown")
+    assert page.chosen() == (f"Selected: {SQUARE} · step 80", SQUARE)
+    page.press("ArrowLeft", "ArrowUp", "ArrowUp")
+    assert page.chosen() == ("Selected: embed · step 20", "embed")
 
 
 @pytest.mark.parametrize(

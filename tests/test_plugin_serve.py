@@ -4,50 +4,54 @@ import json
 import os
 import shutil
 import socket
-import urllib.parse
 
 import pytest
-from page_server import ask, interrupt, served
-from plugin_page import Page
-from plugin_runs import train_both
+from canonical_logs import layer
+from node_page import served
+from page_server import ask, interrupt, running
+from plugin_runs import write
 
 import keras_mixprec as kmp
 from keras_mixprec.cli import main
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.tensorboard_plugin import endpoints
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 from keras_mixprec.tensorboard_plugin.page_server import PageServer
 
-RUNS = ["float16/mixprec", "tuned/mixprec"]
+RUN, LONG = "healthy/mixprec", "x" * 5000
+METRIC = "weight_headroom_bits"
+PAGES = "/", "/data/runs", "/static/page.js"
+STOP = {"kind": "stopped", "reason": "why", "step": 3}
 
 
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    log_dir = tmp_path_factory.mktemp("logs")
-    train_both(log_dir)
-    return log_dir
+@pytest.fixture
+def url(shared_page):
+    return shared_page.home
 
 
-@pytest.fixture(scope="module")
-def port(logs):
-    with served(logs) as (port, _):
-        yield port
-
-
-def json_of(port, target, **query):
-    status, _, body = ask(port, target, **query)
+def json_of(url, target, **query):
+    status, _, body = ask(url, target, **query)
     return json.loads(body) if status == 200 else None
 
 
-def test_the_runs_are_those_of_the_folder(port):
-    listed = json_of(port, "/data/runs")
-    written = [run.pop("written") for run in listed]
-    told = {"newer_schema": False, "in_16_bits": True}
-    assert listed == [{"run": r} | told for r in RUNS]
-    assert 0 < written[0] < written[1]
+def data_of(folder, run):
+    return RunData(run, FileSource(folder / run))
+
+
+# What it answers.
+
+
+def test_the_runs_are_those_of_the_folder(url, told):
+    listed = {run.pop("run"): run for run in json_of(url, "/data/runs")}
+    assert [*listed] == [f"{name}/mixprec" for name in told]
+    assert all(run["written"] > 0 for run in listed.values())
+    wide = {name for name, run in listed.items() if not run["in_16_bits"]}
+    assert wide == {"wide/mixprec"}
 
 
 @pytest.mark.parametrize(
@@ -62,62 +66,67 @@ def test_what_a_run_computes_in_is_known_before_it_is_read(
         (own,) = folder.listed()
         return own["in_16_bits"]
 
-    with RunLog(tmp_path / "own") as log:
+    with RunLog(tmp_path) as log:
         log.event(0, {"kind": "train_begin"})
         assert listed() is None
         if dtype:  # Logs of before do not say it.
-            log.layers(0, [{"path": "a", "compute_dtype": dtype}])
+            log.layers(0, [layer("a", dtype=dtype)])
         for step in range(100):
             log.event(step, {"kind": "train_end"})
         assert listed() is low
     assert listed() is low
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_a_run_is_what_its_files_say(port, logs, run):
-    told = kmp.load_report(logs).to_dict()[run]
-    for metric in told["heat"]["metrics"]:
+def test_a_run_is_what_its_files_say(url, told, canonical):
+    known = json.loads(to_json(told["healthy"]))
+    for metric in known["heat"]["metrics"]:
+        # The page asks for these by metric.
         del metric["steps"], metric["values"]
-    assert json_of(port, "/data/run", run=run) == json.loads(to_json(told))
-
-
-def test_heat_and_histogram_are_what_the_files_say(port, logs):
-    data = RunData(RUNS[1], FileSource(logs / RUNS[1]))
-    query = {"run": RUNS[1], "metric": "weight_headroom_bits", "columns": 7}
-    _, headers, body = ask(port, "/data/heat", **query)
-    assert body == data.heat("weight_headroom_bits", 7)
+    assert json_of(url, "/data/run", run=RUN) == known
+    data = data_of(canonical["healthy"].log_dir.parent, RUN)
+    query = {"run": RUN, "metric": METRIC, "columns": 7}
+    _, headers, body = ask(url, "/data/heat", **query)
+    assert body == data.heat(METRIC, 7)
     assert headers["Content-Type"].startswith("application/octet-stream")
-    query = {"run": RUNS[1], "layer": "in_1", "part": "gradient"}
-    found = json_of(port, "/data/histogram", **query)
-    assert found == data.histogram("in_1", "gradient")
+    query = {"run": RUN, "layer": "embed", "part": "gradient"}
+    found = json_of(url, "/data/histogram", **query)
+    assert found == data.histogram("embed", "gradient")
+    assert found["counts"][0] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("target", PAGES)
+def test_head_says_what_get_would(url, target):
+    status, headers, body = ask(url, target, "HEAD")
+    _, known, whole = ask(url, target)
+    assert (status, body) == (200, b"")
+    assert headers["Content-Length"] == str(len(whole))
+    assert headers["Content-Type"] == known["Content-Type"]
+
+
+# What it refuses.
 
 
 @pytest.mark.parametrize(
-    "host",
+    ("host", "status"),
     [
-        "evil.example",
-        "127.0.0.1.evil.example",
-        "192.168.0.1:6007",
-        "[::1]",
-        "x",
+        *((host, 403) for host in ("evil.example", "[::1]", "x")),
+        ("127.0.0.1.evil.example", 403),
+        ("192.168.0.1:6007", 403),
+        *((host, 200) for host in ("localhost:1", "127.0.0.1", "LOCALHOST:9")),
     ],
 )
-@pytest.mark.parametrize("target", ["/", "/data/runs", "/static/page.js"])
-def test_other_hosts_are_refused(port, host, target):
-    status, _, body = ask(port, target, host=host)
-    assert (status, b"127.0.0.1" in body) == (403, True)
-
-
-@pytest.mark.parametrize("host", ["localhost:6007", "127.0.0.1", "LOCALHOST:9"])
-def test_names_of_this_machine_are_not(port, host):
-    assert ask(port, "/data/runs", host=host)[0] == 200
+@pytest.mark.parametrize("target", PAGES)
+def test_only_names_of_this_machine_are_answered(url, host, status, target):
+    found, _, body = ask(url, target, host=host)
+    assert found == status
+    assert status == 200 or b"127.0.0.1" in body
 
 
 @pytest.mark.parametrize(
     "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "MADE_UP"]
 )
-def test_other_methods_are_refused(port, method):
-    status, headers, _ = ask(port, "/data/runs", method, body=b"a=1")
+def test_other_methods_are_refused(url, method):
+    status, headers, _ = ask(url, "/data/runs", method, body=b"a=1")
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
 
 
@@ -132,108 +141,99 @@ def test_other_methods_are_refused(port, method):
         "/data/",
         "/data/run/..",
         "/data/nothing",
-        "/data/run?run=../../etc",
-        "/data/run?run=/etc",
         "/favicon.ico",
         "http://evil.example/",
         "*",
     ],
 )
-def test_other_paths_are_refused(port, target):
-    status, headers, body = ask(port, target)
+def test_other_paths_are_refused(url, target):
+    status, headers, body = ask(url, target)
     assert status in (400, 404) or target.startswith("http")
     assert len(body) < 300 or b"start.js" in body
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-@pytest.mark.parametrize("target", ["/", "/data/runs", "/static/page.js"])
-def test_head_says_what_get_would(port, target):
-    status, headers, body = ask(port, target, "HEAD")
-    _, known, whole = ask(port, target)
-    assert (status, body) == (200, b"")
-    assert headers["Content-Length"] == str(len(whole))
-    assert headers["Content-Type"] == known["Content-Type"]
+@pytest.mark.parametrize(
+    ("route", "query", "status"),
+    [
+        ("run", {}, 400),
+        *(
+            ("run", {"run": run}, 400 if run == LONG else 404)
+            for run in ("nothing", "../../etc", "/etc", LONG)
+        ),
+        ("heat", {"run": RUN, "metric": "none", "columns": "9"}, 404),
+        ("heat", {"run": RUN, "metric": LONG}, 400),
+        *(
+            ("heat", {"run": RUN, "metric": "m", "columns": columns}, 400)
+            for columns in ("", "0", "-1", "1e3", "2001", "9" * 400, "²")
+        ),
+        ("histogram", {"run": RUN, "layer": "a", "part": "b"}, 404),
+        ("histogram", {"run": RUN, "layer": "a"}, 400),
+    ],
+)
+def test_senseless_questions_are_refused(url, route, query, status):
+    found, headers, body = ask(url, f"/data/{route}", **query)
+    assert found == status
+    assert len(body) < 300
+    assert headers["Content-Type"].startswith("text/plain")
 
 
-def test_it_listens_on_the_loopback_address_alone(port):
+def test_it_listens_on_the_loopback_address_alone(url):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
         outward.connect(("192.0.2.1", 9))  # Sends nothing.
         address = outward.getsockname()[0]
     if address.startswith("127."):
         pytest.skip("this machine has no other address")
+    port = int(url.strip("/").rpartition(":")[2])
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((address, port), timeout=600)
 
 
-def test_ctrl_c_ends_it_quietly(logs):
-    with served(logs) as (port, process):
-        assert process.said == (
-            f"http://127.0.0.1:{port}/ shows {logs}; Ctrl+C ends it\n"
-        )
-        assert ask(port, "/")[0] == 200
-        assert interrupt(process) == (0, "\n", "")
+# Runs that come, grow, go, or are damaged.
 
 
-def test_a_port_in_use_is_one_sentence(port, logs, capsys):
-    assert main(["serve", str(logs), "--port", str(port)]) == 2
-    printed = capsys.readouterr().err
-    assert printed.count("\n") == 1
-    assert f"port {port} (Address already in use)" in printed
-    assert "--port 0" in printed
-
-
-def test_an_empty_folder_is_waited_on(tmp_path):
-    with served(tmp_path) as (port, process):
-        assert f"shows {tmp_path}, which has no run yet" in process.said
-        assert json_of(port, "/data/runs") == []
-        with RunLog(tmp_path) as log:
-            log.event(3, {"kind": "skipped_step", "at_step": 3})
-        (run,) = json_of(port, "/data/runs")
-        assert json_of(port, "/data/run", run=run["run"])["last_step"] == 3
-
-
-def test_a_run_is_served_while_it_goes_on(tmp_path):
-    with served(tmp_path) as (port, _), RunLog(tmp_path) as log:
-        for step in range(40):
-            log.event(step, {"kind": "skipped_step", "at_step": step})
-            found = json_of(port, "/data/run", run="mixprec")
-            assert len(found["events"]) == step + 1
-
-
-def test_a_run_that_is_removed_is_gone_and_a_new_one_is_read(tmp_path):
-    with served(tmp_path) as (port, _):
-        for count in 3, 1:
+def test_a_run_is_served_while_it_goes_on_until_it_is_removed(tmp_path):
+    with served(tmp_path) as url:
+        assert json_of(url, "/data/runs") == []
+        for count in 40, 1:
             with RunLog(tmp_path) as log:
                 for step in range(count):
-                    log.event(step, {"kind": "train_end", "n": step})
-            found = json_of(port, "/data/run", run="mixprec")
-            assert len(found["events"]) == count
+                    log.event(step, {"kind": "skipped_step", "at_step": step})
+                    found = json_of(url, "/data/run", run="mixprec")
+                    assert len(found["events"]) == step + 1
+                    assert found["last_step"] == step
             shutil.rmtree(log.folder)
-            assert ask(port, "/data/run", run="mixprec")[0] == 404
+            assert ask(url, "/data/run", run="mixprec")[0] == 404
 
 
-def test_a_run_that_goes_while_all_are_read_is_left_out(logs):
+def test_rows_of_runs_come_as_they_are_read(tmp_path, monkeypatch):
+    for name in "abc":
+        write(tmp_path / name, "a", STOP)
+    monkeypatch.setattr(endpoints, "_PATIENCE", 0)
+    answers, runs = Endpoints(), LogFolder(str(tmp_path))
+    seen = []
+    for _ in range(4):
+        rows = json.loads(answers.data(runs, "summaries", {}).body)
+        seen.append([row.get("unread", False) for row in rows])
+    assert seen[0] == [False, True, True]
+    assert seen[2] == seen[3] == [False] * 3
+    known = [data_of(tmp_path, f"{name}/mixprec").overview() for name in "abc"]
+    assert rows == [json.loads(to_json(summary(run))) for run in known]
+
+
+def test_a_run_that_goes_while_all_are_read_is_left_out(tmp_path):
     class Late(LogFolder):
         def listed(self):
-            first, *_ = super().listed()
-            return [first | {"run": "gone"}, first]
+            (only,) = super().listed()
+            return [only | {"run": "gone"}, only]
 
-    rows = Endpoints().data(Late(str(logs)), "summaries", {}).body
-    assert [row["run"] for row in json.loads(rows)] == [
-        LogFolder(str(logs)).listed()[0]["run"]
-    ]
-
-
-def test_a_folder_of_any_name_is_shown(tmp_path):
-    folder = tmp_path / os.fsdecode(b"r\xff")
-    folder.mkdir()
-    with PageServer(str(folder), 0) as server:
-        assert rb"r\udcff" in server.answer("/").body
+    write(tmp_path, "a")
+    rows = Endpoints().data(Late(str(tmp_path)), "summaries", {}).body
+    assert [row["run"] for row in json.loads(rows)] == ["mixprec"]
 
 
-def test_a_run_of_any_name_is_read_by_everything(tmp_path, capsys):
-    with RunLog(tmp_path / os.fsdecode(b"caf\xe9")) as log:
-        log.event(3, {"kind": "stopped", "reason": "why"})
+def test_folders_and_runs_of_any_name_are_read_by_everything(tmp_path, capsys):
+    write(tmp_path / os.fsdecode(b"caf\xe9"), "a", STOP)
     report = kmp.load_report(tmp_path)
     report.save_html(tmp_path / "report.html")
     assert main(["report", str(tmp_path)]) == 1
@@ -244,13 +244,14 @@ def test_a_run_of_any_name_is_read_by_everything(tmp_path, capsys):
     query = {"run": listed["run"]}
     found = json.loads(Endpoints().data(runs, "run", query).body)
     assert found["last_step"] == 3
+    with PageServer(str(tmp_path / os.fsdecode(b"caf\xe9")), 0) as server:
+        assert rb"caf\udce9" in server.answer("/").body
 
 
 def test_folders_are_listed_once_and_not_within_a_run(tmp_path, monkeypatch):
     for number in range(9):
-        with RunLog(tmp_path / str(number)) as log:
-            log.event(0, {"kind": "stopped", "reason": "why"})
-        os.makedirs(os.path.join(log.folder, "batches", "inner"))
+        write(tmp_path / str(number), "a")
+        os.makedirs(tmp_path / str(number) / "mixprec" / "batches" / "inner")
     walked, walk = [], os.walk
 
     def counted(top):
@@ -259,69 +260,57 @@ def test_folders_are_listed_once_and_not_within_a_run(tmp_path, monkeypatch):
             yield found
 
     monkeypatch.setattr(os, "walk", counted)
-    runs, endpoints = LogFolder(str(tmp_path)), Endpoints()
-    requests = 0
-    rows = [{"unread": True}]
+    runs, answers = LogFolder(str(tmp_path)), Endpoints()
+    requests, rows = 0, [{"unread": True}]
     while any(row.get("unread") for row in rows):
-        rows = json.loads(endpoints.data(runs, "summaries", {}).body)
+        rows = json.loads(answers.data(runs, "summaries", {}).body)
         requests += 1
     assert len(walked) == requests * (1 + 2 * 9)
 
 
-def test_a_damaged_run_leaves_the_others_readable(logs, tmp_path):
-    shutil.copytree(logs, tmp_path / "own")
-    (name,) = [n for n in os.listdir(logs / RUNS[0]) if "tfevents" in n]
-    path = tmp_path / "own" / RUNS[0] / name
+def test_a_damaged_run_leaves_the_others_readable(canonical, tmp_path):
+    for name in "overflow", "healthy":
+        shutil.copytree(canonical[name].log_dir, tmp_path / name)
+    (path,) = (tmp_path / "overflow" / "mixprec").glob("*tfevents*")
     path.write_bytes(path.read_bytes()[:20_000] + b"\xff" * 64)
-    with served(tmp_path / "own") as (port, _):
-        assert json_of(port, "/data/run", run=RUNS[0]) is not None
-        assert json_of(port, "/data/run", run=RUNS[1])["last_step"] == 40
+    with served(tmp_path) as url:
+        assert json_of(url, "/data/run", run="overflow/mixprec") is not None
+        assert json_of(url, "/data/run", run=RUN)["last_step"] == 41
 
 
-WRONG = [
-    (["/nowhere/logs"], "there is no folder /nowhere/logs"),
-    ([__file__], f"there is no folder {__file__}"),
-]
+# The command.
 
 
-@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=["no", "file"])
-def test_what_is_no_folder_is_said(arguments, message, capsys):
-    assert main(["serve", *arguments]) == 2
-    assert capsys.readouterr().err == f"keras-mixprec: {message}\n"
+def test_the_command_needs_no_backend_and_ends_quietly(tmp_path, capsys):
+    with running(tmp_path) as (url, process):
+        for words in url, str(tmp_path), "no run yet":
+            assert words in process.said
+        write(tmp_path, "a")
+        (run,) = json_of(url, "/data/runs")
+        assert run["in_16_bits"]
+        # A port in use is one sentence.
+        port = url.strip("/").rpartition(":")[2]
+        assert main(["serve", str(tmp_path), "--port", port]) == 2
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1
+        assert f"port {port}" in printed
+        assert "--port 0" in printed
+        assert interrupt(process) == (0, "\n", "")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["a", "b"],
-        ["a", "--port"],
-        ["a", "--port", "x"],
-        ["a", "--port", "-1"],
-        ["a", "--port", "65536"],
-        ["a", "--port", "1.5"],
-        ["a", "--host", "0.0.0.0"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_calls_are_refused(arguments, capsys):
+@pytest.mark.parametrize("path", ["/nowhere/logs", __file__])
+def test_what_is_no_folder_is_said(path, capsys):
+    assert main(["serve", path]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert path in printed
+
+
+WRONG = "", "a b", "a --port", "a --port x", "a --port -1", "a --port 65536"
+
+
+@pytest.mark.parametrize("call", [*WRONG, "a --port 1.5", "a --host 0.0.0.0"])
+def test_wrong_calls_are_refused(call, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["serve", *arguments])
+        main(["serve", *call.split()])
     assert "\nkeras-mixprec" in capsys.readouterr().err
-
-
-def test_the_page_shows_new_events_and_asks_nobody_else(driver, tmp_path):
-    with served(tmp_path) as (port, _), RunLog(tmp_path) as log:
-        log.layers(0, [{"path": "dense", "compute_dtype": "float16"}])
-        log.event(1, {"kind": "skipped_step", "at_step": 1, "scale": 2.0})
-        page = Page(driver)
-        driver.get_log("browser")
-        driver.get(f"http://127.0.0.1:{port}/")
-        page.until(lambda: len(page.all("#events li[data-kind]")) == 1)
-        log.event(2, {"kind": "skipped_step", "at_step": 2, "scale": 1.0})
-        log.event(9, {"kind": "log_gap", "from_step": 3, "lost": 1})
-        page.until(lambda: len(page.all("#events li[data-kind]")) > 1)
-        assert driver.get_log("browser") == []
-        asked = {urllib.parse.urlsplit(url).netloc for url in page.requests()}
-        assert asked == {f"127.0.0.1:{port}"}
-        assert driver.title.endswith(str(tmp_path))
