@@ -62,6 +62,7 @@ def test_the_next_run_starts_from_what_was_learned(jit, path):
     assert "max_rebuilds=1" in callback.history[-1]["message"]
 
 
+@one_backend
 def test_a_plan_is_written_at_once_and_says_why(tmp_path):
     path, model, written = tmp_path / "plan.json", chain(), []
     rules = [kmp.PrecisionRule("first", "float32", "asked for")]
@@ -171,6 +172,7 @@ def dtypes(model):
     return {layer.compute_dtype for layer in model.layers}
 
 
+@one_backend
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_the_plan_of_a_float32_run_pins_nothing(verbose, tmp_path, capsys):
     path, watcher = tmp_path / "plan.json", monitor(tmp_path / "logs")
@@ -194,6 +196,7 @@ def test_the_plan_of_a_float32_run_pins_nothing(verbose, tmp_path, capsys):
     assert "left_aside" not in callback.history[0]
 
 
+@one_backend
 def test_another_policy_than_that_of_the_plan_wins_and_all_are_kept(path):
     contents = [path.read_text()]
     for policy in "float32", "mixed_bfloat16", "mixed_float16":
@@ -240,6 +243,7 @@ def edited():
     return models.compiled(keras.Sequential(layers)), {}, {"first", "new"}
 
 
+@one_backend
 @pytest.mark.parametrize("build", [changed, edited])
 def test_of_another_model_the_entries_that_fit_are_used(build, path):
     model, own, aside = build()
@@ -254,6 +258,7 @@ def test_of_another_model_the_entries_that_fit_are_used(build, path):
     assert demoted(model) == CURE
 
 
+@one_backend
 def test_a_plan_made_by_hand_is_followed_in_every_run(tmp_path):
     path, asked = tmp_path / "plan.json", CURE | {"first": "mixed_bfloat16"}
     kmp.PrecisionPlan(asked, "mixed_float16").save(path)

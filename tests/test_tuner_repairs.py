@@ -14,6 +14,8 @@ from keras_mixprec.devices import found, measured
 from keras_mixprec.devices.processor import Processor
 from keras_mixprec.policies.summary import shares_in_16_bits
 
+one_backend = pytest.mark.one_backend
+
 
 def zoo_case(name, jit=None, epochs=1, **arguments):
     """The model of a case and the tuner that it was trained with."""
@@ -130,6 +132,7 @@ def test_a_subclassed_model_with_a_shared_layer_and_a_dict_of_inputs(jit):
     assert demoted(model)["big"] == "float32"
 
 
+@one_backend
 def test_an_isolated_layer_is_demoted_with_the_others():
     model = models.sequential(
         lambda: [
@@ -247,6 +250,7 @@ def test_a_sum_over_all_rows(sound):
     assert model.optimizer.skipped_steps == 0
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("count", "named"),
     [(1, "batch_rows=[300]"), (20, "306, 307], batch_rows_in_all=20")],
@@ -259,6 +263,7 @@ def test_rows_that_overflow_are_named(count, named):
     assert named in str(change)
 
 
+@one_backend
 def test_a_sound_batch_is_examined_by_its_first_rows(monkeypatch):
     seen = models.diagnosed(monkeypatch)
     train_on(X, Loud)
@@ -270,6 +275,7 @@ def test_a_sound_batch_is_examined_by_its_first_rows(monkeypatch):
 RESCALE = {"rungs": ("rescale", "float32")}
 
 
+@one_backend
 def test_bfloat16_that_was_measured_to_be_fast_is_a_rung(monkeypatch):
     cpu = Processor("some CPU", ("AVX512-BF16",))
     monkeypatch.setattr(found, "this_processor", lambda: cpu)
@@ -288,6 +294,7 @@ def test_bfloat16_that_was_measured_to_be_fast_is_a_rung(monkeypatch):
         assert fact in callback.history[0]["message"]
 
 
+@one_backend
 def test_faults_of_precision_take_float32():
     model, _ = zoo_case("bn_variance_200", bfloat16=True)
     assert demoted(model)["naive_bn"] == "float32"
@@ -367,6 +374,7 @@ def test_more_of_the_flops_stay_in_16_bits():
     assert shares_in_16_bits(model).flops > 0.99
 
 
+@one_backend
 def test_a_model_without_a_fault_is_left_as_it_is():
     (case,) = cases(["healthy_mlp"])
     model, callback = zoo_case("healthy_mlp", **RESCALE)

@@ -27,6 +27,8 @@ from keras_mixprec.numerics.layer_hooks import with_sublayers
 
 Hooks = keras.callbacks.LambdaCallback
 
+one_backend = pytest.mark.one_backend
+
 
 @pytest.fixture
 def seen(monkeypatch, clock):
@@ -53,11 +55,13 @@ def zoo_case(name, *callbacks):
     return model
 
 
+@one_backend
 def test_audits_come_at_the_steps_that_the_documents_name(seen):
     tuned([GOOD] * 200)
     assert steps(seen) == [0, 16, 48, 192]
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("name", "second", "third"),
     [
@@ -81,6 +85,7 @@ def test_what_is_no_matter_of_precision_changes_nothing(
     assert all(step >= third for step in steps(seen)[2:])
 
 
+@one_backend
 def test_a_scale_that_falls_further_than_explained_is_diagnosed(slow_diagnoses):
     """A fault of one batch in eight, behind a search for the loss scale."""
     model = zoo_case("calibrated_experts", tuner(), slow_diagnoses)
@@ -88,6 +93,7 @@ def test_a_scale_that_falls_further_than_explained_is_diagnosed(slow_diagnoses):
     assert model.optimizer.skipped_steps < 40
 
 
+@one_backend
 def test_a_fault_behind_a_divergence_is_repaired(slow_diagnoses):
     values = [GOOD] + [1e38] * 30 + [GOOD] * 300 + [BIG] * 30
     _, callback = tuned(values, slow_diagnoses)
@@ -95,6 +101,7 @@ def test_a_fault_behind_a_divergence_is_repaired(slow_diagnoses):
     assert 331 < step <= 331 + 8
 
 
+@one_backend
 def test_a_fault_that_begins_in_a_pause_is_diagnosed_after_it(
     tmp_path, monkeypatch
 ):
@@ -110,6 +117,7 @@ def test_a_fault_that_begins_in_a_pause_is_diagnosed_after_it(
 BAD_DATA = [1.0, np.nan, np.nan, 1.0, np.nan, np.nan, 1.0] + [1.0] * 3
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("before", "patience"),
     # Bad data come to nothing twice: four bad steps are waited for.
@@ -122,6 +130,7 @@ def test_skips_in_a_row_are_diagnosed_at_once(before, patience):
     assert len(before) < step <= len(before) + patience
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("begin", "arguments", "least"),
     [
@@ -139,6 +148,7 @@ def test_a_cooldown_is_waited_for_but_at_first(begin, arguments, least):
     assert set(demoted(model)) == {"first", "big", "last"}
 
 
+@one_backend
 def test_a_dry_run_advises_once_and_changes_nothing(seen, tmp_path):
     path, watcher = tmp_path / "plan.json", monitor(tmp_path / "logs")
     model, callback = tuned([BIG] * 60, watcher, plan=path, dry_run=True)
@@ -171,6 +181,7 @@ def watching(folder):
     return kmp.MixPrecMonitor(folder, verbose=0)
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("callbacks", "audits"),
     [
@@ -188,6 +199,7 @@ def test_five_fits_are_audited_as_one(callbacks, audits, seen, tmp_path):
     assert steps(seen) == audits
 
 
+@one_backend
 @pytest.mark.parametrize(
     "change",
     [
@@ -225,6 +237,7 @@ def test_a_later_fit_knows_what_was_demoted_and_why(new_callback, tmp_path):
     assert "max_rebuilds=1" in again.history[-1]["message"]
 
 
+@one_backend
 def test_what_the_user_sets_between_two_fits_is_no_demotion():
     model, callback = tuned([BIG] * 4, promote_after=10, cooldown=5)
     kmp.apply_policy(model, "mixed_bfloat16", rules=[])
@@ -283,6 +296,7 @@ def test_together_they_change_nothing_in_a_healthy_run(jit, order, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@one_backend
 @pytest.mark.parametrize("beside", [True, False])
 def test_the_log_has_what_was_compared_and_who_took_time(beside, tmp_path):
     model = chain()
@@ -313,6 +327,7 @@ def test_after_a_fit_that_died_the_same_callbacks_serve_again(tmp_path):
         assert demoted(again) == CURE
 
 
+@one_backend
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_second_tuner_in_one_fit_is_refused(dry_run):
     model = chain()
@@ -336,9 +351,13 @@ def bounded(weights):
     ("of_weights", "beside"),
     [
         ({}, True),
-        ({}, False),
+        pytest.param({}, False, marks=one_backend),
         # Its weights are bounded: the loss alone diverges.
-        ({"use_bias": False, "kernel_constraint": bounded}, False),
+        pytest.param(
+            {"use_bias": False, "kernel_constraint": bounded},
+            False,
+            marks=one_backend,
+        ),
     ],
     ids=["monitor", "alone", "loss"],
 )
@@ -364,7 +383,7 @@ def test_a_demotion_that_makes_training_diverge_is_undone(
 @pytest.mark.parametrize(
     ("rate", "values"),
     [
-        (0.0, VALUES),
+        pytest.param(0.0, VALUES, marks=one_backend),
         # The loss of each batch is another one, a million times as large.
         (1e-14, [0.5, BIG, 0.001, 30.0] * 30),
         # It was not a number before.
@@ -397,6 +416,7 @@ def test_a_recurrent_layer_is_demoted_with_its_cell(name):
 # What is needed no more returns to 16 bits.
 
 
+@one_backend
 def test_the_batch_that_failed_is_remembered():
     model, callback = tuned([BIG] * 5 + [GOOD] * 150, promote_after=50)
     assert demoted(model) == CURE
@@ -415,6 +435,7 @@ def test_what_the_weights_have_outgrown_returns_in_a_later_fit():
     assert entry["layers"]["big"] == expected
 
 
+@one_backend
 def test_a_fault_that_comes_and_goes_is_resolved():
     """The weight that overflows is large for half of each period."""
     period, model = 60, chain()

@@ -18,6 +18,8 @@ X = RANDOM.normal(size=(32, 4)).astype("float32")
 Y = X[:, :1].copy()
 DATA = {"validate": (X, Y), "tolerance": 0.05}
 
+one_backend = pytest.mark.one_backend
+
 
 class Planted(keras.layers.Dense):
     """Right in training; its inference in float16 is off by 50."""
@@ -117,6 +119,7 @@ def test_what_is_to_blame_at_the_end_is_demoted(jit, tmp_path):
     assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(entry["plan"])
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("arguments", "obstacle"),
     [
@@ -148,7 +151,7 @@ def test_a_function_of_which_more_is_better():
     assert callback.history[-1]["metric"] == "score"
 
 
-@pytest.mark.one_backend
+@one_backend
 @pytest.mark.parametrize(
     ("mode", "more", "less"),
     [("min", 1.0, -1.0), ("max", -1.0, 1.0), ("auto", 1.0, 1.0)],
@@ -180,7 +183,7 @@ def test_nothing_that_is_trained_is_changed(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.one_backend
+@one_backend
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -206,6 +209,7 @@ def test_a_mistake_ends_fit_before_anything_is_said(
     assert capsys.readouterr().out == ""
 
 
+@one_backend
 @pytest.mark.usefixtures("training_goes_on")
 @pytest.mark.parametrize("later", ["nan", "no disk"])
 def test_what_fails_later_returns_and_signs_off_nothing(later, tmp_path):
@@ -227,6 +231,7 @@ def test_what_fails_later_returns_and_signs_off_nothing(later, tmp_path):
     assert entry["to_blame"] == []
 
 
+@one_backend
 def test_what_is_over_the_budget_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(validation, "_EVALUATIONS", 0)
     fit(model := build(), callback := returning(tmp_path / "plan.json"))
@@ -236,6 +241,7 @@ def test_what_is_over_the_budget_waits(tmp_path, monkeypatch):
     assert callback.history[-1]["within"]
 
 
+@one_backend
 def test_it_goes_on_from_the_plan_of_a_run_that_was_interrupted(tmp_path):
     def interrupt(batch, logs):
         if entries(first, "keep"):
