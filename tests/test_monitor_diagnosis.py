@@ -229,7 +229,7 @@ class Wrapper(OwnStep):
         self.inner = keras.Sequential(
             [layers.Dense(8), Large(name="large"), layers.Dense(3)]
         )
-        self.compile(kmp.LossScaleOptimizer("adam"), **compiling(None))
+        self.compile(kmp.LossScaleOptimizer("adam"), jit_compile=False)
 
     def loss_of(self, x, y):
         wrong = ops.square(ops.cast(self.inner(x), "float32") - 1)

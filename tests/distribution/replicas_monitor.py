@@ -3,9 +3,12 @@
 import tempfile
 
 import numpy as np
-from monitor_models import OPTIMIZERS, arrays, good, one_weight, watched
 from replicas import IS_TENSORFLOW, scope
 from tuned import ROWS
+
+# isort: split
+# `tuned` has put the folder of the tests on the path.
+from monitor_models import OPTIMIZERS, arrays, good, one_weight, watched
 
 # In the half of the third batch that the second device has.
 BAD_ROW = 2 * ROWS + ROWS - 1
