@@ -146,6 +146,15 @@ class SetClock:
     def read(self):
         return self.now
 
+    def each_look_takes(self, seconds):
+        """Context in which to read it takes time, as on a slow machine."""
+
+        def read():
+            self.wait(seconds)
+            return self.now
+
+        return _clock.set_to(read)
+
 
 @pytest.fixture
 def clock():

@@ -149,16 +149,16 @@ def arrays(values):
 
 
 def fit(model, data, callbacks, epochs=1, **arguments):
-    """Trains on one batch per number, or on arrays; returns the history."""
-    if isinstance(data, tuple):
+    """Trains on a list of one number a batch, arrays, or what Keras takes."""
+    if isinstance(data, list):
+        arguments["steps_per_epoch"] = len(data) // epochs
+        data = stream(data)
+    elif isinstance(data, tuple):
         arguments = {"batch_size": ROWS} | arguments
-    else:
-        data, count = (stream(data),), len(data)
-        arguments["steps_per_epoch"] = count // epochs
     arguments = {"shuffle": False, "verbose": 0} | arguments
-    return model.fit(
-        *data, epochs=epochs, callbacks=callbacks, **arguments
-    ).history
+    data = data if isinstance(data, tuple) else (data,)
+    arguments |= {"epochs": epochs, "callbacks": callbacks}
+    return model.fit(*data, **arguments).history
 
 
 def monitor(log_dir, **arguments):

@@ -12,7 +12,7 @@ from monitor_models import (
     compiling,
     dense,
     each_jit,
-    monitor,
+    every_backend,
     one_backend,
     one_weight,
     prose,
@@ -23,6 +23,8 @@ from tuner_models import tuner
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis.advice import bad_data_advice
+
+pytestmark = one_backend
 
 
 def data(*bad, rows=40):
@@ -52,22 +54,22 @@ def test_samples_are_named_in_the_users_order(shuffle, jit, tmp_path):
     assert "5, 30 of x" in done.summary.headline["text"]
 
 
+@every_backend
 def test_rows_of_a_stream_are_named(tmp_path):
-    watcher, steps = monitor(tmp_path, update_freq=1), range(10)
-    batches = (data(*[2] * (step in (3, 7)), rows=4) for step in steps)
-    options = {"steps_per_epoch": 10, "shuffle": False, "verbose": 0}
-    one_weight().fit(batches, callbacks=[watcher], **options)
-    (verdict,) = watcher.verdicts
+    batches = (data(*[2] * (n in (3, 7)), rows=4) for n in range(10))
+    done = run(tmp_path, batches, steps_per_epoch=10, epochs=1)
+    (verdict,) = done.verdicts
     found = [verdict.numbers[k] for k in ("epoch", "batch", "rows_of_x")]
     assert found == [0, 3, [2]]
-    skipped = told(tmp_path, "skipped_step")
+    skipped = done.told("skipped_step")
     assert [event["bad_input"] for event in skipped] == [{"x": 2}] * 2
-    (event,) = told(tmp_path, "bad_batches")
+    (event,) = done.told("bad_batches")
     places = [[b[k] for k in ("epoch", "batch")] for b in event["batches"]]
     assert places == [[0, 3], [0, 7]]
-    assert event["message"] in prose(watcher.report)
+    assert event["message"] in prose(done.watcher.report)
 
 
+@every_backend
 def test_each_batch_of_each_epoch_has_its_own_rows(tmp_path):
     x, y = data(5, 6, 30)
     y[28] = np.inf
@@ -85,7 +87,6 @@ def test_each_batch_of_each_epoch_has_its_own_rows(tmp_path):
     assert " 28 of y" in headline
 
 
-@one_backend
 def test_a_great_many_batches_are_named_in_ranges(tmp_path):
     bad = {1, 3, 4, 5, *range(7, 80, 2)}
     options = {"batch_size": 1, "steps_per_epoch": 20, "epochs": 4}
@@ -101,7 +102,6 @@ def test_a_great_many_batches_are_named_in_ranges(tmp_path):
         assert event["message"] in prose(said)
 
 
-@one_backend
 def test_weights_of_samples_are_checked(tmp_path):
     weights = np.ones(40, "float32")
     weights[11] = np.nan
@@ -112,11 +112,9 @@ def test_weights_of_samples_are_checked(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "tuned", "scale"),
     [
-        ((5, 17, 30), True, 2.0**15),
-        # Far down, and back.
-        pytest.param(range(8, 20), True, 2.0**15, marks=one_backend),
-        # The monitor alone changes nothing.
-        pytest.param((5, 17, 30), False, 2.0**9, marks=one_backend),
+        pytest.param((5, 17, 30), True, 2.0**15, marks=every_backend),
+        (range(8, 20), True, 2.0**15),  # Far down, and back.
+        ((5, 17, 30), False, 2.0**9),  # The monitor alone changes nothing.
     ],
 )
 def test_a_tuner_keeps_the_scale(bad, tuned, scale, tmp_path):
@@ -126,7 +124,6 @@ def test_a_tuner_keeps_the_scale(bad, tuned, scale, tmp_path):
     assert not tuned or "fell" not in done.summary.headline["text"]
 
 
-@one_backend
 def test_what_overflows_by_itself_lowers_the_scale(tmp_path):
     x, y = data()
     x[8] = 1e30
@@ -135,7 +132,6 @@ def test_what_overflows_by_itself_lowers_the_scale(tmp_path):
     assert done.told("bad_batches") == []
 
 
-@one_backend
 @pytest.mark.parametrize("rows", [[9, 37], [2, 33, 66], [66]])
 def test_a_tuner_changes_nothing_that_is_said(tmp_path, rows):
     """Rows 2 and 66 are in batches that it audits."""
@@ -169,7 +165,6 @@ class Trained(EveryStep):
         super().on_train_batch_end(-1)
 
 
-@one_backend
 @pytest.mark.parametrize("update_freq", [1, 4, 100])
 def test_the_scale_that_is_put_back_is_logged(update_freq, tmp_path):
     seen, options = Trained(), {"update_freq": update_freq, "epochs": 1}
@@ -179,7 +174,6 @@ def test_the_scale_that_is_put_back_is_logged(update_freq, tmp_path):
     assert_logged(tmp_path, seen.scales)
 
 
-@one_backend
 @pytest.mark.parametrize("part", ["x", "y", "sample_weight"])
 def test_the_snippet_finds_them(part):
     code = bad_data_advice(part).partition("`: ")[2].removesuffix(".")
@@ -187,7 +181,6 @@ def test_the_snippet_finds_them(part):
     assert found.tolist() == [5, 30]
 
 
-@one_backend
 def test_structures_of_arrays(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = {name: keras.Input((1,), name=name) for name in "ab"}
@@ -199,7 +192,6 @@ def test_structures_of_arrays(tmp_path):
     assert done.verdicts[0].numbers["samples_of_x"] == [21]
 
 
-@one_backend
 @pytest.mark.parametrize("row", [0, 39])
 def test_a_bad_batch_at_the_end_takes_no_headroom(tmp_path, row):
     done = run(tmp_path, data(row), epochs=1, probe_every=1)
@@ -208,6 +200,7 @@ def test_a_bad_batch_at_the_end_takes_no_headroom(tmp_path, row):
     assert -np.inf not in [bits for _, bits in headroom.values()]
 
 
+@every_backend
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_tensors_that_numpy_does_not_take(dtype, tmp_path):
     torch = pytest.importorskip("torch")
@@ -218,7 +211,6 @@ def test_tensors_that_numpy_does_not_take(dtype, tmp_path):
     assert done.verdicts[0].numbers["samples_of_x"] == [5, 17]
 
 
-@one_backend
 def test_arrays_that_are_mapped_from_a_file_are_read_bit_by_bit(tmp_path):
     sizes = []
 
@@ -284,7 +276,6 @@ def test_a_layer_that_overflows_in_validation_alone_is_named(tmp_path, jit):
     assert "energy" in event["message"]
 
 
-@one_backend
 def test_the_tuner_repairs_it(tmp_path):
     repairing = tuner(bfloat16=False)
     done = validated(tmp_path, rows(40, (3, 37)), energies(), repairing)
@@ -292,7 +283,6 @@ def test_the_tuner_repairs_it(tmp_path):
     assert repairing.plan["energy"] == "float32"
 
 
-@one_backend
 def test_rows_of_validation_that_are_not_finite_are_bad_data(tmp_path):
     x, y = rows(24)
     x[5, 2] = np.nan

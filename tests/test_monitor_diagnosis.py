@@ -10,6 +10,8 @@ from monitor_models import (
     compiling,
     dense,
     each_jit,
+    every_backend,
+    fit,
     monitor,
     not_torch,
     one_backend,
@@ -20,10 +22,11 @@ from monitor_models import (
 from zoo.own_step import OwnStep
 
 import keras_mixprec as kmp
-from keras_mixprec import _clock
 from keras_mixprec.monitoring import audits
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
+
+pytestmark = one_backend
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(160, 8)).astype("float32")
@@ -73,20 +76,15 @@ def test_a_layer_that_overflows_is_named(tmp_path, jit, capsys):
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 @pytest.mark.parametrize(
-    ("steps", "found_at"), [(8, 8), pytest.param(60, 50, marks=one_backend)]
+    ("steps", "found_at"), [pytest.param(8, 8, marks=every_backend), (60, 50)]
 )
 def test_a_failing_run_is_diagnosed_on_any_machine(
     steps, found_at, seconds, tmp_path, clock
 ):
     """Be it that time stands still, or that each look at it takes an hour."""
-
-    def read():
-        clock.wait(seconds)
-        return clock.now
-
     data = [np.repeat(a, 8, axis=0)[: 8 * steps] for a in (X, Y)]
     options = DEFAULTS | {"update_freq": 50, "epochs": 1}
-    with _clock.set_to(read):
+    with clock.each_look_takes(seconds):
         done = run(tmp_path, overflowing(), data=tuple(data), **options)
     assert done.model.optimizer.skipped_steps > 0.9 * steps
     assert found(done) == LARGE
@@ -98,9 +96,7 @@ def test_a_healthy_run_trains_on_as_if_nothing_had_been(tmp_path, jit):
     def losses(*callbacks):
         keras.utils.set_random_seed(3)
         model = model_with(layers.Dense(8), layers.Dropout(0.3), jit=jit)
-        options = {"epochs": 2, "shuffle": False, "verbose": 0}
-        fit = model.fit(X, Y, 8, callbacks=list(callbacks), **options)
-        return fit.history["loss"]
+        return fit(model, (X, Y), callbacks, epochs=2)["loss"]
 
     watcher = monitor(tmp_path, update_freq=1)
     diagnosed, plain = losses(watcher), losses()
@@ -121,6 +117,7 @@ def compared(log_dir):
     return log.grid(name, 100).last.tolist()
 
 
+@every_backend
 @not_torch
 def test_several_steps_per_execution(tmp_path):
     model = overflowing(jit=BACKEND == "jax", steps_per_execution=4)
@@ -129,6 +126,7 @@ def test_several_steps_per_execution(tmp_path):
     assert found(done) in ([], LARGE)
 
 
+@every_backend
 @only_tensorflow
 def test_the_step_is_not_traced_again(tmp_path):
     import tensorflow as tf
@@ -149,7 +147,6 @@ def test_the_step_is_not_traced_again(tmp_path):
     assert len(traces) == before
 
 
-@one_backend
 def test_bad_data_is_no_layers_fault(tmp_path):
     x = X.copy()
     x[40:] = np.nan
@@ -175,6 +172,7 @@ class Break(keras.callbacks.Callback):
         self.model.get_layer("fragile").broken = batch > 1
 
 
+@every_backend
 @not_torch
 @pytest.mark.usefixtures("training_goes_on")
 @pytest.mark.parametrize("who", ["monitor", "tuner", "both"])
@@ -206,6 +204,7 @@ def test_what_cannot_be_diagnosed_is_trained_on(who, tmp_path):
         assert not {"\n", "\x1b"} & {*line}
 
 
+@every_backend
 @not_torch
 def test_nothing_is_left_behind_by_an_epoch_that_ends(tmp_path):
     batches = ((X[n : n + 8], Y[n : n + 8]) for n in range(0, 32, 8))
@@ -244,6 +243,7 @@ class Uncallable(Wrapper):
 each_wrapper = pytest.mark.parametrize("kind", [Wrapper, Uncallable])
 
 
+@every_backend
 @each_wrapper
 def test_a_model_that_cannot_be_built_stays_unbuilt(kind):
     model = kind()
@@ -253,6 +253,7 @@ def test_a_model_that_cannot_be_built_stays_unbuilt(kind):
 
 
 # Elsewhere Keras has to build it.
+@every_backend
 @only_tensorflow
 @each_wrapper
 def test_a_model_that_its_first_step_builds_is_diagnosed_later(kind, tmp_path):
@@ -329,7 +330,10 @@ class Gate(layers.Layer):
 
 @pytest.mark.parametrize(
     "policy",
-    ["mixed_float16", pytest.param("mixed_bfloat16", marks=one_backend)],
+    [
+        pytest.param("mixed_float16", marks=every_backend),
+        "mixed_bfloat16",
+    ],
 )
 def test_gradients_that_are_zero_in_float32_are_no_finding(policy, tmp_path):
     inputs = keras.Input((4,))
@@ -351,6 +355,7 @@ def no_diagnosis(monkeypatch):
     monkeypatch.setattr(audits.Examiner, "wants", lambda *_: False)
 
 
+@every_backend
 @pytest.mark.usefixtures("no_diagnosis")
 def test_zero_gradients_that_nothing_was_compared_for_are_a_warning(tmp_path):
     done = trained(tmp_path, in_metres(), 31)
@@ -380,7 +385,6 @@ class Normalized(layers.Layer):
         return x / ops.sqrt(squares + 1e-6)
 
 
-@one_backend
 @pytest.mark.usefixtures("no_diagnosis")
 def test_the_first_layer_of_zeros_is_named_before_what_it_starves(tmp_path):
     gain = layers.Rescaling(1e3, dtype="float32", name="gain")

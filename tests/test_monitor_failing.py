@@ -39,7 +39,6 @@ from monitor_models import (
 from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
-from keras_mixprec import _clock
 from keras_mixprec.diagnosis.examination import Examination
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.loss_scaling.presets import PRESETS
@@ -178,13 +177,9 @@ def test_a_failure_seen_at_the_end_is_raised_then(tmp_path):
 def test_it_stops_at_the_very_step_on_any_machine(
     seconds, epochs, tmp_path, clock
 ):
-    def read():
-        clock.wait(seconds)
-        return clock.now
-
     # Its only epoch, or epochs of eight steps.
     values, options = [*good(6), *[BAD] * 58], {"epochs": epochs} | DEFAULTS
-    with _clock.set_to(read):
+    with clock.each_look_takes(seconds):
         run = watched(tmp_path, values, None, stop_after=20, **options)
     # Keras ends an epoch after the step that has begun.
     assert run.summary.optimizers[""].skipped in (20, 21)

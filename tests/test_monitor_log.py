@@ -13,6 +13,7 @@ from monitor_models import (
     JITS,
     OPTIMIZERS,
     dense,
+    every_backend,
     fit,
     good,
     monitor,
@@ -33,6 +34,8 @@ from keras_mixprec.monitoring.recorded_steps import Reading
 from keras_mixprec.monitoring.scale_curve import Block, ScalePoint
 from keras_mixprec.monitoring.summary import OptimizerSummary, TrainingSummary
 from keras_mixprec.reporting.run_log import RunLog
+
+pytestmark = one_backend
 
 KERNEL = "model/dense/kernel"
 VALUES = with_bad(good(6), 2, 3)
@@ -62,9 +65,9 @@ TAGS = {
 @pytest.mark.parametrize(
     "wrap",
     [
-        OPTIMIZERS["ours"],
-        pytest.param(OPTIMIZERS["keras"], marks=one_backend),
-        pytest.param(OPTIMIZERS["auto"], marks=one_backend),
+        pytest.param(OPTIMIZERS["ours"], marks=every_backend),
+        OPTIMIZERS["keras"],
+        OPTIMIZERS["auto"],
     ],
 )
 def test_a_run_has_curves_texts_and_events(wrap, jit, tmp_path):
@@ -102,6 +105,7 @@ def test_a_run_has_curves_texts_and_events(wrap, jit, tmp_path):
     assert event["summary"] == str(run.summary)
 
 
+@every_backend
 def test_a_gradient_norm_is_that_of_numpy(tmp_path):
     model = dense(inputs=3, outputs=2, rules=[])
     model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
@@ -117,7 +121,6 @@ def test_a_gradient_norm_is_that_of_numpy(tmp_path):
     np.testing.assert_allclose(logged, norm, rtol=2e-3)
 
 
-@one_backend
 def test_settings_are_logged_at_the_start(tmp_path):
     with kmp.matmul_precision("float32"):
         run = watched(tmp_path, good(2))
@@ -133,7 +136,6 @@ def test_settings_are_logged_at_the_start(tmp_path):
 # Dtypes of layers, at the start and on change.
 
 
-@one_backend
 def test_each_fit_has_a_table_of_dtypes(tmp_path):
     model = one_weight()
     watched(tmp_path, good(6), model)
@@ -146,7 +148,6 @@ def test_each_fit_has_a_table_of_dtypes(tmp_path):
     assert ["float16" in tables[step] for step in (0, 7)] == [True, False]
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("hook", "policies", "steps"),
     [
@@ -174,6 +175,7 @@ def test_changes_in_training_are_logged(hook, policies, steps, tmp_path):
 # A run that is killed, or fails for a night, leaves a log that can be opened.
 
 
+@every_backend
 def test_what_was_written_when_a_process_is_killed_is_read(tmp_path):
     """What other processes see then is what a kill would leave."""
     seen = tmp_path / "seen"
@@ -210,7 +212,6 @@ def failing(look):
     return Reading(points, [], last, last, True, steps, others, {}, {}, 0)
 
 
-@one_backend
 def test_a_log_of_skips_is_small_and_counts_each(tmp_path):
     with RunLog(tmp_path) as log:
         skips = Skips(log)
@@ -238,7 +239,6 @@ def linted(log_dir, **arguments):
     return watched(log_dir, (samples(8, 4), samples(8, 8)), model, **arguments)
 
 
-@one_backend
 @pytest.mark.parametrize("repaired", [False, True])
 def test_findings_of_lint_are_logged_at_the_first_step(repaired, tmp_path):
     optimizer = "sgd" if repaired else kmp.LossScaleOptimizer("sgd")
@@ -256,7 +256,6 @@ def test_findings_of_lint_are_logged_at_the_first_step(repaired, tmp_path):
     assert run.verdicts == []
 
 
-@one_backend
 def test_findings_of_the_doctor_are_logged_if_there_are_any(tmp_path):
     finding = {"name": "driver-old", "level": "error", "text": "Old driver."}
     finding |= {"fix": "Install another.", "evidence": ""}
@@ -268,7 +267,6 @@ def test_findings_of_the_doctor_are_logged_if_there_are_any(tmp_path):
     assert linted(tmp_path / "b").told("before_training") == []
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("lint", w) for w in (True, "lint", [], plain_adam)]
@@ -297,7 +295,6 @@ def done(**changes):
     return OptimizerSummary(**settings | changes)
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("names", "changes", "state", "lines"),
     [
@@ -317,7 +314,6 @@ def test_a_summary_fits_a_screen(names, changes, state, lines):
     assert all(name in text for name in names)
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("counts", "text"),
     [
@@ -334,6 +330,7 @@ def test_variables_that_fail_alike_are_no_lead(counts, text):
     assert remark.endswith(f": {text}.")
 
 
+@every_backend
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_the_summary_of_a_run(verbose, tmp_path, capsys):
     watcher = monitor(tmp_path, verbose=verbose)
@@ -349,15 +346,7 @@ def test_the_summary_of_a_run(verbose, tmp_path, capsys):
     assert "including the last" not in text
 
 
-def test_float16_without_loss_scaling_is_said(tmp_path):
-    layer = keras.layers.Dense(1, dtype="mixed_float16")
-    model = keras.Sequential([keras.Input((1,)), layer])
-    model.compile("sgd", "mse", jit_compile=False)
-    run = watched(tmp_path, good(2), model)
-    assert run.summary.unscaled_float16
-    assert run.summary.headline["state"] == "warning"
-
-
+@every_backend
 @pytest.mark.parametrize("last", ["mixed_float16", "float32"])
 def test_an_output_left_in_float16_is_told(last, tmp_path):
     first = keras.layers.Dense(2, name="first")

@@ -11,6 +11,7 @@ from monitor_models import (
     assert_logged,
     each_jit,
     each_optimizer,
+    every_backend,
     fit,
     good,
     monitor,
@@ -31,6 +32,8 @@ from keras_mixprec.monitoring.recorded_steps import Reading
 from keras_mixprec.monitoring.scale_curve import ScalePoint
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline, main_finding
+
+pytestmark = one_backend
 
 STEPS = 120
 # One by one, in a burst, and more between two readings than are kept in full.
@@ -67,7 +70,7 @@ def wrapped(rule):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in EVERYWHERE else pytest.param(name, marks=one_backend)
+        pytest.param(name, marks=[every_backend] * (name in EVERYWHERE))
         for name in RULES
     ],
 )
@@ -89,7 +92,6 @@ def test_steps_that_are_taken_by_eights(jit, tmp_path):
     assert_logged(tmp_path, seen.scales)
 
 
-@one_backend
 def test_many_fits_one_after_another(tmp_path):
     model, scales = one_weight(wrapped(RULES["torch"])), []
     for start in range(0, STEPS, 40):
@@ -101,7 +103,6 @@ def test_many_fits_one_after_another(tmp_path):
     assert told(tmp_path, "loss_scale_not_known") == []
 
 
-@one_backend
 def test_another_model_into_the_same_folder(tmp_path):
     for scale in 2.0**4, 2.0**10:
         run = watched(tmp_path, good(60), one_weight(wrapped(scale)))
@@ -110,6 +111,7 @@ def test_another_model_into_the_same_folder(tmp_path):
     assert run.scalars("loss_scale") == expected
 
 
+@every_backend
 def test_a_scale_set_by_hand_is_not_guessed(tmp_path):
     class Set(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -147,7 +149,6 @@ def test_the_first_scale_is_predicted(jit, size, tmp_path):
     assert run.told("loss_scale_not_known") == []
 
 
-@one_backend
 def test_a_predicted_scale_is_saved_as_such():
     rule = kmp.DynamicLossScale(initial_scale="auto")
     config = kmp.LossScaleOptimizer("adam", rule).get_config()
@@ -208,7 +209,6 @@ FIRST = steps((12, False), (50, True))
 LOW, RECOVERED = "loss_scale_low", "loss_scale_recovered"
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("finite", "options", "kinds"),
     [
@@ -239,7 +239,6 @@ def test_a_fall_is_told_from_a_search(finite, options, kinds):
         assert [e["scale"] for e in low] == [2.0**n for n in range(7, 2, -1)]
 
 
-@one_backend
 @pytest.mark.parametrize("every", [1, 7, 50, 1000])
 def test_a_burst_is_reported_with_the_way_back(every):
     (event,) = follow([*BURST, *[True] * 938], every=every)
@@ -254,7 +253,6 @@ def test_a_burst_is_reported_with_the_way_back(every):
     assert event["good_steps"] == needed
 
 
-@one_backend
 def test_a_scale_that_is_set_by_hand_is_no_alarm():
     low = LowScales(log := Log())
     points = [ScalePoint(0, 2.0**15, 0, 0), ScalePoint(50, 8.0, 0, 50)]
@@ -263,7 +261,6 @@ def test_a_scale_that_is_set_by_hand_is_no_alarm():
     assert log.events == []
 
 
-@one_backend
 @pytest.mark.parametrize("overflows", [False, True])
 def test_bad_data_alone_are_a_cause_of_their_own(overflows):
     bad = range(51, 62 if overflows else 63)
@@ -271,6 +268,7 @@ def test_bad_data_alone_are_a_cause_of_their_own(overflows):
     assert event["cause"] == ("overflow" if overflows else "bad_data")
 
 
+@every_backend
 @each_optimizer
 def test_a_low_scale_is_a_finding_with_a_fix(wrap, tmp_path):
     values = with_bad(good(30), *range(10, 22))
@@ -288,7 +286,6 @@ def test_a_low_scale_is_a_finding_with_a_fix(wrap, tmp_path):
     assert float(run.model.optimizer.loss_scale) == 2.0**15
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("kinds", "state"),
     [
@@ -421,6 +418,7 @@ def test_an_optimizer_that_no_step_uses_is_left_out(jit, tmp_path):
     assert "loss_scale" not in run.tags()
 
 
+@every_backend
 @two_players
 def test_the_scale_of_each_is_that_of_each_step(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
@@ -435,7 +433,6 @@ def test_the_scale_of_each_is_that_of_each_step(tmp_path):
         assert_logged(tmp_path, each.scales, name)
 
 
-@one_backend
 def test_one_optimizer_with_two_names(tmp_path):
     model = one_weight(keras.optimizers.LossScaleOptimizer)
     model.its_optimizer = model.optimizer

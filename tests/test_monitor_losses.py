@@ -8,10 +8,13 @@ import pytest
 from monitor_models import (
     BAD,
     JITS,
+    ROWS,
     arrays,
     compiling,
     dense,
     each_jit,
+    every_backend,
+    fit,
     good,
     monitor,
     not_jax,
@@ -19,12 +22,15 @@ from monitor_models import (
     one_backend,
     one_weight,
     overview,
+    stream,
     watched,
     with_bad,
 )
 from zoo.own_step import OwnStep
 
 import keras_mixprec as kmp
+
+pytestmark = one_backend
 
 INF, NAN = np.inf, np.nan
 TARGETS = [0, INF, 0, NAN, -INF, INF, INF, 0, NAN, 0]
@@ -34,14 +40,14 @@ COUNTED = {"inf": 3, "-inf": 1, "nan": 2}
 @pytest.mark.parametrize(
     ("per_epoch", "epochs", "max_overhead", "bad"),
     [
-        (12, 2, 1.0, []),
+        pytest.param(12, 2, 1.0, [], marks=every_backend),
         # Where no budget lets it read, each epoch has a mean.
         (12, 4, 0.0, []),
         # As many steps an epoch as between two readings, or one more.
         (2, 4, 1.0, []),
         (3, 4, 1.0, []),
         # Step 2 shares a reading with a finite one, steps 5 to 8 do not.
-        pytest.param(12, 2, 1.0, [1, 4, 5, 6, 7], marks=one_backend),
+        (12, 2, 1.0, [1, 4, 5, 6, 7]),
     ],
 )
 def test_a_point_is_the_mean_of_the_finite_steps_since_the_last(
@@ -64,32 +70,6 @@ def test_a_point_is_the_mean_of_the_finite_steps_since_the_last(
         assert value == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
-class OwnTracker(keras.Sequential):
-    """Keeps its loss in a metric of its own, as guides have it."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.tracker = keras.metrics.Mean(name="loss")
-
-    @property
-    def metrics(self):
-        return [self.tracker]
-
-    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        loss = keras.ops.mean(keras.ops.square(y_pred))
-        self.tracker.update_state(loss)
-        return loss
-
-
-def test_a_metric_of_the_models_own_is_read(tmp_path):
-    model = OwnTracker(one_weight().layers)
-    model.compile(keras.optimizers.SGD(0.0), **compiling(None))
-    run = watched(tmp_path, good(6), model, update_freq=2)
-    losses = np.square(good(6)).reshape(3, 2).mean(axis=1)
-    np.testing.assert_allclose(run.overview()["loss"]["values"], losses)
-
-
-@one_backend
 def test_a_loop_by_hand_has_the_losses_that_it_reports(tmp_path):
     watcher = monitor(tmp_path, update_freq=2, max_overhead=0.02)
     callbacks = keras.callbacks.CallbackList([watcher], model=one_weight())
@@ -133,7 +113,7 @@ class OwnLosses(OwnStep):
     def __init__(self, tracked, jit):
         super().__init__()
         self.dense = keras.layers.Dense(1, dtype="float16")
-        self.tracker = keras.metrics.Mean(name="my_loss") if tracked else None
+        self.tracker = keras.metrics.Mean(name="loss") if tracked else None
         self.compile(kmp.LossScaleOptimizer("sgd"), jit_compile=jit)
         self(np.ones((1, 1)))
 
@@ -170,9 +150,10 @@ def test_losses_are_counted_by_kind(make, jit, tmp_path):
     assert counts(run, "nonfinite_losses") == COUNTED
     (event,) = run.told("nonfinite_losses")
     assert event["counts"] == COUNTED
+    if curve := run.overview()["loss"]:
+        assert np.isfinite(curve["values"]).all()
 
 
-@one_backend
 def test_another_fit_in_the_folder_counts_on(tmp_path):
     model = one_weight(loss=sum_loss)
     _, again, other = [
@@ -206,6 +187,7 @@ def test_a_skipped_step_has_the_kinds_of_its_loss_and_gradients(jit, tmp_path):
     assert "| inf |" in run.texts("skipped_step")[6]
 
 
+@every_backend
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_a_healthy_run_has_no_counts(policy, tmp_path):
     run = watched(tmp_path, good(3), dense(inputs=1, policy=policy))
@@ -255,6 +237,7 @@ def mape(y_true, y_pred):
     return y_pred / 0.0
 
 
+@every_backend
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize(
     ("last", "metric", "validated", "event"),
@@ -292,3 +275,147 @@ def test_a_metric_that_overflows_is_logged_once(
     assert (run.summary.headline["state"] == "warning") == bool(event)
     verdicts = [v.numbers["metric"] for v in run.verdicts]
     assert verdicts == ["mape"] * validated
+
+
+# Metrics of every kind beside a skipped step.
+
+METRICS = [
+    keras.metrics.MeanSquaredError,
+    keras.metrics.RootMeanSquaredError,
+    keras.metrics.LogCoshError,
+    keras.metrics.R2Score,
+    keras.metrics.PearsonCorrelation,
+    keras.metrics.CosineSimilarity,
+    lambda: keras.metrics.AUC(num_thresholds=5),
+    lambda: "accuracy",
+    lambda: keras.metrics.F1Score(threshold=0.5),
+    keras.metrics.FalsePositives,
+    keras.metrics.Precision,
+    lambda: keras.metrics.BinaryIoU(threshold=0.15),
+]
+# The second of three batches is bad.
+X = np.repeat([1 / 8, BAD, 1 / 4], 4)[:, None]
+BATCHES = {"batch_size": 4, "shuffle": False, "verbose": 0}
+
+
+def labeled(values):
+    """Batches whose targets are not all the same."""
+    for x, _ in stream(values):
+        yield x, np.arange(ROWS)[:, None] % 2 * 1.0
+
+
+# Keras' metrics of float16 predictions, without a monitor as well.
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@each_jit
+def test_metrics_leave_the_bad_batches_out(jit, tmp_path):
+    def run(values, callbacks):
+        keras.backend.clear_session()
+        model = one_weight(
+            metrics=[make() for make in METRICS],
+            weighted_metrics=[keras.metrics.MeanAbsoluteError(name="weighted")],
+            jit=jit,
+        )
+        steps = {"steps_per_epoch": len(values), "callbacks": callbacks}
+        data = labeled(values)
+        return model.fit(data, shuffle=False, verbose=0, **steps).history
+
+    values = good(4, start=7)
+    expected = run(values, [])
+    bad = [BAD, *values[:2], BAD, *values[2:]]
+    shown = run(bad, [monitor(tmp_path)])
+    assert shown.keys() == expected.keys()
+    for name, value in shown.items():
+        # XLA may add up in another order.
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weights", [None, np.zeros(8)])
+def test_what_is_zero_stays_zero(weights, tmp_path):
+    wrong = keras.metrics.FalsePositives(name="wrong")
+    model = one_weight(metrics=[wrong], weighted_metrics=["mse"])
+    x = np.zeros((8, 1)) if weights is None else np.ones((8, 1))
+    watching = {"verbose": 0, "callbacks": [monitor(tmp_path)]}
+    history = model.fit(x, x, sample_weight=weights, **watching).history
+    assert history == {"loss": [0.0], "wrong": [0.0], "mse": [0.0]}
+
+
+def test_sample_weights(tmp_path):
+    model = one_weight(weighted_metrics=["mse"])
+    weights = {"sample_weight": np.repeat([3.0, 1.0, 1.0], 4)}
+    watching = {"callbacks": [monitor(tmp_path)]}
+    history = model.fit(X, 0 * X, **weights, **watching, **BATCHES).history
+    np.testing.assert_allclose(history["loss"], [(3 / 64 + 1 / 16) / 2])
+    np.testing.assert_allclose(history["mse"], [(3 / 64 + 1 / 16) / 4])
+
+
+@each_jit
+@pytest.mark.parametrize(
+    "epoch", ["first", pytest.param("second", marks=one_backend)]
+)
+def test_losses_of_several_outputs(jit, epoch, tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((1,))
+    dense = {
+        name: keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="ones", name=name
+        )
+        for name in "ab"
+    }
+    model = keras.Model(inputs, {n: d(inputs) for n, d in dense.items()})
+    losses = {"a": "mse", "b": "mae"}
+    metrics = {"a": ["mse"], "b": ["mae"]}
+    optimizer = kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, losses, metrics=metrics, jit_compile=jit)
+    y = {"a": np.zeros_like(X), "b": np.zeros_like(X)}
+    if epoch == "second":
+        model.fit(X, y, **BATCHES)
+    logs = model.fit(X, y, callbacks=[monitor(tmp_path)], **BATCHES).history
+    a, b = 5 / 128, 3 / 16
+    shown = [logs[n][0] for n in ("loss", "a_loss", "b_loss", "a_mse", "b_mae")]
+    np.testing.assert_allclose(shown, [a + b, a, b, a, b], rtol=1e-6)
+
+
+class OwnTracker(keras.Sequential):
+    """A model with a metric of its own, as Keras' guides write it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.outputs_mean = keras.metrics.Mean(name="outputs_mean")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        self.outputs_mean.update_state(y_pred)
+        return super().compute_loss(x, y, y_pred, *args, **kwargs)
+
+
+@each_jit
+def test_a_tracker_of_the_models_own(jit, tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = OwnTracker([keras.Input((1,)), layer])
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=jit)
+    history = fit(model, [1 / 8, BAD, 1 / 4], [monitor(tmp_path)])
+    np.testing.assert_allclose(history["outputs_mean"], [3 / 16])
+
+
+def test_sparse_targets(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    head = keras.layers.Dense(3, use_bias=False, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((1,)), head])
+    model.compile(
+        kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[
+            keras.metrics.SparseCategoricalCrossentropy("own", from_logits=True)
+        ],
+        **compiling(None),
+    )
+    history = fit(model, with_bad(good(4), 0), [monitor(tmp_path)])
+    for name in "loss", "own":
+        np.testing.assert_allclose(history[name], [np.log(3)], rtol=1e-4)
+
+
+def test_nothing_but_bad_batches(tmp_path):
+    model = one_weight(metrics=["mse", keras.metrics.R2Score(name="r2")])
+    history = fit(model, [BAD, BAD], [monitor(tmp_path)])
+    assert history.keys() == {"loss", "mse", "r2"}
+    assert np.isnan(list(history.values())).all()

@@ -13,10 +13,9 @@ from monitor_models import (
     Squares,
     compiling,
     dense,
-    monitor,
+    every_backend,
     not_torch,
     one_backend,
-    overview,
     prose,
     watched,
 )
@@ -32,8 +31,11 @@ from keras_mixprec.reporting.performance import (
 )
 from keras_mixprec.reporting.run_summary import summary
 
-# Of generators nobody knows beforehand how many batches they have.
-pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+pytestmark = [
+    one_backend,
+    # Of generators nobody knows beforehand how many batches they have.
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+]
 
 PAUSE = 0.01
 
@@ -64,11 +66,11 @@ def figures(run):
 
 
 def timed(folder, pace, data, model=None, **arguments):
-    """Trains on batches as they come; returns the figures."""
-    callbacks = [monitor(folder, update_freq=10), pace]
-    arguments = {"shuffle": False, "verbose": 0} | arguments
-    (model or dense()).fit(data, callbacks=callbacks, **arguments)
-    return figures(overview(folder))
+    """The figures of a run."""
+    run = watched(
+        folder, data, model or dense(), pace, update_freq=10, **arguments
+    )
+    return figures(run.overview())
 
 
 def near(expected, rel=1e-6):
@@ -97,8 +99,9 @@ def of_graphs():
 
 def of_epochs():
     x = np.ones((ROWS * 12, 4), "float32")
-    validation = {"validation_data": (x, x[:, :1]), "epochs": 3}
-    return {"data": x, "y": x[:, :1], "batch_size": ROWS} | validation
+    data = x, x[:, :1]
+    options = {"validation_data": data, "epochs": 3, "batch_size": ROWS}
+    return {"data": data} | options
 
 
 def of_several_steps_at_once():
@@ -110,16 +113,18 @@ def of_several_steps_at_once():
     ("make", "at_once", "off"),
     [
         (lambda: {"data": batches(60)}, 1, 1e-6),
-        (of_epochs, 1, 1e-6),
+        pytest.param(of_epochs, 1, 1e-6, marks=every_backend),
         (lambda: {"data": batches(25, last=1)}, 1, 0.1),
-        pytest.param(
+        (
             lambda: {"data": batches(25, last=1), "steps_per_epoch": 25},
             *(1, 0.1),
-            marks=one_backend,
         ),
-        pytest.param(of_several_steps_at_once, 4, 1e-6, marks=not_torch),
-        pytest.param(of_a_dict, 1, 1e-6, marks=one_backend),
-        pytest.param(of_graphs, 1, 1e-6, marks=one_backend),
+        pytest.param(
+            *(of_several_steps_at_once, 4, 1e-6),
+            marks=[not_torch, every_backend],
+        ),
+        (of_a_dict, 1, 1e-6),
+        (of_graphs, 1, 1e-6),
     ],
 )
 def test_a_step_takes_what_the_clock_says(make, at_once, off, tmp_path, clock):
@@ -131,35 +136,22 @@ def test_a_step_takes_what_the_clock_says(make, at_once, off, tmp_path, clock):
     assert rate == near(ROWS, rel=off)
 
 
-@one_backend
 def test_the_last_fit_is_what_counts(tmp_path, clock):
     for pause in 4 * PAUSE, PAUSE:
         found = timed(tmp_path, Pace(clock, pause), batches(25))
         assert found["step_time"] == near(pause)
 
 
+@every_backend
 def test_a_run_without_a_budget_is_timed_as_well(tmp_path):
-    model, watcher = dense(), monitor(tmp_path, max_overhead=0.0)
-    model.fit(batches(20), callbacks=[watcher], verbose=0, shuffle=False)
+    run = watched(tmp_path, batches(20), dense(), max_overhead=0.0)
     # The first wait ends a stretch of eight, wherever the device is by then.
-    assert figures(overview(tmp_path))["step_time"] > 0
-    said = prose(watcher.report).partition("Speed: ")[2]
-    assert said.startswith(watcher.summary.speed[:32])
+    assert figures(run.overview())["step_time"] > 0
+    said = prose(run.watcher.report).partition("Speed: ")[2]
+    assert said.startswith(run.summary.speed[:32])
 
 
-@one_backend
-def test_a_loop_by_hand_is_timed(tmp_path, clock):
-    model, pace = dense(), Pace(clock)
-    watcher = monitor(tmp_path, update_freq=10)
-    callbacks = keras.callbacks.CallbackList([watcher, pace], model=model)
-    callbacks.on_train_begin()
-    for number, batch in enumerate(batches(40)):
-        callbacks.on_train_batch_begin(number)
-        model.train_on_batch(*batch)
-    callbacks.on_train_end()
-    assert figures(overview(tmp_path))["step_time"] == near(PAUSE)
-
-
+@every_backend
 def test_probes_and_their_compilation_are_no_steps(tmp_path, clock):
     x = np.ones((ROWS * 60, 4), "float32")
     often = {"update_freq": 10, "probe_every": 7, "epochs": 2}
@@ -184,7 +176,6 @@ def test_probes_and_their_compilation_are_no_steps(tmp_path, clock):
     }
 
 
-@one_backend
 def test_a_run_that_skips_all_of_its_steps_has_no_speed_of_training(tmp_path):
     x = np.full((ROWS * 100, 4), 1e3, "float32")
     run = watched(tmp_path, (x, x[:, :1]), dense(Squares()), update_freq=10)
@@ -216,7 +207,6 @@ def stretch_of(steps_clock, clock, behind, steps=21):
     return steps_clock.take()
 
 
-@one_backend
 def test_what_the_host_enqueues_is_not_taken_for_a_step(steps_clock, clock):
     stretch, durations = stretch_of(steps_clock, clock, behind=True)
     assert stretch.seconds / stretch.steps == near(0.01)
@@ -227,7 +217,6 @@ def test_what_the_host_enqueues_is_not_taken_for_a_step(steps_clock, clock):
     assert durations == near([0.001] * 21)  # Now they are seen.
 
 
-@one_backend
 def test_what_the_host_has_seen_end_is_listed(steps_clock, clock):
     asked = []
     with _clock.set_to(lambda: asked.append(1) or clock.read()):
@@ -252,7 +241,6 @@ def found_in(rows, **arguments):
     }
 
 
-@one_backend
 def test_percentiles_are_of_all_rows():
     times = np.random.default_rng(0).exponential(size=200) + 1
     found = found_in(
@@ -270,7 +258,6 @@ def test_percentiles_are_of_all_rows():
     assert "percent" not in few
 
 
-@one_backend
 @pytest.mark.parametrize("times", [(1.0, 2.0), (1.0, 2.0, 4.0), (2.0, 1.0)])
 def test_samples_a_second_and_the_time_of_a_step_are_of_the_same_steps(times):
     rows = [row(9 * n, 9, t, t) for n, t in enumerate(times, 1)]
@@ -281,7 +268,6 @@ def test_samples_a_second_and_the_time_of_a_step_are_of_the_same_steps(times):
         assert value["samples_per_second"] * value["step_time"] == 8
 
 
-@one_backend
 def test_a_median_may_be_off_by_the_notch_of_its_readings():
     times = [0.9, 0.95, 1.0, 1.05, 1.5, 0.98]
     rows = [row(9 * n, 9, t, t) for n, t in enumerate(times, 1)]
@@ -293,7 +279,6 @@ def test_a_median_may_be_off_by_the_notch_of_its_readings():
     assert own["off"] == near(1.57 * (third - first) / 6**0.5)
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("steps", "readings", "skipped", "said"),
     [
@@ -312,7 +297,6 @@ def test_a_run_says_why_its_speed_is_not_compared(
     assert lacks["text"].startswith(said) if said else lacks is None
 
 
-@one_backend
 def test_steps_count_as_skipped_where_they_were_timed():
     # The first ten were skipped, of which two were timed.
     scale = [{"steps": [0, 10], "skipped": [0, 10]}]
@@ -339,7 +323,6 @@ def begun(clock):
     return begin
 
 
-@one_backend
 @pytest.mark.parametrize(
     ("max_overhead", "trained", "spent", "left"),
     [
@@ -367,7 +350,6 @@ def test_a_share_of_training_is_left(
     assert found == near(left) if math.isfinite(left) else found * left > 0
 
 
-@one_backend
 def test_what_is_no_training_leaves_the_budget_alone(begun, clock):
     budget = begun()
     clock.wait(40.0)

@@ -14,6 +14,7 @@ from monitor_models import (
     compiling,
     dense,
     each_jit,
+    every_backend,
     one_backend,
     only_tensorflow,
     only_torch,
@@ -26,12 +27,13 @@ from reporting_readers import read_events, read_tag
 from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
-from keras_mixprec import _clock
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring import audits, probe_schedule, range_schedule
 from keras_mixprec.numerics import collector, probed_step
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
+
+pytestmark = one_backend
 
 RANDOM = np.random.default_rng(0)
 LAYERS = ["first", "middle", "head"]
@@ -155,16 +157,14 @@ def test_135_steps_have_ranges_in_between_and_histograms(jit, tmp_path):
             assert (drawn[0], drawn[-1]) == (1, 135)
 
 
+@every_backend
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_an_epoch_of_unknown_length(tmp_path):
-    model = sequential()
-    batches = (data(rows) for rows in (32,) * 6 + (5,))
-    callbacks = [kmp.MixPrecMonitor(tmp_path, verbose=0)]
-    model.fit(batches, shuffle=False, verbose=0, callbacks=callbacks)
+    model, batches = sequential(), (data(rows) for rows in (32,) * 6 + (5,))
+    watched(tmp_path, batches, model, **DEFAULTS)
     assert_complete(model, tmp_path, last=7)
 
 
-@one_backend
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_a_run_that_ends_in_mid_epoch(error, tmp_path):
     class Ends(keras.callbacks.Callback):
@@ -186,7 +186,6 @@ def test_a_run_that_ends_in_mid_epoch(error, tmp_path):
         assert np.isfinite(bits).all()
 
 
-@one_backend
 def test_a_loop_of_fits(tmp_path):
     model = sequential()
     for epoch in range(3):
@@ -194,25 +193,20 @@ def test_a_loop_of_fits(tmp_path):
         assert_complete(model, tmp_path / str(epoch), last=3)
 
 
+@every_backend
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 @pytest.mark.parametrize("arguments", [{}, {"max_overhead": 1e-9}])
 def test_the_first_and_the_last_are_read_on_any_machine(
     seconds, arguments, tmp_path, clock
 ):
     """Be it that time stands still, or that each look at it takes an hour."""
-
-    def read():
-        clock.wait(seconds)
-        return clock.now
-
     model = sequential()
-    with _clock.set_to(read):
+    with clock.each_look_takes(seconds):
         measured(tmp_path, data(200), model, epochs=2, **arguments)
     assert_complete(model, tmp_path, last=14)
     assert not told(tmp_path, "ranges_withheld")
 
 
-@one_backend
 def test_readings_in_between_take_a_share_of_the_time(
     tmp_path, monkeypatch, clock
 ):
@@ -234,6 +228,7 @@ def test_readings_in_between_take_a_share_of_the_time(
     assert measured_at["seconds"] == 5.0
 
 
+@every_backend
 def test_activations_and_gradients_are_those_of_numpy(tmp_path):
     model, (x, y) = sequential(), data(16)
     before = numbers(model.trainable_variables)
@@ -253,7 +248,6 @@ def test_activations_and_gradients_are_those_of_numpy(tmp_path):
         assert found[part][2][-1, -1] == pytest.approx(expected, abs=0.01)
 
 
-@one_backend
 @pytest.mark.parametrize("name", ["probe_every", "max_overhead"])
 def test_none_are_measured_and_the_argument_is_named(name, tmp_path):
     run = measured(tmp_path, data(64), **{name: 0})
@@ -282,12 +276,10 @@ def test_a_cell_has_the_numbers_of_its_layer(sequences, jit, tmp_path):
         np.testing.assert_array_equal(own, cell)
 
 
-@one_backend
 def test_without_a_step_there_are_none(tmp_path):
     assert "no step" in measured(tmp_path, data(32), epochs=0).summary.ranges
 
 
-@one_backend
 @pytest.mark.usefixtures("training_goes_on")
 def test_what_cannot_be_measured_is_logged(tmp_path, monkeypatch):
     def broken(*args):
@@ -316,6 +308,7 @@ def test_data_that_require_gradients_are_measured(tmp_path):
 OUTLIERS = {"update_freq": 1, "probe_every": 1}
 
 
+@every_backend
 def test_a_repaired_layer_is_no_finding(tmp_path):
     values = [1.0] * 3 + [1000.0] * 20
     run = watched(tmp_path, values, chain(), tuner(), **OUTLIERS)
@@ -342,6 +335,7 @@ def test_a_repaired_layer_is_no_finding(tmp_path):
     }
 
 
+@every_backend
 def test_what_is_not_repaired_stays_a_finding(tmp_path):
     run = watched(tmp_path, [1000.0] * 9, chain(), **OUTLIERS)
     assert run.summary.headroom["activation"] == ("big", -np.inf)
@@ -374,6 +368,7 @@ def tables(run, tag="mixprec/heat/00000"):
     return read_tag(str(run.folder / "mixprec"), tag)
 
 
+@every_backend
 @of_probes
 @pytest.mark.parametrize("update_freq", [1, 1000])
 def test_steps_are_probed_every_so_often(tmp_path, update_freq):
@@ -411,7 +406,6 @@ def test_steps_are_probed_every_so_often(tmp_path, update_freq):
 
 
 @of_probes
-@one_backend
 def test_histograms_are_not_counted_in_probed_steps(tmp_path):
     first = layers.Dense(8, name="first")
     run = probed(tmp_path, first, epochs=5, probe_every=1)
@@ -422,6 +416,7 @@ def test_histograms_are_not_counted_in_probed_steps(tmp_path):
     assert {*bins} - {2, 4} == {1, 20, 40, 80, 100}
 
 
+@every_backend
 @of_probes
 def test_lost_updates_are_met_where_gradients_accumulate(tmp_path):
     run = probed(tmp_path, model=sequential(gradient_accumulation_steps=4))
@@ -431,7 +426,6 @@ def test_lost_updates_are_met_where_gradients_accumulate(tmp_path):
 
 
 @of_probes
-@one_backend
 def test_a_skipped_step_is_followed_by_a_probe(tmp_path):
     run = probed(tmp_path, layers.Dense(8), scale=2.0**30, probe_every=15)
     first = 2 + 15  # The first step is never one.
@@ -440,7 +434,6 @@ def test_a_skipped_step_is_followed_by_a_probe(tmp_path):
 
 
 @of_probes
-@one_backend
 def test_the_probed_step_is_compiled_after_so_many_steps(tmp_path, clock):
     clock.wait(1e9)
     few = probed(tmp_path / "few", max_overhead=0.001)
@@ -450,6 +443,7 @@ def test_the_probed_step_is_compiled_after_so_many_steps(tmp_path, clock):
     assert event["step"] == 21
 
 
+@every_backend
 @of_probes
 def test_a_second_fit_need_not_compile_it_again(tmp_path, monkeypatch):
     made, original = [], probed_step.Probe
@@ -468,6 +462,7 @@ def test_a_second_fit_need_not_compile_it_again(tmp_path, monkeypatch):
     assert len(made) == 2
 
 
+@every_backend
 @of_probes
 def test_a_probed_model_can_be_let_go(tmp_path):
     model = dense(inputs=8, outputs=3)
@@ -497,6 +492,7 @@ class Grows(layers.Layer):
         return ops.clip(x, -1, 1) * ops.cast(self.factor, x.dtype)
 
 
+@every_backend
 @of_probes
 def test_a_fall_is_reported_once(tmp_path, capsys):
     grows = Grows(name="grows")
@@ -510,7 +506,6 @@ def test_a_fall_is_reported_once(tmp_path, capsys):
 
 
 @of_probes
-@one_backend
 @pytest.mark.usefixtures("training_goes_on")
 def test_training_goes_on_where_no_step_can_be_probed(tmp_path, monkeypatch):
     def broken(model):
@@ -525,7 +520,6 @@ def test_training_goes_on_where_no_step_can_be_probed(tmp_path, monkeypatch):
 
 
 @of_probes
-@one_backend
 @pytest.mark.usefixtures("training_goes_on")
 def test_a_layer_that_cannot_be_measured_is_named_once(tmp_path, monkeypatch):
     def picky(tensor, limits):
@@ -543,6 +537,7 @@ def test_a_layer_that_cannot_be_measured_is_named_once(tmp_path, monkeypatch):
     assert tables(run)
 
 
+@every_backend
 @of_probes
 @only_tensorflow
 def test_several_steps_per_call(tmp_path):

@@ -14,8 +14,8 @@ from monitor_models import (
     JIT,
     OPTIMIZERS,
     arrays,
-    compiling,
     each_optimizer,
+    every_backend,
     fit,
     good,
     one_backend,
@@ -25,6 +25,8 @@ from monitor_models import (
 )
 
 import keras_mixprec as kmp
+
+pytestmark = one_backend
 
 VALUES = with_bad(good(4), 1)
 load = keras.models.load_model
@@ -44,13 +46,11 @@ def saved(model, tmp_path):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (saved, "ours"),
-        pytest.param(saved, "keras", marks=one_backend),
-        pytest.param(saved, "auto", marks=one_backend),
+        pytest.param(saved, "ours", marks=every_backend),
+        pytest.param(saved, "keras", marks=every_backend),
+        (saved, "auto"),
         (lambda model, _: pickle.loads(pickle.dumps(model)), "keras"),
-        pytest.param(
-            *(lambda model, _: copy.deepcopy(model), "ours"), marks=one_backend
-        ),
+        (lambda model, _: copy.deepcopy(model), "ours"),
     ],
 )
 def test_a_copy_is_a_model_of_its_own(name, make, tmp_path):
@@ -73,7 +73,6 @@ def test_a_copy_is_a_model_of_its_own(name, make, tmp_path):
     assert int(model.optimizer.iterations.numpy()) == 3
 
 
-@one_backend
 def test_a_clone_is_compiled_otherwise(tmp_path):
     clone = keras.models.clone_model(
         watched_model(OPTIMIZERS["ours"], tmp_path)
@@ -82,7 +81,6 @@ def test_a_clone_is_compiled_otherwise(tmp_path):
     assert clone.evaluate(*arrays([1 / 8]), verbose=0)[0] == 1 / 8
 
 
-@one_backend
 def test_a_metric_is_copied_without_its_guard(tmp_path):
     metric = keras.metrics.MeanSquaredError(name="error")
     model = watched(tmp_path, good(2), one_weight(metrics=[metric])).model
@@ -94,7 +92,6 @@ def test_a_metric_is_copied_without_its_guard(tmp_path):
     assert again.name == "error"
 
 
-@one_backend
 @each_optimizer
 def test_a_checkpoint_in_every_epoch(wrap, tmp_path):
     path = str(tmp_path / "{epoch}.keras")
@@ -119,9 +116,9 @@ ONE_EIGHTH = {"loss": [1 / 64]}
 
 
 def each_kind(test):
-    """For each callback, in a folder of its own, whatever the backend."""
+    """For each callback, in a folder of its own."""
     each = pytest.mark.parametrize("kind", CALLBACKS)
-    return one_backend(pytest.mark.usefixtures("own_folder")(each(test)))
+    return pytest.mark.usefixtures("own_folder")(each(test))
 
 
 @pytest.fixture
@@ -213,26 +210,3 @@ def test_interrupted_training_goes_on(kind, wrap):
     assert not model.evaluate(*arrays([1 / 8, BAD]), verbose=0) < 1e30
     assert trains(callback, model)
     assert trains(callback, model)
-
-
-def classifier(X, y):  # noqa: N803
-    keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
-    optimizer = kmp.LossScaleOptimizer("sgd")
-    model.compile(optimizer, "mse", **compiling(None))
-    return model
-
-
-@each_kind
-def test_scikit_learn(kind):
-    model_selection = pytest.importorskip("sklearn.model_selection")
-    arguments = {"callbacks": [kind()], "verbose": 0}
-    model = keras.wrappers.SKLearnClassifier(classifier, fit_kwargs=arguments)
-    x, y = np.linspace(-1, 1, 16)[:, None], np.arange(16) % 2
-    # A clone loses `fit_kwargs`.
-    scores = model_selection.cross_val_score(
-        model, x, y, cv=2, params=arguments, error_score="raise"
-    )
-    assert len(scores) == 2
-    again = copy.deepcopy(model.fit(x, y)).fit(x, y)
-    assert again.predict(x).shape == y.shape

@@ -6,6 +6,7 @@ import pytest
 from monitor_models import (
     BACKEND,
     BAD,
+    DEFAULTS,
     arrays,
     each_jit,
     each_optimizer,
@@ -16,15 +17,13 @@ from monitor_models import (
     one_backend,
     one_weight,
     only_tensorflow,
-    overview,
     scalars,
-    texts,
     told,
+    watched,
     with_bad,
 )
 
 import keras_mixprec as kmp
-from keras_mixprec import _clock
 
 # The last 32 skipped steps are kept in full.
 BURST = [*good(5), *[BAD] * 40, *good(5)]
@@ -69,11 +68,10 @@ runs_out = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @runs_out
 def test_epochs_of_unknown_length(tmp_path):
     model = one_weight()
-    watcher = monitor(tmp_path, update_freq=3)
     for _ in range(2):
         data = of_unknown_length(*arrays(with_bad(good(7), 3)))
-        model.fit(data, shuffle=False, verbose=0, callbacks=[watcher])
-    steps = list(scalars(tmp_path, "skipped_steps"))
+        run = watched(tmp_path, data, model, update_freq=3)
+    steps = [*run.scalars("skipped_steps")]
     assert steps == [0, 3, 6, 7, 10, 13, 14]
 
 
@@ -81,13 +79,12 @@ def test_epochs_of_unknown_length(tmp_path):
 @only_tensorflow
 def test_epochs_that_end_with_a_call_without_a_batch(tmp_path):
     # Of which nothing may be left that waits for one.
-    model = one_weight(jit=False)
-    watcher = monitor(tmp_path, keep_failing_batches=3)
-    callbacks = [watcher, kmp.PrecisionTuner(verbose=0)]
+    model, tuner = one_weight(jit=False), kmp.PrecisionTuner(verbose=0)
     data = of_unknown_length(*arrays(with_bad(good(7), 3)))
-    model.fit(data, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+    options = {"epochs": 4, "keep_failing_batches": 3}
+    run = watched(tmp_path, data, model, tuner, **options)
     assert model.optimizer.attempted_steps == 4 * 7
-    assert len(watcher.failing_batches) == 3
+    assert len(run.watcher.failing_batches) == 3
     own = model.train_function
     model.make_train_function()
     assert model.train_function is own
@@ -108,8 +105,7 @@ def test_the_loss_of_an_epoch_of_unknown_length_is_its_mean(tmp_path):
     y = x.sum(1, keepdims=True)
     data = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda *_: True)
     data = data.batch(4, drop_remainder=True)
-    watching = {"callbacks": [monitor(tmp_path)], "shuffle": False}
-    history = model.fit(data, verbose=0, **watching).history
+    history = watched(tmp_path, data, model).history
     assert history["loss"][0] == pytest.approx(np.mean(y**2), rel=1e-3)
 
 
@@ -122,36 +118,33 @@ class StopAfter(keras.callbacks.Callback):
 
 
 def test_an_early_stop_in_mid_epoch(tmp_path):
-    model, watcher = one_weight(), monitor(tmp_path, update_freq=2)
     values = with_bad(good(10), 4, 5)
-    fit(model, values, [watcher, StopAfter()])
-    assert scalars(tmp_path, "skipped_steps") == {0: 0, 2: 0, 4: 0, 5: 1}
-    assert watcher.summary.optimizers[""].steps == 5
-    fit(model, good(3), [watcher])
-    assert list(scalars(tmp_path, "skipped_steps"))[4:] == [7, 8]
+    run = watched(tmp_path, values, None, StopAfter(), update_freq=2)
+    assert run.scalars("skipped_steps") == {0: 0, 2: 0, 4: 0, 5: 1}
+    assert run.summary.optimizers[""].steps == 5
+    fit(run.model, good(3), [run.watcher])
+    assert [*run.scalars("skipped_steps")][4:] == [7, 8]
 
 
 @each_optimizer
 def test_each_fit_is_a_stretch_of_its_own(wrap, tmp_path):
     model = one_weight(wrap)
     for values in [BAD, BAD, BAD], with_bad(good(4), 2):
-        watcher = monitor(tmp_path / "a")
-        fit(model, values, [watcher])
-    (done,) = watcher.summary.optimizers.values()
+        run = watched(tmp_path / "a", values, model)
+    (done,) = run.summary.optimizers.values()
     assert (done.steps, done.skipped, done.in_a_row) == (4, 1, 0)
     assert (done.first_scale, done.last_scale) == (4096.0, 2048.0)
     assert list(done.overflow_counts.values()) == [1]
-    assert scalars(tmp_path / "a", "skipped_steps") == {0: 0, 3: 3, 7: 4}
-    told_at = [e["at_step"] for e in told(tmp_path / "a", "skipped_step")]
-    assert told_at == [1, 2, 3, 6]
-    begins = told(tmp_path / "a", "train_begin")
-    assert [(e["fit"], e["step"]) for e in begins] == [(1, 0), (2, 3)]
-    run = overview(tmp_path / "a")
-    assert (run["last_step"], run["skipped"]) == (7, 4)
+    assert run.scalars("skipped_steps") == {0: 0, 3: 3, 7: 4}
+    assert [e["at_step"] for e in run.told("skipped_step")] == [1, 2, 3, 6]
+    begins = [(e["fit"], e["step"]) for e in run.told("train_begin")]
+    assert begins == [(1, 0), (2, 3)]
+    found = run.overview()
+    assert (found["last_step"], found["skipped"]) == (7, 4)
     # What was skipped before belongs to another folder.
-    fit(model, good(3), [monitor(tmp_path / "b")])
-    assert overview(tmp_path / "b")["skipped"] == 0
-    assert set(scalars(tmp_path / "b", "skipped_steps").values()) == {0}
+    other = watched(tmp_path / "b", good(3), model)
+    assert other.overview()["skipped"] == 0
+    assert {*other.scalars("skipped_steps").values()} == {0}
 
 
 class Unbuilt(keras.Model):
@@ -172,11 +165,10 @@ def test_a_subclassed_model_is_built_by_fit(wrap, jit, tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     model = Unbuilt()
     model.compile(wrap(keras.optimizers.SGD(0.0)), "mse", jit_compile=jit)
-    watcher = monitor(tmp_path, update_freq=1)
-    history = fit(model, with_bad(good(3), 1), [watcher])
-    assert np.isfinite(history["loss"]).all()
-    assert watcher.summary.optimizers[""].skipped == 1
-    assert watcher.summary.dtypes in ({"float16": 1}, {"float16": 2})
+    run = watched(tmp_path, with_bad(good(3), 1), model, update_freq=1)
+    assert np.isfinite(run.history["loss"]).all()
+    assert run.summary.optimizers[""].skipped == 1
+    assert run.summary.dtypes in ({"float16": 1}, {"float16": 2})
 
 
 @one_backend
@@ -192,37 +184,33 @@ def test_a_policy_applied_by_another_callback(order, tmp_path):
 
 
 def test_skips_that_are_not_listed_are_a_block(tmp_path):
-    fit(one_weight(), BURST, [monitor(tmp_path, update_freq=1000)])
-    (block,) = told(tmp_path, "skipped_steps_not_kept")
+    run = watched(tmp_path, BURST, update_freq=1000)
+    (block,) = run.told("skipped_steps_not_kept")
     kept = ("first_step", "last_step", "count")
     assert [block[k] for k in kept] == [6, 13, 8]
     if BACKEND == "torch":  # Whose environment has matplotlib.
         pytest.importorskip("matplotlib")
-        picture = kmp.load_report(tmp_path).to_png()
+        picture = run.watcher.report.to_png()
         assert picture.startswith(b"\x89PNG")
 
 
 def test_everything_counts_steps_alike(tmp_path):
     # The batch that `fit` counts as 5, from 0, is the sixth.
     values = [*good(5), np.nan, *good(4)]
-    watcher = monitor(tmp_path, update_freq=1, keep_failing_batches=1)
-    model = one_weight()
-    fit(model, values, [watcher])
-    (skipped,), (verdict,) = told(tmp_path, "skipped_step"), watcher.verdicts
+    run = watched(tmp_path, values, update_freq=1, keep_failing_batches=1)
+    (verdict,), (skipped,) = run.verdicts, run.told("skipped_step")
     assert verdict.numbers["batch"] == 5
-    (kept,), (nonfinite,) = (
-        watcher.failing_batches,
-        model.optimizer.nonfinite_steps(),
-    )
+    (kept,) = run.watcher.failing_batches
+    (nonfinite,) = run.model.optimizer.nonfinite_steps()
     found = kept.step, nonfinite.step, verdict.step, skipped["at_step"]
-    assert set(found) == {6}
-    curve = scalars(tmp_path, "skipped_steps")
+    assert {*found} == {6}
+    curve = run.scalars("skipped_steps")
     assert (curve[5], curve[6]) == (0, 1)
-    for said in watcher.summary.headline["text"], watcher.report:
+    summary = run.summary
+    for said in summary.headline["text"], run.watcher.report, summary.bad_data:
         assert "at step 6" in str(said)
-    for place in "epoch 0 batch 5.", "at step 6":
-        assert place in watcher.summary.bad_data
-    assert "| 6 |" in texts(tmp_path, "skipped_step")[6]
+    assert "epoch 0 batch 5." in summary.bad_data
+    assert "| 6 |" in run.texts("skipped_step")[6]
 
 
 # When the counters are read. Nothing is fetched from the device in every step.
@@ -234,21 +222,6 @@ def test_no_hook_makes_keras_fetch_the_logs_of_a_step():
     for hook in "batch_end", "train_batch_end", "test_batch_end":
         name = f"on_{hook}"
         assert getattr(kmp.MixPrecMonitor, name) is getattr(base, name)
-
-
-class Takes(keras.callbacks.Callback):
-    """Steps of 10 ms, and a clock that each look at it moves on by 1 ms."""
-
-    def __init__(self, clock):
-        super().__init__()
-        self.clock = clock
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.clock.wait(0.01)
-
-    def now(self):
-        self.clock.wait(0.001)
-        return self.clock.now
 
 
 @pytest.mark.parametrize(
@@ -263,14 +236,14 @@ class Takes(keras.callbacks.Callback):
 def test_readings_are_as_many_as_they_may_cost(
     update_freq, max_overhead, least, most, tmp_path, clock
 ):
-    x, y = arrays(good(40) * 2)
+    def takes(batch, logs=None):
+        clock.wait(0.01)
+
+    steps = keras.callbacks.LambdaCallback(on_train_batch_begin=takes)
     rates = {"update_freq": update_freq, "max_overhead": max_overhead}
-    steps = Takes(clock)
-    options = {"batch_size": 4, "shuffle": False, "verbose": 0}
-    with _clock.set_to(steps.now):
-        callbacks = [monitor(tmp_path, **rates), steps]
-        one_weight().fit(x, y, callbacks=callbacks, **options)
-    read = list(scalars(tmp_path, "loss_scale"))
+    with clock.each_look_takes(0.001):
+        run = watched(tmp_path, good(40) * 2, None, steps, **rates)
+    read = [*run.scalars("loss_scale")]
     assert (read[0], read[-1]) == (0, 80)
     assert least <= len(read) <= most
     if max_overhead == 1.0:
@@ -278,8 +251,6 @@ def test_readings_are_as_many_as_they_may_cost(
 
 
 def test_epochs_of_one_step_are_read_at_some_of_their_ends(tmp_path, clock):
-    x, y = arrays(good(1))
-    watching = {"callbacks": [kmp.MixPrecMonitor(tmp_path, verbose=0)]}
-    one_weight().fit(x, y, batch_size=4, epochs=40, verbose=0, **watching)
+    run = watched(tmp_path, good(1) * 40, epochs=40, **DEFAULTS)
     # At each end it took 5% to 14% of the time. Here time stands still.
-    assert list(scalars(tmp_path, "loss_scale")) == [0, 1, 2, 4, 8, 16, 32, 40]
+    assert [*run.scalars("loss_scale")] == [0, 1, 2, 4, 8, 16, 32, 40]

@@ -13,6 +13,8 @@ from monitor_models import (
     BACKEND,
     compiling,
     dense,
+    every_backend,
+    fit,
     monitor,
     not_jax,
     one_backend,
@@ -22,6 +24,8 @@ from monitor_models import (
 from optimizer_models import numbers
 
 import keras_mixprec as kmp
+
+pytestmark = one_backend
 
 X = np.random.default_rng(0).random((24, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -120,8 +124,7 @@ def outcome(make, *callbacks):
     keras.utils.set_random_seed(1)
     model, history = make(), []
     for _ in range(2):
-        options = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
-        history += model.fit(X, Y, 4, **options).history["loss"]
+        history += fit(model, (X, Y), callbacks)["loss"]
         if callbacks:
             kmp.diagnose(model, X, Y)
     counters = [STEPS, GLOBAL["steps"]]
@@ -149,10 +152,10 @@ def assert_twins(make, folder):
     "keep",
     [
         in_dict,
-        pytest.param(in_tuple, marks=one_backend),
-        in_nested_model,
-        pytest.param(in_attribute_of_attribute, marks=one_backend),
-        in_closure,
+        in_tuple,
+        pytest.param(in_nested_model, marks=every_backend),
+        in_attribute_of_attribute,
+        pytest.param(in_closure, marks=every_backend),
     ],
 )
 def test_an_optimizer_may_be_anywhere(keep, tmp_path):
@@ -185,8 +188,7 @@ def test_a_step_set_on_the_instance(tmp_path):
 
 
 @only_torch
-@pytest.mark.parametrize("rate", [None, 0.5])
-def test_an_optimizer_of_torch(rate):
+def test_an_optimizer_of_torch():
     import torch
 
     class Torch(keras.Sequential):
@@ -196,17 +198,15 @@ def test_an_optimizer_of_torch(rate):
             loss = ops.mean(ops.square(self(x) - y))
             loss.backward()
             self.own.step()
-            if self.schedule:
-                self.schedule.step()
+            self.schedule.step()
             for mean, weight in zip(self.teacher, self.weights, strict=True):
                 mean.mul_(0.9).add_(weight.value.detach(), alpha=0.1)
             return {"loss": loss.detach()}
 
     model = Torch([keras.Input((4,)), layers.Dense(1)])
     own = torch.optim.Adam(model.parameters(), 0.1)
-    model.own, model.schedule = own, None
-    if rate:
-        model.schedule = torch.optim.lr_scheduler.StepLR(own, 1, rate)
+    model.own = own
+    model.schedule = torch.optim.lr_scheduler.StepLR(own, 1, 0.5)
     model.teacher = [w.value.detach().clone() for w in model.weights]
     model.compile("sgd")
 
@@ -222,6 +222,7 @@ def test_an_optimizer_of_torch(rate):
         model.fit(X, Y, verbose=0)
 
 
+@every_backend
 @only_tensorflow
 @pytest.mark.parametrize("traced", [False, True])
 def test_variables_of_tensorflows_own(traced):
@@ -248,36 +249,28 @@ def test_variables_of_tensorflows_own(traced):
     np.testing.assert_array_equal(mean.numpy(), before)
 
 
-@pytest.mark.parametrize(
-    ("mask", "weights"),
-    [
-        (True, True),
-        pytest.param(True, False, marks=one_backend),
-        pytest.param(False, True, marks=one_backend),
-    ],
-)
-def test_masks_and_sample_weights(mask, weights, tmp_path):
+@every_backend
+def test_masks_and_sample_weights(tmp_path):
     tokens = np.arange(96).reshape(8, 12) % 20
     tokens[:, 8:] = 0
-    weights = (tokens != 0).astype("float32") if weights else None
 
     def run(*callbacks):
         keras.utils.set_random_seed(0)
-        embedding = layers.Embedding(20, 4, mask_zero=mask)
+        embedding = layers.Embedding(20, 4, mask_zero=True)
         model = keras.Sequential([embedding, layers.Dense(20)])
         kmp.apply_policy(model, "mixed_float16")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         optimizer = kmp.LossScaleOptimizer("adam")
         model.compile(optimizer, loss, **compiling(None))
-        options = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
-        options["sample_weight"] = weights
-        fit = model.fit(tokens, tokens, 2, **options)
-        return [fit.history["loss"], *model.get_weights()]
+        weights = {"sample_weight": (tokens != 0).astype("float32")}
+        history = fit(model, (tokens, tokens), callbacks, **weights)
+        return [history["loss"], *model.get_weights()]
 
     watched = run(monitor(tmp_path), kmp.PrecisionTuner(verbose=0))
     assert_same(watched, run())
 
 
+@every_backend
 def test_draws_of_another_thread_are_its_own():
     model = model_with(layers.GaussianNoise(0.1), layers.Dropout(0.5))
     kmp.diagnose(model, X, Y)
@@ -301,29 +294,25 @@ def test_draws_of_another_thread_are_its_own():
     assert set(found) == {(True, True)}
 
 
-HOOKS = {
-    "on_train_begin": [KeyboardInterrupt, ValueError],
-    "on_epoch_begin": [KeyboardInterrupt],
-    "on_train_batch_begin": [ValueError, KeyboardInterrupt],
-    "on_train_batch_end": [ValueError],
-    "on_test_begin": [KeyboardInterrupt],
-    "on_test_batch_begin": [ValueError],
-    "on_test_end": [KeyboardInterrupt],
-    "on_epoch_end": [ValueError],
-    "on_train_end": [ValueError, KeyboardInterrupt],
-}
-EVERYWHERE = "on_train_begin", "on_train_batch_begin", "on_test_batch_begin"
+HOOKS = [
+    ("on_train_begin", KeyboardInterrupt),
+    pytest.param("on_train_begin", ValueError, marks=every_backend),
+    ("on_epoch_begin", KeyboardInterrupt),
+    ("on_train_batch_begin", ValueError),
+    pytest.param(
+        "on_train_batch_begin", KeyboardInterrupt, marks=every_backend
+    ),
+    ("on_train_batch_end", ValueError),
+    ("on_test_begin", KeyboardInterrupt),
+    pytest.param("on_test_batch_begin", ValueError, marks=every_backend),
+    ("on_test_end", KeyboardInterrupt),
+    ("on_epoch_end", ValueError),
+    ("on_train_end", ValueError),
+    ("on_train_end", KeyboardInterrupt),
+]
 
 
-@pytest.mark.parametrize(
-    ("hook", "error"),
-    [
-        pytest.param(hook, error, marks=[one_backend] * (n < 1 or rare))
-        for hook, errors in HOOKS.items()
-        for rare in [hook not in EVERYWHERE]
-        for n, error in enumerate(errors, start=2 - len(errors))
-    ],
-)
+@pytest.mark.parametrize(("hook", "error"), HOOKS)
 def test_an_interrupted_fit_leaves_the_model_as_it_was(hook, error, tmp_path):
     def stop(self, *args, **kwargs):
         raise error
@@ -332,9 +321,8 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(hook, error, tmp_path):
         keras.utils.set_random_seed(2)
         model = model_with(metrics=["mae"], jit=BACKEND == "jax")
         stops = type("Stops", (keras.callbacks.Callback,), {hook: stop})()
-        options = {"validation_data": (X, Y), "verbose": 0}
         with contextlib.suppress(error):
-            model.fit(X, Y, 8, callbacks=[*callbacks, stops], **options)
+            fit(model, (X, Y), [*callbacks, stops], validation_data=(X, Y))
         return model
 
     model = interrupted(monitor(tmp_path, probe_every=1))
@@ -353,7 +341,6 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(hook, error, tmp_path):
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
-@one_backend
 def test_a_policy_that_cannot_be_set_leaves_none_set():
     class Stubborn(layers.Dense):
         @property
@@ -384,8 +371,7 @@ def test_a_probe_that_fails_trains_no_batch_twice(monkeypatch, tmp_path):
     def run(*callbacks):
         keras.utils.set_random_seed(0)
         model = model_with()
-        options = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
-        model.fit(X, Y, 2, **options)
+        fit(model, (X, Y), callbacks, batch_size=2)
         return numbers(model.variables)
 
     def fails(self, result):

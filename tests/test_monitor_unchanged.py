@@ -15,6 +15,7 @@ from monitor_models import (
     arrays,
     each_jit,
     every_backend,
+    fit,
     monitor,
     not_torch,
     one_backend,
@@ -271,9 +272,8 @@ def network(wrap, jit=JIT):
 def trained(wrap, jit, *callbacks):
     model, history = network(wrap, jit), []
     for _ in range(2):
-        options = {"epochs": 2, "verbose": 0, "callbacks": callbacks}
-        options["validation_data"] = X[:8], LABELS[:8]
-        found = model.fit(X, LABELS, 8, **options).history
+        own = {"batch_size": 8, "validation_data": (X[:8], LABELS[:8])}
+        found = fit(model, (X, LABELS), callbacks, epochs=2, **own)
         history += [found[name] for name in sorted(found)]
     return history + numbers(model.variables)
 
@@ -318,8 +318,7 @@ def test_a_loss_that_keras_takes_from_logits_is_the_same(jit, tmp_path):
         loss = "sparse_categorical_crossentropy"
         model.compile(optimizer, loss, jit_compile=jit)
         # The probabilities underflow, where softmax has no gradient.
-        options = {"verbose": 0, "shuffle": False, "callbacks": callbacks}
-        return model.fit(100 * X, LABELS, 8, **options).history["loss"]
+        return fit(model, (100 * X, LABELS), callbacks)["loss"]
 
     watched = losses(monitor(tmp_path, update_freq=1, probe_every=1))
     np.testing.assert_allclose(
@@ -332,7 +331,7 @@ def test_random_state_is_left_alone(tmp_path):
     draws = []
     for callbacks in [monitor(tmp_path)], []:
         model = network(OPTIMIZERS["ours"])
-        model.fit(X, LABELS, verbose=0, callbacks=callbacks)
+        fit(model, (X, LABELS), callbacks)
         draws.append(keras.random.uniform((3,)))
     np.testing.assert_array_equal(*numbers(draws))
 
@@ -340,9 +339,9 @@ def test_random_state_is_left_alone(tmp_path):
 def test_an_adopted_optimizer_goes_on_where_it_was(tmp_path):
     kind = keras.optimizers.LossScaleOptimizer
     model = network(functools.partial(kind, initial_scale=8.0))
-    model.fit(X, LABELS, batch_size=4, verbose=0)
+    fit(model, (X, LABELS), [])
     before = model.optimizer
-    model.fit(X, LABELS, 4, verbose=0, callbacks=[monitor(tmp_path)])
+    fit(model, (X, LABELS), [monitor(tmp_path)])
     assert isinstance(model.optimizer, kmp.LossScaleOptimizer)
     assert model.optimizer.inner_optimizer is before.inner_optimizer
     assert int(model.optimizer.iterations) == 12
