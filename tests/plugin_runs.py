@@ -63,47 +63,6 @@ def train(
     return monitor
 
 
-def train_growing(log_dir, *callbacks):
-    """Inputs whose squares exceed float16 from the middle on."""
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((8,))
-    x = layers.Activation(keras.ops.square, name="square")(inputs)
-    x = layers.LayerNormalization(name="norm")(x)
-    model = keras.Model(inputs, layers.Dense(3, name="logits")(x))
-    kmp.apply_policy(model, "mixed_float16")
-    model.compile(
-        kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3)),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=False,
-    )
-    monitor = kmp.MixPrecMonitor(
-        log_dir, update_freq=1, probe_every=1, max_overhead=1, verbose=0
-    )
-    x = np.random.default_rng(0).uniform(0.5, 1, size=(160, 8))
-    x *= np.geomspace(1, 4000, len(x))[:, None]
-    y = np.arange(160) % 3
-    callbacks = [monitor, *callbacks]
-    model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=callbacks)
-    return monitor
-
-
-def train_both(log_dir):
-    """A run that fails and one that the tuner repairs, side by side."""
-    train(log_dir / "float16")
-    return train(log_dir / "tuned", kmp.PrecisionTuner(verbose=0))
-
-
-def write_long(log_dir):
-    """The log of 1,000 steps in two fits, 700 of which are no single events."""
-    with RunLog(log_dir) as log:
-        log.layers(0, [{"path": "a", "compute_dtype": "float16"}])
-        for step, fit in (0, 1), (500, 2):
-            log.event(step, {"kind": "train_begin", "fit": fit})
-        block = {"first_step": 100, "last_step": 900, "count": 700}
-        log.event(900, {"kind": "skipped_steps_not_kept"} | block)
-        log.event(1000, {"kind": "train_end", "summary": "Done."})
-
-
 def write(
     log_dir,
     rows,

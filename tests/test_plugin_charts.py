@@ -16,7 +16,7 @@ from node_page import (
     WIDTH,
     place,
 )
-from plugin_runs import verdict, write, write_long
+from plugin_runs import verdict, write
 
 import keras_mixprec as kmp
 from keras_mixprec import _clock
@@ -65,7 +65,14 @@ def test_a_scale_that_never_changes_is_drawn_to_the_last_step(page, told):
 def test_skips_that_are_not_listed_are_a_block_and_a_fit_is_a_line(
     page, tmp_path
 ):
-    write_long(tmp_path)
+    block = {"first_step": 100, "last_step": 900, "count": 700, "step": 900}
+    fits = [
+        {"kind": "train_begin", "fit": fit, "step": step}
+        for fit, step in ((1, 0), (2, 500))
+    ]
+    end = {"kind": "train_end", "summary": "", "step": 1000}
+    kept = {"kind": "skipped_steps_not_kept"} | block
+    write(tmp_path, "a", *fits, kept, end)
     page.show(tmp_path)
     assert {"700 skipped", "fit 2"} <= page.written(TIMELINE)
     start, middle, end = place([100, 500, 900], 1000)
