@@ -75,11 +75,12 @@ class Squares(keras.layers.Layer):
         return keras.ops.square(x)
 
 
-def regression(rate, **of_weights):
+def regression(rate, jit=None, **of_weights):
     """Its update on an outlier is 1e11 times as large as on other batches."""
     return sequential(
         lambda: [Squares(name="squares"), keras.layers.Dense(1, **of_weights)],
         rate=rate,
+        jit=jit,
         loss="mse",
         momentum=0.0,
         scale=None,

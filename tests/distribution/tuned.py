@@ -6,6 +6,7 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
@@ -14,6 +15,8 @@ from tuner_models import chain, demoted, regression
 
 import keras_mixprec as kmp
 
+# Given, so that TensorFlow makes a graph of the step.
+JIT = keras.backend.backend() == "jax"
 GOOD, BIG = 1.0, 1000.0
 ROWS = 4
 
@@ -84,7 +87,7 @@ def work(worker, wrap, dataset):
     for name, case in CASES.items():
         model = wrap(
             lambda case=case: (
-                regression(0.1) if case.diverges else build(case.scale)
+                regression(0.1, JIT) if case.diverges else build(case.scale)
             )
         )
         plan = os.path.join(folder, f"{name}.json")
@@ -104,7 +107,7 @@ def work(worker, wrap, dataset):
 
 
 def build(scale):
-    return chain(rate=2.0**-24, scale=scale)
+    return chain(JIT, rate=2.0**-24, scale=scale)
 
 
 def fit(model, dataset, values, *callbacks):
