@@ -10,82 +10,15 @@ from loss_scale_traces import random_overflows, trace_rule
 
 from keras_mixprec import DynamicLossScale, FixedLossScale, ScheduledLossScale
 from keras_mixprec.loss_scaling.presets import PRESETS
-from keras_mixprec.loss_scaling.rules import LossScale, LossScaleState
+from keras_mixprec.loss_scaling.rules import LossScale
+
+pytestmark = pytest.mark.one_backend
 
 preset = DynamicLossScale.preset
 schedules = keras.optimizers.schedules
 decay = schedules.ExponentialDecay
-# Keras compiles with `torch.compile` on torch, which takes a minute here.
-COMPILES = keras.backend.backend() != "torch"
-SEQUENCES, STEPS = 32, 50
 
 
-def some_rules():
-    """Returns every preset with arguments that make it move, and the rest."""
-    quick = {"growth_interval": 3, "hysteresis": 2}
-    return [
-        *(preset(name, **quick) for name in PRESETS),
-        preset("deepspeed", hysteresis_refill="good_step"),
-        DynamicLossScale(growth_factor=1.5, backoff_factor=0.75),
-        DynamicLossScale(initial_scale=4.0, max_scale=16.0, min_scale=2.0),
-        FixedLossScale(1000.0),
-        ScheduledLossScale({0: 8.0, 7: 2.0, 30: 64.0}),
-    ]
-
-
-class Traces(keras.layers.Layer):
-    """Maps overflows `(sequences, steps)` to `(steps, sequences, rules)`."""
-
-    def __init__(self, rules):
-        super().__init__()
-        self.rules = rules
-
-    def call(self, overflows):
-        states = [
-            LossScaleState(*(keras.ops.full((SEQUENCES,), x) for x in initial))
-            for initial in (rule.initial_state() for rule in self.rules)
-        ]
-        columns = keras.ops.transpose(overflows)
-        _, traces = keras.ops.scan(self.step, states, columns)
-        return keras.ops.stack([states.scale for states in traces], axis=-1)
-
-    def step(self, states, overflow):
-        finite = keras.ops.logical_not(overflow)
-        after = [
-            rule.update(state, finite)
-            for rule, state in zip(self.rules, states, strict=True)
-        ]
-        # TensorFlow's `scan` wants what it stacks to look like its state.
-        return after, states
-
-
-def test_a_compiled_rule_equals_numpy():
-    rules = some_rules()
-    overflows = random_overflows(np.random.default_rng(2), STEPS, SEQUENCES)
-    inputs = keras.Input(batch_shape=(SEQUENCES, STEPS), dtype="bool")
-    model = keras.Model(inputs, Traces(rules)(inputs))
-    model.compile(jit_compile=COMPILES)
-    scales = model.predict_on_batch(overflows.T)
-    for index, rule in enumerate(rules):
-        expected = trace_rule(rule, overflows)
-        np.testing.assert_array_equal(scales[..., index], expected, str(rule))
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("rule", some_rules(), ids=repr)
-def test_an_update_keeps_shapes_and_dtypes(rule):
-    for size in (), (3,):
-        state = LossScaleState(
-            *(np.full(size, x) for x in rule.initial_state())
-        )
-        kinds = [(np.shape(leaf), leaf.dtype) for leaf in state]
-        for finite in (True, False, True, True, True, False, False):
-            state = rule.update(state, np.full(size, finite))
-            assert [(np.shape(leaf), leaf.dtype) for leaf in state] == kinds
-            assert np.all(state.hysteresis_left >= 1)
-
-
-@pytest.mark.one_backend
 @pytest.mark.parametrize("growth_interval", [1, 2000])
 @pytest.mark.parametrize("factors", [(2.0, 0.5), (3.7, 0.01)], ids=str)
 def test_the_default_scale_stays_in_its_bounds(growth_interval, factors):
@@ -124,7 +57,6 @@ TRACES = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", TRACES)
 def test_scales_of_a_sequence(name):
     rule, overflows, expected = TRACES[name]
@@ -137,7 +69,6 @@ def test_scales_of_a_sequence(name):
     assert state.steps == len(overflows)
 
 
-@pytest.mark.one_backend
 def test_growth_survives_a_lowered_interval():
     rule = DynamicLossScale(growth_interval=100)
     state = rule.initial_state()
@@ -186,13 +117,11 @@ def assert_survives(rule):
         assert repr(copy) == repr(rule)
 
 
-@pytest.mark.one_backend
 def test_every_rule_and_argument_is_enrolled():
     assert {name for _, name in ARGUMENTS} == set(VALUES)
     assert set(RULES) == {DynamicLossScale, FixedLossScale, ScheduledLossScale}
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(("rule", "name"), ARGUMENTS)
 def test_every_argument_survives_its_config(rule, name):
     made = [rule(**{name: value}) for value in VALUES[name]]
@@ -203,7 +132,6 @@ def test_every_argument_survives_its_config(rule, name):
     assert len(set(made)) == len(made)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_takes_every_override_and_keeps_its_quirks(name):
     for argument in arguments(DynamicLossScale):
@@ -218,7 +146,6 @@ def test_a_preset_takes_every_override_and_keeps_its_quirks(name):
         np.testing.assert_array_equal(trace_rule(copy, overflows), expected)
 
 
-@pytest.mark.one_backend
 def test_equality():
     assert DynamicLossScale() == DynamicLossScale(initial_scale=2**15)
     assert DynamicLossScale() != preset("keras")

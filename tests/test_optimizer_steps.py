@@ -20,6 +20,7 @@ from keras_mixprec import (
     LossScaleOptimizer,
     ScheduledLossScale,
 )
+from keras_mixprec.loss_scaling.presets import PRESETS
 
 sgd = keras.optimizers.SGD
 INF, NAN = np.inf, np.nan
@@ -62,7 +63,10 @@ class Run:
         self.consecutive = self.consecutive + 1 if bad else 0
         true = [g.astype("float64") / self.state.scale for g in gradients]
         self.given.append(None if bad else true)
+        before = [(leaf.shape, leaf.dtype) for leaf in self.state]
         self.state = self.rule.next_state(self.state, np.bool_(not bad))
+        assert [(leaf.shape, leaf.dtype) for leaf in self.state] == before
+        assert self.state.hysteresis_left >= 1
         if len(self.given) == self.window:
             if None not in self.given:
                 for weight, *parts in zip(
@@ -78,13 +82,25 @@ RUNS = {
     "float16": (DynamicLossScale(64.0, growth_interval=3), "float16", 1),
     "window": (DynamicLossScale(4.0), "float32", WINDOW),
     "hysteresis": (DynamicLossScale(2.0**20, hysteresis=2), "float32", 1),
-    "preset": (DynamicLossScale.preset("mxnet"), "float32", 1),
+    "factors": (DynamicLossScale(8.0, 1.5, 0.75), "float32", 1),
+    "bounds": (
+        DynamicLossScale(4.0, min_scale=2.0, max_scale=16.0),
+        "float32",
+        1,
+    ),
     "fixed": (FixedLossScale(8.0), "float32", 1),
     "table": (ScheduledLossScale({0: 8.0, 20: 4.0}), "float32", 1),
 }
+QUICK_TO_MOVE = {"growth_interval": 3, "hysteresis": 2}
+RUNS |= {
+    name: (DynamicLossScale.preset(name, **QUICK_TO_MOVE), "float32", 1)
+    for name in PRESETS
+}
+refill = DynamicLossScale.preset("deepspeed", hysteresis_refill="good_step")
+RUNS["refill"] = refill, "float32", 1
 
 
-@over_modes("rule,dtype,window", RUNS, quick=3)
+@over_modes("rule,dtype,window", RUNS, quick=5)
 def test_a_run_is_that_of_numpy(rule, dtype, window, mode):
     windows = {"gradient_accumulation_steps": window} if window > 1 else {}
     optimizer, variables, apply = stepper(
