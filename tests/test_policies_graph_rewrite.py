@@ -247,11 +247,25 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 @only_tensorflow
 def test_without_onednn_it_is_refused():
     said = run_python(REFUSED, TF_ENABLE_ONEDNN_OPTS="0").stdout
     assert "dtype='bfloat16'" in said
     assert "TF_ENABLE_ONEDNN_OPTS" in said
+
+
+@only_tensorflow
+@pytest.mark.parametrize(
+    ("named", "lists"),
+    [
+        ("'softmax'", {"deny": ["softmax"]}),
+        ("'Exp'", {"deny": ["Exp"], "allow": ["Exp"]}),
+    ],
+)
+def test_operations_that_are_refused(named, lists):
+    with pytest.raises(ValueError, match=named):
+        kmp.graph_rewrite("bfloat16", **lists)
 
 
 @pytest.mark.one_backend
