@@ -51,7 +51,7 @@ def called_twice():
 
 FAULTS = {
     "called twice": (called_twice, 1e3, [("shared", "forward_overflow")]),
-    "divides by an inverse": (
+    "1 over inverse": (
         lambda: [Own(inverse)],
         1.0,
         [("own", "forward_overflow")],
@@ -63,9 +63,12 @@ FAULTS = {
         [("up", "forward_overflow")],
     ),
     "before its inverse": (
-        lambda: [layers.Rescaling(s, name=f"{s:g}") for s in (1e6, 1e-6)],
+        lambda: [
+            layers.Rescaling(1e6, name="up"),
+            layers.Rescaling(1e-6, name="down"),
+        ],
         1.0,
-        [("1e+06", "forward_overflow"), ("1e-06", "cast_overflow")],
+        [("up", "forward_overflow"), ("down", "cast_overflow")],
     ),
 }
 
@@ -340,7 +343,7 @@ TIES = {
     "in order": lambda: [experts(in_order)],
     "best of two": lambda: [experts(best_of_two)],
     # Half an ulp of the weights tells them apart in one of 12 roundings.
-    "equal, best of two": lambda: [experts(best_of_two, 11)],
+    "equal, best": lambda: [experts(best_of_two, 11)],
     "equal, in order": lambda: [experts(in_order, 4)],
     "sorted": lambda: [sorted_pairs()],
     "rounded": lambda: [Own(rounded)],

@@ -107,8 +107,8 @@ HEALTHY = {
     "dense": lambda: [dense(32, "gelu"), dense(4)],
     "norms": lambda: [layers.BatchNormalization, layers.LayerNormalization],
     "masked": lambda: [masked(-np.inf), layers.Softmax],
-    "masked by a number": lambda: [masked(-1e9), layers.Softmax],
-    "returns what is masked": lambda: [masked(-1e9)],
+    "masked by number": lambda: [masked(-1e9), layers.Softmax],
+    "returns masked": lambda: [masked(-1e9)],
     "attends": lambda: [
         layers.Reshape((4, 2)),
         dense(8),

@@ -91,7 +91,7 @@ def test_the_tuner_raises_it_and_demotes_nothing(jit):
     tuner = fit(model, rows=512, epochs=15)
     assert accuracy(model) == pytest.approx(accuracy(exact), abs=0.05)
     assert kinds(tuner) == ["raise_scale"]
-    assert demoted(tuner) == []
+    assert demoted(tuner) == set()
     assert found(model, *SOME) == []
 
 
@@ -159,7 +159,7 @@ def test_the_tuner_sets_a_scale_or_says_once_which(rule, kind):
     advised = kmp.diagnose(model, *SOME)[0].numbers["advised_bits"]
     tuner = fit(model, epochs=20)
     assert kinds(tuner) == [kind]
-    assert demoted(tuner) == []
+    assert demoted(tuner) == set()
     after = scale_bits(model)
     if kind == "advise_scale":
         after = math.log2(tuner.history[0]["after"])
@@ -196,7 +196,7 @@ def test_the_tuner_demotes_nothing_where_a_step_scales_no_loss(tmp_path):
     monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
     tuner = fit(model, monitor, epochs=2)
     assert kinds(tuner) == ["advise_scale"]
-    assert demoted(tuner) == []
+    assert demoted(tuner) == set()
     codes = [fix["training"] for fix in fixes(tmp_path)]
     assert all("LossScaleOptimizer" in code for code in codes)
 
