@@ -150,7 +150,8 @@ def test_losses_are_counted_by_kind(make, jit, tmp_path):
     assert counts(run, "nonfinite_losses") == COUNTED
     (event,) = run.told("nonfinite_losses")
     assert event["counts"] == COUNTED
-    if curve := run.overview()["loss"]:
+    # What a step of one's own returns is shown as it is.
+    if (curve := run.overview()["loss"]) and not isinstance(make.func, type):
         assert np.isfinite(curve["values"]).all()
 
 

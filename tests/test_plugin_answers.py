@@ -491,8 +491,8 @@ def test_no_text_of_the_page_has_marks_of_code(page, run):
 def write_paced(
     log_dir, seconds, dtype="float16", losses=(2.0, 1.0), readings=8
 ):
-    dtypes = dict.fromkeys(("embed", "norm", "square"), dtype)
-    rows = small_model(**dtypes)
+    *rows, logits = small_model()
+    rows = [*(row | {"compute_dtype": dtype} for row in rows), logits]
     scales = {} if dtype == "float32" else None
     fit = Fit(log_dir, rows, scales=scales)
     for reading in range(readings):
