@@ -249,7 +249,7 @@ def pytest_collection_modifyitems(items):
     backend = keras.backend.backend()
     unseen = _YET_TO_PASS.get(backend, "").split()
     for item in items if backend != "torch" else ():
-        test = f"{item.path.name}::{item.originalname}"
+        test = f"{item.path.name}::{item.name.split('[')[0]}"
         if _has_no_backend(item) or {item.path.name, test} & {*unseen}:
             item.add_marker(pytest.mark.slow)
 
