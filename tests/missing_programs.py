@@ -4,9 +4,6 @@ import contextlib
 import os
 
 import pytest
-from selenium.common.exceptions import WebDriverException
-
-from benchmarks.browser import browser
 
 _ABSENT = ("Unable to obtain driver", "cannot find Chrome binary")
 
@@ -22,6 +19,11 @@ def skip_without(program, command):
 @contextlib.contextmanager
 def browser_or_skip():
     """A browser: Chromium of the system, or one that Selenium downloads."""
+    # Selenium is installed beside torch alone.
+    from selenium.common.exceptions import WebDriverException
+
+    from benchmarks.browser import browser
+
     with contextlib.ExitStack() as stack:
         try:
             driver = stack.enter_context(browser())
