@@ -1,11 +1,13 @@
 """Every test starts from the same seed and the default policy."""
 
+import collections
 import contextlib
 import gc
 import itertools
 import os
 import pathlib
 import types
+import zlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Eight host devices would slow every test down; two are enough to tell
@@ -60,13 +62,31 @@ _YET_TO_PASS = {
 
 
 def pytest_collection_modifyitems(items):
-    """Elsewhere than on torch, tests that have no backend in them are slow."""
+    """Marks as slow what the default tests leave out on a backend.
+
+    Tests without a backend in them run on torch. The cases of a test that
+    runs on each backend are dealt out over the three, so that each case runs
+    somewhere and the test everywhere.
+    """
     backend = keras.backend.backend()
     unseen = _YET_TO_PASS.get(backend, "").split()
-    for item in items if backend != "torch" else ():
+    cases = collections.defaultdict(list)
+    for item in items:
         test = f"{item.path.name}::{item.name.split('[')[0]}"
-        if _has_no_backend(item) or {item.path.name, test} & {*unseen}:
+        if not _has_no_backend(item):
+            cases[test].append(item)
+        elif backend != "torch":
             item.add_marker(pytest.mark.slow)
+        if backend != "torch" and test in unseen:
+            item.add_marker(pytest.mark.slow)
+    place = ["tensorflow", "jax", "torch"].index(backend)
+    for test, dealt in cases.items():
+        # From another backend on in each test: no backend gets all the first.
+        mine = place + zlib.crc32(test.encode())
+        hands = min(3, len(dealt))
+        for number, item in enumerate(dealt):
+            if (number - mine) % hands:
+                item.add_marker(pytest.mark.slow)
 
 
 def _has_no_backend(item):
