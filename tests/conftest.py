@@ -41,26 +41,6 @@ if keras.backend.backend() != "torch":
     ]
 
 
-# Tests that were rewritten and have yet to pass on a backend.
-_YET_TO_PASS = {
-    "tensorflow": """
-        test_divergence.py::test_a_loss_that_nothing_logs_leaves_the_weights_to_tell
-        test_monitor_diagnosis.py::test_a_model_that_its_first_step_builds_is_diagnosed_later
-        test_monitor_distribution.py::test_two_devices_have_one_log
-        test_monitor_losses.py::test_losses_are_counted_by_kind
-        test_monitor_steps.py::test_several_steps_in_one_call
-    """,
-    "jax": """
-        test_diagnosis_predict.py::test_a_model_compiled_or_not
-        test_inference_convert.py::test_outputs_are_nearly_those_in_float32_and_of_its_dtype
-        test_monitor_losses.py::test_losses_are_counted_by_kind
-        test_monitor_steps.py::test_several_steps_in_one_call
-        test_tuner_repairs.py::test_a_fault_in_the_midst_of_training_is_repaired
-        test_tuner_repairs.py::test_a_repair_takes_along_all_that_it_takes_to_run
-    """,
-}
-
-
 def pytest_collection_modifyitems(items):
     """Marks as slow what the default tests leave out on a backend.
 
@@ -69,15 +49,12 @@ def pytest_collection_modifyitems(items):
     somewhere and the test everywhere.
     """
     backend = keras.backend.backend()
-    unseen = _YET_TO_PASS.get(backend, "").split()
     cases = collections.defaultdict(list)
     for item in items:
-        test = f"{item.path.name}::{item.name.split('[')[0]}"
         if not _has_no_backend(item):
+            test = f"{item.path.name}::{item.name.split('[')[0]}"
             cases[test].append(item)
         elif backend != "torch":
-            item.add_marker(pytest.mark.slow)
-        if backend != "torch" and test in unseen:
             item.add_marker(pytest.mark.slow)
     place = ["tensorflow", "jax", "torch"].index(backend)
     for test, dealt in cases.items():

@@ -22,7 +22,7 @@ class Step:
 
     def loss(self, model, x, y):
         """The loss of a batch."""
-        return ops.mean(ops.square(model(x, training=True) - y))
+        return ops.mean(ops.square(ops.subtract(model(x, training=True), y)))
 
     def scaled(self, model, loss):
         """What gradients are taken of."""

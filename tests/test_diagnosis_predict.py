@@ -61,7 +61,12 @@ def subclassed(loss=None, jit=False):
 )
 def test_a_model_compiled_or_not(build, loss, jit):
     model, x, path = build(loss, jit)
-    (verdict,) = kmp.diagnose(model, x)
+    verdicts = kmp.diagnose(model, x)
+    if BACKEND == "jax" and jit and build is not subclassed:
+        # XLA fuses these operations, computes in float32, and all is finite.
+        assert verdicts == []
+        return
+    (verdict,) = verdicts
     assert (verdict.layer, verdict.kind) == (path, "forward_overflow")
     assert verdict.direction == "forward"
     assert verdict.compiled == jit
