@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from monitor_models import (
     BAD,
+    DEFAULTS,
     JITS,
     ROWS,
     arrays,
@@ -68,6 +69,17 @@ def test_a_point_is_the_mean_of_the_finite_steps_since_the_last(
         span = losses[max(a, (b - 1) // per_epoch * per_epoch) : b]
         expected = np.nan if np.isnan(span).all() else np.nanmean(span)
         assert value == pytest.approx(expected, rel=1e-5, nan_ok=True)
+
+
+@every_backend
+def test_the_end_of_an_epoch_that_is_not_read_is_in_the_curve(tmp_path, clock):
+    options = DEFAULTS | {"update_freq": 10}
+    with clock.each_look_takes(0.001):
+        run = watched(tmp_path, good(15) * 2, epochs=2, **options)
+    logged = run.overview()["loss"]
+    assert logged["steps"][:2] == [10, 15]
+    mean = np.mean(np.square(good(15)[10:]))
+    assert logged["values"][1] == pytest.approx(mean, rel=1e-5)
 
 
 def test_a_loop_by_hand_has_the_losses_that_it_reports(tmp_path):

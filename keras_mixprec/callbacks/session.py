@@ -303,6 +303,10 @@ class Session:
         with self.state.counter_log.synchronized():
             self.state.counter_log.loss.hold()
 
+    def _end_loss(self, logs):
+        with self.state.counter_log.synchronized():
+            self.state.counter_log.loss.end_epoch(self.step, logs)
+
     def end_epoch(self, callback, logs: dict | None):
         """Reads the counters at the end of an epoch, and what it reports."""
         if callback is not self._members[0] or not self.started:
@@ -320,9 +324,8 @@ class Session:
         gap = min((step - self.first_step) // 8, self.settings.update_freq)
         attempt("read the counters", self._read_if_due, gap)
         attempt("look at the validation", self._look_at_validation, logs)
+        attempt("log the loss", self._end_loss, logs)
         started = _clock.now()
-        loss = self.state.counter_log.loss
-        attempt("log the loss", loss.end_epoch, step, logs)
         if self.state.counter_log.step == step:
             attempt("log layers", self.log_layers)
         attempt("log epochs", log_epoch, self.log, step)

@@ -101,16 +101,23 @@ class LossCurve:
             self._nonfinite = nonfinite
 
     def end_epoch(self, step: int, logs: Mapping | None):
-        """Logs the mean of an epoch whose loss is in no reading.
+        """Logs the mean of those steps of an epoch that are in no reading.
 
         Args:
             step: Int. The last step of the epoch.
             logs: Mapping, as `fit` gives it to `on_epoch_end`.
         """
         loss = (logs or {}).get("loss")
-        if loss is not None and not self._before[1]:
-            self._from = step
-            self._log_mean(step, float(loss))
+        if loss is None or step == self._from:
+            return
+        before, counted = self._before
+        if counted:
+            total, count = self.read() or _NOTHING
+            if count <= counted:  # No good batch has come since.
+                return
+            loss = (total - before) / (count - counted)
+        self._from = step
+        self._log_mean(step, float(loss))
 
     def _log_mean(self, step, loss):
         row = [step, loss if math.isfinite(loss) else math.nan]
